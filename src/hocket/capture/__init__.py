@@ -1,0 +1,1 @@
+"""A PyTorch model or training step as a Graph; the only planner-side room that imports torch."""

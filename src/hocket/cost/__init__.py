@@ -1,0 +1,1 @@
+"""Costs: the one place where predictions come from."""

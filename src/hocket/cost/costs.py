@@ -1,0 +1,92 @@
+"""Costs: how long each op takes on each kind of device and each tensor on each route.
+
+One place where every prediction comes from. Each op time remembers its source: the roofline model,
+a measured profile, or the file that the graph came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.graph.graph import ANY_KIND, Graph
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.routes import Routes
+
+
+class Source(IntEnum):
+    """Where an op time came from."""
+
+    MODEL = 0
+    PROFILE = 1
+    FILE = 2
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Costs:
+    """Op times per device kind, transfer times per route, and where each number came from."""
+
+    kind_names: tuple[str, ...]
+    """Device kinds, one per row of ``op_s``."""
+    op_s: FloatArray
+    """[kind, op]: seconds; infinite where the op cannot run on that kind."""
+    op_source: NDArray[np.uint8]
+    """[kind, op]: a `Source`."""
+    device_row: IntArray
+    """Row of ``op_s`` for each device."""
+    routes: Routes
+    tensor_bytes: NDArray[np.int64]
+    tensor_s: FloatArray | None = None
+    """Seconds per link for each tensor, where the file of the graph states them."""
+    settings: Mapping[str, Any]
+    """What the numbers were made from (profile, calibration), enough to make them again."""
+
+    def on_devices(self) -> FloatArray:
+        """[device, op]: seconds."""
+        return self.op_s[self.device_row]
+
+    def transfer_s(self, tensor: int, src: int, dst: int) -> float:
+        """Seconds to move one tensor between two devices when nothing else is on the way."""
+        if src == dst:
+            return 0.0
+        latency_s = float(self.routes.latency_s[src, dst])
+        if self.tensor_s is not None:
+            return latency_s + float(self.tensor_s[tensor]) * int(self.routes.hops[src, dst])
+        return latency_s + float(self.tensor_bytes[tensor] / self.routes.bandwidth_bps[src, dst])
+
+    def transfer_work(self, tensor: IntArray, src: IntArray, dst: IntArray) -> FloatArray:
+        """Work of each transfer in the unit of `channel_capacity`: bytes, or stated seconds."""
+        if self.tensor_s is not None:
+            return self.tensor_s[tensor] * self.routes.hops[src, dst]
+        return self.tensor_bytes[tensor].astype(np.float64)
+
+    def channel_capacity(self) -> FloatArray:
+        """Work per second that each channel does."""
+        if self.tensor_s is not None:
+            return np.ones_like(self.routes.channel_bandwidth_bps)
+        return self.routes.channel_bandwidth_bps
+
+    def sources(self) -> dict[str, int]:
+        """How many op times came from where, over all kinds."""
+        counts = np.bincount(self.op_source.ravel(), minlength=len(Source))
+        return {source.name.lower(): int(counts[source]) for source in Source if counts[source]}
+
+
+def device_rows(cluster: Cluster) -> IntArray:
+    """Index into ``cluster.kinds`` for each device."""
+    row = {kind.name: index for index, kind in enumerate(cluster.kinds)}
+    return np.array([row[device.kind.name] for device in cluster.devices], dtype=np.int32)
+
+
+def stated_rows(graph: Graph, kind_names: tuple[str, ...]) -> list[FloatArray | None]:
+    """Per device kind, the times that the graph's own file states, or None where it states none."""
+    if graph.stated is None:
+        return [None] * len(kind_names)
+    any_kind = graph.stated.op_s.get(ANY_KIND)
+    return [graph.stated.op_s.get(name, any_kind) for name in kind_names]

@@ -1,0 +1,101 @@
+"""Every error that a user can meet, and the exit code that each one ends a command with.
+
+    HocketError               1  our bug, or not yet classified
+    ├── UsageError            2  a name, an option or an argument is wrong
+    │   └── MissingExtraError 2  an optional dependency is not installed
+    ├── InputFileError        3  a file that was given cannot be used
+    ├── NoFeasiblePlanError   4  nothing that was tried fits the hardware
+    ├── RunError              5  carrying out a plan failed
+    └── CheckError            6  a check found a violation
+
+Messages start lower-case, quote the user's text with ``!r`` and have no trailing period.
+``hint`` says what to do, ``where`` names the file, key, op or device.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HocketError(Exception):
+    """Base of all errors that hocket raises on purpose."""
+
+    code = "internal"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", where: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where = where
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        advice = f"\nhint: {self.hint}" if self.hint else ""
+        return f"{place}{self.message}{advice}"
+
+    def as_dict(self) -> dict[str, str]:
+        """The error as ``--json`` prints it."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "hint": self.hint,
+            "where": self.where,
+        }
+
+
+class UsageError(HocketError):
+    """A name, an option or an argument is wrong."""
+
+    code = "usage"
+    exit_code = 2
+
+
+class MissingExtraError(UsageError):
+    """A command needs an optional dependency that is not installed."""
+
+    code = "missing-extra"
+
+
+class InputFileError(HocketError):
+    """A file that was given cannot be used."""
+
+    code = "bad-input"
+    exit_code = 3
+
+
+class NoFeasiblePlanError(HocketError):
+    """Nothing that was tried fits the hardware."""
+
+    code = "no-feasible-plan"
+    exit_code = 4
+
+
+class RunError(HocketError):
+    """Carrying out a plan failed."""
+
+    code = "run-failed"
+    exit_code = 5
+
+
+class CheckError(HocketError):
+    """A check found a violation."""
+
+    code = "check-failed"
+    exit_code = 6
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint that names the closest known name, or lists what is known when none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+    return f"known: {shown}" if names else ""
+
+
+def unknown_name(what: str, name: str, known: Iterable[str], *, where: str = "") -> UsageError:
+    """The error for a name that is not in a registry."""
+    return UsageError(f"unknown {what} {name!r}", hint=did_you_mean(name, known), where=where)

@@ -1,0 +1,246 @@
+"""The Graph: what to compute, as frozen arrays in topological order.
+
+An op reads tensors and makes tensors; a tensor has one producer and many readers. Everything an
+algorithm needs is an array indexed by op or by tensor, so that 200,000 ops cost megabytes and a
+numba loop can walk them. The order of the ops is a topological order: an op only reads tensors that
+exist before the step (producer -1) or that an earlier op makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+class Phase(IntEnum):
+    """The part of a training step that an op belongs to."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+
+
+class Role(IntEnum):
+    """What a tensor is, which decides how long its bytes are held."""
+
+    ACTIVATION = 0
+    """Made by an op, freed after its last reader."""
+    PARAMETER = 1
+    """Exists before the step and stays."""
+    OPTIMIZER_STATE = 2
+    """Exists before the step and stays."""
+    BUFFER = 3
+    """Exists before the step and stays (running statistics, masks, constants)."""
+    INPUT = 4
+    """The batch: present, from the start of the step to its end, wherever it is read."""
+    GRADIENT = 5
+    """Made by an op and held until the end of the step."""
+    OUTPUT = 6
+    """Made by an op and held until the end of the step (the loss, the logits)."""
+    CONTROL = 7
+    """No bytes: only says that its readers run after its producer."""
+
+
+PERSISTENT_ROLES = (Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT)
+"""Roles of tensors that exist before the step."""
+
+HELD_ROLES = (*PERSISTENT_ROLES, Role.GRADIENT, Role.OUTPUT)
+"""Roles of tensors that, once present, are held until the end of the step."""
+
+DTYPES = ("float32", "float64", "bfloat16", "float16", "float8", "int8", "other")
+"""Arithmetic types that hardware has separate peak rates for; ``op_dtype`` indexes this."""
+
+ANY_KIND = "*"
+"""Key of `StatedTimes.op_s` for times that hold on every kind of device."""
+
+
+@dataclass(frozen=True, eq=False)
+class StatedTimes:
+    """Times that came with the graph instead of from a cost model (published profiles)."""
+
+    op_s: Mapping[str, FloatArray]
+    """Device kind (or ``ANY_KIND``) to seconds per op; infinite where the op cannot run there."""
+    tensor_s: FloatArray | None = None
+    """Seconds that each tensor takes over one link, instead of latency and bandwidth."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Graph:
+    """Ops and tensors of one step. Build one with `GraphBuilder`, `assemble` or `load_graph`."""
+
+    name: str
+    op_names: tuple[str, ...]
+    kinds: tuple[str, ...]
+    """Names of op kinds, such as ``aten.mm``; ``op_kind`` indexes this."""
+    op_kind: IntArray
+    modules: tuple[str, ...]
+    """Module paths, such as ``transformer.h.0.attn``; ``op_module`` indexes this."""
+    op_module: IntArray
+    """-1 where unknown."""
+    signatures: tuple[str, ...]
+    """Kind, shapes, dtypes and constants of an op as one text; equal text, equal cost."""
+    op_signature: IntArray
+    """-1 where unknown."""
+    op_phase: NDArray[np.int8]
+    op_dtype: NDArray[np.int8]
+    flops: FloatArray
+    bytes_touched: ByteArray
+    """Bytes read from and written to device memory; 0 for ops that launch nothing (views)."""
+    workspace_bytes: ByteArray
+    """Bytes held only while the op runs."""
+    partner: IntArray
+    """The forward op that a backward op belongs to; -1 for none."""
+    group: IntArray
+    """Ops with the same number must share a device; -1 for free."""
+    rng_order: IntArray
+    """Position among the ops that draw random numbers; -1 for those that do not."""
+
+    tensor_names: tuple[str, ...]
+    tensor_bytes: ByteArray
+    """Size of the tensor's own data: what a transfer moves, and what it holds unless an alias."""
+    tensor_role: NDArray[np.int8]
+    tensor_producer: IntArray
+    """-1 for tensors that exist before the step; never decreasing along the array."""
+    alias_of: IntArray
+    """The tensor, read by the producer, whose storage this one shares; -1 for an own storage."""
+
+    read_ptr: ByteArray
+    """Op i reads tensors ``reads[read_ptr[i]:read_ptr[i + 1]]``, each once, ascending."""
+    reads: IntArray
+    stated: StatedTimes | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Where the graph came from (model, batch, versions); not part of the content hash."""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, np.ndarray):
+                value.setflags(write=False)
+
+    # ── sizes ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops."""
+        return len(self.op_names)
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors."""
+        return len(self.tensor_names)
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {self.num_ops} ops, {self.num_tensors} tensors)"
+
+    # ── the other directions of the same relation ────────────────────────────────────────────
+
+    @cached_property
+    def made_ptr(self) -> ByteArray:
+        """Op i makes tensors ``made_ptr[i]`` up to ``made_ptr[i + 1]``: they are contiguous."""
+        boundaries = np.arange(self.num_ops + 1)
+        found = np.searchsorted(self.tensor_producer, boundaries, side="left")
+        return _frozen(found.astype(np.int64))
+
+    @cached_property
+    def user_ptr(self) -> ByteArray:
+        """Tensor t is read by ops ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
+        counts = np.bincount(self.reads, minlength=self.num_tensors)
+        return _frozen(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
+
+    @cached_property
+    def users(self) -> IntArray:
+        """See `user_ptr`."""
+        reader = np.repeat(np.arange(self.num_ops, dtype=np.int32), np.diff(self.read_ptr))
+        return _frozen(reader[np.argsort(self.reads, kind="stable")])
+
+    @cached_property
+    def edges(self) -> tuple[IntArray, IntArray]:
+        """Distinct (producer, reader) pairs of ops, in order of reader then producer."""
+        reader = np.repeat(np.arange(self.num_ops, dtype=np.int64), np.diff(self.read_ptr))
+        producer = self.tensor_producer[self.reads].astype(np.int64)
+        inner = producer >= 0
+        key = np.unique(reader[inner] * max(self.num_ops, 1) + producer[inner])
+        src, dst = key % max(self.num_ops, 1), key // max(self.num_ops, 1)
+        return _frozen(src.astype(np.int32)), _frozen(dst.astype(np.int32))
+
+    def reads_of(self, op: int) -> IntArray:
+        """Tensors that ``op`` reads."""
+        return self.reads[self.read_ptr[op] : self.read_ptr[op + 1]]
+
+    def made_by(self, op: int) -> range:
+        """Tensors that ``op`` makes."""
+        return range(int(self.made_ptr[op]), int(self.made_ptr[op + 1]))
+
+    def users_of(self, tensor: int) -> IntArray:
+        """Ops that read ``tensor``."""
+        return self.users[self.user_ptr[tensor] : self.user_ptr[tensor + 1]]
+
+    # ── derived facts ────────────────────────────────────────────────────────────────────────
+
+    @cached_property
+    def held_bytes(self) -> ByteArray:
+        """Bytes of storage that each tensor brings into being: 0 for aliases."""
+        return _frozen(np.where(self.alias_of >= 0, 0, self.tensor_bytes))
+
+    @cached_property
+    def is_held(self) -> NDArray[np.bool_]:
+        """Whether each tensor stays until the end of the step once it is present."""
+        return _frozen(np.isin(self.tensor_role, HELD_ROLES))
+
+    def bytes_by_role(self) -> dict[str, int]:
+        """Storage bytes summed by role, for tables."""
+        sums = np.zeros(len(Role), dtype=np.int64)
+        np.add.at(sums, self.tensor_role, self.held_bytes)
+        return {role.name.lower(): int(sums[role]) for role in Role if sums[role]}
+
+    def kind_of(self, op: int) -> str:
+        """Name of the kind of ``op``."""
+        return self.kinds[int(self.op_kind[op])]
+
+    def module_of(self, op: int) -> str:
+        """Module path of ``op``; empty where unknown."""
+        index = int(self.op_module[op])
+        return self.modules[index] if index >= 0 else ""
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of everything that can change a plan, equal across processes and machines."""
+        digest = hashlib.sha256()
+        for label, value in self._content():
+            digest.update(label.encode())
+            digest.update(value)
+        return digest.hexdigest()
+
+    def _content(self) -> Iterator[tuple[str, bytes]]:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, np.ndarray):
+                yield spec.name, _canonical_bytes(value)
+            elif isinstance(value, tuple):
+                yield spec.name, "\0".join(value).encode(errors="surrogatepass")
+        if self.stated is not None:
+            for kind in sorted(self.stated.op_s):
+                yield f"stated {kind}", _canonical_bytes(self.stated.op_s[kind])
+            if self.stated.tensor_s is not None:
+                yield "stated tensors", _canonical_bytes(self.stated.tensor_s)
+
+
+def _frozen(array: NDArray[_T]) -> NDArray[_T]:
+    array.setflags(write=False)
+    return array
+
+
+def _canonical_bytes(array: NDArray[Any]) -> bytes:
+    wide = np.float64 if array.dtype.kind == "f" else np.int64
+    return array.astype(np.dtype(wide).newbyteorder("<")).tobytes()

@@ -1,0 +1,122 @@
+"""The Cluster: what to compute on, as small frozen values.
+
+Devices compute and hold memory. Links join places: devices, hosts and switches. Devices never
+forward traffic for others; hosts and switches do. A link with more than two ends is a shared bus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from hocket.hardware.routes import Routes
+
+Duplex = Literal["full", "half"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKind:
+    """A type of accelerator or processor, with the figures of its data sheet."""
+
+    name: str
+    memory_bytes: int
+    peak_flops: Mapping[str, float]
+    """Arithmetic type (see `hocket.graph.DTYPES`, plus ``tf32``) to operations per second."""
+    memory_bandwidth_bps: float
+    launch_s: float = 0.0
+    """Shortest time that any op occupies the device: the launch floor of its runtime."""
+    price_per_hour: float = 0.0
+    """US dollars for one device for one hour; 0 where unknown."""
+    is_cpu: bool = False
+    source: str = ""
+    """Where the figures come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device of a cluster."""
+
+    name: str
+    kind: DeviceKind
+    host: str
+    memory_bytes: int
+    """Usable bytes; may be less than the kind has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A connection between two places, or a bus between more."""
+
+    name: str
+    ends: tuple[str, ...]
+    """Names of devices, hosts or switches; more than two make a shared bus."""
+    bandwidth_bps: float
+    """Bytes per second in each direction (full duplex), or in all (half duplex, bus)."""
+    latency_s: float
+    duplex: Duplex = "full"
+
+    @property
+    def is_bus(self) -> bool:
+        """Whether all ends share one channel."""
+        return len(self.ends) > 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Devices, the places that forward traffic, and the links between them."""
+
+    name: str
+    devices: tuple[Device, ...]
+    hosts: tuple[str, ...]
+    switches: tuple[str, ...] = ()
+    links: tuple[Link, ...] = ()
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    @cached_property
+    def kinds(self) -> tuple[DeviceKind, ...]:
+        """Distinct device kinds in order of first appearance."""
+        return tuple({device.kind.name: device.kind for device in self.devices}.values())
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Names of the devices in order."""
+        return tuple(device.name for device in self.devices)
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Paths, latencies and bandwidths between all pairs of devices."""
+        from hocket.hardware.routes import find_routes
+
+        return find_routes(self)
+
+    @cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of everything that can change a plan (not names of sources or prices' origin)."""
+        content = asdict(replace(self, meta={}))
+        content.pop("meta")
+        for device in content["devices"]:
+            device["kind"].pop("source")
+            device["kind"]["peak_flops"] = dict(sorted(device["kind"]["peak_flops"].items()))
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def price_per_hour(self) -> float:
+        """US dollars per hour for all devices together."""
+        return sum(device.kind.price_per_hour for device in self.devices)
+
+    def __repr__(self) -> str:
+        counts: dict[str, int] = {}
+        for device in self.devices:
+            counts[device.kind.name] = counts.get(device.kind.name, 0) + 1
+        content = " + ".join(f"{count}x{kind}" for kind, count in counts.items())
+        return f"Cluster({self.name!r}, {content})"

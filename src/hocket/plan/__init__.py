@@ -1,0 +1,1 @@
+"""The Plan and the Problem that it answers."""

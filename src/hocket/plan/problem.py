@@ -1,0 +1,34 @@
+"""The Problem: all that a planner may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hocket.arrays import ByteArray
+from hocket.cost.costs import Costs
+from hocket.graph.graph import Graph
+from hocket.hardware.cluster import Cluster
+
+TransferMode = Literal["shared", "queued", "parallel"]
+TRANSFER_MODES: tuple[TransferMode, ...] = ("shared", "queued", "parallel")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """A graph to run on a cluster at given costs."""
+
+    graph: Graph
+    cluster: Cluster
+    costs: Costs
+    transfers: TransferMode = "shared"
+    """How simultaneous transfers affect each other: they share each channel's bandwidth equally,
+    they queue one after another at each device, or they do not notice each other."""
+    seed: int = 0
+
+    @property
+    def memory_bytes(self) -> ByteArray:
+        """Usable bytes per device."""
+        return np.array([d.memory_bytes for d in self.cluster.devices], dtype=np.int64)

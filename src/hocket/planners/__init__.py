@@ -1,0 +1,1 @@
+"""Planners: pure functions (Problem, Plan) -> Plan, one algorithm per file."""

@@ -1,0 +1,1 @@
+"""One event engine: compute, transfers with contention, memory."""

@@ -1,0 +1,111 @@
+"""Quantities as people write and read them: sizes, rates, durations, prices.
+
+Inside hocket every quantity is a plain number in base units (bytes, seconds, bytes per second,
+floating-point operations per second); text is parsed where it enters and formatted where it leaves.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+_BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*\Z")
+
+
+def _split(text: str) -> tuple[float, str]:
+    match = _QUANTITY.match(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a number with a unit")
+    return float(match[1]), match[2]
+
+
+def _scaled(value: float, unit: str, base: str) -> float | None:
+    """The value in ``base``, if ``unit`` is ``base`` with a decimal or binary prefix."""
+    if not unit.endswith(base):
+        return None
+    prefix = unit[: len(unit) - len(base)]
+    scale = _BINARY.get(prefix) if prefix in _BINARY else _DECIMAL.get(prefix)
+    return None if scale is None else value * scale
+
+
+def parse_bytes(text: str) -> int:
+    """``'16GiB'`` or ``'12 GB'`` as bytes."""
+    value, unit = _split(text)
+    scaled = _scaled(value, unit, "B")
+    if scaled is None:
+        raise ValueError(f"{text!r} is not a size; write it like '16GiB' or '12GB'")
+    return round(scaled)
+
+
+def parse_bandwidth(text: str) -> float:
+    """``'25GB/s'`` (bytes) or ``'100Gbit/s'`` (bits) as bytes per second."""
+    value, unit = _split(text)
+    if unit.endswith("bit/s"):
+        scaled = _scaled(value, unit, "bit/s")
+        scaled = None if scaled is None else scaled / 8
+    else:
+        scaled = _scaled(value, unit, "B/s")
+    if scaled is None:
+        raise ValueError(f"{text!r} is not a bandwidth; write it like '25GB/s' or '100Gbit/s'")
+    return scaled
+
+
+def parse_seconds(text: str) -> float:
+    """``'10us'`` as seconds."""
+    value, unit = _split(text)
+    if unit not in _SECONDS:
+        raise ValueError(f"{text!r} is not a duration; write it like '10us' or '1.5ms'")
+    return value * _SECONDS[unit]
+
+
+def parse_flops(text: str) -> float:
+    """``'312TFLOP/s'`` as floating-point operations per second."""
+    value, unit = _split(text)
+    scaled = _scaled(value, unit, "FLOP/s")
+    if scaled is None:
+        raise ValueError(f"{text!r} is not a rate; write it like '312TFLOP/s'")
+    return scaled
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Bytes in the binary unit that gives one to four digits before the point."""
+    value, unit = float(size_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
+        if abs(value) < 1024 or unit == "PiB":
+            break
+        value /= 1024
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def format_seconds(duration_s: float) -> str:
+    """Seconds with three significant digits in s, ms, µs or ns."""
+    if math.isinf(duration_s):
+        return "∞"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(duration_s) >= scale or (unit == "s" and duration_s == 0):
+            return f"{_three_digits(duration_s / scale)} {unit}"
+    return f"{_three_digits(duration_s / 1e-9)} ns"
+
+
+def format_rate(rate: float, unit: str) -> str:
+    """A decimal rate such as ``format_rate(25e9, 'B/s')`` -> ``'25 GB/s'``."""
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(rate) >= scale:
+            return f"{_three_digits(rate / scale)} {prefix}{unit}"
+    return f"{_three_digits(rate)} {unit}"
+
+
+def format_count(count: float) -> str:
+    """A count with a thousands separator."""
+    return f"{count:,.0f}"
+
+
+def _three_digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
