@@ -14,7 +14,13 @@ MAX_BYTES = 2**50
 MAX_FLOPS = 1e24
 MAX_TOTAL_BYTES = 2**62
 
-_OP_COLUMNS = ("op_kind", "op_module", "op_signature", "op_phase", "op_dtype", "flops") + (
+_OP_COLUMNS = (
+    "op_kind",
+    "op_module",
+    "op_signature",
+    "op_phase",
+    "op_dtype",
+    "flops",
     "bytes_touched",
     "workspace_bytes",
     "partner",
