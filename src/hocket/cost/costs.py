@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.graph.graph import ANY_KIND, Graph
-from hocket.hardware.cluster import Cluster
+from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph
+from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.routes import Routes
 
 
@@ -84,9 +84,12 @@ def device_rows(cluster: Cluster) -> IntArray:
     return np.array([row[device.kind.name] for device in cluster.devices], dtype=np.int32)
 
 
-def stated_rows(graph: Graph, kind_names: tuple[str, ...]) -> list[FloatArray | None]:
-    """Per device kind, the times that the graph's own file states, or None where it states none."""
+def stated_op_s(graph: Graph, kind: DeviceKind) -> FloatArray | None:
+    """The times that the graph's own file states for a kind of device; None where it has none.
+
+    Looked up by the name of the kind, then under ``cpu`` for processors, then under ``ANY_KIND``.
+    """
     if graph.stated is None:
-        return [None] * len(kind_names)
-    any_kind = graph.stated.op_s.get(ANY_KIND)
-    return [graph.stated.op_s.get(name, any_kind) for name in kind_names]
+        return None
+    names = (kind.name, CPU_KIND, ANY_KIND) if kind.is_cpu else (kind.name, ANY_KIND)
+    return next((graph.stated.op_s[name] for name in names if name in graph.stated.op_s), None)

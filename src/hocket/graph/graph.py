@@ -64,13 +64,16 @@ DTYPES = ("float32", "float64", "bfloat16", "float16", "float8", "int8", "other"
 ANY_KIND = "*"
 """Key of `StatedTimes.op_s` for times that hold on every kind of device."""
 
+CPU_KIND = "cpu"
+"""Key of `StatedTimes.op_s` for times that hold on every processor."""
+
 
 @dataclass(frozen=True, eq=False)
 class StatedTimes:
     """Times that came with the graph instead of from a cost model (published profiles)."""
 
     op_s: Mapping[str, FloatArray]
-    """Device kind (or ``ANY_KIND``) to seconds per op; infinite where the op cannot run there."""
+    """Device kind (or ``ANY_KIND``, ``CPU_KIND``) to seconds per op; infinite where the op cannot run there."""
     tensor_s: FloatArray | None = None
     """Seconds that each tensor takes over one link, instead of latency and bandwidth."""
 
