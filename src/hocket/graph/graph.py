@@ -73,7 +73,7 @@ class StatedTimes:
     """Times that came with the graph instead of from a cost model (published profiles)."""
 
     op_s: Mapping[str, FloatArray]
-    """Device kind (or ``ANY_KIND``, ``CPU_KIND``) to seconds per op; infinite where the op cannot run there."""
+    """Device kind (or ``ANY_KIND``, ``CPU_KIND``) to seconds per op; infinite: cannot run."""
     tensor_s: FloatArray | None = None
     """Seconds that each tensor takes over one link, instead of latency and bandwidth."""
 
