@@ -1,3 +1,74 @@
-"""hocket decides where machine-learning work computes, shows the decision and carries it out."""
+"""hocket decides where machine-learning work computes, shows the decision and carries it out.
+
+The names below are the public face. They are imported when first used, so that ``import hocket``
+and ``hocket --help`` stay instant.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.api import Planned, auto, plan_graph
+    from hocket.capture import capture
+    from hocket.errors import HocketError
+    from hocket.graph.files import read_graph, write_graph
+    from hocket.graph.graph import Graph
+    from hocket.hardware.cluster import Cluster
+    from hocket.hardware.shorthand import cluster_from_text
+    from hocket.plan.files import read_plan, write_plan
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+    from hocket.simulate.timeline import Timeline
+    from hocket.simulate.verify import verify
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Cluster",
+    "Graph",
+    "HocketError",
+    "Plan",
+    "Planned",
+    "Problem",
+    "Timeline",
+    "auto",
+    "capture",
+    "cluster_from_text",
+    "plan_graph",
+    "read_graph",
+    "read_plan",
+    "verify",
+    "write_graph",
+    "write_plan",
+]
+
+_HOME = {
+    "Cluster": "hocket.hardware.cluster",
+    "Graph": "hocket.graph.graph",
+    "HocketError": "hocket.errors",
+    "Plan": "hocket.plan.plan",
+    "Planned": "hocket.api",
+    "Problem": "hocket.plan.problem",
+    "Timeline": "hocket.simulate.timeline",
+    "auto": "hocket.api",
+    "capture": "hocket.capture",
+    "cluster_from_text": "hocket.hardware.shorthand",
+    "plan_graph": "hocket.api",
+    "read_graph": "hocket.graph.files",
+    "read_plan": "hocket.plan.files",
+    "verify": "hocket.simulate.verify",
+    "write_graph": "hocket.graph.files",
+    "write_plan": "hocket.plan.files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'hocket' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

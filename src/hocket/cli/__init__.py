@@ -1,1 +1,60 @@
-"""The command line."""
+"""The command line: ``hocket COMMAND``.
+
+Every command stands in a file of its own whose top imports only click, so that ``--help`` is
+instant; what a command needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from hocket.cli.output import fail, wants_json
+from hocket.cli.root import root
+
+__all__ = ["main"]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run one command and exit with a documented code."""
+    import click
+
+    from hocket.errors import HocketError, UsageError
+
+    arguments = sys.argv[1:] if argv is None else argv
+    as_json = wants_json(arguments)
+    try:
+        root.main(args=arguments, prog_name="hocket", standalone_mode=False)
+    except HocketError as error:
+        sys.exit(fail(error, as_json=as_json))
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        command = error.ctx.command_path if getattr(error, "ctx", None) else "hocket"  # type: ignore[attr-defined]
+        usage = UsageError(_lower_first(error.format_message()), hint=f"see {command} --help")
+        sys.exit(fail(usage, as_json=as_json))
+    except (KeyboardInterrupt, click.Abort):
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe went away, as `| head` does: not an error of ours.
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        sys.exit(fail(_unexpected(error), as_json=as_json))
+
+
+def _unexpected(error: Exception) -> Exception:
+    from hocket.config import debug
+    from hocket.errors import HocketError
+
+    if debug():
+        raise error
+    return HocketError(
+        f"unexpected {type(error).__name__}: {error}",
+        hint="this is a bug in hocket: run again with HOCKET_DEBUG=1 and report it "
+        "with the output of hocket doctor",
+    )
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:].rstrip(".")

@@ -1,11 +1,15 @@
 """The Graph: what to compute. See `graph.graph` for the type and `graph.build` to make one."""
 
 from hocket.graph.build import GraphBuilder, OpColumns, TensorColumns, assemble
+from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph, write_graph
+from hocket.graph.formats.dnn_partitioning import on_file_terms
+from hocket.graph.generators import FAMILIES, generate
 from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes
 from hocket.graph.verify import verify_graph
 
 __all__ = [
     "DTYPES",
+    "FAMILIES",
     "Graph",
     "GraphBuilder",
     "OpColumns",
@@ -14,5 +18,11 @@ __all__ = [
     "StatedTimes",
     "TensorColumns",
     "assemble",
+    "generate",
+    "graph_from_dict",
+    "graph_to_dict",
+    "on_file_terms",
+    "read_graph",
     "verify_graph",
+    "write_graph",
 ]

@@ -16,7 +16,7 @@ import numpy as np
 
 from hocket.arrays import IntArray
 from hocket.errors import InputFileError
-from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes
+from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, distinct
 from hocket.graph.verify import verify_graph
 
 
@@ -61,7 +61,7 @@ def assemble(
 ) -> Graph:
     """Build and verify a Graph from columns, sorting ops and tensors where needed."""
     num_ops, num_tensors = len(ops.name), len(tensors.name)
-    producer = np.asarray(tensors.producer, dtype=np.int32)
+    producer = _column(tensors.producer, num_tensors, -1, np.int32)
     read_ptr = np.asarray(read_ptr, dtype=np.int64)
     reads = np.asarray(reads, dtype=np.int32)
     _require_indices(ops, tensors, producer, read_ptr, reads)
@@ -79,14 +79,14 @@ def assemble(
         links = op_column(values, -1, np.int32)
         return np.where(links >= 0, op_rank[links], -1).astype(np.int32) if num_ops else links
 
-    kinds, kind = _interned([ops.kind[i] for i in op_order])
-    modules, module = _interned([ops.module[i] for i in op_order] if ops.module else [])
-    signatures, signature = _interned([ops.signature[i] for i in op_order] if ops.signature else [])
+    kinds, kind = _interned(_taken(ops.kind, op_order))
+    modules, module = _interned(_taken(ops.module, op_order))
+    signatures, signature = _interned(_taken(ops.signature, op_order))
     none = np.full(num_ops, -1, dtype=np.int32)
     alias = _column(tensors.alias_of, num_tensors, -1, np.int32)[tensor_order]
     graph = Graph(
         name=name,
-        op_names=tuple(ops.name[i] for i in op_order),
+        op_names=tuple(_taken(ops.name, op_order)),
         kinds=kinds,
         op_kind=kind,
         modules=modules,
@@ -101,7 +101,7 @@ def assemble(
         partner=op_links(ops.partner),
         group=op_column(ops.group, -1, np.int32),
         rng_order=op_column(ops.rng_order, -1, np.int32),
-        tensor_names=tuple(tensors.name[i] for i in tensor_order),
+        tensor_names=tuple(_taken(tensors.name, tensor_order)),
         tensor_bytes=_column(tensors.bytes, num_tensors, 0, np.int64)[tensor_order],
         tensor_role=_column(tensors.role, num_tensors, Role.ACTIVATION, np.int8)[tensor_order],
         tensor_producer=new_producer[tensor_order].astype(np.int32),
@@ -267,15 +267,25 @@ def _sorted_reads(
     num_ops, num_tensors = len(op_order), max(len(tensor_rank), 1)
     op_rank = _inverse(op_order).astype(np.int64)
     reader = np.repeat(op_rank, np.diff(read_ptr))
-    key = np.unique(reader * num_tensors + (tensor_rank[reads] if len(reads) else reads))
+    key = distinct(reader * num_tensors + (tensor_rank[reads] if len(reads) else reads))
     counts = np.bincount(key // num_tensors, minlength=num_ops)
     ptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
     return ptr, (key % num_tensors).astype(np.int32)
 
 
+def _taken(texts: Sequence[str], order: IntArray) -> list[str]:
+    """The texts in a new order; none where the column was left empty."""
+    return [texts[i] for i in order.tolist()] if len(texts) else []
+
+
 def _column(values: Any, count: int, default: float, dtype: Any) -> Any:
     if len(values) == 0:
         return np.full(count, default, dtype=dtype)
+    if len(values) != count:
+        raise InputFileError(
+            f"a column has {len(values)} entries, expected {count}",
+            hint="every column has one entry per op or per tensor, or none at all",
+        )
     return np.asarray(values, dtype=dtype)
 
 

@@ -173,7 +173,7 @@ class Graph:
         reader = np.repeat(np.arange(self.num_ops, dtype=np.int64), np.diff(self.read_ptr))
         producer = self.tensor_producer[self.reads].astype(np.int64)
         inner = producer >= 0
-        key = np.unique(reader[inner] * max(self.num_ops, 1) + producer[inner])
+        key = distinct(reader[inner] * max(self.num_ops, 1) + producer[inner])
         src, dst = key % max(self.num_ops, 1), key // max(self.num_ops, 1)
         return _frozen(src.astype(np.int32)), _frozen(dst.astype(np.int32))
 
@@ -237,6 +237,12 @@ class Graph:
                 yield f"stated {kind}", _canonical_bytes(self.stated.op_s[kind])
             if self.stated.tensor_s is not None:
                 yield "stated tensors", _canonical_bytes(self.stated.tensor_s)
+
+
+def distinct(keys: ByteArray) -> ByteArray:
+    """The keys ascending, each once; several times faster on nearly sorted keys than np.unique."""
+    ascending = np.sort(keys, kind="stable")
+    return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]
 
 
 def _frozen(array: NDArray[_T]) -> NDArray[_T]:

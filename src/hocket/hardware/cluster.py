@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -102,11 +102,17 @@ class Cluster:
     @cached_property
     def content_hash(self) -> str:
         """SHA-256 of everything that can change a plan (not names of sources or prices' origin)."""
-        content = asdict(replace(self, meta={}))
-        content.pop("meta")
-        for device in content["devices"]:
-            device["kind"].pop("source")
-            device["kind"]["peak_flops"] = dict(sorted(device["kind"]["peak_flops"].items()))
+        content = {
+            "name": self.name,
+            "hosts": self.hosts,
+            "switches": self.switches,
+            "kinds": [_kind_content(kind) for kind in self.kinds],
+            "devices": [(d.name, d.kind.name, d.host, int(d.memory_bytes)) for d in self.devices],
+            "links": [
+                (x.name, x.ends, float(x.bandwidth_bps), float(x.latency_s), x.duplex)
+                for x in self.links
+            ],
+        }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -120,3 +126,21 @@ class Cluster:
             counts[device.kind.name] = counts.get(device.kind.name, 0) + 1
         content = " + ".join(f"{count}x{kind}" for kind, count in counts.items())
         return f"Cluster({self.name!r}, {content})"
+
+    def _repr_html_(self) -> str:
+        from hocket.hardware.notebook import cluster_html
+
+        return cluster_html(self)
+
+
+def _kind_content(kind: DeviceKind) -> tuple[object, ...]:
+    # Whole numbers and floats of one value must hash alike: files give floats, code often ints.
+    return (
+        kind.name,
+        int(kind.memory_bytes),
+        {dtype: float(rate) for dtype, rate in kind.peak_flops.items()},
+        float(kind.memory_bandwidth_bps),
+        float(kind.launch_s),
+        float(kind.price_per_hour),
+        kind.is_cpu,
+    )

@@ -1,9 +1,9 @@
 """Routes: which links a transfer between two devices crosses, and how fast they are.
 
 A channel is what transfers contend for: one per direction of a full-duplex link, one for a
-half-duplex link or a bus. The route of a pair is the path with the least time for a reference
-transfer (Dijkstra over hosts and switches; devices do not forward), ties by fewer links, then by
-position in the file. O(devices · links log links).
+half-duplex link or a bus. The route of a pair is the path with the least sum of link times for a
+reference transfer (Dijkstra over hosts and switches; devices do not forward), ties by fewer links,
+then by position in the file. O(devices · links log links).
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ class Routes:
 class _Step:
     """Crossing one link from one place to another."""
 
-    link: Link
     channel: int
-    target: str
+    target: int
+    link: Link
+    reference_s: float
+    """Time of the reference transfer over this link alone."""
 
 
 def find_routes(cluster: Cluster) -> Routes:
@@ -71,17 +73,17 @@ def find_routes(cluster: Cluster) -> Routes:
     bandwidth = np.full((num, num), np.inf)
     hops = np.zeros((num, num), dtype=np.int32)
     ptr, flat = [0], list[int]()
-    for src, device in enumerate(cluster.devices):
-        paths = _fastest_paths(device.name, steps, set(cluster.device_names))
-        for dst, target in enumerate(cluster.devices):
+    for src in range(num):
+        paths = _fastest_paths(src, steps, num)
+        for dst in range(num):
+            path = paths[dst]
+            if path is None:
+                raise InputFileError(
+                    f"no path from {cluster.devices[src].name!r} to {cluster.devices[dst].name!r}",
+                    hint="add a link, a host or a switch between them; devices do not forward",
+                    where=cluster.name,
+                )
             if src != dst:
-                path = paths.get(target.name)
-                if path is None:
-                    raise InputFileError(
-                        f"no path from {device.name!r} to {target.name!r}",
-                        hint="add a link, a host or a switch between them",
-                        where=cluster.name,
-                    )
                 latency[src, dst] = sum(step.link.latency_s for step in path)
                 bandwidth[src, dst] = min(step.link.bandwidth_bps for step in path)
                 hops[src, dst] = len(path)
@@ -101,61 +103,89 @@ def find_routes(cluster: Cluster) -> Routes:
     )
 
 
-def _channels(cluster: Cluster) -> tuple[list[str], list[float], dict[str, list[_Step]]]:
+def _channels(cluster: Cluster) -> tuple[list[str], list[float], list[list[_Step]]]:
+    """Names and bandwidths of the channels, and the steps that leave each place.
+
+    Places are numbered: devices first, in their order, then hosts, then switches.
+    """
+    places = (*cluster.device_names, *cluster.hosts, *cluster.switches)
+    number = {place: index for index, place in enumerate(places)}
     names: list[str] = []
     bandwidth: list[float] = []
-    places = (*cluster.device_names, *cluster.hosts, *cluster.switches)
-    steps: dict[str, list[_Step]] = {place: [] for place in places}
+    steps: list[list[_Step]] = [[] for _ in places]
     for link in cluster.links:
+        reference_s = link.latency_s + REFERENCE_BYTES / link.bandwidth_bps
+        ends = [number[end] for end in link.ends]
         if link.is_bus or link.duplex == "half":
             names.append(link.name)
             bandwidth.append(link.bandwidth_bps)
-            channel = len(names) - 1
-            for src in link.ends:
-                steps[src] += [_Step(link, channel, dst) for dst in link.ends if dst != src]
+            for src in ends:
+                steps[src] += [
+                    _Step(len(names) - 1, dst, link, reference_s) for dst in ends if dst != src
+                ]
             continue
-        for src, dst in (link.ends, link.ends[::-1]):
-            names.append(f"{link.name} {src}→{dst}")
+        for src, dst in (ends, ends[::-1]):
+            names.append(f"{link.name} {places[src]}→{places[dst]}")
             bandwidth.append(link.bandwidth_bps)
-            steps[src].append(_Step(link, len(names) - 1, dst))
+            steps[src].append(_Step(len(names) - 1, dst, link, reference_s))
     return names, bandwidth, steps
 
 
 def _fastest_paths(
-    start: str, steps: dict[str, list[_Step]], devices: set[str]
-) -> dict[str, list[_Step]]:
-    """Dijkstra by time of the reference transfer, where the slowest link sets the bandwidth.
+    start: int, steps: list[list[_Step]], num_devices: int
+) -> list[list[_Step] | None]:
+    """Dijkstra from one device to all; None where there is no path.
 
-    Summing size/bandwidth over links instead of taking the slowest one keeps the search exact for
-    shortest paths and prefers direct links; the reported bandwidth is the slowest link's.
+    Link times are summed although the slowest link alone sets the bandwidth of a route: only sums
+    make Dijkstra exact, and they prefer direct links.
     """
-    best: dict[str, tuple[float, int, list[_Step]]] = {}
+    num_places = len(steps)
+    reached: list[tuple[int, _Step] | None] = [None] * num_places
+    done = [False] * num_places
+    best = [(np.inf, 0)] * num_places
+    best[start] = (0.0, 0)
     counter = 0
-    queue: list[tuple[float, int, int, str, list[_Step]]] = [(0.0, 0, counter, start, [])]
+    queue: list[tuple[float, int, int, int]] = [(0.0, 0, counter, start)]
     while queue:
-        cost, num_links, _, place, path = heapq.heappop(queue)
-        if place in best:
+        cost, num_links, _, place = heapq.heappop(queue)
+        if done[place]:
             continue
-        best[place] = (cost, num_links, path)
-        if place in devices and place != start:
+        done[place] = True
+        if place < num_devices and place != start:
             continue
         for step in steps[place]:
-            if step.target not in best:
+            found = (cost + step.reference_s, num_links + 1)
+            if found < best[step.target]:
+                best[step.target] = found
+                reached[step.target] = (place, step)
                 counter += 1
-                added = step.link.latency_s + REFERENCE_BYTES / step.link.bandwidth_bps
-                heapq.heappush(
-                    queue, (cost + added, num_links + 1, counter, step.target, [*path, step])
-                )
-    return {place: path for place, (_, _, path) in best.items()}
+                heapq.heappush(queue, (*found, counter, step.target))
+    return [_path_to(dst, start, reached) for dst in range(num_devices)]
+
+
+def _path_to(dst: int, start: int, reached: list[tuple[int, _Step] | None]) -> list[_Step] | None:
+    path: list[_Step] = []
+    while dst != start:
+        last = reached[dst]
+        if last is None:
+            return None
+        dst, step = last
+        path.append(step)
+    return path[::-1]
 
 
 def _queues(cluster: Cluster) -> tuple[IntArray, IntArray]:
     """Queue numbers per device: 2d to send and 2d+1 to receive, or 2d for both."""
-    num = cluster.num_devices
-    send = 2 * np.arange(num, dtype=np.int32)
+    send = 2 * np.arange(cluster.num_devices, dtype=np.int32)
     receive = send + 1
-    for index, device in enumerate(cluster.devices):
-        own = [link for link in cluster.links if device.name in link.ends]
-        if own and all(link.is_bus or link.duplex == "half" for link in own):
+    linked = {end for link in cluster.links for end in link.ends}
+    two_way = {
+        end
+        for link in cluster.links
+        if not link.is_bus and link.duplex == "full"
+        for end in link.ends
+    }
+    for index, name in enumerate(cluster.device_names):
+        if name in linked and name not in two_way:
             receive[index] = send[index]
     return send, receive

@@ -1,0 +1,40 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+# Both create .venv themselves and reinstall only when pyproject.toml or constraints.txt changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt
+
+.PHONY: demo test check clean
+
+demo: $(VENV)/.torch
+	$(BIN)/hocket plan gpt2 --batch 4 --seq 1024 --on mixed-desktop -o plan.json
+	@echo "look: open report.html in a browser, trace.json in https://ui.perfetto.dev"
+	@echo "next: $(BIN)/hocket show plan.json, $(BIN)/hocket explain plan.json"
+
+test: check
+	$(BIN)/pytest -n 2 --dist loadfile
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	scripts/browser
+
+$(VENV)/.venv:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.torch: $(VENV)/.venv $(INPUTS)
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch $(INPUTS)
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) plan.json report.html trace.json

@@ -1,0 +1,158 @@
+"""The public face in Python: from a model or a graph to a plan that can be looked at.
+
+planned = hocket.auto(model, batch, on="4xv100-16g")
+planned.explain()
+planned.save("plan.json")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.cost.calibrate import Calibration
+from hocket.cost.profile import Profile
+from hocket.cost.roofline import estimate_costs
+from hocket.errors import NoFeasiblePlanError
+from hocket.graph.formats.dnn_partitioning import on_file_terms
+from hocket.graph.graph import Graph
+from hocket.hardware.cluster import Cluster
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem, TransferMode
+
+if TYPE_CHECKING:
+    from hocket.planners.compare import Comparison
+    from hocket.simulate.timeline import Timeline
+
+ON_FILE = "file"
+"""``on="file"``: the devices that the graph's own file states."""
+ON_THIS_MACHINE = "auto"
+"""``on="auto"``: the devices of this machine."""
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The best plan that was found, with all that it was compared with."""
+
+    comparison: Comparison
+    plan: Plan
+    timeline: Timeline
+
+    @property
+    def problem(self) -> Problem:
+        """What was planned."""
+        return self.comparison.problem
+
+    @property
+    def step_s(self) -> float:
+        """Predicted time of one step."""
+        return self.timeline.makespan_s
+
+    @property
+    def peak_bytes(self) -> dict[str, int]:
+        """Predicted peak memory per device."""
+        names = self.problem.cluster.device_names
+        return dict(zip(names, self.timeline.peak_bytes.tolist(), strict=True))
+
+    def explain(self) -> str:
+        """Why this plan, and what limits it."""
+        return self.comparison.why
+
+    def save(self, path: str | Path, *, graph_file: Path | None = None) -> None:
+        """Write the plan; the graph is put inside unless its file is named."""
+        from hocket.plan.files import write_plan
+
+        write_plan(
+            Path(path),
+            self.problem,
+            self.plan,
+            graph_file=graph_file,
+            step_s=self.step_s,
+            peak_bytes=self.peak_bytes,
+        )
+
+    def save_report(self, path: str | Path) -> None:
+        """Write the one-file HTML report."""
+        from hocket.view.report import write_report
+
+        write_report(Path(path), self.problem, self.plan, self.timeline, self.comparison)
+
+    def save_trace(self, path: str | Path) -> None:
+        """Write the trace for Perfetto."""
+        from hocket.view.trace import write_trace
+
+        write_trace(Path(path), self.problem, self.plan, self.timeline)
+
+    def _repr_html_(self) -> str:
+        from hocket.view.notebook import plan_html
+
+        return plan_html(self.problem, self.plan, self.timeline)
+
+
+def auto(
+    model: Any,
+    batch: Any,
+    on: str | Cluster = ON_THIS_MACHINE,
+    *,
+    loss: Callable[[Any], Any] | None = None,
+    optimizer: str | None = "adamw",
+) -> Planned:
+    """Capture a model's training step and plan it on a cluster."""
+    from hocket.capture import capture
+
+    return plan_graph(capture(model, batch, loss=loss, optimizer=optimizer), on)
+
+
+def plan_graph(
+    graph: Graph,
+    on: str | Cluster = ON_THIS_MACHINE,
+    *,
+    planners: Sequence[str] = (),
+    transfers: TransferMode = "shared",
+) -> Planned:
+    """Compare planners (all by default) on a graph and return the best plan."""
+    from hocket.planners.compare import compare
+
+    return best_of(compare(make_problem(graph, on, transfers=transfers), planners))
+
+
+def best_of(comparison: Comparison) -> Planned:
+    """The winner of a comparison; raises `NoFeasiblePlanError` where nothing fits."""
+    winner = comparison.winner
+    if winner is None or winner.plan is None or winner.timeline is None:
+        raise NoFeasiblePlanError(
+            f"no candidate fits {comparison.problem.cluster.name}: {comparison.why}",
+            hint="use more or larger devices, a smaller batch, or 16-bit parameters",
+        )
+    return Planned(comparison, winner.plan, winner.timeline)
+
+
+def make_problem(
+    graph: Graph,
+    on: str | Cluster,
+    *,
+    transfers: TransferMode = "shared",
+    profile: Profile | None = None,
+    calibration: Calibration | None = None,
+    seed: int = 0,
+) -> Problem:
+    """A problem from a graph and a cluster, or the text that names one."""
+    if on == ON_FILE:
+        from hocket.hardware.stated import stated_cluster
+
+        cluster = stated_cluster(graph.meta)
+        graph = on_file_terms(graph)
+    elif isinstance(on, Cluster):
+        cluster = on
+    elif on == ON_THIS_MACHINE:
+        from hocket.hardware.detect import detect
+
+        cluster = detect()
+    else:
+        from hocket.hardware.shorthand import cluster_from_text
+
+        cluster = cluster_from_text(on)
+    costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
+    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers, seed=seed)

@@ -1,0 +1,65 @@
+"""Writing files so that a reader sees the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+from hocket.errors import UsageError
+
+
+def write_atomically(path: str | Path, data: bytes) -> None:
+    """Replace the content of ``path`` by ``data``; raises `UsageError` where that is impossible.
+
+    A symbolic link keeps pointing at its target, and a target that exists keeps its permissions.
+    Devices and pipes (``/dev/stdout``) cannot be replaced and are written directly.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            _write_directly(target, data)
+        else:
+            _replace(target, data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot write {str(path)!r}: {reason}",
+            hint="name a file in an existing folder that you may write to",
+            where=str(path),
+        ) from error
+
+
+def _write_directly(target: Path, data: bytes) -> None:
+    with open(target, "wb") as file:
+        file.write(data)
+
+
+def _replace(target: Path, data: bytes) -> None:
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    # Not tempfile: its files are private to the user whatever the umask says.
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            if target.exists():
+                os.fchmod(descriptor, target.stat().st_mode & 0o7777)
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(target.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself survive a power cut, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,123 @@
+"""Make the Graph of a Program: readable names, sizes, roles and colocation groups. O(calls)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hocket.capture.program import Call, Program
+from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
+
+
+def graph_of(program: Program, name: str, meta: Mapping[str, Any]) -> Graph:
+    """The Graph whose ops and tensors have the numbers of the program."""
+    calls = program.calls
+    op_names = unique_names(_op_name(program, call) for call in calls)
+    drawn = np.cumsum([call.draws for call in calls], dtype=np.int64) - 1
+    ops = OpColumns(
+        name=op_names,
+        kind=[call.cost.kind for call in calls],
+        phase=[call.phase for call in calls],
+        dtype=[call.cost.dtype for call in calls],
+        flops=[call.cost.flops for call in calls],
+        bytes_touched=[call.cost.bytes_touched for call in calls],
+        partner=[call.partner for call in calls],
+        group=_groups(program),
+        rng_order=[int(drawn[i]) if call.draws else -1 for i, call in enumerate(calls)],
+        module=[call.module for call in calls],
+        signature=[call.cost.signature for call in calls],
+    )
+    tensors = TensorColumns(
+        name=_tensor_names(program, op_names),
+        bytes=[_tensor_bytes(program, tensor) for tensor in range(len(program.tensors))],
+        producer=[spec.producer for spec in program.tensors],
+        role=[spec.role for spec in program.tensors],
+        alias_of=[spec.alias_of for spec in program.tensors],
+    )
+    reads = [tensor for call in calls for tensor in call.reads]
+    read_ptr = np.concatenate(([0], np.cumsum([len(call.reads) for call in calls], dtype=np.int64)))
+    return assemble(name, ops, tensors, read_ptr, reads, meta=meta)
+
+
+def unique_names(wanted: Iterable[str]) -> list[str]:
+    """Names made unique by ``:1``, ``:2`` … after the first use."""
+    seen: dict[str, int] = {}
+    taken: set[str] = set()
+    names = []
+    for base in wanted:
+        name = base
+        while name in taken:
+            seen[base] = seen.get(base, 0) + 1
+            name = f"{base}:{seen[base]}"
+        taken.add(name)
+        names.append(name)
+    return names
+
+
+def _op_name(program: Program, call: Call) -> str:
+    short = call.cost.kind.partition(".")[2]
+    if call.phase == Phase.OPTIMIZER:
+        return f"{program.names[call.args[0].index]}/{short}"
+    place = f"{call.module}/{short}" if call.module else short
+    return f"{place}.backward" if call.phase == Phase.BACKWARD else place
+
+
+def _tensor_names(program: Program, op_names: list[str]) -> list[str]:
+    wanted = []
+    position, last = 0, -1
+    for tensor, spec in enumerate(program.tensors):
+        position = position + 1 if spec.producer == last else 0
+        last = spec.producer
+        if spec.producer < 0:
+            wanted.append(program.names[tensor])
+        elif spec.role == Role.CONTROL:
+            wanted.append(f"{op_names[spec.producer]}#done")
+        else:
+            suffix = f"#{position}" if position else ""
+            wanted.append(op_names[spec.producer] + suffix)
+    return unique_names(wanted)
+
+
+def _tensor_bytes(program: Program, tensor: int) -> int:
+    spec = program.tensors[tensor]
+    if spec.layout is None:
+        return 0
+    return spec.layout.size_bytes if spec.alias_of >= 0 else spec.storage_bytes
+
+
+def _groups(program: Program) -> list[int]:
+    """One group per parameter: its update and the first op that computes with it.
+
+    Views on the way to that op belong to it; groups that share an op are one group.
+    """
+    updates = {
+        program.tensors[call.args[0].index].storage: index
+        for index, call in enumerate(program.calls)
+        if call.phase == Phase.OPTIMIZER
+    }
+    leader = list(range(len(program.calls)))
+
+    def find(op: int) -> int:
+        while leader[op] != op:
+            leader[op] = leader[leader[op]]
+            op = leader[op]
+        return op
+
+    waiting = dict(updates)
+    for index, call in enumerate(program.calls):
+        if not waiting or call.phase != Phase.FORWARD:
+            continue
+        for storage in {program.tensors[t].storage: None for t in call.reads}:
+            if storage in waiting:
+                first, second = sorted((find(index), find(updates[storage])))
+                leader[second] = first
+                if not call.is_view:
+                    del waiting[storage]
+    roots = [find(op) for op in range(len(program.calls))]
+    members = np.bincount(roots, minlength=len(roots)) if roots else np.zeros(0, dtype=np.int64)
+    number: dict[int, int] = {}
+    return [
+        number.setdefault(root, len(number)) if members[root] > 1 else -1 for root in roots
+    ]

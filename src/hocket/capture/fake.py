@@ -1,0 +1,106 @@
+"""A copy of a model and its batch that has shapes but no memory; the original is not touched.
+
+Only shapes, strides and dtypes are read, so the original may be real, on the meta device or fake.
+Tensors that share a storage share one in the copy: tied weights stay tied.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.graph import Role
+
+NamedTensor = tuple[str, Role, torch.Tensor]
+
+
+def model_tensors(model: nn.Module) -> Iterator[NamedTensor]:
+    """Parameters, buffers and tensors held as plain attributes, each object once."""
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters():
+        seen.add(id(parameter))
+        yield name, Role.PARAMETER, parameter
+    for name, buffer in model.named_buffers():
+        seen.add(id(buffer))
+        yield name, Role.BUFFER, buffer
+    for path, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and id(value) not in seen:
+                seen.add(id(value))
+                yield f"{path}.{attribute}" if path else attribute, Role.BUFFER, value
+
+
+def batch_tensors(batch: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors of a batch with their names: keys of dicts, positions in tuples."""
+    if isinstance(batch, torch.Tensor):
+        yield prefix or "input", batch
+    elif isinstance(batch, list | tuple | dict):
+        items = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        for key, item in items:
+            place = str(key) if isinstance(batch, dict) or prefix else f"input.{key}"
+            yield from batch_tensors(item, f"{prefix}.{key}" if prefix else place)
+
+
+def fake_twins(tensors: Sequence[torch.Tensor], device: str) -> dict[int, Any]:
+    """Fake tensors by the id of the given ones; call it inside a FakeTensorMode."""
+    distinct = {id(tensor): tensor for tensor in tensors}
+    by_storage: dict[int, list[torch.Tensor]] = {}
+    for tensor in distinct.values():
+        by_storage.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+    twins: dict[int, Any] = {}
+    with torch.no_grad():
+        for sharing in by_storage.values():
+            data = _fake_data(sharing, device)
+            twins |= {id(t): _dressed(t, fake) for t, fake in zip(sharing, data, strict=True)}
+    return twins
+
+
+def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
+    """Fake tensors over one storage."""
+    first = sharing[0]
+    if len(sharing) == 1 and first.storage_offset() == 0:
+        return [
+            torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=device)
+        ]
+    storage = first.untyped_storage()
+    flat = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
+    return [
+        flat[: storage.nbytes() // t.dtype.itemsize * t.dtype.itemsize]
+        .view(t.dtype)
+        .as_strided(t.shape, t.stride(), int(t.storage_offset()))
+        for t in sharing
+    ]
+
+
+def _dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    """The fake tensor as what the original is: a parameter, or a leaf with or without gradient."""
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.detach().requires_grad_(tensor.requires_grad and tensor.is_leaf)
+
+
+def without_modules(model: nn.Module, left_out: Sequence[str], twins: dict[int, Any]) -> nn.Module:
+    """A deep copy of a model with its tensors replaced and some submodules removed."""
+    placeholder = nn.Identity()
+    memo: dict[int, Any] = dict(twins)
+    memo |= {id(model.get_submodule(path)): placeholder for path in left_out}
+    twin = copy.deepcopy(model, memo)
+    for path in left_out:
+        parent, _, name = path.rpartition(".")
+        del twin.get_submodule(parent)._modules[name]
+    return twin
+
+
+def map_batch(batch: Any, twins: dict[int, Any]) -> Any:
+    """A batch with its tensors replaced."""
+    if isinstance(batch, torch.Tensor):
+        return twins[id(batch)]
+    if isinstance(batch, dict):
+        return {key: map_batch(item, twins) for key, item in batch.items()}
+    if isinstance(batch, list | tuple):
+        return type(batch)(map_batch(item, twins) for item in batch)
+    return batch

@@ -1,0 +1,183 @@
+"""Turn a recording into a Program: give every write a new version and order around it.
+
+One pass in recorded order. A write in place makes a new tensor, an alias of the one written; later
+readers of that storage read the newest one, and earlier readers hand the writer a tensor of zero
+bytes, so that no order of ops can overtake them. O(calls + reads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.capture.program import Call, Program, TensorSpec
+from hocket.capture.recording import RawCall, Recording, Ref, map_tree
+from hocket.graph import Role
+
+
+@dataclass
+class _Storage:
+    """What happened to one storage so far."""
+
+    epoch: int = 0
+    """Number of writes."""
+    last_write: int = -1
+    """Tensor that the last write made."""
+    readers: list[int] = field(default_factory=list)
+    """Calls that read the content since the last write."""
+
+
+@dataclass
+class _Draft:
+    """A tensor whose final number is not known yet."""
+
+    value: int
+    """-1 for tensors that only order ops."""
+    alias_of: int
+    producer: int
+    role: Role
+    epoch: int
+
+
+class _Linker:
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.drafts: list[_Draft] = []
+        self.current: dict[int, int] = {}
+        self.storages = [_Storage() for _ in recording.storage_bytes]
+        self.made: list[list[int]] = []
+        self.controls: dict[int, int] = {}
+        self.calls: list[Call] = []
+
+    def link(self) -> Program:
+        owner: dict[int, int] = {}
+        for source in self.recording.sources:
+            storage = self.recording.values[source.value].storage
+            alias_of = owner.get(storage, -1)
+            draft = self._draft(source.value, alias_of, -1, source.role)
+            owner.setdefault(storage, draft)
+        for index, call in enumerate(self.recording.calls):
+            self.made.append([])
+            self.calls.append(self._call(index, call))
+        return self._numbered()
+
+    def _draft(self, value: int, alias_of: int, producer: int, role: Role) -> int:
+        epoch = 0
+        if value >= 0:
+            epoch = self.storages[self.recording.values[value].storage].epoch
+            self.current[value] = len(self.drafts)
+        self.drafts.append(_Draft(value, alias_of, producer, role, epoch))
+        if producer >= 0:
+            self.made[producer].append(len(self.drafts) - 1)
+        return len(self.drafts) - 1
+
+    def _call(self, index: int, call: RawCall) -> Call:
+        values = self.recording.values
+        reads: dict[int, None] = {}
+        base_of: dict[int, int] = {}
+        before: dict[int, int] = {}
+        for value in call.reads:
+            tensor = before[value] = self.current[value]
+            storage = values[value].storage
+            state = self.storages[storage]
+            reads[tensor] = None
+            base_of.setdefault(storage, tensor)
+            if self.drafts[tensor].epoch < state.epoch:
+                # Another view of this storage was written since this one was made.
+                reads[state.last_write] = None
+        written = tuple(self._write(index, value, reads) for value in call.writes)
+        if not call.is_view:
+            for storage in base_of:
+                readers = self.storages[storage].readers
+                if not readers or readers[-1] != index:
+                    readers.append(index)
+        outputs: list[int | None] = []
+        for output in call.outputs:
+            if output is None:
+                outputs.append(None)
+                continue
+            if output not in self.current:
+                self._draft(output, base_of.get(values[output].storage, -1), index, Role.ACTIVATION)
+            outputs.append(self.current[output])
+        change = lambda leaf: Ref(before[leaf.index]) if isinstance(leaf, Ref) else leaf  # noqa: E731
+        return Call(
+            call.function, map_tree(call.args, change), map_tree(call.kwargs, change),
+            tuple(outputs), written, tuple(reads), call.phase, call.module, call.partner,
+            call.draws, call.is_view, call.cost,
+        )  # fmt: skip
+
+    def _write(self, index: int, value: int, reads: dict[int, None]) -> int:
+        """A new version of a written value, ordered after all earlier readers of its storage."""
+        state = self.storages[self.recording.values[value].storage]
+        for reader in state.readers:
+            if reader != index and not any(tensor in reads for tensor in self.made[reader]):
+                reads[self._control(reader)] = None
+        base = self.current[value]
+        role = self.drafts[base].role
+        state.epoch += 1
+        state.readers = []
+        state.last_write = self._draft(value, base, index, role)
+        return state.last_write
+
+    def _control(self, reader: int) -> int:
+        if reader not in self.controls:
+            self.controls[reader] = self._draft(-1, -1, reader, Role.CONTROL)
+        return self.controls[reader]
+
+    # ── final numbers ────────────────────────────────────────────────────────────────────────
+
+    def _numbered(self) -> Program:
+        order = [t for t, draft in enumerate(self.drafts) if draft.producer < 0]
+        order += [tensor for made in self.made for tensor in made]
+        rank = {tensor: number for number, tensor in enumerate(order)}
+        self._hold(self.recording.outputs, Role.OUTPUT)
+        self._hold(list(self.recording.gradients.values()), Role.GRADIENT)
+        names = {
+            rank[tensor]: source.name for tensor, source in enumerate(self.recording.sources)
+        }
+        first = {source.value: rank[t] for t, source in enumerate(self.recording.sources)}
+        return Program(
+            calls=tuple(_renumbered(call, rank) for call in self.calls),
+            tensors=tuple(self._spec(self.drafts[tensor], rank) for tensor in order),
+            names=names,
+            gradients={
+                first[parameter]: rank[self.current[gradient]]
+                for parameter, gradient in self.recording.gradients.items()
+            },
+            outputs=tuple(rank[self.current[value]] for value in self.recording.outputs),
+        )
+
+    def _hold(self, values: list[int], role: Role) -> None:
+        """Mark tensors and the owners of their storage as held until the end of the step."""
+        for value in values:
+            tensor = self.current[value]
+            while tensor >= 0:
+                draft = self.drafts[tensor]
+                is_end = draft.alias_of < 0 or tensor == self.current[value]
+                if is_end and draft.role == Role.ACTIVATION:
+                    draft.role = role
+                tensor = draft.alias_of
+
+    def _spec(self, draft: _Draft, rank: dict[int, int]) -> TensorSpec:
+        if draft.value < 0:
+            return TensorSpec(None, -1, 0, draft.role, -1, draft.producer)
+        storage, layout = self.recording.values[draft.value]
+        alias_of = rank[draft.alias_of] if draft.alias_of >= 0 else -1
+        size = self.recording.storage_bytes[storage]
+        return TensorSpec(layout, storage, size, draft.role, alias_of, draft.producer)
+
+
+def _renumbered(call: Call, rank: dict[int, int]) -> Call:
+    change: Any = lambda leaf: Ref(rank[leaf.index]) if isinstance(leaf, Ref) else leaf  # noqa: E731
+    return call._replace(
+        args=map_tree(call.args, change),
+        kwargs=map_tree(call.kwargs, change),
+        outputs=tuple(None if tensor is None else rank[tensor] for tensor in call.outputs),
+        written=tuple(rank[tensor] for tensor in call.written),
+        reads=tuple(sorted(rank[tensor] for tensor in call.reads)),
+    )
+
+
+def link(recording: Recording) -> Program:
+    """The Program of a recording."""
+    return _Linker(recording).link()

@@ -1,0 +1,336 @@
+"""Record every op that PyTorch dispatches during a step.
+
+A dispatch mode sees each op of forward, loss and backward with its tensors, real or fake; it numbers
+the values, notes who made and who reads them, and pairs backward ops with the forward op whose
+autograd node they run for. Work per op is constant: about 0.1 ms.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hocket.capture.blocks import NotRepeatable
+from hocket.capture.describe import describe, kind_of, signature_text
+from hocket.capture.recording import (
+    Constant,
+    Layout,
+    RawCall,
+    Recording,
+    Ref,
+    Source,
+    Span,
+    Value,
+    flat_results,
+    map_tree,
+)
+from hocket.errors import HocketError
+from hocket.graph import Phase, Role
+
+_HIDDEN_WRITES = {
+    "aten.native_batch_norm": (3, 4),
+    "aten.cudnn_batch_norm": (3, 4),
+    "aten.miopen_batch_norm": (3, 4),
+}
+"""Running statistics that batch norms update although their schemas do not say so."""
+_TRAINING_ARG = 5
+_ACCUMULATE_NUMBER = 2**63
+"""Autograd gives nodes that store gradients the largest numbers: they run right after the node
+that made the gradient."""
+
+
+class _OpFacts(NamedTuple):
+    """What the schema of an op says."""
+
+    ignored: bool
+    write_args: tuple[int, ...]
+    write_kwargs: tuple[str, ...]
+    draws: bool
+    only_metadata: bool
+
+
+@cache
+def _facts(function: Any) -> _OpFacts:
+    arguments = function._schema.arguments
+    only_metadata = torch.Tag.inplace_view in function.tags
+    written = [] if only_metadata else [
+        (position, arg) for position, arg in enumerate(arguments)
+        if arg.alias_info is not None and arg.alias_info.is_write
+    ]  # fmt: skip
+    return _OpFacts(
+        ignored=function.namespace == "prim",
+        write_args=tuple(position for position, arg in written if not arg.kwarg_only),
+        write_kwargs=tuple(arg.name for _, arg in written),
+        draws=torch.Tag.nondeterministic_seeded in function.tags,
+        only_metadata=only_metadata,
+    )
+
+
+class Recorder(TorchDispatchMode):
+    """The dispatch mode; ``recording`` holds what it saw. Use it once."""
+
+    def __init__(self, module_names: dict[int, str], watched: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self.phase = Phase.FORWARD
+        self._module_names = module_names
+        self._watched = watched
+        self._seen: set[str] = set()
+        self._path: list[str] = []
+        self._entered: list[int] = []
+        self._storage_at: dict[int, int] = {}
+        self._value_of: list[dict[Layout, int]] = []
+        self._forward_numbers: list[int] = []
+        self._forward_calls: list[int] = []
+        self._signature_costs: dict[tuple[str, bool], Any] = {}
+
+    # ── modules ──────────────────────────────────────────────────────────────────────────────
+
+    def enter_module(self, module: torch.nn.Module, _: Any) -> None:
+        """Hook before each module's forward."""
+        parent = self._path[-1] if self._path else ""
+        path = self._module_names.get(id(module), parent)
+        if path in self._watched and self.phase == Phase.FORWARD:
+            if path in self._seen:
+                raise NotRepeatable(f"block {path!r} runs twice")
+            self._seen.add(path)
+        self._path.append(path)
+        self._entered.append(len(self.recording.calls))
+
+    def leave_module(self, module: torch.nn.Module, _: Any, __: Any) -> None:
+        """Hook after each module's forward, also when it raised."""
+        path, start = self._path.pop(), self._entered.pop()
+        if path in self._watched and self.phase == Phase.FORWARD:
+            self.recording.spans.append(Span(path, start, len(self.recording.calls)))
+
+    # ── values ───────────────────────────────────────────────────────────────────────────────
+
+    def add_source(self, name: str, role: Role, tensor: torch.Tensor) -> None:
+        """Declare a tensor that exists before the step."""
+        known = self._known_storage(tensor)
+        layout = layout_of(tensor)
+        if known is None:
+            known = self._new_storage(tensor)
+        elif layout in self._value_of[known]:
+            return
+        self.recording.sources.append(Source(name, role, self._new_value(known, layout, -1)))
+
+    def value_of(self, tensor: torch.Tensor) -> int | None:
+        """The number of the value that a tensor holds; None where it was never seen."""
+        storage = self._known_storage(tensor)
+        return None if storage is None else self._value_of[storage].get(layout_of(tensor))
+
+    def _known_storage(self, tensor: torch.Tensor) -> int | None:
+        return self._storage_at.get(tensor.untyped_storage()._cdata)
+
+    def _new_storage(self, tensor: torch.Tensor) -> int:
+        storage = tensor.untyped_storage()
+        self.recording.storage_bytes.append(storage.nbytes())
+        self._value_of.append({})
+        self._storage_at[storage._cdata] = len(self._value_of) - 1
+        return len(self._value_of) - 1
+
+    def _new_value(self, storage: int, layout: Layout, producer: int) -> int:
+        number = len(self.recording.values)
+        self.recording.values.append(Value(storage, layout))
+        self.recording.producer.append(producer)
+        self._value_of[storage][layout] = number
+        return number
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        facts = _facts(func)
+        if facts.ignored:
+            return func(*args, **kwargs)
+        reads: list[int] = []
+        raw_args = map_tree(args, lambda leaf: self._argument(leaf, reads))
+        raw_kwargs = map_tree(kwargs, lambda leaf: self._argument(leaf, reads))
+        result = func(*args, **kwargs)
+        self._record(func, facts, (args, raw_args), (kwargs, raw_kwargs), reads, result)
+        return result
+
+    def _argument(self, leaf: Any, reads: list[int]) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        storage = self._known_storage(leaf)
+        if storage is None:
+            if isinstance(leaf, FakeTensor):
+                raise HocketError("an op reads a tensor that no recorded op made")
+            return Constant(leaf)
+        layout = layout_of(leaf)
+        number = self._value_of[storage].get(layout)
+        if number is None:
+            number = self._insert_view(storage, layout)
+        reads.append(number)
+        return Ref(number)
+
+    def _insert_view(self, storage: int, layout: Layout) -> int:
+        """Record the view that autograd made of a storage without dispatching an op."""
+        base = next(iter(self._value_of[storage].values()))
+        function = torch.ops.aten.as_strided.default
+        args = (Ref(base), list(layout.shape), list(layout.stride), layout.offset)
+        number = self._new_value(storage, layout, len(self.recording.calls))
+        shown = (self.recording.values[base].layout, *args[1:])
+        signature = signature_text(function, shown, {})
+        cost = describe(function, (), {}, None, [layout], [layout], is_view=True,
+                        signature=signature)  # fmt: skip
+        self._append(function, args, {}, (base,), (number,), (), False, True, cost)
+        return number
+
+    def _record(
+        self,
+        function: Any,
+        facts: _OpFacts,
+        args: tuple[Any, Any],
+        kwargs: tuple[dict[str, Any], dict[str, Any]],
+        reads: list[int],
+        result: Any,
+    ) -> None:
+        recording = self.recording
+        writes = self._written(function, facts, args[1], kwargs[1])
+        input_storages = {recording.values[number].storage for number in reads}
+        outputs: list[int | None] = []
+        is_new, is_fresh = bool(writes), False
+        for item in flat_results(result):
+            if not isinstance(item, torch.Tensor):
+                outputs.append(None)
+                continue
+            storage = self._known_storage(item)
+            if storage is None or storage not in input_storages:
+                made_here = storage is not None and any(
+                    number is not None and recording.values[number].storage == storage
+                    for number in outputs
+                )
+                if storage is None or not made_here:
+                    storage = self._new_storage(item)
+                is_fresh = True
+            layout = layout_of(item)
+            number = self._value_of[storage].get(layout)
+            if number is None:
+                number = self._new_value(storage, layout, len(recording.calls))
+                is_new = True
+            outputs.append(number)
+        if not is_new:
+            return
+        is_view = not writes and not is_fresh
+        cost = self._cost(function, args, kwargs, result, reads, outputs, writes, is_view)
+        self._append(function, args[1], kwargs[1], tuple(reads), tuple(outputs), writes,
+                     facts.draws, is_view, cost)  # fmt: skip
+
+    def _written(
+        self, function: Any, facts: _OpFacts, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[int, ...]:
+        leaves = [args[position] for position in facts.write_args if position < len(args)]
+        leaves += [kwargs[name] for name in facts.write_kwargs if name in kwargs]
+        hidden = _HIDDEN_WRITES.get(kind_of(function), ())
+        if hidden and len(args) > _TRAINING_ARG and args[_TRAINING_ARG]:
+            leaves += [args[position] for position in hidden]
+        return tuple(dict.fromkeys(leaf.index for item in leaves for leaf in flat_refs(item)))
+
+    def _cost(
+        self,
+        function: Any,
+        args: tuple[Any, Any],
+        kwargs: tuple[dict[str, Any], dict[str, Any]],
+        result: Any,
+        reads: list[int],
+        outputs: list[int | None],
+        writes: tuple[int, ...],
+        is_view: bool,
+    ) -> Any:
+        values = self.recording.values
+        layouts = lambda leaf: _layout_leaf(leaf, values)  # noqa: E731
+        text = signature_text(function, map_tree(args[1], layouts), map_tree(kwargs[1], layouts))
+        key = (text, is_view)
+        cost = self._signature_costs.get(key)
+        if cost is None:
+            made = dict.fromkeys([*(n for n in outputs if n is not None), *writes])
+            cost = describe(
+                function, args[0], kwargs[0], result,
+                [values[number].layout for number in dict.fromkeys(reads)],
+                [values[number].layout for number in made],
+                is_view=is_view, signature=text,
+            )  # fmt: skip
+            self._signature_costs[key] = cost
+        return cost
+
+    def _append(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        reads: tuple[int, ...],
+        outputs: tuple[int | None, ...],
+        writes: tuple[int, ...],
+        draws: bool,
+        is_view: bool,
+        cost: Any,
+    ) -> None:
+        calls = self.recording.calls
+        partner = self._partner()
+        module = self._path[-1] if self._path else ""
+        if partner >= 0:
+            module = calls[partner].module
+        if torch.is_grad_enabled():
+            self._remember_autograd_number(partner if partner >= 0 else len(calls))
+        call = RawCall(function, args, kwargs, reads, outputs, writes, self.phase, module, partner,
+                       draws, is_view, cost)  # fmt: skip
+        calls.append(call)
+
+    # ── pairing ──────────────────────────────────────────────────────────────────────────────
+
+    def _remember_autograd_number(self, call: int) -> None:
+        """Note the newest autograd node as belonging to ``call``; the first call counts."""
+        number = torch.autograd._get_sequence_nr() - 1
+        if not self._forward_numbers or number > self._forward_numbers[-1]:
+            self._forward_numbers.append(number)
+            self._forward_calls.append(call)
+
+    def _partner(self) -> int:
+        """The forward call of the autograd node that runs now."""
+        if self.phase != Phase.BACKWARD:
+            return -1
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return -1
+        if node._sequence_nr() >= _ACCUMULATE_NUMBER:
+            return self.recording.calls[-1].partner if self.recording.calls else -1
+        # Some nodes are made after the op that they belong to (writes through views), hence the
+        # nearest earlier call rather than an exact match.
+        position = bisect_right(self._forward_numbers, node._sequence_nr()) - 1
+        return self._forward_calls[position] if position >= 0 else -1
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """How a tensor looks at its storage."""
+    return Layout(
+        tuple(tensor.shape),
+        tensor.stride(),
+        int(tensor.storage_offset()),
+        tensor.dtype,
+        (tensor.is_conj(), tensor.is_neg()),
+    )
+
+
+def flat_refs(tree: Any) -> list[Ref]:
+    """All references in arguments, in order."""
+    found: list[Ref] = []
+    map_tree(tree, lambda leaf: found.append(leaf) if isinstance(leaf, Ref) else None)
+    return found
+
+
+def _layout_leaf(leaf: Any, values: list[Value]) -> Any:
+    if isinstance(leaf, Ref):
+        return values[leaf.index].layout
+    if isinstance(leaf, Constant):
+        return layout_of(leaf.tensor)
+    return leaf

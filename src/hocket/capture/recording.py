@@ -1,0 +1,149 @@
+"""What the recorder writes down: calls on numbered values, before versions and names are given.
+
+A value is one way of looking at one storage: (storage, shape, stride, offset, dtype). Two tensors
+that look at the same bytes in the same way are the same value, whatever Python object holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from hocket.graph import Phase, Role
+
+
+class Ref(NamedTuple):
+    """Stands for a tensor in the arguments of a call."""
+
+    index: int
+
+
+class Constant(NamedTuple):
+    """A tensor that the model holds outside its parameters and buffers, kept by value."""
+
+    tensor: torch.Tensor
+
+
+class Layout(NamedTuple):
+    """How a tensor looks at its storage."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    lazy: tuple[bool, bool] = (False, False)
+    """Whether conjugation and negation are pending."""
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the elements, as a transfer would move them."""
+        return self.num_elements * self.dtype.itemsize
+
+    @property
+    def touched_bytes(self) -> int:
+        """Bytes of storage that one pass over the elements touches: broadcast ones once."""
+        count = 1
+        for extent, stride in zip(self.shape, self.stride, strict=True):
+            count *= extent if stride else min(extent, 1)
+        return count * self.dtype.itemsize
+
+
+class Value(NamedTuple):
+    """One way of looking at one storage."""
+
+    storage: int
+    layout: Layout
+
+
+class Cost(NamedTuple):
+    """What a call costs, as far as its shapes tell."""
+
+    kind: str
+    signature: str
+    dtype: int
+    flops: float
+    bytes_touched: int
+
+
+class RawCall(NamedTuple):
+    """One recorded call. All numbers are values, but ``partner`` is a call."""
+
+    function: Any
+    """An OpOverload, or the name of an optimizer."""
+    args: Any
+    kwargs: dict[str, Any]
+    reads: tuple[int, ...]
+    outputs: tuple[int | None, ...]
+    """Flattened results; None where a result is not a tensor."""
+    writes: tuple[int, ...]
+    phase: Phase
+    module: str
+    partner: int
+    draws: bool
+    """Whether the call draws random numbers."""
+    is_view: bool
+    cost: Cost
+
+
+class Source(NamedTuple):
+    """A value that exists before the step."""
+
+    name: str
+    role: Role
+    value: int
+
+
+class Span(NamedTuple):
+    """The calls that ran while one watched module was active: ``start`` up to ``stop``."""
+
+    module: str
+    start: int
+    stop: int
+
+
+@dataclass
+class Recording:
+    """A linear record of one step."""
+
+    storage_bytes: list[int] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    producer: list[int] = field(default_factory=list)
+    """Call that first made each value; -1 for sources."""
+    sources: list[Source] = field(default_factory=list)
+    calls: list[RawCall] = field(default_factory=list)
+    gradients: dict[int, int] = field(default_factory=dict)
+    """Parameter value to the value of its final gradient."""
+    outputs: list[int] = field(default_factory=list)
+    """What the user keeps: the loss in training, all results in inference."""
+    spans: list[Span] = field(default_factory=list)
+
+
+def map_tree(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Arguments with ``change`` applied to every leaf; lists stay lists, tuples tuples."""
+    if isinstance(tree, Ref | Constant):
+        return change(tree)
+    if isinstance(tree, list):
+        return [map_tree(item, change) for item in tree]
+    if isinstance(tree, tuple) and not isinstance(tree, torch.Size):
+        return tuple(map_tree(item, change) for item in tree)
+    if isinstance(tree, dict):
+        return {key: map_tree(item, change) for key, item in tree.items()}
+    return change(tree)
+
+
+def flat_results(result: Any) -> list[Any]:
+    """The results of a call, with lists of tensors opened."""
+    if isinstance(result, list | tuple):
+        return [leaf for item in result for leaf in flat_results(item)]
+    return [result]

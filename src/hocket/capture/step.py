@@ -1,0 +1,163 @@
+"""Run one step of a model under the recorder: forward, loss, backward, gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from hocket.capture.fake import (
+    NamedTensor,
+    batch_tensors,
+    fake_twins,
+    map_batch,
+    model_tensors,
+    without_modules,
+)
+from hocket.capture.record import Recorder
+from hocket.capture.recording import Recording
+from hocket.errors import UsageError
+from hocket.graph import Phase, Role
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def record_fake_step(
+    model: nn.Module,
+    batch: Any,
+    *,
+    loss: Loss | None,
+    training: bool,
+    device: str,
+    left_out: Sequence[str] = (),
+    watched: Sequence[str] = (),
+) -> Recording:
+    """Record a step on fake tensors, without the submodules in ``left_out``.
+
+    The calls that run inside each module of ``watched`` are noted as spans.
+    """
+    hidden = tuple(f"{path}." for path in left_out)
+    named = [item for item in model_tensors(model) if not item[0].startswith(hidden or ("\0",))]
+    inputs = [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        twins = fake_twins([tensor for _, _, tensor in (*named, *inputs)], device)
+    fake_model = without_modules(model, left_out, twins)
+    fake_batch = map_batch(batch, twins)
+    sources = [(name, role, twins[id(tensor)]) for name, role, tensor in (*named, *inputs)]
+    with mode:
+        return _record(fake_model, fake_batch, sources, loss, training, watched)
+
+
+def record_real_step(
+    model: nn.Module, batch: Any, *, loss: Loss | None, training: bool
+) -> Recording:
+    """Record a step that is really computed, on a copy of the model."""
+    real_model = copy.deepcopy(model)
+    sources = [*model_tensors(real_model)]
+    sources += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
+    return _record(real_model, batch, sources, loss, training, ())
+
+
+def _record(
+    model: nn.Module,
+    batch: Any,
+    sources: Sequence[NamedTensor],
+    loss: Loss | None,
+    training: bool,
+    watched: Sequence[str],
+) -> Recording:
+    names = {id(module): path for path, module in model.named_modules()}
+    recorder = Recorder(names, frozenset(watched))
+    for name, role, tensor in sources:
+        recorder.add_source(name, role, tensor)
+    with _module_hooks(recorder), torch.autograd.set_multithreading_enabled(False), recorder:
+        with nullcontext() if training else torch.no_grad():
+            output = _call(model, batch)
+            kept = [scalar_loss(output, loss)] if training else _tensors_of(output)
+        if training:
+            _run_backward(recorder, kept[0])
+    if training:
+        _collect_gradients(recorder, sources)
+    kept_values = [recorder.value_of(tensor) for tensor in kept]
+    recorder.recording.outputs = list(dict.fromkeys(v for v in kept_values if v is not None))
+    return recorder.recording
+
+
+def _run_backward(recorder: Recorder, loss: torch.Tensor) -> None:
+    if not loss.requires_grad:
+        raise UsageError(
+            "the loss does not depend on any parameter that requires a gradient",
+            hint="capture with optimizer=None for inference, or unfreeze a parameter",
+        )
+    recorder.phase = Phase.BACKWARD
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _collect_gradients(recorder: Recorder, sources: Sequence[NamedTensor]) -> None:
+    for _, role, tensor in sources:
+        if role != Role.PARAMETER or tensor.grad is None:
+            continue
+        parameter, gradient = recorder.value_of(tensor), recorder.value_of(tensor.grad)
+        if parameter is not None and gradient is not None:
+            recorder.recording.gradients[parameter] = gradient
+
+
+@contextmanager
+def _module_hooks(recorder: Recorder) -> Iterator[None]:
+    before = register_module_forward_pre_hook(recorder.enter_module)
+    after = register_module_forward_hook(recorder.leave_module, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return model(**batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    return model(batch)
+
+
+def scalar_loss(output: Any, loss: Loss | None) -> torch.Tensor:
+    """The scalar to minimise: the given loss, or the one that the output suggests."""
+    if loss is not None:
+        value = loss(output)
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise UsageError(
+                "the loss function must return a tensor with one element",
+                hint="end it with .mean() or .sum()",
+            )
+        return value
+    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    floating = [tensor for tensor in _tensors_of(output) if tensor.is_floating_point()]
+    if not floating:
+        raise UsageError(
+            "the model returns no floating-point tensor to take a loss of",
+            hint="pass loss=, a function from the output to a scalar",
+        )
+    return floating[0] if floating[0].numel() == 1 else floating[0].mean()
+
+
+def _tensors_of(output: Any) -> list[torch.Tensor]:
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return [tensor for item in output for tensor in _tensors_of(item)]
+    return []

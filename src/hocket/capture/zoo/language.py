@@ -1,0 +1,108 @@
+"""Transformers from Hugging Face, built from configurations: nothing is downloaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+Built = tuple[nn.Module, dict[str, torch.Tensor]]
+
+_COMMON: dict[str, Any] = {"use_cache": False, "attn_implementation": "sdpa"}
+
+
+def _token_batch(batch: int, seq: int, vocabulary: int) -> dict[str, torch.Tensor]:
+    return {
+        "input_ids": torch.randint(vocabulary, (batch, seq)),
+        "labels": torch.randint(vocabulary, (batch, seq)),
+    }
+
+
+def _causal(model: nn.Module, batch: int, seq: int) -> Built:
+    config: Any = model.config
+    config.loss_type = "ForCausalLM"
+    return model, _token_batch(batch, seq, config.vocab_size)
+
+
+def gpt2(batch: int, seq: int, **sizes: int) -> Built:
+    """GPT-2 with its default dropout; the small one unless sizes say otherwise."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(**_COMMON, **{"n_positions": max(1024, seq), **sizes})
+    return _causal(GPT2LMHeadModel(config), batch, seq)
+
+
+def gpt2_medium(batch: int, seq: int) -> Built:
+    """GPT-2 medium: 24 layers, width 1024."""
+    return gpt2(batch, seq, n_embd=1024, n_layer=24, n_head=16)
+
+
+def gpt2_xl(batch: int, seq: int) -> Built:
+    """GPT-2 XL: 48 layers, width 1600."""
+    return gpt2(batch, seq, n_embd=1600, n_layer=48, n_head=25)
+
+
+def bert_large(batch: int, seq: int, **sizes: int) -> Built:
+    """BERT-large trained to fill in masked tokens."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+             "intermediate_size": 4096, "max_position_embeddings": max(512, seq)}  # fmt: skip
+    config = BertConfig(**_COMMON, **{**large, **sizes})
+    return BertForMaskedLM(config), _token_batch(batch, seq, config.vocab_size)
+
+
+def llama_7b(batch: int, seq: int, **sizes: Any) -> Built:
+    """A Llama of 6.7 billion parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(**_COMMON, **{"max_position_embeddings": max(2048, seq), **sizes})
+    return _causal(LlamaForCausalLM(config), batch, seq)
+
+
+def llama_1b(batch: int, seq: int) -> Built:
+    """A Llama of 1.2 billion parameters: grouped heads, tied embeddings."""
+    return llama_7b(batch, seq, vocab_size=128256, hidden_size=2048, intermediate_size=8192,
+                    num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
+                    tie_word_embeddings=True)  # fmt: skip
+
+
+def t5_base(batch: int, seq: int, **sizes: int) -> Built:
+    """T5 base: encoder and decoder of 12 layers each."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    base = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+    config = T5Config(use_cache=False, decoder_start_token_id=0, **{**base, **sizes})
+    return T5ForConditionalGeneration(config), _token_batch(batch, seq, config.vocab_size)
+
+
+def vit_base(batch: int, seq: int, **sizes: int) -> Built:
+    """ViT base on 224 x 224 images with 16 x 16 patches, 1000 classes."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(attn_implementation="sdpa", num_labels=1000, **sizes)
+    size = config.image_size
+    images = torch.randn(batch, config.num_channels, size, size)
+    batch_of = {"pixel_values": images, "labels": torch.randint(1000, (batch,))}
+    return ViTForImageClassification(config), batch_of
+
+
+def mixtral_small(batch: int, seq: int, **sizes: int) -> Built:
+    """A Mixtral of 8 layers with 8 experts, 2 per token.
+
+    Grouped matrix products exist in bfloat16 only; other types gather the weights of the experts
+    for every token, which traces but takes much memory.
+    """
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    small = {"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 8,
+             "num_attention_heads": 16, "num_key_value_heads": 8, "num_local_experts": 8,
+             "max_position_embeddings": max(2048, seq)}  # fmt: skip
+    grouped = torch.get_default_dtype() == torch.bfloat16
+    config = MixtralConfig(
+        **_COMMON,
+        experts_implementation="grouped_mm" if grouped else "batched_mm",
+        **{**small, **sizes},
+    )
+    return _causal(MixtralForCausalLM(config), batch, seq)

@@ -1,0 +1,148 @@
+"""Find a model by name, or call the user's own function that makes one."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.capture.zoo import ZOO, ZooModel, vision
+from hocket.errors import UsageError, did_you_mean, unknown_name
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DEPTH = re.compile(r"resnet([0-9]{2,5})")
+
+
+def load_model(
+    spec: str,
+    *,
+    batch: int | None = None,
+    seq: int | None = None,
+    dtype: str | None = None,
+    device: str = "meta",
+) -> tuple[nn.Module, Any]:
+    """A model and its batch from a name of the zoo or from ``package.module:function``.
+
+    Models of the zoo are built on ``device``; on ``meta`` they take no memory. A function of the
+    user's (also ``path/file.py:function``) is called with those of ``batch``, ``seq`` and ``dtype``
+    that it has parameters for, and returns (model, batch).
+    """
+    for what, value in (("batch", batch), ("seq", seq)):
+        if value is not None and value < 1:
+            raise UsageError(f"{what} is {value}", hint=f"{what} must be 1 or more")
+    if dtype is not None and dtype not in _DTYPES:
+        raise unknown_name("dtype", dtype, _DTYPES)
+    if ":" in spec:
+        return _from_function(spec, {"batch": batch, "seq": seq, "dtype": dtype})
+    entry = _entry(spec)
+    with _default_dtype(_DTYPES[dtype or entry.dtype]), torch.device(device):
+        model, tensors = _require_transformers(spec, entry, batch or entry.batch, seq or entry.seq)
+    return model.train(), tensors
+
+
+def _entry(name: str) -> ZooModel:
+    if name in ZOO:
+        return ZOO[name]
+    depth = _DEPTH.fullmatch(name)
+    if depth is None:
+        hint = did_you_mean(name, ZOO)
+        raise UsageError(
+            f"unknown model {name!r}",
+            hint=f"{hint}; for your own model write 'package.module:function'",
+        )
+    return ZooModel(lambda batch, _: vision.resnet(int(depth[1]), batch), batch=16)
+
+
+def _require_transformers(
+    name: str, entry: ZooModel, batch: int, seq: int
+) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    try:
+        return entry.build(batch, seq)
+    except ModuleNotFoundError as error:
+        from hocket.errors import MissingExtraError
+
+        raise MissingExtraError(
+            f"model {name!r} needs the package {error.name!r}",
+            hint="pip install 'hocket[torch]'",
+        ) from error
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# ── the user's own function ──────────────────────────────────────────────────────────────────────
+
+
+def _from_function(spec: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+    module_text, _, name = spec.rpartition(":")
+    module = _import(module_text, spec)
+    function = getattr(module, name, None)
+    if not callable(function):
+        callables = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise UsageError(
+            f"{module_text!r} has no function {name!r}", hint=did_you_mean(name, callables)
+        )
+    result = function(**_accepted(function, options))
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):
+        raise UsageError(
+            f"{spec!r} returned {type(result).__name__}, not a model and a batch",
+            hint="return (model, batch); batch is a tensor, a tuple or a dict of tensors",
+        )
+    return result
+
+
+def _import(module_text: str, spec: str) -> Any:
+    try:
+        if module_text.endswith(".py"):
+            return _import_file(Path(module_text))
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(module_text)
+    except (ImportError, OSError, SyntaxError, ValueError) as error:
+        raise UsageError(
+            f"cannot import {module_text!r} of {spec!r}: {error}",
+            hint="write 'package.module:function' or 'path/file.py:function'",
+        ) from error
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    name = f"hocket_user_{path.stem}"
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise ImportError(f"{str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[name] = module
+    module_spec.loader.exec_module(module)
+    return module
+
+
+def _accepted(function: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The given options that the function has parameters for; refuse those that it has not."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(p.kind == inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    given = {key: value for key, value in options.items() if value is not None}
+    for key in given:
+        if key not in parameters and not takes_all:
+            raise UsageError(
+                f"{function.__name__!r} has no parameter {key!r}",
+                hint=f"add {key!r} to its parameters or leave the option out",
+            )
+    return given

@@ -1,0 +1,67 @@
+"""``hocket capture``: a real PyTorch model as a graph file."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from hocket.cli.output import emit, json_option
+from hocket.cli.sources import ModelOptions, capture_model, model_options
+
+
+@click.command("capture")
+@click.argument("model", metavar="NAME_OR_FACTORY")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Graph file to write; gzipped when the name ends in .gz.",
+)
+@click.option("--full", is_flag=True, help="Trace every repeated block instead of copying one.")
+@model_options
+@json_option
+def command(
+    model: str,
+    output: Path,
+    full: bool,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    optimizer: str,
+    as_json: bool,
+) -> None:
+    """Capture one step of a model, without weights, memory or downloads.
+
+    NAME_OR_FACTORY is a model of the zoo or package.module:function, a function that returns
+    the model and a batch.
+    """
+    from hocket.graph.files import write_graph
+    from hocket.units import format_bytes
+
+    started = time.perf_counter()
+    graph = capture_model(model, ModelOptions(batch, seq, dtype, optimizer), full=full)
+    elapsed_s = time.perf_counter() - started
+    write_graph(graph, output)
+    result = {
+        "file": str(output),
+        "name": graph.name,
+        "ops": graph.num_ops,
+        "tensors": graph.num_tensors,
+        "level": graph.meta.get("level", "op"),
+        "bytes": graph.bytes_by_role(),
+        "flops": float(graph.flops.sum()),
+        "hash": graph.content_hash,
+        "seconds": elapsed_s,
+    }
+    if as_json:
+        emit(result)
+        return
+    parameters = graph.bytes_by_role().get("parameter", 0)
+    click.echo(
+        f"{graph.name}: {graph.num_ops} ops, {graph.num_tensors} tensors, "
+        f"{format_bytes(parameters)} of parameters, captured in {elapsed_s:.1f} s"
+    )
+    click.echo(f"wrote {output} — next: hocket plan {output} --on 4xv100-16g")

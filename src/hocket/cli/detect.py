@@ -1,0 +1,39 @@
+"""``hocket detect``: this machine as a cluster file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hocket.cli.output import emit, json_option, working
+
+
+@click.command("detect")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="TOML file to write. [default: print it]",
+)
+@json_option
+def command(output: Path | None, as_json: bool) -> None:
+    """Describe this machine's devices and links as a TOML cluster file."""
+    from hocket.atomic import write_atomically
+    from hocket.hardware.detect import detect
+    from hocket.hardware.files import cluster_to_dict, cluster_to_toml
+
+    with working("looking at this machine"):
+        cluster = detect()
+    text = cluster_to_toml(cluster)
+    if output is not None:
+        write_atomically(output, text.encode())
+    if as_json:
+        emit({"file": str(output) if output else None, "cluster": cluster_to_dict(cluster)})
+    elif output is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(
+            f"wrote {output}: {cluster.num_devices} devices — next: hocket plan gpt2 --on {output}"
+        )

@@ -1,0 +1,72 @@
+"""``hocket doctor``: what is installed and what works, for a bug report."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+import click
+
+from hocket.cli.output import emit, json_option
+
+_PACKAGES = ("numpy", "scipy", "numba", "click", "rich", "pydantic", "torch", "transformers", "ray")
+
+
+@click.command("doctor")
+@json_option
+def command(as_json: bool) -> None:
+    """Report versions, devices and whether the parts of hocket work here."""
+    from hocket import __version__
+
+    result: dict[str, Any] = {
+        "hocket": __version__,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "checks": {name: check() for name, check in _CHECKS.items()},
+    }
+    if as_json:
+        emit(result)
+        return
+    click.echo(f"hocket {result['hocket']}, Python {result['python']}, {result['platform']}")
+    for name, version in result["packages"].items():
+        click.echo(f"  {name:<13}{version or '–'}")
+    for name, outcome in result["checks"].items():
+        click.echo(f"  {name:<13}{outcome}")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _simulator() -> str:
+    from hocket.api import make_problem
+    from hocket.graph.generators import generate
+    from hocket.planners.compare import compare
+
+    comparison = compare(make_problem(generate("transformer", 200, 0), "2xv100-16g"))
+    return "ok" if comparison.winner is not None else "no plan for the test problem"
+
+
+def _devices() -> str:
+    from hocket.hardware.detect import detect
+
+    return repr(detect())
+
+
+def _attempt(check: Any) -> Any:
+    def attempted() -> str:
+        try:
+            return str(check())
+        except Exception as error:
+            return f"failed: {type(error).__name__}: {error}"
+
+    return attempted
+
+
+_CHECKS = {"simulator": _attempt(_simulator), "devices": _attempt(_devices)}

@@ -1,0 +1,49 @@
+"""``hocket explain``: what a plan's time is spent on and what limits it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hocket.cli.output import console, emit, json_option
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+
+
+@click.command("explain")
+@plan_arguments
+@json_option
+def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
+    """Explain PLAN: its critical path, why devices wait, and what limits the step."""
+    from hocket.simulate.analysis import bottleneck, critical_path
+    from hocket.simulate.engine import simulate
+
+    saved = load_plan(plan_file, graph_file)
+    problem, plan = saved.problem, saved.plan
+    announce_compilation()
+    timeline = simulate(problem, plan)
+    if not as_json:
+        from hocket.view.text import explanation
+
+        console().print(explanation(problem, plan, timeline))
+        return
+    tensors, graph = timeline.transfer_tensor, problem.graph
+    emit(
+        {
+            "step_s": timeline.makespan_s,
+            "bottleneck": bottleneck(timeline, problem),
+            "critical_path": [
+                {
+                    "kind": step.kind,
+                    "name": graph.op_names[step.index]
+                    if step.kind == "op"
+                    else graph.tensor_names[tensors[step.index]],
+                    "start_s": step.start_s,
+                    "end_s": step.end_s,
+                    "reason": step.reason,
+                    "wait_s": step.wait_s,
+                }
+                for step in critical_path(timeline, problem)
+            ],
+        }
+    )

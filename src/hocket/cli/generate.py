@@ -1,0 +1,43 @@
+"""``hocket generate``: synthetic graphs of a given family and size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hocket.cli.output import emit, json_option, working
+
+
+@click.command("generate")
+@click.argument("family")
+@click.option(
+    "--ops",
+    "num_ops",
+    type=click.IntRange(1, 2_000_000),
+    default=2000,
+    show_default=True,
+    help="About how many ops.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Graph file to write; gzipped when the name ends in .gz.",
+)
+@json_option
+def command(family: str, num_ops: int, seed: int, output: Path, as_json: bool) -> None:
+    """Write a graph of FAMILY: chain, series-parallel, layered, gnmt or transformer."""
+    from hocket.graph.files import write_graph
+    from hocket.graph.generators import generate
+
+    with working(f"generating {num_ops} ops"):
+        graph = generate(family, num_ops, seed)
+        write_graph(graph, output)
+    if as_json:
+        emit({"file": str(output), "ops": graph.num_ops, "tensors": graph.num_tensors,
+              "hash": graph.content_hash})  # fmt: skip
+        return
+    click.echo(f"wrote {output}: {graph.num_ops} ops, {graph.num_tensors} tensors")

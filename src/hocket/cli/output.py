@@ -1,0 +1,73 @@
+"""What every command shares: results on stdout, all else on stderr, errors in one form."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def json_option(command: F) -> F:
+    """The ``--json`` option that every command takes."""
+    option = click.option(
+        "--json", "as_json", is_flag=True, help="Print the result as one JSON object on stdout."
+    )
+    return option(command)
+
+
+def wants_json(arguments: list[str]) -> bool:
+    """Whether the command line asks for JSON, known before it is parsed (errors need it)."""
+    before_end = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "--json" in before_end
+
+
+def emit(result: Mapping[str, Any]) -> None:
+    """Print a result as one JSON object on stdout."""
+    click.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def fail(error: Exception, *, as_json: bool, extra: Mapping[str, Any] | None = None) -> int:
+    """Show an error and return the exit code of the command."""
+    from hocket.errors import HocketError
+
+    known = error if isinstance(error, HocketError) else HocketError(str(error))
+    if as_json:
+        emit({"error": known.as_dict(), **(extra or {})})
+    click.echo(f"hocket: {inert(str(known))}", err=True)
+    return known.exit_code
+
+
+def inert(text: str) -> str:
+    """Text without control characters, which a terminal would obey."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console that stays plain when the stream is not a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False, soft_wrap=False)
+
+
+def say(text: str) -> None:
+    """One line for the person, on stderr, so that stdout holds results only."""
+    click.echo(inert(text), err=True)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal that something is under way; silent elsewhere."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    with console(stderr=True).status(what):
+        yield

@@ -1,0 +1,144 @@
+"""From what a person names on the command line to values: graphs, clusters, costs, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hocket.cli.output import say, working
+
+if TYPE_CHECKING:
+    from hocket.graph.graph import Graph
+    from hocket.plan.files import SavedPlan
+    from hocket.plan.problem import Problem, TransferMode
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How to build a model that is captured; None leaves it to the model."""
+
+    batch: int | None
+    seq: int | None
+    dtype: str | None
+    optimizer: str
+
+    @property
+    def optimizer_name(self) -> str | None:
+        """The optimizer as `hocket.capture` takes it: None for inference."""
+        return None if self.optimizer == "none" else self.optimizer
+
+
+def model_options(command: F) -> F:
+    """The options that say how a model is built and what step is captured."""
+    options = (
+        click.option(
+            "--optimizer",
+            type=click.Choice(["adamw", "sgd", "none"]),
+            default="adamw",
+            show_default=True,
+            help="The step's optimizer; 'none' captures inference.",
+        ),
+        click.option(
+            "--dtype",
+            type=click.Choice(["float32", "bfloat16", "float16"]),
+            help="Type of the parameters. [default: the model's]",
+        ),
+        click.option(
+            "--seq",
+            type=click.IntRange(1, 2**20),
+            help="Sequence length, for models that have one. [default: the model's]",
+        ),
+        click.option(
+            "--batch",
+            type=click.IntRange(1, 2**20),
+            help="Samples in one step. [default: the model's]",
+        ),
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+def is_graph_file(text: str) -> bool:
+    """Whether a name means a graph file rather than a model."""
+    path = Path(text)
+    if path.is_file() and ":" not in path.name:
+        return not path.name.endswith(".py")
+    return text.endswith((".json", ".json.gz", ".txt", ".txt.gz"))
+
+
+def load_graph(text: str, options: ModelOptions) -> tuple[Graph, Path | None]:
+    """The graph that a file holds, or that a model is captured to (then without a path)."""
+    if is_graph_file(text):
+        from hocket.graph.files import read_graph
+
+        with working(f"reading {text}"):
+            return read_graph(Path(text)), Path(text)
+    return capture_model(text, options), None
+
+
+def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tuple[Any, Any]:
+    """A model of the zoo or of the user, and its batch."""
+    from hocket.capture import load_model
+
+    return load_model(
+        text, batch=options.batch, seq=options.seq, dtype=options.dtype, device=device
+    )
+
+
+def capture_model(text: str, options: ModelOptions, *, full: bool = False) -> Graph:
+    """Capture one step of a model of the zoo or of the user."""
+    from hocket.capture import capture
+
+    with working(f"capturing {text}"):
+        model, batch = build_model(text, options)
+        return capture(model, batch, optimizer=options.optimizer_name, name=text, repeat=not full)
+
+
+def make_problem(
+    graph: Graph, on: str, transfers: TransferMode, profile: Path | None, calibration: Path | None
+) -> Problem:
+    """A problem from a graph and the texts of the options."""
+    from hocket import api
+    from hocket.cost.calibrate import read_calibration
+    from hocket.cost.profile import read_profile
+
+    return api.make_problem(
+        graph,
+        on,
+        transfers=transfers,
+        profile=read_profile(profile) if profile else None,
+        calibration=read_calibration(calibration) if calibration else None,
+    )
+
+
+def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
+    """A plan file with the problem that it answers."""
+    from hocket.plan.files import read_plan
+
+    with working(f"reading {path}"):
+        return read_plan(path, graph_file=graph_file)
+
+
+def announce_compilation() -> None:
+    """Say once, before the first use of a fresh installation, that kernels are compiled."""
+    from hocket.simulate.engine import kernels_are_compiled
+
+    if not kernels_are_compiled():
+        say("compiling the simulator's kernels (once, some seconds)")
+
+
+def plan_arguments(command: F) -> F:
+    """The argument and option of commands that read a plan."""
+    graph = click.option(
+        "--graph", "graph_file", type=click.Path(path_type=Path), default=None,
+        help="The plan's graph, where its file was moved.",
+    )  # fmt: skip
+    plan = click.argument("plan_file", metavar="PLAN", type=click.Path(path_type=Path))
+    return plan(graph(command))

@@ -1,0 +1,240 @@
+"""Fit the roofline to a profile: efficiencies per family and number type, and the launch floor.
+
+The best pair of efficiencies has the least sum of |log(predicted / measured)|, each op weighted by
+its share of the step, among the ratios that some measurement shows; then both are scaled so that
+the total of the family agrees. At most 48 x 48 pairs per family and type. O(pairs · entries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.atomic import write_atomically
+from hocket.cost import strict
+from hocket.cost.efficiency import (
+    DEFAULT_EFFICIENCY,
+    Efficiency,
+    KindFit,
+    ideal_s,
+    roofline_s,
+)
+from hocket.cost.families import FAMILIES
+from hocket.cost.profile import MAX_SECONDS, Profile, host_from_dict
+from hocket.errors import UsageError
+from hocket.graph.graph import DTYPES
+from hocket.hardware.cluster import DeviceKind
+from hocket.jsonfile import dump_json, read_json
+
+CALIBRATION_SCHEMA = "hocket.calibration/1"
+MAX_CANDIDATES = 48
+MIN_EFFICIENCY, MAX_EFFICIENCY = 1e-4, 4.0
+"""Above 1: caches serve part of the bytes, or fewer operations are done than were counted."""
+MIN_SHARE = 0.01
+"""A family with less of the measured time than this keeps its default: too little evidence."""
+FLOOR_RATIO = 20.0
+"""An op that takes this many times its ideal time is explained by its launch, not by its work."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibration:
+    """Fits by the name of the device kind."""
+
+    kinds: Mapping[str, KindFit]
+    source: str = ""
+    """What it was fitted from."""
+
+
+@dataclass(frozen=True)
+class FamilyError:
+    """How well a fit explains the measured time of one family."""
+
+    family: str
+    measured_s: float
+    """Time of the family in the profiled step."""
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction."""
+        return self.predicted_s / self.measured_s - 1 if self.measured_s else 0.0
+
+
+def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
+    """The fit that makes the roofline of ``kind`` agree with a profile measured on it."""
+    if profile.device_kind != kind.name:
+        raise UsageError(
+            f"the profile is of {profile.device_kind!r}, not of {kind.name!r}",
+            hint="name the kind that the profile was measured on",
+        )
+    work = profile.work()
+    measured_s = np.array([entry.seconds for entry in profile.entries], dtype=np.float64)
+    count = np.array([entry.count for entry in profile.entries], dtype=np.float64)
+    spent_s = count * measured_s
+    compute_s, memory_s = ideal_s(work, kind)
+    usable = (measured_s > 0) & ((compute_s > 0) | (memory_s > 0))
+    floor_s = _launch_floor_s(measured_s[usable], (compute_s + memory_s)[usable])
+    launch_s = kind.launch_s if floor_s is None else floor_s
+    efficiency: dict[str, Efficiency] = {}
+    for index, family in enumerate(FAMILIES):
+        member = usable & (work.family == index)
+        # The whole family first: it serves number types that were not measured.
+        parts: dict[str, NDArray[np.bool_]] = {family: member}
+        parts |= {
+            f"{family}/{dtype}": member & (work.dtype == number)
+            for number, dtype in enumerate(DTYPES)
+        }
+        for key, part in parts.items():
+            if part.any() and spent_s[part].sum() >= MIN_SHARE * spent_s.sum():
+                efficiency[key] = _best_efficiency(
+                    measured_s[part], compute_s[part], memory_s[part],
+                    spent_s[part], launch_s, DEFAULT_EFFICIENCY[family],
+                )  # fmt: skip
+    fit = KindFit(efficiency, floor_s, profile.host)
+    return Calibration({kind.name: fit}, f"{len(profile.entries)} signatures on {profile.device}")
+
+
+def calibration_errors(
+    calibration: Calibration, profile: Profile, kind: DeviceKind
+) -> tuple[FamilyError, ...]:
+    """Measured and predicted time of each family in the profiled step."""
+    work = profile.work()
+    count = np.array([entry.count for entry in profile.entries], dtype=np.float64)
+    measured_s = count * np.array([entry.seconds for entry in profile.entries])
+    predicted_s = count * roofline_s(work, kind, calibration.kinds.get(kind.name))
+    return tuple(
+        FamilyError(family, float(measured_s[member].sum()), float(predicted_s[member].sum()))
+        for index, family in enumerate(FAMILIES)
+        if (member := work.family == index).any()
+    )
+
+
+def _launch_floor_s(measured_s: FloatArray, best_s: FloatArray) -> float | None:
+    """Lower quartile of the ops that take far longer than their work; None without such ops."""
+    tiny = measured_s >= FLOOR_RATIO * best_s
+    return float(np.quantile(measured_s[tiny], 0.25, method="lower")) if tiny.any() else None
+
+
+def _best_efficiency(
+    measured_s: FloatArray,
+    compute_s: FloatArray,
+    memory_s: FloatArray,
+    weight: FloatArray,
+    launch_s: float,
+    default: Efficiency,
+) -> Efficiency:
+    compute = _candidates(compute_s, measured_s, weight, default.compute)
+    memory = _candidates(memory_s, measured_s, weight, default.memory)
+    compute_part = np.maximum(compute_s / compute[:, None], launch_s)
+    memory_part = memory_s / memory[:, None]
+    log_measured = np.log(measured_s)
+    share = weight / weight.sum()
+    loss = np.array(
+        [
+            np.abs(np.log(np.maximum(row, memory_part)) - log_measured) @ share
+            for row in compute_part
+        ]
+    )
+    # Of equal losses the highest efficiencies win: they leave the other side to explain the time.
+    best = int(np.argmin(np.round(loss, 12)))
+    row, column = divmod(best, len(memory))
+    predicted_s = np.maximum(compute_part[row], memory_part[column])
+    # What the floor explains says nothing about rates.
+    rated = predicted_s > launch_s
+    scale = _total_ratio(predicted_s[rated], measured_s[rated], weight[rated])
+    by_compute = compute_part[row] > memory_part[column]
+    return Efficiency(
+        _scaled(compute[row], scale if (rated & by_compute).any() else 1.0),
+        _scaled(memory[column], scale if (rated & ~by_compute).any() else 1.0),
+    )
+
+
+def _scaled(efficiency: float, scale: float) -> float:
+    return float(np.clip(efficiency * scale, MIN_EFFICIENCY, MAX_EFFICIENCY))
+
+
+def _total_ratio(predicted_s: FloatArray, measured_s: FloatArray, weight: FloatArray) -> float:
+    """Predicted over measured time of a step in which each op counts weight / measured times."""
+    if not len(measured_s):
+        return 1.0
+    return float((predicted_s * (weight / measured_s)).sum() / weight.sum())
+
+
+def _candidates(
+    ideal: FloatArray, measured_s: FloatArray, weight: FloatArray, default: float
+) -> FloatArray:
+    """Efficiencies to try, highest first: those that would explain one of the measurements."""
+    ratios = np.clip(ideal / measured_s, MIN_EFFICIENCY, MAX_EFFICIENCY)[ideal > 0]
+    if len(ratios) == 0:
+        return np.array([default])
+    order = np.argsort(ratios, kind="stable")
+    ratios, reached = ratios[order], np.cumsum(weight[ideal > 0][order])
+    if len(ratios) > MAX_CANDIDATES:
+        # Evenly over the time of the step, so that what matters most is resolved best.
+        steps = np.linspace(0, reached[-1], MAX_CANDIDATES)
+        ratios = ratios[np.minimum(np.searchsorted(reached, steps), len(ratios) - 1)]
+    # A side that never limits any op shows only ratios below its efficiency; the default stands in.
+    return np.unique(np.append(ratios, max(default, float(ratios[-1]))))[::-1]
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write_calibration(calibration: Calibration, path: str | Path) -> None:
+    """Write a calibration file, atomically."""
+    write_atomically(path, dump_json(calibration_to_dict(calibration)))
+
+
+def read_calibration(path: str | Path) -> Calibration:
+    """Read a calibration file; raises `InputFileError` for anything else."""
+    return calibration_from_dict(read_json(path, 2**20), str(path))
+
+
+def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
+    """The calibration as JSON values."""
+    kinds = {
+        name: {
+            "launch_s": fit.launch_s,
+            "host": asdict(fit.host),
+            "efficiency": {key: asdict(fit.efficiency[key]) for key in sorted(fit.efficiency)},
+        }
+        for name, fit in sorted(calibration.kinds.items())
+    }
+    return {"schema": CALIBRATION_SCHEMA, "source": calibration.source, "kinds": kinds}
+
+
+def calibration_from_dict(data: object, where: str) -> Calibration:
+    """The calibration that `calibration_to_dict` wrote; ``where`` names its file in errors."""
+    top = strict.record(data, where, ("schema", "kinds"), ("source",))
+    strict.text(top["schema"], f"{where}: schema", (CALIBRATION_SCHEMA,))
+    kinds = strict.table(top["kinds"], f"{where}: kinds")
+    return Calibration(
+        {name: _fit(kinds[name], f"{where}: kinds.{name}") for name in sorted(kinds)},
+        strict.text(top.get("source", ""), f"{where}: source"),
+    )
+
+
+def _fit(data: object, where: str) -> KindFit:
+    fit = strict.record(data, where, ("efficiency",), ("launch_s", "host"))
+    launch_s = fit.get("launch_s")
+    known = {f"{family}{end}" for family in FAMILIES for end in ("", *(f"/{d}" for d in DTYPES))}
+    efficiency = {}
+    for key, value in sorted(strict.table(fit["efficiency"], f"{where}.efficiency").items()):
+        place = f"{where}.efficiency.{key}"
+        strict.text(key, place, known)
+        pair = strict.record(value, place, ("compute", "memory"))
+        efficiency[key] = Efficiency(
+            strict.number(pair["compute"], f"{place}.compute", MIN_EFFICIENCY, 10.0),
+            strict.number(pair["memory"], f"{place}.memory", MIN_EFFICIENCY, 10.0),
+        )
+    return KindFit(
+        efficiency,
+        None if launch_s is None else strict.number(launch_s, f"{where}.launch_s", 0, MAX_SECONDS),
+        host_from_dict(fit["host"], f"{where}.host") if "host" in fit else KindFit().host,
+    )

@@ -1,0 +1,152 @@
+"""The roofline: how much of its peak rates a device reaches, per family of ops.
+
+An op takes as long as its arithmetic at the attainable rate of its family and number type, its
+memory traffic at the attainable bandwidth, or the launch floor, whichever is longest. Families and
+types index one small table of rates, so a graph costs one lookup per op. O(ops), numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index
+from hocket.cost.host import HostOverhead
+from hocket.errors import InputFileError
+from hocket.graph.graph import DTYPES, Graph
+from hocket.hardware.cluster import DeviceKind
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Attained share of the peak arithmetic rate and of the memory bandwidth."""
+
+    compute: float
+    memory: float
+
+
+DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
+    {
+        # Vendor libraries reach 60 to 80 % of the data sheet on the large products of training.
+        "matmul": Efficiency(0.70, 0.80),
+        # Softmax between the two products keeps the matrix units waiting, most of all backward.
+        "attention": Efficiency(0.40, 0.70),
+        # Small channel counts and strides leave part of a tile empty.
+        "convolution": Efficiency(0.45, 0.70),
+        # Two passes over a row, the second mostly from cache.
+        "normalization": Efficiency(0.30, 0.70),
+        "softmax": Efficiency(0.30, 0.75),
+        # Strided reads and a second stage that gathers partial results.
+        "reduction": Efficiency(0.30, 0.70),
+        # Pure streaming: data sheets promise more than DRAM refresh and row changes allow.
+        "elementwise": Efficiency(0.50, 0.85),
+        # Rows land anywhere in memory and sectors are read partly.
+        "gather": Efficiency(0.10, 0.45),
+        "copy": Efficiency(0.50, 0.80),
+        "view": Efficiency(1.00, 1.00),
+        # Counter-based generators spend tens of integer operations per element.
+        "random": Efficiency(0.30, 0.60),
+        # One fused pass over parameter, gradient and states.
+        "optimizer": Efficiency(0.50, 0.85),
+        "other": Efficiency(0.30, 0.50),
+    }
+)
+"""Used where no calibration says better; `docs/costs.md` has the same table with its reasons."""
+
+_PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "float32": ("float32", "float64"),
+        "float64": ("float64", "float32"),
+        # A device without bfloat16 units widens to float32, not to float16: the ranges differ.
+        "bfloat16": ("bfloat16", "float32"),
+        "float16": ("float16", "float32"),
+        "float8": ("float8", "bfloat16", "float16", "float32"),
+        "int8": ("int8", "float16", "float32"),
+        "other": ("float32", "float64"),
+    }
+)
+"""Peaks that stand in for a type that a data sheet does not state, best first."""
+
+
+@dataclass(frozen=True)
+class KindFit:
+    """What is known about one kind of device beyond its data sheet."""
+
+    efficiency: Mapping[str, Efficiency] = field(default_factory=dict)
+    """``family`` or ``family/dtype`` to what was attained; the longer key wins."""
+    launch_s: float | None = None
+    """Launch floor; None: the one of the data sheet."""
+    host: HostOverhead = field(default_factory=HostOverhead)
+
+    def of(self, family: str, dtype: str) -> Efficiency:
+        """Efficiency of a family for a number type."""
+        for key in (f"{family}/{dtype}", family):
+            if key in self.efficiency:
+                return self.efficiency[key]
+        return DEFAULT_EFFICIENCY[family]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What ops ask of a device, one entry per op."""
+
+    family: IntArray
+    """Index into `FAMILIES`."""
+    dtype: NDArray[np.int8]
+    """Index into `DTYPES`."""
+    flops: FloatArray
+    bytes_touched: FloatArray
+
+
+def work_of(graph: Graph) -> Work:
+    """What the ops of a graph ask of a device."""
+    family = family_index(graph.kinds)[graph.op_kind]
+    return Work(family, graph.op_dtype, graph.flops, graph.bytes_touched.astype(np.float64))
+
+
+def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
+    """Operations per second of the data sheet that apply to a family and number type.
+
+    Convolutions of float32 run in tf32 where the device has it, as PyTorch does by default; other
+    families without matrix products run on the vector units, whose rate is that of float32.
+    """
+    names = _PEAK_FALLBACKS[dtype if family in MATRIX_FAMILIES or dtype == "float64" else "float32"]
+    if family == "convolution" and dtype == "float32":
+        names = ("tf32", *names)
+    for name in names:
+        if name in kind.peak_flops:
+            return kind.peak_flops[name]
+    raise InputFileError(
+        f"device kind {kind.name!r} states no peak rate that serves {dtype!r}",
+        hint=f"add a peak for one of: {', '.join(names)}",
+        where=kind.name,
+    )
+
+
+def ideal_s(work: Work, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
+    """Seconds of arithmetic and of memory traffic at the full rates of the data sheet."""
+    rate = np.full((len(FAMILIES), len(DTYPES)), np.inf)
+    for family, dtype in sorted({*zip(work.family.tolist(), work.dtype.tolist(), strict=True)}):
+        rate[family, dtype] = peak_flops(kind, FAMILIES[family], DTYPES[dtype])
+    return work.flops / rate[
+        work.family, work.dtype
+    ], work.bytes_touched / kind.memory_bandwidth_bps
+
+
+def roofline_s(work: Work, kind: DeviceKind, fit: KindFit | None = None) -> FloatArray:
+    """Seconds of device time per op; 0 for ops that neither compute nor touch memory."""
+    fit = fit or KindFit()
+    attained = [[fit.of(family, dtype) for dtype in DTYPES] for family in FAMILIES]
+    compute = np.array([[cell.compute for cell in row] for row in attained])
+    memory = np.array([[cell.memory for cell in row] for row in attained])
+    compute_s, memory_s = ideal_s(work, kind)
+    index = work.family, work.dtype
+    seconds = np.maximum(compute_s / compute[index], memory_s / memory[index])
+    launches = (work.flops > 0) | (work.bytes_touched > 0)
+    floor_s = kind.launch_s if fit.launch_s is None else fit.launch_s
+    return np.where(launches, np.maximum(seconds, floor_s), 0.0)

@@ -1,0 +1,124 @@
+"""Real tensors for a recorded call: same shapes, strides and types, valid numbers inside.
+
+Floating-point tensors are random, since zeros let a device draw less power and run faster than real
+data does. Integers that index something stay inside it; which argument bounds them is a small table
+by the name of the op, and integers of unknown meaning are 0, valid wherever an index is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hocket.capture.program import Call, Program
+from hocket.capture.recording import Constant, Layout, Ref, map_tree
+
+_Bound = Callable[[Any], int]
+
+
+def _extent(tensor: int, dim: int) -> _Bound:
+    """The indices go up to one extent of an argument."""
+    return lambda args: args[tensor].shape[dim]
+
+
+def _extent_of_dim(args: Any) -> int:
+    """``gather(input, dim, index)`` and its relatives."""
+    return int(args[0].shape[args[1]]) if args[0].shape else 1
+
+
+def _indexed_extents(args: Any) -> int:
+    """``index(input, [index, None, ...])``: the smallest extent that is indexed."""
+    extents = [args[0].shape[dim] for dim, index in enumerate(args[1]) if index is not None]
+    return min(extents, default=1)
+
+
+_INDEX_BOUNDS: dict[str, _Bound] = {
+    "embedding": _extent(0, 0),
+    "embedding_dense_backward": lambda args: args[2],
+    "embedding_bag": _extent(0, 0),
+    "nll_loss_forward": _extent(0, -1),
+    "nll_loss_backward": _extent(1, -1),
+    "nll_loss2d_forward": _extent(0, 1),
+    "nll_loss2d_backward": _extent(1, 1),
+    "gather": _extent_of_dim,
+    "scatter": _extent_of_dim,
+    "scatter_add": _extent_of_dim,
+    "scatter_reduce": _extent_of_dim,
+    "index_select": _extent_of_dim,
+    "index_add": _extent_of_dim,
+    "index_copy": _extent_of_dim,
+    "index_fill": _extent_of_dim,
+    "index": _indexed_extents,
+    "index_put": _indexed_extents,
+    "_index_put_impl": _indexed_extents,
+    "_unsafe_index": _indexed_extents,
+    "_unsafe_index_put": _indexed_extents,
+    "max_pool2d_with_indices_backward": lambda args: math.prod(args[1].shape[-2:]),
+}
+
+
+def index_bound(call: Call, program: Program) -> int:
+    """One more than the largest integer that the tensors of a call may hold."""
+    name = str(call.function).split(".")[1].rstrip("_")
+    layouts = map_tree(call.args, lambda leaf: _layout(leaf, program))
+    return max(1, int(_INDEX_BOUNDS[name](layouts))) if name in _INDEX_BOUNDS else 1
+
+
+def make_arguments(
+    call: Call, program: Program, device: torch.device, generator: torch.Generator
+) -> tuple[Any, dict[str, Any]]:
+    """Arguments on ``device`` with which the call can be made."""
+    bound = index_bound(call, program)
+    made: dict[int, torch.Tensor] = {}
+
+    def real(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            layout = _layout(leaf, program)
+            if leaf.index not in made:
+                made[leaf.index] = filled(layout, device, bound, generator)
+            return made[leaf.index]
+        if isinstance(leaf, Constant):
+            return leaf.tensor
+        return device if isinstance(leaf, torch.device) else leaf
+
+    return map_tree(call.args, real), map_tree(dict(call.kwargs), real)
+
+
+def filled(
+    layout: Layout, device: torch.device, bound: int, generator: torch.Generator
+) -> torch.Tensor:
+    """A tensor of the given layout with random content; integers lie below ``bound``."""
+    spans = zip(layout.shape, layout.stride, strict=True)
+    num_cells = 1 + sum((extent - 1) * stride for extent, stride in spans)
+    num_cells = num_cells if layout.num_elements else 0
+    if layout.dtype == torch.bool:
+        cells = torch.rand(num_cells, device=device, generator=generator) < 0.9
+    elif layout.dtype.is_floating_point or layout.dtype.is_complex:
+        wide = layout.dtype if layout.dtype.itemsize > 1 else torch.float32
+        cells = torch.randn(num_cells, dtype=wide, device=device, generator=generator)
+        cells = cells.to(layout.dtype)
+    elif bound > 1:
+        cells = torch.randint(bound, (num_cells,), device=device, generator=generator)
+        cells = cells.to(layout.dtype)
+    else:
+        cells = torch.zeros(num_cells, dtype=layout.dtype, device=device)
+    return cells.as_strided(layout.shape, layout.stride)
+
+
+def argument_bytes(call: Call, program: Program) -> int:
+    """Bytes of all tensors among the arguments."""
+    sizes: dict[int, int] = {}
+
+    def note(leaf: Any) -> None:
+        if isinstance(leaf, Ref):
+            sizes[leaf.index] = _layout(leaf, program).touched_bytes
+
+    map_tree((call.args, dict(call.kwargs)), note)
+    return sum(sizes.values())
+
+
+def _layout(leaf: Any, program: Program) -> Any:
+    return program.tensors[leaf.index].layout if isinstance(leaf, Ref) else leaf

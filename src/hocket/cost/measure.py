@@ -1,0 +1,209 @@
+"""Profile a captured program: time each distinct op signature on the device at hand.
+
+Signatures are taken in the order of the time that the roofline expects of them, so that a budget
+that runs out leaves only what matters least. An op that fails is noted as missing and priced by the
+roofline fitted to the rest. One timing per signature, not per op: seconds for a model of any depth.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from hocket import __version__
+from hocket.capture.program import Call, Program
+from hocket.capture.recording import Layout
+from hocket.cost.dispatch import measure_host_overhead
+from hocket.cost.efficiency import roofline_s, work_of
+from hocket.cost.inputs import argument_bytes, filled, make_arguments
+from hocket.cost.profile import Profile, ProfileEntry
+from hocket.cost.timing import call_s
+from hocket.errors import UsageError
+from hocket.graph.graph import DTYPES, Graph
+from hocket.hardware.cluster import DeviceKind
+
+CPU_CACHE_BYTES = 32 * 2**20
+"""Last-level cache that inputs must not fit into, where it is not known."""
+MAX_COPIES = 8
+"""Sets of inputs that take turns."""
+MAX_FUSED = 32
+"""Parameters of one fused optimizer call."""
+MAX_FUSED_BYTES = 4 * 2**30
+
+
+def profile_program(
+    graph: Graph,
+    program: Program,
+    kind: DeviceKind,
+    *,
+    device: str = "cpu",
+    budget_s: float = 120.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Time every op signature of a captured step on ``device``, which is of the given kind.
+
+    ``progress`` is told how many signatures are done, of how many.
+    """
+    place = _usable_device(device)
+    deadline = time.perf_counter() + budget_s
+    first_op, count = _by_signature(graph, kind)
+    entries: list[ProfileEntry] = []
+    missing: dict[str, str] = {}
+    on_cuda = place.type == "cuda"
+    current = torch.cuda.device(place) if on_cuda else nullcontext()
+    with torch.random.fork_rng([place] if on_cuda else []), torch.no_grad(), current:
+        host, reserved_bytes = _host_and_reserved(place)
+        for number, op in enumerate(first_op):
+            signature = graph.signatures[int(graph.op_signature[op])]
+            left_s = deadline - time.perf_counter()
+            if left_s <= 0:
+                missing[signature] = "not measured: the time budget was used up"
+                continue
+            try:
+                seconds, workspace_bytes = _measure(
+                    program.calls[op], program, place, count[op], left_s
+                )
+            # Whatever one op of a stranger's model raises must not lose the other measurements.
+            except Exception as error:
+                text = str(error).strip().partition("\n")[0]
+                missing[signature] = f"{type(error).__name__}: {text}"[:300]
+                continue
+            entries.append(
+                ProfileEntry(
+                    signature=signature,
+                    kind=graph.kind_of(op),
+                    dtype=DTYPES[int(graph.op_dtype[op])],
+                    flops=float(graph.flops[op]),
+                    bytes_touched=int(graph.bytes_touched[op]),
+                    count=count[op],
+                    seconds=seconds,
+                    workspace_bytes=workspace_bytes,
+                )
+            )
+            if progress is not None:
+                progress(number + 1, len(first_op))
+    return Profile(
+        device_kind=kind.name,
+        device=_device_text(place),
+        versions=_versions(place),
+        host=host,
+        reserved_bytes=reserved_bytes,
+        entries=tuple(sorted(entries, key=lambda entry: entry.signature)),
+        missing=dict(sorted(missing.items())),
+    )
+
+
+def _by_signature(graph: Graph, kind: DeviceKind) -> tuple[list[int], dict[int, int]]:
+    """First op of each signature that takes device time, costliest first, and their counts."""
+    works = (graph.flops > 0) | (graph.bytes_touched > 0)
+    ops = np.flatnonzero(works & (graph.op_signature >= 0))
+    _, first, counts = np.unique(graph.op_signature[ops], return_index=True, return_counts=True)
+    expected_s = roofline_s(work_of(graph), kind)[ops[first]] * counts
+    order = np.argsort(-expected_s, kind="stable")
+    count = dict(zip(ops[first].tolist(), counts.tolist(), strict=True))
+    return ops[first][order].tolist(), count
+
+
+def _measure(
+    call: Call, program: Program, device: torch.device, count: int, left_s: float
+) -> tuple[float, int]:
+    """Seconds of one call and the bytes that it holds while it runs."""
+    generator = torch.Generator(device).manual_seed(0)
+    if isinstance(call.function, str):
+        run, num_parameters = _fused_update(call, program, device, count, generator)
+        return call_s([run], device, left_s) / num_parameters, 0
+    size_bytes = max(argument_bytes(call, program), 1)
+    num_copies = max(1, min(MAX_COPIES, -(-2 * _cache_bytes(device) // size_bytes)))
+    calls = []
+    for _ in range(num_copies):
+        args, kwargs = make_arguments(call, program, device, generator)
+        calls.append(partial(call.function, *args, **kwargs))
+    return call_s(calls, device, left_s), _workspace_bytes(calls[0], device)
+
+
+def _fused_update(
+    call: Call, program: Program, device: torch.device, count: int, generator: torch.Generator
+) -> tuple[Callable[[], Any], int]:
+    """An update of several parameters of one shape, as fused optimizers launch them."""
+    layout = program.tensors[call.args[0].index].layout
+    if layout is None or call.function not in ("optimizer.adamw", "optimizer.sgd"):
+        raise NotImplementedError(f"no fused update for {call.function}")
+    num = max(1, min(count, MAX_FUSED, MAX_FUSED_BYTES // max(4 * layout.size_bytes, 1)))
+    own: Layout = layout._replace(offset=0)
+    tensors, grads, first, second = (
+        [filled(own, device, 1, generator) for _ in range(num)] for _ in range(4)
+    )
+    if call.function == "optimizer.sgd":
+        return partial(
+            torch._fused_sgd_, tensors, grads, [], weight_decay=0.0, momentum=0.0, lr=1e-3,
+            dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+        ), num  # fmt: skip
+    for state in second:
+        state.abs_()
+    steps = [torch.ones((), dtype=torch.float32, device=device) for _ in range(num)]
+    return partial(
+        torch._fused_adamw_, tensors, grads, first, second, [], steps, lr=1e-3, beta1=0.9,
+        beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False,
+    ), num  # fmt: skip
+
+
+def _workspace_bytes(run: Callable[[], Any], device: torch.device) -> int:
+    """Bytes beyond its results that a call holds on CUDA; 0 elsewhere, where nobody counts them."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = run()
+    kept = torch.cuda.memory_allocated() - before
+    del result
+    return max(0, torch.cuda.max_memory_allocated() - before - kept)
+
+
+def _host_and_reserved(device: torch.device) -> tuple[Any, int]:
+    """Host overheads, and what the libraries keep on the device after a small training step."""
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
+    with torch.enable_grad():
+        host = measure_host_overhead(device)
+    if device.type != "cuda":
+        return host, 0
+    return host, max(0, torch.cuda.memory_allocated() - before)
+
+
+def _cache_bytes(device: torch.device) -> int:
+    if device.type != "cuda":
+        return CPU_CACHE_BYTES
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def _usable_device(device: str) -> torch.device:
+    place = torch.device(device)
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(
+            f"cannot profile on {device!r}: PyTorch sees no CUDA device",
+            hint="use --device cpu, or install a CUDA build of PyTorch",
+        )
+    if place.type not in ("cpu", "cuda"):
+        raise UsageError(f"cannot profile on {device!r}", hint="known: cpu, cuda")
+    return place
+
+
+def _device_text(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    threads = torch.get_num_threads()
+    return f"{platform.processor() or platform.machine()}, {threads} threads"
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    versions = {"hocket": __version__, "torch": torch.__version__}
+    if device.type == "cuda":
+        versions["cuda"] = str(torch.version.cuda)
+    return versions

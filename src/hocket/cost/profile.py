@@ -1,0 +1,200 @@
+"""A profile: measured seconds of op signatures on one kind of device, as a value and as a file.
+
+Each entry also keeps what the op asks of the device, so that a profile can be calibrated without
+the graphs that it was measured for. The file is ``hocket.profile/1`` JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hocket.atomic import write_atomically
+from hocket.cost import strict
+from hocket.cost.efficiency import Work
+from hocket.cost.families import family_index
+from hocket.cost.host import HostOverhead
+from hocket.errors import InputFileError, UsageError
+from hocket.graph.graph import DTYPES, Graph
+from hocket.jsonfile import dump_json, read_json
+
+PROFILE_SCHEMA = "hocket.profile/1"
+MAX_FILE_BYTES = 64 * 2**20
+MAX_SECONDS = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileEntry:
+    """One op signature: what it asks of the device and how long that took."""
+
+    signature: str
+    kind: str
+    dtype: str
+    flops: float
+    bytes_touched: int
+    count: int
+    """How many ops of the profiled step have this signature."""
+    seconds: float
+    """Median device time of one call."""
+    workspace_bytes: int = 0
+    """Bytes that the call held beside its inputs and outputs; 0 where not measured."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Profile:
+    """Measurements on one kind of device."""
+
+    device_kind: str
+    """Name of the `DeviceKind` that the numbers hold for."""
+    device: str
+    """The device as its driver names it."""
+    versions: Mapping[str, str]
+    host: HostOverhead
+    reserved_bytes: int = 0
+    """Bytes that libraries keep on the device once used (workspaces of matrix products)."""
+    entries: tuple[ProfileEntry, ...]
+    """In order of signature."""
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Signature to the reason why it has no time."""
+
+    @cached_property
+    def by_signature(self) -> Mapping[str, ProfileEntry]:
+        """Entries by their signature."""
+        return {entry.signature: entry for entry in self.entries}
+
+    def work(self) -> Work:
+        """What the entries ask of a device, in their order."""
+        return Work(
+            family_index(entry.kind for entry in self.entries),
+            np.array([DTYPES.index(entry.dtype) for entry in self.entries], dtype=np.int8),
+            np.array([entry.flops for entry in self.entries], dtype=np.float64),
+            np.array([entry.bytes_touched for entry in self.entries], dtype=np.float64),
+        )
+
+    def __repr__(self) -> str:
+        return f"Profile({self.device_kind!r}, {len(self.entries)} signatures)"
+
+
+def merge_profiles(profiles: Sequence[Profile]) -> Profile:
+    """One profile of the same kind of device: counts add up, the first time of a signature holds.
+
+    Host overheads and reserved bytes are those of the first profile.
+    """
+    first = profiles[0]
+    entries: dict[str, ProfileEntry] = {}
+    missing: dict[str, str] = {}
+    for profile in profiles:
+        if profile.device_kind != first.device_kind:
+            raise UsageError(
+                f"cannot merge profiles of {first.device_kind!r} and {profile.device_kind!r}",
+                hint="merge only profiles of one kind of device",
+            )
+        missing.update(profile.missing)
+        for entry in profile.entries:
+            known = entries.get(entry.signature)
+            count = entry.count + (known.count if known else 0)
+            entries[entry.signature] = replace(known or entry, count=count)
+    return replace(
+        first,
+        entries=tuple(entries[signature] for signature in sorted(entries)),
+        missing={key: missing[key] for key in sorted(missing) if key not in entries},
+    )
+
+
+def with_measured_workspace(graph: Graph, profile: Profile) -> Graph:
+    """The graph with the workspace that was measured, where the profile knows an op's signature."""
+    workspace_bytes = graph.workspace_bytes.copy()
+    for op, signature in enumerate(graph.op_signature.tolist()):
+        if signature >= 0:
+            entry = profile.by_signature.get(graph.signatures[signature])
+            if entry is not None:
+                workspace_bytes[op] = entry.workspace_bytes
+    return replace(graph, workspace_bytes=workspace_bytes)
+
+
+def write_profile(profile: Profile, path: str | Path) -> None:
+    """Write a profile file, atomically."""
+    write_atomically(path, dump_json(profile_to_dict(profile)))
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a profile file; raises `InputFileError` for anything else."""
+    return profile_from_dict(read_json(path, MAX_FILE_BYTES), str(path))
+
+
+def profile_to_dict(profile: Profile) -> dict[str, Any]:
+    """The profile as JSON values."""
+    return {
+        "schema": PROFILE_SCHEMA,
+        "device_kind": profile.device_kind,
+        "device": profile.device,
+        "versions": dict(sorted(profile.versions.items())),
+        "host": asdict(profile.host),
+        "reserved_bytes": profile.reserved_bytes,
+        "entries": [asdict(entry) for entry in profile.entries],
+        "missing": dict(sorted(profile.missing.items())),
+    }
+
+
+def profile_from_dict(data: object, where: str) -> Profile:
+    """The profile that `profile_to_dict` wrote; ``where`` names its file in errors."""
+    keys = ("schema", "device_kind", "device", "versions", "host", "entries")
+    top = strict.record(data, where, keys, ("reserved_bytes", "missing"))
+    strict.text(top["schema"], f"{where}: schema", (PROFILE_SCHEMA,))
+    entries = [
+        _entry(item, f"{where}: entries[{index}]")
+        for index, item in enumerate(strict.items(top["entries"], f"{where}: entries"))
+    ]
+    entries.sort(key=lambda entry: entry.signature)
+    for first, second in pairwise(entries):
+        if first.signature == second.signature:
+            raise InputFileError(
+                f"signature {first.signature[:80]!r} stands twice",
+                hint="keep one of the entries",
+                where=f"{where}: entries",
+            )
+    return Profile(
+        device_kind=strict.text(top["device_kind"], f"{where}: device_kind"),
+        device=strict.text(top["device"], f"{where}: device"),
+        versions=_texts(top["versions"], f"{where}: versions"),
+        host=host_from_dict(top["host"], f"{where}: host"),
+        reserved_bytes=strict.whole(top.get("reserved_bytes", 0), f"{where}: reserved_bytes"),
+        entries=tuple(entries),
+        missing=_texts(top.get("missing", {}), f"{where}: missing"),
+    )
+
+
+def host_from_dict(data: object, where: str) -> HostOverhead:
+    """Host overheads from JSON values."""
+    keys = ("forward_s", "backward_s", "optimizer_s")
+    host = strict.record(data, where, (*keys, "overlaps"))
+    seconds = {key: strict.number(host[key], f"{where}.{key}", 0, MAX_SECONDS) for key in keys}
+    return HostOverhead(**seconds, overlaps=strict.flag(host["overlaps"], f"{where}.overlaps"))
+
+
+def _entry(data: object, where: str) -> ProfileEntry:
+    keys = ("signature", "kind", "dtype", "flops", "bytes_touched", "count", "seconds")
+    entry = strict.record(data, where, keys, ("workspace_bytes",))
+    return ProfileEntry(
+        signature=strict.text(entry["signature"], f"{where}.signature"),
+        kind=strict.text(entry["kind"], f"{where}.kind"),
+        dtype=strict.text(entry["dtype"], f"{where}.dtype", DTYPES),
+        flops=strict.number(entry["flops"], f"{where}.flops", 0, 1e24),
+        bytes_touched=strict.whole(entry["bytes_touched"], f"{where}.bytes_touched", 0, 2**50),
+        count=strict.whole(entry["count"], f"{where}.count", 1),
+        seconds=strict.number(entry["seconds"], f"{where}.seconds", 0, MAX_SECONDS),
+        workspace_bytes=strict.whole(
+            entry.get("workspace_bytes", 0), f"{where}.workspace_bytes", 0, 2**50
+        ),
+    )
+
+
+def _texts(data: object, where: str) -> dict[str, str]:
+    table = strict.table(data, where)
+    return {key: strict.text(table[key], f"{where}.{key}") for key in sorted(table)}

@@ -1,0 +1,109 @@
+"""Costs of a graph on a cluster: the roofline, then what was measured, then what a file states.
+
+Each later source replaces the earlier one op by op, and every number remembers its source. Ops that
+a profile lacks are priced by the roofline fitted to that profile. O(kinds · ops), numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.cost import strict
+from hocket.cost.calibrate import (
+    Calibration,
+    calibrate,
+    calibration_from_dict,
+    calibration_to_dict,
+)
+from hocket.cost.costs import Costs, Source, device_rows, stated_op_s
+from hocket.cost.efficiency import KindFit, roofline_s, work_of
+from hocket.cost.host import with_host_overhead
+from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict
+from hocket.graph.graph import Graph
+from hocket.hardware.cluster import Cluster, DeviceKind
+
+
+def estimate_costs(
+    graph: Graph,
+    cluster: Cluster,
+    *,
+    calibration: Calibration | None = None,
+    profile: Profile | None = None,
+) -> Costs:
+    """Op times on each kind of device of the cluster, and what transfers take."""
+    rows = [_op_times(graph, kind, calibration, profile) for kind in cluster.kinds]
+    from_file = cluster.meta.get("from") == "file" and graph.stated is not None
+    return Costs(
+        kind_names=tuple(kind.name for kind in cluster.kinds),
+        op_s=np.array([seconds for seconds, _ in rows]).reshape(len(rows), graph.num_ops),
+        op_source=np.array([source for _, source in rows]).reshape(len(rows), graph.num_ops),
+        device_row=device_rows(cluster),
+        routes=cluster.routes,
+        tensor_bytes=graph.tensor_bytes,
+        tensor_s=graph.stated.tensor_s if from_file and graph.stated is not None else None,
+        settings={
+            "calibration": None if calibration is None else calibration_to_dict(calibration),
+            "profile": None if profile is None else profile_to_dict(profile),
+        },
+    )
+
+
+def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, Any]) -> Costs:
+    """The same costs again, from the ``settings`` that they carry."""
+    where = "settings of the costs"
+    known = strict.record(settings, where, (), ("calibration", "profile"))
+    calibration, profile = known.get("calibration"), known.get("profile")
+    return estimate_costs(
+        graph,
+        cluster,
+        calibration=None
+        if calibration is None
+        else calibration_from_dict(calibration, f"{where}: calibration"),
+        profile=None if profile is None else profile_from_dict(profile, f"{where}: profile"),
+    )
+
+
+def _op_times(
+    graph: Graph, kind: DeviceKind, calibration: Calibration | None, profile: Profile | None
+) -> tuple[FloatArray, NDArray[np.uint8]]:
+    """Seconds and source of every op on one kind of device."""
+    measured = profile if profile is not None and profile.device_kind == kind.name else None
+    fit = _fit_of(kind, calibration, measured)
+    op_s = roofline_s(work_of(graph), kind, fit)
+    source = np.full(graph.num_ops, Source.MODEL, dtype=np.uint8)
+    if measured is not None:
+        seconds = measured_op_s(graph, measured)
+        known = np.isfinite(seconds)
+        op_s = np.where(known, seconds, op_s)
+        source[known] = Source.PROFILE
+    host = fit.host if measured is None else measured.host
+    op_s = with_host_overhead(op_s, graph.op_phase, host)
+    stated = stated_op_s(graph, kind)
+    if stated is not None:
+        return stated, np.full_like(source, Source.FILE)
+    return op_s, source
+
+
+def _fit_of(kind: DeviceKind, calibration: Calibration | None, measured: Profile | None) -> KindFit:
+    if calibration is not None and kind.name in calibration.kinds:
+        return calibration.kinds[kind.name]
+    if measured is not None:
+        return calibrate(measured, kind).kinds[kind.name]
+    return KindFit()
+
+
+def measured_op_s(graph: Graph, profile: Profile) -> FloatArray:
+    """Seconds of each op by its signature; NaN where the profile lacks it."""
+    by_signature = profile.by_signature
+    # One more than the signatures, so that -1 (unknown) reads the last: NaN.
+    seconds = np.full(len(graph.signatures) + 1, np.nan)
+    for index, signature in enumerate(graph.signatures):
+        if signature in by_signature:
+            seconds[index] = by_signature[signature].seconds
+    op_s: FloatArray = seconds[graph.op_signature]
+    return op_s

@@ -1,0 +1,77 @@
+"""How long one call takes on a device: the median of repeated samples of several calls each.
+
+On a processor the calls are timed by the clock. On CUDA the stream is first kept busy by a sleeping
+kernel while the host enqueues the calls, so that the events around them see device time alone,
+launches back to back, whatever the host needs for a call. O(samples · calls).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+NUM_SAMPLES = 5
+SAMPLE_S = 2e-3
+"""A sample holds as many calls as fit into this, at least one."""
+MAX_CALLS = 32
+"""Calls of one sample; bounds what the host must enqueue while the device sleeps."""
+ENQUEUE_S = 40e-6
+"""Generous time for the host to enqueue one call."""
+SLEEP_CYCLES_PER_S = 2e9
+"""Clock of the sleeping kernel; a slower device only sleeps longer."""
+
+Call = Callable[[], Any]
+
+
+def call_s(calls: Sequence[Call], device: torch.device, limit_s: float = 60.0) -> float:
+    """Median seconds of one call; ``calls`` do the same on different data and take turns.
+
+    Several calls with data of their own keep inputs that would fit into a cache out of it. A call
+    so slow that all samples would exceed ``limit_s`` is timed once.
+    """
+    sample = _cuda_sample_s if device.type == "cuda" else _cpu_sample_s
+    # The first call loads kernels and picks algorithms, the second tells how many fit a sample.
+    sample(calls[:1], 1)
+    once_s = sample(calls, 1)
+    if once_s * NUM_SAMPLES > limit_s:
+        return once_s
+    num_calls = max(1, min(MAX_CALLS, int(SAMPLE_S / max(once_s, 1e-7))))
+    return statistics.median(sample(calls, num_calls) for _ in range(NUM_SAMPLES))
+
+
+def _cpu_sample_s(calls: Sequence[Call], num_calls: int) -> float:
+    turns = [calls[index % len(calls)] for index in range(num_calls)]
+    start = time.perf_counter()
+    for call in turns:
+        call()
+    return (time.perf_counter() - start) / num_calls
+
+
+def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
+    turns = [calls[index % len(calls)] for index in range(num_calls)]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    sleep_cycles = int((num_calls + 5) * ENQUEUE_S * SLEEP_CYCLES_PER_S)
+    torch.cuda._sleep(sleep_cycles)  # type: ignore[no-untyped-call]
+    start.record()
+    for call in turns:
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / num_calls
+
+
+def wall_s(call: Call, device: torch.device, num_samples: int = 15) -> float:
+    """Median seconds that the host spends in one call, not waiting for the device to finish."""
+    samples = []
+    for _ in range(num_samples):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)

@@ -1,0 +1,22 @@
+"""Optional dependencies: named in one sentence where they are missing."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from hocket.errors import MissingExtraError
+
+_INSTALL = {
+    "torch": "pip install 'hocket[torch]' (for a machine without GPU, install a CPU build of torch "
+    "first)",
+}
+
+
+def require(package: str, purpose: str) -> None:
+    """Raise `MissingExtraError` unless ``package`` can be imported."""
+    try:
+        missing = find_spec(package) is None
+    except ValueError:  # sys.modules says None: blocked on purpose
+        missing = True
+    if missing:
+        raise MissingExtraError(f"{purpose} needs {package}", hint=_INSTALL[package])

@@ -1,0 +1,205 @@
+"""hocket.graph/1: the own file format, one list per column of the Graph.
+
+The file is the Graph as it is: ops in topological order, tensors in the order of their producers.
+Columns whose entries are all the default are left out. O(ops + reads) in numpy and the JSON parser,
+so that a million ops take seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.errors import InputFileError
+from hocket.graph.formats.fields import (
+    checked_list,
+    checked_object,
+    checked_text,
+    float_column,
+    int_column,
+    located,
+    text_column,
+    wrong,
+)
+from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes
+from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
+
+GRAPH_SCHEMA = "hocket.graph/1"
+
+_MAX_INDEX = 2**31 - 1
+
+
+class _Column(NamedTuple):
+    """An integer column: key in the file, field of the Graph, entries allowed, default."""
+
+    key: str
+    field: str
+    dtype: type[np.signedinteger[Any]]
+    low: int
+    high: int
+    default: int | None
+    """None for a column that must be there."""
+
+
+_OP_COLUMNS = (
+    _Column("kind", "op_kind", np.int32, 0, _MAX_INDEX, None),
+    _Column("module", "op_module", np.int32, -1, _MAX_INDEX, -1),
+    _Column("signature", "op_signature", np.int32, -1, _MAX_INDEX, -1),
+    _Column("phase", "op_phase", np.int8, 0, len(Phase) - 1, Phase.FORWARD),
+    _Column("dtype", "op_dtype", np.int8, 0, len(DTYPES) - 1, 0),
+    _Column("bytes_touched", "bytes_touched", np.int64, 0, MAX_BYTES, 0),
+    _Column("workspace_bytes", "workspace_bytes", np.int64, 0, MAX_BYTES, 0),
+    _Column("partner", "partner", np.int32, -1, _MAX_INDEX, -1),
+    _Column("group", "group", np.int32, -1, _MAX_INDEX, -1),
+    _Column("rng_order", "rng_order", np.int32, -1, _MAX_INDEX, -1),
+)
+_TENSOR_COLUMNS = (
+    _Column("bytes", "tensor_bytes", np.int64, 0, MAX_BYTES, None),
+    _Column("producer", "tensor_producer", np.int32, -1, _MAX_INDEX, None),
+    _Column("role", "tensor_role", np.int8, 0, len(Role) - 1, Role.ACTIVATION),
+    _Column("alias_of", "alias_of", np.int32, -1, _MAX_INDEX, -1),
+)
+
+
+def graph_to_dict(graph: Graph) -> dict[str, Any]:
+    """The graph as plain JSON values in the layout of hocket.graph/1."""
+    ops = {"name": list(graph.op_names), **_written(graph, _OP_COLUMNS)}
+    if np.any(graph.flops):
+        ops["flops"] = graph.flops.tolist()
+    return {
+        "schema": GRAPH_SCHEMA,
+        "name": graph.name,
+        "meta": dict(graph.meta),
+        "kinds": list(graph.kinds),
+        "modules": list(graph.modules),
+        "signatures": list(graph.signatures),
+        "ops": ops,
+        "tensors": {"name": list(graph.tensor_names), **_written(graph, _TENSOR_COLUMNS)},
+        "reads": {"ptr": graph.read_ptr.tolist(), "tensor": graph.reads.tolist()},
+        "stated": _stated_to_dict(graph.stated),
+    }
+
+
+def graph_from_dict(data: object, where: str) -> Graph:
+    """The verified graph of a parsed hocket.graph/1 file; ``where`` names it in errors."""
+    with located(where):
+        return _graph_from_dict(data)
+
+
+def _written(graph: Graph, columns: tuple[_Column, ...]) -> dict[str, list[Any]]:
+    written = {}
+    for column in columns:
+        values = getattr(graph, column.field)
+        if column.default is None or np.any(values != column.default):
+            written[column.key] = values.tolist()
+    return written
+
+
+def _stated_to_dict(stated: StatedTimes | None) -> dict[str, Any] | None:
+    if stated is None:
+        return None
+    # JSON has no infinity; null stands for an op that cannot run on that kind of device.
+    op_s = {
+        kind: [None if s == np.inf else s for s in seconds.tolist()]
+        for kind, seconds in stated.op_s.items()
+    }
+    return {
+        "op_s": op_s,
+        "tensor_s": None if stated.tensor_s is None else stated.tensor_s.tolist(),
+    }
+
+
+def _graph_from_dict(data: object) -> Graph:
+    file = checked_object(
+        data,
+        "the file",
+        required=("schema", "kinds", "ops", "tensors", "reads"),
+        optional=("name", "meta", "modules", "signatures", "stated"),
+    )
+    if file["schema"] != GRAPH_SCHEMA:
+        raise wrong("schema", file["schema"], repr(GRAPH_SCHEMA))
+    ops = checked_object(
+        file["ops"],
+        "ops",
+        required=("name", "kind"),
+        optional=("flops", *(column.key for column in _OP_COLUMNS)),
+    )
+    tensors = checked_object(
+        file["tensors"],
+        "tensors",
+        required=("name", "bytes", "producer"),
+        optional=tuple(column.key for column in _TENSOR_COLUMNS),
+    )
+    reads = checked_object(file["reads"], "reads", required=("ptr", "tensor"))
+    op_names = text_column(ops["name"], "ops.name")
+    tensor_names = text_column(tensors["name"], "tensors.name")
+    if not op_names:
+        raise InputFileError("the graph has no ops", hint="a graph needs at least one op")
+    graph = Graph(
+        name=checked_text(file.get("name", ""), "name"),
+        op_names=tuple(op_names),
+        kinds=tuple(text_column(file["kinds"], "kinds")),
+        modules=tuple(text_column(file.get("modules", []), "modules")),
+        signatures=tuple(text_column(file.get("signatures", []), "signatures")),
+        flops=_flops(ops.get("flops"), len(op_names)),
+        **_read(ops, "ops", _OP_COLUMNS, len(op_names)),
+        tensor_names=tuple(tensor_names),
+        **_read(tensors, "tensors", _TENSOR_COLUMNS, len(tensor_names)),
+        read_ptr=int_column(reads["ptr"], "reads.ptr", 0, _MAX_INDEX, len(op_names) + 1),
+        reads=int_column(reads["tensor"], "reads.tensor", 0, _MAX_INDEX).astype(np.int32),
+        stated=_stated(file.get("stated"), len(op_names), len(tensor_names)),
+        meta=_meta(file.get("meta", {})),
+    )
+    verify_graph(graph)
+    return graph
+
+
+def _read(
+    section: dict[str, Any], path: str, columns: tuple[_Column, ...], length: int
+) -> dict[str, Any]:
+    return {
+        column.field: int_column(
+            section[column.key], f"{path}.{column.key}", column.low, column.high, length
+        ).astype(column.dtype)
+        if column.key in section
+        else np.full(length, column.default, dtype=column.dtype)
+        for column in columns
+    }
+
+
+def _flops(value: object, length: int) -> FloatArray:
+    if value is None:
+        return np.zeros(length)
+    return float_column(value, "ops.flops", MAX_FLOPS, length)
+
+
+def _meta(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong("meta", value, "an object")
+    return value
+
+
+def _stated(value: object, num_ops: int, num_tensors: int) -> StatedTimes | None:
+    if value is None:
+        return None
+    stated = checked_object(value, "stated", required=("op_s",), optional=("tensor_s",))
+    if not isinstance(stated["op_s"], dict):
+        raise wrong("stated.op_s", stated["op_s"], "an object from device kind to times")
+    op_s = {
+        kind: _op_seconds(seconds, f"stated.op_s[{kind[:60]!r}]", num_ops)
+        for kind, seconds in sorted(stated["op_s"].items())
+    }
+    tensor_s = stated.get("tensor_s")
+    if tensor_s is None:
+        return StatedTimes(op_s)
+    path = "stated.tensor_s"
+    return StatedTimes(op_s, float_column(tensor_s, path, MAX_SECONDS, num_tensors))
+
+
+def _op_seconds(value: object, path: str, num_ops: int) -> FloatArray:
+    seconds = checked_list(value, path, num_ops)
+    cannot_run = np.array([s is None for s in seconds], dtype=np.bool_)
+    finite = float_column([0.0 if s is None else s for s in seconds], path, MAX_SECONDS)
+    return np.where(cannot_run, np.inf, finite)

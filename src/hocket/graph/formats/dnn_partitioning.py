@@ -1,0 +1,200 @@
+"""The JSON graphs of msr-fiddle/dnn-partitioning (Tarnawski et al., NeurIPS 2020).
+
+A node states its time on an accelerator and on a processor, and the bytes it occupies, output
+included; an edge states the time that the output of its source takes over a link. Times are taken
+as milliseconds. O(nodes + edges).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.errors import InputFileError
+from hocket.graph.build import GraphBuilder
+from hocket.graph.formats.fields import (
+    checked_flag,
+    checked_int,
+    checked_list,
+    checked_number,
+    checked_object,
+    checked_text,
+)
+from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph, Phase, Role, StatedTimes
+from hocket.graph.verify import MAX_BYTES, MAX_SECONDS
+
+FORMAT = "dnn-partitioning"
+
+_MAX_ID = 2**31 - 1
+_MAX_MS = MAX_SECONDS * 1e3
+
+
+class _Node(NamedTuple):
+    id: int
+    name: str
+    on_accelerator: bool
+    accelerator_s: float
+    cpu_s: float
+    is_backward: bool
+    color: int
+    """Nodes of the same colour share a device; -1 for none."""
+    size_bytes: int
+
+
+class _Edge(NamedTuple):
+    src: int
+    dst: int
+    size_bytes: int
+    link_s: float
+
+
+def is_dnn_partitioning(data: dict[str, Any]) -> bool:
+    """Whether a parsed JSON object looks like this format."""
+    return "nodes" in data and "edges" in data and "maxFPGAs" in data
+
+
+def graph_from_dnn_partitioning(data: object, name: str) -> Graph:
+    """The graph of a parsed file.
+
+    A node becomes an op ``name#id`` and, where it has a size, a parameter that it reads. Its output
+    is an alias of that parameter, because the size of the node already contains the output.
+    """
+    file = checked_object(
+        data, "the file", required=("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
+    )
+    nodes = _nodes(file["nodes"])
+    edges = _edges(file["edges"], {node.id: op for op, node in enumerate(nodes)})
+    builder, tensor_s = _built(nodes, edges, name)
+    accelerator_s = np.array([n.accelerator_s if n.on_accelerator else np.inf for n in nodes])
+    stated = StatedTimes(
+        {ANY_KIND: accelerator_s, CPU_KIND: np.array([node.cpu_s for node in nodes])},
+        np.array(tensor_s),
+    )
+    memory_bytes = checked_number(file["maxSizePerFPGA"], "maxSizePerFPGA", MAX_BYTES)
+    cluster = {
+        "accelerators": checked_int(file["maxFPGAs"], "maxFPGAs", 0, 1_000_000),
+        "accelerator_memory_bytes": round(memory_bytes),
+        "cpus": checked_int(file["maxCPUs"], "maxCPUs", 0, 1_000_000),
+    }
+    return builder.build(stated=stated, meta={"format": FORMAT, "cluster": cluster})
+
+
+def on_file_terms(graph: Graph) -> Graph:
+    """The graph under the memory model of its file, which counts the sizes of nodes alone."""
+    transient = graph.tensor_role == Role.ACTIVATION
+    return replace(graph, tensor_bytes=np.where(transient, 0, graph.tensor_bytes))
+
+
+def _nodes(value: object) -> list[_Node]:
+    nodes: list[_Node] = []
+    seen: set[int] = set()
+    for index, item in enumerate(checked_list(value, "nodes")):
+        node = _node(item, f"nodes[{index}]")
+        if node.id in seen:
+            raise InputFileError(f"two nodes have the id {node.id}", hint="ids must differ")
+        seen.add(node.id)
+        nodes.append(node)
+    return nodes
+
+
+def _node(value: object, path: str) -> _Node:
+    node = checked_object(
+        value,
+        path,
+        required=("id", "supportedOnFpga", "cpuLatency", "fpgaLatency", "isBackwardNode", "size"),
+        optional=("colorClass", "name", "layerId"),
+    )
+    if "layerId" in node:
+        checked_int(node["layerId"], f"{path}.layerId", -1, _MAX_ID)
+    color = node.get("colorClass")
+    return _Node(
+        id=checked_int(node["id"], f"{path}.id", 0, _MAX_ID),
+        name=checked_text(node.get("name", ""), f"{path}.name") or "node",
+        on_accelerator=checked_flag(node["supportedOnFpga"], f"{path}.supportedOnFpga"),
+        accelerator_s=_seconds(node["fpgaLatency"], f"{path}.fpgaLatency"),
+        cpu_s=_seconds(node["cpuLatency"], f"{path}.cpuLatency"),
+        is_backward=checked_flag(node["isBackwardNode"], f"{path}.isBackwardNode"),
+        color=-1 if color is None else checked_int(color, f"{path}.colorClass", 0, _MAX_ID),
+        size_bytes=round(checked_number(node["size"], f"{path}.size", MAX_BYTES)),
+    )
+
+
+def _seconds(value: object, path: str) -> float:
+    return checked_number(value, path, _MAX_MS) / 1e3
+
+
+def _edges(value: object, op_of: dict[int, int]) -> list[_Edge]:
+    """The edges, between numbers of ops."""
+    edges = []
+    for index, item in enumerate(checked_list(value, "edges")):
+        path = f"edges[{index}]"
+        edge = checked_object(
+            item, path, required=("sourceId", "destId", "cost"), optional=("size",)
+        )
+        edges.append(
+            _Edge(
+                _known_op(edge["sourceId"], f"{path}.sourceId", op_of),
+                _known_op(edge["destId"], f"{path}.destId", op_of),
+                round(checked_number(edge.get("size", 0), f"{path}.size", MAX_BYTES)),
+                _seconds(edge["cost"], f"{path}.cost"),
+            )
+        )
+    return edges
+
+
+def _known_op(value: object, path: str, op_of: dict[int, int]) -> int:
+    node_id = checked_int(value, path, 0, _MAX_ID)
+    if node_id not in op_of:
+        raise InputFileError(
+            f"{path} is {node_id}, which no node has", hint="edges join the ids of nodes"
+        )
+    return op_of[node_id]
+
+
+def _built(nodes: list[_Node], edges: list[_Edge], name: str) -> tuple[GraphBuilder, list[float]]:
+    """Ops and tensors, and the seconds that each tensor takes over a link."""
+    builder = GraphBuilder(name)
+    color_size = Counter(node.color for node in nodes if node.color >= 0)
+    forward_of = _first_forward(nodes)
+    for node in nodes:
+        builder.op(
+            f"{node.name}#{node.id}",
+            phase=Phase.BACKWARD if node.is_backward else Phase.FORWARD,
+            partner=forward_of.get(node.color, -1) if node.is_backward else -1,
+            group=node.color if color_size[node.color] > 1 else -1,
+        )
+    own = {op: _add_memory(builder, op, node) for op, node in enumerate(nodes) if node.size_bytes}
+    tensor_s = [0.0] * len(own)
+    output_of: dict[int, int] = {}
+    for edge in edges:
+        output = output_of.get(edge.src)
+        if output is None:
+            label = f"output of {builder.ops[edge.src]['name']}"
+            output = builder.tensor(label, 0, producer=edge.src, alias_of=own.get(edge.src, -1))
+            output_of[edge.src] = output
+            tensor_s.append(0.0)
+        # The files state the output of a node anew on each of its edges.
+        made = builder.tensors[output]
+        made["bytes"] = max(made["bytes"], edge.size_bytes)
+        tensor_s[output] = max(tensor_s[output], edge.link_s)
+        builder.read(edge.dst, output)
+    return builder, tensor_s
+
+
+def _add_memory(builder: GraphBuilder, op: int, node: _Node) -> int:
+    label = f"memory of {builder.ops[op]['name']}"
+    memory = builder.tensor(label, node.size_bytes, role=Role.PARAMETER)
+    builder.read(op, memory)
+    return memory
+
+
+def _first_forward(nodes: list[_Node]) -> dict[int, int]:
+    """The first forward op of each colour; files with coarse nodes have exactly one."""
+    forward: dict[int, int] = {}
+    for op, node in enumerate(nodes):
+        if node.color >= 0 and not node.is_backward:
+            forward.setdefault(node.color, op)
+    return forward

@@ -1,0 +1,228 @@
+"""The ``graph.txt`` profiles of msr-fiddle/pipedream: one line per layer, one per edge.
+
+A layer becomes a forward op and a backward op. Activations go to the layers that follow and to the
+own backward op; gradients of the same size go back along every edge. O(layers + edges).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.errors import InputFileError, did_you_mean
+from hocket.graph.build import GraphBuilder
+from hocket.graph.graph import ANY_KIND, Graph, Phase, Role, StatedTimes
+from hocket.graph.verify import MAX_BYTES, MAX_SECONDS
+
+FORMAT = "pipedream"
+
+_FIELDS = (
+    "forward_compute_time",
+    "backward_compute_time",
+    "activation_size",
+    "parameter_size",
+)
+_NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]+)?")
+_PICK = re.compile(r"__getitem__\(([0-9]{1,4})\)")
+_MAX_LINE = 100_000
+
+
+class _Layer(NamedTuple):
+    id: str
+    kind: str
+    description: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: tuple[int, ...]
+    parameter_bytes: int
+    stage: int | None
+
+
+def is_pipedream(head: bytes) -> bool:
+    """Whether a file that starts with ``head`` looks like this format."""
+    first_line = head.lstrip(b"\r\n").split(b"\n", 1)[0]
+    return b" -- " in first_line and b"forward_compute_time=" in first_line
+
+
+def graph_from_pipedream(data: bytes, name: str) -> Graph:
+    """The graph of a whole file."""
+    try:
+        lines = data.decode().replace("\r\n", "\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise InputFileError(
+            f"byte {error.start} is not UTF-8", hint="save the file as UTF-8"
+        ) from None
+    layers: dict[str, _Layer] = {}
+    edges: dict[tuple[str, str], int] = {}
+    for number, line in enumerate(lines, start=1):
+        if len(line) > _MAX_LINE:
+            raise _wrong(number, f"has {len(line)} characters", f"{_MAX_LINE} are allowed")
+        if line.startswith("\t"):
+            edges.setdefault(_edge(line, number), number)
+        elif line.strip():
+            layer = _layer(line, number)
+            if layer.id in layers:
+                raise _wrong(number, f"repeats the node {layer.id[:60]!r}", "ids must differ")
+            layers[layer.id] = layer
+    for edge, number in edges.items():
+        for end in edge:
+            if end not in layers:
+                # Among a million nodes the search for a similar one would take minutes.
+                hint = did_you_mean(end[:60], list(layers)[:1000])
+                raise _wrong(number, f"names an unknown node {end[:60]!r}", hint)
+    return _built(list(layers.values()), list(edges), name)
+
+
+def _edge(line: str, number: int) -> tuple[str, str]:
+    ends = line.strip().split(" -- ")
+    if len(ends) != 2 or not all(ends):
+        raise _wrong(number, f"is {line[:60]!r}", "an edge is a tab, then 'node1 -- node2'")
+    return ends[0], ends[1]
+
+
+def _layer(line: str, number: int) -> _Layer:
+    parts = line.rstrip().split(" -- ")
+    if len(parts) not in (3, 4):
+        raise _wrong(
+            number, f"is {line[:60]!r}", "a node is 'id -- description -- forward_compute_time=…'"
+        )
+    values = _fields(parts[2], number)
+    sizes = values["activation_size"]
+    if sizes.startswith("[") and sizes.endswith("]"):
+        activations = tuple(_bytes(text.strip(), number) for text in sizes[1:-1].split(";"))
+    else:
+        activations = (_bytes(sizes, number),)
+    description = " ".join(parts[1].split())
+    return _Layer(
+        id=parts[0],
+        kind=description.split("(")[0].strip() or "layer",
+        description=description,
+        forward_s=_number(values["forward_compute_time"], number, MAX_SECONDS * 1e3) / 1e3,
+        backward_s=_number(values["backward_compute_time"], number, MAX_SECONDS * 1e3) / 1e3,
+        activation_bytes=activations,
+        parameter_bytes=_bytes(values["parameter_size"], number),
+        stage=_stage(parts[3], number) if len(parts) == 4 else None,
+    )
+
+
+def _fields(text: str, number: int) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for part in text.split(", "):
+        key, _, value = part.partition("=")
+        if key not in _FIELDS:
+            raise _wrong(
+                number, f"has an unknown field {key[:60]!r}", did_you_mean(key[:60], _FIELDS)
+            )
+        if key in values:
+            raise _wrong(number, f"has the field {key!r} twice", "state it once")
+        values[key] = value
+    for key in _FIELDS:
+        if key not in values:
+            raise _wrong(number, f"has no field {key!r}", f"add ', {key}=…'")
+    return values
+
+
+def _stage(text: str, number: int) -> int:
+    match = re.fullmatch(r"stage_id=([0-9]{1,9})", text)
+    if match is None:
+        raise _wrong(number, f"ends in {text[:60]!r}", "expected 'stage_id=' and a number")
+    return int(match[1])
+
+
+def _bytes(text: str, number: int) -> int:
+    return round(_number(text, number, MAX_BYTES))
+
+
+def _number(text: str, number: int, high: float) -> float:
+    if len(text) > 400 or _NUMBER.fullmatch(text) is None or float(text) > high:
+        raise _wrong(
+            number, f"has the value {text[:60]!r}", f"expected a number from 0 to {high:g}"
+        )
+    return float(text)
+
+
+def _wrong(number: int, what: str, hint: str) -> InputFileError:
+    return InputFileError(f"line {number} {what}", hint=hint)
+
+
+def _built(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> Graph:
+    builder = GraphBuilder(name)
+    for layer in layers:
+        builder.op(layer.id, layer.kind, module=layer.id)
+    for index, layer in enumerate(layers):
+        builder.op(
+            f"{layer.id}.backward",
+            f"{layer.kind}.backward",
+            phase=Phase.BACKWARD,
+            partner=index,
+            module=layer.id,
+        )
+    index_of = {layer.id: index for index, layer in enumerate(layers)}
+    _add_parameters(builder, layers)
+    _add_flows(builder, layers, [(index_of[src], index_of[dst]) for src, dst in edges])
+    seconds = [layer.forward_s for layer in layers] + [layer.backward_s for layer in layers]
+    meta: dict[str, Any] = {"format": FORMAT}
+    stages = {layer.id: layer.stage for layer in layers if layer.stage is not None}
+    if stages:
+        meta["stages"] = stages
+    return builder.build(stated=StatedTimes({ANY_KIND: np.array(seconds)}), meta=meta)
+
+
+def _add_parameters(builder: GraphBuilder, layers: list[_Layer]) -> None:
+    for index, layer in enumerate(layers):
+        if not layer.parameter_bytes:
+            continue
+        backward = len(layers) + index
+        parameter = builder.tensor(
+            f"{layer.id}.parameter", layer.parameter_bytes, role=Role.PARAMETER
+        )
+        builder.read(index, parameter)
+        builder.read(backward, parameter)
+        builder.tensor(
+            f"{layer.id}.parameter.gradient",
+            layer.parameter_bytes,
+            producer=backward,
+            role=Role.GRADIENT,
+        )
+
+
+def _add_flows(builder: GraphBuilder, layers: list[_Layer], edges: list[tuple[int, int]]) -> None:
+    """Activations along the edges and into the own backward op, gradients against the edges."""
+    made: list[list[int]] = []
+    for index, layer in enumerate(layers):
+        several = len(layer.activation_bytes) > 1
+        made.append(
+            [
+                builder.tensor(
+                    f"{layer.id}.output.{k}" if several else f"{layer.id}.output",
+                    size_bytes,
+                    producer=index,
+                )
+                for k, size_bytes in enumerate(layer.activation_bytes)
+            ]
+        )
+        for tensor in made[index]:
+            builder.read(len(layers) + index, tensor)
+    for src, dst in edges:
+        used = _used(made[src], layers[dst])
+        for tensor in used:
+            builder.read(dst, tensor)
+        gradient = builder.tensor(
+            f"{layers[dst].id}.gradient for {layers[src].id}",
+            sum(builder.tensors[tensor]["bytes"] for tensor in used),
+            producer=len(layers) + dst,
+        )
+        builder.read(len(layers) + src, gradient)
+        if len(used) < len(made[src]):
+            # Picking one of several outputs copies nothing.
+            builder.tensors[made[dst][0]]["alias_of"] = used[0]
+
+
+def _used(outputs: list[int], reader: _Layer) -> list[int]:
+    """The outputs that a layer takes: all of them, or the one that it picks by its position."""
+    pick = _PICK.fullmatch(reader.description)
+    if pick is None or len(outputs) < 2 or int(pick[1]) >= len(outputs):
+        return outputs
+    return [outputs[int(pick[1])]]

@@ -1,0 +1,55 @@
+"""Graphs made to order, for tests and measurements of any size; see `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hocket.errors import UsageError, unknown_name
+from hocket.graph.generators import gnmt, transformer
+from hocket.graph.generators.chain import chain
+from hocket.graph.generators.layered import layered
+from hocket.graph.generators.series_parallel import series_parallel
+from hocket.graph.graph import Graph
+
+MAX_OPS = 2_000_000
+_MAX_SEED = 2**32 - 1
+
+
+class Family(NamedTuple):
+    """A kind of generated graph."""
+
+    make: Callable[[int, int], Graph]
+    min_ops: int
+    description: str
+
+
+FAMILIES = {
+    "chain": Family(chain, 1, "each op reads the one before"),
+    "series-parallel": Family(series_parallel, 1, "spans one after another or side by side"),
+    "layered": Family(layered, 1, "layers of ops that read earlier layers at random"),
+    "gnmt": Family(gnmt.gnmt, gnmt.MIN_OPS, "recurrent layers unrolled over time, training step"),
+    "transformer": Family(
+        transformer.transformer, transformer.MIN_OPS, "attention and MLP blocks, training step"
+    ),
+}
+
+
+def generate(family: str, num_ops: int, seed: int = 0) -> Graph:
+    """A graph of the family with ``num_ops`` ops, the same for the same arguments.
+
+    chain, series-parallel and layered have exactly that many; gnmt is off by at most one op per
+    layer (its cube root), transformer by 17, half a block.
+    """
+    if family not in FAMILIES:
+        raise unknown_name("family of graphs", family, FAMILIES)
+    _require_range("number of ops", num_ops, FAMILIES[family].min_ops, MAX_OPS, family)
+    _require_range("seed", seed, 0, _MAX_SEED, family)
+    return FAMILIES[family].make(num_ops, seed)
+
+
+def _require_range(what: str, value: int, low: int, high: int, family: str) -> None:
+    if not low <= value <= high:
+        raise UsageError(
+            f"{what} is {value}", hint=f"{family!r} takes from {low} to {high}", where=what
+        )

@@ -1,0 +1,47 @@
+"""Plain forward ops of random size, for the families that are all about the shape of the graph.
+
+Sizes are whole numbers from a frozen stream, so that a seed gives the same graph on every machine
+and with every version of numpy. O(ops).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import ByteArray
+from hocket.graph.generators.batch import BatchBuilder, Numbers
+from hocket.graph.graph import Role
+
+
+def chance(seed: int) -> np.random.RandomState:
+    """A source of random numbers whose stream numpy promises never to change."""
+    return np.random.RandomState(seed)
+
+
+def add_plain_ops(
+    builder: BatchBuilder, num_ops: int, source: np.random.RandomState
+) -> tuple[Numbers, Numbers]:
+    """Add ops that stand in order, each with an output, about half of them with a parameter.
+
+    Returns the numbers of the ops and of their outputs.
+    """
+    output_bytes = _sizes(source, num_ops)
+    # From an addition, one operation per four bytes, to a matrix product with 256 per byte.
+    flops = output_bytes * ((1 << source.randint(0, 11, num_ops)) / 4)
+    names = [f"op{i}" for i in range(num_ops)]
+    ops = builder.ops(names, "op", position=np.arange(num_ops), flops=flops)
+    outputs = builder.tensors([f"{name}.out" for name in names], output_bytes, producer=ops)
+    with_weight = ops[source.randint(0, 2, num_ops) == 1]
+    weights = builder.tensors(
+        [f"op{i}.weight" for i in with_weight.tolist()],
+        _sizes(source, len(with_weight)),
+        role=Role.PARAMETER,
+    )
+    builder.reads(with_weight, weights)
+    return ops, outputs
+
+
+def _sizes(source: np.random.RandomState, count: int) -> ByteArray:
+    """From 4 KiB to 15 MiB, spread over the powers of two as in real steps."""
+    mantissa = source.randint(1, 16, count).astype(np.int64)
+    return mantissa << source.randint(12, 21, count).astype(np.int64)

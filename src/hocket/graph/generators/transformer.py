@@ -1,0 +1,284 @@
+"""Transformer training step: a stack of equal blocks with attention and MLP, AdamW at the end.
+
+One table describes the layers; each of them is made for all blocks at once. A backward op reads the
+gradients of what its layer made and what that layer saved, and makes a gradient for each of its
+inputs; matrix products have a second backward op for their weight. O(blocks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.graph.generators.batch import BatchBuilder, Numbers
+from hocket.graph.generators.plain import chance
+from hocket.graph.graph import Graph, Phase, Role
+
+_FLOAT_BYTES = 4
+_VOCABULARY = 50_257
+_OPS_PER_BLOCK = 34
+_OPS_OUTSIDE = 9
+MIN_OPS = _OPS_OUTSIDE + _OPS_PER_BLOCK
+_INPUT = "input"
+"""Stands for the output of the block before; in the first block, of the embedding."""
+
+
+class _Layer(NamedTuple):
+    """One forward op, of every block or outside of them."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: int
+    """Elements of the output."""
+    flops: float
+    weights: int = 0
+    """Elements of the parameter."""
+    in_block: bool = True
+
+    @property
+    def has_weight_op(self) -> bool:
+        """Whether the gradient of the weight is a backward op of its own."""
+        return self.kind == "matmul" and self.weights > 0
+
+
+def _layers(hidden: int, heads: int, sequence: int, batch: int) -> list[_Layer]:
+    h, t = hidden, batch * sequence
+    scores = t * heads * sequence
+    product = 2.0 * t * sequence * h
+    words, head = _VOCABULARY * h, 2.0 * t * h * _VOCABULARY
+    return [
+        _Layer("embed", "embedding", (), t * h, 0.0, words, in_block=False),
+        _Layer("ln1", "layer_norm", (_INPUT,), t * h, 8.0 * t * h, 2 * h),
+        _Layer("attn.qkv", "matmul", ("ln1",), 3 * t * h, 6.0 * t * h * h, 3 * h * h),
+        _Layer("attn.scores", "matmul", ("attn.qkv",), scores, product),
+        _Layer("attn.softmax", "softmax", ("attn.scores",), scores, 5.0 * scores),
+        _Layer("attn.context", "matmul", ("attn.softmax", "attn.qkv"), t * h, product),
+        _Layer("attn.proj", "matmul", ("attn.context",), t * h, 2.0 * t * h * h, h * h),
+        _Layer("add1", "add", (_INPUT, "attn.proj"), t * h, 1.0 * t * h),
+        _Layer("ln2", "layer_norm", ("add1",), t * h, 8.0 * t * h, 2 * h),
+        _Layer("mlp.fc", "matmul", ("ln2",), 4 * t * h, 8.0 * t * h * h, 4 * h * h),
+        _Layer("mlp.gelu", "gelu", ("mlp.fc",), 4 * t * h, 40.0 * t * h),
+        _Layer("mlp.out", "matmul", ("mlp.gelu",), t * h, 8.0 * t * h * h, 4 * h * h),
+        _Layer("add2", "add", ("add1", "mlp.out"), t * h, 1.0 * t * h),
+        _Layer("head", "matmul", ("add2",), t * _VOCABULARY, head, words, in_block=False),
+        _Layer("loss", "cross_entropy", ("head",), 1, 5.0 * t * _VOCABULARY, in_block=False),
+    ]
+
+
+def transformer(num_ops: int, seed: int) -> Graph:
+    """A training step of whole blocks of 34 ops: at most 17 ops more or fewer than asked for."""
+    source = chance(seed)
+    hidden, heads = ((768, 12), (1024, 16), (1280, 20), (1600, 25))[source.randint(0, 4)]
+    sequence, batch = 256 << source.randint(0, 3), 1 << source.randint(0, 4)
+    num_blocks = max(1, round((num_ops - _OPS_OUTSIDE) / _OPS_PER_BLOCK))
+    builder = BatchBuilder(f"transformer-{num_ops}")
+    step = _Step(builder, num_blocks, _layers(hidden, heads, sequence, batch))
+    tokens = builder.tensors(["tokens"], batch * sequence * 8, role=Role.INPUT)
+    step.add_forward()
+    builder.reads(step.forward["embed"], tokens)
+    step.add_backward()
+    builder.reads(step.backward["embed"], tokens)
+    step.add_gradient_reads()
+    step.add_optimizer()
+    return builder.build(
+        {
+            "family": "transformer",
+            "num_ops": num_ops,
+            "seed": seed,
+            "blocks": num_blocks,
+            "hidden": hidden,
+            "heads": heads,
+            "sequence": sequence,
+            "batch": batch,
+        }
+    )
+
+
+@dataclass
+class _Step:
+    """What has been made so far; arrays by layer have one entry per block."""
+
+    builder: BatchBuilder
+    num_blocks: int
+    layers: list[_Layer]
+    num_positions: int = 0
+    forward: dict[str, Numbers] = field(default_factory=dict)
+    backward: dict[str, Numbers] = field(default_factory=dict)
+    outputs: dict[str, Numbers] = field(default_factory=dict)
+    weights: dict[str, Numbers] = field(default_factory=dict)
+    weight_gradients: dict[str, Numbers] = field(default_factory=dict)
+    gradient_readers: dict[str, list[Numbers]] = field(default_factory=dict)
+    """Backward ops that need the gradient of a layer's output."""
+    gradients: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
+    """Layer, blocks, and the gradients of its output there."""
+
+    def names(self, layer: _Layer, suffix: str = "") -> list[str]:
+        """Names of a layer's ops or tensors."""
+        if not layer.in_block:
+            return [f"{layer.name}{suffix}"]
+        return [f"blocks.{block}.{layer.name}{suffix}" for block in range(self.num_blocks)]
+
+    def modules(self, layer: _Layer) -> list[str]:
+        """Module paths: ``blocks.3.attn`` for ``blocks.3.attn.qkv``."""
+        part = layer.name.split(".")[0]
+        if not layer.in_block:
+            return [part]
+        return [f"blocks.{block}.{part}" for block in range(self.num_blocks)]
+
+    def inputs(self, layer: _Layer) -> Iterator[tuple[str, Numbers, Numbers]]:
+        """For each input: the layer that makes it, in which blocks, and its readers' blocks."""
+        every = np.arange(self.num_blocks if layer.in_block else 1)
+        for name in layer.inputs:
+            if name == _INPUT:
+                yield "embed", every[:1], every[:1]
+                yield "add2", every[:-1], every[1:]
+            elif name == "add2" and not layer.in_block:
+                yield "add2", every + self.num_blocks - 1, every
+            else:
+                yield name, every, every
+
+    def read_inputs(self, ops: Numbers, layer: _Layer) -> None:
+        """Let ops of a layer read what the layer reads."""
+        for name, blocks, readers in self.inputs(layer):
+            self.builder.reads(ops[readers], self.outputs[name][blocks])
+        if layer.weights:
+            self.builder.reads(ops, self.weights[layer.name])
+
+    def add_forward(self) -> None:
+        """Forward ops with their weights and outputs."""
+        positions = self._positions(self.layers, reverse=False)
+        for layer in self.layers:
+            op = self.builder.ops(
+                self.names(layer),
+                layer.kind,
+                position=next(positions),
+                flops=layer.flops,
+                modules=self.modules(layer),
+            )
+            self.forward[layer.name] = op
+            self.outputs[layer.name] = self.builder.tensors(
+                self.names(layer, ".out"),
+                layer.outputs * _FLOAT_BYTES,
+                producer=op,
+                role=Role.OUTPUT if layer.name == "loss" else Role.ACTIVATION,
+            )
+            if layer.weights:
+                self.weights[layer.name] = self.builder.tensors(
+                    self.names(layer, ".weight"),
+                    layer.weights * _FLOAT_BYTES,
+                    role=Role.PARAMETER,
+                )
+        for layer in self.layers:
+            self.read_inputs(self.forward[layer.name], layer)
+
+    def add_backward(self) -> None:
+        """Backward ops, what they read from the forward pass, and the gradients they make."""
+        last_first = self.layers[::-1]
+        rows = [layer for layer in last_first for _ in range(1 + layer.has_weight_op)]
+        positions = self._positions(rows, reverse=True)
+        for layer in last_first:
+            op = self._backward_ops(layer, ".backward", next(positions))
+            self.backward[layer.name] = op
+            self.gradient_readers[layer.name] = [op]
+            if layer.kind in ("softmax", "cross_entropy"):
+                self.builder.reads(op, self.outputs[layer.name])
+            if layer.kind not in ("softmax", "add"):
+                self.read_inputs(op, layer)
+            self._add_input_gradients(layer, op)
+            maker = op
+            if layer.has_weight_op:
+                maker = self._backward_ops(layer, ".backward_weight", next(positions))
+                self.gradient_readers[layer.name].append(maker)
+                for name, blocks, readers in self.inputs(layer):
+                    self.builder.reads(maker[readers], self.outputs[name][blocks])
+            if layer.weights:
+                self.weight_gradients[layer.name] = self.builder.tensors(
+                    self.names(layer, ".weight_gradient"),
+                    layer.weights * _FLOAT_BYTES,
+                    producer=maker,
+                    role=Role.GRADIENT,
+                )
+
+    def add_gradient_reads(self) -> None:
+        """Hand every gradient to the backward ops of the layer whose output it belongs to."""
+        for name, blocks, tensors in self.gradients:
+            for ops in self.gradient_readers[name]:
+                self.builder.reads(ops[blocks], tensors)
+
+    def add_optimizer(self) -> None:
+        """One AdamW op per weight, which writes over it."""
+        rows = [layer for layer in self.layers if layer.weights]
+        positions = self._positions(rows, reverse=False)
+        for layer in rows:
+            weight, size_bytes = self.weights[layer.name], layer.weights * _FLOAT_BYTES
+            op = self.builder.ops(
+                self.names(layer, ".update"),
+                "adamw",
+                phase=Phase.OPTIMIZER,
+                position=next(positions),
+                flops=12.0 * layer.weights,
+                modules=self.modules(layer),
+            )
+            state = self.builder.tensors(
+                self.names(layer, ".adamw_state"), 2 * size_bytes, role=Role.OPTIMIZER_STATE
+            )
+            for tensors in (weight, self.weight_gradients[layer.name], state):
+                self.builder.reads(op, tensors)
+            self.builder.tensors(
+                self.names(layer, ".weight_updated"),
+                size_bytes,
+                producer=op,
+                role=Role.PARAMETER,
+                alias_of=weight,
+            )
+
+    def _backward_ops(self, layer: _Layer, suffix: str, position: Numbers) -> Numbers:
+        # A product needs two products of the same size backward, in one op or in two.
+        return self.builder.ops(
+            self.names(layer, suffix),
+            layer.kind + suffix,
+            phase=Phase.BACKWARD,
+            position=position,
+            flops=layer.flops if layer.has_weight_op else 2 * layer.flops,
+            partner=self.forward[layer.name],
+            modules=self.modules(layer),
+        )
+
+    def _add_input_gradients(self, layer: _Layer, op: Numbers) -> None:
+        elements = {other.name: other.outputs for other in self.layers}
+        elements[_INPUT] = elements["embed"]
+        made: dict[str, Numbers] = {}
+        # The gradient of a sum is the same for all that was added.
+        for name in layer.inputs[:1] if layer.kind == "add" else layer.inputs:
+            made[name] = self.builder.tensors(
+                self.names(layer, f".gradient_of_{name}"),
+                elements[name] * _FLOAT_BYTES,
+                producer=op,
+            )
+        for name in layer.inputs:
+            gradient = made.get(name, made[layer.inputs[0]])
+            single = layer._replace(inputs=(name,))
+            for maker, blocks, readers in self.inputs(single):
+                self.gradients.append((maker, blocks, gradient[readers]))
+
+    def _positions(self, rows: list[_Layer], reverse: bool) -> Iterator[Numbers]:
+        """Where the ops of each row stand: the rows of a block together, block after block."""
+        block = np.arange(self.num_blocks)[:: -1 if reverse else 1]
+        num_inner = sum(row.in_block for row in rows)
+        start = self.num_positions
+        self.num_positions += len(rows) - num_inner + num_inner * self.num_blocks
+        seen_inner = 0
+        for row in rows:
+            if row.in_block:
+                yield start + seen_inner + block * num_inner
+                seen_inner += 1
+            elif seen_inner:
+                yield np.array([start + num_inner * (self.num_blocks - 1) + seen_inner])
+                start += 1
+            else:
+                yield np.array([start])
+                start += 1

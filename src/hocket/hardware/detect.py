@@ -1,0 +1,245 @@
+"""The Cluster of this machine: its NVIDIA GPUs and their links, or else its processor.
+
+GPUs are what ``nvidia-smi`` reports; known models take the figures of the presets. A processor is
+timed with numpy for under a second. Machines with GPUs get no device for the processor.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.files import cluster_from_dict
+from hocket.hardware.kinds import preset_kinds
+from hocket.hardware.topology import Port, gpu_links, parse_topology
+
+NAME = "this-machine"
+
+_QUERY = ("name", "memory.total", "pcie.link.gen.max", "pcie.link.width.max")
+_MODELS = (
+    (r"\bH200\b", "h200-141g"),
+    (r"\bH100\b.*\bHBM3\b", "h100-80g"),
+    (r"\bA100\b.*\b80GB\b", "a100-80g"),
+    (r"\bA100\b.*\b40GB\b", "a100-40g"),
+    (r"\bV100\b.*\b32GB\b", "v100-32g"),
+    (r"\bV100\b.*\b16GB\b", "v100-16g"),
+    (r"\bP100\b.*\b16GB\b", "p100-16g"),
+    (r"\bK80\b", "k80"),
+    (r"\bT4\b", "t4"),
+    (r"\bL4\b", "l4"),
+    (r"\bA10G\b", "a10g"),
+    (r"\bRTX 3090\b(?! Ti)", "rtx3090"),
+    (r"\bRTX 2080\b(?! Ti| SUPER)", "rtx2080"),
+    (r"\bGTX TITAN X\b", "titanx-12g"),
+)
+_NVLINKS: Mapping[str, tuple[int, float]] = {
+    "p100-16g": (4, 20e9),
+    "v100-16g": (6, 25e9),
+    "v100-32g": (6, 25e9),
+    "a100-40g": (12, 25e9),
+    "a100-80g": (12, 25e9),
+    "h100-80g": (18, 25e9),
+    "h200-141g": (18, 25e9),
+    "rtx3090": (4, 14e9),
+}
+_UNKNOWN_NVLINKS = (18, 25e9)
+_LANE_BPS: Mapping[int, float] = {1: 1.875e8, 2: 3.75e8, 3: 7.5e8, 4: 1.5e9, 5: 3e9, 6: 6e9}
+"""PCIe, one lane, one direction, as NCCL rates it."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One line of nvidia-smi's answer."""
+
+    model: str
+    memory_bytes: int
+    pcie_bps: float
+
+    @property
+    def preset(self) -> str | None:
+        """Name of the kind with the figures of this model; None where it is not known."""
+        return next((kind for pattern, kind in _MODELS if re.search(pattern, self.model)), None)
+
+
+def detect() -> Cluster:
+    """The cluster of this machine."""
+    gpus = parse_gpus(_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"))
+    data = gpu_machine(gpus, _nvidia_smi("topo", "-m")) if gpus else _cpu_machine()
+    return cluster_from_dict(data, NAME)
+
+
+# ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        answer = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return answer.stdout if answer.returncode == 0 else ""
+
+
+def parse_gpus(text: str) -> list[Gpu]:
+    """GPUs in the text that nvidia-smi answers the query with, one per line."""
+    gpus = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        memory = re.fullmatch(r"(\d{1,9}) MiB", cells[1]) if len(cells) == len(_QUERY) else None
+        if memory is None or int(memory[1]) == 0:
+            continue
+        generation, lanes = (int(cell) if cell.isdecimal() else 0 for cell in cells[2:])
+        pcie_bps = _LANE_BPS.get(generation, _LANE_BPS[3]) * (lanes or 16)
+        gpus.append(Gpu(cells[0], int(memory[1]) * 2**20, pcie_bps))
+    return gpus
+
+
+def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
+    """The hardware file of a machine with these GPUs."""
+    kinds: dict[str, Any] = {}
+    devices = []
+    for gpu in gpus:
+        kind = gpu.preset or re.sub(r"[^a-z0-9]+", "-", gpu.model.lower()).strip("-") or "gpu"
+        memory_bytes = gpu.memory_bytes
+        if gpu.preset is not None:
+            memory_bytes = min(memory_bytes, preset_kinds()[kind].kind.memory_bytes)
+        elif kind not in kinds:
+            kinds[kind] = _unknown_kind(gpu)
+        devices.append({"kind": kind, "memory": f"{memory_bytes}B"})
+    ports = [
+        Port(gpu.pcie_bps, per_link_bps, most)
+        for gpu in gpus
+        for most, per_link_bps in [_NVLINKS.get(gpu.preset or "", _UNKNOWN_NVLINKS)]
+    ]
+    topology = parse_topology(topology_text, len(gpus))
+    wiring: dict[str, Any] = {
+        "links": [
+            {"ends": [f"gpu{i}", "host"], "bandwidth": port.pcie_bps, "latency": 5e-6}
+            for i, port in enumerate(ports)
+        ]
+    }
+    if topology is not None:
+        wiring = gpu_links(topology, ports)
+    source = "nvidia-smi" if topology is None else "nvidia-smi, links from its topology matrix"
+    meta = {"from": "detect", "source": source}
+    return {"name": NAME, "meta": meta, "kinds": kinds, "devices": devices, **wiring}
+
+
+def _unknown_kind(gpu: Gpu) -> dict[str, Any]:
+    return {
+        "memory": f"{gpu.memory_bytes}B",
+        "memory_bandwidth": "400GB/s",
+        "peak": {"float32": "10TFLOP/s"},
+        "launch": "5us",
+        "source": f"{gpu.model}: memory as reported; the rates are placeholders, correct them",
+    }
+
+
+# ── processor ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _cpu_machine() -> dict[str, Any]:
+    flops, bandwidth_bps = _measured()
+    model = _cpu_model()
+    source = (
+        f"{model}, {usable_cores()} cores: float32 and bandwidth measured with numpy, "
+        "float64 taken as half"
+    )
+    kind = {
+        "memory": f"{usable_memory_bytes()}B",
+        "memory_bandwidth": bandwidth_bps,
+        "peak": {"float32": flops, "float64": flops / 2},
+        "launch": "2us",
+        "cpu": True,
+        "source": source,
+    }
+    meta = {"from": "detect", "source": "no NVIDIA GPU found"}
+    devices = [{"kind": "cpu", "name": "cpu0"}]
+    return {"name": NAME, "meta": meta, "kinds": {"cpu": kind}, "devices": devices}
+
+
+def _measured() -> tuple[float, float]:
+    """Operations and bytes per second of the processor, to two digits: more would be noise."""
+    import numpy as np
+
+    size = 1024
+    left = np.full((size, size), 1.5, dtype=np.float32)
+    product = np.empty_like(left)
+    source = np.ones(2**24, dtype=np.float32)
+    target = np.empty_like(source)
+    gemm_s = _best_s(lambda: np.matmul(left, left, out=product), budget_s=0.3)
+    copy_s = _best_s(lambda: np.copyto(target, source), budget_s=0.2)
+    flops, bandwidth_bps = 2 * size**3 / gemm_s, 2 * source.nbytes / copy_s
+    return float(f"{flops:.2g}"), float(f"{bandwidth_bps:.2g}")
+
+
+def _best_s(work: Callable[[], Any], budget_s: float) -> float:
+    """Shortest of the runs that fit into the budget, the first not counted: it warms up."""
+    work()
+    best_s, stop = float("inf"), time.perf_counter() + budget_s
+    while best_s == float("inf") or time.perf_counter() < stop:
+        start = time.perf_counter()
+        work()
+        best_s = min(best_s, time.perf_counter() - start)
+    return max(best_s, 1e-9)
+
+
+def _cpu_model() -> str:
+    match = re.search(r"^model name\s*:\s*(.{1,200})$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def usable_memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process may use: of the machine, or what its control group allows.
+
+    ``root`` stands in for the file system's root in tests.
+    """
+    match = re.search(r"^MemTotal:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    total = int(match[1]) * 1024 if match else _memory_by_sysconf()
+    return max(min([total, *_group_limits(root)]), 2**20)
+
+
+def _group_limits(root: Path) -> Iterable[int]:
+    """Limits of the control groups that hold this process, of either version."""
+    own = [line.split(":", 2)[-1] for line in _text(root / "proc/self/cgroup").splitlines()]
+    base = root / "sys/fs/cgroup"
+    for group in dict.fromkeys(("", *own)):
+        path = group.strip("/")
+        for file in (base / path / "memory.max", base / "memory" / path / "memory.limit_in_bytes"):
+            text = _text(file).strip()
+            if text.isdecimal():
+                yield int(text)
+
+
+def _memory_by_sysconf() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 2**33
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

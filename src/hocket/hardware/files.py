@@ -1,0 +1,204 @@
+"""Read a Cluster from what people write (TOML) or from what programs embed (the same as JSON).
+
+One schema, read strictly: `docs/hardware.md` describes it. A file may state the network of its
+machine; that is no part of the cluster, only of what happens when several are joined.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import InputFileError, did_you_mean
+from hocket.hardware.cluster import Cluster, Device
+from hocket.hardware.kinds import HostLink, KindEntry, host_link, kind_entry, preset_kinds
+from hocket.hardware.links import read_links
+from hocket.hardware.tables import BYTES, Table
+from hocket.hardware.write import cluster_to_dict, cluster_to_toml
+
+__all__ = [
+    "Machine",
+    "Network",
+    "cluster_from_dict",
+    "cluster_to_dict",
+    "cluster_to_toml",
+    "machine_from_dict",
+    "read_cluster",
+    "read_machine",
+]
+
+MAX_FILE_BYTES = 10_000_000
+MAX_DEVICES = 100_000
+DEFAULT_HOST = "host"
+
+_TOP = ("name", "meta", "hosts", "switches", "kinds", "network", "devices", "links")
+_DEVICE = ("kind", "name", "count", "host", "memory")
+
+
+@dataclass(frozen=True)
+class Network:
+    """How a machine is joined to others: one link from each place in ``at`` to the network."""
+
+    at: tuple[str, ...]
+    link: HostLink
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A cluster as a file states it, with the network that the file may state for it."""
+
+    cluster: Cluster
+    network: Network | None
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster of a TOML file; raises `InputFileError` that names file, key and remedy."""
+    return read_machine(path).cluster
+
+
+def read_machine(path: str | Path) -> Machine:
+    """As `read_cluster`, together with the network of the machine."""
+    path = Path(path)
+    where = str(path)
+    try:
+        if not path.is_file():
+            raise InputFileError(
+                "is a folder" if path.is_dir() else "no such file",
+                where=where,
+                hint="give the path of a TOML file, or a preset name such as 'dgx1-v100'",
+            )
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise InputFileError(
+                f"is larger than {MAX_FILE_BYTES // 10**6} MB",
+                where=where,
+                hint="use count = … and patterns such as 'gpu*' instead of listing devices",
+            )
+        data = tomllib.loads(content.decode("utf-8-sig"))
+    except OSError as error:
+        raise InputFileError(f"cannot be read: {error.strerror or error}", where=where) from None
+    except UnicodeDecodeError:
+        raise InputFileError("is not text in UTF-8", where=where, hint="save it as UTF-8") from None
+    except RecursionError:
+        raise InputFileError("is nested too deeply", where=where) from None
+    except ValueError as error:  # tomllib's own error, and integers of over 4300 digits
+        text = str(error)[:200]
+        raise InputFileError(
+            f"is not TOML: {text[:1].lower()}{text[1:]}",
+            where=where,
+            hint='texts and quantities need quotes: bandwidth = "25GB/s"',
+        ) from None
+    return machine_from_dict(data, where, default_name=path.stem)
+
+
+def cluster_from_dict(data: Mapping[str, Any], where: str = "cluster") -> Cluster:
+    """The cluster of a mapping such as `cluster_to_dict` makes; ``where`` names it in errors."""
+    return machine_from_dict(data, where).cluster
+
+
+def machine_from_dict(
+    data: Mapping[str, Any], where: str, default_name: str = "cluster"
+) -> Machine:
+    """The cluster and the network of a mapping in the schema of the TOML files."""
+    top = Table.of(data, "", where, _TOP)
+    kinds = {**preset_kinds(), **_own_kinds(top)}
+    entries = top.tables("devices", _DEVICE)
+    devices = tuple(_devices(entries, kinds, top))
+    hosts = tuple(dict.fromkeys((*top.names("hosts"), *(device.host for device in devices))))
+    switches = top.names("switches")
+    _refuse_repeated((*(d.name for d in devices), *hosts, *switches), top)
+    cluster = Cluster(
+        name=top.text("name", default_name) or default_name,
+        devices=devices,
+        hosts=hosts,
+        switches=switches,
+        links=read_links(top, devices, (*hosts, *switches), kinds),
+        meta=_meta(top),
+    )
+    return Machine(cluster, _network(top, cluster))
+
+
+# ── devices ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _own_kinds(top: Table) -> dict[str, KindEntry]:
+    kinds = top.data.get("kinds", {})
+    if not isinstance(kinds, Mapping):
+        raise top.error("kinds", "must be tables", "write [kinds.my-gpu] and its figures below")
+    return {name: kind_entry(name, kinds[name], top.where) for name in kinds}
+
+
+def _devices(entries: list[Table], kinds: Mapping[str, KindEntry], top: Table) -> Iterator[Device]:
+    if not entries:
+        raise top.error("devices", "there are none", "add [[devices]] with kind = … and count = …")
+    numbered: Counter[str] = Counter()
+    left = MAX_DEVICES
+    for table in entries:
+        kind_name = table.name("kind")
+        if kind_name not in kinds:
+            raise table.error(
+                "kind",
+                f"unknown kind {kind_name!r}",
+                f"{did_you_mean(kind_name, kinds)} or describe it in [kinds.{kind_name}]",
+            )
+        kind = kinds[kind_name].kind
+        count = table.integer("count", MAX_DEVICES)
+        left -= count or 1
+        if left < 0:
+            raise table.error("count", f"makes more than {MAX_DEVICES} devices")
+        memory_bytes = round(table.quantity("memory", BYTES, kind.memory_bytes))
+        if memory_bytes > kind.memory_bytes:
+            raise table.error("memory", f"is more than the kind {kind_name!r} has")
+        prefix = table.name("name", "cpu" if kind.is_cpu else "gpu")
+        host = table.name("host", DEFAULT_HOST)
+        for _ in range(count or 1):
+            name = prefix
+            if count is not None or "name" not in table.data:
+                name = f"{prefix}{numbered[prefix]}"
+                numbered[prefix] += 1
+            yield Device(name=name, kind=kind, host=host, memory_bytes=memory_bytes)
+
+
+def _refuse_repeated(places: Sequence[str], top: Table) -> None:
+    if len(set(places)) == len(places):
+        return
+    name = next(name for name, count in Counter(places).items() if count > 1)
+    raise top.error(
+        "", f"two places have the name {name!r}", "devices, hosts and switches need distinct names"
+    )
+
+
+# ── notes and network ────────────────────────────────────────────────────────────────────────────
+
+
+def _meta(top: Table) -> dict[str, str | int | float | bool]:
+    """Free notes: any key, but only plain values."""
+    meta = top.data.get("meta", {})
+    if not isinstance(meta, Mapping):
+        raise top.error("meta", "must be a table", 'write meta.source = "…"')
+    notes = Table(meta, "meta", top.where)
+    for key, value in meta.items():
+        notes.checked_name("", key)
+        if isinstance(value, str):
+            notes.text(key, "")
+        elif not isinstance(value, (int, float, bool)) or abs(value) > 1e300 or value != value:
+            raise notes.error(key, "must be text, a number, true or false")
+    return dict(meta)
+
+
+def _network(top: Table, cluster: Cluster) -> Network | None:
+    table = top.table("network", ("at", "bandwidth", "latency"))
+    if table is None:
+        return None
+    at = table.names("at") or cluster.hosts
+    places = (*cluster.device_names, *cluster.hosts, *cluster.switches)
+    for name in at:
+        if name not in places:
+            hint = did_you_mean(name, (*cluster.hosts, *cluster.switches))
+            raise table.error("at", f"no device, host or switch is called {name!r}", hint)
+    return Network(at, host_link(table))

@@ -1,0 +1,77 @@
+"""Kinds of devices as files describe them, and the kinds that come with hocket."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hocket.hardware.cluster import DeviceKind
+from hocket.hardware.tables import BANDWIDTH, BYTES, FLOPS, SECONDS, Table
+
+PRESETS = Path(__file__).parent / "presets"
+"""Folder of the data files that come with hocket."""
+
+PEAK_TYPES = (
+    "float32", "float64", "tf32", "bfloat16", "float16", "float8", "int8", "other",
+)  # fmt: skip
+"""Arithmetic types that a kind may state a peak rate for."""
+
+_KEYS = (
+    "memory", "memory_bandwidth", "peak", "launch", "price_per_hour", "cpu", "source", "host_link",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """How a device that no link mentions is joined to its host."""
+
+    bandwidth_bps: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class KindEntry:
+    """A kind as a file states it."""
+
+    kind: DeviceKind
+    host_link: HostLink | None
+
+
+def kind_entry(name: str, data: Any, where: str) -> KindEntry:
+    """The kind of one ``[kinds.NAME]`` table."""
+    table = Table.of(data, f"kinds.{name}", where, _KEYS)
+    table.checked_name("", name)
+    table.require("peak", 'write peak = { float32 = "15.7TFLOP/s" }')
+    peak = table.table("peak", PEAK_TYPES)
+    assert peak is not None
+    kind = DeviceKind(
+        name=name,
+        memory_bytes=round(table.quantity("memory", BYTES)),
+        peak_flops={key: float(peak.quantity(key, FLOPS)) for key in peak.data},
+        memory_bandwidth_bps=float(table.quantity("memory_bandwidth", BANDWIDTH)),
+        launch_s=float(table.quantity("launch", SECONDS, 0.0)),
+        price_per_hour=table.number("price_per_hour", 1e6, 0.0),
+        is_cpu=table.flag("cpu"),
+        source=table.text("source", ""),
+    )
+    link = table.table("host_link", ("bandwidth", "latency"))
+    return KindEntry(kind, None if link is None else host_link(link))
+
+
+def host_link(table: Table) -> HostLink:
+    """Bandwidth and latency of a table."""
+    bandwidth_bps = float(table.quantity("bandwidth", BANDWIDTH))
+    return HostLink(bandwidth_bps, float(table.quantity("latency", SECONDS, 0.0)))
+
+
+@cache
+def preset_kinds() -> Mapping[str, KindEntry]:
+    """The kinds of ``presets/kinds.toml`` by name."""
+    path = PRESETS / "kinds.toml"
+    kinds = tomllib.loads(path.read_text(encoding="utf-8"))["kinds"]
+    return MappingProxyType({name: kind_entry(name, kinds[name], str(path)) for name in kinds})

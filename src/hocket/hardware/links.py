@@ -1,0 +1,166 @@
+"""The links of a hardware file: entries that stand for one link, a bus, or one link per pair."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from hocket.errors import did_you_mean
+from hocket.hardware.cluster import Device, Duplex, Link
+from hocket.hardware.kinds import KindEntry
+from hocket.hardware.tables import BANDWIDTH, SECONDS, Table
+
+MAX_LINKS = 1_000_000
+MAX_PATTERNS = 1000
+
+_KEYS = ("name", "ends", "between", "bandwidth", "latency", "duplex")
+
+
+def read_links(
+    top: Table, devices: Sequence[Device], others: Iterable[str], kinds: Mapping[str, KindEntry]
+) -> tuple[Link, ...]:
+    """All links of a file: those of its entries, then those that join lone devices to hosts."""
+    find = _PlaceFinder((*(device.name for device in devices), *others))
+    links: list[Link] = []
+    names = LinkNames()
+    for table in top.tables("links", _KEYS):
+        given = table.name("name") if "name" in table.data else None
+        if given is not None and "between" in table.data:
+            raise table.error("name", "links made by 'between' get their names from their ends")
+        bandwidth_bps = float(table.quantity("bandwidth", BANDWIDTH))
+        latency_s = float(table.quantity("latency", SECONDS, 0.0))
+        duplex: Duplex = "half" if table.choice("duplex", ("full", "half")) == "half" else "full"
+        for ends in _ends(table, find, MAX_LINKS - len(links)):
+            own_name = names.next(ends)
+            links.append(
+                Link(
+                    name=given or own_name,
+                    ends=ends,
+                    bandwidth_bps=bandwidth_bps,
+                    latency_s=latency_s,
+                    duplex=duplex,
+                )
+            )
+    links += _host_links(devices, links, kinds, names, top)
+    repeated = next((name for name, n in Counter(x.name for x in links).items() if n > 1), None)
+    if repeated is not None:
+        raise top.error("links", f"two links have the name {repeated!r}", "names must differ")
+    return tuple(links)
+
+
+class LinkNames:
+    """Names for links that were given none: their ends, numbered from the second of a kind on."""
+
+    def __init__(self) -> None:
+        self._used: Counter[str] = Counter()
+
+    def next(self, ends: tuple[str, ...]) -> str:
+        """The name of the next link between these ends."""
+        base = "bus" if len(ends) > 2 else "-".join(ends)
+        self._used[base] += 1
+        return base if self._used[base] == 1 else f"{base}#{self._used[base]}"
+
+
+class _PlaceFinder:
+    """Names of devices, hosts and switches, found by name or by a pattern such as ``gpu*``."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._known = set(names)
+        self._found: dict[str, tuple[str, ...]] = {}
+
+    def __call__(self, text: Any, table: Table, key: str) -> tuple[str, ...]:
+        """The places that ``text`` stands for: one, or all that match."""
+        if not isinstance(text, str) or len(text) > 128:
+            raise table.error(key, f"{str(text)[:80]!r} is not the name of a place")
+        if text in self._known:
+            return (text,)
+        if text not in self._found:
+            if len(self._found) >= MAX_PATTERNS:
+                raise table.error(key, f"more than {MAX_PATTERNS} different patterns in one file")
+            self._found[text] = tuple(
+                name for name in self._names if fnmatch.fnmatchcase(name, text)
+            )
+        if not self._found[text]:
+            # Searching for similar names is quadratic in their length: a sample is enough.
+            hint = did_you_mean(text, islice(self._names, 2000))
+            raise table.error(key, f"no device, host or switch is called {text!r}", hint)
+        return self._found[text]
+
+
+def _ends(table: Table, find: _PlaceFinder, left: int) -> Iterator[tuple[str, ...]]:
+    """The ends of the links that one entry makes: one for ``ends``, many for ``between``."""
+    if ("ends" in table.data) == ("between" in table.data):
+        raise table.error(
+            "",
+            "needs either 'ends' (one link or bus) or 'between' (one link per pair)",
+            'write ends = ["gpu0", "gpu1"] or between = [["gpu*", "nvswitch"]]',
+        )
+    if "ends" in table.data:
+        found = [find(text, table, "ends") for text in table.items("ends")]
+        ends = tuple(dict.fromkeys(name for names in found for name in names))
+        if len(ends) < max(2, len(found)) or left < 1:
+            raise table.error("ends", "must name two or more different places")
+        yield ends
+        return
+    for pair in table.items("between"):
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise table.error("between", "must be a list of pairs", 'write [["gpu*", "nvswitch"]]')
+        first, second = (find(text, table, "between") for text in pair)
+        left -= len(first) * len(second)
+        if left < 0:
+            raise table.error("between", f"makes more than {MAX_LINKS} links")
+        if len(first) == 1 and first == second:
+            raise table.error("between", f"{first[0]!r} cannot be linked to itself")
+        yield from _pairs(first, second)
+
+
+def _pairs(first: tuple[str, ...], second: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """All pairs of different places, each once."""
+    seen: set[tuple[str, str]] = set()
+    overlap = not set(first).isdisjoint(second)
+    for src in first:
+        for dst in second:
+            if src == dst or (dst, src) in seen:
+                continue
+            if overlap:
+                seen.add((src, dst))
+            yield src, dst
+
+
+def _host_links(
+    devices: Sequence[Device],
+    links: Sequence[Link],
+    kinds: Mapping[str, KindEntry],
+    names: LinkNames,
+    top: Table,
+) -> list[Link]:
+    """A link to the host for each device that no link mentions; a lone device needs none."""
+    linked = {end for link in links for end in link.ends}
+    made = []
+    for device in devices:
+        if device.name in linked:
+            continue
+        figures = kinds[device.kind.name].host_link
+        if figures is None:
+            if len(devices) == 1:
+                break
+            raise top.error(
+                "links",
+                f"device {device.name!r} has no link, and its kind states no host_link",
+                f"add [[links]] with {device.name!r} among its ends, "
+                f'or host_link = {{ bandwidth = "12GB/s" }} in [kinds.{device.kind.name}]',
+            )
+        ends = (device.name, device.host)
+        made.append(
+            Link(
+                name=names.next(ends),
+                ends=ends,
+                bandwidth_bps=figures.bandwidth_bps,
+                latency_s=figures.latency_s,
+            )
+        )
+    return made

@@ -1,0 +1,179 @@
+"""A Cluster from what people type: a file, a preset, or shorthand such as ``2xdgx-h100+4xl4``.
+
+Kinds are put on hosts and joined by PCIe through them; machines, and the hosts that the kinds
+need, are joined by one network switch, each with the network figures of its own file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from hocket.errors import UsageError, did_you_mean
+from hocket.hardware.cluster import Cluster, Device, Link
+from hocket.hardware.files import (
+    DEFAULT_HOST,
+    MAX_DEVICES,
+    Machine,
+    Network,
+    machine_from_dict,
+    read_cluster,
+    read_machine,
+)
+from hocket.hardware.kinds import PRESETS, HostLink, preset_kinds
+
+MOST_PER_HOST = 16
+"""Kinds fill one host up to this many devices; more are spread over hosts of `PER_HOST`."""
+PER_HOST = 8
+DEFAULT_NETWORK = HostLink(bandwidth_bps=12.5e9, latency_s=5e-6)
+"""100 Gbit/s per host, for machines whose file states no network."""
+NETWORK = "network"
+
+_TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
+
+
+def cluster_from_text(text: str) -> Cluster:
+    """The cluster of a TOML file, of a preset, or of shorthand."""
+    text = text.strip()
+    if text.endswith(".toml") and not _TERM.match(text)[1]:  # type: ignore[index]
+        return read_cluster(text)
+    if _is_file(text):
+        return read_cluster(text)
+    machines: list[Machine] = []
+    kinds: list[str] = []
+    for count, name in _terms(text):
+        if name in preset_kinds():
+            kinds += [name] * count
+        else:
+            machines += [_machine(name)] * count
+        devices = len(kinds) + sum(machine.cluster.num_devices for machine in machines)
+        if devices > MAX_DEVICES:
+            raise UsageError(f"{text!r} has more than {MAX_DEVICES} devices")
+    per_host = PER_HOST if len(kinds) > MOST_PER_HOST else MOST_PER_HOST
+    for start in range(0, len(kinds), per_host):
+        machines.append(_host_of(kinds[start : start + per_host]))
+    if len(machines) == 1:
+        return replace(machines[0].cluster, name=text)
+    return _join(text, machines)
+
+
+@cache
+def machine_names() -> tuple[str, ...]:
+    """Names of the machines that come with hocket."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml") if path.stem != "kinds"))
+
+
+# ── names ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a path, or a null character
+        return False
+
+
+def _terms(text: str) -> Iterator[tuple[int, str]]:
+    """Count and full name of each part of the shorthand."""
+    for part in text.split("+"):
+        match = _TERM.match(part.strip())
+        if match is None:
+            raise UsageError(
+                f"cannot read {text[:200]!r} as hardware",
+                hint="write it like '4xv100-16g', 'dgx1-v100', '1xh100+2xl4' or 'cluster.toml'",
+            )
+        count = 1 if match[1] is None else int(match[1])
+        if not 1 <= count <= MAX_DEVICES:
+            raise UsageError(f"count {count} of {part!r} is outside of 1 to {MAX_DEVICES}")
+        yield count, match[2] if match[2].endswith(".toml") else _full_name(match[2], text)
+
+
+def _full_name(name: str, text: str) -> str:
+    """The preset that ``name`` stands for: exactly, or as the only one that goes on with '-'."""
+    names = (*preset_kinds(), *machine_names())
+    lower = name.lower()
+    if lower in names:
+        return lower
+    longer = sorted(known for known in names if known.startswith(f"{lower}-"))
+    if len(longer) == 1:
+        return longer[0]
+    where = "" if name == text else text[:200]
+    if longer:
+        raise UsageError(
+            f"{name!r} can mean several kinds of hardware",
+            hint=f"choose one of {', '.join(longer)}",
+            where=where,
+        )
+    raise UsageError(
+        f"unknown hardware {name[:100]!r}", hint=did_you_mean(lower[:100], names), where=where
+    )
+
+
+# ── machines ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _machine(name: str) -> Machine:
+    return read_machine(name if name.endswith(".toml") else PRESETS / f"{name}.toml")
+
+
+def _host_of(kinds: list[str]) -> Machine:
+    """One host with these kinds, each device on its own PCIe link."""
+    return machine_from_dict({"devices": [{"kind": kind} for kind in kinds]}, "shorthand")
+
+
+def _join(name: str, machines: list[Machine]) -> Cluster:
+    """Machines under one network switch; what was ``gpu0`` of the first is ``host0.gpu0``."""
+    devices: list[Device] = []
+    hosts: list[str] = []
+    switches = [NETWORK]
+    links: list[Link] = []
+    for index, machine in enumerate(machines):
+        prefix = f"{DEFAULT_HOST}{index}"
+        part = _renamed(machine.cluster, prefix)
+        devices += part.devices
+        hosts += part.hosts
+        switches += part.switches
+        links += part.links
+        links += _network_links(machine, prefix)
+    return Cluster(
+        name=name,
+        devices=tuple(devices),
+        hosts=tuple(hosts),
+        switches=tuple(switches),
+        links=tuple(links),
+    )
+
+
+def _renamed(cluster: Cluster, prefix: str) -> Cluster:
+    return replace(
+        cluster,
+        devices=tuple(
+            replace(d, name=_below(prefix, d.name), host=_below(prefix, d.host))
+            for d in cluster.devices
+        ),
+        hosts=tuple(_below(prefix, host) for host in cluster.hosts),
+        switches=tuple(_below(prefix, switch) for switch in cluster.switches),
+        links=tuple(
+            replace(x, name=f"{prefix}.{x.name}", ends=tuple(_below(prefix, end) for end in x.ends))
+            for x in cluster.links
+        ),
+    )
+
+
+def _below(prefix: str, place: str) -> str:
+    return prefix if place == DEFAULT_HOST else f"{prefix}.{place}"
+
+
+def _network_links(machine: Machine, prefix: str) -> Iterator[Link]:
+    network = machine.network or Network(machine.cluster.hosts, DEFAULT_NETWORK)
+    for place in network.at:
+        end = _below(prefix, place)
+        yield Link(
+            name=f"{end}-{NETWORK}",
+            ends=(end, NETWORK),
+            bandwidth_bps=network.link.bandwidth_bps,
+            latency_s=network.link.latency_s,
+        )

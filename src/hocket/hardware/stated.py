@@ -1,0 +1,82 @@
+"""The cluster that a graph file states for itself (``--on file``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hocket.errors import UsageError
+from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
+
+UNLIMITED_BYTES = 2**50
+"""Memory of processors, for which these files state no limit."""
+_HOST = "host"
+_MOST = 1024
+
+
+def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
+    """The accelerators and processors in ``meta["cluster"]`` of a graph, around one host memory.
+
+    The file states how long its ops and transfers take, so the rates here are never used: 1 op and
+    1 byte per nanosecond. A transfer crosses two links, one out of a device and one into another.
+    """
+    stated = meta.get("cluster")
+    if not isinstance(stated, Mapping):
+        raise UsageError(
+            "the graph's file states no hardware",
+            where=name,
+            hint="name the hardware, such as --on 4xv100-16g",
+        )
+    accelerators = _count(stated, "accelerators", name)
+    cpus = _count(stated, "cpus", name)
+    if accelerators + cpus == 0:
+        raise UsageError(
+            "the graph's file states a cluster without devices",
+            where=name,
+            hint="name the hardware, such as --on 4xv100-16g",
+        )
+    memory_bytes = _number(stated, "accelerator_memory_bytes", UNLIMITED_BYTES, name)
+    accelerator, cpu = _kind("accelerator", memory_bytes), _kind("cpu", UNLIMITED_BYTES)
+    devices = (
+        *(_device(f"acc{index}", accelerator) for index in range(accelerators)),
+        *(_device(f"cpu{index}", cpu) for index in range(cpus)),
+    )
+    links = tuple(
+        Link(name=f"{d.name}-{_HOST}", ends=(d.name, _HOST), bandwidth_bps=1e9, latency_s=0.0)
+        for d in devices
+    )
+    return Cluster(name=name, devices=devices, hosts=(_HOST,), links=links, meta={"from": "file"})
+
+
+def _count(stated: Mapping[str, Any], key: str, where: str) -> int:
+    count = _number(stated, key, 0, where)
+    if count > _MOST:
+        raise UsageError(f"{key} is {count}; at most {_MOST} can be placed on", where=where)
+    return count
+
+
+def _number(stated: Mapping[str, Any], key: str, default: int, where: str) -> int:
+    value = stated.get(key, default)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= 2**62 or value != int(value):
+        raise UsageError(
+            f"{key} is {str(value)[:40]!r}: must be a whole number of 0 or more",
+            where=where,
+            hint="correct the file, or name the hardware with --on",
+        )
+    return min(int(value), UNLIMITED_BYTES)
+
+
+def _kind(name: str, memory_bytes: int) -> DeviceKind:
+    return DeviceKind(
+        name=name,
+        memory_bytes=memory_bytes,
+        peak_flops={"float32": 1e9},
+        memory_bandwidth_bps=1e9,
+        is_cpu=name == "cpu",
+        source="stated by the graph's file",
+    )
+
+
+def _device(name: str, kind: DeviceKind) -> Device:
+    return Device(name=name, kind=kind, host=_HOST, memory_bytes=kind.memory_bytes)

@@ -1,0 +1,210 @@
+"""Plan files: written atomically, read strictly, complete enough to simulate again exactly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hocket.atomic import write_atomically
+from hocket.cost.roofline import costs_from_settings
+from hocket.errors import InputFileError, did_you_mean
+from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph
+from hocket.graph.formats.dnn_partitioning import on_file_terms
+from hocket.graph.graph import Graph
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.files import cluster_from_dict, cluster_to_dict
+from hocket.jsonfile import dump_json, read_json
+from hocket.plan.plan import PLAN_SCHEMA, Plan
+from hocket.plan.problem import Problem
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, ValidationError
+
+    from hocket.plan.schema import PlanFile
+
+MAX_PLAN_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class SavedPlan:
+    """A plan as it was read: with its problem and what was predicted when it was written."""
+
+    problem: Problem
+    plan: Plan
+    predicted_step_s: float | None
+
+
+def write_plan(
+    path: Path,
+    problem: Problem,
+    plan: Plan,
+    *,
+    graph_file: Path | None = None,
+    step_s: float,
+    peak_bytes: dict[str, int],
+) -> None:
+    """Write a plan. With ``graph_file`` the graph is named by its path, else it is put inside."""
+    from hocket import __version__
+
+    assert plan.device_of is not None, "only a plan with a placement is written"
+    graph: dict[str, Any] = {"hash": problem.graph.content_hash}
+    if graph_file is None:
+        graph["inline"] = graph_to_dict(problem.graph)
+    else:
+        graph["file"] = os.path.relpath(graph_file.resolve(), path.resolve().parent)
+    order: dict[str, Any] | None = None
+    if plan.order is not None:
+        order = {"by_device": [sequence.tolist() for sequence in plan.order]}
+    elif plan.priority is not None:
+        order = {"priority": plan.priority.tolist()}
+    content = {
+        "schema": PLAN_SCHEMA,
+        "generator": f"hocket {__version__}",
+        "planner": plan.planner,
+        "graph": graph,
+        "cluster": {
+            "hash": problem.cluster.content_hash,
+            "content": cluster_to_dict(problem.cluster),
+        },
+        "costs": dict(problem.costs.settings),
+        "transfers": problem.transfers,
+        "seed": problem.seed,
+        "placement": {
+            "devices": list(problem.cluster.device_names),
+            "device_of": plan.device_of.tolist(),
+        },
+        "order": order,
+        "notes": dict(plan.notes),
+        "predicted": {"step_s": step_s, "peak_bytes": peak_bytes},
+    }
+    write_atomically(path, dump_json(content))
+
+
+def read_plan(path: Path, *, graph_file: Path | None = None) -> SavedPlan:
+    """Read a plan with its problem; ``graph_file`` replaces the path written in the plan."""
+    data = read_json(path, max_bytes=MAX_PLAN_BYTES)
+    content = _validated(data, str(path))
+    cluster = cluster_from_dict(content.cluster.content, str(path))
+    graph = _graph(content, cluster, path, graph_file)
+    for what, planned, actual in (
+        ("graph", content.graph.hash, graph.content_hash),
+        ("cluster", content.cluster.hash, cluster.content_hash),
+    ):
+        if planned != actual:
+            raise InputFileError(
+                f"the plan was made for another {what}: {planned[:12]}…, this is {actual[:12]}…",
+                hint=f"plan again for this {what}",
+                where=str(path),
+            )
+    problem = Problem(
+        graph=graph,
+        cluster=cluster,
+        costs=costs_from_settings(graph, cluster, content.costs),
+        transfers=content.transfers,
+        seed=content.seed,
+    )
+    predicted = content.predicted.step_s if content.predicted else None
+    return SavedPlan(problem, _plan(content, problem, path), predicted)
+
+
+def _plan(content: PlanFile, problem: Problem, path: Path) -> Plan:
+    placement, order = content.placement, content.order
+    if tuple(placement.devices) != problem.cluster.device_names:
+        raise InputFileError(
+            "placement.devices are not the devices of the plan's cluster", where=str(path)
+        )
+    if len(placement.device_of) != problem.graph.num_ops:
+        raise InputFileError(
+            f"placement.device_of has {len(placement.device_of)} entries for "
+            f"{problem.graph.num_ops} ops",
+            where=str(path),
+        )
+    limit = max(placement.device_of, default=0)
+    if limit >= len(placement.devices):
+        raise InputFileError(f"placement.device_of names device {limit}", where=str(path))
+    by_device = order.by_device if order else None
+    if by_device is not None and any(
+        op >= problem.graph.num_ops for sequence in by_device for op in sequence
+    ):
+        raise InputFileError("order.by_device names an op that does not exist", where=str(path))
+    priority = order.priority if order else None
+    return Plan(
+        planner=content.planner,
+        graph_hash=content.graph.hash,
+        cluster_hash=content.cluster.hash,
+        device_of=np.array(placement.device_of, dtype=np.int32),
+        order=None
+        if by_device is None
+        else tuple(np.array(sequence, dtype=np.int32) for sequence in by_device),
+        priority=None if priority is None else np.array(priority, dtype=np.float64),
+        notes=content.notes,
+    )
+
+
+def _graph(content: PlanFile, cluster: Cluster, path: Path, graph_file: Path | None) -> Graph:
+    reference = content.graph
+    if graph_file is None and reference.inline is not None:
+        return graph_from_dict(reference.inline, f"{path}: graph.inline")
+    if graph_file is None:
+        if reference.file is None:
+            raise InputFileError("the plan names no graph", where=str(path))
+        graph_file = path.parent / reference.file
+        if not graph_file.exists():
+            raise InputFileError(
+                f"the plan's graph {reference.file!r} is not there",
+                hint="give its new place with --graph PATH",
+                where=str(path),
+            )
+    graph = read_graph(graph_file)
+    return on_file_terms(graph) if cluster.meta.get("from") == "file" else graph
+
+
+def _validated(data: object, where: str) -> PlanFile:
+    from pydantic import ValidationError
+
+    from hocket.plan.schema import PlanFile
+
+    if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
+        raise InputFileError(
+            f"this is not a {PLAN_SCHEMA} file", hint="make one with hocket plan", where=where
+        )
+    try:
+        return PlanFile.model_validate(data)
+    except ValidationError as error:
+        message = "; ".join(_messages(error))
+        raise InputFileError(message, hint=_hint(error), where=where) from None
+
+
+def _messages(error: ValidationError) -> Iterator[str]:
+    for problem in error.errors(include_url=False)[:3]:
+        place = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            yield f"unknown key {place!r}"
+        else:
+            yield f"{place}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
+
+
+def _hint(error: ValidationError) -> str:
+    """Did-you-mean for the first unknown key, looked up in the model that refused it."""
+    from hocket.plan import schema
+
+    models: dict[tuple[str, ...], type[BaseModel]] = {
+        (): schema.PlanFile,
+        ("graph",): schema.GraphReference,
+        ("cluster",): schema.ClusterContent,
+        ("placement",): schema.PlacementSection,
+        ("order",): schema.OrderSection,
+        ("predicted",): schema.Prediction,
+    }
+    for problem in error.errors(include_url=False):
+        *parent, key = problem["loc"]
+        model = models.get(tuple(str(part) for part in parent))
+        if problem["type"] == "extra_forbidden" and model is not None:
+            names = [field.alias or name for name, field in model.model_fields.items()]
+            return did_you_mean(str(key), names)
+    return "hocket schema plan prints what a plan file holds"

@@ -1,0 +1,40 @@
+"""Which devices a placement may use, for planners that walk over devices in order."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import IntArray
+from hocket.errors import NoFeasiblePlanError
+from hocket.plan.problem import Problem
+
+
+def workers(problem: Problem) -> IntArray:
+    """The accelerators, or all devices where there are only processors."""
+    is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices])
+    chosen = np.flatnonzero(~is_cpu if not is_cpu.all() else is_cpu)
+    return chosen.astype(np.int32)
+
+
+def runnable(problem: Problem, bundle: IntArray) -> NDArray[np.bool_]:
+    """[device, bundle]: whether every op of the bundle can run on the device."""
+    num_bundles = int(bundle.max(initial=-1)) + 1
+    can_run = np.ones((len(problem.costs.kind_names), num_bundles), dtype=bool)
+    for row, seconds in enumerate(problem.costs.op_s):
+        can_run[row, bundle[~np.isfinite(seconds)]] = False
+    return can_run[problem.costs.device_row]
+
+
+def elsewhere(problem: Problem, bundle: IntArray) -> IntArray:
+    """Per bundle: -1 where some worker can run it, else the first device that can."""
+    can_run = runnable(problem, bundle)
+    needs_other = ~can_run[workers(problem)].any(axis=0)
+    stuck = np.flatnonzero(~can_run.any(axis=0))
+    if len(stuck):
+        op = problem.graph.op_names[int(np.flatnonzero(bundle == stuck[0])[0])]
+        raise NoFeasiblePlanError(
+            f"no device can run op {op!r} with the ops that must sit with it",
+            hint="add a device of a kind that can run it",
+        )
+    return np.where(needs_other, can_run.argmax(axis=0), -1).astype(np.int32)

@@ -1,0 +1,67 @@
+"""Layer blocks: equal contiguous blocks of layers, as people split a model by hand.
+
+Layers are module paths up to their first number ("transformer.h.3"), in the order of the forward
+pass; what stands between them goes with the layer before. Every device gets the same number of
+layers, or of forward ops where modules are unknown. Speeds and sizes are ignored on purpose:
+this is the split to compare with. O(ops + reads).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from hocket.arrays import IntArray
+from hocket.graph.graph import Graph, Phase
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.placement.bundles import bundle_of
+from hocket.planners.placement.devices import elsewhere, workers
+
+_UP_TO_FIRST_NUMBER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
+
+
+def layer_blocks(problem: Problem, plan: Plan) -> Plan:
+    """Place equal contiguous blocks of layers on the devices in order."""
+    graph, devices = problem.graph, workers(problem)
+    layer = layer_of(graph)
+    if layer.max(initial=-1) + 1 < len(devices):
+        layer = _forward_position(graph)
+    num_layers = int(layer.max(initial=0)) + 1
+    block_of_layer = devices[np.arange(num_layers) * len(devices) // num_layers]
+    bundle = bundle_of(graph)
+    special = elsewhere(problem, bundle)
+    # A bundle follows its first forward op: the bundle's other ops have no layer of their own.
+    first = np.full(int(bundle.max(initial=-1)) + 1, graph.num_ops, dtype=np.int64)
+    np.minimum.at(first, bundle, np.arange(graph.num_ops))
+    planned = block_of_layer[layer[np.minimum(first, graph.num_ops - 1)]]
+    device_of_bundle = np.where(special >= 0, special, planned).astype(np.int32)
+    return replace(plan, device_of=device_of_bundle[bundle])
+
+
+def layer_of(graph: Graph) -> IntArray:
+    """The layer of each op, counted in the order of the forward pass; all 0 where unknown."""
+    number: dict[str, int] = {}
+    layer_of_module: dict[int, int] = {}
+    layers = np.zeros(graph.num_ops, dtype=np.int32)
+    current = 0
+    for op in np.flatnonzero(graph.op_phase == Phase.FORWARD):
+        module = int(graph.op_module[op])
+        if module not in layer_of_module:
+            match = _UP_TO_FIRST_NUMBER.match(graph.module_of(int(op)))
+            layer_of_module[module] = number.setdefault(match[0], len(number)) if match else -1
+        known = layer_of_module[module]
+        current = known if known >= 0 else current
+        layers[op] = current
+    return layers
+
+
+def _forward_position(graph: Graph) -> IntArray:
+    """Position of each op among the forward ops that do work."""
+    counted = (graph.op_phase == Phase.FORWARD) & ((graph.bytes_touched > 0) | (graph.flops > 0))
+    if not counted.any():
+        counted = graph.op_phase == Phase.FORWARD
+    position: IntArray = np.maximum(np.cumsum(counted) - 1, 0).astype(np.int32)
+    return position

@@ -1,0 +1,87 @@
+"""Transfers that share channels, each channel divided equally among those that flow on it.
+
+Transfers over the same channels always flow at the same rate, so each such route keeps one clock of
+work done per transfer: a transfer ends when the clock shows what it showed at its start plus the
+work. A change of rates then touches routes, not transfers.
+O(log transfers + routes that share a channel · (path + log routes)) per start or end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.simulate.compiled import compiled
+from hocket.simulate.containers import mark, push
+from hocket.simulate.state import Flow
+from hocket.simulate.tables import RouteTable
+
+
+@compiled
+def count_flow(flow: Flow, routes: RouteTable, route: int, change: int) -> None:
+    """Count one transfer more or less on each channel of a route."""
+    for index in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
+        flow.num_on[routes.path[index]] += change
+        mark(flow.changed, routes.path[index])
+
+
+@compiled
+def begin_flow(
+    flow: Flow, routes: RouteTable, route: int, transfer: int, work: float, now: float
+) -> None:
+    """A transfer begins to flow."""
+    if flow.heaps.size[route] == 0:
+        flow.clock[route], flow.rate[route], flow.since_s[route] = 0.0, 0.0, now
+    clock = flow.clock[route] + flow.rate[route] * (now - flow.since_s[route])
+    push(flow.heaps, route, clock + work, transfer)
+    count_flow(flow, routes, route, 1)
+
+
+@compiled
+def flow_end_s(flow: Flow, route: int) -> float:
+    """When the next transfer of a route ends at the present rate."""
+    left = flow.heaps.key[flow.heaps.ptr[route]] - flow.clock[route]
+    end_s: float = flow.since_s[route] + left / flow.rate[route]
+    return end_s
+
+
+@compiled
+def set_next(next_s: FloatArray, route: int, time_s: float) -> None:
+    """Set the time of the next end on a route."""
+    at = (len(next_s) >> 1) + route
+    next_s[at] = time_s
+    while at > 1:
+        at >>= 1
+        next_s[at] = min(next_s[2 * at], next_s[2 * at + 1])
+
+
+@compiled
+def next_route(next_s: FloatArray) -> int:
+    """The lowest route among those with the next end."""
+    at, num_leaves = 1, len(next_s) >> 1
+    while at < num_leaves:
+        at = 2 * at if next_s[2 * at] == next_s[at] else 2 * at + 1
+    return at - num_leaves
+
+
+@compiled
+def share_channels(flow: Flow, routes: RouteTable, now: float, this_round: int) -> None:
+    """Divide each channel among the transfers that flow on it, where their number changed."""
+    for index in range(flow.changed.size[0]):
+        channel = flow.changed.item[index]
+        flow.changed.has[channel] = False
+        for position in range(routes.on_ptr[channel], routes.on_ptr[channel + 1]):
+            route = routes.on[position]
+            if flow.heaps.size[route] == 0 or flow.rated_in[route] == this_round:
+                continue
+            flow.rated_in[route] = this_round
+            rate = np.inf
+            for step in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
+                crossed = routes.path[step]
+                rate = min(rate, routes.capacity[crossed] / flow.num_on[crossed])
+            if rate != flow.rate[route]:
+                flow.clock[route] += flow.rate[route] * (now - flow.since_s[route])
+                flow.since_s[route] = now
+                flow.rate[route] = rate
+            set_next(flow.next_s, route, max(now, flow_end_s(flow, route)))
+    flow.changed.size[0] = 0

@@ -1,0 +1,252 @@
+"""The event engine, compiled: runs a step from instant to instant and records what happens when.
+
+At each instant everything that ends there is taken first (bytes are released, tensors arrive), then
+all that can start does; what starts and ends at the same instant makes a further round.
+O((ops + reads + transfers) log), and for shared channels see `hocket.simulate.flow`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.simulate.compiled import compiled, compiled_entry
+from hocket.simulate.containers import mark, pop, push
+from hocket.simulate.flow import (
+    begin_flow,
+    count_flow,
+    flow_end_s,
+    next_route,
+    set_next,
+    share_channels,
+)
+from hocket.simulate.memory import hold, use_up
+from hocket.simulate.state import Memory, Schedule, Spans, State
+from hocket.simulate.tables import (
+    QUEUED,
+    SHARED,
+    OpTable,
+    PlaceTable,
+    RouteTable,
+    TransferTable,
+)
+
+_OP_END, _TRANSFER_END, _TRANSFER_START, _FLOW_START = 0, 1, 2, 3
+_KIND = 1 << 40
+"""An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
+
+
+@compiled
+def _arrive(schedule: Schedule, ops: OpTable, place: int, strict: bool) -> None:
+    """A tensor is at a place now."""
+    for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
+        op = schedule.users[index]
+        schedule.waits[op] -= 1
+        if schedule.waits[op] == 0:
+            mark(schedule.touched, ops.device[op])
+            if not strict:
+                push(schedule.ready, ops.device[op], ops.priority[op], op)
+
+
+@compiled
+def _offer(
+    schedule: Schedule,
+    spans: Spans,
+    transfers: TransferTable,
+    transfer: int,
+    mode: int,
+    now: float,
+) -> None:
+    """A transfer's tensor is there to be sent."""
+    spans.transfer_ready_s[transfer] = now
+    start_s = now
+    if mode == QUEUED:
+        send, receive = transfers.send_queue[transfer], transfers.receive_queue[transfer]
+        start_s = max(now, schedule.queue_free_s[send], schedule.queue_free_s[receive])
+        end_s = start_s + transfers.duration_s[transfer]
+        schedule.queue_free_s[send] = end_s
+        schedule.queue_free_s[receive] = end_s
+    spans.transfer_start_s[transfer] = start_s
+    event = _TRANSFER_START * _KIND + transfer
+    if start_s > now:
+        push(schedule.events, 0, start_s, event)
+    else:
+        schedule.starting[schedule.num_starting[0]] = event
+        schedule.num_starting[0] += 1
+
+
+@compiled
+def _start_transfers(
+    state: State,
+    places: PlaceTable,
+    transfers: TransferTable,
+    routes: RouteTable,
+    mode: int,
+    now: float,
+) -> None:
+    schedule = state.schedule
+    for index in range(schedule.num_starting[0]):
+        event = schedule.starting[index]
+        transfer = event % _KIND
+        work = transfers.work[transfer]
+        if event // _KIND == _TRANSFER_START:
+            place = transfers.place[transfer]
+            hold(state.memory, places.device[place], places.num_bytes[place], now)
+            flow_s = now + transfers.latency_s[transfer]
+            if mode != SHARED:
+                end_s = now + transfers.duration_s[transfer]
+                push(schedule.events, 0, end_s, _TRANSFER_END * _KIND + transfer)
+                continue
+            if work == 0.0:
+                push(schedule.events, 0, flow_s, _TRANSFER_END * _KIND + transfer)
+                continue
+            if flow_s > now:
+                push(schedule.events, 0, flow_s, _FLOW_START * _KIND + transfer)
+                continue
+        begin_flow(state.flow, routes, transfers.route[transfer], transfer, work, now)
+    schedule.num_starting[0] = 0
+
+
+@compiled
+def _next_op(schedule: Schedule, ops: OpTable, device: int, strict: bool) -> int:
+    """Take the op that a free device starts now; -1 for none."""
+    if not strict:
+        return pop(schedule.ready, device) if schedule.ready.size[device] > 0 else -1
+    at = schedule.cursor[device]
+    if at == ops.lineup_ptr[device + 1]:
+        return -1
+    op: int = ops.lineup[at]
+    if schedule.waits[op] > 0:
+        return -1
+    schedule.cursor[device] += 1
+    return op
+
+
+@compiled
+def _start_ops(
+    schedule: Schedule, spans: Spans, memory: Memory, ops: OpTable, strict: bool, now: float
+) -> None:
+    for index in range(schedule.touched.size[0]):
+        device = schedule.touched.item[index]
+        schedule.touched.has[device] = False
+        if not schedule.is_free[device]:
+            continue
+        op = _next_op(schedule, ops, device, strict)
+        if op < 0:
+            continue
+        schedule.is_free[device] = False
+        spans.op_start_s[op] = now
+        hold(memory, device, ops.alloc_bytes[op], now)
+        push(schedule.events, 0, now + ops.duration_s[op], _OP_END * _KIND + op)
+    schedule.touched.size[0] = 0
+
+
+@compiled
+def _end_op(
+    schedule: Schedule,
+    memory: Memory,
+    ops: OpTable,
+    places: PlaceTable,
+    op: int,
+    strict: bool,
+    now: float,
+) -> None:
+    device = ops.device[op]
+    schedule.is_free[device] = True
+    mark(schedule.touched, device)
+    hold(memory, device, -ops.workspace_bytes[op], now)
+    for index in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
+        use_up(memory, places, places.read_place[index], now)
+    for tensor in range(ops.made_ptr[op], ops.made_ptr[op + 1]):
+        if places.storage[tensor] == tensor:
+            use_up(memory, places, tensor, now)
+        _arrive(schedule, ops, tensor, strict)
+
+
+@compiled
+def _end_events(
+    state: State,
+    ops: OpTable,
+    places: PlaceTable,
+    transfers: TransferTable,
+    routes: RouteTable,
+    mode: int,
+    strict: bool,
+    now: float,
+) -> None:
+    """Everything that ends now; what is due to start is only noted."""
+    schedule, flow = state.schedule, state.flow
+    while True:
+        transfer = -1
+        if schedule.events.size[0] > 0 and schedule.events.key[0] == now:
+            event = pop(schedule.events, 0)
+            kind, index = event // _KIND, event % _KIND
+            if kind == _OP_END:
+                state.spans.op_end_s[index] = now
+                _end_op(schedule, state.memory, ops, places, index, strict, now)
+                for sent in range(ops.send_ptr[index], ops.send_ptr[index + 1]):
+                    _offer(schedule, state.spans, transfers, sent, mode, now)
+                continue
+            if kind != _TRANSFER_END:
+                schedule.starting[schedule.num_starting[0]] = event
+                schedule.num_starting[0] += 1
+                continue
+            transfer = index
+        elif flow.next_s[1] == now:
+            route = next_route(flow.next_s)
+            if flow.heaps.size[route] == 0 or flow_end_s(flow, route) > now:
+                set_next(flow.next_s, route, np.inf)
+                continue
+            transfer = pop(flow.heaps, route)
+            count_flow(flow, routes, route, -1)
+        if transfer < 0:
+            break
+        state.spans.transfer_end_s[transfer] = now
+        use_up(state.memory, places, transfers.tensor[transfer], now)
+        _arrive(schedule, ops, transfers.place[transfer], strict)
+
+
+@compiled
+def _group_users(schedule: Schedule, places: PlaceTable) -> None:
+    """Ops by the place that they read at: count, add up, fill."""
+    ptr = schedule.user_ptr
+    for index in range(len(places.read_place)):
+        ptr[places.read_place[index] + 2] += 1
+    for place in range(2, len(ptr)):
+        ptr[place] += ptr[place - 1]
+    # Filling moves each entry up to where the next one begins: afterwards they stand one lower.
+    for index in range(len(places.read_place)):
+        place = places.read_place[index] + 1
+        schedule.users[ptr[place]] = places.reader[index]
+        ptr[place] += 1
+
+
+@compiled_entry
+def run(
+    state: State,
+    ops: OpTable,
+    places: PlaceTable,
+    transfers: TransferTable,
+    routes: RouteTable,
+    mode: int,
+    strict: bool,
+) -> None:
+    """Run the step from ``state``, which then tells what happened."""
+    schedule = state.schedule
+    _group_users(schedule, places)
+    for device in range(len(places.start_bytes)):
+        mark(schedule.touched, device)
+    for op in range(len(ops.device)):
+        if schedule.waits[op] == 0 and not strict:
+            push(schedule.ready, ops.device[op], ops.priority[op], op)
+    for transfer in range(ops.send_ptr[0]):
+        _offer(schedule, state.spans, transfers, transfer, mode, 0.0)
+    now, this_round = 0.0, 0
+    while now < np.inf:
+        _start_transfers(state, places, transfers, routes, mode, now)
+        _start_ops(schedule, state.spans, state.memory, ops, strict, now)
+        share_channels(state.flow, routes, now, this_round)
+        this_round += 1
+        now = state.flow.next_s[1]
+        if schedule.events.size[0] > 0:
+            now = min(now, schedule.events.key[0])
+        _end_events(state, ops, places, transfers, routes, mode, strict, now)

@@ -1,0 +1,182 @@
+"""What the compiled engine changes while it runs, as tuples of arrays made once before.
+
+They are made here rather than in the engine because compiling allocations takes long.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.simulate.tables import OpTable, PlaceTable, RouteTable, TransferTable
+
+
+class Heaps(NamedTuple):
+    """Heaps of (key, item), each with its own part of the arrays."""
+
+    key: FloatArray
+    item: ByteArray
+    ptr: ByteArray
+    """Where the part of each heap begins."""
+    size: ByteArray
+
+
+class Marks(NamedTuple):
+    """A set of small numbers that remembers in which order they came."""
+
+    has: NDArray[np.bool_]
+    item: ByteArray
+    size: ByteArray
+
+
+class Spans(NamedTuple):
+    """When ops and transfers ran; NaN for those that could not."""
+
+    op_start_s: FloatArray
+    op_end_s: FloatArray
+    transfer_ready_s: FloatArray
+    transfer_start_s: FloatArray
+    transfer_end_s: FloatArray
+
+
+class Memory(NamedTuple):
+    """Bytes on each device now and at most, and a log of changes."""
+
+    now: ByteArray
+    peak: ByteArray
+    last: ByteArray
+    """Newest log entry of each device."""
+    log_device: ByteArray
+    log_time_s: FloatArray
+    log_bytes: ByteArray
+    size: ByteArray
+    """Number of log entries."""
+    num_left: ByteArray
+    """Uses of each place's bytes that are still to come."""
+
+
+class Flow(NamedTuple):
+    """Transfers that flow: a heap per route by the clock at which each ends."""
+
+    heaps: Heaps
+    clock: FloatArray
+    """Work done per transfer of the route since it last was empty, at time ``since_s``."""
+    rate: FloatArray
+    since_s: FloatArray
+    num_on: ByteArray
+    """How many transfers flow on each channel."""
+    changed: Marks
+    """Channels whose number changed in this round."""
+    next_s: FloatArray
+    """A tournament: leaf ``num_leaves + r`` is the next end on route r, node i the smaller of nodes
+    2i and 2i + 1."""
+    rated_in: ByteArray
+    """Last round in which each route's rate was looked at."""
+
+
+class Schedule(NamedTuple):
+    """Which ops and transfers wait for what, and what happens next."""
+
+    waits: ByteArray
+    """Tensors that each op still waits for."""
+    user_ptr: ByteArray
+    users: ByteArray
+    """Ops that read at place p: ``users[user_ptr[p]:user_ptr[p + 1]]``."""
+    events: Heaps
+    ready: Heaps
+    """Per device: ops whose tensors are there, by priority."""
+    touched: Marks
+    """Devices that may have something to start."""
+    is_free: NDArray[np.bool_]
+    cursor: ByteArray
+    """With a strict order: the next position of each device in the line-up."""
+    queue_free_s: FloatArray
+    starting: ByteArray
+    """Events of transfers that start, or begin to flow, in this round."""
+    num_starting: ByteArray
+
+
+class State(NamedTuple):
+    """All of it."""
+
+    spans: Spans
+    memory: Memory
+    flow: Flow
+    schedule: Schedule
+
+
+def new_state(
+    ops: OpTable, places: PlaceTable, transfers: TransferTable, routes: RouteTable
+) -> State:
+    """The state before anything has happened."""
+    num_ops, num_transfers = len(ops.device), len(transfers.place)
+    num_devices = len(places.start_bytes)
+    return State(
+        spans=Spans(
+            *(np.full(num_ops, np.nan) for _ in range(2)),
+            *(np.full(num_transfers, np.nan) for _ in range(3)),
+        ),
+        memory=_new_memory(places, num_devices + 2 * (num_ops + num_transfers)),
+        flow=_new_flow(routes),
+        schedule=Schedule(
+            waits=ops.num_waits.copy(),
+            user_ptr=_zeros(len(places.device) + 2),
+            users=_zeros(len(places.reader)),
+            events=_new_heaps(np.array([0, num_devices + num_transfers])),
+            ready=_new_heaps(ops.lineup_ptr.copy()),
+            touched=_new_marks(num_devices),
+            is_free=np.ones(num_devices, dtype=np.bool_),
+            cursor=ops.lineup_ptr.copy(),
+            queue_free_s=np.zeros(2 * num_devices),
+            starting=_zeros(num_transfers),
+            num_starting=_zeros(1),
+        ),
+    )
+
+
+def _new_memory(places: PlaceTable, log_size: int) -> Memory:
+    num_devices = len(places.start_bytes)
+    log_device, log_bytes = _zeros(log_size), _zeros(log_size)
+    log_device[:num_devices] = np.arange(num_devices)
+    log_bytes[:num_devices] = places.start_bytes
+    return Memory(
+        now=places.start_bytes.copy(),
+        peak=places.start_bytes.copy(),
+        last=np.arange(num_devices),
+        log_device=log_device,
+        log_time_s=np.zeros(log_size),
+        log_bytes=log_bytes,
+        size=np.array([num_devices]),
+        num_left=places.num_uses.copy(),
+    )
+
+
+def _new_flow(routes: RouteTable) -> Flow:
+    num_routes, num_channels = len(routes.size_ptr) - 1, len(routes.capacity)
+    num_leaves = 1 << max(num_routes - 1, 0).bit_length()
+    return Flow(
+        heaps=_new_heaps(routes.size_ptr.copy()),
+        clock=np.zeros(num_routes),
+        rate=np.zeros(num_routes),
+        since_s=np.zeros(num_routes),
+        num_on=_zeros(num_channels),
+        changed=_new_marks(num_channels),
+        next_s=np.full(2 * num_leaves, np.inf),
+        rated_in=np.full(num_routes, -1),
+    )
+
+
+def _new_heaps(ptr: ByteArray) -> Heaps:
+    total = int(ptr[-1]) + 1
+    return Heaps(key=np.zeros(total), item=_zeros(total), ptr=ptr, size=_zeros(len(ptr) - 1))
+
+
+def _new_marks(count: int) -> Marks:
+    return Marks(has=np.zeros(count, dtype=np.bool_), item=_zeros(count), size=_zeros(1))
+
+
+def _zeros(count: int) -> ByteArray:
+    return np.zeros(count, dtype=np.int64)

@@ -1,0 +1,88 @@
+"""Prove a plan legal: its structure, in-place updates where the tensor lives, and memory.
+
+Every planner's result passes here before anyone sees it; a plan that was loaded passes here again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hocket.arrays import IntArray
+from hocket.graph.graph import PERSISTENT_ROLES
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.verify import Violation, raise_violations, structure_violations
+from hocket.simulate.engine import home_devices, simulate
+from hocket.simulate.timeline import Timeline
+from hocket.units import format_bytes
+
+
+def verify(plan: Plan, problem: Problem) -> None:
+    """Raise `CheckError` with op and device of the first violations."""
+    raise_violations(violations(plan, problem), plan.planner)
+
+
+def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> list[Violation]:
+    """All violations; ``timeline`` saves simulating the plan again."""
+    found = list(structure_violations(plan, problem))
+    if found or plan.device_of is None:
+        return found
+    found += update_violations(plan.device_of, problem)
+    found += memory_violations(problem, timeline or simulate(problem, plan))
+    return found
+
+
+def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violation]:
+    """In-place updates of persistent tensors that run where the tensor does not live."""
+    graph = problem.graph
+    updates = np.flatnonzero(
+        np.isin(graph.tensor_role, PERSISTENT_ROLES)
+        & (graph.alias_of >= 0)
+        & (graph.tensor_producer >= 0)
+    )
+    if not len(updates):
+        return
+    homes = home_devices(graph, device_of)
+    for tensor in updates:
+        base = int(graph.alias_of[tensor])
+        while graph.alias_of[base] >= 0:
+            base = int(graph.alias_of[base])
+        op = int(graph.tensor_producer[tensor])
+        home = homes[base] if graph.tensor_producer[base] < 0 else device_of[op]
+        if device_of[op] != home:
+            names = problem.cluster.device_names
+            yield Violation(
+                "updates",
+                f"op {graph.op_names[op]!r} on {names[device_of[op]]!r} updates "
+                f"{graph.tensor_names[base]!r}, which lives on {names[home]!r}",
+                graph.op_names[op],
+                names[device_of[op]],
+            )
+
+
+def memory_violations(problem: Problem, timeline: Timeline) -> Iterator[Violation]:
+    """Devices that hold more than they have, with the op that runs when they hold the most."""
+    for device, spec in enumerate(problem.cluster.devices):
+        peak = int(timeline.peak_bytes[device])
+        if peak <= spec.memory_bytes:
+            continue
+        op = _op_at_peak(problem, timeline, device)
+        yield Violation(
+            "memory",
+            f"{spec.name} needs {format_bytes(peak)} of {format_bytes(spec.memory_bytes)}",
+            op,
+            spec.name,
+        )
+
+
+def _op_at_peak(problem: Problem, timeline: Timeline, device: int) -> str:
+    times, held = timeline.memory_curve(device)
+    if not len(held):
+        return ""
+    when = times[int(np.argmax(held))]
+    running = np.flatnonzero(
+        (timeline.op_device == device) & (timeline.op_start_s <= when) & (timeline.op_end_s >= when)
+    )
+    return problem.graph.op_names[running[-1]] if len(running) else ""

@@ -1,0 +1,256 @@
+"""What there is to tell about a plan, worked out once for text, report and notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import ByteArray
+from hocket.graph.graph import Phase
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.simulate.analysis import (
+    PathStep,
+    bottleneck,
+    channel_busy_s,
+    critical_path,
+    device_busy_s,
+)
+from hocket.simulate.timeline import Timeline
+from hocket.view.names import inert
+from hocket.view.spans import crossings
+
+NUM_TOP_OPS = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """One device: its share of the work and of the memory."""
+
+    name: str
+    kind: str
+    num_ops: int
+    busy_s: float
+    busy_share: float
+    peak_bytes: int
+    capacity_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device holds what it is given."""
+        return self.peak_bytes <= self.capacity_bytes
+
+    @property
+    def fullness(self) -> float:
+        """Peak over capacity."""
+        return fullness(self.peak_bytes, self.capacity_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkFacts:
+    """One channel that is used: a direction of a link, or a bus."""
+
+    name: str
+    channel: int
+    num_transfers: int
+    moved_bytes: int
+    busy_s: float
+    busy_share: float
+    bandwidth_bps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpFacts:
+    """One op and how long it takes where it runs."""
+
+    op: int
+    name: str
+    kind: str
+    module: str
+    phase: str
+    device: str
+    start_s: float
+    duration_s: float
+    step_share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathFacts:
+    """The critical path: the chain of steps and waits that is as long as the step."""
+
+    steps: tuple[PathStep, ...]
+    shares: Mapping[str, float]
+    """Part of the step per cause: compute, transfers and the reasons for waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that is told about one plan."""
+
+    title: str
+    planner: str
+    step_s: float
+    num_ops: int
+    num_transfers: int
+    moved_bytes: int
+    price_per_hour: float | None
+    """Of the devices that compute; None where a price is unknown."""
+    devices: tuple[DeviceFacts, ...]
+    links: tuple[LinkFacts, ...]
+    """The used ones, busiest first."""
+    top_ops: tuple[OpFacts, ...]
+    path: PathFacts
+    bottleneck: str
+    """What limits the step, as one sentence; may be empty."""
+
+    @property
+    def fullest(self) -> DeviceFacts:
+        """The device whose peak comes closest to its capacity or exceeds it most."""
+        return max(self.devices, key=lambda device: device.fullness)
+
+    @property
+    def busiest(self) -> DeviceFacts:
+        """The device that computes longest."""
+        return max(self.devices, key=lambda device: device.busy_s)
+
+
+def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
+    """Work out the facts of a plan and its timeline."""
+    graph, cluster = problem.graph, problem.cluster
+    moved = problem.costs.tensor_bytes[timeline.transfer_tensor]
+    return Facts(
+        title=f"{inert(graph.name)} on {inert(cluster.name)}",
+        planner=inert(plan.planner),
+        step_s=timeline.makespan_s,
+        num_ops=graph.num_ops,
+        num_transfers=len(timeline.transfer_tensor),
+        moved_bytes=int(moved.sum()),
+        price_per_hour=price_per_hour(problem, timeline),
+        devices=_devices(problem, timeline),
+        links=_links(problem, timeline),
+        top_ops=_top_ops(problem, timeline),
+        path=_path(problem, timeline),
+        bottleneck=inert(bottleneck(timeline, problem)),
+    )
+
+
+def fullness(peak_bytes: int, capacity_bytes: int) -> float:
+    """Peak over capacity; infinite where something is held and there is no capacity."""
+    if capacity_bytes > 0:
+        return peak_bytes / capacity_bytes
+    return float("inf") if peak_bytes > 0 else 0.0
+
+
+def fullest_device(problem: Problem, timeline: Timeline) -> int:
+    """The device whose peak comes closest to its capacity or exceeds it most."""
+    capacity = problem.memory_bytes.tolist()
+    peaks = timeline.peak_bytes.tolist()
+    return max(range(len(peaks)), key=lambda d: (fullness(peaks[d], capacity[d]), -d))
+
+
+def price_per_hour(problem: Problem, timeline: Timeline) -> float | None:
+    """Dollars per hour of the devices that compute; None where one of them has no price."""
+    used = np.unique(timeline.op_device)
+    prices = [problem.cluster.devices[device].kind.price_per_hour for device in used.tolist()]
+    return sum(prices) if prices and all(price > 0 for price in prices) else None
+
+
+def transferred_bytes(problem: Problem, timeline: Timeline) -> ByteArray:
+    """Bytes of each transfer."""
+    return problem.costs.tensor_bytes[timeline.transfer_tensor]
+
+
+def _devices(problem: Problem, timeline: Timeline) -> tuple[DeviceFacts, ...]:
+    busy_s = device_busy_s(timeline)
+    num_ops = np.bincount(timeline.op_device, minlength=timeline.num_devices)
+    return tuple(
+        DeviceFacts(
+            name=inert(device.name),
+            kind=inert(device.kind.name),
+            num_ops=int(num_ops[index]),
+            busy_s=float(busy_s[index]),
+            busy_share=_share(busy_s[index], timeline.makespan_s),
+            peak_bytes=int(timeline.peak_bytes[index]),
+            capacity_bytes=device.memory_bytes,
+        )
+        for index, device in enumerate(problem.cluster.devices)
+    )
+
+
+def _links(problem: Problem, timeline: Timeline) -> tuple[LinkFacts, ...]:
+    routes = problem.costs.routes
+    busy_s = channel_busy_s(timeline, problem)
+    transfer, channel = crossings(problem, timeline)
+    count = np.bincount(channel, minlength=len(routes.channel_names))
+    moved = np.zeros(len(routes.channel_names), dtype=np.int64)
+    np.add.at(moved, channel, transferred_bytes(problem, timeline)[transfer])
+    order = np.lexsort((np.arange(len(count)), -moved, -busy_s))
+    return tuple(
+        LinkFacts(
+            name=inert(routes.channel_names[index]),
+            channel=index,
+            num_transfers=int(count[index]),
+            moved_bytes=int(moved[index]),
+            busy_s=float(busy_s[index]),
+            busy_share=_share(busy_s[index], timeline.makespan_s),
+            bandwidth_bps=float(routes.channel_bandwidth_bps[index]),
+        )
+        for index in order.tolist()
+        if count[index]
+    )
+
+
+def _top_ops(problem: Problem, timeline: Timeline) -> tuple[OpFacts, ...]:
+    duration_s = timeline.op_end_s - timeline.op_start_s
+    longest = np.argsort(-duration_s, kind="stable")[:NUM_TOP_OPS]
+    return tuple(op_facts(problem, timeline, op) for op in longest.tolist() if duration_s[op] > 0)
+
+
+def op_facts(problem: Problem, timeline: Timeline, op: int) -> OpFacts:
+    """Everything that is told about one op."""
+    graph = problem.graph
+    duration_s = float(timeline.op_end_s[op] - timeline.op_start_s[op])
+    return OpFacts(
+        op=op,
+        name=inert(graph.op_names[op]),
+        kind=inert(graph.kind_of(op)),
+        module=inert(graph.module_of(op)),
+        phase=Phase(int(graph.op_phase[op])).name.lower(),
+        device=inert(problem.cluster.device_names[int(timeline.op_device[op])]),
+        start_s=float(timeline.op_start_s[op]),
+        duration_s=duration_s,
+        step_share=_share(duration_s, timeline.makespan_s),
+    )
+
+
+def step_name(problem: Problem, timeline: Timeline, step: PathStep) -> str:
+    """A step of the critical path in words: the op, or the tensor and where it goes."""
+    if step.kind == "op":
+        return inert(problem.graph.op_names[step.index])
+    names = problem.cluster.device_names
+    tensor = problem.graph.tensor_names[int(timeline.transfer_tensor[step.index])]
+    src = names[int(timeline.transfer_src[step.index])]
+    dst = names[int(timeline.transfer_dst[step.index])]
+    return f"{inert(tensor)}, {inert(src)} → {inert(dst)}"
+
+
+def _path(problem: Problem, timeline: Timeline) -> PathFacts:
+    steps = critical_path(timeline, problem)
+    seconds = {"compute": 0.0, "transfers": 0.0, "waiting": 0.0}
+    for step in steps:
+        cause = "compute" if step.kind == "op" else "transfers"
+        seconds[cause] += step.end_s - step.start_s
+    rest_s = timeline.makespan_s - sum(seconds.values())
+    seconds["waiting"] = max(rest_s, 0.0)
+    shares = {
+        cause: _share(spent_s, timeline.makespan_s)
+        for cause, spent_s in seconds.items()
+        if spent_s > 0
+    }
+    return PathFacts(steps=steps, shares=shares)
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part) / whole if whole > 0 else 0.0

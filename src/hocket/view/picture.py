@@ -1,0 +1,232 @@
+"""A timeline as one static SVG: rows of ops and transfers over time, with the memory below.
+
+The spans of a row are thinned to the pixels that there are and drawn as one path per colour, so
+the picture of 200,000 ops is as large as that of 2,000. O(spans log spans).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from html import escape
+from importlib.resources import files
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.graph.graph import Phase
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.simulate.timeline import Timeline
+from hocket.units import format_seconds
+from hocket.view.facts import Facts, facts_of
+from hocket.view.names import shorten
+from hocket.view.spans import Row, device_rows, link_rows, memory_envelope, part, thinned
+from hocket.view.wording import of_capacity, percent
+
+LABEL_PX, MARGIN_PX, AXIS_PX, LEGEND_PX = 180, 14, 30, 26
+BAR_PX, MEMORY_PX, LINK_PX, GAP_PX = 22, 24, 12, 12
+MAX_LINK_ROWS = 12
+PHASES = tuple(phase.name.lower() for phase in Phase)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where a time stands on the page."""
+
+    width: float
+    makespan_s: float
+
+    @property
+    def px_per_s(self) -> float:
+        span = self.width - LABEL_PX - 2 * MARGIN_PX
+        return span / self.makespan_s if self.makespan_s > 0 else 0.0
+
+    def x(self, time_s: float) -> float:
+        return MARGIN_PX + LABEL_PX + time_s * self.px_per_s
+
+
+def timeline_svg(
+    problem: Problem, plan: Plan, timeline: Timeline, *, width: int = 960, styled: bool = True
+) -> str:
+    """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
+    facts = facts_of(problem, plan, timeline)
+    return draw_timeline(problem, timeline, facts, width=width, styled=styled)
+
+
+def picture_css() -> str:
+    """Colours and type of all pictures, light and dark."""
+    return (files("hocket.view") / "templates" / "picture.css").read_text("utf-8")
+
+
+def draw_timeline(
+    problem: Problem, timeline: Timeline, facts: Facts, *, width: int, styled: bool
+) -> str:
+    """As `timeline_svg`, with the facts already worked out."""
+    scale = _Scale(width, timeline.makespan_s)
+    channels = np.array([link.channel for link in facts.links[:MAX_LINK_ROWS]], dtype=np.int32)
+    body: list[str] = []
+    top = float(MARGIN_PX + AXIS_PX)
+    for row in device_rows(timeline):
+        body += _device(problem, timeline, facts, row, scale, top)
+        top += BAR_PX + MEMORY_PX + GAP_PX
+    for row, link in zip(link_rows(problem, timeline, channels), facts.links, strict=False):
+        label, note = link.name, percent(link.busy_share)
+        body += _bar(problem, row, _critical_spans(facts, "transfer"), scale, top, LINK_PX)
+        body += _labels(label, note, top + LINK_PX - 2)
+        top += LINK_PX + GAP_PX / 2
+    hidden = len(facts.links) - len(channels)
+    if hidden > 0:
+        body.append(_text(MARGIN_PX, top + 10, f"and {hidden} less used links", "muted"))
+        top += 16
+    height = top + LEGEND_PX
+    grid = list(_axis(scale, top))
+    style = f"<style>{picture_css()}</style>" if styled else ""
+    label = escape(f"Timeline of {facts.title}: one step takes {format_seconds(facts.step_s)}")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
+        f'aria-label="{label}" width="{width}" height="{height:.0f}" '
+        f'viewBox="0 0 {width} {height:.0f}"><title>{label}</title>{style}'
+        f'<rect class="paper" width="{width}" height="{height:.0f}"/>'
+        + "".join(grid + body + list(_legend(timeline, top + LEGEND_PX - 8)))
+        + "</svg>\n"
+    )
+
+
+def _device(
+    problem: Problem, timeline: Timeline, facts: Facts, row: Row, scale: _Scale, top: float
+) -> Iterator[str]:
+    device = facts.devices[row.index]
+    yield from _bar(problem, row, _critical_spans(facts, "op"), scale, top, BAR_PX)
+    yield from _labels(device.name, percent(device.busy_share), top + 15)
+    memory_top = top + BAR_PX + 2
+    time_s, held = memory_envelope(timeline, row.index, int(scale.width) // 2)
+    yield memory_paths(
+        scale.x(0), scale.x(timeline.makespan_s), memory_top, MEMORY_PX - 2,
+        time_s, held, timeline.makespan_s, device.capacity_bytes, device.peak_bytes,
+    )  # fmt: skip
+    kind = "muted" if device.fits else "over"
+    text = of_capacity(device.peak_bytes, device.capacity_bytes)
+    yield _text(MARGIN_PX, memory_top + 13, text if device.fits else f"{text} ✗", kind)
+
+
+def memory_paths(
+    left: float,
+    right: float,
+    top: float,
+    height: float,
+    time_s: FloatArray,
+    held: NDArray[np.int64],
+    makespan_s: float,
+    capacity_bytes: int,
+    peak_bytes: int,
+) -> str:
+    """A memory curve in a box as SVG paths, with the line of the capacity."""
+    limit = max(capacity_bytes, peak_bytes, 1)
+    px_per_s = (right - left) / makespan_s if makespan_s > 0 else 0.0
+    bottom = top + height
+    xs = left + np.append(time_s, makespan_s) * px_per_s
+    ys = bottom - height * (held / limit)
+    steps = "".join(f"V{y:.1f}H{x:.1f}" for y, x in zip(ys.tolist(), xs[1:].tolist(), strict=True))
+    line_y = bottom - height * (capacity_bytes / limit)
+    over = " over" if peak_bytes > capacity_bytes else ""
+    start = f"M{left:.1f} {bottom:.1f}"
+    return (
+        f'<path class="memory" d="{start}{steps}V{bottom:.1f}Z"/>'
+        f'<path class="memory-line" d="M{left:.1f} {ys[0]:.1f}{steps}"/>'
+        f'<path class="capacity{over}" d="M{left:.1f} {line_y:.1f}H{right:.1f}"/>'
+    )
+
+
+def _bar(
+    problem: Problem, row: Row, critical: NDArray[np.int32], scale: _Scale, top: float, height: int
+) -> Iterator[str]:
+    left, right = scale.x(0), scale.width - MARGIN_PX
+    yield _rect("lane", left, top, right - left, height)
+    if not scale.px_per_s or not row.num_marks:
+        return
+    pixel_s = 1 / scale.px_per_s
+    shown = thinned(row, pixel_s)
+    lane_px = height / row.num_lanes
+    is_critical = np.isin(row.span, critical)
+    phase = problem.graph.op_phase[shown.span] if not row.is_link else None
+    for colour, name in enumerate(PHASES if phase is not None else ("transfer",)):
+        coloured = shown if phase is None else part(shown, np.flatnonzero(phase == colour))
+        yield _marks(name, coloured, scale, top, lane_px)
+    path = part(row, np.flatnonzero(is_critical))
+    # Merged marks of the path keep their full height: the line says where, not how much.
+    flat = thinned(replace(path, lane=np.zeros_like(path.lane), num_lanes=1), pixel_s)
+    flat = replace(flat, busy_s=flat.end_s - flat.start_s)
+    yield _marks("critical", flat, scale, top + height - 2, 2)
+
+
+def _marks(name: str, row: Row, scale: _Scale, top: float, lane_px: float) -> str:
+    """All marks of one colour as one path; a merged mark is as high as its spans fill it."""
+    if not row.num_marks:
+        return ""
+    x = MARGIN_PX + LABEL_PX + row.start_s * scale.px_per_s
+    length_s = row.end_s - row.start_s
+    wide = np.maximum(length_s * scale.px_per_s, 0.4)
+    # A hairline between neighbours keeps long spans apart without hiding short ones.
+    wide = np.where(wide > 4, wide - 0.6, wide)
+    fill = np.clip(row.busy_s / np.maximum(length_s, 1e-30), 0.1, 1.0)
+    high = np.where(row.count > 1, fill, 1.0) * max(lane_px - (lane_px > 6), 0.5)
+    bottom = top + (row.lane + 1) * lane_px
+    path = "".join(
+        f"M{a:.1f} {b:.1f}h{w:.1f}v-{h:.1f}h-{w:.1f}z"
+        for a, b, w, h in zip(
+            x.tolist(), bottom.tolist(), wide.tolist(), high.tolist(), strict=True
+        )
+    )
+    return f'<path class="{name}" d="{path}"/>'
+
+
+def _critical_spans(facts: Facts, kind: str) -> NDArray[np.int32]:
+    return np.array([s.index for s in facts.path.steps if s.kind == kind], dtype=np.int32)
+
+
+def tick_step(length: float, num_ticks: int) -> float:
+    """The step of 1, 2 or 5 times a power of ten that gives at most ``num_ticks`` ticks."""
+    rough = length / num_ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * (1 - 1e-9))
+
+
+def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
+    if not scale.px_per_s:
+        return
+    step_s = tick_step(scale.makespan_s, max(int(scale.width // 120), 2))
+    for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
+        x = scale.x(tick * step_s)
+        yield f'<path class="grid" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 10}V{bottom:.1f}"/>'
+        # The label of the last tick would leave the page to the right.
+        if x < scale.width - MARGIN_PX - 24 or tick == 0:
+            yield _text(x + 3, MARGIN_PX + 12, format_seconds(tick * step_s), "muted")
+
+
+def _legend(timeline: Timeline, y: float) -> Iterator[str]:
+    names = [*PHASES, *(["transfer"] if len(timeline.transfer_tensor) else []), "critical"]
+    x = float(MARGIN_PX + LABEL_PX)
+    for name in names:
+        label = "critical path" if name == "critical" else name
+        yield _rect(name, x, y - 9, 10, 10)
+        yield _text(x + 15, y, label, "muted")
+        x += 15 + 6.2 * len(label) + 18
+
+
+def _labels(label: str, note: str, y: float) -> Iterator[str]:
+    yield _text(MARGIN_PX, y, shorten(label, 19), "")
+    yield _text(MARGIN_PX + LABEL_PX - 10, y, note, "muted", anchor="end")
+
+
+def _rect(name: str, x: float, y: float, width: float, height: float) -> str:
+    return (
+        f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, name: str, anchor: str = "start") -> str:
+    kind = f' class="{name}"' if name else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'

@@ -1,0 +1,373 @@
+"""The sections of the report as HTML. Every text that comes from outside passes `escape`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from hocket.plan.plan import PLAN_SCHEMA, Plan
+from hocket.plan.problem import Problem
+from hocket.simulate.timeline import Timeline
+from hocket.units import format_bytes, format_rate, format_seconds
+from hocket.view.facts import DeviceFacts, Facts, fullest_device, price_per_hour
+from hocket.view.memory import memory_by_role
+from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.payload import path_numbers
+from hocket.view.picture import memory_paths
+from hocket.view.spans import memory_envelope
+from hocket.view.story import advice, longest_steps
+from hocket.view.wording import count_of, dollars, of_capacity, percent, sentence
+
+if TYPE_CHECKING:
+    from hocket.planners.compare import Candidate, Comparison
+
+STEPS_PRICED = 1000
+MAX_LINKS, MAX_STEPS = 40, 16
+
+
+@dataclass(frozen=True)
+class Html:
+    """Text that is HTML already."""
+
+    text: str
+
+
+Cell = str | Html
+
+
+def _html(cell: Cell) -> str:
+    return cell.text if isinstance(cell, Html) else escape(cell)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Head of a column, with the classes that its cells share."""
+
+    title: str
+    classes: str = ""
+
+
+def table(
+    heads: Sequence[Head], rows: Iterable[Sequence[Cell]], row_classes: Sequence[str] = ()
+) -> str:
+    """A table whose first named column heads its rows."""
+    top = "".join(
+        f'<th scope="col"{_classes(head.classes)}>{escape(head.title)}</th>' for head in heads
+    )
+    lines = []
+    for index, row in enumerate(rows):
+        cells = "".join(
+            f"<td{_classes(head.classes)}>{_html(cell)}</td>"
+            for head, cell in zip(heads, row, strict=True)
+        )
+        lines.append(f"<tr{_classes(row_classes[index] if row_classes else '')}>{cells}</tr>")
+    body = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table>{body}</table></div>'
+
+
+def _classes(names: str) -> str:
+    return f' class="{names}"' if names else ""
+
+
+def section(name: str, title: str, *content: str) -> str:
+    """A section under its heading."""
+    return (
+        f'<section aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
+        f"{''.join(content)}</section>"
+    )
+
+
+def bar(share: float, kind: str = "") -> str:
+    """A small bar filled to a share; the number stands beside it, so readers skip the bar."""
+    filled = 100 * min(max(share, 0.0), 1.0)
+    return (
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="track" width="100" height="8"/>'
+        f'<rect class="fill {kind}" width="{filled:.1f}" height="8"/></svg>'
+    )
+
+
+def stack(shares: Sequence[float], classes: Sequence[str]) -> str:
+    """One bar divided into shares of its whole."""
+    left, parts = 0.0, []
+    for share, name in zip(shares, classes, strict=True):
+        width = max(100 * share - 0.15, 0.0)
+        parts.append(f'<rect class="{name}" x="{left:.2f}" width="{width:.2f}" height="8"/>')
+        left += 100 * share
+    return (
+        '<svg class="stack" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="track" width="100" height="8"/>{"".join(parts)}</svg>'
+    )
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Colours and what they mean: (class, label)."""
+    items = "".join(
+        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" '
+        f'height="10"/></svg>{escape(label)}</li>'
+        for name, label in entries
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+# ── head ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def stats(facts: Facts) -> str:
+    """The numbers that matter most."""
+    full, busy = facts.fullest, facts.busiest
+    memory = of_capacity(full.peak_bytes, full.capacity_bytes)
+    entries: list[tuple[str, Cell, str]] = [
+        ("Step", format_seconds(facts.step_s), f"{_rate(facts.step_s)}"),
+        ("Busiest device", percent(busy.busy_share), busy.name),
+        (
+            "Fullest device",
+            memory if full.fits else Html(f'<span class="over">{escape(memory)} ✗</span>'),
+            full.name,
+        ),
+        ("Moved", format_bytes(facts.moved_bytes), count_of(facts.num_transfers, "transfer")),
+    ]
+    if facts.price_per_hour is not None:
+        per_steps = facts.price_per_hour / 3600 * facts.step_s * STEPS_PRICED
+        note = f"{dollars(per_steps)} for {STEPS_PRICED:,} steps"
+        entries.append(("Per hour", dollars(facts.price_per_hour), note))
+    return "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{_html(value)}<small>{escape(note)}</small></dd></div>"
+        for label, value, note in entries
+    )
+
+
+def _rate(step_s: float) -> str:
+    return f"{1 / step_s:,.3g} steps per second" if 0 < step_s < 1 else ""
+
+
+# ── sections ─────────────────────────────────────────────────────────────────────────────────
+
+
+def candidates(comparison: Comparison | None) -> str:
+    """What was tried, what each would cost, and which one was chosen."""
+    if comparison is None:
+        return ""
+    heads = (
+        Head("", "tick"),
+        Head("Candidate", "name"),
+        Head("Step", "number"),
+        Head("Fullest device"),
+        Head("Per hour", "number wide"),
+        Head("Reason", "wide"),
+    )
+    rows = [
+        _candidate(comparison.problem, candidate, index == comparison.chosen)
+        for index, candidate in enumerate(comparison.candidates)
+    ]
+    classes = [
+        "chosen" if index == comparison.chosen else "" if candidate.feasible else "infeasible"
+        for index, candidate in enumerate(comparison.candidates)
+    ]
+    why = f'<p class="note">{escape(sentence(inert(comparison.why, LONGEST_SENTENCE)))}</p>'
+    return section("candidates", "Candidates", table(heads, rows, classes), why)
+
+
+def _candidate(problem: Problem, candidate: Candidate, chosen: bool) -> list[Cell]:
+    memory: Cell = "–"
+    hourly = "–"
+    if candidate.timeline is not None:
+        worst = fullest_device(problem, candidate.timeline)
+        peak, capacity = candidate.timeline.peak_bytes[worst], problem.memory_bytes[worst]
+        name = escape(inert(problem.cluster.device_names[worst]))
+        size = of_capacity(int(peak), int(capacity))
+        over = f'<span class="nowrap over">{size} ✗</span>'
+        fits = f'<span class="nowrap">{size}</span>'
+        memory = Html(f"{name} {fits if peak <= capacity else over}")
+        price = price_per_hour(problem, candidate.timeline)
+        hourly = dollars(price) if price is not None else "–"
+    tick = '✔<span class="visually-hidden"> chosen</span>' if chosen else ""
+    step = format_seconds(candidate.step_s) if candidate.step_s is not None else "–"
+    reason = inert(candidate.reason, LONGEST_SENTENCE)
+    return [Html(tick), inert(candidate.planner), step, memory, hourly, reason]
+
+
+def memory(problem: Problem, timeline: Timeline, facts: Facts) -> str:
+    """A curve per device under the line of its capacity, and what fills it at the peak."""
+    held = memory_by_role(problem, timeline)
+    cards = "".join(
+        _memory_card(
+            timeline, index, device, {label: sizes[index] for label, sizes in held.items()}
+        )
+        for index, device in enumerate(facts.devices)
+    )
+    note = (
+        '<p class="note">Bytes held over the step; the dashed line is the capacity. The bar '
+        "divides the highest point by kind of memory.</p>"
+    )
+    return section("memory", "Memory", f'<div class="devices">{cards}</div>', note)
+
+
+def _memory_card(
+    timeline: Timeline, index: int, device: DeviceFacts, held: Mapping[str, int]
+) -> str:
+    time_s, size = memory_envelope(timeline, index, 400)
+    curve = memory_paths(
+        0, 400, 8, 92, time_s, size, timeline.makespan_s, device.capacity_bytes, device.peak_bytes
+    )
+    text = of_capacity(device.peak_bytes, device.capacity_bytes)
+    peak = f"<span>{text}</span>" if device.fits else f'<span class="over">{text} ✗</span>'
+    limit = max(device.capacity_bytes, device.peak_bytes, 1)
+    classes = [f"share-{n}" for n in range(len(held))]
+    shares = stack([size / limit for size in held.values()], classes)
+    entries = [
+        (name, f"{label} {format_bytes(held[label])}")
+        for name, label in zip(classes, held, strict=True)
+        if held[label]
+    ]
+    return (
+        f"<article><header><h3>{escape(device.name)}</h3>{peak}</header><figure>"
+        f'<svg class="curve hocket-svg" viewBox="0 0 400 100" preserveAspectRatio="none" '
+        f'role="img" aria-label="{escape(f"memory of {device.name}: peak {text}")}">{curve}</svg>'
+        f"{shares}{legend(entries)}</figure></article>"
+    )
+
+
+def links(facts: Facts) -> str:
+    """How busy each used link is and what it carries."""
+    if not facts.links:
+        return section("links", "Links", "<p>Nothing is sent between devices.</p>")
+    heads = (
+        Head("Link", "name"),
+        Head("Busy", "nowrap"),
+        Head("Moved", "number"),
+        Head("Transfers", "number wide"),
+        Head("Bandwidth", "number wide"),
+    )
+    rows: list[list[Cell]] = [
+        [
+            link.name,
+            Html(bar(link.busy_share, "transfer") + escape(percent(link.busy_share))),
+            format_bytes(link.moved_bytes),
+            f"{link.num_transfers:,}",
+            format_rate(link.bandwidth_bps, "B/s"),
+        ]
+        for link in facts.links[:MAX_LINKS]
+    ]
+    hidden = len(facts.links) - MAX_LINKS
+    note = f'<p class="note">and {hidden} less used links</p>' if hidden > 0 else ""
+    return section("links", "Links", table(heads, rows), note)
+
+
+def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
+    """Where the time of the step goes and the longest steps of the chain that sets it."""
+    shares = facts.path.shares
+    classes = [cause if cause != "transfers" else "transfer" for cause in shares]
+    entries = [
+        (name, f"{cause} {percent(share)}")
+        for name, (cause, share) in zip(classes, shares.items(), strict=True)
+    ]
+    number_of = {number: index for index, number in enumerate(path_numbers(facts))}
+    heads = (
+        Head("Step of the path", "name code"),
+        Head("On", "wide"),
+        Head("Starts", "number wide"),
+        Head("Takes", "number"),
+        Head("Of step", "number"),
+        Head("Started after", "wide"),
+    )
+    steps = longest_steps(problem, timeline, facts, MAX_STEPS)
+    rows: list[list[Cell]] = [
+        [
+            Html(
+                f'<button type="button" class="go" data-step="{number_of[step.number]}">'
+                f"{escape(step.name)}</button>"
+            ),
+            step.place,
+            format_seconds(step.step.start_s),
+            format_seconds(step.duration_s),
+            percent(step.step_share),
+            step.reason,
+        ]
+        for step in steps
+    ]
+    count = len(facts.path.steps)
+    which = f"its {len(steps)} longest" if count > len(steps) else "all"
+    sentences = [
+        f"The chain that sets the length of the step: {count_of(count, 'step')}, {which} listed."
+    ]
+    if facts.bottleneck:
+        sentences.append(sentence(facts.bottleneck))
+    sentences += [f"Would help: {measure}." for measure in advice(facts)]
+    told = "".join(f"<p>{escape(text)}</p>" for text in sentences)
+    body = stack(list(shares.values()), classes) + legend(entries) if shares else ""
+    return section("path", "Critical path", told, body, table(heads, rows) if rows else "")
+
+
+def top_ops(facts: Facts) -> str:
+    """The ops that take the most time."""
+    if not facts.top_ops:
+        return ""
+    heads = (
+        Head("Op", "name code"),
+        Head("Kind", "wide code"),
+        Head("Module", "wide code"),
+        Head("Device"),
+        Head("Time", "number"),
+        Head("Of step", "number wide"),
+    )
+    rows = [
+        [op.name, op.kind, op.module or "–", op.device, format_seconds(op.duration_s),
+         percent(op.step_share)]
+        for op in facts.top_ops
+    ]  # fmt: skip
+    return section("ops", "Longest ops", table(heads, rows))
+
+
+def plan_section(problem: Problem, plan: Plan, facts: Facts) -> str:
+    """Where the numbers come from, and the decisions as data."""
+    sources = ", ".join(f"{n:,} by {source}" for source, n in problem.costs.sources().items())
+    entries = [
+        ("Planner", inert(plan.planner) or "–"),
+        ("Graph", f"{inert(problem.graph.name)}, {problem.graph.content_hash[:12]}"),
+        ("Cluster", f"{inert(problem.cluster.name)}, {problem.cluster.content_hash[:12]}"),
+        ("Op times", sources or "–"),
+        ("Transfers", problem.transfers),
+        *((f"Note: {inert(str(key))}", inert(str(value))) for key, value in plan.notes.items()),
+    ]
+    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries)
+    data = escape(_lines(plan_data(problem, plan)))
+    return section(
+        "plan",
+        "Plan",
+        f'<dl class="facts">{listed}</dl>',
+        "<details><summary>The plan as data</summary>"
+        f'<pre id="plan-data" class="code" tabindex="0">{data}</pre>'
+        '<button type="button" id="download-plan" class="download" hidden>Save as a file</button>'
+        "</details>",
+    )
+
+
+def plan_data(problem: Problem, plan: Plan) -> dict[str, Any]:
+    """The decisions of a plan, under the names that they have in a plan file."""
+    order = None if plan.order is None else {"by_device": [ops.tolist() for ops in plan.order]}
+    if order is None and plan.priority is not None:
+        order = {"priority": plan.priority.tolist()}
+    return {
+        "schema": PLAN_SCHEMA,
+        "planner": plan.planner,
+        "graph": {"hash": problem.graph.content_hash},
+        "cluster": {"hash": problem.cluster.content_hash},
+        "transfers": problem.transfers,
+        "seed": problem.seed,
+        "placement": {
+            "devices": list(problem.cluster.device_names),
+            "device_of": None if plan.device_of is None else plan.device_of.tolist(),
+        },
+        "order": order,
+        "notes": dict(plan.notes),
+    }
+
+
+def _lines(content: Mapping[str, Any]) -> str:
+    """JSON with one line per key: an array of thousands of numbers stays on one."""
+    lines = (f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"

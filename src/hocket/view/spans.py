@@ -1,0 +1,186 @@
+"""Rows of spans: what a timeline draws, lane by lane, thinned to what can be seen.
+
+A device is a row of ops; a channel is a row of the transfers that cross it, put on as few lanes as
+keep simultaneous ones apart (greedy interval partitioning). Thinning merges the short spans of
+each lane that start in the same bin of time, so a row never has more marks than twice its bins.
+O(spans log spans).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.plan.problem import Problem
+from hocket.simulate.timeline import Timeline
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Row:
+    """Marks of one device or one channel, in order of (start, lane)."""
+
+    is_link: bool
+    index: int
+    """The device, or the channel."""
+    num_lanes: int
+    start_s: FloatArray
+    end_s: FloatArray
+    lane: IntArray
+    span: IntArray
+    """The op or transfer that a mark stands for; the longest one of a merged mark."""
+    count: IntArray
+    """How many spans a mark stands for."""
+    busy_s: FloatArray
+    """Time inside the mark that its spans fill."""
+
+    @property
+    def num_marks(self) -> int:
+        """Number of marks."""
+        return len(self.span)
+
+
+def lanes(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
+    """A lane for each span such that spans of a lane do not overlap; ``start`` ascending."""
+    assigned = np.zeros(len(start), dtype=np.int32)
+    running: list[tuple[Any, int]] = []
+    free: list[int] = []
+    num_lanes = 0
+    for span, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while running and running[0][0] <= begin:
+            heapq.heappush(free, heapq.heappop(running)[1])
+        if not free:
+            heapq.heappush(free, num_lanes)
+            num_lanes += 1
+        lane = heapq.heappop(free)
+        assigned[span] = lane
+        heapq.heappush(running, (finish, lane))
+    return assigned
+
+
+def crossings(problem: Problem, timeline: Timeline) -> tuple[IntArray, IntArray]:
+    """(transfer, channel) for every channel that every transfer crosses, by transfer."""
+    routes = problem.costs.routes
+    pair = timeline.transfer_src.astype(np.int64) * timeline.num_devices + timeline.transfer_dst
+    first = routes.path_ptr[pair]
+    hops = routes.path_ptr[pair + 1] - first
+    transfer = np.repeat(np.arange(len(pair), dtype=np.int32), hops)
+    offset = np.arange(len(transfer)) - np.repeat(np.cumsum(hops) - hops, hops)
+    return transfer, routes.path_channels[first[transfer] + offset]
+
+
+def device_rows(timeline: Timeline) -> tuple[Row, ...]:
+    """One row per device with its ops; ops that take no time leave no mark."""
+    rows = []
+    for device in range(timeline.num_devices):
+        lasting = timeline.op_end_s > timeline.op_start_s
+        ops = np.flatnonzero((timeline.op_device == device) & lasting)
+        ops = ops[np.argsort(timeline.op_start_s[ops], kind="stable")]
+        rows.append(_row(device, ops, timeline.op_start_s, timeline.op_end_s, None, is_link=False))
+    return tuple(rows)
+
+
+def link_rows(problem: Problem, timeline: Timeline, channels: IntArray) -> tuple[Row, ...]:
+    """One row per given channel with the transfers that cross it."""
+    transfer, crossed = crossings(problem, timeline)
+    rows = []
+    for channel in channels.tolist():
+        chosen = transfer[crossed == channel]
+        start, end = timeline.transfer_start_s, timeline.transfer_end_s
+        chosen = chosen[end[chosen] > start[chosen]]
+        chosen = chosen[np.argsort(start[chosen], kind="stable")]
+        lane = lanes(start[chosen], end[chosen])
+        rows.append(_row(channel, chosen, start, end, lane, is_link=True))
+    return tuple(rows)
+
+
+def _row(
+    index: int,
+    span: NDArray[Any],
+    start: FloatArray,
+    end: FloatArray,
+    lane: IntArray | None,
+    *,
+    is_link: bool,
+) -> Row:
+    lane = np.zeros(len(span), dtype=np.int32) if lane is None else lane
+    return Row(
+        is_link=is_link,
+        index=index,
+        num_lanes=int(lane.max(initial=0)) + 1,
+        start_s=start[span],
+        end_s=end[span],
+        lane=lane,
+        span=span.astype(np.int32),
+        count=np.ones(len(span), dtype=np.int32),
+        busy_s=end[span] - start[span],
+    )
+
+
+def part(row: Row, marks: NDArray[np.intp]) -> Row:
+    """The row with only some of its marks."""
+    columns = ("start_s", "end_s", "lane", "span", "count", "busy_s")
+    return replace(row, **{name: getattr(row, name)[marks] for name in columns})
+
+
+def thinned(row: Row, bin_s: float) -> Row:
+    """The row with marks shorter than ``bin_s`` merged where they start in the same bin.
+
+    A mark that is not merged fills its bin to the end, so merged marks never span over it.
+    """
+    is_short = row.end_s - row.start_s < bin_s
+    if bin_s <= 0 or np.count_nonzero(is_short) < 2:
+        return row
+    own = np.arange(row.num_marks, dtype=np.int64)
+    bins = np.floor(row.start_s / bin_s).astype(np.int64)
+    num_bins = int(bins.max()) + 1
+    bucket = row.lane.astype(np.int64) * num_bins + bins
+    key = np.where(is_short, bucket, row.num_lanes * num_bins + own)
+    order = np.lexsort((row.start_s, key))
+    first = np.flatnonzero(np.diff(key[order], prepend=-1))
+    group = np.cumsum(np.diff(key[order], prepend=-1) != 0) - 1
+    by_length = np.lexsort((-row.busy_s[order], group))
+    longest = order[by_length[first]]
+    start = row.start_s[order][first]
+    lane = row.lane[longest]
+    final = np.lexsort((lane, start))
+    return Row(
+        is_link=row.is_link,
+        index=row.index,
+        num_lanes=row.num_lanes,
+        start_s=start[final],
+        end_s=np.maximum.reduceat(row.end_s[order], first)[final],
+        lane=lane[final],
+        span=row.span[longest][final],
+        count=np.add.reduceat(row.count[order], first)[final],
+        busy_s=np.add.reduceat(row.busy_s[order], first)[final],
+    )
+
+
+def thinned_to(rows: tuple[Row, ...], horizon_s: float, max_marks: int) -> tuple[Row, ...]:
+    """All rows with at most ``max_marks`` marks together, or one per lane where that is more."""
+    if sum(row.num_marks for row in rows) <= max_marks:
+        return rows
+    num_lanes = sum(row.num_lanes for row in rows)
+    bin_s = horizon_s / max(max_marks // (2 * num_lanes), 1)
+    return tuple(thinned(row, bin_s) for row in rows)
+
+
+def memory_envelope(
+    timeline: Timeline, device: int, num_bins: int
+) -> tuple[FloatArray, NDArray[np.int64]]:
+    """The memory curve of a device in at most ``num_bins`` steps, each the highest of its bin."""
+    time_s, held = timeline.memory_curve(device)
+    if len(time_s) <= num_bins or timeline.makespan_s <= 0:
+        return time_s, held
+    edges = np.arange(num_bins, dtype=np.float64) * (timeline.makespan_s / num_bins)
+    # A bin starts with what is held when it begins, so that value counts to its highest too.
+    before = np.searchsorted(time_s, edges, side="right") - 1
+    stop = np.searchsorted(time_s, np.append(edges[1:], np.inf), side="left")
+    bounds = np.column_stack((before, np.maximum(stop, before + 1))).ravel()
+    padded = np.append(held, held[-1])
+    return edges, np.maximum.reduceat(padded, bounds)[::2]

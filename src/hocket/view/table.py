@@ -1,0 +1,96 @@
+"""Tables for the terminal that know the width that they have.
+
+Numbers are never cut or wrapped: where the width is short, names give way first, then columns.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.text import Text
+
+from hocket.view.names import shorten
+
+SHORTEST_NAME = 24
+"""Cells that a name keeps before a whole column is dropped instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a `FittedTable`."""
+
+    title: str
+    align: Literal["left", "right"] = "left"
+    is_name: bool = False
+    """Names may be shortened; everything else is shown whole or not at all."""
+    rank: int = 0
+    """Columns of the highest rank are dropped first; rank 0 stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedTable:
+    """A table without lines whose names, then columns, give way when the width is short."""
+
+    columns: tuple[Column, ...]
+    rows: Sequence[Sequence[Text]]
+    indent: int = 2
+    gap: int = 2
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        shown, widths = self._fit(options.max_width)
+        titles = [Text(column.title, style="dim") for column in self.columns]
+        for row in (titles, *self.rows):
+            line = Text(" " * self.indent, no_wrap=True, overflow="ignore")
+            for index in shown:
+                cell = row[index]
+                if cell_len(cell.plain) > widths[index]:
+                    cell = Text(shorten(cell.plain, widths[index]), style=cell.style)
+                blanks = " " * (widths[index] - cell_len(cell.plain))
+                is_right = self.columns[index].align == "right"
+                line.append(blanks if is_right else "")
+                line.append_text(cell)
+                line.append("" if is_right else blanks)
+                line.append(" " * self.gap)
+            line.rstrip()
+            yield line
+
+    def _fit(self, max_width: int) -> tuple[list[int], list[int]]:
+        """Columns that are shown, and the width of every column."""
+        widths = [
+            max([cell_len(column.title), *(cell_len(row[i].plain) for row in self.rows)])
+            for i, column in enumerate(self.columns)
+        ]
+        shown = list(range(len(self.columns)))
+        while True:
+            spare = max_width - self.indent - self.gap * (len(shown) - 1)
+            over = sum(widths[i] for i in shown) - spare
+            names = [i for i in shown if self.columns[i].is_name]
+            if over <= sum(max(widths[i] - SHORTEST_NAME, 0) for i in names):
+                break
+            last = max(shown, key=lambda i: (self.columns[i].rank, i))
+            if self.columns[last].rank == 0:
+                break
+            shown.remove(last)
+        while over > 0 and names:
+            widest = max(names, key=lambda i: (widths[i], i))
+            if widths[widest] <= 1:
+                break
+            widths[widest] -= 1
+            over -= 1
+        return shown, widths
+
+
+def plain(renderable: RenderableType, width: int = 80) -> str:
+    """The renderable as text without colours, ``width`` cells wide, no blanks at line ends."""
+    out = io.StringIO()
+    console = Console(
+        file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False,
+        emoji=False, markup=False, highlight=False,
+    )  # fmt: skip
+    console.print(renderable, soft_wrap=False)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())

@@ -1,0 +1,248 @@
+"""Results for the terminal, as rich renderables; `hocket.view.table.plain` makes text of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.simulate.timeline import Timeline
+from hocket.units import format_bytes, format_rate, format_seconds
+from hocket.view.facts import Facts, facts_of, fullest_device, price_per_hour
+from hocket.view.memory import memory_by_role
+from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.story import advice, longest_steps, path_sentence
+from hocket.view.table import Column, FittedTable
+from hocket.view.wording import count_of, dollars, of_capacity, percent
+
+if TYPE_CHECKING:
+    from hocket.planners.compare import Candidate, Comparison
+
+STEPS_PRICED = 1000
+
+
+# ── hocket plan ──────────────────────────────────────────────────────────────────────────────
+
+
+def candidate_table(comparison: Comparison) -> RenderableType:
+    """A line per candidate (step, fullest device, price where known, ✔ chosen), then the reason."""
+    lines = [
+        _candidate_cells(comparison.problem, candidate, index == comparison.chosen)
+        for index, candidate in enumerate(comparison.candidates)
+    ]
+    columns = [
+        Column(title=""),
+        Column(title="candidate", is_name=True),
+        Column(title="step", align="right"),
+        Column(title="fullest", is_name=True),
+        Column(title="peak memory", align="right"),
+        Column(title="per hour", align="right", rank=2),
+        Column(title=f"{STEPS_PRICED:,} steps", align="right", rank=1),
+    ]
+    # A column that says nothing (no candidate overflows, no price is known) is left out.
+    kept = [i for i in range(len(columns)) if i == 0 or any(line[i].plain for line in lines)]
+    table = FittedTable(
+        columns=tuple(columns[i] for i in kept),
+        rows=[[line[i] for i in kept] for line in lines],
+    )
+    return Group(table, verdict(comparison))
+
+
+def _candidate_cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
+    style = "bold" if chosen else "" if candidate.feasible else "dim"
+    step = "–" if candidate.step_s is None else format_seconds(candidate.step_s)
+    device, memory, overflow, hourly, per_steps = "", "", "", "", ""
+    if candidate.timeline is not None:
+        worst = fullest_device(problem, candidate.timeline)
+        peak, capacity = int(candidate.timeline.peak_bytes[worst]), problem.memory_bytes[worst]
+        device = inert(problem.cluster.device_names[worst])
+        memory = of_capacity(peak, int(capacity))
+        overflow = " ✗" if peak > capacity else "  "
+        price = price_per_hour(problem, candidate.timeline)
+        if price is not None and candidate.step_s is not None:
+            hourly = dollars(price)
+            per_steps = dollars(price / 3600 * candidate.step_s * STEPS_PRICED)
+    return [
+        Text("✔" if chosen else "", style="bold green"),
+        Text(inert(candidate.planner), style=style),
+        Text(step, style=style),
+        Text(device, style=style),
+        Text.assemble((memory, style), (overflow, "bold red")),
+        Text(hourly, style=style),
+        Text(per_steps, style=style),
+    ]
+
+
+def verdict(comparison: Comparison) -> Text:
+    """Why the chosen candidate won and what limits it, or what is missing where none fits."""
+    return Text(inert(comparison.why, LONGEST_SENTENCE), style="" if comparison.winner else "red")
+
+
+def wrote(paths: Iterable[str], next_command: str = "") -> Text:
+    """``wrote plan.json, report.html — next: hocket run plan.json``."""
+    text = Text("wrote ")
+    text.append(Text(", ").join(Text(inert(path), style="bold") for path in paths))
+    if next_command:
+        text.append(" — next: ")
+        text.append(inert(next_command), style="bold")
+    return text
+
+
+# ── hocket show ──────────────────────────────────────────────────────────────────────────────
+
+
+def plan_summary(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
+    """What ``hocket show`` prints: each device, each used link, the longest ops."""
+    facts = facts_of(problem, plan, timeline)
+    parts: list[RenderableType] = [_headline(facts), Text(), _device_table(facts)]
+    parts += [Text(), _memory_table(problem, facts, memory_by_role(problem, timeline))]
+    if facts.links:
+        parts += [Text(), _link_table(facts)]
+    if facts.top_ops:
+        parts += [Text(), _top_table(facts)]
+    return Group(*parts)
+
+
+def _headline(facts: Facts) -> RenderableType:
+    title = Text(facts.title, style="bold")
+    if facts.planner:
+        title.append(f" · {facts.planner}", style="not bold")
+    numbers = [f"step {format_seconds(facts.step_s)}", count_of(facts.num_ops, "op")]
+    numbers.append(count_of(sum(1 for d in facts.devices if d.num_ops), "device"))
+    transfers = count_of(facts.num_transfers, "transfer")
+    numbers.append(f"{transfers}, {format_bytes(facts.moved_bytes)}")
+    if facts.price_per_hour is not None:
+        numbers.append(f"{dollars(facts.price_per_hour)} per hour")
+    return Group(title, Text(" · ".join(numbers)))
+
+
+def _device_table(facts: Facts) -> FittedTable:
+    return FittedTable(
+        columns=(
+            Column(title="device", is_name=True),
+            Column(title="kind", is_name=True, rank=1),
+            Column(title="ops", align="right"),
+            Column(title="busy", align="right"),
+            Column(title="peak memory", align="right"),
+        ),
+        rows=[
+            [
+                Text(device.name),
+                Text(device.kind, style="dim"),
+                Text(f"{device.num_ops:,}"),
+                Text(percent(device.busy_share)),
+                Text.assemble(
+                    of_capacity(device.peak_bytes, device.capacity_bytes),
+                    ("" if device.fits else " ✗", "bold red"),
+                ),
+            ]
+            for device in facts.devices
+        ],
+    )
+
+
+def _memory_table(problem: Problem, facts: Facts, held: dict[str, tuple[int, ...]]) -> FittedTable:
+    """What fills each device when it is fullest, a column per kind of memory."""
+    return FittedTable(
+        columns=(
+            Column(title="at the peak", is_name=True),
+            *(Column(title=role, align="right", rank=rank) for rank, role in enumerate(held)),
+        ),
+        rows=[
+            [Text(device.name), *(Text(_or_dash(held[role][index])) for role in held)]
+            for index, device in enumerate(facts.devices)
+        ],
+    )
+
+
+def _or_dash(size_bytes: int) -> str:
+    return format_bytes(size_bytes) if size_bytes else "–"
+
+
+def _link_table(facts: Facts, max_rows: int = 10) -> RenderableType:
+    table = FittedTable(
+        columns=(
+            Column(title="link", is_name=True),
+            Column(title="busy", align="right"),
+            Column(title="moved", align="right"),
+            Column(title="transfers", align="right", rank=1),
+            Column(title="bandwidth", align="right", rank=2),
+        ),
+        rows=[
+            [
+                Text(link.name),
+                Text(percent(link.busy_share)),
+                Text(format_bytes(link.moved_bytes)),
+                Text(f"{link.num_transfers:,}"),
+                Text(format_rate(link.bandwidth_bps, "B/s")),
+            ]
+            for link in facts.links[:max_rows]
+        ],
+    )
+    hidden = len(facts.links) - max_rows
+    if hidden <= 0:
+        return table
+    return Group(table, Text(f"  and {hidden} less used", style="dim"))
+
+
+def _top_table(facts: Facts, max_rows: int = 10) -> FittedTable:
+    return FittedTable(
+        columns=(
+            Column(title="longest ops", is_name=True),
+            Column(title="kind", is_name=True, rank=1),
+            Column(title="device", is_name=True, rank=2),
+            Column(title="time", align="right"),
+            Column(title="of step", align="right"),
+        ),
+        rows=[
+            [
+                Text(op.name),
+                Text(op.kind, style="dim"),
+                Text(op.device),
+                Text(format_seconds(op.duration_s)),
+                Text(percent(op.step_share)),
+            ]
+            for op in facts.top_ops[:max_rows]
+        ],
+    )
+
+
+# ── hocket explain ───────────────────────────────────────────────────────────────────────────
+
+
+def explanation(
+    problem: Problem, plan: Plan, timeline: Timeline, comparison: Comparison | None = None
+) -> RenderableType:
+    """What ``hocket explain`` prints: where the time goes, what limits it, what would help."""
+    facts = facts_of(problem, plan, timeline)
+    parts: list[RenderableType] = [_headline(facts)]
+    if comparison is not None:
+        parts += [Text(), candidate_table(comparison)]
+    parts += [Text(), Text(path_sentence(facts)), Text()]
+    rows = [
+        [
+            Text(step.name),
+            Text(step.place),
+            Text(format_seconds(step.duration_s)),
+            Text(percent(step.step_share)),
+            Text(step.reason, style="dim"),
+        ]
+        for step in longest_steps(problem, timeline, facts, 10)
+    ]
+    if rows:
+        columns = (
+            Column(title="longest steps of the path", is_name=True),
+            Column(title="on", is_name=True, rank=2),
+            Column(title="time", align="right"),
+            Column(title="of step", align="right"),
+            Column(title="started after", rank=1),
+        )
+        parts += [FittedTable(columns=columns, rows=rows), Text()]
+    if facts.bottleneck:
+        parts.append(Text(facts.bottleneck))
+    parts += [Text(f"would help: {sentence}") for sentence in advice(facts)]
+    return Group(*parts)

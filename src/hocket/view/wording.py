@@ -1,0 +1,41 @@
+"""Numbers as all views write them, so that text, report and notebook say the same."""
+
+from __future__ import annotations
+
+from hocket.units import format_bytes
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
+    """``'7.4 of 8.0 GiB'``: both in the unit of the capacity, unless the used part would be 0.0."""
+    capacity = format_bytes(capacity_bytes)
+    number, unit = capacity.split(" ")
+    used = used_bytes / 1024 ** _UNITS.index(unit)
+    if unit == "B":
+        return f"{used_bytes} of {capacity}"
+    if used < 0.05 <= used_bytes:
+        return f"{format_bytes(used_bytes)} of {capacity}"
+    return f"{used:.1f} of {number} {unit}"
+
+
+def percent(share: float) -> str:
+    """A share as a whole percentage; what is there but rounds to nothing is ``'<1 %'``."""
+    if 0 < share < 0.005:
+        return "<1 %"
+    return f"{100 * share:.0f} %"
+
+
+def dollars(amount: float) -> str:
+    """Dollars with the digits that matter: ``'$12.24'``, ``'$0.0031'``."""
+    return f"${amount:.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.2g}"
+
+
+def count_of(count: int, thing: str) -> str:
+    """``'1 op'``, ``'2,312 ops'``."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def sentence(text: str) -> str:
+    """A message that starts lower-case and ends without a period, as a sentence of a page."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"

@@ -1,0 +1,198 @@
+"""Whole commands as a user types them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+ENVIRONMENT = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def hocket(*arguments, cwd=None, expect=0, env=ENVIRONMENT):
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == expect, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("commands")
+    hocket("generate", "transformer", "--ops", 600, "--seed", 1, "-o", path / "g.json.gz")
+    (path / "two.toml").write_text(hocket_detect_like())
+    return path
+
+
+def hocket_detect_like() -> str:
+    return """\
+name = "two"
+
+[kinds.small]
+memory = "24GiB"
+memory_bandwidth = "448GB/s"
+launch = "5us"
+peak = { float32 = "10TFLOP/s" }
+
+[[devices]]
+kind = "small"
+count = 2
+name = "gpu"
+host = "host0"
+
+[[links]]
+ends = ["gpu0", "host0"]
+bandwidth = "12GB/s"
+latency = "10us"
+
+[[links]]
+ends = ["gpu1", "host0"]
+bandwidth = "12GB/s"
+latency = "10us"
+"""
+
+
+def test_plan_prints_one_object_with_candidates_and_the_chosen_one(folder):
+    done = hocket("plan", "g.json.gz", "--on", "4xv100-16g", "--json", cwd=folder)
+    result = json.loads(done.stdout)
+    assert [c["planner"] for c in result["candidates"]] == ["one-device", "layer-blocks", "m-topo"]
+    for candidate in result["candidates"]:
+        assert set(candidate) >= {"planner", "feasible", "step_s", "peak_bytes", "reason"}
+        assert list(candidate["peak_bytes"]) == ["gpu0", "gpu1", "gpu2", "gpu3"]
+    steps = {c["planner"]: c["step_s"] for c in result["candidates"] if c["feasible"]}
+    assert result["chosen"] == min(steps, key=steps.get)
+    assert not (folder / "plan.json").exists()
+
+
+def test_plan_with_one_planner_is_repeated_exactly_by_simulate(folder):
+    options = ["--planner", "m-topo", "--on", "two.toml", "-o", "m.json", "--json"]
+    planned = json.loads(hocket("plan", "g.json.gz", *options, cwd=folder).stdout)
+    assert planned["planner"] == planned["chosen"] == "m-topo"
+    assert planned["plan_seconds"] > 0
+    assert sorted(planned["written"]) == ["m.json", "m.report.html", "m.trace.json"]
+    simulated = json.loads(hocket("simulate", "m.json", "--json", cwd=folder).stdout)
+    assert simulated["step_s"] == planned["step_s"]
+    assert simulated["peak_bytes"] == planned["peak_bytes"]
+    assert simulated["feasible"] is True
+
+
+def test_plan_for_a_person_shows_the_table_and_what_to_do_next(folder):
+    done = hocket("plan", "g.json.gz", "--on", "two.toml", cwd=folder)
+    assert "✔" in done.stdout
+    assert "chosen because" in done.stdout
+    assert "wrote plan.json, report.html, trace.json" in done.stderr
+    for name in ("plan.json", "report.html", "trace.json"):
+        assert (folder / name).stat().st_size > 1000
+    shown = hocket("show", "plan.json", cwd=folder)
+    assert "gpu0" in shown.stdout
+    explained = hocket("explain", "plan.json", cwd=folder)
+    assert "limited by" in explained.stdout
+    path = json.loads(hocket("explain", "plan.json", "--json", cwd=folder).stdout)["critical_path"]
+    assert path[0]["reason"] == "start"
+    placement = json.loads(hocket("show", "plan.json", "--json", cwd=folder).stdout)["placement"]
+    assert set(placement.values()) <= {"gpu0", "gpu1"}
+    assert json.loads(hocket("verify", "plan.json", "--json", cwd=folder).stdout)["ok"] is True
+
+
+def test_plan_that_cannot_fit_ends_with_4_and_says_what_is_missing(folder, tmp_path):
+    text = (folder / "two.toml").read_text().replace("24GiB", "1MiB")
+    (tmp_path / "tiny.toml").write_text(text)
+    done = hocket("plan", folder / "g.json.gz", "--on", tmp_path / "tiny.toml", "--json", expect=4)
+    result = json.loads(done.stdout)
+    assert result["error"]["code"] == "no-feasible-plan"
+    assert "lacks" in result["error"]["message"]
+    assert result["chosen"] is None
+    assert all(not candidate["feasible"] for candidate in result["candidates"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "needle"),
+    [
+        (["plan", "g.json.gz", "--on", "4xv100-16gg"], 2, "did you mean"),
+        (["plan", "g.json.gz", "--on", "two.toml", "--planner", "mtopo"], 2, "m-topo"),
+        (["plan", "missing.json", "--on", "two.toml"], 3, "missing.json"),
+        (["plan", "g.json.gz", "--on", "missing.toml"], 3, "missing.toml"),
+        (["plan", "two.toml", "--on", "two.toml"], 3, "two.toml"),
+        (["simulate", "g.json.gz"], 3, "not a hocket.plan/1 file"),
+        (["generate", "chian", "-o", "x.json"], 2, "did you mean 'chain'"),
+        (["plam"], 2, "did you mean 'plan'"),
+        (["plan", "--wat"], 2, "--wat"),
+        (["generate", "chain", "--ops", "-3", "-o", "x.json"], 2, "--ops"),
+    ],
+)
+def test_wrong_input_gets_one_sentence_and_a_documented_code(folder, arguments, code, needle):
+    done = hocket(*arguments, cwd=folder, expect=code)
+    assert needle in done.stderr
+    assert done.stdout == ""
+    as_json = hocket(*arguments, "--json", cwd=folder, expect=code)
+    error = json.loads(as_json.stdout)["error"]
+    assert set(error) == {"code", "message", "hint", "where"}
+    assert error["message"]
+
+
+def test_verify_finds_a_tampered_plan(folder, tmp_path):
+    hocket("plan", folder / "g.json.gz", "--on", folder / "two.toml", "--planner", "layer-blocks",
+           "-o", tmp_path / "plan.json", "--json")  # fmt: skip
+    data = json.loads((tmp_path / "plan.json").read_text())
+    device_of = data["placement"]["device_of"]
+    data["placement"]["device_of"] = [1 - device for device in device_of[:-1]] + device_of[-1:]
+    (tmp_path / "plan.json").write_text(json.dumps(data))
+    done = hocket("verify", tmp_path / "plan.json", "--json", expect=6)
+    result = json.loads(done.stdout)
+    assert result["error"]["code"] == "check-failed"
+    assert result["violations"]
+
+
+def test_missing_torch_is_told_in_one_sentence(folder):
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from hocket.cli import main\n"
+        "main(['capture', 'gpt2', '-o', 'x.json'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=folder, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install" in done.stderr
+    assert "torch" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (folder / "x.json").exists()
+
+
+def test_doctor_reports_versions_and_a_working_simulator():
+    result = json.loads(hocket("doctor", "--json").stdout)
+    assert result["packages"]["numpy"]
+    assert result["checks"]["simulator"] == "ok"
+    assert result["checks"]["devices"].startswith("Cluster(")
+
+
+def test_detect_writes_a_file_that_plan_accepts(folder, tmp_path):
+    hocket("detect", "-o", tmp_path / "here.toml")
+    hocket("plan", folder / "g.json.gz", "--on", tmp_path / "here.toml", "--json")
+
+
+def test_schema_is_json_schema():
+    schema = json.loads(hocket("schema", "plan").stdout)
+    assert schema["properties"]["schema"]["const"] == "hocket.plan/1"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_script_names_the_program(shell):
+    assert "hocket" in hocket("completion", shell).stdout
+
+
+def test_every_command_takes_json_and_explains_itself():
+    listing = hocket("--help").stdout
+    rows = listing.split("Commands:")[1].splitlines()
+    commands = [row.split()[0] for row in rows if row.strip()]
+    assert len(commands) >= 13
+    for command in commands:
+        assert "--json" in hocket(command, "--help").stdout

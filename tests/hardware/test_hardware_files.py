@@ -1,0 +1,382 @@
+"""Hardware files: what people write is read strictly, and what is written reads back the same."""
+
+import json
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.errors import InputFileError
+from hocket.hardware import Cluster, Device, DeviceKind, Link
+from hocket.hardware.files import (
+    cluster_from_dict,
+    cluster_to_dict,
+    cluster_to_toml,
+    machine_from_dict,
+    read_cluster,
+    read_machine,
+)
+from hocket.hardware.kinds import PEAK_TYPES, PRESETS
+
+KIND = """
+[kinds.small]
+memory = "2GiB"
+memory_bandwidth = "100GB/s"
+peak = { float32 = "1TFLOP/s" }
+"""
+LINKED = KIND + 'host_link = { bandwidth = "12GB/s", latency = "5us" }\n'
+
+
+def from_toml(text: str) -> Cluster:
+    return cluster_from_dict(tomllib.loads(text), "test.toml")
+
+
+def refused(text: str) -> InputFileError:
+    with pytest.raises(InputFileError) as caught:
+        from_toml(text)
+    assert caught.value.where == "test.toml"
+    return caught.value
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_reader_understands_every_kind_of_entry():
+    cluster = from_toml(
+        """
+        name = "box"
+        switches = ["sw"]
+        meta.source = "me"
+        [[devices]]
+        kind = "small"
+        count = 2
+        [[devices]]
+        kind = "small"
+        name = "odd"
+        host = "other"
+        memory = "1GiB"
+        [[links]]
+        between = [["gpu*", "sw"]]
+        bandwidth = "80Gbit/s"
+        latency = "3us"
+        [[links]]
+        name = "shared"
+        ends = ["odd", "sw", "host"]
+        bandwidth = 5e9
+        duplex = "half"
+        """
+        + KIND
+    )
+    assert cluster.name == "box"
+    assert cluster.device_names == ("gpu0", "gpu1", "odd")
+    assert cluster.hosts == ("host", "other")
+    assert [device.memory_bytes for device in cluster.devices] == [2**31, 2**31, 2**30]
+    assert [link.ends for link in cluster.links] == [
+        ("gpu0", "sw"),
+        ("gpu1", "sw"),
+        ("odd", "sw", "host"),
+    ]
+    assert [link.bandwidth_bps for link in cluster.links] == [1e10, 1e10, 5e9]
+    assert [link.name for link in cluster.links] == ["gpu0-sw", "gpu1-sw", "shared"]
+    assert [link.duplex for link in cluster.links] == ["full", "full", "half"]
+    assert cluster.links[0].latency_s == pytest.approx(3e-6)
+    assert cluster.links[2].latency_s == 0.0
+    assert cluster.meta == {"source": "me"}
+
+
+def test_reader_numbers_unnamed_devices_across_entries():
+    cluster = from_toml('[[devices]]\nkind="small"\n[[devices]]\nkind="small"\ncount=2\n' + LINKED)
+    assert cluster.device_names == ("gpu0", "gpu1", "gpu2")
+
+
+def test_reader_joins_unlinked_devices_to_their_host():
+    cluster = from_toml('[[devices]]\nkind="small"\ncount=2\nhost="h"\n' + LINKED)
+    assert [(link.ends, link.bandwidth_bps) for link in cluster.links] == [
+        (("gpu0", "h"), 12e9),
+        (("gpu1", "h"), 12e9),
+    ]
+
+
+def test_reader_leaves_a_lone_device_without_links():
+    assert from_toml('[[devices]]\nkind="small"\n' + KIND).links == ()
+
+
+def test_between_one_pattern_twice_makes_a_mesh():
+    cluster = from_toml(
+        '[[devices]]\nkind="small"\ncount=4\n'
+        '[[links]]\nbetween=[["gpu*","gpu*"]]\nbandwidth="1GB/s"\n' + KIND
+    )
+    pairs = {frozenset(link.ends) for link in cluster.links}
+    assert len(cluster.links) == len(pairs) == 6
+
+
+def test_own_kind_replaces_a_preset_of_the_same_name():
+    text = '[[devices]]\nkind="t4"\n' + KIND.replace("small", "t4")
+    assert from_toml(text).devices[0].kind.peak_flops == {"float32": 1e12}
+
+
+def test_network_is_read_beside_the_cluster():
+    text = '[[devices]]\nkind="small"\n[network]\nbandwidth="100Gbit/s"\n' + KIND
+    machine = machine_from_dict(tomllib.loads(text), "x")
+    assert machine.network is not None
+    assert machine.network.at == ("host",)
+    assert machine.network.link.bandwidth_bps == 12.5e9
+
+
+# ── refusing ─────────────────────────────────────────────────────────────────────────────────────
+
+DEVICES = '[[devices]]\nkind = "small"\ncount = 2\n'
+LINK = '[[links]]\nends = ["gpu0", "gpu1"]\nbandwidth = "1GB/s"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (DEVICES + "devces = 1\n" + LINKED, "unknown key 'devces' in devices[0]", "known: "),
+        ("swtches = []\n" + DEVICES + LINKED, "unknown key 'swtches'", "'switches'"),
+        (DEVICES + LINK + "bandwith = 1\n" + KIND, "'bandwith' in links[0]", "'bandwidth'"),
+        (DEVICES + LINKED + "memmory = 1\n", "'memmory' in kinds.small", "'memory'"),
+        (DEVICES + LINKED.replace("float32", "float23"), "kinds.small.peak", "'float32'"),
+        (DEVICES + LINKED.replace("latency", "lag"), "kinds.small.host_link", "latency"),
+        (DEVICES.replace("small", "smal") + LINKED, "unknown kind 'smal'", "'small'"),
+        (DEVICES + LINK.replace('"gpu1"', '"gpu7"') + KIND, "called 'gpu7'", "did you mean 'gpu"),
+        (DEVICES + LINK.replace('"gpu1"', '"gpu0"') + KIND, "links[0].ends", ""),
+        (DEVICES + LINK.replace("1GB/s", "1GB") + KIND, "'1GB' is not a bandwidth", "25GB/s"),
+        (DEVICES + LINK.replace("1GB/s", "100Gbps") + KIND, "links[0].bandwidth", "25GB/s"),
+        (DEVICES + LINK.replace('"1GB/s"', "25") + KIND, "in bytes per second", "25GB/s"),
+        (DEVICES + LINK.replace('"1GB/s"', "true") + KIND, "links[0].bandwidth", "25GB/s"),
+        (DEVICES + LINK.replace('"1GB/s"', "nan") + KIND, "not believable", "25GB/s"),
+        (DEVICES + LINK + "latency = 10\n" + KIND, "in seconds", "10us"),
+        (DEVICES + LINK + 'duplex = "both"\n' + KIND, "unknown value 'both'", "full"),
+        (DEVICES + LINKED.replace('"2GiB"', "16"), "in bytes", "16GiB"),
+        (DEVICES + LINKED.replace('"2GiB"', '"0B"'), "kinds.small.memory", "16GiB"),
+        (DEVICES + LINKED.replace('"2GiB"', '"1e300GiB"'), "kinds.small.memory", "16GiB"),
+        (DEVICES + LINKED.replace('memory = "2GiB"\n', ""), "key 'memory' is missing", "16GiB"),
+        (DEVICES + LINKED.replace("1TFLOP/s", "1TFLOPS"), "is not a rate", "TFLOP/s"),
+        (DEVICES + 'memory = "3GiB"\n' + LINKED, "more than the kind 'small' has", ""),
+        (DEVICES.replace("2", "0") + LINKED, "devices[0].count", ""),
+        (DEVICES.replace("2", "2.5") + LINKED, "whole number", ""),
+        (DEVICES.replace("2", "100001") + LINKED, "100000", ""),
+        (2 * DEVICES.replace("2", "60000") + LINKED, "more than 100000 devices", ""),
+        (DEVICES + KIND, "device 'gpu0' has no link", "host_link"),
+        ('[[devices]]\nkind="small"\nname="host"\n' + LINKED, "the name 'host'", "distinct"),
+        ('[[devices]]\nkind="small"\nname="a b"\n' + LINKED, "'a b' cannot be a name", "spaces"),
+        (LINKED, "devices: there are none", "[[devices]]"),
+        ('[devices]\nkind="small"\n' + LINKED, "list of tables", "[[devices]]"),
+        (DEVICES + LINK + 'between = [["a","b"]]\n' + KIND, "either 'ends'", "between"),
+        (
+            DEVICES + '[[links]]\nbetween=["gpu0","gpu1"]\nbandwidth="1GB/s"\n' + KIND,
+            "list of pairs",
+            "nvswitch",
+        ),
+        (DEVICES + LINKED + '[network]\nat=["hots"]\nbandwidth="1GB/s"\n', "'hots'", "'host'"),
+        ("meta.x = [1]\n" + DEVICES + LINKED, "meta.x", ""),
+        (
+            DEVICES + 2 * (LINK + 'name = "same"\n') + KIND,
+            "two links have the name 'same'",
+            "differ",
+        ),
+    ],
+)
+def test_reader_refuses_with_place_and_hint(text, message, hint):
+    error = refused(text)
+    assert message in error.message
+    assert hint in error.hint
+    assert not error.message.endswith(".")
+
+
+def test_reader_refuses_a_mesh_that_would_fill_memory():
+    start = time.perf_counter()
+    error = refused(
+        DEVICES.replace("2", "100000")
+        + '[[links]]\nbetween=[["gpu*","gpu*"]]\nbandwidth="1GB/s"\n'
+        + KIND
+    )
+    assert "more than 1000000 links" in error.message
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"name = ", "is not TOML"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"x = " + b"[" * 5000, "is"),
+        (b"x = " + b"1" * 5000, "is not TOML"),
+        (b"#" * 10_000_001, "larger than 10 MB"),
+        (b"", "there are none"),
+    ],
+)
+def test_read_cluster_refuses_broken_files(tmp_path, content, message):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(InputFileError, match=message) as caught:
+        read_cluster(path)
+    assert caught.value.where == str(path)
+
+
+def test_read_cluster_refuses_missing_files_and_folders(tmp_path):
+    with pytest.raises(InputFileError, match="no such file"):
+        read_cluster(tmp_path / "absent.toml")
+    with pytest.raises(InputFileError, match="folder"):
+        read_cluster(tmp_path)
+
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just("gpu*")
+)
+keys = st.sampled_from(
+    ["name", "meta", "hosts", "switches", "kinds", "network", "devices", "links", "kind", "count",
+     "host", "memory", "ends", "between", "bandwidth", "latency", "duplex", "peak", "at", "x"]
+)  # fmt: skip
+junk = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(keys, junk, max_size=6))
+@settings(derandomize=True, deadline=None, max_examples=200)
+def test_reader_never_fails_otherwise_than_by_refusing(data):
+    where = "junk"
+    try:
+        cluster_from_dict(data, "junk")
+    except InputFileError as error:
+        where = error.where
+    assert where == "junk"
+
+
+@given(data=st.data())
+@settings(derandomize=True, deadline=None, max_examples=120)
+def test_reader_survives_any_damage_to_a_good_file(data):
+    good = tomllib.loads((PRESETS / "dgx1-v100.toml").read_text(encoding="utf-8"))
+    section = data.draw(st.sampled_from(["devices", "links", "network"]))
+    table = good[section] if section == "network" else data.draw(st.sampled_from(good[section]))
+    table[data.draw(keys)] = data.draw(junk)
+    where = "damaged"
+    try:
+        cluster_from_dict(good, "damaged")
+    except InputFileError as error:
+        where = error.where
+    assert where == "damaged"
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+names = st.from_regex(r"[a-z_][a-z0-9_.:-]{0,6}", fullmatch=True)
+rates = st.one_of(
+    st.floats(1e-6, 1e18, allow_nan=False), st.integers(1, 10**12), st.just(1e9), st.just(5.7e9)
+)
+times = st.one_of(st.floats(0, 10), st.sampled_from([0, 1e-6, 1.5e-5, 0.000134]))
+
+
+@st.composite
+def clusters(draw) -> Cluster:
+    kinds = [
+        DeviceKind(
+            name=name,
+            memory_bytes=draw(st.integers(1, 2**50)),
+            peak_flops=draw(st.dictionaries(st.sampled_from(PEAK_TYPES), rates)),
+            memory_bandwidth_bps=draw(rates),
+            launch_s=draw(times),
+            price_per_hour=draw(st.floats(0, 100)),
+            is_cpu=draw(st.booleans()),
+            source=draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=20)),
+        )
+        for name in draw(st.lists(names, min_size=1, max_size=2, unique=True))
+    ]
+    hosts = draw(st.lists(names.map("h.".__add__), min_size=1, max_size=3, unique=True))
+    device_names = draw(
+        st.one_of(
+            st.lists(names, min_size=1, max_size=6, unique=True),
+            st.integers(1, 6).map(lambda n: [f"gpu{i}" for i in range(n)]),
+            st.integers(1, 6).map(lambda n: [f"gpu{i}" for i in range(1, n + 1)]),
+        )
+    )
+    devices = []
+    for name in device_names:
+        kind = draw(st.sampled_from(kinds))
+        memory_bytes = draw(st.sampled_from([kind.memory_bytes, max(1, kind.memory_bytes // 3)]))
+        host = draw(st.sampled_from(hosts))
+        devices.append(Device(name=name, kind=kind, host=host, memory_bytes=memory_bytes))
+    places = [*device_names, *hosts]
+    links = []
+    for device in devices:
+        ends = draw(st.lists(st.sampled_from(places), min_size=1, max_size=3, unique=True))
+        ends = tuple(dict.fromkeys([device.name, *ends, device.host]))
+        named = draw(st.sampled_from(["-".join(ends), f"link{len(links)}"]))
+        if named in {link.name for link in links}:
+            named = f"link{len(links)}"
+        links.append(
+            Link(
+                name=named,
+                ends=ends,
+                bandwidth_bps=draw(rates),
+                latency_s=draw(times),
+                duplex=draw(st.sampled_from(["full", "half"])),
+            )
+        )
+    meta = draw(
+        st.dictionaries(names, st.one_of(st.text('aé"\\\n\x7f', max_size=4), st.floats(0, 1)))
+    )
+    return Cluster(
+        name=draw(st.text("ab \"'#", min_size=1, max_size=5)),
+        devices=tuple(devices),
+        hosts=tuple(hosts),
+        links=tuple(links),
+        meta=meta,
+    )
+
+
+@given(clusters())
+@settings(derandomize=True, deadline=None, max_examples=70)
+def test_written_clusters_read_back_the_same(cluster):
+    text = cluster_to_toml(cluster)
+    data = json.loads(json.dumps(cluster_to_dict(cluster)))
+    assert tomllib.loads(text) == data
+    again = cluster_from_dict(data, "x")
+    assert again.content_hash == cluster.content_hash
+    assert again.meta == cluster.meta
+    assert again.devices == cluster.devices
+    assert cluster_to_toml(again) == text
+
+
+def test_writer_keeps_quantities_readable():
+    text = cluster_to_toml(read_cluster(PRESETS / "dgx1-v100.toml"))
+    assert 'memory = "16GiB"' in text
+    assert 'bandwidth = "25GB/s"' in text
+    assert 'latency = "2us"' in text
+    assert 'latency = "0s"' in text
+    assert "count = 8" in text
+
+
+def test_content_hash_ignores_sources_but_no_figure():
+    base = from_toml(DEVICES + LINKED)
+    assert from_toml(DEVICES + LINKED + 'source = "x"\n').content_hash == base.content_hash
+    assert from_toml("meta.x = 1\n" + DEVICES + LINKED).content_hash == base.content_hash
+    changes = [("2GiB", "3GiB"), ("100GB/s", "101GB/s"), ("1TFLOP", "2TFLOP"), ("5us", "6us")]
+    hashes = {from_toml(DEVICES + LINKED.replace(*change)).content_hash for change in changes}
+    assert len(hashes | {base.content_hash}) == 5
+
+
+def test_read_machine_of_every_preset_states_source_and_network():
+    for path in sorted(PRESETS.glob("*.toml")):
+        if path.stem == "kinds":
+            continue
+        machine = read_machine(path)
+        assert machine.cluster.name == path.stem
+        assert machine.cluster.meta["source"]
+        assert machine.network is not None
+        assert all(kind.source for kind in machine.cluster.kinds)
+
+
+def test_reading_a_large_file_is_quick(tmp_path):
+    path: Path = tmp_path / "large.toml"
+    path.write_text(DEVICES.replace("2", "100000") + LINKED, encoding="utf-8")
+    start = time.perf_counter()
+    assert read_cluster(path).num_devices == 100_000
+    assert time.perf_counter() - start < 10

@@ -1,0 +1,155 @@
+import json
+
+import numpy as np
+import pytest
+from hocket.graph.generators import generate
+from hocket.simulate.engine import simulate
+from hypothesis import given, settings
+from simulate.problems import problems
+
+from hocket.api import make_problem, plan_graph
+from hocket.errors import InputFileError, UsageError
+from hocket.graph.files import write_graph
+from hocket.plan.files import read_plan, write_plan
+from hocket.plan.plan import Plan
+from hocket.plan.schema import json_schema
+
+
+@pytest.fixture
+def planned():
+    return plan_graph(generate("transformer", 120, 3), "2xv100-16g")
+
+
+@pytest.fixture
+def plan_file(planned, tmp_path):
+    path = tmp_path / "plan.json"
+    planned.save(path)
+    return path
+
+
+def _edited(path, edit):
+    data = json.loads(path.read_text())
+    edit(data)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_plan_read_back_simulates_to_the_same_bits(planned, plan_file):
+    saved = read_plan(plan_file)
+    again = simulate(saved.problem, saved.plan)
+    assert again.makespan_s == planned.step_s == saved.predicted_step_s
+    assert again.peak_bytes.tolist() == planned.timeline.peak_bytes.tolist()
+    assert np.array_equal(saved.plan.device_of, planned.plan.device_of)
+
+
+def test_plan_with_order_and_priority_round_trips(planned, tmp_path):
+    problem, device_of = planned.problem, planned.plan.device_of
+    order = tuple(
+        np.flatnonzero(device_of == device).astype(np.int32)
+        for device in range(problem.cluster.num_devices)
+    )
+    for name, fields in (
+        ("order", {"order": order}),
+        ("priority", {"priority": np.linspace(0, 1, problem.graph.num_ops)}),
+    ):
+        path = tmp_path / f"{name}.json"
+        plan = Plan(planner=name, device_of=device_of, **fields)
+        write_plan(path, problem, plan, step_s=1.0, peak_bytes={})
+        read = read_plan(path).plan
+        if read.order is not None:
+            assert all(np.array_equal(a, b) for a, b in zip(read.order, order, strict=True))
+        else:
+            assert np.array_equal(read.priority, plan.priority)
+
+
+def test_writing_twice_gives_the_same_bytes(planned, tmp_path):
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    planned.save(first)
+    planned.save(second)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_graph_named_by_file_is_found_beside_the_plan(tmp_path):
+    graph = generate("chain", 30, 0)
+    graph_file = tmp_path / "data" / "g.json.gz"
+    graph_file.parent.mkdir()
+    write_graph(graph, graph_file)
+    path = tmp_path / "plan.json"
+    plan_graph(graph, "2xv100-16g").save(path, graph_file=graph_file)
+    assert json.loads(path.read_text())["graph"]["file"] == "data/g.json.gz"
+    assert read_plan(path).problem.graph.content_hash == graph.content_hash
+    moved = tmp_path / "moved.json.gz"
+    graph_file.rename(moved)
+    with pytest.raises(InputFileError) as caught:
+        read_plan(path)
+    assert "--graph" in caught.value.hint
+    assert read_plan(path, graph_file=moved).problem.graph.num_ops == graph.num_ops
+
+
+def test_plan_of_another_graph_is_refused(tmp_path):
+    graph_file = tmp_path / "g.json"
+    write_graph(generate("chain", 30, 0), graph_file)
+    path = tmp_path / "plan.json"
+    plan_graph(generate("chain", 30, 0), "2xv100-16g").save(path, graph_file=graph_file)
+    write_graph(generate("chain", 31, 0), graph_file)
+    with pytest.raises(InputFileError, match="made for another graph"):
+        read_plan(path)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message", "hint"),
+    [
+        (lambda d: d.update(planer="x"), "unknown key 'planer'", "did you mean 'planner'?"),
+        (lambda d: d["placement"].update(device="x"), "unknown key 'placement.device'", "devices"),
+        (lambda d: d.pop("transfers"), "transfers: field required", ""),
+        (lambda d: d.update(transfers="teleport"), "transfers", ""),
+        (lambda d: d["placement"]["device_of"].__setitem__(0, 99), "names device 99", ""),
+        (lambda d: d["placement"]["device_of"].__setitem__(0, -1), "greater than or equal", ""),
+        (lambda d: d["placement"]["device_of"].__setitem__(0, 0.5), "valid integer", ""),
+        (lambda d: d["placement"]["device_of"].pop(), "entries for", ""),
+        (lambda d: d["placement"].update(devices=["a", "b"]), "not the devices", ""),
+        (lambda d: d.update(schema="hocket.plan/9"), "not a hocket.plan/1 file", "hocket plan"),
+        (lambda d: d["cluster"].update(hash="0" * 64), "made for another cluster", "plan again"),
+        (lambda d: d["graph"].update(inline=None), "names no graph", ""),
+        (lambda d: d.update(order={"by_device": [[10**6], []]}), "does not exist", ""),
+    ],
+)
+def test_broken_plan_files_are_refused_with_place_and_reason(plan_file, edit, message, hint):
+    with pytest.raises(InputFileError) as caught:
+        read_plan(_edited(plan_file, edit))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert str(plan_file) in caught.value.where
+
+
+def test_a_graph_file_is_not_a_plan(tmp_path):
+    path = tmp_path / "g.json"
+    write_graph(generate("chain", 5, 0), path)
+    with pytest.raises(InputFileError, match=r"not a hocket\.plan/1 file"):
+        read_plan(path)
+
+
+def test_json_schema_describes_what_is_written(plan_file):
+    schema = json_schema()
+    written = json.loads(plan_file.read_text())
+    assert set(written) <= set(schema["properties"])
+    assert set(schema["required"]) <= set(written)
+    assert schema["additionalProperties"] is False
+
+
+@given(problem=problems())
+@settings(derandomize=True, deadline=None, max_examples=20)
+def test_failed_write_leaves_no_half_file(problem, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    path = folder / "plan.json"
+    path.write_text("old")
+    plan = Plan(device_of=np.zeros(problem.graph.num_ops, dtype=np.int32), notes={"x": object()})
+    with pytest.raises(TypeError):
+        write_plan(path, problem, plan, step_s=0.0, peak_bytes={})
+    assert path.read_text() == "old"
+    assert [item.name for item in folder.iterdir()] == ["plan.json"]
+
+
+def test_make_problem_knows_the_devices_stated_by_a_file():
+    with pytest.raises(UsageError, match="states no devices"):
+        make_problem(generate("chain", 5, 0), "file")

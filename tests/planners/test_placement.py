@@ -1,0 +1,209 @@
+"""Properties that every planner keeps, and what each one promises on its own."""
+
+import numpy as np
+import pytest
+from hocket.graph.generators import generate
+from hocket.simulate.engine import simulate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate.problems import problems
+
+from hocket.api import make_problem
+from hocket.errors import CheckError, NoFeasiblePlanError, UsageError
+from hocket.graph import GraphBuilder, Phase, Role
+from hocket.plan.plan import Plan
+from hocket.planners import PLANNERS, chain, find_planner
+from hocket.planners.compare import compare
+from hocket.planners.placement.bundles import bundle_of, op_memory_bytes
+from hocket.planners.placement.layer_blocks import layer_of
+from hocket.planners.placement.m_topo import breadth_first_order
+from hocket.simulate.verify import violations
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(problem=problems())
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_every_planner_yields_a_legal_plan(name, problem):
+    try:
+        plan = find_planner(name)(problem, Plan(planner=name))
+    except NoFeasiblePlanError:
+        return
+    broken = [v for v in violations(plan, problem) if v.rule != "memory"]
+    assert broken == []
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+@given(problem=problems())
+@settings(derandomize=True, deadline=None, max_examples=20)
+def test_every_planner_is_deterministic(name, problem):
+    try:
+        first = find_planner(name)(problem, Plan())
+    except NoFeasiblePlanError:
+        return
+    second = find_planner(name)(problem, Plan())
+    assert np.array_equal(first.device_of, second.device_of)
+
+
+@given(problem=problems())
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_compare_chooses_the_shortest_feasible_step(problem):
+    comparison = compare(problem)
+    steps = [c.step_s for c in comparison.candidates if c.step_s is not None]
+    if comparison.winner is None:
+        assert steps == []
+    else:
+        assert comparison.winner.step_s == min(steps)
+        for candidate in comparison.candidates:
+            assert candidate.reason
+
+
+def test_unknown_planner_is_refused_with_a_suggestion():
+    with pytest.raises(UsageError) as caught:
+        find_planner("m-tpo")
+    assert caught.value.hint == "did you mean 'm-topo'?"
+
+
+def test_chain_refuses_a_planner_that_breaks_a_rule():
+    problem = make_problem(generate("chain", 10, 0), "2xv100-16g")
+
+    def half(problem, plan):
+        return Plan(device_of=np.zeros(3, dtype=np.int32))
+
+    with pytest.raises(CheckError, match="3 placements for"):
+        chain(half)(problem, Plan())
+
+
+def _training_chain(num_layers: int, layer_bytes: int = 100) -> GraphBuilder:
+    """A chain of layers with mirrored backward ops and an optimizer op per layer."""
+    builder = GraphBuilder("chain")
+    made, weights = [], []
+    previous = builder.tensor("x", 8, role=Role.INPUT)
+    for layer in range(num_layers):
+        weight = builder.tensor(f"w{layer}", layer_bytes, role=Role.PARAMETER)
+        op = builder.op(
+            f"f{layer}", reads=[previous, weight], module=f"h.{layer}.fc", flops=1e9, group=layer
+        )
+        previous = builder.tensor(f"y{layer}", 10, producer=op)
+        made.append(previous)
+        weights.append(weight)
+    gradient = previous
+    for layer in reversed(range(num_layers)):
+        op = builder.op(
+            f"b{layer}",
+            reads=[gradient, made[layer], weights[layer]],
+            phase=Phase.BACKWARD,
+            partner=layer,
+            flops=2e9,
+        )
+        gradient = builder.tensor(f"g{layer}", 10, producer=op)
+        weight_gradient = builder.tensor(f"wg{layer}", layer_bytes, producer=op, role=Role.GRADIENT)
+        builder.op(
+            f"o{layer}",
+            reads=[weights[layer], weight_gradient],
+            phase=Phase.OPTIMIZER,
+            group=layer,
+        )
+    return builder
+
+
+def _devices_of_forward_ops(graph, plan):
+    return plan.device_of[graph.op_phase == Phase.FORWARD].tolist()
+
+
+def test_bundles_join_backward_and_optimizer_with_their_forward_op():
+    graph = _training_chain(3).build()
+    bundle = bundle_of(graph)
+    by_layer = {name[1:]: set() for name in graph.op_names}
+    for op, name in enumerate(graph.op_names):
+        by_layer[name[1:]].add(int(bundle[op]))
+    assert all(len(bundles) == 1 for bundles in by_layer.values())
+    assert len(set(bundle.tolist())) == 3
+
+
+def test_op_memory_counts_every_storage_once():
+    graph = _training_chain(4).build()
+    assert op_memory_bytes(graph).sum() == graph.held_bytes.sum() + graph.workspace_bytes.sum()
+
+
+def test_m_topo_fills_devices_in_order_and_never_goes_back():
+    graph = _training_chain(8).build()
+    problem = make_problem(graph, "4xv100-16g")
+    plan = find_planner("m-topo")(problem, Plan())
+    forward = _devices_of_forward_ops(graph, plan)
+    assert forward == sorted(forward)
+    # Equal layers: the cap is total/4 + one layer, so each device takes 3 until none are left.
+    assert forward == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_m_topo_shares_follow_the_memory_of_unequal_devices():
+    graph = _training_chain(9).build()
+    problem = make_problem(graph, "1xv100-32g+1xv100-16g")
+    plan = find_planner("m-topo")(problem, Plan())
+    forward = _devices_of_forward_ops(graph, plan)
+    assert forward.count(0) == 7
+    assert forward.count(1) == 2
+
+
+def test_layer_blocks_gives_each_device_the_same_number_of_layers():
+    graph = _training_chain(12).build()
+    problem = make_problem(graph, "4xv100-16g")
+    plan = find_planner("layer-blocks")(problem, Plan())
+    for op, name in enumerate(graph.op_names):
+        assert plan.device_of[op] == int(name[1:]) // 3
+
+
+def test_layer_blocks_splits_by_ops_where_modules_are_unknown():
+    builder = GraphBuilder("plain")
+    previous = builder.tensor("x", 8, role=Role.INPUT)
+    for index in range(8):
+        op = builder.op(f"op{index}", reads=[previous], flops=1.0)
+        previous = builder.tensor(f"t{index}", 8, producer=op)
+    problem = make_problem(builder.build(), "2xv100-16g")
+    plan = find_planner("layer-blocks")(problem, Plan())
+    assert plan.device_of.tolist() == [0] * 4 + [1] * 4
+
+
+def test_layers_are_module_paths_up_to_the_first_number():
+    builder = GraphBuilder("layers")
+    previous = builder.tensor("x", 8, role=Role.INPUT)
+    for index, module in enumerate(["embed", "h.0.attn", "h.0.mlp", "norm", "h.1", "head"]):
+        op = builder.op(f"op{index}", reads=[previous], module=module)
+        previous = builder.tensor(f"t{index}", 8, producer=op)
+    assert layer_of(builder.build()).tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_one_device_takes_the_fastest_that_fits():
+    graph = _training_chain(4, layer_bytes=2**30).build()
+    fits_everywhere = make_problem(graph, "1xt4+1xv100-32g")
+    plan = find_planner("one-device")(fits_everywhere, Plan())
+    assert set(plan.device_of.tolist()) == {1}
+
+
+def test_one_device_shows_the_smallest_shortage_where_nothing_fits():
+    graph = _training_chain(4, layer_bytes=100 * 2**30).build()
+    problem = make_problem(graph, "1xt4+1xv100-32g")
+    comparison = compare(problem, ["one-device"])
+    assert comparison.winner is None
+    assert set(comparison.candidates[0].plan.device_of.tolist()) == {1}
+    assert "lacks" in comparison.why
+
+
+@given(st.integers(0, 10_000))
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_breadth_first_order_is_topological(seed):
+    graph = generate("layered", 60, seed)
+    order = breadth_first_order(graph)
+    rank = np.empty(graph.num_ops, dtype=int)
+    rank[order] = np.arange(graph.num_ops)
+    src, dst = graph.edges
+    assert sorted(order) == list(range(graph.num_ops))
+    assert np.all(rank[src] < rank[dst])
+
+
+def test_bottleneck_of_the_winner_is_part_of_the_reason():
+    problem = make_problem(generate("transformer", 400, 1), "2xv100-16g")
+    comparison = compare(problem)
+    assert comparison.why.startswith("chosen because ")
+    assert "limited by" in comparison.why
+    timeline = simulate(problem, comparison.winner.plan)
+    assert timeline.makespan_s == comparison.winner.step_s

@@ -1,0 +1,199 @@
+"""Small generated problems and placements, for the tests of every room that plans or simulates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from hocket.cost.costs import Costs, Source, device_rows
+from hocket.graph import Graph, GraphBuilder, Role
+from hocket.hardware import Cluster, Device, DeviceKind, Link
+from hocket.plan.plan import Plan
+from hocket.plan.problem import TRANSFER_MODES, Problem
+
+BEFORE_ROLES = (Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT)
+MADE_ROLES = (Role.ACTIVATION, Role.ACTIVATION, Role.GRADIENT, Role.OUTPUT, Role.CONTROL)
+
+
+@st.composite
+def graphs(draw: Any, max_ops: int = 10, max_before: int = 4) -> Graph:
+    """Graphs with aliases, control tensors, unread tensors and every role."""
+    builder = GraphBuilder("generated")
+    tensors: list[int] = []
+    for index in range(draw(st.integers(0, max_before))):
+        base = draw(st.sampled_from([-1, -1, *tensors]))
+        role = draw(st.sampled_from(BEFORE_ROLES))
+        tensors.append(builder.tensor(f"before{index}", draw(SIZES), role=role, alias_of=base))
+    for index in range(draw(st.integers(1, max_ops))):
+        reads = draw(st.lists(st.sampled_from(tensors), unique=True, max_size=3)) if tensors else []
+        op = builder.op(f"op{index}", reads=reads, workspace_bytes=draw(SIZES))
+        for number in range(draw(st.integers(0, 2))):
+            base = draw(st.sampled_from([-1, *reads]))
+            roles = MADE_ROLES if base < 0 else (*MADE_ROLES, *BEFORE_ROLES)
+            role = draw(st.sampled_from(roles))
+            size = 0 if role == Role.CONTROL else draw(SIZES)
+            name = f"made{index}.{number}"
+            tensors.append(builder.tensor(name, size, producer=op, role=role, alias_of=base))
+    return builder.build()
+
+
+SIZES = st.sampled_from([0, 1, 8, 24, 100])
+DURATIONS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.0, 3.0, 0.1])
+LATENCIES = st.sampled_from([0.0, 0.0, 0.125, 0.7])
+BANDWIDTHS = st.sampled_from([1.0, 8.0, 10.0, 64.0])
+
+
+@st.composite
+def clusters(draw: Any, max_devices: int = 4) -> Cluster:
+    """A bus, all pairs joined, a star around a switch, or two hosts joined by one link."""
+    num = draw(st.integers(1, max_devices))
+    kinds = [device_kind(name) for name in ("fast", "slow")]
+    devices = tuple(
+        device(f"gpu{index}", draw(st.sampled_from(kinds)), host=f"host{index % 2}")
+        for index in range(num)
+    )
+    shape = draw(st.sampled_from(["bus", "pairs", "star", "hosts"]))
+    duplex = draw(st.sampled_from(["full", "half"]))
+
+    def link(name: str, *ends: str) -> Link:
+        return Link(
+            name=name,
+            ends=ends,
+            bandwidth_bps=draw(BANDWIDTHS),
+            latency_s=draw(LATENCIES),
+            duplex=duplex,
+        )
+
+    names = [spec.name for spec in devices]
+    if shape == "bus" and num > 2:
+        links = [link("bus", *names)]
+    elif shape == "star":
+        links = [link(f"to-{name}", name, "switch") for name in names]
+    elif shape == "hosts":
+        links = [link(f"to-{spec.name}", spec.name, spec.host) for spec in devices]
+        links.append(link("network", "host0", "host1"))
+    else:
+        links = [link(f"{a}-{b}", a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+    return Cluster(
+        name=f"{num} on {shape}",
+        devices=devices,
+        hosts=("host0", "host1"),
+        switches=("switch",),
+        links=tuple(links),
+    )
+
+
+@st.composite
+def problems(draw: Any, max_ops: int = 10, max_devices: int = 4, mode: str | None = None) -> Any:
+    """A generated graph on a generated cluster at generated costs."""
+    graph, cluster = draw(graphs(max_ops)), draw(clusters(max_devices))
+    num_kinds = len(cluster.kinds)
+    op_s = draw(
+        st.lists(DURATIONS, min_size=num_kinds * graph.num_ops, max_size=num_kinds * graph.num_ops)
+    )
+    tensor_s = None
+    if draw(st.integers(0, 3)) == 0:
+        stated = st.lists(DURATIONS, min_size=graph.num_tensors, max_size=graph.num_tensors)
+        tensor_s = np.array(draw(stated), dtype=np.float64)
+    costs = costs_of(graph, cluster, np.array(op_s).reshape(num_kinds, graph.num_ops), tensor_s)
+    transfers = mode or draw(st.sampled_from(TRANSFER_MODES))
+    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)
+
+
+@st.composite
+def placements(draw: Any, problem: Problem) -> np.ndarray:
+    """A device for each op."""
+    num_ops, last = problem.graph.num_ops, problem.cluster.num_devices - 1
+    devices = st.lists(st.integers(0, last), min_size=num_ops, max_size=num_ops)
+    return np.array(draw(devices), dtype=np.int32)
+
+
+@st.composite
+def plans(draw: Any, problem: Problem, orders: tuple[str, ...] = ("none", "priority", "order")):
+    """A placement, and perhaps priorities or a strict order that cannot deadlock."""
+    device_of = draw(placements(problem))
+    num_ops = problem.graph.num_ops
+    form = draw(st.sampled_from(orders))
+    if form == "none":
+        return Plan(planner="generated", device_of=device_of)
+    keys = draw(
+        st.lists(st.integers(0, 3).map(float), min_size=num_ops, max_size=num_ops)
+    )
+    if form == "priority":
+        return Plan(planner="generated", device_of=device_of, priority=np.array(keys))
+    order = topological_order(problem.graph, keys)
+    per_device = tuple(
+        np.array([op for op in order if device_of[op] == device], dtype=np.int32)
+        for device in range(problem.cluster.num_devices)
+    )
+    return Plan(planner="generated", device_of=device_of, order=per_device)
+
+
+def topological_order(graph: Graph, keys: list[float]) -> list[int]:
+    """The topological order that takes the op with the smallest (key, index) first."""
+    sources, targets = graph.edges
+    needs = [set(sources[targets == op].tolist()) for op in range(graph.num_ops)]
+    order: list[int] = []
+    left = set(range(graph.num_ops))
+    while left:
+        op = min((o for o in left if needs[o] <= set(order)), key=lambda o: (keys[o], o))
+        order.append(op)
+        left.remove(op)
+    return order
+
+
+def device_kind(name: str = "gpu", memory_bytes: int = 2**30) -> DeviceKind:
+    """A kind of device; only its name matters to the simulator."""
+    return DeviceKind(
+        name=name,
+        memory_bytes=memory_bytes,
+        peak_flops={"float32": 1e12},
+        memory_bandwidth_bps=1e12,
+    )
+
+
+def device(name: str, kind: DeviceKind, host: str = "host0") -> Device:
+    """A device with the memory of its kind."""
+    return Device(name=name, kind=kind, host=host, memory_bytes=kind.memory_bytes)
+
+
+def joined(num_devices: int, bandwidth_bps: float = 1.0, latency_s: float = 0.0) -> Cluster:
+    """Equal devices, each pair joined by an own full-duplex link."""
+    kind = device_kind()
+    devices = tuple(device(f"gpu{index}", kind) for index in range(num_devices))
+    links = tuple(
+        Link(
+            name=f"gpu{a}–gpu{b}",
+            ends=(f"gpu{a}", f"gpu{b}"),
+            bandwidth_bps=bandwidth_bps,
+            latency_s=latency_s,
+        )
+        for a in range(num_devices)
+        for b in range(a + 1, num_devices)
+    )
+    return Cluster(name="joined", devices=devices, hosts=("host0",), links=links)
+
+
+def costs_of(
+    graph: Graph, cluster: Cluster, op_s: Any, tensor_s: np.ndarray | None = None
+) -> Costs:
+    """Costs with the given op times: [kind, op], or [op] for all kinds."""
+    rows = np.broadcast_to(np.asarray(op_s, dtype=np.float64), (len(cluster.kinds), graph.num_ops))
+    return Costs(
+        kind_names=tuple(kind.name for kind in cluster.kinds),
+        op_s=rows,
+        op_source=np.full(rows.shape, Source.FILE, dtype=np.uint8),
+        device_row=device_rows(cluster),
+        routes=cluster.routes,
+        tensor_bytes=graph.tensor_bytes,
+        tensor_s=tensor_s,
+        settings={},
+    )
+
+
+def problem_of(graph: Graph, cluster: Cluster, op_s: Any, transfers: Any = "shared") -> Problem:
+    """A problem with the given op times."""
+    costs = costs_of(graph, cluster, op_s)
+    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)

@@ -1,0 +1,52 @@
+"""Start-up is a feature: heavy packages are imported by what needs them, and only then."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import hocket
+
+HEAVY = ("torch", "ray", "transformers", "numba", "scipy", "fastapi", "networkx", "pydantic")
+
+
+def _modules_after(code: str) -> set[str]:
+    script = f"{code}\nimport json, sys\nprint('\\n' + json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _run(*arguments: str) -> str:
+    return (
+        "import hocket.cli, contextlib\n"
+        "with contextlib.suppress(SystemExit):\n"
+        f"    hocket.cli.main({list(arguments)!r})"
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["completion", "bash"]])
+def test_help_imports_nothing_heavy(arguments):
+    assert not _modules_after(_run(*arguments)) & set(HEAVY)
+
+
+def test_commands_that_work_from_files_never_import_torch_or_ray(tmp_path):
+    graph, plan = str(tmp_path / "g.json.gz"), str(tmp_path / "plan.json")
+    generate = _modules_after(_run("generate", "transformer", "--ops", "200", "-o", graph))
+    assert not generate & {"torch", "ray", "transformers", "numba", "scipy"}
+    after_plan = _modules_after(_run("plan", graph, "--on", "2xv100-16g", "-o", plan))
+    after_show = _modules_after(_run("show", plan))
+    after_simulate = _modules_after(_run("simulate", plan, "--json"))
+    for modules in (after_plan, after_show, after_simulate):
+        assert not modules & {"torch", "ray", "transformers", "fastapi", "networkx"}
+        assert "numba" in modules
+
+
+def test_public_names_are_exactly_the_listed_ones():
+    assert dir(hocket) == hocket.__all__
+    for name in hocket.__all__:
+        assert getattr(hocket, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = hocket.nonsense

@@ -1,0 +1,65 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket import units
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (units.parse_bytes, "16GiB", 16 * 2**30),
+        (units.parse_bytes, "12 GB", 12_000_000_000),
+        (units.parse_bytes, "1.5KiB", 1536),
+        (units.parse_bandwidth, "25GB/s", 25e9),
+        (units.parse_bandwidth, "100Gbit/s", 12.5e9),
+        (units.parse_seconds, "134us", 134e-6),
+        (units.parse_seconds, "1.5 ms", 1.5e-3),
+        (units.parse_flops, "312TFLOP/s", 312e12),
+    ],
+)
+def test_quantities_are_read_as_people_write_them(parse, text, value):
+    assert parse(text) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (units.parse_bytes, "16"),
+        (units.parse_bytes, "16 Gb"),
+        (units.parse_bytes, "-1GiB"),
+        (units.parse_bytes, "nanGiB"),
+        (units.parse_bandwidth, "25GB"),
+        (units.parse_seconds, "10"),
+        (units.parse_seconds, "10 parsecs"),
+        (units.parse_flops, "3 TB/s"),
+        (units.parse_bytes, ""),
+    ],
+)
+def test_wrong_units_are_refused_with_the_text(parse, text):
+    with pytest.raises(ValueError, match="is not a"):
+        parse(text)
+
+
+@given(st.integers(0, 2**52))
+@settings(derandomize=True)
+def test_formatted_bytes_read_back_within_their_digits(size):
+    text = units.format_bytes(size)
+    assert units.parse_bytes(text) == pytest.approx(size, rel=0.06, abs=0.5)
+
+
+@given(st.floats(1e-9, 1e6))
+@settings(derandomize=True)
+def test_formatted_seconds_read_back_within_three_digits(duration_s):
+    text = units.format_seconds(duration_s)
+    assert units.parse_seconds(text) == pytest.approx(duration_s, rel=0.0051)
+
+
+def test_formats_are_short():
+    assert units.format_bytes(0) == "0 B"
+    assert units.format_bytes(27.1 * 2**30) == "27.1 GiB"
+    assert units.format_seconds(0.412) == "412 ms"
+    assert units.format_seconds(0) == "0 s"
+    assert units.format_seconds(float("inf")) == "∞"
+    assert units.format_rate(25e9, "B/s") == "25 GB/s"
+    assert units.format_rate(3.35e12, "B/s") == "3.35 TB/s"
