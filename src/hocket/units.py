@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 _BINARY = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
-_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)\s*([A-Za-zµ/]*)\s*\Z")
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_SECONDS = {
+    "s": Fraction(1),
+    "ms": Fraction(1, 10**3),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),
+    "ns": Fraction(1, 10**9),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
+_QUANTITY = re.compile(
+    r"\s*([0-9]{1,30}(?:\.[0-9]{0,30})?(?:[eE][-+]?[0-9]{1,3})?)\s*([A-Za-zµ/]*)\s*\Z"
+)
 
 
-def _split(text: str) -> tuple[float, str]:
+def _split(text: str) -> tuple[Fraction, str]:
+    """The number, exactly, so that the result is the float nearest to what was written."""
     match = _QUANTITY.match(text)
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit")
-    return float(match[1]), match[2]
+    return Fraction(match[1].rstrip(".")), match[2]
 
 
-def _scaled(value: float, unit: str, base: str) -> float | None:
+def _scaled(value: Fraction, unit: str, base: str) -> Fraction | None:
     """The value in ``base``, if ``unit`` is ``base`` with a decimal or binary prefix."""
     if not unit.endswith(base):
         return None
@@ -50,7 +62,7 @@ def parse_bandwidth(text: str) -> float:
         scaled = _scaled(value, unit, "B/s")
     if scaled is None:
         raise ValueError(f"{text!r} is not a bandwidth; write it like '25GB/s' or '100Gbit/s'")
-    return scaled
+    return float(scaled)
 
 
 def parse_seconds(text: str) -> float:
@@ -58,7 +70,7 @@ def parse_seconds(text: str) -> float:
     value, unit = _split(text)
     if unit not in _SECONDS:
         raise ValueError(f"{text!r} is not a duration; write it like '10us' or '1.5ms'")
-    return value * _SECONDS[unit]
+    return float(value * _SECONDS[unit])
 
 
 def parse_flops(text: str) -> float:
@@ -67,7 +79,7 @@ def parse_flops(text: str) -> float:
     scaled = _scaled(value, unit, "FLOP/s")
     if scaled is None:
         raise ValueError(f"{text!r} is not a rate; write it like '312TFLOP/s'")
-    return scaled
+    return float(scaled)
 
 
 def format_bytes(size_bytes: float) -> str:

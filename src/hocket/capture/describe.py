@@ -1,8 +1,4 @@
-"""What an op costs, as far as its shapes tell: kind, signature, dtype, flops, bytes touched.
-
-Flops are those of torch's own counter: matrix products, convolutions and attention; every other op
-counts 0, since its time is that of the bytes it moves.
-"""
+"""What an op costs, as far as its shapes tell: kind, signature, dtype, flops, bytes touched."""
 
 from __future__ import annotations
 
@@ -11,8 +7,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
+from hocket.capture.flops import count_flops
 from hocket.capture.recording import Cost, Layout
 from hocket.graph import DTYPES
 
@@ -66,8 +62,7 @@ def describe(
     name = kind.rpartition(".")[2]
     computes = [layout for layout in (*inputs, *outputs) if layout.dtype.is_floating_point]
     dtype = (computes or [*inputs, *outputs])[0].dtype if inputs or outputs else torch.float32
-    count_flops = flop_registry.get(function._overloadpacket)
-    flops = 0.0 if count_flops is None else float(count_flops(*args, **kwargs, out_val=result))
+    flops = 0.0 if is_view else count_flops(function, kind, args, kwargs, result)
     touched = 0 if is_view else _bytes_touched(name, inputs, outputs)
     return Cost(kind, signature, dtype_index(dtype), flops, touched)
 

@@ -85,6 +85,7 @@ class _Linker:
             if self.drafts[tensor].epoch < state.epoch:
                 # Another view of this storage was written since this one was made.
                 reads[state.last_write] = None
+        targets = tuple(self.current[value] for value in call.writes)
         written = tuple(self._write(index, value, reads) for value in call.writes)
         if not call.is_view:
             for storage in base_of:
@@ -102,7 +103,7 @@ class _Linker:
         change = lambda leaf: Ref(before[leaf.index]) if isinstance(leaf, Ref) else leaf  # noqa: E731
         return Call(
             call.function, map_tree(call.args, change), map_tree(call.kwargs, change),
-            tuple(outputs), written, tuple(reads), call.phase, call.module, call.partner,
+            tuple(outputs), targets, written, tuple(reads), call.phase, call.module, call.partner,
             call.draws, call.is_view, call.cost,
         )  # fmt: skip
 
@@ -173,6 +174,7 @@ def _renumbered(call: Call, rank: dict[int, int]) -> Call:
         args=map_tree(call.args, change),
         kwargs=map_tree(call.kwargs, change),
         outputs=tuple(None if tensor is None else rank[tensor] for tensor in call.outputs),
+        targets=tuple(rank[tensor] for tensor in call.targets),
         written=tuple(rank[tensor] for tensor in call.written),
         reads=tuple(sorted(rank[tensor] for tensor in call.reads)),
     )

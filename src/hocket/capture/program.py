@@ -23,8 +23,10 @@ class Call(NamedTuple):
     kwargs: Mapping[str, Any]
     outputs: tuple[int | None, ...]
     """Tensor number of each flattened result; None where a result is not a tensor."""
+    targets: tuple[int, ...]
+    """Tensors that the call writes in place."""
     written: tuple[int, ...]
-    """Tensors that stand for the new content of what the call wrote in place."""
+    """For each target, the tensor that stands for its new content."""
     reads: tuple[int, ...]
     """Tensors that must be there before the call, those that only order it included."""
     phase: Phase

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.capture.blocks import NotRepeatable
@@ -84,6 +85,9 @@ class Recorder(TorchDispatchMode):
         self._path: list[str] = []
         self._entered: list[int] = []
         self._storage_at: dict[int, int] = {}
+        # A weak reference keeps the address of a storage from being given to another one, without
+        # the use count that autograd looks at when it decides to steal a gradient.
+        self._addresses: list[StorageWeakRef] = []
         self._value_of: list[dict[Layout, int]] = []
         self._forward_numbers: list[int] = []
         self._forward_calls: list[int] = []
@@ -95,12 +99,12 @@ class Recorder(TorchDispatchMode):
         """Hook before each module's forward."""
         parent = self._path[-1] if self._path else ""
         path = self._module_names.get(id(module), parent)
+        self._path.append(path)
+        self._entered.append(len(self.recording.calls))
         if path in self._watched and self.phase == Phase.FORWARD:
             if path in self._seen:
                 raise NotRepeatable(f"block {path!r} runs twice")
             self._seen.add(path)
-        self._path.append(path)
-        self._entered.append(len(self.recording.calls))
 
     def leave_module(self, module: torch.nn.Module, _: Any, __: Any) -> None:
         """Hook after each module's forward, also when it raised."""
@@ -133,6 +137,7 @@ class Recorder(TorchDispatchMode):
         self.recording.storage_bytes.append(storage.nbytes())
         self._value_of.append({})
         self._storage_at[storage._cdata] = len(self._value_of) - 1
+        self._addresses.append(StorageWeakRef(storage))
         return len(self._value_of) - 1
 
     def _new_value(self, storage: int, layout: Layout, producer: int) -> int:

@@ -79,7 +79,7 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
     spent_s = count * measured_s
     compute_s, memory_s = ideal_s(work, kind)
     usable = (measured_s > 0) & ((compute_s > 0) | (memory_s > 0))
-    floor_s = _launch_floor_s(measured_s[usable], (compute_s + memory_s)[usable])
+    floor_s = _launch_floor_s(measured_s[usable], (compute_s + memory_s)[usable], kind)
     launch_s = kind.launch_s if floor_s is None else floor_s
     efficiency: dict[str, Efficiency] = {}
     for index, family in enumerate(FAMILIES):
@@ -115,9 +115,9 @@ def calibration_errors(
     )
 
 
-def _launch_floor_s(measured_s: FloatArray, best_s: FloatArray) -> float | None:
-    """Lower quartile of the ops that take far longer than their work; None without such ops."""
-    tiny = measured_s >= FLOOR_RATIO * best_s
+def _launch_floor_s(measured_s: FloatArray, best_s: FloatArray, kind: DeviceKind) -> float | None:
+    """Lower quartile of the small ops that take far longer than their work; None without such."""
+    tiny = (measured_s >= FLOOR_RATIO * best_s) & (best_s <= max(kind.launch_s, 1e-6))
     return float(np.quantile(measured_s[tiny], 0.25, method="lower")) if tiny.any() else None
 
 

@@ -184,7 +184,10 @@ def _cache_bytes(device: torch.device) -> int:
 
 
 def _usable_device(device: str) -> torch.device:
-    place = torch.device(device)
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        raise UsageError(f"unknown device {device!r}", hint="known: cpu, cuda") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(
             f"cannot profile on {device!r}: PyTorch sees no CUDA device",

@@ -35,7 +35,7 @@ def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
             where=name,
             hint="name the hardware, such as --on 4xv100-16g",
         )
-    memory_bytes = _number(stated, "accelerator_memory_bytes", UNLIMITED_BYTES, name)
+    memory_bytes = max(1, _number(stated, "accelerator_memory_bytes", UNLIMITED_BYTES, name))
     accelerator, cpu = _kind("accelerator", memory_bytes), _kind("cpu", UNLIMITED_BYTES)
     devices = (
         *(_device(f"acc{index}", accelerator) for index in range(accelerators)),

@@ -18,7 +18,7 @@ from hocket.simulate.tables import RouteTable
 
 
 @compiled
-def count_flow(flow: Flow, routes: RouteTable, route: int, change: int) -> None:
+def count_flow(flow: Flow, routes: RouteTable, route: int, change: int | np.int64) -> None:
     """Count one transfer more or less on each channel of a route."""
     for index in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
         flow.num_on[routes.path[index]] += change
@@ -34,7 +34,7 @@ def begin_flow(
         flow.clock[route], flow.rate[route], flow.since_s[route] = 0.0, 0.0, now
     clock = flow.clock[route] + flow.rate[route] * (now - flow.since_s[route])
     push(flow.heaps, route, clock + work, transfer)
-    count_flow(flow, routes, route, 1)
+    count_flow(flow, routes, route, np.int64(1))
 
 
 @compiled

@@ -7,6 +7,8 @@ O((ops + reads + transfers) log), and for shared channels see `hocket.simulate.f
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from hocket.simulate.compiled import compiled, compiled_entry
@@ -33,6 +35,9 @@ from hocket.simulate.tables import (
 _OP_END, _TRANSFER_END, _TRANSFER_START, _FLOW_START = 0, 1, 2, 3
 _KIND = 1 << 40
 """An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
+_ONE = cast(int, np.int64(1))
+_ZERO = cast(int, np.int64(0))
+"""Of a plain 1 or 0 as argument the compiler would make a version of its own."""
 
 
 @compiled
@@ -68,7 +73,7 @@ def _offer(
     spans.transfer_start_s[transfer] = start_s
     event = _TRANSFER_START * _KIND + transfer
     if start_s > now:
-        push(schedule.events, 0, start_s, event)
+        push(schedule.events, _ZERO, start_s, event)
     else:
         schedule.starting[schedule.num_starting[0]] = event
         schedule.num_starting[0] += 1
@@ -94,13 +99,13 @@ def _start_transfers(
             flow_s = now + transfers.latency_s[transfer]
             if mode != SHARED:
                 end_s = now + transfers.duration_s[transfer]
-                push(schedule.events, 0, end_s, _TRANSFER_END * _KIND + transfer)
+                push(schedule.events, _ZERO, end_s, _TRANSFER_END * _KIND + transfer)
                 continue
             if work == 0.0:
-                push(schedule.events, 0, flow_s, _TRANSFER_END * _KIND + transfer)
+                push(schedule.events, _ZERO, flow_s, _TRANSFER_END * _KIND + transfer)
                 continue
             if flow_s > now:
-                push(schedule.events, 0, flow_s, _FLOW_START * _KIND + transfer)
+                push(schedule.events, _ZERO, flow_s, _FLOW_START * _KIND + transfer)
                 continue
         begin_flow(state.flow, routes, transfers.route[transfer], transfer, work, now)
     schedule.num_starting[0] = 0
@@ -136,7 +141,7 @@ def _start_ops(
         schedule.is_free[device] = False
         spans.op_start_s[op] = now
         hold(memory, device, ops.alloc_bytes[op], now)
-        push(schedule.events, 0, now + ops.duration_s[op], _OP_END * _KIND + op)
+        push(schedule.events, _ZERO, now + ops.duration_s[op], _OP_END * _KIND + op)
     schedule.touched.size[0] = 0
 
 
@@ -178,7 +183,7 @@ def _end_events(
     while True:
         transfer = -1
         if schedule.events.size[0] > 0 and schedule.events.key[0] == now:
-            event = pop(schedule.events, 0)
+            event = pop(schedule.events, _ZERO)
             kind, index = event // _KIND, event % _KIND
             if kind == _OP_END:
                 state.spans.op_end_s[index] = now
@@ -197,7 +202,7 @@ def _end_events(
                 set_next(flow.next_s, route, np.inf)
                 continue
             transfer = pop(flow.heaps, route)
-            count_flow(flow, routes, route, -1)
+            count_flow(flow, routes, route, -_ONE)
         if transfer < 0:
             break
         state.spans.transfer_end_s[transfer] = now
@@ -240,8 +245,8 @@ def run(
             push(schedule.ready, ops.device[op], ops.priority[op], op)
     for transfer in range(ops.send_ptr[0]):
         _offer(schedule, state.spans, transfers, transfer, mode, 0.0)
-    now, this_round = 0.0, 0
-    while now < np.inf:
+    now, this_round = 0.0, _ZERO
+    while True:
         _start_transfers(state, places, transfers, routes, mode, now)
         _start_ops(schedule, state.spans, state.memory, ops, strict, now)
         share_channels(state.flow, routes, now, this_round)
@@ -249,4 +254,6 @@ def run(
         now = state.flow.next_s[1]
         if schedule.events.size[0] > 0:
             now = min(now, schedule.events.key[0])
+        if now == np.inf:
+            break
         _end_events(state, ops, places, transfers, routes, mode, strict, now)

@@ -101,10 +101,10 @@ def _device(
     device = facts.devices[row.index]
     yield from _bar(problem, row, _critical_spans(facts, "op"), scale, top, BAR_PX)
     yield from _labels(device.name, percent(device.busy_share), top + 15)
-    memory_top = top + BAR_PX + 2
+    memory_top = top + BAR_PX + 4
     time_s, held = memory_envelope(timeline, row.index, int(scale.width) // 2)
     yield memory_paths(
-        scale.x(0), scale.x(timeline.makespan_s), memory_top, MEMORY_PX - 2,
+        scale.x(0), scale.x(timeline.makespan_s), memory_top, MEMORY_PX - 4,
         time_s, held, timeline.makespan_s, device.capacity_bytes, device.peak_bytes,
     )  # fmt: skip
     kind = "muted" if device.fits else "over"
@@ -159,7 +159,7 @@ def _bar(
     # Merged marks of the path keep their full height: the line says where, not how much.
     flat = thinned(replace(path, lane=np.zeros_like(path.lane), num_lanes=1), pixel_s)
     flat = replace(flat, busy_s=flat.end_s - flat.start_s)
-    yield _marks("critical", flat, scale, top + height - 2, 2)
+    yield _marks("critical", flat, scale, top + height + 0.5, 2)
 
 
 def _marks(name: str, row: Row, scale: _Scale, top: float, lane_px: float) -> str:

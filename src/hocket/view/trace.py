@@ -121,18 +121,21 @@ def _ops(problem: Problem, timeline: Timeline) -> Iterator[Event]:
     modules = [inert(module) for module in graph.modules]
     phases = [phase.name.lower() for phase in Phase]
     # Of ops that start together the one without duration comes first, as it ended first.
-    for op in np.lexsort((end, start, timeline.op_device)).tolist():
-        args = {"op": op, "kind": kinds[graph.op_kind[op]]}
-        if graph.op_module[op] >= 0:
-            args["module"] = modules[graph.op_module[op]]
+    order = np.lexsort((end, start, timeline.op_device))
+    columns = (graph.op_kind, graph.op_module, graph.op_phase, timeline.op_device, start, end)
+    listed = (column[order].tolist() for column in columns)
+    for op, kind, module, phase, device, begin, finish in zip(order.tolist(), *listed, strict=True):
+        args = {"op": op, "kind": kinds[kind]}
+        if module >= 0:
+            args["module"] = modules[module]
         yield {
             "ph": "X",
             "name": inert(graph.op_names[op]),
-            "cat": phases[graph.op_phase[op]],
-            "pid": _pid(int(timeline.op_device[op])),
+            "cat": phases[phase],
+            "pid": _pid(device),
             "tid": COMPUTE_ROW,
-            "ts": _us(int(start[op])),
-            "dur": _us(int(end[op] - start[op])),
+            "ts": _us(begin),
+            "dur": _us(finish - begin),
             "args": args,
         }
 
@@ -141,6 +144,7 @@ def _link_slices(problem: Problem, timeline: Timeline) -> tuple[list[Event], lis
     """Slices of all channels in order of (channel, start), and the names of their rows."""
     transfer, channel = crossings(problem, timeline)
     start, end = _ns(timeline.transfer_start_s), _ns(timeline.transfer_end_s)
+    described = _transfers(problem, timeline)
     slices: list[Event] = []
     rows: list[str] = []
     for crossed in np.unique(channel).tolist():
@@ -151,33 +155,42 @@ def _link_slices(problem: Problem, timeline: Timeline) -> tuple[list[Event], lis
         name = inert(problem.costs.routes.channel_names[crossed])
         rows += [name if n == 0 else f"{name} #{n + 1}" for n in range(int(lane.max()) + 1)]
         slices += [
-            _transfer(problem, timeline, index, first_row + row, int(start[index]), int(end[index]))
+            described[index] | {"tid": first_row + row}
             for index, row in zip(chosen.tolist(), lane.tolist(), strict=True)
         ]
     return slices, rows
 
 
-def _transfer(
-    problem: Problem, timeline: Timeline, index: int, row: int, start: int, end: int
-) -> Event:
-    names = problem.cluster.device_names
-    tensor = int(timeline.transfer_tensor[index])
-    return {
-        "ph": "X",
-        "name": inert(problem.graph.tensor_names[tensor]),
-        "cat": "transfer",
-        "pid": _links_pid(problem),
-        "tid": row,
-        "ts": _us(start),
-        "dur": _us(end - start),
-        "args": {
-            "transfer": index,
-            "from": inert(names[int(timeline.transfer_src[index])]),
-            "to": inert(names[int(timeline.transfer_dst[index])]),
-            "bytes": int(problem.costs.tensor_bytes[tensor]),
-            "waited_us": _us(start - int(_ns(timeline.transfer_ready_s[index]))),
-        },
-    }
+def _transfers(problem: Problem, timeline: Timeline) -> list[Event]:
+    """A slice per transfer, not yet in a row."""
+    names = [inert(name) for name in problem.cluster.device_names]
+    columns = zip(
+        timeline.transfer_tensor.tolist(),
+        timeline.transfer_src.tolist(),
+        timeline.transfer_dst.tolist(),
+        _ns(timeline.transfer_ready_s).tolist(),
+        _ns(timeline.transfer_start_s).tolist(),
+        _ns(timeline.transfer_end_s).tolist(),
+        strict=True,
+    )
+    return [
+        {
+            "ph": "X",
+            "name": inert(problem.graph.tensor_names[tensor]),
+            "cat": "transfer",
+            "pid": _links_pid(problem),
+            "ts": _us(start),
+            "dur": _us(end - start),
+            "args": {
+                "transfer": index,
+                "from": names[src],
+                "to": names[dst],
+                "bytes": int(problem.costs.tensor_bytes[tensor]),
+                "waited_us": _us(start - ready),
+            },
+        }
+        for index, (tensor, src, dst, ready, start, end) in enumerate(columns)
+    ]
 
 
 def _flows(problem: Problem, timeline: Timeline, slices: list[Event]) -> Iterator[Event]:

@@ -30,7 +30,7 @@
       const height = row.link ? Math.max(12, Math.min(3 * row.lanes, 30)) : 24;
       const place = { label, top, height, memoryTop: 0, memoryHeight: 0 };
       top += height;
-      if (!row.link) { place.memoryTop = top + 3; place.memoryHeight = 26; top += 29; }
+      if (!row.link) { place.memoryTop = top + 4; place.memoryHeight = 26; top += 30; }
       top += row.link ? 8 : 14;
       return place;
     });
@@ -128,7 +128,7 @@
       const x1 = Math.max(x0 + length[i] * k, x0 + 0.8);
       if (x1 < geometry.left || x0 > geometry.right || x1 - lastX < 0.5) continue;
       lastX = x1;
-      clampedRect(frame.rects.critical, x0, x1, place.top + place.height - 2.5, 2.5);
+      clampedRect(frame.rects.critical, x0, x1, place.top + place.height + 0.5, 2);
     }
   }
 

@@ -1,0 +1,229 @@
+import statistics
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cost.cost_samples import cluster_of
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from hocket.capture.model import capture_program  # noqa: E402
+from hocket.capture.recording import Layout  # noqa: E402
+from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
+from hocket.cost import timing  # noqa: E402
+from hocket.cost.dispatch import measure_host_overhead  # noqa: E402
+from hocket.cost.families import family_of  # noqa: E402
+from hocket.cost.inputs import filled, index_bound, make_arguments  # noqa: E402
+from hocket.cost.measure import profile_program  # noqa: E402
+from hocket.cost.roofline import estimate_costs  # noqa: E402
+from hocket.errors import UsageError  # noqa: E402
+from hocket.hardware import DeviceKind  # noqa: E402
+
+HERE = DeviceKind(
+    name="here",
+    memory_bytes=2**33,
+    peak_flops={"float32": 5e10},
+    memory_bandwidth_bps=1e10,
+    launch_s=2e-6,
+    is_cpu=True,
+)
+
+MODELS = {
+    "gpt2": lambda: language.gpt2(2, 16, n_embd=32, n_layer=2, n_head=2, vocab_size=101,
+                                  bos_token_id=1, eos_token_id=1),
+    "bert": lambda: language.bert_large(2, 16, hidden_size=32, num_hidden_layers=2,
+                                        num_attention_heads=2, intermediate_size=64,
+                                        vocab_size=101),
+    "resnet": lambda: vision.resnet(50, 1),
+    "experts": lambda: experts.moe(2, 16, layers=1, experts=4, width=64, hidden=64, vocabulary=101),
+    "lstm": lambda: recurrent.lstm(2, 3),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for each other on a shared machine measure the neighbours."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def captured():
+    programs = {}
+    for name, build in MODELS.items():
+        with torch.device("meta"):
+            model, batch = build()
+        programs[name] = capture_program(model.train(), batch, name=name)
+    return programs
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_kinds_have_a_family(captured, name):
+    graph, _ = captured[name]
+    families = [family_of(graph.kind_of(op)) for op in range(graph.num_ops)]
+    unknown = sorted({graph.kind_of(op) for op, f in enumerate(families) if f == "other"})
+    assert families.count("other") <= 0.02 * graph.num_ops, unknown
+    working = (graph.flops > 0) | (graph.bytes_touched > 0)
+    views = np.array([family == "view" for family in families])
+    assert not np.any(working & views & (graph.flops > 0))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "experts"])
+def test_profile_times_every_signature_of_a_model(captured, name):
+    graph, program = captured[name]
+    profile = profile_program(graph, program, HERE)
+    assert profile.missing == {}
+    working = (graph.flops > 0) | (graph.bytes_touched > 0)
+    wanted = {graph.signatures[s] for s in graph.op_signature[working]}
+    assert {entry.signature for entry in profile.entries} == wanted
+    assert sum(entry.count for entry in profile.entries) == working.sum()
+    assert all(0 < entry.seconds < 1 for entry in profile.entries)
+    costs = estimate_costs(graph, cluster_of(HERE), profile=profile)
+    assert costs.sources().get("profile") == working.sum()
+
+
+def test_profile_predicts_a_real_step():
+    """A model large enough for its kernels to count, measured in the same minute."""
+    torch.manual_seed(0)
+    model, batch = experts.mlp(64, 1, layers=4, width=512)
+    graph, program = capture_program(model, batch)
+    profile = profile_program(graph, program, HERE)
+    predicted_s = estimate_costs(graph, cluster_of(HERE), profile=profile).op_s.sum()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    samples = []
+    for _ in range(15):
+        start = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        model(**batch).backward()
+        optimizer.step()
+        samples.append(time.perf_counter() - start)
+    measured_s = statistics.median(samples)
+    assert measured_s / 3 < predicted_s < measured_s * 3
+
+
+def test_profile_notes_what_fails_and_goes_on(captured):
+    graph, program = captured["gpt2"]
+    broken = graph.kinds.index("aten.addmm")
+
+    def refuse(*args):
+        raise RuntimeError("out of paper\nsecond line")
+
+    calls = tuple(
+        call._replace(function=refuse) if graph.op_kind[op] == broken else call
+        for op, call in enumerate(program.calls)
+    )
+    # The stand-in prints no overload name, so arguments cannot be bounded: any failure is caught.
+    profile = profile_program(graph, replace(program, calls=calls), HERE)
+    assert profile.missing
+    assert all(text.startswith("aten.addmm") for text in profile.missing)
+    assert all(reason for reason in profile.missing.values())
+    costs = estimate_costs(graph, cluster_of(HERE), profile=profile)
+    assert np.all(costs.op_source[0, graph.op_kind == broken] == 0)
+    assert np.all(costs.op_s[0, graph.op_kind == broken] > 0)
+
+
+def test_profile_without_time_leaves_everything_to_the_model(captured):
+    graph, program = captured["gpt2"]
+    profile = profile_program(graph, program, HERE, budget_s=0.0)
+    assert profile.entries == ()
+    assert set(profile.missing.values()) == {"not measured: the time budget was used up"}
+    costs = estimate_costs(graph, cluster_of(HERE), profile=profile)
+    assert costs.sources() == {"model": graph.num_ops}
+
+
+@pytest.mark.parametrize("device", ["cuda", "meta", "abacus"])
+def test_profile_refuses_devices_that_it_cannot_use(captured, device):
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(UsageError, match=f"'{device}'") as caught:
+        profile_program(*captured["gpt2"], HERE, device=device)
+    assert "cpu" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "dtype"),
+    [
+        ((2, 3), (3, 1), torch.float32),
+        ((2, 3), (1, 2), torch.bfloat16),
+        ((4, 5), (0, 1), torch.float32),
+        ((4, 5), (1, 0), torch.bool),
+        ((), (), torch.int64),
+        ((0, 3), (3, 1), torch.float32),
+        ((2, 2), (10, 3), torch.int32),
+    ],
+)
+def test_filled_tensor_has_the_layout_and_stays_below_the_bound(shape, stride, dtype):
+    generator = torch.Generator().manual_seed(0)
+    tensor = filled(Layout(shape, stride, 0, dtype), torch.device("cpu"), 7, generator)
+    assert tuple(tensor.shape) == shape
+    assert tensor.stride() == stride
+    assert tensor.dtype == dtype
+    if not dtype.is_floating_point and tensor.numel():
+        assert 0 <= int(tensor.max()) < 7
+
+
+def test_arguments_keep_indices_inside_and_one_tensor_one_object(captured):
+    graph, program = captured["gpt2"]
+    generator = torch.Generator().manual_seed(0)
+    seen = set()
+    for op, call in enumerate(program.calls):
+        kind = graph.kind_of(op)
+        if kind not in ("aten.embedding", "aten.embedding_dense_backward", "aten.nll_loss_forward"):
+            continue
+        seen.add(kind)
+        assert index_bound(call, program) in (101, 1024)
+        args, kwargs = make_arguments(call, program, torch.device("cpu"), generator)
+        call.function(*args, **kwargs)
+    assert len(seen) == 3
+
+
+def test_call_time_of_a_known_wait():
+    seconds = timing.call_s([lambda: time.sleep(2e-3)], torch.device("cpu"))
+    assert 2e-3 <= seconds < 10e-3
+
+
+def test_call_time_takes_turns_and_stops_at_the_limit():
+    turns = []
+    calls = [lambda: turns.append(0), lambda: turns.append(1)]
+    timing.call_s(calls, torch.device("cpu"))
+    assert abs(turns.count(0) - turns.count(1)) <= timing.NUM_SAMPLES + 2
+    slow = []
+    timing.call_s([lambda: (slow.append(0), time.sleep(0.02))], torch.device("cpu"), limit_s=0.05)
+    assert len(slow) == 2
+
+
+def test_cuda_timing_keeps_the_device_asleep_while_calls_are_enqueued(monkeypatch):
+    """The stream as a list: what is enqueued, in which order."""
+    stream = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            stream.append("event")
+
+        def synchronize(self):
+            stream.append("wait")
+
+        def elapsed_time(self, end):
+            return 3.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: stream.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: stream.append("sleep"))
+    seconds = timing._cuda_sample_s([lambda: stream.append("call")], 3)
+    assert stream == ["wait", "sleep", "event", "call", "call", "call", "event", "wait"]
+    assert seconds == pytest.approx(1e-3)
+
+
+def test_host_overhead_is_of_the_order_of_microseconds():
+    host = measure_host_overhead(torch.device("cpu"))
+    assert not host.overlaps
+    assert 1e-7 < host.forward_s < 1e-3
+    assert host.backward_s < 1e-3
+    assert host.optimizer_s < 1e-3

@@ -1,0 +1,132 @@
+import json
+from dataclasses import replace
+
+import pytest
+from cost.cost_samples import entry_of, graph_of, profile_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.cost.host import HostOverhead
+from hocket.cost.profile import (
+    merge_profiles,
+    profile_from_dict,
+    profile_to_dict,
+    read_profile,
+    with_measured_workspace,
+    write_profile,
+)
+from hocket.errors import InputFileError, UsageError
+
+
+def sample():
+    host = HostOverhead(forward_s=0.1 + 0.2, backward_s=1e-6, optimizer_s=0.0, overlaps=True)
+    entries = [entry_of("b ☃", 1e-3, workspace_bytes=5), entry_of("a", 1 / 3, count=7)]
+    return replace(
+        profile_of(entries, host), reserved_bytes=2**25, missing={"c": "RuntimeError: no"}
+    )
+
+
+def test_profile_file_round_trips_and_is_deterministic(tmp_path):
+    profile = sample()
+    write_profile(profile, tmp_path / "one.json")
+    again = read_profile(tmp_path / "one.json")
+    assert profile_to_dict(again) == profile_to_dict(profile)
+    assert again.entries == profile.entries
+    assert again.host == profile.host
+    write_profile(again, tmp_path / "two.json")
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message", "where"),
+    [
+        (("sechma",), 1, "unknown key 'sechma'", "p.json"),
+        (("schema",), "hocket.profile/2", "unknown name 'hocket.profile/2'", "p.json: schema"),
+        (("device_kind",), None, "expected a text", "p.json: device_kind"),
+        (("entries",), {}, "expected a list", "p.json: entries"),
+        (("entries", 0), "x", "expected an object", "p.json: entries[0]"),
+        (("entries", 0, "secs"), 1, "unknown key 'secs'", "p.json: entries[0]"),
+        (("entries", 1, "seconds"), "1", "expected a number", "p.json: entries[1].seconds"),
+        (("entries", 1, "seconds"), -1e-9, "out of range", "p.json: entries[1].seconds"),
+        (("entries", 0, "count"), 0, "out of range", "p.json: entries[0].count"),
+        (("entries", 0, "count"), 1.0, "whole number", "p.json: entries[0].count"),
+        (("entries", 0, "bytes_touched"), 2**60, "out of range", "p.json: entries[0]"),
+        (("entries", 0, "dtype"), "float31", "unknown name 'float31'", "p.json: entries[0].dtype"),
+        (("entries", 0, "signature"), "b ☃", "stands twice", "p.json: entries"),
+        (("host", "forward_s"), True, "expected a number", "p.json: host.forward_s"),
+        (("versions",), {"torch": 2}, "expected a text", "p.json: versions.torch"),
+    ],
+)
+def test_profile_file_refuses_what_it_does_not_know(path, value, message, where):
+    data = json.loads(json.dumps(profile_to_dict(sample())))
+    place = data
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(InputFileError, match=message) as caught:
+        profile_from_dict(data, "p.json")
+    assert caught.value.where.startswith(where)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("key", ["schema", "device_kind", "host", "entries", "versions"])
+def test_profile_file_names_the_missing_key(key):
+    data = profile_to_dict(sample())
+    del data[key]
+    with pytest.raises(InputFileError, match=f"key '{key}' is missing"):
+        profile_from_dict(data, "p.json")
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+@settings(derandomize=True, deadline=None, max_examples=100)
+def test_profile_file_gives_a_profile_or_an_input_error_for_anything(data):
+    mutated = json.loads(json.dumps(profile_to_dict(sample())))
+    place = mutated
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else [0]))
+        if isinstance(place[key], (dict, list)) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            continue
+        place[key] = data.draw(values)
+        break
+    try:
+        profile = profile_from_dict(mutated, "p.json")
+    except InputFileError:
+        return
+    assert profile_to_dict(profile_from_dict(profile_to_dict(profile), "p.json")) == (
+        profile_to_dict(profile)
+    )
+
+
+def test_merged_profiles_add_counts_and_keep_first_times():
+    first = profile_of([entry_of("a", 1.0, count=2)])
+    second = replace(
+        profile_of([entry_of("a", 5.0, count=3), entry_of("b", 2.0)]), missing={"a": "", "z": "no"}
+    )
+    merged = merge_profiles([first, second])
+    assert [(e.signature, e.seconds, e.count) for e in merged.entries] == [
+        ("a", 1.0, 5),
+        ("b", 2.0, 1),
+    ]
+    assert merged.missing == {"z": "no"}
+    with pytest.raises(UsageError, match="'tesla' and 'xeon'"):
+        merge_profiles([first, profile_of([], kind="xeon")])
+
+
+def test_measured_workspace_replaces_what_the_graph_says():
+    graph = graph_of(
+        [
+            {"signature": "a", "workspace_bytes": 1},
+            {"signature": "b", "workspace_bytes": 2},
+            {"workspace_bytes": 3},
+        ]
+    )
+    profile = profile_of([entry_of("a", 1.0, workspace_bytes=100)])
+    assert with_measured_workspace(graph, profile).workspace_bytes.tolist() == [100, 2, 3]

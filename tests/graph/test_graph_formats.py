@@ -1,0 +1,333 @@
+"""Readers of public formats: small files by hand, and every file of the shared data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hocket.errors import InputFileError
+from hocket.graph import Graph, Phase, Role, on_file_terms, read_graph
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+DNN_FILES = sorted((DATA / "placement/dnn-partitioning").glob("*-inputs/*/*.json"))
+PIPEDREAM_FILES = [
+    *sorted((DATA / "placement/pipedream/profiler").glob("*/profiles/*/graph.txt")),
+    *sorted((DATA / "placement/pipedream/graph/test_graphs").glob("*.txt")),
+]
+MEMGRAPH_FILES = sorted((DATA / "memory").glob("*.json.gz"))
+
+
+def shared(files: list[Path]) -> pytest.MarkDecorator:
+    """One case per file of the shared data, or one that is skipped where the data is not there."""
+    if files:
+        ids = [str(file.relative_to(DATA)) for file in files]
+        return pytest.mark.parametrize("file", files, ids=ids)
+    missing = pytest.param(None, marks=pytest.mark.skip(reason=f"no data under {DATA}"))
+    return pytest.mark.parametrize("file", [missing])
+
+
+def named(graph: Graph, name: str) -> int:
+    return graph.op_names.index(name)
+
+
+def tensor(graph: Graph, name: str) -> int:
+    return graph.tensor_names.index(name)
+
+
+# ── dnn-partitioning ─────────────────────────────────────────────────────────────────────────────
+
+
+def dnn_node(node_id: int, **more: object) -> dict:
+    node = {"id": node_id, "supportedOnFpga": 1, "cpuLatency": 9.0, "fpgaLatency": 3.0,
+            "isBackwardNode": False, "size": 0.0}  # fmt: skip
+    return {**node, **more}
+
+
+def dnn_file(**more: object) -> dict:
+    nodes = [
+        dnn_node(7, name="back", isBackwardNode=1, colorClass=4, fpgaLatency=5),
+        dnn_node(3, name="fore", colorClass=4, size=100.0),
+        dnn_node(5, name="host only", colorClass=9, supportedOnFpga=False),
+    ]
+    edges = [
+        {"sourceId": 3, "destId": 7, "cost": 2.0, "size": 40.0},
+        {"sourceId": 3, "destId": 5, "cost": 2.0, "size": 64.4},
+        {"sourceId": 5, "destId": 7, "cost": 1.0},
+    ]
+    file = {"maxSizePerFPGA": 1e9, "maxFPGAs": 2, "maxCPUs": 1, "nodes": nodes, "edges": edges}
+    return {**file, **more}
+
+
+def read(tmp_path: Path, content: object) -> Graph:
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / "file").write_text(text)
+    return read_graph(tmp_path / "file")
+
+
+def test_dnn_partitioning_nodes_become_ops_with_stated_times(tmp_path):
+    graph = read(tmp_path, dnn_file())
+    assert graph.op_names == ("fore#3", "host only#5", "back#7")
+    assert graph.stated is not None
+    assert graph.stated.op_s["*"].tolist() == [0.003, np.inf, 0.005]
+    assert graph.stated.op_s["cpu"].tolist() == [0.009] * 3
+    assert graph.op_phase.tolist() == [Phase.FORWARD, Phase.FORWARD, Phase.BACKWARD]
+    assert graph.partner.tolist() == [-1, -1, 0]
+    assert graph.group.tolist() == [4, -1, 4]
+    assert graph.meta["cluster"] == {
+        "accelerators": 2,
+        "accelerator_memory_bytes": 10**9,
+        "cpus": 1,
+    }
+    assert graph.meta["format"] == "dnn-partitioning"
+
+
+def test_dnn_partitioning_output_is_inside_the_size_of_its_node(tmp_path):
+    graph = read(tmp_path, dnn_file())
+    output, memory = tensor(graph, "output of fore#3"), tensor(graph, "memory of fore#3")
+    assert graph.tensor_bytes[output] == 64
+    assert graph.alias_of[output] == memory
+    assert graph.held_bytes.sum() == 100
+    assert [graph.op_names[op] for op in graph.users_of(output)] == ["host only#5", "back#7"]
+    assert graph.stated is not None
+    assert graph.stated.tensor_s is not None
+    assert graph.stated.tensor_s[output] == 0.002
+    assert graph.stated.tensor_s[memory] == 0
+
+
+def test_on_file_terms_counts_only_the_sizes_of_nodes(tmp_path):
+    graph = read(tmp_path, dnn_file())
+    plain = on_file_terms(graph)
+    assert plain.tensor_bytes[tensor(graph, "output of host only#5")] == 0
+    assert plain.tensor_bytes.sum() == 100
+    assert plain.edges[0].tolist() == graph.edges[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": [dnn_node(1), dnn_node(1)]}, "two nodes have the id 1"),
+        ({"nodes": [dnn_node(1, size=-1)]}, "nodes[0].size is -1"),
+        ({"nodes": [dnn_node(1, size=float("nan"))]}, "NaN"),
+        ({"nodes": [dnn_node(1, fpgaLatency="3")]}, "nodes[0].fpgaLatency is '3'"),
+        ({"nodes": [dnn_node(1, supportedOnFpga=2)]}, "nodes[0].supportedOnFpga is 2"),
+        ({"nodes": [dnn_node(1, weight=2)]}, "unknown key 'weight' in nodes[0]"),
+        ({"nodes": [{"id": 1}]}, "nodes[0] has no key 'supportedOnFpga'"),
+        ({"edges": [{"sourceId": 3, "destId": 99, "cost": 0}]}, "edges[0].destId is 99"),
+        ({"edges": [{"sourceId": 3, "destId": 3, "cost": 0}]}, "'fore#3' depends on itself"),
+        ({"maxFPGAs": 1.5}, "maxFPGAs is 1.5"),
+        ({"nodes": [], "edges": []}, "no ops"),
+        ({"extra": 1}, "unknown key 'extra'"),
+    ],
+)
+def test_dnn_partitioning_refuses(tmp_path, change, message):
+    with pytest.raises(InputFileError) as caught:
+        read(tmp_path, dnn_file(**change))
+    assert message in caught.value.message
+    assert caught.value.hint
+    assert caught.value.where == str(tmp_path / "file")
+
+
+@shared(DNN_FILES)
+def test_dnn_partitioning_public_file_loads_whole(file):
+    content = json.loads(file.read_text())
+    graph = read_graph(file)
+    nodes = content["nodes"]
+    assert graph.num_ops == len(nodes)
+    op_of = {node["id"]: named(graph, f"{node['name']}#{node['id']}") for node in nodes}
+    edges = set(zip(*(end.tolist() for end in graph.edges), strict=True))
+    assert edges == {(op_of[e["sourceId"]], op_of[e["destId"]]) for e in content["edges"]}
+    assert on_file_terms(graph).tensor_bytes.sum() == sum(round(n["size"]) for n in nodes)
+    assert graph.stated is not None
+    total_ms = sum(node["fpgaLatency"] for node in nodes)
+    assert graph.stated.op_s["*"].sum() * 1e3 == pytest.approx(total_ms)
+    for node in nodes:
+        op = op_of[node["id"]]
+        assert (graph.op_phase[op] == Phase.BACKWARD) == bool(node["isBackwardNode"])
+        if graph.partner[op] >= 0:
+            assert graph.group[graph.partner[op]] == graph.group[op] == node["colorClass"]
+
+
+# ── PipeDream ────────────────────────────────────────────────────────────────────────────────────
+
+PIPEDREAM = """\
+node2 -- LSTM(4, 4) -- forward_compute_time=2.000, backward_compute_time=4.000, \
+activation_size=[100.0; 20.0], parameter_size=50.000 -- stage_id=0
+node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, \
+activation_size=10.0, parameter_size=0.000 -- stage_id=0
+node3 -- __getitem__(1) -- forward_compute_time=0.000, backward_compute_time=0.000, \
+activation_size=20.0, parameter_size=0.000 -- stage_id=1
+\tnode1 -- node2
+\tnode2 -- node3"""
+
+
+def test_pipedream_layer_becomes_a_forward_and_a_mirrored_backward_op(tmp_path):
+    graph = read(tmp_path, PIPEDREAM)
+    assert graph.op_names == (
+        "node1", "node2", "node3", "node3.backward", "node2.backward", "node1.backward",
+    )  # fmt: skip
+    for op, name in enumerate(graph.op_names):
+        forward = name.removesuffix(".backward")
+        assert graph.module_of(op) == forward
+        expected = named(graph, forward) if name != forward else -1
+        assert graph.partner[op] == expected
+    assert graph.stated is not None
+    assert graph.stated.op_s["*"].tolist() == [0, 0.002, 0, 0, 0.004, 0]
+    assert graph.kind_of(1) == "LSTM"
+    assert graph.meta["stages"] == {"node1": 0, "node2": 0, "node3": 1}
+
+
+def test_pipedream_tensors_flow_forth_and_gradients_back(tmp_path):
+    graph = read(tmp_path, PIPEDREAM)
+    sizes = dict(zip(graph.tensor_names, graph.tensor_bytes.tolist(), strict=True))
+    assert sizes == {
+        "node2.parameter": 50,
+        "node2.parameter.gradient": 50,
+        "node1.output": 10,
+        "node2.output.0": 100,
+        "node2.output.1": 20,
+        "node3.output": 20,
+        "node2.gradient for node1": 10,
+        "node3.gradient for node2": 20,
+    }
+
+    def users(name: str) -> list[str]:
+        return [graph.op_names[op] for op in graph.users_of(tensor(graph, name))]
+
+    assert users("node1.output") == ["node2", "node1.backward"]
+    assert users("node2.output.0") == ["node2.backward"]
+    assert users("node2.output.1") == ["node3", "node2.backward"]
+    assert users("node2.parameter") == ["node2", "node2.backward"]
+    assert users("node3.gradient for node2") == ["node2.backward"]
+    assert graph.alias_of[tensor(graph, "node3.output")] == tensor(graph, "node2.output.1")
+    assert graph.tensor_role[tensor(graph, "node2.parameter.gradient")] == Role.GRADIENT
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("node2 -- node3", "node2 -- node33", "line 5 names an unknown node 'node33'"),
+        ("\tnode1 -- node2", "\tnode1", "line 4 is"),
+        ("parameter_size=50.000", "parameter_size=-5", "line 1 has the value '-5'"),
+        ("parameter_size=50.000", "parameter_size=nan", "line 1 has the value 'nan'"),
+        ("parameter_size=50.000", "parameter_size=1e99", "line 1 has the value '1e99'"),
+        ("parameter_size=50.000", "parameter=50", "line 1 has an unknown field 'parameter'"),
+        (", parameter_size=50.000", "", "line 1 has no field 'parameter_size'"),
+        ("[100.0; 20.0]", "[100.0, 20.0]", "line 1 has"),
+        ("[100.0; 20.0]", "[]", "line 1 has the value ''"),
+        ("stage_id=1", "stage=1", "line 3 ends in 'stage=1'"),
+        ("node3 -- __", "node2 -- __", "line 3 repeats the node 'node2'"),
+        ("node2 -- node3", "node2 -- node1", "depends on itself through a cycle"),
+        ("node1 -- Input0", "no\x07de1 -- Input0", "unknown node"),
+    ],
+)
+def test_pipedream_refuses(tmp_path, old, new, message):
+    with pytest.raises(InputFileError) as caught:
+        read(tmp_path, PIPEDREAM.replace(old, new))
+    assert message in caught.value.message
+    assert caught.value.hint
+    assert caught.value.where == str(tmp_path / "file")
+
+
+@shared(PIPEDREAM_FILES)
+def test_pipedream_public_file_loads_whole(file):
+    text = file.read_text()
+    lines = text.splitlines()
+    layers = [line for line in lines if line and not line.startswith("\t")]
+    edges = {tuple(line.split(" -- ")) for line in map(str.strip, lines) if line.count(" -- ") == 1}
+    graph = read_graph(file)
+    assert graph.num_ops == 2 * len(layers)
+    found = {
+        (graph.op_names[src], graph.op_names[dst])
+        for src, dst in zip(*(end.tolist() for end in graph.edges), strict=True)
+    }
+    backward = {(f"{b}.backward", f"{a}.backward") for a, b in edges}
+    own = {(line.split(" -- ")[0], line.split(" -- ")[0] + ".backward") for line in layers}
+    assert found == edges | backward | own
+    assert ("stages" in graph.meta) == ("stage_id" in text)
+
+
+# ── memgraph-v1 ──────────────────────────────────────────────────────────────────────────────────
+
+
+def memgraph_file(**more: object) -> dict:
+    nodes = [
+        [0, [], [0], [1], 10, 20],
+        [1, [0], [1], [], 0, 0],
+        [0, [1], [0], [2], 10, 20],
+    ]
+    file = {"format": "memgraph-v1", "name": "three", "ops": ["mm", "relu_"],
+            "storage_bytes": [100, 30, 40], "input_storages": [0], "output_storages": [2],
+            "donated_outputs": False, "nodes": nodes}  # fmt: skip
+    return {**file, **more}
+
+
+def test_memgraph_dependency_without_data_becomes_a_control_tensor(tmp_path):
+    graph = read(tmp_path, memgraph_file())
+    assert graph.op_names == ("mm#0", "relu_#1", "mm#2")
+    roles = {n: Role(int(r)) for n, r in zip(graph.tensor_names, graph.tensor_role, strict=True)}
+    assert roles == {
+        "storage 0": Role.BUFFER,
+        "storage 1": Role.ACTIVATION,
+        "storage 2": Role.OUTPUT,
+        "end of relu_#1": Role.CONTROL,
+    }
+    assert list(zip(*(end.tolist() for end in graph.edges), strict=True)) == [(0, 1), (1, 2)]
+    assert graph.flops.tolist() == [10, 0, 10]
+    assert graph.bytes_touched.tolist() == [20, 0, 20]
+
+
+def test_memgraph_donated_outputs_hold_nothing(tmp_path):
+    graph = read(tmp_path, memgraph_file(donated_outputs=True))
+    assert graph.tensor_bytes[tensor(graph, "storage 2")] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": [[0, [], [], [1], 1]]}, "nodes[0] has 5 entries"),
+        ({"nodes": [[2, [], [], [1], 1, 1]]}, "nodes[0][0] is 2"),
+        ({"nodes": [[0, [0], [], [1], 1, 1]]}, "nodes[0][1][0] is 0"),
+        ({"nodes": [[0, [], [9], [1], 1, 1]]}, "nodes[0][2][0] is 9"),
+        ({"nodes": [[0, [], [], [0], 1, 1]]}, "creates storage 0, which exists already"),
+        ({"nodes": [[0, [], [], [1], 1, 1]]}, "storage 2 is neither an input"),
+        ({"nodes": [[0, [], [2], [1, 2], 1, 1]]}, "depends on itself"),
+        ({"storage_bytes": [1, -1, 1]}, "storage_bytes[1] is -1"),
+        ({"format": "memgraph-v2"}, "format is 'memgraph-v2'"),
+        ({"node_fields": ["a"]}, "node_fields"),
+        ({"donated_outputs": "yes"}, "donated_outputs is 'yes'"),
+        ({"nodes": "abc"}, "nodes is 'abc'"),
+        ({"node": []}, "unknown key 'node'"),
+    ],
+)
+def test_memgraph_refuses(tmp_path, change, message):
+    with pytest.raises(InputFileError) as caught:
+        read(tmp_path, memgraph_file(**change))
+    assert message in caught.value.message
+    assert caught.value.hint
+    assert caught.value.where == str(tmp_path / "file")
+
+
+def transient_peak_bytes(graph: Graph) -> int:
+    """Peak of what the step itself makes, in the order of the file, as its README defines it."""
+    held = peak = 0
+    for op in range(graph.num_ops):
+        held += sum(int(graph.held_bytes[t]) for t in graph.made_by(op))
+        peak = max(peak, held)
+        for t in {*graph.reads_of(op).tolist(), *graph.made_by(op)}:
+            users = graph.users_of(t)
+            last = int(users[-1]) if len(users) else int(graph.tensor_producer[t])
+            if last == op and not graph.is_held[t]:
+                held -= int(graph.held_bytes[t])
+    return peak
+
+
+@shared(MEMGRAPH_FILES)
+def test_memgraph_eager_peak_is_the_published_one(file):
+    graph = read_graph(file)
+    expected_mib = graph.meta["reference"]["eager_MiB"]
+    # The references are printed with three digits behind the point, large ones with one.
+    digits = 1 if expected_mib > 100 else 3
+    assert round(transient_peak_bytes(graph) / 2**20, digits) == expected_mib

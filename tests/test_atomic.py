@@ -1,0 +1,66 @@
+"""Files are replaced whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from hocket.atomic import write_atomically
+from hocket.errors import UsageError
+
+
+def test_write_replaces_the_content_and_leaves_nothing_else(tmp_path):
+    target = tmp_path / "a.json"
+    for content in (b"first", b"second, longer"):
+        write_atomically(target, content)
+        assert target.read_bytes() == content
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_write_obeys_the_umask_and_keeps_permissions_of_an_existing_file(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "new", b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
+    (tmp_path / "new").chmod(0o604)
+    write_atomically(tmp_path / "new", b"y")
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o604
+
+
+def test_write_follows_a_symbolic_link(tmp_path):
+    (tmp_path / "real").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("real")
+    write_atomically(tmp_path / "link", b"new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_bytes() == b"new"
+
+
+def test_write_keeps_the_old_content_when_it_fails(tmp_path, monkeypatch):
+    target = tmp_path / "a"
+    target.write_bytes(b"old")
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(UsageError, match="No space left on device"):
+        write_atomically(target, b"new")
+    assert target.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["missing/a.json", "", "nul\0"])
+def test_write_to_an_impossible_place_is_a_usage_error_with_a_hint(tmp_path, name):
+    with pytest.raises(UsageError, match="cannot write") as caught:
+        write_atomically(f"{tmp_path}/{name}", b"x")
+    assert caught.value.hint
+    assert caught.value.where == f"{tmp_path}/{name}"
+
+
+def test_write_to_a_device_writes_directly():
+    write_atomically("/dev/null", b"x")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
