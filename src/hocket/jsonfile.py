@@ -21,7 +21,7 @@ MAX_DEPTH = 64
 """Lists and objects inside each other; what hocket writes has fewer than ten levels."""
 MAX_CONTAINERS = 4_000_000
 """Lists and objects in one file: each costs memory far beyond its two bytes of text."""
-MAX_VALUES = 64_000_000
+MAX_VALUES = 32_000_000
 """Commas in one file, for the same reason; a graph of a million ops has 12 to 23 million."""
 HEAD_BYTES = 64 * 1024
 """How much of a file is looked at before the rest is read."""

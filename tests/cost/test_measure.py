@@ -181,6 +181,22 @@ def test_arguments_keep_indices_inside_and_one_tensor_one_object(captured):
     assert len(seen) == 3
 
 
+def test_arguments_of_a_backward_op_come_from_its_forward_op(captured):
+    """Norm statistics and attention results fit the inputs that they belong to."""
+    graph, program = captured["experts"]
+    generator = torch.Generator().manual_seed(0)
+    kinds = [graph.kind_of(op) for op in range(graph.num_ops)]
+    norm = program.calls[kinds.index("aten.native_layer_norm_backward")]
+    args, _ = make_arguments(norm, program, torch.device("cpu"), generator)
+    torch.testing.assert_close(args[3].flatten(), args[1].mean(-1).flatten())
+    attention = next(k for k in kinds if "attention" in k and k.endswith("backward"))
+    args, _ = make_arguments(
+        program.calls[kinds.index(attention)], program, torch.device("cpu"), generator
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(*args[1:4], is_causal=True)
+    torch.testing.assert_close(args[4], expected)
+
+
 def test_call_time_of_a_known_wait():
     seconds = timing.call_s([lambda: time.sleep(2e-3)], torch.device("cpu"))
     assert 2e-3 <= seconds < 10e-3

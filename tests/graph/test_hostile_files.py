@@ -9,16 +9,15 @@ import subprocess
 import sys
 import time
 import tracemalloc
-import zlib
 from pathlib import Path
 
 import pytest
+from graph.test_graph_formats import PIPEDREAM, dnn_file, memgraph_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graph.test_graph_formats import PIPEDREAM, dnn_file, memgraph_file
 from hocket.errors import InputFileError
-from hocket.graph import Graph, generate, graph_to_dict, read_graph, verify_graph
+from hocket.graph import generate, graph_to_dict, read_graph, verify_graph
 from hocket.jsonfile import dump_json
 
 MB = 10**6
@@ -52,57 +51,52 @@ def written(tmp_path: Path, data: bytes) -> Path:
 # ── files that are no graph at all ───────────────────────────────────────────────────────────────
 
 
-def nonsense() -> dict[str, bytes]:
-    digits = b"1234567890" * (10 * MB)
-    start = b'{"schema": "hocket.graph/1", "name": '
-    return {
-        "random bytes": os.urandom(MB) * 100,
-        "spaces": b" " * (100 * MB),
-        "brackets": b"[" * (100 * MB),
-        "braces": b"{" * (100 * MB),
-        "pairs": b"[" + b"[]," * (33 * MB),
-        "digits": digits,
-        "zeros": bytes(100 * MB),
-        "lines": b"\n" * (100 * MB),
-        "a number": start + digits,
-        "a fraction": start + b"0." + digits + b"}",
-        "a text": start + b'"' + b"x" * (100 * MB),
-        "a name": start + b'"' + b"x" * (100 * MB) + b'"}',
-        "a key": b'{"' + b"x" * (100 * MB) + b'": 1}',
-        "commas": start + b"[" + b"0," * (50 * MB),
-        "one layer": b"node1 -- x -- forward_compute_time=" + digits,
-        "layers": b"node1 -- x -- forward_compute_time=1\n" * (2 * MB),
-        "dashes": b"forward_compute_time=" + b" -- " * (25 * MB),
-    }
+START = b'{"schema": "hocket.graph/1", "name": '
+NONSENSE = {
+    "random bytes": lambda: os.urandom(MB) * 100,
+    "spaces": lambda: b" " * (100 * MB),
+    "brackets": lambda: b"[" * (100 * MB),
+    "braces": lambda: b"{" * (100 * MB),
+    "pairs": lambda: b"[" + b"[]," * (33 * MB),
+    "digits": lambda: b"1234567890" * (10 * MB),
+    "zeros": lambda: bytes(100 * MB),
+    "lines": lambda: b"\n" * (100 * MB),
+    "a number": lambda: START + b"1234567890" * (10 * MB),
+    "a fraction": lambda: START + b"0." + b"1234567890" * (10 * MB) + b"}",
+    "a text": lambda: START + b'"' + b"x" * (100 * MB),
+    "a name": lambda: START + b'"' + b"x" * (100 * MB) + b'"}',
+    "a key": lambda: b'{"' + b"x" * (100 * MB) + b'": 1}',
+    "commas": lambda: START + b"[" + b"0," * (50 * MB),
+    "one layer": lambda: b"node1 -- x -- forward_compute_time=" + b"1234567890" * (10 * MB),
+    "layers": lambda: b"node1 -- x -- forward_compute_time=1\n" * (2 * MB),
+    "dashes": lambda: b"forward_compute_time=" + b" -- " * (25 * MB),
+}
 
 
-@pytest.mark.parametrize("kind", nonsense())
-def test_read_graph_refuses_a_hundred_megabytes_of_nonsense(tmp_path, kind):
-    path = written(tmp_path, nonsense()[kind])
+def peak_bytes_of_refusing(path: Path) -> int:
     tracemalloc.start()
     try:
         refused(path)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
+        return tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-        path.unlink()
-    assert peak_bytes < 600 * MB
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_read_graph_refuses_a_hundred_megabytes_of_nonsense(tmp_path, kind):
+    path = written(tmp_path, NONSENSE[kind]())
+    peak_bytes = peak_bytes_of_refusing(path)
+    path.unlink()
+    # The file itself, once as bytes and once as text, and nothing much besides.
+    assert peak_bytes < 450 * MB
 
 
 @pytest.mark.parametrize("start", [b"", b'{"schema": "hocket.graph/1", "name": "', b'{"a": ['])
-def test_read_graph_refuses_a_gzip_bomb_early(tmp_path, start):
-    packer = zlib.compressobj(9, wbits=31)
-    block = bytes(MB) if not start else b" " * MB
-    packed = packer.compress(start) + b"".join(packer.compress(block) for _ in range(3000))
-    path = written(tmp_path, packed + packer.flush())
-    assert path.stat().st_size < 4 * MB
-    tracemalloc.start()
-    try:
-        refused(path, within_s=6)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < (10 * MB if not start else 1300 * MB)
+def test_read_graph_refuses_a_gzip_bomb_before_it_is_unpacked(tmp_path, start):
+    four_gigabytes = gzip.compress((b" " if start else b"\0") * (8 * MB)) * 500
+    path = written(tmp_path, gzip.compress(start) * bool(start) + four_gigabytes)
+    assert path.stat().st_size < 5 * MB
+    assert peak_bytes_of_refusing(path) < (700 * MB if start else 10 * MB)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +138,9 @@ def test_read_graph_refuses_what_is_no_file(tmp_path):
     assert "no such file" in refused(tmp_path / "missing").message
     assert "is a folder" in refused(tmp_path).message
     assert refused(Path("/dev/zero")).message
-    assert refused(Path(f"{tmp_path}/{'x' * 5000}")).message
-    with pytest.raises(InputFileError):
-        read_graph("nul\0")
+    for impossible in ("x" * 5000, "nul\0"):
+        with pytest.raises(InputFileError, match="cannot be read"):
+            read_graph(impossible)
 
 
 def test_read_graph_refuses_a_file_without_permission(tmp_path):
@@ -240,13 +234,15 @@ def places(value: object) -> list[tuple[object, object]]:
 
 
 def read_or_refuse(path: Path) -> None:
+    error = None
     try:
         graph = read_graph(path)
-    except InputFileError as error:
+    except InputFileError as caught:
+        error = caught
+    if error is not None:
         assert error.where == str(path)
         assert error.hint
         return
-    assert isinstance(graph, Graph)
     verify_graph(graph)
     assert len(graph.edges[0]) <= len(graph.reads) == len(graph.users)
 

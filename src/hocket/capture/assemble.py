@@ -59,7 +59,7 @@ def unique_names(wanted: Iterable[str]) -> list[str]:
 def _op_name(program: Program, call: Call) -> str:
     short = call.cost.kind.partition(".")[2]
     if call.phase == Phase.OPTIMIZER:
-        return f"{program.names[call.args[0].index]}/{short}"
+        return f"{program.names[call.args[0].number]}/{short}"
     place = f"{call.module}/{short}" if call.module else short
     return f"{place}.backward" if call.phase == Phase.BACKWARD else place
 
@@ -93,7 +93,7 @@ def _groups(program: Program) -> list[int]:
     Views on the way to that op belong to it; groups that share an op are one group.
     """
     updates = {
-        program.tensors[call.args[0].index].storage: index
+        program.tensors[call.args[0].number].storage: index
         for index, call in enumerate(program.calls)
         if call.phase == Phase.OPTIMIZER
     }
@@ -118,6 +118,4 @@ def _groups(program: Program) -> list[int]:
     roots = [find(op) for op in range(len(program.calls))]
     members = np.bincount(roots, minlength=len(roots)) if roots else np.zeros(0, dtype=np.int64)
     number: dict[int, int] = {}
-    return [
-        number.setdefault(root, len(number)) if members[root] > 1 else -1 for root in roots
-    ]
+    return [number.setdefault(root, len(number)) if members[root] > 1 else -1 for root in roots]

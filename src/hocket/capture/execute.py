@@ -1,12 +1,12 @@
 """Run a Program on real tensors: the proof that a recording is complete.
 
-Calls run in recorded order and tensors are dropped after their last reader. The updates are those of
-``torch.optim`` with its default settings, at the first step.
+Tensors are dropped after their last reader. The updates are those of ``torch.optim`` with its
+default settings, at the first step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,28 @@ def named_tensors(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
     return tensors | dict(batch_tensors(batch))
 
 
-@torch.enable_grad()
-def execute(program: Program, tensors: Mapping[str, torch.Tensor]) -> Executed:
-    """Run every call; ``tensors`` are not changed."""
+def execute(
+    program: Program, tensors: Mapping[str, torch.Tensor], order: Sequence[int] | None = None
+) -> Executed:
+    """Run every call, in recorded order or in ``order``; ``tensors`` are not changed."""
     known = _sources(program, tensors)
-    last_reader = _last_readers(program)
-    for index, call in enumerate(program.calls):
-        _run(call, known)
-        for tensor in last_reader[index]:
-            known.pop(tensor, None)
+    kept = {*program.outputs, *program.gradients.values(), *program.names}
+    num_readers = [0] * len(program.tensors)
+    for call in program.calls:
+        for tensor in call.reads:
+            num_readers[tensor] += 1
+    # No tensor here requires a gradient; some kernels save less where gradients are switched off,
+    # and their backward calls would miss it.
+    with torch.enable_grad():
+        for index in range(len(program.calls)) if order is None else order:
+            call = program.calls[index]
+            _run(call, known)
+            for tensor in call.reads:
+                num_readers[tensor] -= 1
+            made = (tensor for tensor in (*call.outputs, *call.written) if tensor is not None)
+            for tensor in (*call.reads, *made):
+                if num_readers[tensor] == 0 and tensor not in kept:
+                    known.pop(tensor, None)
     return Executed(
         outputs=tuple(known[tensor] for tensor in program.outputs),
         gradients={program.names[p]: known[g] for p, g in program.gradients.items()},
@@ -78,23 +91,10 @@ def _sources(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[int,
     return known
 
 
-def _last_readers(program: Program) -> list[list[int]]:
-    """Per call, the tensors that nothing needs afterwards."""
-    kept = {*program.outputs, *program.gradients.values(), *program.names}
-    last = {tensor: spec.producer for tensor, spec in enumerate(program.tensors)}
-    for index, call in enumerate(program.calls):
-        last |= dict.fromkeys(call.reads, index)
-    by_call: list[list[int]] = [[] for _ in program.calls]
-    for tensor, index in last.items():
-        if tensor not in kept and index >= 0:
-            by_call[index].append(tensor)
-    return by_call
-
-
 def _run(call: Call, known: dict[int, torch.Tensor]) -> None:
     def given(leaf: Any) -> Any:
         if isinstance(leaf, Ref):
-            return known[leaf.index]
+            return known[leaf.number]
         return leaf.tensor if isinstance(leaf, Constant) else leaf
 
     args, kwargs = map_tree(call.args, given), map_tree(call.kwargs, given)
@@ -123,4 +123,4 @@ def _sgd(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
     parameter.add_(gradient, alpha=-1e-3)
 
 
-_UPDATES = {"optimizer.adamw": _adamw, "optimizer.sgd": _sgd}
+_UPDATES: dict[str, Any] = {"optimizer.adamw": _adamw, "optimizer.sgd": _sgd}

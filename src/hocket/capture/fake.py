@@ -63,9 +63,7 @@ def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
     """Fake tensors over one storage."""
     first = sharing[0]
     if len(sharing) == 1 and first.storage_offset() == 0:
-        return [
-            torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=device)
-        ]
+        return [torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device=device)]
     storage = first.untyped_storage()
     flat = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
     return [

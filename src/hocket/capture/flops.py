@@ -26,25 +26,25 @@ def count_flops(function: Any, kind: str, args: Any, kwargs: Any, result: Any) -
 
 def _attention(query: Any, key: Any, value: Any, *_: Any) -> float:
     scores = prod(query.shape[:-1]) * key.shape[-2]
-    return 2.0 * scores * (query.shape[-1] + value.shape[-1])
+    return float(2 * scores * (query.shape[-1] + value.shape[-1]))
 
 
 def _attention_backward(_: Any, query: Any, key: Any, value: Any, *__: Any) -> float:
     """Scores are computed again; then the gradients of weights, values, queries and keys."""
     scores = prod(query.shape[:-1]) * key.shape[-2]
-    return 2.0 * scores * (3 * query.shape[-1] + 2 * value.shape[-1])
+    return float(2 * scores * (3 * query.shape[-1] + 2 * value.shape[-1]))
 
 
 def _grouped_product(a: Any, b: Any, *_: Any) -> float:
-    product = 2.0 * a.numel() * b.shape[-1]
+    product = float(2 * a.numel() * b.shape[-1])
     # Groups along the columns of a flat ``b``: each matrix of ``a`` meets only its own columns.
-    return product / a.shape[0] if a.dim() == 3 and b.dim() == 2 else product
+    return product / float(a.shape[0]) if a.dim() == 3 and b.dim() == 2 else product
 
 
 def _recurrent(inputs: Any, *weights: Any) -> float:
     flat = [t for w in weights for t in (w if isinstance(w, list | tuple) else [w])]
     matrices = [t for t in flat if hasattr(t, "dim") and t.dim() == 2]
-    return 2.0 * prod(inputs.shape[:-1]) * sum(matrix.numel() for matrix in matrices)
+    return float(2 * prod(inputs.shape[:-1]) * sum(matrix.numel() for matrix in matrices))
 
 
 _FORMULAS: dict[str, Callable[..., float]] = {

@@ -100,7 +100,7 @@ class _Linker:
             if output not in self.current:
                 self._draft(output, base_of.get(values[output].storage, -1), index, Role.ACTIVATION)
             outputs.append(self.current[output])
-        change = lambda leaf: Ref(before[leaf.index]) if isinstance(leaf, Ref) else leaf  # noqa: E731
+        change = lambda leaf: Ref(before[leaf.number]) if isinstance(leaf, Ref) else leaf  # noqa: E731
         return Call(
             call.function, map_tree(call.args, change), map_tree(call.kwargs, change),
             tuple(outputs), targets, written, tuple(reads), call.phase, call.module, call.partner,
@@ -133,9 +133,7 @@ class _Linker:
         rank = {tensor: number for number, tensor in enumerate(order)}
         self._hold(self.recording.outputs, Role.OUTPUT)
         self._hold(list(self.recording.gradients.values()), Role.GRADIENT)
-        names = {
-            rank[tensor]: source.name for tensor, source in enumerate(self.recording.sources)
-        }
+        names = {rank[tensor]: source.name for tensor, source in enumerate(self.recording.sources)}
         first = {source.value: rank[t] for t, source in enumerate(self.recording.sources)}
         return Program(
             calls=tuple(_renumbered(call, rank) for call in self.calls),
@@ -169,7 +167,7 @@ class _Linker:
 
 
 def _renumbered(call: Call, rank: dict[int, int]) -> Call:
-    change: Any = lambda leaf: Ref(rank[leaf.index]) if isinstance(leaf, Ref) else leaf  # noqa: E731
+    change: Any = lambda leaf: Ref(rank[leaf.number]) if isinstance(leaf, Ref) else leaf  # noqa: E731
     return call._replace(
         args=map_tree(call.args, change),
         kwargs=map_tree(call.kwargs, change),

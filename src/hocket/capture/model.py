@@ -1,24 +1,45 @@
-"""Capture: a PyTorch model or training step as a Graph."""
+"""Capture: a PyTorch model or training step as a Graph.
+
+A step is recorded on tensors without memory, identical blocks once; the recording is linked into a
+Program and that becomes the Graph. A model whose path depends on data is run for real instead and
+becomes a coarser graph, one op per module.
+"""
 
 from __future__ import annotations
 
 import time
+import warnings
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.capture.assemble import graph_of
-from hocket.capture.blocks import NotRepeatable, find_runs
+from hocket.capture.blocks import Run, find_runs
+from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import batch_tensors, model_tensors
-from hocket.capture.repeat import expand
 from hocket.capture.link import link
 from hocket.capture.optimizer import append_optimizer, require_optimizer
 from hocket.capture.program import Program
 from hocket.capture.recording import Recording
-from hocket.capture.step import Loss, record_fake_step
-from hocket.errors import UsageError
+from hocket.capture.repeat import expand
+from hocket.capture.step import Loss, record_fake_step, record_real_step
+from hocket.capture.trouble import reason, user_line
+from hocket.errors import HocketError, UsageError
 from hocket.graph import Graph
+
+
+class CaptureWarning(UserWarning):
+    """A model could not be traced op by op; its graph is coarser."""
+
+
+class UntraceableError(UsageError):
+    """A model cannot be recorded on tensors without memory."""
+
+    code = "untraceable"
 
 
 def capture(
@@ -31,9 +52,21 @@ def capture(
     repeat: bool = True,
     device: str = "cpu",
 ) -> Graph:
-    graph, _ = capture_program(model, batch, loss=loss, optimizer=optimizer, name=name,
-                               repeat=repeat, device=device)  # fmt: skip
-    return graph
+    """The graph of one training step, or of inference with ``optimizer=None``.
+
+    ``batch`` is a tensor, a tuple (positional) or a dict (by keyword) of tensors. ``loss`` maps the
+    output to a scalar; without it, the output's ``loss``, the output itself if it is a scalar, or
+    the mean of its first floating-point tensor is taken. Neither model nor batch is changed, and
+    nothing is computed: only shapes are read. ``repeat=False`` records identical blocks one by one.
+    A model that cannot be traced is run for real and gives one op per module, with a
+    `CaptureWarning` that names the line.
+    """
+    try:
+        graph, _ = capture_program(model, batch, loss=loss, optimizer=optimizer, name=name,
+                                   repeat=repeat, device=device)  # fmt: skip
+        return graph
+    except UntraceableError as error:
+        return _capture_modules(model, batch, loss, optimizer, name, error)
 
 
 def capture_program(
@@ -46,36 +79,132 @@ def capture_program(
     repeat: bool = True,
     device: str = "cpu",
 ) -> tuple[Graph, Program]:
-    started = time.perf_counter()
+    """As `capture`, with the Program that can be run op by op; refuses what cannot be traced."""
+    started_s = time.perf_counter()
+    _require_model(model, batch)
     require_optimizer(optimizer)
-    training = optimizer is not None
-    options = {"loss": loss, "training": training, "device": device}
-    recording, num_recorded = _record_step(model, batch, options, repeat)
-    if optimizer is not None:
-        append_optimizer(recording, optimizer)
-    program = link(recording)
-    graph = graph_of(program, name, {"capture_seconds": time.perf_counter() - started, "rec": num_recorded})
-    return graph, program
+    options = {"loss": loss, "training": optimizer is not None, "device": device}
+    try:
+        recording, num_stamped = _record_step(model, batch, options, repeat)
+    except HocketError:
+        raise
+    except Exception as error:
+        raise UntraceableError(
+            f"cannot trace {type(model).__name__}: {reason(error)}",
+            where=user_line(error),
+            hint="keep the step independent of data values, or give the model real weights",
+        ) from error
+    program = _linked(recording, optimizer)
+    graph = graph_of(program, name or type(model).__name__, {})
+    meta = _meta(model, batch, optimizer, graph.name, device) | {
+        "level": "op",
+        "recorded_ops": graph.num_ops - num_stamped,
+        "stamped_ops": num_stamped,
+        "capture_seconds": round(time.perf_counter() - started_s, 3),
+    }
+    return replace(graph, meta=meta), program
 
 
 def _record_step(
     model: nn.Module, batch: Any, options: dict[str, Any], repeat: bool
 ) -> tuple[Recording, int]:
-    """A recording of the whole step, and how many of its calls were really recorded."""
+    """A recording of the whole step, and how many of its calls are copies."""
     runs = find_runs(model) if repeat else []
     if runs:
-        left_out = [path for run in runs for path in run.left_out]
-        watched = [path for run in runs for path in run.kept]
-        try:
-            cut = record_fake_step(model, batch, **options, left_out=left_out, watched=watched)
-            num_recorded = len(cut.calls)
-            sources = [name for name, _, _ in model_tensors(model)]
-            sources += [name for name, _ in batch_tensors(batch)]
-            for run in runs:
-                cut = expand(cut, run, sources)
-            return cut, num_recorded
-        except Exception as e:
-            print("FULL", e)
-            if __import__("os").environ.get("TB"): raise
-    full = record_fake_step(model, batch, **options)
-    return full, len(full.calls)
+        # A model may index its blocks or count them: whatever goes wrong with some of them left
+        # out, the whole model decides.
+        with suppress(Exception):
+            return _record_repeated(model, batch, options, runs)
+    return record_fake_step(model, batch, **options), 0
+
+
+def _record_repeated(
+    model: nn.Module, batch: Any, options: dict[str, Any], runs: list[Run]
+) -> tuple[Recording, int]:
+    left_out = [path for run in runs for path in run.left_out]
+    watched = [path for run in runs for path in run.kept]
+    sources = [name for name, _, _ in model_tensors(model)]
+    sources += [name for name, _ in batch_tensors(batch)]
+    recording = record_fake_step(model, batch, **options, left_out=left_out, watched=watched)
+    num_recorded = len(recording.calls)
+    for run in runs:
+        recording = expand(recording, run, sources)
+    return recording, len(recording.calls) - num_recorded
+
+
+def _linked(recording: Recording, optimizer: str | None) -> Program:
+    if optimizer is not None:
+        append_optimizer(recording, optimizer)
+    return link(recording)
+
+
+def _capture_modules(
+    model: nn.Module,
+    batch: Any,
+    loss: Loss | None,
+    optimizer: str | None,
+    name: str,
+    error: UntraceableError,
+) -> Graph:
+    """The module-level graph of a step that is really run."""
+    started_s = time.perf_counter()
+    tensors = [tensor for _, _, tensor in model_tensors(model)]
+    tensors += [tensor for _, tensor in batch_tensors(batch)]
+    if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
+        raise error
+    try:
+        recording = record_real_step(model, batch, loss=loss, training=optimizer is not None)
+    except HocketError:
+        raise
+    except Exception as failure:
+        raise UsageError(
+            f"{type(model).__name__} fails on this batch: {reason(failure)}",
+            where=user_line(failure),
+            hint="check that the model runs on the batch outside hocket",
+        ) from failure
+    graph = graph_of(_linked(recording, optimizer), name or type(model).__name__, {})
+    classes = {path: type(module).__name__ for path, module in model.named_modules()}
+    meta = _meta(model, batch, optimizer, graph.name, str(tensors[0].device)) | {
+        "level": "module",
+        "why": f"{error.where}: {error.message}",
+        "recorded_ops": graph.num_ops,
+        "stamped_ops": 0,
+    }
+    merged = merge_modules(graph, classes, {})
+    warnings.warn(
+        f"{error.where}: {error.message}; the graph has one op per module", CaptureWarning, 3
+    )
+    meta["capture_seconds"] = round(time.perf_counter() - started_s, 3)
+    return replace(merged, meta=meta)
+
+
+def _require_model(model: nn.Module, batch: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"{type(model).__name__!r} is not a torch.nn.Module", hint="pass the model itself"
+        )
+    if not isinstance(batch, torch.Tensor | tuple | list | dict):
+        raise UsageError(
+            f"a batch cannot be of type {type(batch).__name__!r}",
+            hint="pass a tensor, a tuple of tensors or a dict of tensors",
+        )
+
+
+def _meta(
+    model: nn.Module, batch: Any, optimizer: str | None, name: str, device: str
+) -> dict[str, Any]:
+    """Where a graph came from."""
+    inputs = dict(batch_tensors(batch))
+    floating = [tensor for tensor in model.parameters() if tensor.is_floating_point()]
+    tokens = [t for t in inputs.values() if t.dim() > 1 and not t.is_floating_point()]
+    first = next(iter(inputs.values()), None)
+    return {
+        "model": name,
+        "batch": int(first.shape[0]) if first is not None and first.dim() else None,
+        "seq": int(tokens[0].shape[1]) if tokens else None,
+        "dtype": str(floating[0].dtype).removeprefix("torch.") if floating else None,
+        "optimizer": optimizer,
+        "device": device,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "torch": torch.__version__,
+    }

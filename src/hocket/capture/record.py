@@ -1,8 +1,8 @@
 """Record every op that PyTorch dispatches during a step.
 
-A dispatch mode sees each op of forward, loss and backward with its tensors, real or fake; it numbers
-the values, notes who made and who reads them, and pairs backward ops with the forward op whose
-autograd node they run for. Work per op is constant: about 0.1 ms.
+A dispatch mode sees each op of forward, loss and backward with its tensors, real or fake; it
+numbers the values, notes who made and who reads them, and pairs backward ops with the forward op
+whose autograd node they run for. Constant work per op.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def _facts(function: Any) -> _OpFacts:
     )
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The dispatch mode; ``recording`` holds what it saw. Use it once."""
 
     def __init__(self, module_names: dict[int, str], watched: frozenset[str] = frozenset()) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.phase = Phase.FORWARD
         self._module_names = module_names
@@ -137,7 +137,7 @@ class Recorder(TorchDispatchMode):
         self.recording.storage_bytes.append(storage.nbytes())
         self._value_of.append({})
         self._storage_at[storage._cdata] = len(self._value_of) - 1
-        self._addresses.append(StorageWeakRef(storage))
+        self._addresses.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
         return len(self._value_of) - 1
 
     def _new_value(self, storage: int, layout: Layout, producer: int) -> int:
@@ -239,7 +239,7 @@ class Recorder(TorchDispatchMode):
         hidden = _HIDDEN_WRITES.get(kind_of(function), ())
         if hidden and len(args) > _TRAINING_ARG and args[_TRAINING_ARG]:
             leaves += [args[position] for position in hidden]
-        return tuple(dict.fromkeys(leaf.index for item in leaves for leaf in flat_refs(item)))
+        return tuple(dict.fromkeys(leaf.number for item in leaves for leaf in flat_refs(item)))
 
     def _cost(
         self,
@@ -295,7 +295,7 @@ class Recorder(TorchDispatchMode):
 
     def _remember_autograd_number(self, call: int) -> None:
         """Note the newest autograd node as belonging to ``call``; the first call counts."""
-        number = torch.autograd._get_sequence_nr() - 1
+        number = torch._C._autograd._get_sequence_nr() - 1
         if not self._forward_numbers or number > self._forward_numbers[-1]:
             self._forward_numbers.append(number)
             self._forward_calls.append(call)
@@ -335,7 +335,7 @@ def flat_refs(tree: Any) -> list[Ref]:
 
 def _layout_leaf(leaf: Any, values: list[Value]) -> Any:
     if isinstance(leaf, Ref):
-        return values[leaf.index].layout
+        return values[leaf.number].layout
     if isinstance(leaf, Constant):
         return layout_of(leaf.tensor)
     return leaf

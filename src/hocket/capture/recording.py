@@ -18,7 +18,7 @@ from hocket.graph import Phase, Role
 class Ref(NamedTuple):
     """Stands for a tensor in the arguments of a call."""
 
-    index: int
+    number: int
 
 
 class Constant(NamedTuple):

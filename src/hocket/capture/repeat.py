@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ def _locate(recording: Recording, run: Run) -> _Layout:
     if tuple(span.module for span in spans) != run.kept:
         raise NotRepeatable("blocks do not run once each and in order")
     starts = [span.start for span in spans]
-    if any(a.stop > b.start for a, b in zip(spans, spans[1:], strict=False)):
+    if any(a.stop > b.start for a, b in pairwise(spans)):
         raise NotRepeatable("blocks run inside each other")
     forward = [range(a, b) for a, b in zip(starts, [*starts[1:], spans[-1].stop], strict=True)]
     backward: list[list[int]] = [[] for _ in run.kept]
@@ -98,10 +99,7 @@ def _locate(recording: Recording, run: Run) -> _Layout:
         if len(segment) != len(calls):
             raise NotRepeatable("backward calls of blocks are interleaved")
     inner = [segment for segment in segments if len(segment)]
-    if inner and (
-        len(inner) < _NUM_KEPT
-        or any(a.start != b.stop for a, b in zip(inner, inner[1:], strict=False))
-    ):
+    if inner and (len(inner) < _NUM_KEPT or any(a.start != b.stop for a, b in pairwise(inner))):
         raise NotRepeatable("backward calls of blocks do not follow each other")
     return _Layout(recording, run, forward, segments)
 
@@ -162,7 +160,9 @@ def _same_call(layout: _Layout, a: RawCall, b: RawCall, block: int) -> bool:
         return False
     if (a.partner < 0) != (b.partner < 0):
         return False
-    if a.partner >= 0 and layout.position(a.partner, block) != layout.position(b.partner, block + 1):
+    if a.partner >= 0 and layout.position(a.partner, block) != layout.position(
+        b.partner, block + 1
+    ):
         return False
     mine = [*a.reads, *a.writes, *(-1 if n is None else n for n in a.outputs)]
     others = [*b.reads, *b.writes, *(-1 if n is None else n for n in b.outputs)]
@@ -204,7 +204,7 @@ def _same_leaves(layout: _Layout, mine: list[Any], others: list[Any], block: int
         if type(a) is not type(b):
             return False
         if isinstance(a, Ref):
-            same = _same_value(layout, a.index, b.index, block)
+            same = _same_value(layout, a.number, b.number, block)
         elif isinstance(a, Constant):
             same = a.tensor is b.tensor or torch.equal(a.tensor, b.tensor)
         else:
@@ -367,7 +367,7 @@ class _Stamp:
             return self._seen_from(position, block, value)
 
         def change(leaf: Any) -> Any:
-            return Ref(seen(leaf.index)) if isinstance(leaf, Ref) else leaf
+            return Ref(seen(leaf.number)) if isinstance(leaf, Ref) else leaf
 
         module = call.module
         if copy >= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -54,8 +55,18 @@ def record_fake_step(
     fake_model = without_modules(model, left_out, twins)
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in (*named, *inputs)]
-    with mode:
+    with mode, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
         return _record(fake_model, fake_batch, sources, loss, training, watched)
+
+
+@contextmanager
+def _quiet(logger: logging.Logger) -> Iterator[None]:
+    """Silence a logger: what it says about a failed op is in the error that it raises."""
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def record_real_step(

@@ -113,8 +113,8 @@ _NAMES = {
         unsqueeze squeeze detach alias split split_with_sizes chunk unbind as_strided diagonal
         unfold narrow movedim swapaxes lift_fresh view_as view_as_real view_as_complex view_of
         flatten unflatten empty empty_like empty_strided new_empty new_empty_strided
-        empty_permuted identity tuple getitem noop input output conj resolve_conj resolve_neg
-        is_same_size sym_size sym_numel sym_stride storage_offset numpy_t mt h ravel
+        empty_permuted identity tuple getitem size noop input output conj resolve_conj
+        resolve_neg is_same_size sym_size sym_numel sym_stride storage_offset numpy_t mt h ravel
         tensor_split unsafe_split unsafe_split_with_sizes unsafe_chunk broadcast_to placeholder
         parameter set assert_async assert_tensor_metadata
     """,
@@ -150,7 +150,8 @@ _NAMESPACES = ("aten", "prims", "prim", "torch", "ops", "nn", "functional", "mod
 @cache
 def family_of(kind: str) -> str:
     """Family of an op kind such as ``aten.mm``; ``other`` where nothing fits."""
-    parts = [part for part in re.split(r"[.:/ (\[]+", kind.strip()) if part]
+    named = re.sub(r"^<built-in function (\w+)>$", r"\1", kind.strip())
+    parts = [part for part in re.split(r"[.:/ (\[]+", named) if part]
     if parts and parts[0].lower() in ("optimizer", "optim"):
         return "optimizer"
     while len(parts) > 1 and parts[0].lower() in _NAMESPACES:

@@ -1,20 +1,20 @@
 """Real tensors for a recorded call: same shapes, strides and types, valid numbers inside.
 
 Floating-point tensors are random, since zeros let a device draw less power and run faster than real
-data does. Integers that index something stay inside it; which argument bounds them is a small table
-by the name of the op, and integers of unknown meaning are 0, valid wherever an index is.
+data does; integers that index something stay inside it, others are 0. What a backward op needs of
+its own forward op (masks, statistics, random seeds) is computed by that op, as only it knows how.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from hocket.capture.program import Call, Program
-from hocket.capture.recording import Constant, Layout, Ref, map_tree
+from hocket.capture.record import flat_refs
+from hocket.capture.recording import Constant, Layout, Ref, flat_results, map_tree
 
 _Bound = Callable[[Any], int]
 
@@ -56,13 +56,12 @@ _INDEX_BOUNDS: dict[str, _Bound] = {
     "_index_put_impl": _indexed_extents,
     "_unsafe_index": _indexed_extents,
     "_unsafe_index_put": _indexed_extents,
-    "max_pool2d_with_indices_backward": lambda args: math.prod(args[1].shape[-2:]),
 }
 
 
 def index_bound(call: Call, program: Program) -> int:
     """One more than the largest integer that the tensors of a call may hold."""
-    name = str(call.function).split(".")[1].rstrip("_")
+    name = _name(call).rstrip("_")
     layouts = map_tree(call.args, lambda leaf: _layout(leaf, program))
     return max(1, int(_INDEX_BOUNDS[name](layouts))) if name in _INDEX_BOUNDS else 1
 
@@ -71,20 +70,50 @@ def make_arguments(
     call: Call, program: Program, device: torch.device, generator: torch.Generator
 ) -> tuple[Any, dict[str, Any]]:
     """Arguments on ``device`` with which the call can be made."""
-    bound = index_bound(call, program)
     made: dict[int, torch.Tensor] = {}
+    for forward in _own_forwards(call, program):
+        args, kwargs = _real(forward, program, device, generator, made)
+        results = flat_results(forward.function(*args, **kwargs))
+        made |= {
+            number: result
+            for number, result in zip(forward.outputs, results, strict=True)
+            if number is not None
+        }
+    return _real(call, program, device, generator, made)
+
+
+def _real(
+    call: Call,
+    program: Program,
+    device: torch.device,
+    generator: torch.Generator,
+    made: dict[int, torch.Tensor],
+) -> tuple[Any, dict[str, Any]]:
+    """Arguments of one call; tensors that ``made`` lacks are filled and added to it."""
+    bound = index_bound(call, program)
 
     def real(leaf: Any) -> Any:
         if isinstance(leaf, Ref):
-            layout = _layout(leaf, program)
             if leaf.index not in made:
-                made[leaf.index] = filled(layout, device, bound, generator)
+                made[leaf.index] = filled(_layout(leaf, program), device, bound, generator)
             return made[leaf.index]
         if isinstance(leaf, Constant):
             return leaf.tensor
         return device if isinstance(leaf, torch.device) else leaf
 
     return map_tree(call.args, real), map_tree(dict(call.kwargs), real)
+
+
+def _own_forwards(call: Call, program: Program) -> list[Call]:
+    """The forward call whose results a backward call reads: ``softmax`` of ``softmax_backward``."""
+    producers = {program.tensors[ref.index].producer for ref in flat_refs((call.args, call.kwargs))}
+    calls = [program.calls[op] for op in sorted(producers - {-1})]
+    return [
+        forward
+        for forward in calls
+        if not isinstance(forward.function, str)
+        and _name(call).startswith(f"{_name(forward).removesuffix('_forward')}_backward")
+    ]
 
 
 def filled(
@@ -118,6 +147,11 @@ def argument_bytes(call: Call, program: Program) -> int:
 
     map_tree((call.args, dict(call.kwargs)), note)
     return sum(sizes.values())
+
+
+def _name(call: Call) -> str:
+    """``softmax`` of ``aten.softmax.int``."""
+    return str(call.function).split(".")[1]
 
 
 def _layout(leaf: Any, program: Program) -> Any:

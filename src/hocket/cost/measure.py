@@ -7,6 +7,7 @@ roofline fitted to the rest. One timing per signature, not per op: seconds for a
 
 from __future__ import annotations
 
+import gc
 import platform
 import time
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from hocket import __version__
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import Layout
 from hocket.cost.dispatch import measure_host_overhead
@@ -45,50 +45,15 @@ def profile_program(
     *,
     device: str = "cpu",
     budget_s: float = 120.0,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
-    """Time every op signature of a captured step on ``device``, which is of the given kind.
-
-    ``progress`` is told how many signatures are done, of how many.
-    """
+    """Time every op signature of a captured step on ``device``, which is of the given kind."""
     place = _usable_device(device)
     deadline = time.perf_counter() + budget_s
-    first_op, count = _by_signature(graph, kind)
-    entries: list[ProfileEntry] = []
-    missing: dict[str, str] = {}
     on_cuda = place.type == "cuda"
     current = torch.cuda.device(place) if on_cuda else nullcontext()
     with torch.random.fork_rng([place] if on_cuda else []), torch.no_grad(), current:
         host, reserved_bytes = _host_and_reserved(place)
-        for number, op in enumerate(first_op):
-            signature = graph.signatures[int(graph.op_signature[op])]
-            left_s = deadline - time.perf_counter()
-            if left_s <= 0:
-                missing[signature] = "not measured: the time budget was used up"
-                continue
-            try:
-                seconds, workspace_bytes = _measure(
-                    program.calls[op], program, place, count[op], left_s
-                )
-            # Whatever one op of a stranger's model raises must not lose the other measurements.
-            except Exception as error:
-                text = str(error).strip().partition("\n")[0]
-                missing[signature] = f"{type(error).__name__}: {text}"[:300]
-                continue
-            entries.append(
-                ProfileEntry(
-                    signature=signature,
-                    kind=graph.kind_of(op),
-                    dtype=DTYPES[int(graph.op_dtype[op])],
-                    flops=float(graph.flops[op]),
-                    bytes_touched=int(graph.bytes_touched[op]),
-                    count=count[op],
-                    seconds=seconds,
-                    workspace_bytes=workspace_bytes,
-                )
-            )
-            if progress is not None:
-                progress(number + 1, len(first_op))
+        entries, missing = _measure_all(graph, program, kind, place, deadline)
     return Profile(
         device_kind=kind.name,
         device=_device_text(place),
@@ -98,6 +63,43 @@ def profile_program(
         entries=tuple(sorted(entries, key=lambda entry: entry.signature)),
         missing=dict(sorted(missing.items())),
     )
+
+
+def _measure_all(
+    graph: Graph, program: Program, kind: DeviceKind, device: torch.device, deadline: float
+) -> tuple[list[ProfileEntry], dict[str, str]]:
+    """What could be timed before the deadline, and why the rest could not."""
+    entries: list[ProfileEntry] = []
+    missing: dict[str, str] = {}
+    first_op, count = _by_signature(graph, kind)
+    for op in first_op:
+        signature = graph.signatures[int(graph.op_signature[op])]
+        left_s = deadline - time.perf_counter()
+        if left_s <= 0:
+            missing[signature] = "not measured: the time budget was used up"
+            continue
+        try:
+            seconds, workspace_bytes = _measure(
+                program.calls[op], program, device, count[op], left_s
+            )
+        # Whatever one op of a stranger's model raises must not lose the other measurements.
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            missing[signature] = f"{type(error).__name__}: {text}"[:300]
+            continue
+        entries.append(
+            ProfileEntry(
+                signature=signature,
+                kind=graph.kind_of(op),
+                dtype=DTYPES[int(graph.op_dtype[op])],
+                flops=float(graph.flops[op]),
+                bytes_touched=int(graph.bytes_touched[op]),
+                count=count[op],
+                seconds=seconds,
+                workspace_bytes=workspace_bytes,
+            )
+        )
+    return entries, missing
 
 
 def _by_signature(graph: Graph, kind: DeviceKind) -> tuple[list[int], dict[int, int]]:
@@ -174,6 +176,7 @@ def _host_and_reserved(device: torch.device) -> tuple[Any, int]:
         host = measure_host_overhead(device)
     if device.type != "cuda":
         return host, 0
+    gc.collect()
     return host, max(0, torch.cuda.memory_allocated() - before)
 
 
@@ -206,7 +209,7 @@ def _device_text(device: torch.device) -> str:
 
 
 def _versions(device: torch.device) -> dict[str, str]:
-    versions = {"hocket": __version__, "torch": torch.__version__}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if device.type == "cuda":
         versions["cuda"] = str(torch.version.cuda)
     return versions

@@ -23,7 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def compiled(function: _F) -> _F:
     """A function that only other compiled functions call."""
-    return cast(_F, njit(error_model="numpy")(function))
+    return cast(_F, njit(error_model="numpy", forceinline=True)(function))
 
 
 def compiled_entry(function: _F) -> _F:

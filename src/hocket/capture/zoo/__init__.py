@@ -1,4 +1,4 @@
-"""Models that can be captured by name; nothing is downloaded and, on ``meta``, nothing allocated."""
+"""Models that can be captured by name; nothing is downloaded, and on ``meta`` nothing allocated."""
 
 from __future__ import annotations
 

@@ -20,9 +20,10 @@ def _token_batch(batch: int, seq: int, vocabulary: int) -> dict[str, torch.Tenso
 
 
 def _causal(model: nn.Module, batch: int, seq: int) -> Built:
-    config: Any = model.config
-    config.loss_type = "ForCausalLM"
-    return model, _token_batch(batch, seq, config.vocab_size)
+    causal: Any = model
+    # transformers knows this loss by the names of newer classes only, and warns for the others.
+    causal.loss_type = "ForCausalLM"
+    return causal, _token_batch(batch, seq, causal.config.vocab_size)
 
 
 def gpt2(batch: int, seq: int, **sizes: int) -> Built:

@@ -57,7 +57,7 @@ def _entry(name: str) -> ZooModel:
         hint = did_you_mean(name, ZOO)
         raise UsageError(
             f"unknown model {name!r}",
-            hint=f"{hint}; for your own model write 'package.module:function'",
+            hint=f"{hint} Your own model is 'package.module:function'",
         )
     return ZooModel(lambda batch, _: vision.resnet(int(depth[1]), batch), batch=16)
 

@@ -10,7 +10,9 @@ Built = tuple[nn.Module, dict[str, torch.Tensor]]
 State = tuple[torch.Tensor, torch.Tensor]
 
 
-def unroll(cell: nn.LSTMCell, inputs: list[torch.Tensor], *, reverse: bool = False) -> list[torch.Tensor]:
+def unroll(
+    cell: nn.Module, inputs: list[torch.Tensor], *, reverse: bool = False
+) -> list[torch.Tensor]:
     """Outputs of a cell over time."""
     state: State | None = None
     outputs = []
@@ -39,7 +41,7 @@ class Attention(nn.Module):
 
 
 class GNMT(nn.Module):
-    """Google's translation network: a bidirectional first layer, residual LSTM layers, attention."""
+    """Google's translation network: bidirectional first layer, residual LSTM layers, attention."""
 
     def __init__(self, layers: int, vocabulary: int = 32000, width: int = 1024) -> None:
         super().__init__()
@@ -84,7 +86,9 @@ class GNMT(nn.Module):
             contexts.append(context)
             steps.append(state[0])
         for layer, cell in enumerate(others):
-            joined = [torch.cat([self.dropout(x), c], 1) for x, c in zip(steps, contexts, strict=True)]
+            joined = [
+                torch.cat([self.dropout(x), c], 1) for x, c in zip(steps, contexts, strict=True)
+            ]
             outputs = unroll(cell, joined)
             if layer > 0:
                 outputs = [y + x for y, x in zip(outputs, steps, strict=True)]
@@ -130,7 +134,9 @@ class UnrolledLSTM(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def lstm(batch: int, seq: int, *, layers: int = 2, vocabulary: int = 10000, width: int = 1024) -> Built:
+def lstm(
+    batch: int, seq: int, *, layers: int = 2, vocabulary: int = 10000, width: int = 1024
+) -> Built:
     """A two-layer LSTM unrolled over ``seq`` steps."""
     tokens = {name: torch.randint(vocabulary, (batch, seq)) for name in ("tokens", "labels")}
     return UnrolledLSTM(layers, vocabulary, width), tokens

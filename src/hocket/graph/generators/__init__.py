@@ -12,7 +12,7 @@ from hocket.graph.generators.layered import layered
 from hocket.graph.generators.series_parallel import series_parallel
 from hocket.graph.graph import Graph
 
-MAX_OPS = 2_000_000
+MAX_OPS = 1_000_000
 _MAX_SEED = 2**32 - 1
 
 

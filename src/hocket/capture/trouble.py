@@ -1,0 +1,62 @@
+"""Say where a model could not be traced: the line of the user's code, not of a library."""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from pathlib import Path
+
+import torch
+
+_LIBRARIES = ("torch", "transformers", "hocket")
+
+
+def user_line(error: BaseException) -> str:
+    """``file:line`` of the innermost frame outside torch, transformers and hocket.
+
+    Where all frames are in libraries, the innermost one outside torch and hocket.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    for hidden in (_LIBRARIES, ("torch", "hocket")):
+        for frame in reversed(frames):
+            if not _is_in(frame.filename, hidden):
+                return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def reason(error: BaseException) -> str:
+    """Why tracing stopped, in one line, with the text of the user's line where there is one."""
+    file, _, number = user_line(error).rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if file else ""
+    first = next(iter(str(error).strip().splitlines()), "")
+    cause = _explanation(error) or first or type(error).__name__
+    return f"{cause} (in {text!r})" if text else cause
+
+
+def _explanation(error: BaseException) -> str:
+    """What torch's own tracing errors mean."""
+    from torch._subclasses import fake_tensor as fake
+
+    if isinstance(error, fake.DataDependentOutputException):
+        return f"{error.func} takes a value out of a tensor, so what follows depends on the data"
+    if isinstance(error, fake.DynamicOutputShapeException):
+        return f"the shape of the result of {error.func} depends on the data"
+    if isinstance(error, fake.UnsupportedOperatorException):
+        return f"{error.func} has no shape rule"
+    return ""
+
+
+def _is_in(filename: str, libraries: tuple[str, ...]) -> bool:
+    if filename.startswith("<"):
+        return True
+    roots = {"torch": torch.__file__, "hocket": __file__}
+    for name in libraries:
+        if name in roots and _package_root(roots[name], name) in Path(filename).parents:
+            return True
+        if name not in roots and f"site-packages/{name}/" in filename.replace("\\", "/"):
+            return True
+    return False
+
+
+def _package_root(file: str, name: str) -> Path:
+    return next(parent for parent in Path(file).parents if parent.name == name)
