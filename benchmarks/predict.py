@@ -33,6 +33,7 @@ from hocket.cost.calibrate import Calibration, calibrate, calibration_errors, wr
 from hocket.cost.measure import profile_program
 from hocket.cost.profile import Profile, merge_profiles, with_measured_workspace, write_profile
 from hocket.cost.roofline import estimate_costs
+from hocket.cost.timing import host_clock
 from hocket.graph import Graph, Phase
 from hocket.hardware import Cluster
 from hocket.units import format_bytes, format_seconds
@@ -213,7 +214,7 @@ def measure_case(case: Case, device: str) -> dict[str, Any]:
         case.model, batch=case.batch, seq=case.seq, dtype=case.dtype, device=device
     )
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    clock = CudaClock() if device == "cuda" else WallClock()
+    clock = CudaClock() if device == "cuda" else HostClock()
     steps = []
     for index in range(NUM_WARM_UP + NUM_STEPS[device]):
         if index == NUM_WARM_UP and device == "cuda":
@@ -250,14 +251,14 @@ def measure_case(case: Case, device: str) -> dict[str, Any]:
     return result
 
 
-class WallClock:
+class HostClock:
     """Marks in time on a processor, where the host does the work itself."""
 
     def __init__(self) -> None:
         self._marks: dict[str, Any] = {}
 
     def _now(self) -> Any:
-        return time.perf_counter()
+        return host_clock()()
 
     def between(self, first: Any, second: Any) -> float:
         return float(second - first)
@@ -281,7 +282,7 @@ class WallClock:
         }
 
 
-class CudaClock(WallClock):
+class CudaClock(HostClock):
     """Marks in the stream of a CUDA device."""
 
     def _now(self) -> Any:

@@ -2,17 +2,17 @@ import json
 
 import numpy as np
 import pytest
-from hocket.graph.generators import generate
-from hocket.simulate.engine import simulate
 from hypothesis import given, settings
 from simulate.problems import problems
 
 from hocket.api import make_problem, plan_graph
 from hocket.errors import InputFileError, UsageError
 from hocket.graph.files import write_graph
+from hocket.graph.generators import generate
 from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.schema import json_schema
+from hocket.simulate.engine import simulate
 
 
 @pytest.fixture
@@ -151,5 +151,5 @@ def test_failed_write_leaves_no_half_file(problem, tmp_path_factory):
 
 
 def test_make_problem_knows_the_devices_stated_by_a_file():
-    with pytest.raises(UsageError, match="states no devices"):
+    with pytest.raises(UsageError, match="states no hardware"):
         make_problem(generate("chain", 5, 0), "file")

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hocket.graph.generators import generate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import placements, problems
@@ -12,6 +11,7 @@ from simulate.problems import placements, problems
 from hocket.api import make_problem, plan_graph
 from hocket.errors import CheckError
 from hocket.graph import GraphBuilder, Role
+from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import structure_violations
 from hocket.simulate.verify import verify, violations
@@ -45,13 +45,17 @@ def test_verify_wants_one_placement_per_op(planned):
 
 
 def test_verify_keeps_groups_together(planned):
-    graph = planned.problem.graph
-    op = int(np.flatnonzero(graph.group >= 0)[-1])
+    group = np.full(planned.problem.graph.num_ops, -1, dtype=np.int32)
+    group[[3, 8]] = 5
+    graph = replace(planned.problem.graph, group=group)
+    problem = replace(planned.problem, graph=graph)
     device_of = planned.plan.device_of.copy()
-    device_of[op] = 1 - device_of[op]
-    found = violations(replace(planned.plan, device_of=device_of), planned.problem)
-    assert "groups" in {violation.rule for violation in found}
-    assert any(graph.op_names[op] in violation.message for violation in found)
+    device_of[[3, 8]] = 0, 1
+    found = violations(replace(planned.plan, device_of=device_of, graph_hash=""), problem)
+    assert [violation.rule for violation in found] == ["groups"]
+    assert found[0].op == graph.op_names[8]
+    assert found[0].device == "gpu1"
+    assert graph.op_names[3] in found[0].message
 
 
 def test_verify_refuses_another_graph_or_cluster(planned):

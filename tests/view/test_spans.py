@@ -9,6 +9,7 @@ from view.view_samples import random_sample, sample
 from hocket.view.spans import (
     crossings,
     device_rows,
+    joined,
     lanes,
     link_rows,
     memory_envelope,
@@ -94,3 +95,16 @@ def test_memory_envelope_is_the_highest_of_each_bin(num_ops, seed, num_bins):
             inside = held[(time_s > start) & (time_s < stop)]
             current = held[np.flatnonzero(time_s <= start)[-1]]
             assert value == max([current, *inside])
+
+
+@many
+@given(st.integers(1, 60), st.integers(0, 10**6), st.floats(0, 1e-4))
+def test_joined_covers_the_same_time_with_gaps_filled(num_ops, seed, gap_s):
+    made = random_sample(num_ops, 3, seed)
+    for row in all_rows(made):
+        starts, ends = joined(row, gap_s)
+        assert np.all(starts[1:] - ends[:-1] > gap_s)
+        for start, end in zip(row.start_s, row.end_s, strict=True):
+            assert np.any((starts <= start) & (end <= ends))
+        assert set(starts.tolist()) <= set(row.start_s.tolist())
+        assert set(ends.tolist()) <= set(row.end_s.tolist())

@@ -1,4 +1,17 @@
-"""A PyTorch model or training step as a Graph; the only planner-side room that imports torch."""
+"""A PyTorch model or training step as a Graph; the only planner-side room that imports torch.
+
+``hocket.capture`` is the name of this room and of its main function: the room can be called.
+"""
+
+# ruff: noqa: E402
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from hocket.extras import require
+
+require("torch", "capturing a model")
 
 from hocket.capture.execute import Executed, execute, named_tensors
 from hocket.capture.model import CaptureWarning, UntraceableError, capture, capture_program
@@ -20,3 +33,13 @@ __all__ = [
     "load_model",
     "named_tensors",
 ]
+
+
+class _Callable(ModuleType):
+    """A module that can be called, since importing the room binds its name in the package."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return capture(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _Callable

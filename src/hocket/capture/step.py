@@ -145,7 +145,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
 def scalar_loss(output: Any, loss: Loss | None) -> torch.Tensor:
     """The scalar to minimise: the given loss, or the one that the output suggests."""
     if loss is not None:
-        value = loss(output)
+        value: Any = loss(output)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             raise UsageError(
                 "the loss function must return a tensor with one element",

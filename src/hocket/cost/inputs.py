@@ -94,9 +94,9 @@ def _real(
 
     def real(leaf: Any) -> Any:
         if isinstance(leaf, Ref):
-            if leaf.index not in made:
-                made[leaf.index] = filled(_layout(leaf, program), device, bound, generator)
-            return made[leaf.index]
+            if leaf.number not in made:
+                made[leaf.number] = filled(_layout(leaf, program), device, bound, generator)
+            return made[leaf.number]
         if isinstance(leaf, Constant):
             return leaf.tensor
         return device if isinstance(leaf, torch.device) else leaf
@@ -106,7 +106,9 @@ def _real(
 
 def _own_forwards(call: Call, program: Program) -> list[Call]:
     """The forward call whose results a backward call reads: ``softmax`` of ``softmax_backward``."""
-    producers = {program.tensors[ref.index].producer for ref in flat_refs((call.args, call.kwargs))}
+    producers = {
+        program.tensors[ref.number].producer for ref in flat_refs((call.args, call.kwargs))
+    }
     calls = [program.calls[op] for op in sorted(producers - {-1})]
     return [
         forward
@@ -143,7 +145,7 @@ def argument_bytes(call: Call, program: Program) -> int:
 
     def note(leaf: Any) -> None:
         if isinstance(leaf, Ref):
-            sizes[leaf.index] = _layout(leaf, program).touched_bytes
+            sizes[leaf.number] = _layout(leaf, program).touched_bytes
 
     map_tree((call.args, dict(call.kwargs)), note)
     return sum(sizes.values())
@@ -155,4 +157,4 @@ def _name(call: Call) -> str:
 
 
 def _layout(leaf: Any, program: Program) -> Any:
-    return program.tensors[leaf.index].layout if isinstance(leaf, Ref) else leaf
+    return program.tensors[leaf.number].layout if isinstance(leaf, Ref) else leaf

@@ -134,7 +134,7 @@ def _fused_update(
     call: Call, program: Program, device: torch.device, count: int, generator: torch.Generator
 ) -> tuple[Callable[[], Any], int]:
     """An update of several parameters of one shape, as fused optimizers launch them."""
-    layout = program.tensors[call.args[0].index].layout
+    layout = program.tensors[call.args[0].number].layout
     if layout is None or call.function not in ("optimizer.adamw", "optimizer.sgd"):
         raise NotImplementedError(f"no fused update for {call.function}")
     num = max(1, min(count, MAX_FUSED, MAX_FUSED_BYTES // max(4 * layout.size_bytes, 1)))

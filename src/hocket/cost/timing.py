@@ -1,8 +1,8 @@
 """How long one call takes on a device: the median of repeated samples of several calls each.
 
-On a processor the calls are timed by the clock. On CUDA the stream is first kept busy by a sleeping
-kernel while the host enqueues the calls, so that the events around them see device time alone,
-launches back to back, whatever the host needs for a call. O(samples · calls).
+On a processor the calls are timed by a clock of the host. On CUDA the stream is first kept busy by
+a sleeping kernel while the host enqueues the calls, so that the events around them see device time
+alone, launches back to back, whatever the host needs for a call. O(samples · calls).
 """
 
 from __future__ import annotations
@@ -43,12 +43,22 @@ def call_s(calls: Sequence[Call], device: torch.device, limit_s: float = 60.0) -
     return statistics.median(sample(calls, num_calls) for _ in range(NUM_SAMPLES))
 
 
+def host_clock() -> Callable[[], float]:
+    """Clock for work that the host does itself.
+
+    With one thread it is the time that this thread had a processor, which the other programs of a
+    shared machine do not lengthen; with several it is the time that passed.
+    """
+    return time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
 def _cpu_sample_s(calls: Sequence[Call], num_calls: int) -> float:
     turns = [calls[index % len(calls)] for index in range(num_calls)]
-    start = time.perf_counter()
+    clock = host_clock()
+    start = clock()
     for call in turns:
         call()
-    return (time.perf_counter() - start) / num_calls
+    return (clock() - start) / num_calls
 
 
 def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
@@ -68,10 +78,11 @@ def _cuda_sample_s(calls: Sequence[Call], num_calls: int) -> float:
 def wall_s(call: Call, device: torch.device, num_samples: int = 15) -> float:
     """Median seconds that the host spends in one call, not waiting for the device to finish."""
     samples = []
+    clock = time.perf_counter if device.type == "cuda" else host_clock()
     for _ in range(num_samples):
         if device.type == "cuda":
             torch.cuda.synchronize()
-        start = time.perf_counter()
+        start = clock()
         call()
-        samples.append(time.perf_counter() - start)
+        samples.append(clock() - start)
     return statistics.median(samples)

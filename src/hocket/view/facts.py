@@ -23,6 +23,8 @@ from hocket.view.names import inert
 from hocket.view.spans import crossings
 
 NUM_TOP_OPS = 12
+COMPUTE, TRANSFERS, LINK_WAITS, OTHER = "compute", "transfers", "waiting for links", "between"
+"""What the critical path spends its time on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,9 @@ class PathFacts:
 
     steps: tuple[PathStep, ...]
     shares: Mapping[str, float]
-    """Part of the step per cause: compute, transfers and the reasons for waiting."""
+    """Part of the step per cause; together the whole step."""
+    device_share: float
+    """Part of the step in ops of the path that had their data before their device was free."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +123,7 @@ class Facts:
 def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
     """Work out the facts of a plan and its timeline."""
     graph, cluster = problem.graph, problem.cluster
-    moved = problem.costs.tensor_bytes[timeline.transfer_tensor]
+    moved = transferred_bytes(problem, timeline)
     return Facts(
         title=f"{inert(graph.name)} on {inert(cluster.name)}",
         planner=inert(plan.planner),
@@ -238,18 +242,23 @@ def step_name(problem: Problem, timeline: Timeline, step: PathStep) -> str:
 
 def _path(problem: Problem, timeline: Timeline) -> PathFacts:
     steps = critical_path(timeline, problem)
-    seconds = {"compute": 0.0, "transfers": 0.0, "waiting": 0.0}
+    spent_s = {COMPUTE: 0.0, TRANSFERS: 0.0, LINK_WAITS: 0.0}
+    device_s = 0.0
     for step in steps:
-        cause = "compute" if step.kind == "op" else "transfers"
-        seconds[cause] += step.end_s - step.start_s
-    rest_s = timeline.makespan_s - sum(seconds.values())
-    seconds["waiting"] = max(rest_s, 0.0)
-    shares = {
-        cause: _share(spent_s, timeline.makespan_s)
-        for cause, spent_s in seconds.items()
-        if spent_s > 0
-    }
-    return PathFacts(steps=steps, shares=shares)
+        length_s = step.end_s - step.start_s
+        if step.kind == "op":
+            spent_s[COMPUTE] += length_s
+            device_s += length_s if step.reason == "device" else 0.0
+        else:
+            ready_s = float(timeline.transfer_ready_s[step.index])
+            held_up_s = min(step.wait_s, step.end_s - ready_s)
+            spent_s[LINK_WAITS] += held_up_s
+            spent_s[TRANSFERS] += step.end_s - ready_s - held_up_s
+    rest_s = timeline.makespan_s - sum(spent_s.values())
+    # What is left is rounding, unless the timeline was measured: then it is time between steps.
+    spent_s[OTHER] = rest_s if rest_s > 1e-6 * timeline.makespan_s else 0.0
+    shares = {cause: _share(s, timeline.makespan_s) for cause, s in spent_s.items() if s > 0}
+    return PathFacts(steps=steps, shares=shares, device_share=_share(device_s, timeline.makespan_s))
 
 
 def _share(part: float, whole: float) -> float:

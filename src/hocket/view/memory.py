@@ -21,6 +21,8 @@ _LABELS = {
     Role.BUFFER: "buffers",
 }
 REST = "activations"
+KINDS = (*_LABELS.values(), REST)
+"""Every kind of memory that is told apart, in the order of the tables."""
 
 
 def memory_by_role(problem: Problem, timeline: Timeline) -> dict[str, tuple[int, ...]]:

@@ -27,3 +27,11 @@ def shorten(text: str, width: int) -> str:
     if cell_len(text) <= width:
         return text
     return set_cell_size(text, max(width - 1, 0)).rstrip() + "…" if width > 0 else ""
+
+
+def shorten_middle(text: str, width: int) -> str:
+    """As `shorten`, keeping both ends: the name of a link ends with its direction."""
+    if cell_len(text) <= width:
+        return text
+    tail = max((width - 1) * 3 // 5, 0)
+    return shorten(text, width - tail) + text[len(text) - tail :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
@@ -22,8 +22,8 @@ from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_seconds
 from hocket.view.facts import Facts, facts_of
-from hocket.view.names import shorten
-from hocket.view.spans import Row, device_rows, link_rows, memory_envelope, part, thinned
+from hocket.view.names import shorten, shorten_middle
+from hocket.view.spans import Row, device_rows, joined, link_rows, memory_envelope, part, thinned
 from hocket.view.wording import of_capacity, percent
 
 LABEL_PX, MARGIN_PX, AXIS_PX, LEGEND_PX = 180, 14, 30, 26
@@ -75,7 +75,8 @@ def draw_timeline(
     for row, link in zip(link_rows(problem, timeline, channels), facts.links, strict=False):
         label, note = link.name, percent(link.busy_share)
         body += _bar(problem, row, _critical_spans(facts, "transfer"), scale, top, LINK_PX)
-        body += _labels(label, note, top + LINK_PX - 2)
+        body.append(_text(MARGIN_PX, top + LINK_PX - 2, shorten_middle(label, 21), "small"))
+        body.append(_note(note, top + LINK_PX - 2))
         top += LINK_PX + GAP_PX / 2
     hidden = len(facts.links) - len(channels)
     if hidden > 0:
@@ -100,7 +101,8 @@ def _device(
 ) -> Iterator[str]:
     device = facts.devices[row.index]
     yield from _bar(problem, row, _critical_spans(facts, "op"), scale, top, BAR_PX)
-    yield from _labels(device.name, percent(device.busy_share), top + 15)
+    yield _text(MARGIN_PX, top + 15, shorten(device.name, 18), "")
+    yield _note(percent(device.busy_share), top + 15)
     memory_top = top + BAR_PX + 4
     time_s, held = memory_envelope(timeline, row.index, int(scale.width) // 2)
     yield memory_paths(
@@ -155,11 +157,10 @@ def _bar(
     for colour, name in enumerate(PHASES if phase is not None else ("transfer",)):
         coloured = shown if phase is None else part(shown, np.flatnonzero(phase == colour))
         yield _marks(name, coloured, scale, top, lane_px)
-    path = part(row, np.flatnonzero(is_critical))
-    # Merged marks of the path keep their full height: the line says where, not how much.
-    flat = thinned(replace(path, lane=np.zeros_like(path.lane), num_lanes=1), pixel_s)
-    flat = replace(flat, busy_s=flat.end_s - flat.start_s)
-    yield _marks("critical", flat, scale, top + height + 0.5, 2)
+    starts, ends = joined(part(row, np.flatnonzero(is_critical)), pixel_s)
+    for start_s, end_s in zip(starts.tolist(), ends.tolist(), strict=True):
+        x, wide = scale.x(start_s), max((end_s - start_s) * scale.px_per_s, 0.5)
+        yield _rect("critical", x, top + height + 0.5, wide, 2)
 
 
 def _marks(name: str, row: Row, scale: _Scale, top: float, lane_px: float) -> str:
@@ -216,9 +217,8 @@ def _legend(timeline: Timeline, y: float) -> Iterator[str]:
         x += 15 + 6.2 * len(label) + 18
 
 
-def _labels(label: str, note: str, y: float) -> Iterator[str]:
-    yield _text(MARGIN_PX, y, shorten(label, 19), "")
-    yield _text(MARGIN_PX + LABEL_PX - 10, y, note, "muted", anchor="end")
+def _note(note: str, y: float) -> str:
+    return _text(MARGIN_PX + LABEL_PX - 10, y, note, "muted", anchor="end")
 
 
 def _rect(name: str, x: float, y: float, width: float, height: float) -> str:

@@ -12,8 +12,17 @@ from hocket.plan.plan import PLAN_SCHEMA, Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_rate, format_seconds
-from hocket.view.facts import DeviceFacts, Facts, fullest_device, price_per_hour
-from hocket.view.memory import memory_by_role
+from hocket.view.facts import (
+    COMPUTE,
+    LINK_WAITS,
+    OTHER,
+    TRANSFERS,
+    DeviceFacts,
+    Facts,
+    fullest_device,
+    price_per_hour,
+)
+from hocket.view.memory import KINDS, memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.payload import path_numbers
 from hocket.view.picture import memory_paths
@@ -26,6 +35,12 @@ if TYPE_CHECKING:
 
 STEPS_PRICED = 1000
 MAX_LINKS, MAX_STEPS = 40, 16
+_CAUSE_CLASSES = {
+    COMPUTE: "compute",
+    TRANSFERS: "transfer",
+    LINK_WAITS: "link-wait",
+    OTHER: "waiting",
+}
 
 
 @dataclass(frozen=True)
@@ -151,18 +166,20 @@ def candidates(comparison: Comparison | None) -> str:
     """What was tried, what each would cost, and which one was chosen."""
     if comparison is None:
         return ""
-    heads = (
+    heads = [
         Head("", "tick"),
         Head("Candidate", "name"),
         Head("Step", "number"),
         Head("Fullest device"),
         Head("Per hour", "number wide"),
         Head("Reason", "wide"),
-    )
+    ]
     rows = [
         _candidate(comparison.problem, candidate, index == comparison.chosen)
         for index, candidate in enumerate(comparison.candidates)
     ]
+    if all(row[4] == "–" for row in rows):
+        heads, rows = heads[:4] + heads[5:], [row[:4] + row[5:] for row in rows]
     classes = [
         "chosen" if index == comparison.chosen else "" if candidate.feasible else "infeasible"
         for index, candidate in enumerate(comparison.candidates)
@@ -216,7 +233,7 @@ def _memory_card(
     text = of_capacity(device.peak_bytes, device.capacity_bytes)
     peak = f"<span>{text}</span>" if device.fits else f'<span class="over">{text} ✗</span>'
     limit = max(device.capacity_bytes, device.peak_bytes, 1)
-    classes = [f"share-{n}" for n in range(len(held))]
+    classes = [f"share-{KINDS.index(label)}" for label in held]
     shares = stack([size / limit for size in held.values()], classes)
     entries = [
         (name, f"{label} {format_bytes(held[label])}")
@@ -260,7 +277,7 @@ def links(facts: Facts) -> str:
 def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
     """Where the time of the step goes and the longest steps of the chain that sets it."""
     shares = facts.path.shares
-    classes = [cause if cause != "transfers" else "transfer" for cause in shares]
+    classes = [_CAUSE_CLASSES[cause] for cause in shares]
     entries = [
         (name, f"{cause} {percent(share)}")
         for name, (cause, share) in zip(classes, shares.items(), strict=True)

@@ -161,6 +161,15 @@ def thinned(row: Row, bin_s: float) -> Row:
     )
 
 
+def joined(row: Row, gap_s: float) -> tuple[FloatArray, FloatArray]:
+    """Starts and ends of the times that the row covers, gaps up to ``gap_s`` filled."""
+    reached = np.maximum.accumulate(row.end_s)
+    opens = np.append(True, row.start_s[1:] - reached[:-1] > gap_s)[: row.num_marks]
+    first = np.flatnonzero(opens)
+    last = np.append(first[1:], row.num_marks)[: len(first)] - 1
+    return row.start_s[first], reached[last]
+
+
 def thinned_to(rows: tuple[Row, ...], horizon_s: float, max_marks: int) -> tuple[Row, ...]:
     """All rows with at most ``max_marks`` marks together, or one per lane where that is more."""
     if sum(row.num_marks for row in rows) <= max_marks:

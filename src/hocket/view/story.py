@@ -8,20 +8,14 @@ from hocket.plan.problem import Problem
 from hocket.simulate.analysis import PathStep
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_seconds
-from hocket.view.facts import Facts, step_name
+from hocket.view.facts import COMPUTE, LINK_WAITS, TRANSFERS, Facts, step_name
 from hocket.view.names import inert
 from hocket.view.wording import count_of, of_capacity, percent
 
-REASONS = {
-    "start": "the start of the step",
-    "data": "its data",
-    "device": "its device",
-    "link": "its link",
-}
-"""What a step of the critical path started after."""
 NEARLY_FULL = 0.92
-BUSY = 0.7
-IDLE = 0.4
+HALF = 0.5
+NOTABLE = 0.1
+"""Part of the step above which a cause is worth a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +46,8 @@ def path_sentence(facts: Facts) -> str:
     """Where the time of the critical path goes."""
     parts = ", ".join(f"{cause} {percent(share)}" for cause, share in facts.path.shares.items())
     steps = count_of(len(facts.path.steps), "step")
-    return f"critical path: {steps}, {format_seconds(facts.step_s)}" + (
-        f" = {parts}" if parts else ""
-    )
+    spent = f" = {parts}" if parts else ""
+    return f"critical path: {steps}, {format_seconds(facts.step_s)}{spent}"
 
 
 def longest_steps(
@@ -85,38 +78,62 @@ def told(problem: Problem, timeline: Timeline, facts: Facts, number: int) -> Tol
 
 
 def reason_text(step: PathStep) -> str:
-    """What a step started after, and how long it had to wait for it."""
-    reason = REASONS.get(step.reason, step.reason)
-    return f"{reason}, {format_seconds(step.wait_s)} later" if step.wait_s > 0 else reason
+    """What a step started after, and what the wait for it cost."""
+    waited = format_seconds(step.wait_s)
+    if step.reason == "data":
+        return f"its data, its device idle for {waited}" if step.wait_s > 0 else "its data"
+    if step.reason == "device":
+        return f"its device was free, ready {waited} before" if step.wait_s > 0 else "its device"
+    if step.reason == "link":
+        return f"its data, {waited} lost to other transfers"
+    return "the start of the step"
 
 
 def advice(facts: Facts) -> tuple[str, ...]:
     """What would shorten the step, as far as the timeline tells."""
-    found: list[str] = []
+    return tuple(line for line in (_compute(facts), _transfers(facts), _memory(facts)) if line)
+
+
+def _compute(facts: Facts) -> str:
+    share, queued = facts.path.shares.get(COMPUTE, 0.0), facts.path.device_share
     busiest = facts.busiest
     idlest = min(facts.devices, key=lambda device: device.busy_share)
-    moving = facts.path.shares.get("transfers", 0.0)
-    if busiest.busy_share >= BUSY and idlest.busy_share <= IDLE:
-        found.append(
-            f"moving work from {busiest.name} ({percent(busiest.busy_share)} busy) "
-            f"to {idlest.name} ({percent(idlest.busy_share)} busy)"
+    used = [device.busy_share for device in facts.devices if device.num_ops]
+    if share < HALF:
+        return ""
+    if len(used) > 1 and sum(used) / len(used) < HALF:
+        return (
+            "overlap, since the devices compute one after another "
+            f"({percent(sum(used) / len(used))} busy on average): a batch in parts, as a pipeline, "
+            "lets them work at the same time"
         )
-    elif busiest.busy_share >= BUSY:
-        found.append(
-            f"faster devices: {busiest.name} computes {percent(busiest.busy_share)} of the step"
+    if queued >= NOTABLE and idlest.busy_share < HALF:
+        return (
+            f"moving independent work from {busiest.name} ({percent(busiest.busy_share)} busy) to "
+            f"{idlest.name} ({percent(idlest.busy_share)} busy): ops that take {percent(queued)} "
+            "of the step had their data before their device was free"
         )
-    if facts.links and facts.links[0].busy_share >= BUSY:
-        link = facts.links[0]
-        found.append(f"more bandwidth on {link.name} ({percent(link.busy_share)} busy)")
-    elif moving >= 0.15:
-        found.append(f"fewer or smaller transfers: they are {percent(moving)} of the critical path")
-    if busiest.busy_share < BUSY and moving < 0.15 and len(facts.devices) > 1:
-        found.append(
-            "more independent work: the ops of the critical path depend on each other, "
-            "so other devices wait"
+    if queued >= NOTABLE:
+        return f"more or faster devices: {percent(share)} of the step is computing"
+    return f"faster devices: {percent(share)} of the step is a chain of ops that need each other"
+
+
+def _transfers(facts: Facts) -> str:
+    moving = facts.path.shares.get(TRANSFERS, 0.0)
+    waiting = facts.path.shares.get(LINK_WAITS, 0.0)
+    if waiting >= NOTABLE:
+        return (
+            f"more bandwidth, first on {facts.links[0].name}: transfers that hinder each other "
+            f"cost {percent(waiting)} of the step"
         )
+    if moving >= NOTABLE:
+        return f"fewer or smaller transfers, or faster links: {percent(moving)} of the step"
+    return ""
+
+
+def _memory(facts: Facts) -> str:
     full = facts.fullest
-    if full.fullness >= NEARLY_FULL:
-        used = of_capacity(full.peak_bytes, full.capacity_bytes)
-        found.append(f"memory on {full.name}, which leaves the planner little choice ({used})")
-    return tuple(found)
+    if full.fullness < NEARLY_FULL:
+        return ""
+    used = of_capacity(full.peak_bytes, full.capacity_bytes)
+    return f"memory on {full.name}, which leaves planners little choice ({used})"

@@ -30,8 +30,9 @@ STEPS_PRICED = 1000
 
 def candidate_table(comparison: Comparison) -> RenderableType:
     """A line per candidate (step, fullest device, price where known, ✔ chosen), then the reason."""
+    problem = comparison.problem
     lines = [
-        _candidate_cells(comparison.problem, candidate, index == comparison.chosen)
+        _candidate_cells(problem, candidate, index == comparison.chosen)
         for index, candidate in enumerate(comparison.candidates)
     ]
     columns = [
@@ -39,29 +40,34 @@ def candidate_table(comparison: Comparison) -> RenderableType:
         Column(title="candidate", is_name=True),
         Column(title="step", align="right"),
         Column(title="fullest", is_name=True),
-        Column(title="peak memory", align="right"),
+        Column(title="peak memory  ", align="right"),
         Column(title="per hour", align="right", rank=2),
         Column(title=f"{STEPS_PRICED:,} steps", align="right", rank=1),
     ]
-    # A column that says nothing (no candidate overflows, no price is known) is left out.
+    # A column that says nothing (no price is known) is left out.
     kept = [i for i in range(len(columns)) if i == 0 or any(line[i].plain for line in lines)]
     table = FittedTable(
         columns=tuple(columns[i] for i in kept),
         rows=[[line[i] for i in kept] for line in lines],
     )
-    return Group(table, verdict(comparison))
+    without_plan = [
+        Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
+        for c in comparison.candidates
+        if c.timeline is None and c.reason
+    ]
+    return Group(table, *without_plan, verdict(comparison))
 
 
 def _candidate_cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
     style = "bold" if chosen else "" if candidate.feasible else "dim"
     step = "–" if candidate.step_s is None else format_seconds(candidate.step_s)
-    device, memory, overflow, hourly, per_steps = "", "", "", "", ""
+    device, hourly, per_steps = "", "", ""
+    memory = Text()
     if candidate.timeline is not None:
         worst = fullest_device(problem, candidate.timeline)
         peak, capacity = int(candidate.timeline.peak_bytes[worst]), problem.memory_bytes[worst]
         device = inert(problem.cluster.device_names[worst])
-        memory = of_capacity(peak, int(capacity))
-        overflow = " ✗" if peak > capacity else "  "
+        memory = _memory_cell(peak, int(capacity), style)
         price = price_per_hour(problem, candidate.timeline)
         if price is not None and candidate.step_s is not None:
             hourly = dollars(price)
@@ -71,10 +77,16 @@ def _candidate_cells(problem: Problem, candidate: Candidate, chosen: bool) -> li
         Text(inert(candidate.planner), style=style),
         Text(step, style=style),
         Text(device, style=style),
-        Text.assemble((memory, style), (overflow, "bold red")),
+        memory,
         Text(hourly, style=style),
         Text(per_steps, style=style),
     ]
+
+
+def _memory_cell(peak_bytes: int, capacity_bytes: int, style: str = "") -> Text:
+    """``7.4 of 8.0 GiB``, with ✗ where it does not fit and room for it where it does."""
+    overflow = " ✗" if peak_bytes > capacity_bytes else "  "
+    return Text.assemble((of_capacity(peak_bytes, capacity_bytes), style), (overflow, "bold red"))
 
 
 def verdict(comparison: Comparison) -> Text:
@@ -127,7 +139,7 @@ def _device_table(facts: Facts) -> FittedTable:
             Column(title="kind", is_name=True, rank=1),
             Column(title="ops", align="right"),
             Column(title="busy", align="right"),
-            Column(title="peak memory", align="right"),
+            Column(title="peak memory  ", align="right"),
         ),
         rows=[
             [
@@ -135,10 +147,7 @@ def _device_table(facts: Facts) -> FittedTable:
                 Text(device.kind, style="dim"),
                 Text(f"{device.num_ops:,}"),
                 Text(percent(device.busy_share)),
-                Text.assemble(
-                    of_capacity(device.peak_bytes, device.capacity_bytes),
-                    ("" if device.fits else " ✗", "bold red"),
-                ),
+                _memory_cell(device.peak_bytes, device.capacity_bytes),
             ]
             for device in facts.devices
         ],
@@ -155,6 +164,7 @@ def _memory_table(problem: Problem, facts: Facts, held: dict[str, tuple[int, ...
         rows=[
             [Text(device.name), *(Text(_or_dash(held[role][index])) for role in held)]
             for index, device in enumerate(facts.devices)
+            if device.peak_bytes
         ],
     )
 

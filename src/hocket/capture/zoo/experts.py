@@ -109,7 +109,7 @@ def moe(
     batch: int, seq: int, *, layers: int = 12, experts: int = 32, width: int = 512,
     hidden: int = 2048, vocabulary: int = 32000,
 ) -> Built:  # fmt: skip
-    """A mixture-of-experts language model; by default 12 layers of 32 experts, 2M parameters each."""
+    """A language model with a mixture of experts per layer: by default 12 layers of 32."""
     model = ExpertTransformer(layers, experts, width, hidden, vocabulary, seq)
     names = ("tokens", "labels")
     return model, {name: torch.randint(vocabulary, (batch, seq)) for name in names}

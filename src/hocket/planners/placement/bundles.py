@@ -1,7 +1,8 @@
 """Bundles: ops that move together when a model is placed by its forward pass.
 
-A backward op sits with its forward partner, ops of one group sit together, and an op of a later
-phase without either follows the op that makes what it reads. Connected components of these ties.
+A backward op sits with its forward partner, ops of one group sit together, an op that updates a
+persistent tensor in place sits with the first op that reads it, and an op of a later phase without
+any of these follows the op that makes what it reads. Connected components of these ties.
 O(ops + reads).
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import ByteArray, IntArray
-from hocket.graph.graph import Graph, Phase
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase
 
 
 def bundle_of(graph: Graph) -> IntArray:
@@ -25,6 +26,7 @@ def bundle_of(graph: Graph) -> IntArray:
         _, first, inverse = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
         tied.append((grouped, grouped[first][inverse]))
     tied.append(_followers(graph))
+    tied.append(_updates(graph))
     rows = np.concatenate([a for a, _ in tied])
     cols = np.concatenate([b for _, b in tied])
     matrix = coo_array(
@@ -48,6 +50,20 @@ def _followers(graph: Graph) -> tuple[IntArray, IntArray]:
             follower.append(op)
             leader.append(int(graph.tensor_producer[largest]))
     return np.array(follower, dtype=np.int32), np.array(leader, dtype=np.int32)
+
+
+def _updates(graph: Graph) -> tuple[IntArray, IntArray]:
+    """Ops that write a tensor that exists before the step, each with the tensor's first reader."""
+    root = np.arange(graph.num_tensors)
+    for tensor in np.flatnonzero(graph.alias_of >= 0):  # a base stands before its aliases
+        root[tensor] = root[graph.alias_of[tensor]]
+    before = graph.tensor_producer < 0
+    first_reader = np.full(graph.num_tensors, graph.num_ops)
+    read = np.flatnonzero(before & (np.diff(graph.user_ptr) > 0))
+    np.minimum.at(first_reader, root[read], graph.users[graph.user_ptr[read]])
+    is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & ~before & before[root]
+    updates = np.flatnonzero(is_update)
+    return graph.tensor_producer[updates], first_reader[root[updates]].astype(np.int32)
 
 
 def op_memory_bytes(graph: Graph) -> ByteArray:

@@ -36,6 +36,15 @@ const hocketPaint = (() => {
     return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= rough * (1 - 1e-9));
   }
 
+  const shortEnd = (name, room) => (name.length > room ? `${name.slice(0, room - 1)}…` : name);
+
+  /** Both ends of the name of a link tell: which link, and which way. */
+  function shortMiddle(name, room) {
+    if (name.length <= room) return name;
+    const tail = Math.ceil((room - 1) * 0.6);
+    return `${name.slice(0, room - 1 - tail)}…${name.slice(-tail)}`;
+  }
+
   // ── two painters of the same frame ───────────────────────────────────────────────────────
 
   function svgPainter() {
@@ -104,7 +113,7 @@ const hocketPaint = (() => {
       const family = style.fontFamily;
       for (const [name, x, y, text, anchor] of frame.texts) {
         context.font = `${name === 'label' ? 12 : 11}px ${family}`;
-        context.fillStyle = colour({ label: 'ink', muted: 'muted', over: 'critical', 'mark-label': 'paper' }[name]);
+        context.fillStyle = colour({ label: 'ink', small: 'ink', muted: 'muted', over: 'critical', 'mark-label': 'paper' }[name]);
         context.textAlign = anchor;
         context.fillText(text, x, y);
       }
@@ -112,5 +121,5 @@ const hocketPaint = (() => {
     return { root, paint };
   }
 
-  return { PHASES, CLASSES, seconds, bytes, percent, tickStep, svgPainter, canvasPainter };
+  return { PHASES, CLASSES, seconds, bytes, percent, tickStep, shortEnd, shortMiddle, svgPainter, canvasPainter };
 })();

@@ -3,7 +3,7 @@
   const data = JSON.parse(document.getElementById('data').textContent);
   const plot = document.getElementById('plot');
   const status = document.getElementById('view-status');
-  const { PHASES, CLASSES, bytes, percent, tickStep } = hocketPaint;
+  const { PHASES, CLASSES, bytes, percent, tickStep, shortEnd, shortMiddle } = hocketPaint;
   const seconds = (ticks) => hocketPaint.seconds(ticks * data.tick_s);
   const SVG_LIMIT = 5000;
   const total = Math.max(data.end, 1);
@@ -13,7 +13,6 @@
   let selected = -1;
 
   // ── where things stand ───────────────────────────────────────────────────────────────────
-
   for (const row of data.rows) {
     row.longest = row.length.reduce((most, length) => Math.max(most, length), 0);
     row.criticalKeys = new Set(row.critical.start.map((start, i) => `${start}/${row.critical.lane[i]}`));
@@ -65,13 +64,14 @@
 
   function addMarks(frame, row, place) {
     const k = scaleX(), laneHeight = place.height / row.lanes;
-    const columns = new Map();
+    // Marks narrower than a pixel are drawn together, as high as they fill the span that they cover.
+    const pending = new Map();
     const flush = (lane) => {
-      const column = columns.get(lane);
-      if (!column) return;
-      const fill = Math.max(0.12, Math.min(1, column.busy)) * laneHeight;
-      clampedRect(frame.rects[column.name], column.x, column.x + 1, place.top + (lane + 1) * laneHeight - fill, fill);
-      columns.delete(lane);
+      const run = pending.get(lane);
+      if (!run) return;
+      const fill = Math.max(0.12, Math.min(1, run.busy / (run.x1 - run.x0))) * laneHeight;
+      clampedRect(frame.rects[run.name], run.x0, Math.max(run.x1, run.x0 + 0.35), place.top + (lane + 1) * laneHeight - fill, fill);
+      pending.delete(lane);
     };
     for (let i = lowerBound(row.start, view.from - row.longest); i < row.start.length && row.start[i] < view.to; i += 1) {
       const x0 = geometry.left + (row.start[i] - view.from) * k;
@@ -81,12 +81,12 @@
       const name = row.link ? 'transfer' : PHASES[data.ops.phase[row.span[i]]];
       const busy = row.busy ? row.busy[i] : 1;
       if (wide < 1) {
-        const x = Math.floor(x0);
-        if (columns.has(lane) && columns.get(lane).x !== x) flush(lane);
-        const column = columns.get(lane) || { x, busy: 0, longest: 0, name };
-        column.busy += wide * busy;
-        if (wide > column.longest) { column.longest = wide; column.name = name; }
-        columns.set(lane, column);
+        if (pending.has(lane) && x0 + wide - pending.get(lane).x0 > 1) flush(lane);
+        const run = pending.get(lane) || { x0, x1: x0, busy: 0, longest: 0, name };
+        run.x1 = x0 + wide;
+        run.busy += wide * busy;
+        if (wide > run.longest) { run.longest = wide; run.name = name; }
+        pending.set(lane, run);
         continue;
       }
       flush(lane);
@@ -95,7 +95,7 @@
       clampedRect(frame.rects[name], x0, x0 + shown, place.top + (lane + 1) * laneHeight - high, high);
       if (wide > 52 && laneHeight > 14 && !row.link) addMarkLabel(frame, row, i, x0, x0 + shown, place);
     }
-    for (const lane of [...columns.keys()]) flush(lane);
+    for (const lane of [...pending.keys()]) flush(lane);
     addCritical(frame, row, place, k);
   }
 
@@ -151,10 +151,10 @@
   }
 
   function addLabels(frame, row, place) {
-    const room = geometry.narrow ? Math.floor(geometry.width / 8) : 20;
-    const name = row.label.length > room ? `${row.label.slice(0, room - 1)}…` : row.label;
+    const room = Math.floor((geometry.narrow ? geometry.width * (row.link ? 0.8 : 0.4) : geometry.left - 50) / letterWidth());
+    const name = row.link ? shortMiddle(row.label, room) : shortEnd(row.label, room);
     const base = geometry.narrow ? place.label + 11 : place.top + Math.min(place.height, 24) / 2 + 4;
-    frame.texts.push(['label', 0, base, name, 'start']);
+    frame.texts.push([row.link ? 'small' : 'label', 0, base, name, 'start']);
     if (geometry.narrow) {
       const note = row.memory_note ? `${row.note} busy · ${row.memory_note}` : row.note;
       frame.texts.push([row.over ? 'over' : 'muted', geometry.right, base, note, 'end']);
@@ -165,7 +165,7 @@
   }
 
   function addAxis(frame) {
-    const step = tickStep(view.to - view.from, Math.max(2, Math.floor((geometry.right - geometry.left) / 110)));
+    const step = tickStep(view.to - view.from, Math.max(2, Math.floor((geometry.right - geometry.left) / 90)));
     for (let n = Math.ceil(view.from / step); n * step <= view.to; n += 1) {
       const x = geometry.left + (n * step - view.from) * scaleX();
       frame.grid.push(x);
@@ -392,7 +392,6 @@
   plot.append(painter.root, brush, tip);
   document.getElementById('static-timeline').hidden = true;
   document.getElementById('live').hidden = false;
-  document.documentElement.classList.remove('no-script');
   new ResizeObserver(draw).observe(plot);
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', draw);
   draw();

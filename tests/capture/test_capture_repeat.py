@@ -1,0 +1,191 @@
+"""Stamping out identical blocks gives exactly what recording all of them gives."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hocket.capture import capture, capture_program, execute, load_model, named_tensors
+from hocket.capture.blocks import find_runs
+from hocket.capture.zoo import experts, language, vision
+
+
+class Residual(nn.Module):
+    def __init__(self, width, position=0):
+        super().__init__()
+        self.position = position
+        self.norm = nn.LayerNorm(width)
+        self.layer = nn.Linear(width, width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x):
+        return x + self.drop(torch.relu(self.layer(self.norm(x))))
+
+
+class Stack(nn.Module):
+    """Blocks in a list; subclasses use them in different ways."""
+
+    def __init__(self, count=9, width=8):
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Residual(width, index) for index in range(count))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+class Indexing(Stack):
+    def forward(self, x):
+        for index in range(9):
+            x = self.blocks[index](x)
+        return x.sum()
+
+
+class Collecting(Stack):
+    def forward(self, x):
+        seen = []
+        for block in self.blocks:
+            x = block(x)
+            seen.append(x)
+        return torch.stack(seen).mean()
+
+
+class Reusing(Stack):
+    def forward(self, x):
+        for _ in range(2):
+            for block in self.blocks:
+                x = block(x)
+        return x.sum()
+
+
+class Counting(Stack):
+    """Every block is scaled by its position: no two are alike."""
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x) * (1.0 + block.position)
+        return x.sum()
+
+
+class Alternating(Stack):
+    def forward(self, x):
+        for index, block in enumerate(self.blocks):
+            x = block(x) if index % 2 else torch.tanh(block(x))
+        return x.sum()
+
+
+class Branching(Stack):
+    """Blocks side by side, not one behind the other."""
+
+    def forward(self, x):
+        return sum(block(x) for block in self.blocks).sum()
+
+
+class Sharing(Stack):
+    """All blocks use one weight and one view of a mask made in the first of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        mask = torch.ones(4, 8, device=x.device).triu()
+        for block in self.blocks:
+            x = functional.linear(block(x) * self.gate, torch.eye(8, device=x.device)) * mask.t()
+        return x.sum()
+
+
+class InPlace(Stack):
+    """The residual stream is written in place, block by block."""
+
+    def forward(self, x):
+        total = torch.zeros_like(x)
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+            total += x.detach()
+        return x.sum() + total.mean()
+
+
+def assert_repeat_is_exact(model, batch, optimizer="adamw"):
+    stamped = capture(model, batch, optimizer=optimizer)
+    full = capture(model, batch, optimizer=optimizer, repeat=False)
+    assert stamped.op_names == full.op_names
+    assert stamped.tensor_names == full.tensor_names
+    assert stamped.content_hash == full.content_hash
+    return stamped.meta["stamped_ops"]
+
+
+STAMPED = {
+    "stack": lambda: (Stack(), torch.randn(4, 8)),
+    "sharing": lambda: (Sharing(), torch.randn(4, 8)),
+    "in place": lambda: (InPlace(), torch.randn(4, 8)),
+    "sequential": lambda: (
+        nn.Sequential(nn.Linear(8, 4), *[Residual(4) for _ in range(7)], nn.Linear(4, 2)),
+        torch.randn(4, 8),
+    ),
+    "gpt2": lambda: load_model("gpt2", batch=2, seq=16),
+    "llama": lambda: language.llama_7b(2, 8, num_hidden_layers=8, hidden_size=32,
+                                       num_attention_heads=2, intermediate_size=48),
+    "t5": lambda: language.t5_base(2, 8, num_layers=8, d_model=32, d_ff=32, num_heads=2, d_kv=8),
+    "resnet152": lambda: vision.resnet(152, 1, size=64),
+    "moe": lambda: experts.moe(1, 8, layers=7, experts=2, width=64, hidden=32, vocabulary=50),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", None])
+@pytest.mark.parametrize("name", STAMPED)
+def test_repeat_equals_full_capture(name, optimizer):
+    with torch.device("meta"):
+        model, batch = STAMPED[name]()
+    assert assert_repeat_is_exact(model, batch, optimizer) > 0
+
+
+@pytest.mark.parametrize("kind", [Indexing, Collecting, Reusing, Counting, Alternating, Branching])
+def test_repeat_falls_back_to_the_full_capture(kind):
+    assert assert_repeat_is_exact(kind(), torch.randn(4, 8)) == 0
+
+
+def test_repeat_program_computes_what_the_model_computes():
+    torch.manual_seed(3)
+    model, x = InPlace(), torch.randn(4, 8)
+    graph, program = capture_program(model, x)
+    assert graph.meta["stamped_ops"] > 0
+    torch.manual_seed(5)
+    executed = execute(program, named_tensors(model, x))
+    torch.manual_seed(5)
+    loss = model(x)
+    loss.backward()
+    assert torch.equal(executed.outputs[0], loss)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(executed.gradients[name], parameter.grad)
+
+
+def test_find_runs_allows_numbers_that_count_positions():
+    (run,) = find_runs(Stack(8))
+    assert run.paths == tuple(f"blocks.{index}" for index in range(8))
+    assert run.kept == ("blocks.0", "blocks.1", "blocks.2", "blocks.6", "blocks.7")
+
+
+def test_find_runs_splits_where_blocks_differ():
+    model = Stack(20)
+    model.blocks[7].drop.p = 0.5
+    model.blocks[15].layer = nn.Linear(8, 8, bias=False)
+    assert [len(run.paths) for run in find_runs(model)] == [7, 7]
+
+
+def test_find_runs_ignores_short_runs_and_one_module_many_times():
+    assert find_runs(Stack(5)) == []
+    block = Residual(4)
+    assert find_runs(nn.Sequential(*[block] * 8)) == []
+
+
+def test_repeat_leaves_the_model_untouched():
+    model = Stack()
+    before = [(name, id(module)) for name, module in model.named_modules()]
+    capture(model, torch.randn(4, 8))
+    assert [(name, id(module)) for name, module in model.named_modules()] == before
+    assert len(model.blocks) == 9

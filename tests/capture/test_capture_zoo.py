@@ -1,0 +1,126 @@
+"""The zoo builds the published models, and users can name their own."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hocket.capture import ZOO, capture, load_model
+from hocket.errors import UsageError
+
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-xl": 1_557_611_200,
+    "llama-1b": 1_235_814_400,
+    "llama-7b": 6_738_415_616,
+    "t5-base": 222_903_552,
+    "vit-base": 86_567_656,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "wide-resnet": 126_886_696,
+    "inception-v3": 27_161_264,
+}
+"""Published by the models' authors or their reference implementations."""
+
+
+def num_parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_zoo_model_has_the_published_number_of_parameters(name):
+    model, _ = load_model(name)
+    assert num_parameters(model) == PARAMETERS[name]
+    assert all(parameter.is_meta for parameter in model.parameters())
+
+
+def test_zoo_experts_have_two_million_parameters_each():
+    model, _ = load_model("moe-12x32")
+    layers = model.layers
+    assert (len(layers), len(layers[0].mixture.experts)) == (12, 32)
+    assert num_parameters(layers[0].mixture.experts[0]) == pytest.approx(2.1e6, rel=0.01)
+    assert num_parameters(model) == pytest.approx(852e6, rel=0.001)
+
+
+SMALL = {"gnmt-4": {"seq": 3}, "gnmt-8": {"seq": 2}, "lstm": {"seq": 4}, "resnet1001": None,
+         "llama-7b": {"seq": 8}, "moe-12x32": {"seq": 8}}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if SMALL.get(name, {}) is not None])
+def test_zoo_model_captures(name):
+    model, batch = load_model(name, batch=2, **SMALL.get(name, {}))
+    graph = capture(model, batch, name=name)
+    assert graph.meta["level"] == "op"
+    assert graph.meta["model"] == name
+    assert graph.meta["batch"] == 2
+    gradient = graph.bytes_by_role()["gradient"]
+    assert gradient == sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def test_load_model_builds_residual_networks_of_any_fitting_depth():
+    model, _ = load_model("resnet200")
+    assert sum(isinstance(m, torch.nn.Conv2d) for m in model.modules()) == 199 + 4
+    with pytest.raises(UsageError, match="no residual network with 60 layers") as caught:
+        load_model("resnet60")
+    assert "1001" in caught.value.hint
+
+
+def test_load_model_takes_batch_seq_dtype_and_device():
+    model, batch = load_model("mlp", batch=3, dtype="bfloat16", device="cpu")
+    assert batch["inputs"].shape == (3, 1024)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.get_default_dtype() == torch.float32
+    assert model(**batch).isfinite()
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message", "hint"),
+    [
+        ("gtp2", {}, "unknown model 'gtp2'", "did you mean 'gpt2'"),
+        ("gpt2", {"dtype": "float31"}, "unknown dtype 'float31'", "did you mean 'float32'"),
+        ("gpt2", {"batch": 0}, "batch is 0", "1 or more"),
+        ("no_such_module:make", {}, "cannot import 'no_such_module'", "package.module:function"),
+        ("nowhere.py:make", {}, "there is no file 'nowhere.py'", "path/file.py:function"),
+    ],
+)
+def test_load_model_refuses_bad_names_with_a_hint(spec, options, message, hint):
+    with pytest.raises(UsageError, match=message) as caught:
+        load_model(spec, **options)
+    assert hint in caught.value.hint
+
+
+FACTORY = """
+import torch
+def make(batch=2):
+    return torch.nn.Linear(4, 4), torch.randn(batch, 4)
+def wrong():
+    return torch.nn.Linear(4, 4)
+"""
+
+
+def test_load_model_calls_the_users_function(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FACTORY)
+    model, batch = load_model(f"{path}:make", batch=5)
+    assert batch.shape == (5, 4)
+    assert capture(model, batch).meta["batch"] == 5
+    for spec, options, message in (
+        ("mak", {}, "has no function 'mak'"),
+        ("wrong", {}, "not a model and a batch"),
+        ("make", {"seq": 3}, "has no parameter 'seq'"),
+    ):
+        with pytest.raises(UsageError, match=message) as caught:
+            load_model(f"{path}:{spec}", **options)
+        assert caught.value.hint
+
+
+def test_capture_room_imports_without_transformers_pydantic_or_numba():
+    code = (
+        "import sys, hocket.capture; "
+        "print([m for m in ('transformers', 'pydantic', 'numba', 'ray') if m in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr

@@ -1,0 +1,53 @@
+"""The compiled engine against the plain-Python oracle, bit for bit, on generated problems."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from simulate.oracle import Oracle, homes_of
+from simulate.problems import placements, plans, problems
+
+from hocket.simulate import home_devices, simulate
+
+GENERATED = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=500,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@GENERATED
+@given(st.data())
+def test_simulate_equals_the_oracle_exactly(data):
+    problem = data.draw(problems())
+    plan = data.draw(plans(problem))
+    timeline = simulate(problem, plan)
+    oracle = Oracle(problem, plan).run()
+    for name, expected in oracle.arrays().items():
+        np.testing.assert_array_equal(getattr(timeline, name), expected, err_msg=name)
+    assert timeline.makespan_s == max(
+        [0.0, *oracle.op_end, *(transfer.end for transfer in oracle.transfers)]
+    )
+
+
+@GENERATED
+@given(st.data())
+def test_home_devices_are_the_first_readers(data):
+    problem = data.draw(problems())
+    device_of = data.draw(placements(problem))
+    homes = home_devices(problem.graph, device_of)
+    assert homes.tolist() == homes_of(problem.graph, device_of.tolist())
+
+
+@GENERATED
+@given(st.data())
+def test_simulate_is_the_same_twice(data):
+    problem = data.draw(problems())
+    plan = data.draw(plans(problem))
+    first, second = simulate(problem, plan), simulate(problem, plan)
+    for spec in fields(first):
+        np.testing.assert_array_equal(getattr(first, spec.name), getattr(second, spec.name))
