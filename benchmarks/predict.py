@@ -14,7 +14,6 @@ import argparse
 import gc
 import itertools
 import json
-import platform
 import statistics
 import sys
 import time
@@ -91,7 +90,7 @@ class Captured:
     profile: Profile
 
 
-def main() -> int:
+def main() -> None:
     arguments = parse_arguments()
     started = time.perf_counter()
     if arguments.device == "cpu":
@@ -102,28 +101,25 @@ def main() -> int:
     cases = [case for case in CASES[arguments.device] if names is None or case.model in names]
     if not cases:
         known = ", ".join(dict.fromkeys(case.model for case in CASES[arguments.device]))
-        print(f"no case for {arguments.models!r}; known: {known}", file=sys.stderr)
-        return 2
+        raise SystemExit(f"no case for {arguments.models!r}; known: {known}")
     rows: list[dict[str, Any]] = []
     captured: dict[str, Captured] = {}
     for case in cases:
         row: dict[str, Any] = {"case": case.label, **asdict(case)}
         rows.append(row)
-        if time.perf_counter() - started > arguments.budget:
-            row["error"] = "skipped: the time budget was used up"
-            continue
         try:
+            if time.perf_counter() - started > arguments.budget:
+                raise TimeoutError("skipped: the time budget was used up")
             run_case(case, row, captured, cluster, arguments.device)
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
             traceback.print_exc()
-        gc.collect()
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
         say(f"{case.label}: done after {time.perf_counter() - started:.0f} s")
-    calibration = predict_calibrated(rows, captured, cluster)
-    write_results(arguments.out, rows, captured, cluster, calibration)
-    return 0
+        # After every case, so that a crash of the next one loses nothing.
+        calibration = predict_calibrated(rows, captured, cluster)
+        write_results(arguments.out, rows, captured, cluster, calibration)
+    print((arguments.out / "table.md").read_text(), end="", flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -151,6 +147,15 @@ def cluster_for(device: str, text: str) -> Cluster:
     return replace(cluster, devices=(wanted[0],), links=())
 
 
+def free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
 def run_case(
     case: Case, row: dict[str, Any], captured: dict[str, Captured], cluster: Cluster, device: str
 ) -> None:
@@ -162,25 +167,21 @@ def run_case(
     say(f"{case.label}: {graph.num_ops} ops captured in {row['capture_s']:.1f} s")
     start = time.perf_counter()
     kind = cluster.devices[0].kind
-    profile = profile_program(
-        graph, program, kind, device=device, budget_s=PROFILE_BUDGET_S[device]
-    )
-    row["profile_s"] = time.perf_counter() - start
+    budget_s = PROFILE_BUDGET_S[device]
+    profile = profile_program(graph, program, kind, device=device, budget_s=budget_s)
+    row["profiling_s"] = time.perf_counter() - start
     row["signatures"], row["missing"] = len(profile.entries), dict(profile.missing)
-    say(f"{case.label}: {profile!r} in {row['profile_s']:.1f} s, {len(profile.missing)} missing")
+    say(f"{case.label}: {profile!r} in {row['profiling_s']:.1f} s, {len(profile.missing)} missing")
     del model, batch, program
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
+    free_memory()
     captured[case.label] = Captured(graph, profile)
     row["host"] = asdict(profile.host)
-    for name, costs in (
-        ("default", estimate_costs(graph, cluster)),
-        ("profile", estimate_costs(graph, cluster, profile=profile)),
-    ):
-        row[f"{name}_s"] = float(costs.op_s[0].sum())
-    row["profile_phases_s"] = phase_sums(graph, costs.op_s[0])
-    row["views_and_missing"] = costs.sources().get("model", 0)
+    row["default_s"] = float(estimate_costs(graph, cluster).op_s.sum())
+    op_s = estimate_costs(graph, cluster, profile=profile).op_s[0]
+    row["profile_s"] = float(op_s.sum())
+    row["profile_phases_s"] = {
+        phase.name.lower(): float(op_s[graph.op_phase == phase].sum()) for phase in Phase
+    }
     row |= measure_case(case, device)
     for phase, measured_s in row["measured_phases_s"].items():
         predicted_s = row["profile_phases_s"][phase]
@@ -188,10 +189,6 @@ def run_case(
     if device == "cuda":
         row["predicted_peak_bytes"] = predicted_peak_bytes(graph, cluster, profile)
         row["reserved_bytes"] = profile.reserved_bytes
-
-
-def phase_sums(graph: Graph, op_s: Any) -> dict[str, float]:
-    return {phase.name.lower(): float(op_s[graph.op_phase == phase].sum()) for phase in Phase}
 
 
 def predicted_peak_bytes(graph: Graph, cluster: Cluster, profile: Profile) -> int:
@@ -306,17 +303,14 @@ def predict_calibrated(
     if not fit:
         return None
     kind = cluster.devices[0].kind
-    merged = merge_profiles(fit)
-    calibration = calibrate(merged, kind)
+    calibration = calibrate(merge_profiles(fit), kind)
     for row in rows:
         if row["case"] in captured:
-            graph = captured[row["case"]].graph
-            costs = estimate_costs(graph, cluster, calibration=calibration)
-            row["calibrated_s"] = float(costs.op_s[0].sum())
-            row["families"] = [
-                {**asdict(error), "error": error.error}
-                for error in calibration_errors(calibration, captured[row["case"]].profile, kind)
-            ]
+            case = captured[row["case"]]
+            costs = estimate_costs(case.graph, cluster, calibration=calibration)
+            row["calibrated_s"] = float(costs.op_s.sum())
+            errors = calibration_errors(calibration, case.profile, kind)
+            row["families"] = [{**asdict(error), "error": error.error} for error in errors]
     return calibration
 
 
@@ -328,14 +322,14 @@ def write_results(
     calibration: Calibration | None,
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
+    first = next((c.profile for c in captured.values()), None)
     machine = {
-        "device": next((c.profile.device for c in captured.values()), ""),
+        "device": first.device if first else "",
         "device_kind": cluster.devices[0].kind.name,
-        "versions": {**next((c.profile.versions for c in captured.values()), {}),
-                     "python": platform.python_version()},
+        "versions": dict(first.versions) if first else {},
         "command": " ".join(sys.argv),
         "date": time.strftime("%Y-%m-%d"),
-    }  # fmt: skip
+    }
     summary = summarise(rows)
     results = {"machine": machine, "summary": summary, "cases": rows}
     (out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
@@ -343,9 +337,7 @@ def write_results(
         write_profile(merge_profiles([c.profile for c in captured.values()]), out / "profile.json")
     if calibration is not None:
         write_calibration(calibration, out / "calibration.json")
-    text = table(rows, machine, summary)
-    (out / "table.md").write_text(text)
-    print(text, end="", flush=True)
+    (out / "table.md").write_text(table(rows, machine, summary))
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -380,9 +372,8 @@ def table(
         "|---|---:|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        cells = [row["case"], str(row.get("num_ops", "")), row["role"]]
-        if "error" in row:
-            cells[2] = f"{row['role']}; {row['error']}".replace("|", "/")
+        note = f"; {row['error']}".replace("|", "/") if "error" in row else ""
+        cells = [row["case"], str(row.get("num_ops", "")), row["role"] + note]
         measured_s = row.get("measured_s")
         cells.append("–" if measured_s is None else format_seconds(measured_s))
         cells += [
@@ -393,12 +384,8 @@ def table(
         cells.append("–" if peak_bytes is None else format_bytes(peak_bytes))
         cells.append(compared(row.get("predicted_peak_bytes"), peak_bytes, format_bytes))
         lines.append(f"| {' | '.join(cells)} |")
-    lines.append("")
-    lines += [
-        f"- median error, {name}: {value:.1%}"
-        for name, value in summary.items()
-        if value is not None
-    ]
+    known = {name: value for name, value in summary.items() if value is not None}
+    lines += ["", *(f"- median error, {name}: {value:.1%}" for name, value in known.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -410,9 +397,5 @@ def compared(predicted: float | None, measured: float | None, shown: Any) -> str
     return f"{shown(predicted)} ({predicted / measured - 1:+.1%})"
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

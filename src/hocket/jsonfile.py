@@ -28,8 +28,8 @@ HEAD_BYTES = 64 * 1024
 _CHUNK_BYTES = 2**20
 _MIN_BOMB_BYTES = 64 * 2**20
 """What any gzip file may unpack to, however small it is."""
-_MAX_RATIO = 200
-"""Real files shrink 5 to 40 times; gzip can do 1030 times on a file made to fill the memory."""
+_MAX_RATIO = 60
+"""Real files shrink 3 to 9 times; gzip can do 1030 times on a file made to fill the memory."""
 
 
 def read_json(path: str | Path, max_bytes: int = 512 * 2**20) -> object:

@@ -30,14 +30,14 @@ class LongShort(nn.Module):
 
 MODELS = {
     "gpt2": lambda: language.gpt2(
-        2, 8, n_layer=7, n_embd=32, n_head=2, vocab_size=64, **SPECIAL_TOKENS
+        2, 8, n_layer=6, n_embd=32, n_head=2, vocab_size=64, **SPECIAL_TOKENS
     ),
     "bert": lambda: language.bert_large(2, 8, num_hidden_layers=2, **TINY),
     "llama": lambda: language.llama_7b(
         2, 8, num_hidden_layers=6, num_key_value_heads=1, **TINY, **SPECIAL_TOKENS
     ),
     "t5": lambda: language.t5_base(
-        2, 8, num_layers=6, d_model=32, d_kv=8, d_ff=32, num_heads=2, vocab_size=64
+        2, 8, num_layers=2, d_model=32, d_kv=8, d_ff=32, num_heads=2, vocab_size=64
     ),
     "vit": lambda: language.vit_base(
         2, 0, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48,

@@ -92,7 +92,7 @@ class Sharing(Stack):
         self.gate = nn.Parameter(torch.ones(8))
 
     def forward(self, x):
-        mask = torch.ones(4, 8, device=x.device).triu()
+        mask = torch.ones(8, 4, device=x.device).triu()
         for block in self.blocks:
             x = functional.linear(block(x) * self.gate, torch.eye(8, device=x.device)) * mask.t()
         return x.sum()
@@ -128,17 +128,24 @@ STAMPED = {
         torch.randn(4, 8),
     ),
     "gpt2": lambda: load_model("gpt2", batch=2, seq=16),
-    "llama": lambda: language.llama_7b(2, 8, num_hidden_layers=8, hidden_size=32,
+    "llama": lambda: language.llama_7b(2, 8, num_hidden_layers=6, hidden_size=32,
                                        num_attention_heads=2, intermediate_size=48),
-    "t5": lambda: language.t5_base(2, 8, num_layers=8, d_model=32, d_ff=32, num_heads=2, d_kv=8),
+    "t5": lambda: language.t5_base(2, 8, num_layers=7, d_model=32, d_ff=32, num_heads=2, d_kv=8),
     "resnet152": lambda: vision.resnet(152, 1, size=64),
-    "moe": lambda: experts.moe(1, 8, layers=7, experts=2, width=64, hidden=32, vocabulary=50),
+    "moe": lambda: experts.moe(1, 8, layers=6, experts=2, width=64, hidden=32, vocabulary=50),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd", None])
 @pytest.mark.parametrize("name", STAMPED)
-def test_repeat_equals_full_capture(name, optimizer):
+def test_repeat_equals_full_capture_of_training(name):
+    with torch.device("meta"):
+        model, batch = STAMPED[name]()
+    assert assert_repeat_is_exact(model, batch) > 0
+
+
+@pytest.mark.parametrize("name", ["stack", "sharing", "in place", "sequential", "llama"])
+@pytest.mark.parametrize("optimizer", ["sgd", None])
+def test_repeat_equals_full_capture_with_other_optimizers(name, optimizer):
     with torch.device("meta"):
         model, batch = STAMPED[name]()
     assert assert_repeat_is_exact(model, batch, optimizer) > 0

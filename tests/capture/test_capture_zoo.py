@@ -37,6 +37,12 @@ def test_zoo_model_has_the_published_number_of_parameters(name):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
+def test_zoo_names_build():
+    assert set(ZOO) >= {*PARAMETERS, *QUICK, *UNROLLED, "moe-12x32", "resnet1001"}
+    model, _ = load_model("resnet1001")
+    assert sum(isinstance(m, torch.nn.Conv2d) for m in model.modules()) == 1000 + 4
+
+
 def test_zoo_experts_have_two_million_parameters_each():
     model, _ = load_model("moe-12x32")
     layers = model.layers
@@ -45,13 +51,14 @@ def test_zoo_experts_have_two_million_parameters_each():
     assert num_parameters(model) == pytest.approx(852e6, rel=0.001)
 
 
-SMALL = {"gnmt-4": {"seq": 3}, "gnmt-8": {"seq": 2}, "lstm": {"seq": 4}, "resnet1001": None,
-         "llama-7b": {"seq": 8}, "moe-12x32": {"seq": 8}}  # fmt: skip
+QUICK = ("gpt2", "bert-large", "llama-1b", "t5-base", "vit-base", "mixtral-small", "resnet50",
+         "inception-v3", "mlp")  # fmt: skip
+UNROLLED = {"gnmt-4": 3, "gnmt-8": 2, "lstm": 4}
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if SMALL.get(name, {}) is not None])
+@pytest.mark.parametrize("name", [*QUICK, *UNROLLED])
 def test_zoo_model_captures(name):
-    model, batch = load_model(name, batch=2, **SMALL.get(name, {}))
+    model, batch = load_model(name, batch=2, seq=UNROLLED.get(name, 16))
     graph = capture(model, batch, name=name)
     assert graph.meta["level"] == "op"
     assert graph.meta["model"] == name

@@ -136,6 +136,19 @@ def test_calibrate_carries_the_host_overhead_to_other_models():
     assert costs.op_s.sum() == pytest.approx(10e-3)
 
 
+def test_calibration_carries_the_figures_that_it_refers_to():
+    """Processors are measured anew each time; that must not change calibrated times."""
+    calibration = calibrate(synthetic_profile(KindFit(), 0), TESLA)
+    today = replace(TESLA, peak_flops={"float32": 7e12}, memory_bandwidth_bps=3e11, launch_s=1e-3)
+    graph = graph_of([{"kind": "aten.mm", "flops": 1e12, "bytes_touched": 10**6},
+                      {"kind": "aten.add", "bytes_touched": 10**9},
+                      {"kind": "aten.add", "bytes_touched": 1}])  # fmt: skip
+    one = estimate_costs(graph, cluster_of(TESLA), calibration=calibration)
+    other = estimate_costs(graph, cluster_of(today), calibration=calibration)
+    assert one.op_s.tolist() == other.op_s.tolist()
+    assert one.op_s.tolist() != estimate_costs(graph, cluster_of(today)).op_s.tolist()
+
+
 def test_calibrate_refuses_another_kind():
     with pytest.raises(UsageError, match="'tesla', not of 'xeon'"):
         calibrate(profile_of([entry_of("mm", 1e-3)]), CPU)
@@ -145,12 +158,13 @@ def test_calibrate_survives_empty_and_zero_profiles():
     for entries in ([], [entry_of("mm", 0.0)], [entry_of("x", 1.0, flops=0.0, bytes_touched=0)]):
         fit = calibrate(profile_of(entries), TESLA).kinds["tesla"]
         assert fit.efficiency == {}
-        assert fit.launch_s is None
+        assert fit.launch_s == TESLA.launch_s
 
 
 def test_calibration_file_round_trips_and_is_deterministic(tmp_path):
     fit = KindFit({"matmul/float16": Efficiency(0.1, 1 / 3), "copy": Efficiency(1.0, 2.0)}, None)
-    calibration = Calibration({"b": fit, "a": replace(fit, launch_s=1e-6)}, "somewhere")
+    figures = replace(fit, launch_s=1e-6, peak_flops={"tf32": 1e12}, memory_bandwidth_bps=3e9)
+    calibration = Calibration({"b": fit, "a": figures}, "somewhere")
     write_calibration(calibration, tmp_path / "one.json")
     again = read_calibration(tmp_path / "one.json")
     assert again.kinds == calibration.kinds
@@ -169,6 +183,8 @@ def test_calibration_file_round_trips_and_is_deterministic(tmp_path):
         (("kinds", "tesla", "efficiency", "copy", "memory"), True, "expected a number", "number"),
         (("kinds", "tesla", "launch_s"), -1, "out of range", "between"),
         (("kinds", "tesla", "launch_s"), 10**400, "out of range", "between"),
+        (("kinds", "tesla", "peak_flops"), {"float31": 1}, "unknown key 'float31'", "'float32'"),
+        (("kinds", "tesla", "memory_bandwidth_bps"), "1GB/s", "expected a number", "number"),
         (("kinds", "tesla", "host", "overlaps"), 1, "true or false", "write one"),
         (("kinds",), [], "expected an object", "names"),
     ],

@@ -31,7 +31,7 @@ def test_predict_script_compares_prediction_and_run(predict, monkeypatch, tmp_pa
     monkeypatch.setattr(sys, "argv", ["predict.py", "--device", "cpu", "--out", str(tmp_path)])
     threads = torch.get_num_threads()
     try:
-        assert predict.main() == 0
+        predict.main()
     finally:
         torch.set_num_threads(threads)
     results = json.loads((tmp_path / "results.json").read_text())

@@ -96,7 +96,7 @@ def test_read_graph_refuses_a_gzip_bomb_before_it_is_unpacked(tmp_path, start):
     four_gigabytes = gzip.compress((b" " if start else b"\0") * (8 * MB)) * 500
     path = written(tmp_path, gzip.compress(start) * bool(start) + four_gigabytes)
     assert path.stat().st_size < 5 * MB
-    assert peak_bytes_of_refusing(path) < (700 * MB if start else 10 * MB)
+    assert peak_bytes_of_refusing(path) < (450 * MB if start else 10 * MB)
 
 
 @pytest.mark.parametrize(

@@ -193,9 +193,7 @@ class Oracle:
     def end_transfer(self, transfer: Transfer) -> None:
         transfer.end, transfer.due, transfer.due_s = self.now, "", math.inf
         self.present.add((transfer.tensor, transfer.dst))
-        self.use_up(
-            transfer.tensor, transfer.src, ("sent", transfer.tensor, transfer.dst)
-        )
+        self.use_up(transfer.tensor, transfer.src, ("sent", transfer.tensor, transfer.dst))
 
     def end_all(self) -> None:
         for op in range(self.graph.num_ops):
@@ -281,7 +279,9 @@ class Oracle:
             waiting = [op for op in own if math.isnan(self.op_start[op])]
             if self.order is not None:
                 waiting = [op for op in self.order[device] if op in waiting][:1]
-            ready = [op for op in waiting if all((t, device) in self.present for t in self.reads[op])]
+            ready = [
+                op for op in waiting if all((t, device) in self.present for t in self.reads[op])
+            ]
             if ready:
                 self.start_op(min(ready, key=lambda op: (self.priority[op], op)))
 

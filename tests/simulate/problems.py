@@ -26,10 +26,11 @@ def graphs(draw: Any, max_ops: int = 10, max_before: int = 4) -> Graph:
         base = draw(st.sampled_from([-1, -1, *tensors]))
         role = draw(st.sampled_from(BEFORE_ROLES))
         tensors.append(builder.tensor(f"before{index}", draw(SIZES), role=role, alias_of=base))
-    for index in range(draw(st.integers(1, max_ops))):
-        reads = draw(st.lists(st.sampled_from(tensors), unique=True, max_size=3)) if tensors else []
+    for index in range(draw(st.sampled_from([1, max_ops // 2, max_ops, max_ops]))):
+        choice = st.lists(st.sampled_from(tensors), unique=True, min_size=1, max_size=3)
+        reads = draw(choice) if tensors and draw(st.integers(0, 3)) else []
         op = builder.op(f"op{index}", reads=reads, workspace_bytes=draw(SIZES))
-        for number in range(draw(st.integers(0, 2))):
+        for number in range(draw(st.sampled_from([1, 1, 0, 2]))):
             base = draw(st.sampled_from([-1, *reads]))
             roles = MADE_ROLES if base < 0 else (*MADE_ROLES, *BEFORE_ROLES)
             role = draw(st.sampled_from(roles))
@@ -48,7 +49,7 @@ BANDWIDTHS = st.sampled_from([1.0, 8.0, 10.0, 64.0])
 @st.composite
 def clusters(draw: Any, max_devices: int = 4) -> Cluster:
     """A bus, all pairs joined, a star around a switch, or two hosts joined by one link."""
-    num = draw(st.integers(1, max_devices))
+    num = draw(st.sampled_from([max_devices, *range(1, max_devices + 1)]))
     kinds = [device_kind(name) for name in ("fast", "slow")]
     devices = tuple(
         device(f"gpu{index}", draw(st.sampled_from(kinds)), host=f"host{index % 2}")
@@ -118,9 +119,7 @@ def plans(draw: Any, problem: Problem, orders: tuple[str, ...] = ("none", "prior
     form = draw(st.sampled_from(orders))
     if form == "none":
         return Plan(planner="generated", device_of=device_of)
-    keys = draw(
-        st.lists(st.integers(0, 3).map(float), min_size=num_ops, max_size=num_ops)
-    )
+    keys = draw(st.lists(st.integers(0, 3).map(float), min_size=num_ops, max_size=num_ops))
     if form == "priority":
         return Plan(planner="generated", device_of=device_of, priority=np.array(keys))
     order = topological_order(problem.graph, keys)

@@ -15,7 +15,7 @@ from hocket.simulate import home_devices, simulate
 GENERATED = settings(
     derandomize=True,
     deadline=None,
-    max_examples=500,
+    max_examples=300,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
@@ -34,7 +34,7 @@ def test_simulate_equals_the_oracle_exactly(data):
     )
 
 
-@GENERATED
+@settings(GENERATED, max_examples=80)
 @given(st.data())
 def test_home_devices_are_the_first_readers(data):
     problem = data.draw(problems())
@@ -43,7 +43,7 @@ def test_home_devices_are_the_first_readers(data):
     assert homes.tolist() == homes_of(problem.graph, device_of.tolist())
 
 
-@GENERATED
+@settings(GENERATED, max_examples=30)
 @given(st.data())
 def test_simulate_is_the_same_twice(data):
     problem = data.draw(problems())

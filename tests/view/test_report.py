@@ -17,13 +17,14 @@ from view.view_samples import (
     comparison_of,
     hostile_sample,
     layered_graph,
+    listed_timeline,
     problem_of,
     random_sample,
     sample,
     small_cluster,
 )
 
-from hocket.graph import Graph
+from hocket.graph import Graph, OpColumns, TensorColumns, assemble
 from hocket.plan.plan import Plan
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_seconds
@@ -170,35 +171,34 @@ def test_report_of_a_step_without_ops_or_time_is_still_a_page():
 
 
 def huge(num_ops: int, num_devices: int) -> Sample:
-    """A chain of ops dealt out in turns, with as many transfers; built from columns."""
-    from hocket.graph import OpColumns, TensorColumns, assemble
-
+    """As many chains as devices; each moves on to the next device after every eighth op."""
     names = [f"transformer.h.{i // 40}.block.{i % 40}.aten.mm.{i}" for i in range(num_ops)]
     kinds = [f"aten.kind{i % 40}" for i in range(num_ops)]
+    op = np.arange(num_ops)
     graph: Graph = assemble(
         "huge",
         OpColumns(name=names, kind=kinds, flops=np.full(num_ops, 1e7)),
         TensorColumns(
-            name=[f"t{i}" for i in range(num_ops)],
-            bytes=np.full(num_ops, 2**16),
-            producer=np.arange(num_ops),
+            name=[f"t{i}" for i in range(num_ops)], bytes=np.full(num_ops, 2**16), producer=op
         ),
-        np.concatenate(([0], np.arange(num_ops))),
-        np.arange(num_ops - 1),
+        np.maximum(np.arange(num_ops + 1) - num_devices, 0),
+        np.arange(num_ops - num_devices),
     )
     problem = problem_of(graph, small_cluster(num_devices))
-    device_of = (np.arange(num_ops) // 8 % num_devices).astype(np.int32)
-    start = np.arange(num_ops) * 1.3e-6
+    turn = op // num_devices
+    device_of = ((op + turn // 8) % num_devices).astype(np.int32)
+    start = turn * 1.3e-6
     end = start + 1e-6
-    moved = np.flatnonzero(device_of[:-1] != device_of[1:]).astype(np.int32)
+    reader = np.arange(num_devices, num_ops)
+    moved = reader[device_of[reader - num_devices] != device_of[reader]] - num_devices
     curve = np.arange(num_ops // num_devices)
     timeline = Timeline(
         makespan_s=float(end[-1]), op_device=device_of, op_start_s=start, op_end_s=end,
-        transfer_tensor=moved, transfer_src=device_of[moved], transfer_dst=device_of[moved + 1],
-        transfer_ready_s=end[moved], transfer_start_s=end[moved],
-        transfer_end_s=start[moved + 1],
+        transfer_tensor=moved.astype(np.int32), transfer_src=device_of[moved],
+        transfer_dst=device_of[moved + num_devices], transfer_ready_s=end[moved],
+        transfer_start_s=end[moved], transfer_end_s=start[moved + num_devices],
         memory_ptr=np.arange(num_devices + 1) * len(curve),
-        memory_time_s=np.tile(curve * 1e-6, num_devices),
+        memory_time_s=np.tile(curve * 1.3e-6, num_devices),
         memory_bytes=np.tile(curve % 977 * 2**10, num_devices),
         peak_bytes=np.full(num_devices, 976 * 2**10),
     )  # fmt: skip
@@ -243,9 +243,11 @@ def test_picture_stays_inside_its_width():
         assert float(x) <= 640
 
 
-def test_picture_of_many_ops_is_as_small_as_of_few():
-    size = len(timeline_svg(*huge(40_000, 4).parts))
-    assert size < 400_000
+def test_picture_has_a_size_by_pixels_and_not_by_ops():
+    num_rows, bytes_per_pixel = 4 + 8, 50
+    for num_ops in (20_000, 80_000):
+        picture = timeline_svg(*huge(num_ops, 4).parts, width=800)
+        assert len(picture) < 800 * num_rows * bytes_per_pixel
 
 
 def test_picture_of_hostile_names_is_xml():
@@ -274,8 +276,6 @@ def test_report_names_a_graph_that_planners_see(tmp_path):
     graph = layered_graph(2, name="named")
     problem = problem_of(graph, small_cluster(2))
     plan = Plan(planner="p", device_of=np.zeros(graph.num_ops, np.int32))
-    from view.view_samples import listed_timeline
-
     html = report_html(problem, plan, listed_timeline(problem, plan))
     assert "<h1>named on mixed</h1>" in html
     assert "Nothing is sent between devices." in html

@@ -22,6 +22,8 @@ from hocket.graph import Phase
 
 _NUM_KEPT = NUM_FIRST + NUM_LAST
 _OUTSIDE = -1
+_FIXED = (_OUTSIDE, 0, _NUM_KEPT - 1)
+"""Where the copies find the same things as the block that they are made from."""
 
 Place = tuple[int, Any]
 """(block, position inside it); for values outside all blocks (-1, number)."""
@@ -185,16 +187,16 @@ def _same_value(layout: _Layout, a: int, b: int, block: int) -> bool:
 
 
 def _same_place(a: Place, b: Place, block: int) -> bool:
+    """Whether the place that ``block`` uses is, seen from there, the one that its next uses."""
     if a == b:
-        return a[0] in (_OUTSIDE, 0, _NUM_KEPT - 1)
-    if _OUTSIDE in (a[0], b[0]):
-        return False
-    step_a, step_b = a[0] - block, b[0] - block - 1
-    if step_a != step_b:
-        return False
-    # The first and the last block may be built differently; the other pair of blocks proves how
-    # inner neighbours use each other.
-    return a[1] == b[1] or a[0] == 0 or b[0] == _NUM_KEPT - 1
+        return a[0] in _FIXED
+    if a[0] - block == b[0] - block - 1 and a[1] == b[1]:
+        return True
+    # What stands before the first inner block and behind the last one may be built differently;
+    # the other pair of blocks proves how inner neighbours use each other.
+    before = block == TEMPLATE - 1 and b[0] == TEMPLATE - 1 and a[0] in _FIXED
+    behind = block == TEMPLATE and a[0] == TEMPLATE + 1 and b[0] in _FIXED
+    return before or behind
 
 
 def _same_leaves(layout: _Layout, mine: list[Any], others: list[Any], block: int) -> bool:

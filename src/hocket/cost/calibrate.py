@@ -96,7 +96,9 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
                     measured_s[part], compute_s[part], memory_s[part],
                     spent_s[part], launch_s, DEFAULT_EFFICIENCY[family],
                 )  # fmt: skip
-    fit = KindFit(efficiency, floor_s, profile.host)
+    fit = KindFit(
+        efficiency, launch_s, profile.host, dict(kind.peak_flops), kind.memory_bandwidth_bps
+    )
     return Calibration({kind.name: fit}, f"{len(profile.entries)} signatures on {profile.device}")
 
 
@@ -202,6 +204,8 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
         name: {
             "launch_s": fit.launch_s,
             "host": asdict(fit.host),
+            "peak_flops": dict(sorted(fit.peak_flops.items())),
+            "memory_bandwidth_bps": fit.memory_bandwidth_bps,
             "efficiency": {key: asdict(fit.efficiency[key]) for key in sorted(fit.efficiency)},
         }
         for name, fit in sorted(calibration.kinds.items())
@@ -221,8 +225,9 @@ def calibration_from_dict(data: object, where: str) -> Calibration:
 
 
 def _fit(data: object, where: str) -> KindFit:
-    fit = strict.record(data, where, ("efficiency",), ("launch_s", "host"))
-    launch_s = fit.get("launch_s")
+    optional = ("launch_s", "host", "peak_flops", "memory_bandwidth_bps")
+    fit = strict.record(data, where, ("efficiency",), optional)
+    launch_s, bandwidth_bps = fit.get("launch_s"), fit.get("memory_bandwidth_bps")
     known = {f"{family}{end}" for family in FAMILIES for end in ("", *(f"/{d}" for d in DTYPES))}
     efficiency = {}
     for key, value in sorted(strict.table(fit["efficiency"], f"{where}.efficiency").items()):
@@ -233,8 +238,16 @@ def _fit(data: object, where: str) -> KindFit:
             strict.number(pair["compute"], f"{place}.compute", MIN_EFFICIENCY, 10.0),
             strict.number(pair["memory"], f"{place}.memory", MIN_EFFICIENCY, 10.0),
         )
+    peaks = strict.record(fit.get("peak_flops", {}), f"{where}.peak_flops", (), (*DTYPES, "tf32"))
     return KindFit(
         efficiency,
         None if launch_s is None else strict.number(launch_s, f"{where}.launch_s", 0, MAX_SECONDS),
         host_from_dict(fit["host"], f"{where}.host") if "host" in fit else KindFit().host,
+        {
+            dtype: strict.number(peaks[dtype], f"{where}.peak_flops.{dtype}", 1, 1e24)
+            for dtype in sorted(peaks)
+        },
+        None
+        if bandwidth_bps is None
+        else strict.number(bandwidth_bps, f"{where}.memory_bandwidth_bps", 1, 1e24),
     )

@@ -8,7 +8,7 @@ types index one small table of rates, so a graph costs one lookup per op. O(ops)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -82,6 +82,23 @@ class KindFit:
     launch_s: float | None = None
     """Launch floor; None: the one of the data sheet."""
     host: HostOverhead = field(default_factory=HostOverhead)
+    peak_flops: Mapping[str, float] = field(default_factory=dict)
+    """Peaks that the efficiencies refer to; empty: those of the data sheet."""
+    memory_bandwidth_bps: float | None = None
+    """Bandwidth that they refer to; None: that of the data sheet."""
+
+    def figures(self, kind: DeviceKind) -> DeviceKind:
+        """The kind with the figures that this fit refers to.
+
+        Figures of processors are measured each time a machine is looked at and differ a little;
+        efficiencies must meet the ones that they were fitted with.
+        """
+        return replace(
+            kind,
+            peak_flops=self.peak_flops or kind.peak_flops,
+            memory_bandwidth_bps=self.memory_bandwidth_bps or kind.memory_bandwidth_bps,
+            launch_s=kind.launch_s if self.launch_s is None else self.launch_s,
+        )
 
     def of(self, family: str, dtype: str) -> Efficiency:
         """Efficiency of a family for a number type."""
@@ -144,9 +161,9 @@ def roofline_s(work: Work, kind: DeviceKind, fit: KindFit | None = None) -> Floa
     attained = [[fit.of(family, dtype) for dtype in DTYPES] for family in FAMILIES]
     compute = np.array([[cell.compute for cell in row] for row in attained])
     memory = np.array([[cell.memory for cell in row] for row in attained])
+    kind = fit.figures(kind)
     compute_s, memory_s = ideal_s(work, kind)
     index = work.family, work.dtype
     seconds = np.maximum(compute_s / compute[index], memory_s / memory[index])
     launches = (work.flops > 0) | (work.bytes_touched > 0)
-    floor_s = kind.launch_s if fit.launch_s is None else fit.launch_s
-    return np.where(launches, np.maximum(seconds, floor_s), 0.0)
+    return np.where(launches, np.maximum(seconds, kind.launch_s), 0.0)

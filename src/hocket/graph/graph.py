@@ -80,7 +80,7 @@ class StatedTimes:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Graph:
-    """Ops and tensors of one step. Build one with `GraphBuilder`, `assemble` or `load_graph`."""
+    """Ops and tensors of one step. Build one with `GraphBuilder`, `assemble` or `read_graph`."""
 
     name: str
     op_names: tuple[str, ...]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.arrays import ByteArray, IntArray
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -23,7 +23,7 @@ from hocket.view.names import inert
 from hocket.view.spans import crossings
 
 NUM_TOP_OPS = 12
-COMPUTE, TRANSFERS, LINK_WAITS, OTHER = "compute", "transfers", "waiting for links", "between"
+COMPUTE, TRANSFERS, SHARING, OTHER = "compute", "transfers", "sharing links", "between"
 """What the critical path spends its time on."""
 
 
@@ -78,15 +78,24 @@ class OpFacts:
     step_share: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class PathFacts:
-    """The critical path: the chain of steps and waits that is as long as the step."""
+    """The critical path: the chain of ops and transfers that is as long as the step."""
 
     steps: tuple[PathStep, ...]
+    ops: IntArray
+    """The ops among the steps."""
+    transfers: IntArray
+    """The transfers among the steps."""
     shares: Mapping[str, float]
     """Part of the step per cause; together the whole step."""
     device_share: float
     """Part of the step in ops of the path that had their data before their device was free."""
+
+    def longest(self, max_steps: int) -> list[int]:
+        """Positions of the longest steps, in the order in which they happen."""
+        lengths = np.array([step.start_s - step.end_s for step in self.steps])
+        return sorted(np.argsort(lengths, kind="stable")[:max_steps].tolist())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,23 +251,32 @@ def step_name(problem: Problem, timeline: Timeline, step: PathStep) -> str:
 
 def _path(problem: Problem, timeline: Timeline) -> PathFacts:
     steps = critical_path(timeline, problem)
-    spent_s = {COMPUTE: 0.0, TRANSFERS: 0.0, LINK_WAITS: 0.0}
-    device_s = 0.0
-    for step in steps:
-        length_s = step.end_s - step.start_s
-        if step.kind == "op":
-            spent_s[COMPUTE] += length_s
-            device_s += length_s if step.reason == "device" else 0.0
-        else:
-            ready_s = float(timeline.transfer_ready_s[step.index])
-            held_up_s = min(step.wait_s, step.end_s - ready_s)
-            spent_s[LINK_WAITS] += held_up_s
-            spent_s[TRANSFERS] += step.end_s - ready_s - held_up_s
-    rest_s = timeline.makespan_s - sum(spent_s.values())
-    # What is left is rounding, unless the timeline was measured: then it is time between steps.
-    spent_s[OTHER] = rest_s if rest_s > 1e-6 * timeline.makespan_s else 0.0
-    shares = {cause: _share(s, timeline.makespan_s) for cause, s in spent_s.items() if s > 0}
-    return PathFacts(steps=steps, shares=shares, device_share=_share(device_s, timeline.makespan_s))
+    ops = np.array([step.index for step in steps if step.kind == "op"], dtype=np.int32)
+    transfers = np.array([step.index for step in steps if step.kind == "transfer"], dtype=np.int32)
+    compute_s = float((timeline.op_end_s[ops] - timeline.op_start_s[ops]).sum())
+    moving_s = float(
+        (timeline.transfer_end_s[transfers] - timeline.transfer_start_s[transfers]).sum()
+    )
+    alone_s = min(_alone_s(problem, timeline, transfers), moving_s)
+    queued_s = sum(step.end_s - step.start_s for step in steps if step.reason == "device")
+    rest_s = timeline.makespan_s - compute_s - moving_s
+    spent_s = {COMPUTE: compute_s, TRANSFERS: alone_s, SHARING: moving_s - alone_s, OTHER: rest_s}
+    shares = {cause: _share(time_s, timeline.makespan_s) for cause, time_s in spent_s.items()}
+    return PathFacts(
+        steps=steps,
+        ops=ops,
+        transfers=transfers,
+        # What is left over is rounding, unless the timeline was measured.
+        shares={cause: share for cause, share in shares.items() if share > 1e-6},
+        device_share=_share(queued_s, timeline.makespan_s),
+    )
+
+
+def _alone_s(problem: Problem, timeline: Timeline, transfers: IntArray) -> float:
+    """Seconds that transfers would take with no other on their way."""
+    columns = (timeline.transfer_tensor, timeline.transfer_src, timeline.transfer_dst)
+    each = zip(*(column[transfers].tolist() for column in columns), strict=True)
+    return sum(problem.costs.transfer_s(tensor, src, dst) for tensor, src, dst in each)
 
 
 def _share(part: float, whole: float) -> float:

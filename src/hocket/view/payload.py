@@ -62,13 +62,6 @@ def report_data(problem: Problem, timeline: Timeline, facts: Facts) -> dict[str,
     }  # fmt: skip
 
 
-def path_numbers(facts: Facts) -> list[int]:
-    """Steps of the critical path that the report can show: the longest ones, in order."""
-    steps = facts.path.steps
-    by_length = sorted(range(len(steps)), key=lambda i: (steps[i].start_s - steps[i].end_s, i))
-    return sorted(by_length[:MAX_PATH_STEPS])
-
-
 def _tick_s(makespan_s: float) -> float:
     """One nanosecond, or the power of ten above it that keeps the step below 10**9 ticks."""
     if not 0 < makespan_s < math.inf:
@@ -125,8 +118,7 @@ def _labels(facts: Facts, row: Row) -> dict[str, Any]:
 
 
 def _critical(facts: Facts, row: Row, makespan_s: float) -> Row:
-    kind = "transfer" if row.is_link else "op"
-    members = [step.index for step in facts.path.steps if step.kind == kind]
+    members = facts.path.transfers if row.is_link else facts.path.ops
     found = part(row, np.flatnonzero(np.isin(row.span, members)))
     return thinned_to((found,), makespan_s, MAX_MARKS // 10)[0]
 
@@ -165,7 +157,7 @@ def _path(
             for transfer in row.span.tolist():
                 carrying.setdefault(transfer, index)
     content = []
-    for number in path_numbers(facts):
+    for number in facts.path.longest(MAX_PATH_STEPS):
         step = facts.path.steps[number]
         is_op = step.kind == "op"
         start, end = _ticks(np.array([step.start_s, step.end_s]), tick_s).tolist()

@@ -74,7 +74,7 @@ def draw_timeline(
         top += BAR_PX + MEMORY_PX + GAP_PX
     for row, link in zip(link_rows(problem, timeline, channels), facts.links, strict=False):
         label, note = link.name, percent(link.busy_share)
-        body += _bar(problem, row, _critical_spans(facts, "transfer"), scale, top, LINK_PX)
+        body += _bar(problem, row, facts.path.transfers, scale, top, LINK_PX)
         body.append(_text(MARGIN_PX, top + LINK_PX - 2, shorten_middle(label, 21), "small"))
         body.append(_note(note, top + LINK_PX - 2))
         top += LINK_PX + GAP_PX / 2
@@ -100,7 +100,7 @@ def _device(
     problem: Problem, timeline: Timeline, facts: Facts, row: Row, scale: _Scale, top: float
 ) -> Iterator[str]:
     device = facts.devices[row.index]
-    yield from _bar(problem, row, _critical_spans(facts, "op"), scale, top, BAR_PX)
+    yield from _bar(problem, row, facts.path.ops, scale, top, BAR_PX)
     yield _text(MARGIN_PX, top + 15, shorten(device.name, 18), "")
     yield _note(percent(device.busy_share), top + 15)
     memory_top = top + BAR_PX + 4
@@ -157,10 +157,13 @@ def _bar(
     for colour, name in enumerate(PHASES if phase is not None else ("transfer",)):
         coloured = shown if phase is None else part(shown, np.flatnonzero(phase == colour))
         yield _marks(name, coloured, scale, top, lane_px)
-    starts, ends = joined(part(row, np.flatnonzero(is_critical)), pixel_s)
-    for start_s, end_s in zip(starts.tolist(), ends.tolist(), strict=True):
-        x, wide = scale.x(start_s), max((end_s - start_s) * scale.px_per_s, 0.5)
-        yield _rect("critical", x, top + height + 0.5, wide, 2)
+    starts, ends = joined(part(row, np.flatnonzero(is_critical)), 2 * pixel_s)
+    wides = np.maximum((ends - starts) * scale.px_per_s, 0.5)
+    line = "".join(
+        f"M{scale.x(start_s):.1f} {top + height + 0.5:.1f}h{wide:.1f}v2h-{wide:.1f}z"
+        for start_s, wide in zip(starts.tolist(), wides.tolist(), strict=True)
+    )
+    yield f'<path class="critical" d="{line}"/>'
 
 
 def _marks(name: str, row: Row, scale: _Scale, top: float, lane_px: float) -> str:
@@ -182,10 +185,6 @@ def _marks(name: str, row: Row, scale: _Scale, top: float, lane_px: float) -> st
         )
     )
     return f'<path class="{name}" d="{path}"/>'
-
-
-def _critical_spans(facts: Facts, kind: str) -> NDArray[np.int32]:
-    return np.array([s.index for s in facts.path.steps if s.kind == kind], dtype=np.int32)
 
 
 def tick_step(length: float, num_ticks: int) -> float:

@@ -14,8 +14,8 @@ from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_rate, format_seconds
 from hocket.view.facts import (
     COMPUTE,
-    LINK_WAITS,
     OTHER,
+    SHARING,
     TRANSFERS,
     DeviceFacts,
     Facts,
@@ -24,7 +24,7 @@ from hocket.view.facts import (
 )
 from hocket.view.memory import KINDS, memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.payload import path_numbers
+from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
 from hocket.view.story import advice, longest_steps
@@ -38,7 +38,7 @@ MAX_LINKS, MAX_STEPS = 40, 16
 _CAUSE_CLASSES = {
     COMPUTE: "compute",
     TRANSFERS: "transfer",
-    LINK_WAITS: "link-wait",
+    SHARING: "link-wait",
     OTHER: "waiting",
 }
 
@@ -282,7 +282,7 @@ def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
         (name, f"{cause} {percent(share)}")
         for name, (cause, share) in zip(classes, shares.items(), strict=True)
     ]
-    number_of = {number: index for index, number in enumerate(path_numbers(facts))}
+    number_of = {number: index for index, number in enumerate(facts.path.longest(MAX_PATH_STEPS))}
     heads = (
         Head("Step of the path", "name code"),
         Head("On", "wide"),

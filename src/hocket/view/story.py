@@ -8,7 +8,7 @@ from hocket.plan.problem import Problem
 from hocket.simulate.analysis import PathStep
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_seconds
-from hocket.view.facts import COMPUTE, LINK_WAITS, TRANSFERS, Facts, step_name
+from hocket.view.facts import COMPUTE, SHARING, TRANSFERS, Facts, step_name
 from hocket.view.names import inert
 from hocket.view.wording import count_of, of_capacity, percent
 
@@ -54,9 +54,7 @@ def longest_steps(
     problem: Problem, timeline: Timeline, facts: Facts, max_steps: int
 ) -> tuple[ToldStep, ...]:
     """The longest steps of the critical path, in the order in which they happen."""
-    steps = facts.path.steps
-    by_length = sorted(range(len(steps)), key=lambda i: (steps[i].start_s - steps[i].end_s, i))
-    return tuple(told(problem, timeline, facts, i) for i in sorted(by_length[:max_steps]))
+    return tuple(told(problem, timeline, facts, i) for i in facts.path.longest(max_steps))
 
 
 def told(problem: Problem, timeline: Timeline, facts: Facts, number: int) -> ToldStep:
@@ -79,14 +77,12 @@ def told(problem: Problem, timeline: Timeline, facts: Facts, number: int) -> Tol
 
 def reason_text(step: PathStep) -> str:
     """What a step started after, and what the wait for it cost."""
+    if step.reason == "start":
+        return "the start"
+    if step.wait_s <= 0:
+        return step.reason
     waited = format_seconds(step.wait_s)
-    if step.reason == "data":
-        return f"its data, its device idle for {waited}" if step.wait_s > 0 else "its data"
-    if step.reason == "device":
-        return f"its device was free, ready {waited} before" if step.wait_s > 0 else "its device"
-    if step.reason == "link":
-        return f"its data, {waited} lost to other transfers"
-    return "the start of the step"
+    return f"data, idle {waited}" if step.reason == "data" else f"{step.reason}, late by {waited}"
 
 
 def advice(facts: Facts) -> tuple[str, ...]:
@@ -120,11 +116,11 @@ def _compute(facts: Facts) -> str:
 
 def _transfers(facts: Facts) -> str:
     moving = facts.path.shares.get(TRANSFERS, 0.0)
-    waiting = facts.path.shares.get(LINK_WAITS, 0.0)
-    if waiting >= NOTABLE:
+    sharing = facts.path.shares.get(SHARING, 0.0)
+    if sharing >= NOTABLE:
         return (
-            f"more bandwidth, first on {facts.links[0].name}: transfers that hinder each other "
-            f"cost {percent(waiting)} of the step"
+            f"more bandwidth, first on {facts.links[0].name}: transfers that slow each other "
+            f"down cost {percent(sharing)} of the step"
         )
     if moving >= NOTABLE:
         return f"fewer or smaller transfers, or faster links: {percent(moving)} of the step"

@@ -6,6 +6,7 @@ own backward op; gradients of the same size go back along every edge. O(layers +
 
 from __future__ import annotations
 
+import io
 import re
 from typing import Any, NamedTuple
 
@@ -48,17 +49,11 @@ def is_pipedream(head: bytes) -> bool:
 
 def graph_from_pipedream(data: bytes, name: str) -> Graph:
     """The graph of a whole file."""
-    try:
-        lines = data.decode().replace("\r\n", "\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise InputFileError(
-            f"byte {error.start} is not UTF-8", hint="save the file as UTF-8"
-        ) from None
     layers: dict[str, _Layer] = {}
     edges: dict[tuple[str, str], int] = {}
-    for number, line in enumerate(lines, start=1):
-        if len(line) > _MAX_LINE:
-            raise _wrong(number, f"has {len(line)} characters", f"{_MAX_LINE} are allowed")
+    # Line by line, so that nonsense is refused at its first line.
+    for number, raw in enumerate(io.BytesIO(data), start=1):
+        line = _text(raw, number)
         if line.startswith("\t"):
             edges.setdefault(_edge(line, number), number)
         elif line.strip():
@@ -73,6 +68,15 @@ def graph_from_pipedream(data: bytes, name: str) -> Graph:
                 hint = did_you_mean(end[:60], list(layers)[:1000])
                 raise _wrong(number, f"names an unknown node {end[:60]!r}", hint)
     return _built(list(layers.values()), list(edges), name)
+
+
+def _text(raw: bytes, number: int) -> str:
+    if len(raw) > _MAX_LINE:
+        raise _wrong(number, f"has {len(raw)} bytes", f"{_MAX_LINE} are allowed")
+    try:
+        return raw.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise _wrong(number, "is not UTF-8", "save the file as UTF-8") from None
 
 
 def _edge(line: str, number: int) -> tuple[str, str]:

@@ -1,0 +1,76 @@
+"""Attention as accelerators run it, captured on a machine that has none.
+
+On a processor PyTorch splits attention with dropout or a mask into products and a softmax whose
+matrices fill the memory; CUDA runs one fused kernel that stores only its output. Under fake tensors
+the fused op needs no device, so a function mode can put it in place: the graph then has the ops and
+the memory of the machine that is planned for, not of the one that plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_ALIGNMENT = 16
+"""The fused kernel reads masks in rows of this many elements."""
+
+
+class FusedAttention(TorchFunctionMode):
+    """Replaces ``scaled_dot_product_attention`` by the fused op of accelerators."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _fused(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    if query.dim() != 4 or query.device.type != "cpu":
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if enable_gqa and query.shape[1] != key.shape[1]:
+        groups = query.shape[1] // key.shape[1]
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
+    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query,
+        key,
+        value,
+        None if attn_mask is None else _bias(attn_mask, query, key),
+        needs_grad,
+        dropout_p,
+        is_causal,
+        scale=scale,
+    )[0]
+    return output
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """The mask as additive numbers, expanded and padded as the fused kernel wants it."""
+    if mask.dtype == torch.bool:
+        zero = torch.zeros((), dtype=query.dtype, device=query.device)
+        mask = torch.where(mask, zero, float("-inf")).to(query.dtype)
+    missing = -mask.shape[-1] % _ALIGNMENT
+    if missing:
+        mask = torch.nn.functional.pad(mask, (0, missing))[..., : key.shape[2]]
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
