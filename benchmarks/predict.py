@@ -142,8 +142,8 @@ def cluster_for(device: str, text: str) -> Cluster:
 
     cluster = cluster_from_text(text) if text else detect()
     wanted = [d for d in cluster.devices if d.kind.is_cpu == (device == "cpu")]
-    if not wanted:
-        raise SystemExit(f"no {device} device in {cluster!r}; name one with --on 1xh200-141g")
+    if not wanted or (device == "cuda" and not torch.cuda.is_available()):
+        raise SystemExit(f"no {device} device here or in {cluster!r}; name its kind with --on")
     return replace(cluster, devices=(wanted[0],), links=())
 
 
@@ -238,7 +238,6 @@ def measure_case(case: Case, device: str) -> dict[str, Any]:
     ]
     result: dict[str, Any] = {
         "measured_s": statistics.median(whole),
-        "measured_spread": [min(whole), max(whole)],
         "measured_phases_s": {
             phase: statistics.median(step[phase] for step in seconds) for phase in seconds[0]
         },

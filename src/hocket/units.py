@@ -110,9 +110,11 @@ def format_rate(rate: float, unit: str) -> str:
     return f"{_three_digits(rate)} {unit}"
 
 
-def format_count(count: float) -> str:
-    """A count with a thousands separator."""
-    return f"{count:,.0f}"
+def format_percent(share: float) -> str:
+    """A share as a whole percentage; what is there but rounds to nothing is ``'<1 %'``."""
+    if 0 < share < 0.005:
+        return "<1 %"
+    return f"{100 * share:.0f} %"
 
 
 def _three_digits(value: float) -> str:

@@ -27,12 +27,12 @@ from view.view_samples import (
 from hocket.graph import Graph, OpColumns, TensorColumns, assemble
 from hocket.plan.plan import Plan
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_seconds
+from hocket.units import format_percent, format_seconds
 from hocket.view.facts import facts_of
 from hocket.view.notebook import plan_html
 from hocket.view.picture import tick_step, timeline_svg
 from hocket.view.report import report_html, write_report
-from hocket.view.wording import of_capacity, percent
+from hocket.view.wording import of_capacity
 
 DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.S)
 
@@ -99,7 +99,7 @@ def test_report_tells_the_numbers_without_scripts():
     assert format_seconds(made.timeline.makespan_s) in text
     for device in facts.devices:
         assert of_capacity(device.peak_bytes, device.capacity_bytes) in text
-        assert percent(device.busy_share) in text
+        assert format_percent(device.busy_share) in text
     for candidate in comparison.candidates:
         assert candidate.planner in text
         assert candidate.reason in text

@@ -10,14 +10,14 @@ from rich.text import Text
 from view.view_samples import comparison_of, hostile_sample, random_sample, sample
 
 from hocket.planners.compare import Comparison
-from hocket.units import format_seconds
+from hocket.units import format_percent, format_seconds
 from hocket.view.facts import facts_of
 from hocket.view.memory import memory_by_role
 from hocket.view.names import inert, shorten
 from hocket.view.story import advice
 from hocket.view.table import Column, FittedTable, plain
 from hocket.view.text import candidate_table, explanation, plan_summary, wrote
-from hocket.view.wording import dollars, of_capacity, percent
+from hocket.view.wording import dollars, of_capacity
 
 GIB = 2**30
 
@@ -38,9 +38,9 @@ def test_of_capacity_uses_one_unit_where_it_can(used, capacity, expected):
 
 
 def test_numbers_keep_what_is_small_visible():
-    assert percent(0.001) == "<1 %"
-    assert percent(0.0) == "0 %"
-    assert percent(0.714) == "71 %"
+    assert format_percent(0.001) == "<1 %"
+    assert format_percent(0.0) == "0 %"
+    assert format_percent(0.714) == "71 %"
     assert dollars(12.239) == "$12.24"
     assert dollars(0.00314) == "$0.0031"
 
@@ -150,7 +150,7 @@ def test_plan_summary_tells_devices_links_and_longest_ops():
         expected = of_capacity(device.peak_bytes, device.capacity_bytes)
         line = next(li for li in text.splitlines() if li.strip().startswith(device.name))
         assert expected in line
-        assert percent(device.busy_share) in line
+        assert format_percent(device.busy_share) in line
     assert facts.links[0].name in text
     assert facts.top_ops[0].name in text
 

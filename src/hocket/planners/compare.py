@@ -15,7 +15,7 @@ from hocket.simulate.analysis import bottleneck
 from hocket.simulate.engine import simulate
 from hocket.simulate.timeline import Timeline
 from hocket.simulate.verify import violations
-from hocket.units import format_bytes
+from hocket.units import format_bytes, format_percent
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,7 +75,9 @@ def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
     limit = bottleneck(best.timeline, problem)
     for i in ranked[1:]:
         slower = (tried[i].step_s or 0.0) / best.step_s - 1 if best.step_s > 0 else 0.0
-        reason = f"{slower:.0%} longer than {best.planner}" if slower > 0 else "no shorter"
+        reason = (
+            f"{format_percent(slower)} longer than {best.planner}" if slower > 0 else "no shorter"
+        )
         tried[i] = replace(tried[i], reason=reason)
     tried[ranked[0]] = replace(best, reason=why)
     sentence = f"chosen because {why}; {limit}" if limit else f"chosen because {why}"
@@ -114,7 +116,7 @@ def _advantage(best: Candidate, others: list[Candidate]) -> str:
     shorter = 1 - best_s / next_s if next_s > 0 else 0.0
     if shorter < 0.005:
         return f"its step is as short as that of {others[0].planner}"
-    return f"its step is {shorter:.0%} shorter than the next ({others[0].planner})"
+    return f"its step is {format_percent(shorter)} shorter than the next ({others[0].planner})"
 
 
 def _shortage(problem: Problem, tried: list[Candidate]) -> str:

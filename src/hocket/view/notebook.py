@@ -7,11 +7,12 @@ from html import escape
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
+from hocket.units import format_percent
 from hocket.view.facts import facts_of
 from hocket.view.picture import draw_timeline
 from hocket.view.sections import Head, table
 from hocket.view.story import lead_sentence
-from hocket.view.wording import of_capacity, percent
+from hocket.view.wording import of_capacity
 
 
 def plan_html(problem: Problem, plan: Plan, timeline: Timeline) -> str:
@@ -23,7 +24,7 @@ def plan_html(problem: Problem, plan: Plan, timeline: Timeline) -> str:
             device.name,
             device.kind,
             f"{device.num_ops:,}",
-            percent(device.busy_share),
+            format_percent(device.busy_share),
             of_capacity(device.peak_bytes, device.capacity_bytes) + ("" if device.fits else " ✗"),
         ]
         for device in facts.devices

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from hocket.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
+from hocket.units import format_percent
 from hocket.view.facts import Facts, step_name
 from hocket.view.names import inert
 from hocket.view.spans import Row, device_rows, link_rows, memory_envelope, part, thinned_to
 from hocket.view.story import reason_text
-from hocket.view.wording import of_capacity, percent
+from hocket.view.wording import of_capacity
 
 MAX_MARKS = 100_000
 MAX_LINK_ROWS = 24
@@ -107,11 +108,11 @@ def _row(facts: Facts, row: Row, critical: Row, tick_s: float, table: IntArray) 
 def _labels(facts: Facts, row: Row) -> dict[str, Any]:
     if row.is_link:
         link = next(link for link in facts.links if link.channel == row.index)
-        return {"label": link.name, "note": percent(link.busy_share)}
+        return {"label": link.name, "note": format_percent(link.busy_share)}
     device = facts.devices[row.index]
     return {
         "label": device.name,
-        "note": percent(device.busy_share),
+        "note": format_percent(device.busy_share),
         "memory_note": of_capacity(device.peak_bytes, device.capacity_bytes),
         "over": not device.fits,
     }

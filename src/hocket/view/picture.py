@@ -20,11 +20,11 @@ from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_seconds
+from hocket.units import format_percent, format_seconds
 from hocket.view.facts import Facts, facts_of
 from hocket.view.names import shorten, shorten_middle
 from hocket.view.spans import Row, device_rows, joined, link_rows, memory_envelope, part, thinned
-from hocket.view.wording import of_capacity, percent
+from hocket.view.wording import of_capacity
 
 LABEL_PX, MARGIN_PX, AXIS_PX, LEGEND_PX = 180, 14, 30, 26
 BAR_PX, MEMORY_PX, LINK_PX, GAP_PX = 22, 24, 12, 12
@@ -73,7 +73,7 @@ def draw_timeline(
         body += _device(problem, timeline, facts, row, scale, top)
         top += BAR_PX + MEMORY_PX + GAP_PX
     for row, link in zip(link_rows(problem, timeline, channels), facts.links, strict=False):
-        label, note = link.name, percent(link.busy_share)
+        label, note = link.name, format_percent(link.busy_share)
         body += _bar(problem, row, facts.path.transfers, scale, top, LINK_PX)
         body.append(_text(MARGIN_PX, top + LINK_PX - 2, shorten_middle(label, 21), "small"))
         body.append(_note(note, top + LINK_PX - 2))
@@ -102,7 +102,7 @@ def _device(
     device = facts.devices[row.index]
     yield from _bar(problem, row, facts.path.ops, scale, top, BAR_PX)
     yield _text(MARGIN_PX, top + 15, shorten(device.name, 18), "")
-    yield _note(percent(device.busy_share), top + 15)
+    yield _note(format_percent(device.busy_share), top + 15)
     memory_top = top + BAR_PX + 4
     time_s, held = memory_envelope(timeline, row.index, int(scale.width) // 2)
     yield memory_paths(

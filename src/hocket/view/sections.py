@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hocket.plan.plan import PLAN_SCHEMA, Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_rate, format_seconds
+from hocket.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.view.facts import (
     COMPUTE,
     OTHER,
@@ -28,7 +28,7 @@ from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
 from hocket.view.story import advice, longest_steps
-from hocket.view.wording import count_of, dollars, of_capacity, percent, sentence
+from hocket.view.wording import count_of, dollars, of_capacity, sentence
 
 if TYPE_CHECKING:
     from hocket.planners.compare import Candidate, Comparison
@@ -137,7 +137,7 @@ def stats(facts: Facts) -> str:
     memory = of_capacity(full.peak_bytes, full.capacity_bytes)
     entries: list[tuple[str, Cell, str]] = [
         ("Step", format_seconds(facts.step_s), f"{_rate(facts.step_s)}"),
-        ("Busiest device", percent(busy.busy_share), busy.name),
+        ("Busiest device", format_percent(busy.busy_share), busy.name),
         (
             "Fullest device",
             memory if full.fits else Html(f'<span class="over">{escape(memory)} ✗</span>'),
@@ -262,7 +262,7 @@ def links(facts: Facts) -> str:
     rows: list[list[Cell]] = [
         [
             link.name,
-            Html(bar(link.busy_share, "transfer") + escape(percent(link.busy_share))),
+            Html(bar(link.busy_share, "transfer") + escape(format_percent(link.busy_share))),
             format_bytes(link.moved_bytes),
             f"{link.num_transfers:,}",
             format_rate(link.bandwidth_bps, "B/s"),
@@ -279,7 +279,7 @@ def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
     shares = facts.path.shares
     classes = [_CAUSE_CLASSES[cause] for cause in shares]
     entries = [
-        (name, f"{cause} {percent(share)}")
+        (name, f"{cause} {format_percent(share)}")
         for name, (cause, share) in zip(classes, shares.items(), strict=True)
     ]
     number_of = {number: index for index, number in enumerate(facts.path.longest(MAX_PATH_STEPS))}
@@ -301,7 +301,7 @@ def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
             step.place,
             format_seconds(step.step.start_s),
             format_seconds(step.duration_s),
-            percent(step.step_share),
+            format_percent(step.step_share),
             step.reason,
         ]
         for step in steps
@@ -333,7 +333,7 @@ def top_ops(facts: Facts) -> str:
     )
     rows = [
         [op.name, op.kind, op.module or "–", op.device, format_seconds(op.duration_s),
-         percent(op.step_share)]
+         format_percent(op.step_share)]
         for op in facts.top_ops
     ]  # fmt: skip
     return section("ops", "Longest ops", table(heads, rows))

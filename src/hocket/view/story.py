@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import PathStep
 from hocket.simulate.timeline import Timeline
+from hocket.units import format_percent as percent
 from hocket.units import format_seconds
 from hocket.view.facts import COMPUTE, SHARING, TRANSFERS, Facts, step_name
 from hocket.view.names import inert
-from hocket.view.wording import count_of, of_capacity, percent
+from hocket.view.wording import count_of, of_capacity
 
 NEARLY_FULL = 0.92
 HALF = 0.5

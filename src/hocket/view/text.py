@@ -11,13 +11,13 @@ from rich.text import Text
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_rate, format_seconds
+from hocket.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.view.facts import Facts, facts_of, fullest_device, price_per_hour
 from hocket.view.memory import memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.story import advice, longest_steps, path_sentence
 from hocket.view.table import Column, FittedTable
-from hocket.view.wording import count_of, dollars, of_capacity, percent
+from hocket.view.wording import count_of, dollars, of_capacity
 
 if TYPE_CHECKING:
     from hocket.planners.compare import Candidate, Comparison
@@ -146,7 +146,7 @@ def _device_table(facts: Facts) -> FittedTable:
                 Text(device.name),
                 Text(device.kind, style="dim"),
                 Text(f"{device.num_ops:,}"),
-                Text(percent(device.busy_share)),
+                Text(format_percent(device.busy_share)),
                 _memory_cell(device.peak_bytes, device.capacity_bytes),
             ]
             for device in facts.devices
@@ -185,7 +185,7 @@ def _link_table(facts: Facts, max_rows: int = 10) -> RenderableType:
         rows=[
             [
                 Text(link.name),
-                Text(percent(link.busy_share)),
+                Text(format_percent(link.busy_share)),
                 Text(format_bytes(link.moved_bytes)),
                 Text(f"{link.num_transfers:,}"),
                 Text(format_rate(link.bandwidth_bps, "B/s")),
@@ -214,7 +214,7 @@ def _top_table(facts: Facts, max_rows: int = 10) -> FittedTable:
                 Text(op.kind, style="dim"),
                 Text(op.device),
                 Text(format_seconds(op.duration_s)),
-                Text(percent(op.step_share)),
+                Text(format_percent(op.step_share)),
             ]
             for op in facts.top_ops[:max_rows]
         ],
@@ -238,7 +238,7 @@ def explanation(
             Text(step.name),
             Text(step.place),
             Text(format_seconds(step.duration_s)),
-            Text(percent(step.step_share)),
+            Text(format_percent(step.step_share)),
             Text(step.reason, style="dim"),
         ]
         for step in longest_steps(problem, timeline, facts, 10)

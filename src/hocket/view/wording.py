@@ -19,13 +19,6 @@ def of_capacity(used_bytes: int, capacity_bytes: int) -> str:
     return f"{used:.1f} of {number} {unit}"
 
 
-def percent(share: float) -> str:
-    """A share as a whole percentage; what is there but rounds to nothing is ``'<1 %'``."""
-    if 0 < share < 0.005:
-        return "<1 %"
-    return f"{100 * share:.0f} %"
-
-
 def dollars(amount: float) -> str:
     """Dollars with the digits that matter: ``'$12.24'``, ``'$0.0031'``."""
     return f"${amount:.2f}" if amount >= 0.1 or amount == 0 else f"${amount:.2g}"
