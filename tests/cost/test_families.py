@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from hocket.cost.efficiency import DEFAULT_EFFICIENCY
-from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, family_of
+from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, family_of, refine
 
 KINDS = {
     "aten.mm": "matmul",
@@ -28,7 +29,7 @@ KINDS = {
     "aten.sum": "reduction",
     "aten.max_pool2d_with_indices_backward": "reduction",
     "aten._adaptive_avg_pool2d": "reduction",
-    "aten.topk": "reduction",
+    "aten.topk": "scan",
     "aten.add_": "elementwise",
     "aten.add.Tensor": "elementwise",
     "aten.gelu_backward": "elementwise",
@@ -93,3 +94,25 @@ def test_families_all_have_a_default_efficiency():
 def test_family_index_points_at_the_family():
     kinds = list(KINDS)
     assert [FAMILIES[i] for i in family_index(kinds)] == [KINDS[kind] for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("signature", "family"),
+    [
+        ("aten.mm.default(bfloat16[65536,768], bfloat16[768,50257]{1,768})", "matmul_unaligned"),
+        ("aten.mm.default(bfloat16[65536,768], bfloat16[768,50304])", "matmul"),
+        ("aten.mm.default(float32[65536,768], float32[768,50257])", "matmul"),
+        ("aten.bmm.default(float16[12,64,33], float16[12,33,64])", "matmul_unaligned"),
+        ("", "matmul"),
+    ],
+)
+def test_products_of_unaligned_half_precision_sides_are_a_family(signature, family):
+    matmul = np.array([FAMILIES.index("matmul")], dtype=np.int32)
+    index = np.array([0 if signature else -1], dtype=np.int32)
+    assert FAMILIES[refine(matmul, index, [signature] if signature else [])[0]] == family
+
+
+def test_other_families_do_not_care_about_alignment():
+    softmax = np.array([FAMILIES.index("softmax")], dtype=np.int32)
+    refined = refine(softmax, np.array([0], dtype=np.int32), ["f(bfloat16[3,50257])"])
+    assert refined.tolist() == softmax.tolist()

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index
+from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.errors import InputFileError
 from hocket.graph.graph import DTYPES, Graph
@@ -34,6 +34,8 @@ DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
     {
         # Vendor libraries reach 60 to 80 % of the data sheet on the large products of training.
         "matmul": Efficiency(0.70, 0.80),
+        # A vocabulary of 50257 breaks the wide loads that feed 16-bit matrix units.
+        "matmul_unaligned": Efficiency(0.15, 0.50),
         # Softmax between the two products keeps the matrix units waiting, most of all backward.
         "attention": Efficiency(0.40, 0.70),
         # Small channel counts and strides leave part of a tile empty.
@@ -43,6 +45,8 @@ DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
         "softmax": Efficiency(0.30, 0.75),
         # Strided reads and a second stage that gathers partial results.
         "reduction": Efficiency(0.30, 0.70),
+        # Each element waits for the one before it, and strided loads are mostly lost.
+        "scan": Efficiency(0.10, 0.10),
         # Pure streaming: data sheets promise more than DRAM refresh and row changes allow.
         "elementwise": Efficiency(0.50, 0.85),
         # Rows land anywhere in memory and sectors are read partly.
@@ -122,7 +126,7 @@ class Work:
 
 def work_of(graph: Graph) -> Work:
     """What the ops of a graph ask of a device."""
-    family = family_index(graph.kinds)[graph.op_kind]
+    family = refine(family_index(graph.kinds)[graph.op_kind], graph.op_signature, graph.signatures)
     return Work(family, graph.op_dtype, graph.flops, graph.bytes_touched.astype(np.float64))
 
 

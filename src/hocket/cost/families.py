@@ -8,7 +8,7 @@ matched by ordered patterns. O(length of the name), cached per name.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -17,11 +17,13 @@ from hocket.arrays import IntArray
 
 FAMILIES = (
     "matmul",
+    "matmul_unaligned",
     "attention",
     "convolution",
     "normalization",
     "softmax",
     "reduction",
+    "scan",
     "elementwise",
     "gather",
     "copy",
@@ -32,7 +34,7 @@ FAMILIES = (
 )
 """Every family; ``family_index`` indexes this."""
 
-MATRIX_FAMILIES = ("matmul", "attention", "convolution")
+MATRIX_FAMILIES = ("matmul", "matmul_unaligned", "attention", "convolution")
 """Families whose arithmetic runs on a device's matrix units; the others run on its vector units."""
 
 _NAMES = {
@@ -62,15 +64,18 @@ _NAMES = {
     """,
     "reduction": """
         sum mean prod amax amin aminmax max min argmax argmin any all norm linalg_vector_norm
-        vector_norm var std var_mean std_mean count_nonzero cumsum cumprod logcumsumexp cummax
-        cummin sort argsort topk kthvalue median mode nansum bincount histc unique2 unique
-        unique_consecutive nonzero trace dist cdist_forward local_scalar_dense item equal
+        vector_norm var std var_mean std_mean count_nonzero median mode nansum bincount histc
+        nonzero trace dist cdist_forward local_scalar_dense item equal
         is_nonzero sum_to_size foreach_norm max_pool1d max_pool2d max_pool2d_with_indices
         max_pool3d max_pool3d_with_indices maxpool avg_pool1d avg_pool2d avg_pool3d avgpool
         adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d pool
         mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
         binary_cross_entropy_with_logits kl_div ctc_loss loss cross_entropy cross_entropy_loss
         searchsorted bucketize segment_reduce multi_margin_loss
+    """,
+    "scan": """
+        cumsum cumprod logcumsumexp cummax cummin sort argsort topk kthvalue unique2 unique
+        unique_consecutive
     """,
     "elementwise": """
         add sub rsub mul div true_divide floor_divide remainder fmod pow neg abs sign sgn exp
@@ -144,6 +149,9 @@ _PATTERNS = tuple(
         ("elementwise", r"relu|gelu|silu|sigmoid|tanh|dropout|add|mul|sub|div|activation|bias"),
     )
 )
+_HALF_SHAPE = re.compile(r"(?:bfloat16|float16)\[(\d+(?:,\d+)+)\]")
+_ALIGNED_SIDE = 8
+"""Elements of 16 bits that one load of a matrix unit takes."""
 _NAMESPACES = ("aten", "prims", "prim", "torch", "ops", "nn", "functional", "module", "modules")
 
 
@@ -177,3 +185,27 @@ def family_index(kinds: Iterable[str]) -> IntArray:
     """Position in `FAMILIES` of each kind."""
     position = {family: index for index, family in enumerate(FAMILIES)}
     return np.array([position[family_of(kind)] for kind in kinds], dtype=np.int32)
+
+
+def refine(family: IntArray, signature: IntArray, signatures: Sequence[str]) -> IntArray:
+    """Families with what only shapes tell: products whose 16-bit rows are not aligned.
+
+    ``signature`` indexes ``signatures``, -1 where an op has none.
+    """
+    # One more than the signatures, so that -1 reads the last: not unaligned.
+    unaligned = np.array([*map(_is_unaligned, signatures), False])
+    is_matmul = family == FAMILIES.index("matmul")
+    refined: IntArray = np.where(
+        is_matmul & unaligned[signature], FAMILIES.index("matmul_unaligned"), family
+    ).astype(np.int32)
+    return refined
+
+
+def _is_unaligned(signature: str) -> bool:
+    """Whether a 16-bit matrix of a signature has a side that 16-byte loads do not divide."""
+    return any(
+        int(side) % _ALIGNED_SIDE
+        for shape in _HALF_SHAPE.findall(signature)
+        for side in shape.split(",")[-2:]
+        if int(side) > _ALIGNED_SIDE
+    )

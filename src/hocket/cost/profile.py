@@ -18,7 +18,7 @@ import numpy as np
 from hocket.atomic import write_atomically
 from hocket.cost import strict
 from hocket.cost.efficiency import Work
-from hocket.cost.families import family_index
+from hocket.cost.families import family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.errors import InputFileError, UsageError
 from hocket.graph.graph import DTYPES, Graph
@@ -71,7 +71,11 @@ class Profile:
     def work(self) -> Work:
         """What the entries ask of a device, in their order."""
         return Work(
-            family_index(entry.kind for entry in self.entries),
+            refine(
+                family_index(entry.kind for entry in self.entries),
+                np.arange(len(self.entries), dtype=np.int32),
+                [entry.signature for entry in self.entries],
+            ),
             np.array([DTYPES.index(entry.dtype) for entry in self.entries], dtype=np.int8),
             np.array([entry.flops for entry in self.entries], dtype=np.float64),
             np.array([entry.bytes_touched for entry in self.entries], dtype=np.float64),

@@ -201,6 +201,15 @@ class Graph:
         """Whether each tensor stays until the end of the step once it is present."""
         return _frozen(np.isin(self.tensor_role, HELD_ROLES))
 
+    @cached_property
+    def root_of(self) -> IntArray:
+        """For each tensor, the tensor at the end of its chain of aliases: the storage's owner."""
+        root = np.where(self.alias_of >= 0, self.alias_of, np.arange(self.num_tensors))
+        # Each round doubles the length of the chains that are followed.
+        while not np.array_equal(further := root[root], root):
+            root = further
+        return _frozen(root.astype(np.int32))
+
     def bytes_by_role(self) -> dict[str, int]:
         """Storage bytes summed by role, for tables."""
         sums = np.zeros(len(Role), dtype=np.int64)

@@ -46,9 +46,7 @@ def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violati
         return
     homes = home_devices(graph, device_of)
     for tensor in updates:
-        base = int(graph.alias_of[tensor])
-        while graph.alias_of[base] >= 0:
-            base = int(graph.alias_of[base])
+        base = int(graph.root_of[tensor])
         op = int(graph.tensor_producer[tensor])
         home = homes[base] if graph.tensor_producer[base] < 0 else device_of[op]
         if device_of[op] != home:

@@ -54,10 +54,7 @@ def _followers(graph: Graph) -> tuple[IntArray, IntArray]:
 
 def _updates(graph: Graph) -> tuple[IntArray, IntArray]:
     """Ops that write a tensor that exists before the step, each with the tensor's first reader."""
-    root = np.arange(graph.num_tensors)
-    for tensor in np.flatnonzero(graph.alias_of >= 0):  # a base stands before its aliases
-        root[tensor] = root[graph.alias_of[tensor]]
-    before = graph.tensor_producer < 0
+    root, before = graph.root_of, graph.tensor_producer < 0
     first_reader = np.full(graph.num_tensors, graph.num_ops)
     read = np.flatnonzero(before & (np.diff(graph.user_ptr) > 0))
     np.minimum.at(first_reader, root[read], graph.users[graph.user_ptr[read]])
