@@ -17,6 +17,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_MAX_COMPARED = 100
+"""Characters of a name: one of megabytes would keep the search for a similar one busy for hours."""
+
 
 class HocketError(Exception):
     """Base of all errors that hocket raises on purpose."""
@@ -89,7 +92,7 @@ class CheckError(HocketError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the closest known name, or lists what is known when none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name[:_MAX_COMPARED], names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

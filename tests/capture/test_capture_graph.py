@@ -1,5 +1,9 @@
 """What a captured graph says about memory, aliases, order, pairs and groups."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hocket.capture import capture, capture_program, load_model
+from hocket.capture.zoo import language
 from hocket.errors import UsageError
 from hocket.graph import DTYPES, Phase, Role
 
@@ -58,8 +63,9 @@ class Function(nn.Module):
 
 
 def test_capture_gpt2_peak_equals_published_capture():
-    model, batch = load_model("gpt2", batch=8, seq=1024)
-    graph = capture(model, batch)
+    with torch.device("meta"):
+        model, batch = language.gpt2(8, 1024, attn_implementation="sdpa")
+    graph = capture(model.train(), batch)
     # Eager peak of the joint graph in the project's notes on memory, in MiB.
     assert transient_peak_bytes(graph) / 2**20 == pytest.approx(27249.2, abs=0.05)
 
@@ -278,6 +284,21 @@ def test_capture_is_the_same_twice():
     assert capture(model, batch).content_hash == capture(model, batch).content_hash
 
 
+def test_capture_is_the_same_in_another_process():
+    code = (
+        "from hocket.capture import capture, load_model; "
+        "print(capture(*load_model('resnet50', batch=1)).content_hash)"
+    )
+    hashes = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    assert len(hashes) == 1
+
+
 def test_capture_inference_has_forward_ops_and_all_outputs():
     class Two(nn.Module):
         def forward(self, x):
@@ -316,6 +337,7 @@ def test_capture_ignores_frozen_parameters_in_updates():
     ("arguments", "message"),
     [
         ({"optimizer": "adam"}, "unknown optimizer 'adam'"),
+        ({"device": "gpu"}, "no device 'gpu'"),
         ({"loss": lambda output: output}, "one element"),
         ({"loss": lambda output: output.detach().sum()}, "does not depend on any parameter"),
     ],

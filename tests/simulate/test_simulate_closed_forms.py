@@ -15,7 +15,7 @@ from hocket.graph import Graph, GraphBuilder, Role
 from hocket.hardware import Cluster, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES, Problem
-from hocket.simulate import simulate
+from hocket.simulate import kernels_are_compiled, simulate
 from hocket.simulate.timeline import Timeline
 
 
@@ -335,3 +335,20 @@ def test_simulate_is_the_same_in_every_process():
         for seed in ("0", "1")
     }
     assert len(digests) == 1
+
+
+IMPORTS = """
+import sys
+import hocket.simulate
+assert "numba" not in sys.modules, "numba is imported before it is needed"
+assert hocket.simulate.kernels_are_compiled() in (True, False)
+"""
+
+
+def test_importing_the_simulator_does_not_import_the_compiler():
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
+
+
+def test_kernels_are_compiled_after_a_simulation():
+    run(chain(1), joined(1), [1.0], [0])
+    assert kernels_are_compiled()

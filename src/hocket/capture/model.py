@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hocket.capture.assemble import graph_of
 from hocket.capture.blocks import Run, find_runs
@@ -57,7 +57,8 @@ def capture(
     ``batch`` is a tensor, a tuple (positional) or a dict (by keyword) of tensors. ``loss`` maps the
     output to a scalar; without it, the output's ``loss``, the output itself if it is a scalar, or
     the mean of its first floating-point tensor is taken. Neither model nor batch is changed, and
-    nothing is computed: only shapes are read. ``repeat=False`` records identical blocks one by one.
+    nothing is computed: only shapes are read. ``device`` is the kind of device whose kernels are
+    recorded, wherever the model is. ``repeat=False`` records identical blocks one by one.
     A model that cannot be traced is run for real and gives one op per module, with a
     `CaptureWarning` that names the line.
     """
@@ -82,6 +83,7 @@ def capture_program(
     """As `capture`, with the Program that can be run op by op; refuses what cannot be traced."""
     started_s = time.perf_counter()
     _require_model(model, batch)
+    _require_device(device)
     require_optimizer(optimizer)
     options = {"loss": loss, "training": optimizer is not None, "device": device}
     try:
@@ -188,6 +190,17 @@ def _require_model(model: nn.Module, batch: Any) -> None:
             f"a batch cannot be of type {type(batch).__name__!r}",
             hint="pass a tensor, a tuple of tensors or a dict of tensors",
         )
+
+
+def _require_device(device: str) -> None:
+    try:
+        with FakeTensorMode():
+            torch.empty(0, device=device)
+    except Exception as error:
+        raise UsageError(
+            f"this build of PyTorch has no device {device!r}",
+            hint="use device='cpu', or a build of PyTorch for that device",
+        ) from error
 
 
 def _meta(

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket import fields
 from hocket.arrays import FloatArray
 from hocket.atomic import write_atomically
-from hocket.cost import strict
 from hocket.cost.efficiency import (
     DEFAULT_EFFICIENCY,
     Efficiency,
@@ -215,39 +215,46 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
 
 def calibration_from_dict(data: object, where: str) -> Calibration:
     """The calibration that `calibration_to_dict` wrote; ``where`` names its file in errors."""
-    top = strict.record(data, where, ("schema", "kinds"), ("source",))
-    strict.text(top["schema"], f"{where}: schema", (CALIBRATION_SCHEMA,))
-    kinds = strict.table(top["kinds"], f"{where}: kinds")
-    return Calibration(
-        {name: _fit(kinds[name], f"{where}: kinds.{name}") for name in sorted(kinds)},
-        strict.text(top.get("source", ""), f"{where}: source"),
-    )
-
-
-def _fit(data: object, where: str) -> KindFit:
-    optional = ("launch_s", "host", "peak_flops", "memory_bandwidth_bps")
-    fit = strict.record(data, where, ("efficiency",), optional)
-    launch_s, bandwidth_bps = fit.get("launch_s"), fit.get("memory_bandwidth_bps")
-    known = {f"{family}{end}" for family in FAMILIES for end in ("", *(f"/{d}" for d in DTYPES))}
-    efficiency = {}
-    for key, value in sorted(strict.table(fit["efficiency"], f"{where}.efficiency").items()):
-        place = f"{where}.efficiency.{key}"
-        strict.text(key, place, known)
-        pair = strict.record(value, place, ("compute", "memory"))
-        efficiency[key] = Efficiency(
-            strict.number(pair["compute"], f"{place}.compute", MIN_EFFICIENCY, 10.0),
-            strict.number(pair["memory"], f"{place}.memory", MIN_EFFICIENCY, 10.0),
+    with fields.located(where):
+        top = fields.record(
+            data, "the calibration", required=("schema", "kinds"), optional=("source",)
         )
-    peaks = strict.record(fit.get("peak_flops", {}), f"{where}.peak_flops", (), (*DTYPES, "tf32"))
+        fields.choice(top["schema"], "schema", (CALIBRATION_SCHEMA,))
+        kinds = fields.mapping(top["kinds"], "kinds")
+        return Calibration(
+            {name: _fit(kinds[name], fields.inside("kinds", name)) for name in sorted(kinds)},
+            fields.text(top.get("source", ""), "source"),
+        )
+
+
+def _fit(data: object, path: str) -> KindFit:
+    optional = ("launch_s", "host", "peak_flops", "memory_bandwidth_bps")
+    fit = fields.record(data, path, required=("efficiency",), optional=optional)
+    launch_s, bandwidth_bps = fit.get("launch_s"), fit.get("memory_bandwidth_bps")
+    peaks_path = f"{path}.peak_flops"
+    peaks = fields.record(fit.get("peak_flops", {}), peaks_path, optional=(*DTYPES, "tf32"))
     return KindFit(
-        efficiency,
-        None if launch_s is None else strict.number(launch_s, f"{where}.launch_s", 0, MAX_SECONDS),
-        host_from_dict(fit["host"], f"{where}.host") if "host" in fit else KindFit().host,
+        _efficiencies(fit["efficiency"], f"{path}.efficiency"),
+        None if launch_s is None else fields.number(launch_s, f"{path}.launch_s", 0, MAX_SECONDS),
+        host_from_dict(fit["host"], f"{path}.host") if "host" in fit else KindFit().host,
         {
-            dtype: strict.number(peaks[dtype], f"{where}.peak_flops.{dtype}", 1, 1e24)
+            dtype: fields.number(peaks[dtype], f"{peaks_path}.{dtype}", 1, 1e24)
             for dtype in sorted(peaks)
         },
         None
         if bandwidth_bps is None
-        else strict.number(bandwidth_bps, f"{where}.memory_bandwidth_bps", 1, 1e24),
+        else fields.number(bandwidth_bps, f"{path}.memory_bandwidth_bps", 1, 1e24),
     )
+
+
+def _efficiencies(data: object, path: str) -> dict[str, Efficiency]:
+    known = [f"{family}{end}" for family in FAMILIES for end in ("", *(f"/{d}" for d in DTYPES))]
+    efficiencies = {}
+    for key, value in sorted(fields.record(data, path, optional=known).items()):
+        place = fields.inside(path, key)
+        pair = fields.record(value, place, required=("compute", "memory"))
+        efficiencies[key] = Efficiency(
+            fields.number(pair["compute"], f"{place}.compute", MIN_EFFICIENCY, 10.0),
+            fields.number(pair["memory"], f"{place}.memory", MIN_EFFICIENCY, 10.0),
+        )
+    return efficiencies

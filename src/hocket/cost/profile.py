@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from hocket import fields
 from hocket.atomic import write_atomically
-from hocket.cost import strict
 from hocket.cost.efficiency import Work
 from hocket.cost.families import family_index, refine
 from hocket.cost.host import HostOverhead
@@ -27,6 +27,8 @@ from hocket.jsonfile import dump_json, read_json
 PROFILE_SCHEMA = "hocket.profile/1"
 MAX_FILE_BYTES = 64 * 2**20
 MAX_SECONDS = 1e6
+_MAX_COUNT = 2**62
+_MAX_OP_BYTES = 2**50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,57 +150,69 @@ def profile_to_dict(profile: Profile) -> dict[str, Any]:
 
 def profile_from_dict(data: object, where: str) -> Profile:
     """The profile that `profile_to_dict` wrote; ``where`` names its file in errors."""
-    keys = ("schema", "device_kind", "device", "versions", "host", "entries")
-    top = strict.record(data, where, keys, ("reserved_bytes", "missing"))
-    strict.text(top["schema"], f"{where}: schema", (PROFILE_SCHEMA,))
+    with fields.located(where):
+        return _profile(data)
+
+
+def host_from_dict(data: object, path: str) -> HostOverhead:
+    """Host overheads from JSON values."""
+    keys = ("forward_s", "backward_s", "optimizer_s")
+    host = fields.record(data, path, required=(*keys, "overlaps"))
+    seconds = {key: fields.number(host[key], f"{path}.{key}", 0, MAX_SECONDS) for key in keys}
+    return HostOverhead(**seconds, overlaps=fields.flag(host["overlaps"], f"{path}.overlaps"))
+
+
+def _profile(data: object) -> Profile:
+    top = fields.record(
+        data,
+        "the profile",
+        required=("schema", "device_kind", "device", "versions", "host", "entries"),
+        optional=("reserved_bytes", "missing"),
+    )
+    fields.choice(top["schema"], "schema", (PROFILE_SCHEMA,))
     entries = [
-        _entry(item, f"{where}: entries[{index}]")
-        for index, item in enumerate(strict.items(top["entries"], f"{where}: entries"))
+        _entry(item, f"entries[{index}]")
+        for index, item in enumerate(fields.items(top["entries"], "entries"))
     ]
     entries.sort(key=lambda entry: entry.signature)
     for first, second in pairwise(entries):
         if first.signature == second.signature:
             raise InputFileError(
-                f"signature {first.signature[:80]!r} stands twice",
+                f"signature {fields.shown(first.signature)} stands twice in entries",
                 hint="keep one of the entries",
-                where=f"{where}: entries",
             )
     return Profile(
-        device_kind=strict.text(top["device_kind"], f"{where}: device_kind"),
-        device=strict.text(top["device"], f"{where}: device"),
-        versions=_texts(top["versions"], f"{where}: versions"),
-        host=host_from_dict(top["host"], f"{where}: host"),
-        reserved_bytes=strict.whole(top.get("reserved_bytes", 0), f"{where}: reserved_bytes"),
+        device_kind=fields.text(top["device_kind"], "device_kind"),
+        device=fields.text(top["device"], "device"),
+        versions=_texts(top["versions"], "versions"),
+        host=host_from_dict(top["host"], "host"),
+        reserved_bytes=fields.integer(
+            top.get("reserved_bytes", 0), "reserved_bytes", 0, _MAX_COUNT
+        ),
         entries=tuple(entries),
-        missing=_texts(top.get("missing", {}), f"{where}: missing"),
+        missing=_texts(top.get("missing", {}), "missing"),
     )
 
 
-def host_from_dict(data: object, where: str) -> HostOverhead:
-    """Host overheads from JSON values."""
-    keys = ("forward_s", "backward_s", "optimizer_s")
-    host = strict.record(data, where, (*keys, "overlaps"))
-    seconds = {key: strict.number(host[key], f"{where}.{key}", 0, MAX_SECONDS) for key in keys}
-    return HostOverhead(**seconds, overlaps=strict.flag(host["overlaps"], f"{where}.overlaps"))
-
-
-def _entry(data: object, where: str) -> ProfileEntry:
+def _entry(data: object, path: str) -> ProfileEntry:
     keys = ("signature", "kind", "dtype", "flops", "bytes_touched", "count", "seconds")
-    entry = strict.record(data, where, keys, ("workspace_bytes",))
+    entry = fields.record(data, path, required=keys, optional=("workspace_bytes",))
     return ProfileEntry(
-        signature=strict.text(entry["signature"], f"{where}.signature"),
-        kind=strict.text(entry["kind"], f"{where}.kind"),
-        dtype=strict.text(entry["dtype"], f"{where}.dtype", DTYPES),
-        flops=strict.number(entry["flops"], f"{where}.flops", 0, 1e24),
-        bytes_touched=strict.whole(entry["bytes_touched"], f"{where}.bytes_touched", 0, 2**50),
-        count=strict.whole(entry["count"], f"{where}.count", 1),
-        seconds=strict.number(entry["seconds"], f"{where}.seconds", 0, MAX_SECONDS),
-        workspace_bytes=strict.whole(
-            entry.get("workspace_bytes", 0), f"{where}.workspace_bytes", 0, 2**50
+        signature=fields.text(entry["signature"], f"{path}.signature"),
+        kind=fields.text(entry["kind"], f"{path}.kind"),
+        dtype=fields.choice(entry["dtype"], f"{path}.dtype", DTYPES),
+        flops=fields.number(entry["flops"], f"{path}.flops", 0, 1e24),
+        bytes_touched=fields.integer(
+            entry["bytes_touched"], f"{path}.bytes_touched", 0, _MAX_OP_BYTES
+        ),
+        count=fields.integer(entry["count"], f"{path}.count", 1, _MAX_COUNT),
+        seconds=fields.number(entry["seconds"], f"{path}.seconds", 0, MAX_SECONDS),
+        workspace_bytes=fields.integer(
+            entry.get("workspace_bytes", 0), f"{path}.workspace_bytes", 0, _MAX_OP_BYTES
         ),
     )
 
 
-def _texts(data: object, where: str) -> dict[str, str]:
-    table = strict.table(data, where)
-    return {key: strict.text(table[key], f"{where}.{key}") for key in sorted(table)}
+def _texts(data: object, path: str) -> dict[str, str]:
+    texts = fields.mapping(data, path)
+    return {key: fields.text(texts[key], fields.inside(path, key)) for key in sorted(texts)}

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket import fields
 from hocket.arrays import FloatArray
-from hocket.cost import strict
 from hocket.cost.calibrate import (
     Calibration,
     calibrate,
@@ -56,7 +56,8 @@ def estimate_costs(
 def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, Any]) -> Costs:
     """The same costs again, from the ``settings`` that they carry."""
     where = "settings of the costs"
-    known = strict.record(settings, where, (), ("calibration", "profile"))
+    with fields.located(where):
+        known = fields.record(settings, "the settings", optional=("calibration", "profile"))
     calibration, profile = known.get("calibration"), known.get("profile")
     return estimate_costs(
         graph,

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from hocket.atomic import write_atomically
 from hocket.errors import InputFileError
+from hocket.fields import located
 from hocket.graph.formats.columnar import GRAPH_SCHEMA, graph_from_dict, graph_to_dict
 from hocket.graph.formats.dnn_partitioning import (
     graph_from_dnn_partitioning,
     is_dnn_partitioning,
 )
-from hocket.graph.formats.fields import located
 from hocket.graph.formats.memgraph import graph_from_memgraph, is_memgraph
 from hocket.graph.formats.pipedream import graph_from_pipedream, is_pipedream
 from hocket.graph.graph import Graph

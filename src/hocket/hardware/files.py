@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import InputFileError, did_you_mean
+from hocket.fields import located
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.kinds import HostLink, KindEntry, host_link, kind_entry, preset_kinds
 from hocket.hardware.links import read_links
@@ -105,7 +106,11 @@ def machine_from_dict(
     data: Mapping[str, Any], where: str, default_name: str = "cluster"
 ) -> Machine:
     """The cluster and the network of a mapping in the schema of the TOML files."""
-    top = Table.of(data, "", where, _TOP)
+    with located(where):
+        return _machine(Table.of(data, "", _TOP), default_name)
+
+
+def _machine(top: Table, default_name: str) -> Machine:
     kinds = {**preset_kinds(), **_own_kinds(top)}
     entries = top.tables("devices", _DEVICE)
     devices = tuple(_devices(entries, kinds, top))
@@ -130,7 +135,7 @@ def _own_kinds(top: Table) -> dict[str, KindEntry]:
     kinds = top.data.get("kinds", {})
     if not isinstance(kinds, Mapping):
         raise top.error("kinds", "must be tables", "write [kinds.my-gpu] and its figures below")
-    return {name: kind_entry(name, kinds[name], top.where) for name in kinds}
+    return {name: kind_entry(name, kinds[name]) for name in kinds}
 
 
 def _devices(entries: list[Table], kinds: Mapping[str, KindEntry], top: Table) -> Iterator[Device]:
@@ -181,7 +186,7 @@ def _meta(top: Table) -> dict[str, str | int | float | bool]:
     meta = top.data.get("meta", {})
     if not isinstance(meta, Mapping):
         raise top.error("meta", "must be a table", 'write meta.source = "…"')
-    notes = Table(meta, "meta", top.where)
+    notes = Table(meta, "meta")
     for key, value in meta.items():
         notes.checked_name("", key)
         if isinstance(value, str):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hocket import fields
 from hocket.hardware.cluster import DeviceKind
 from hocket.hardware.tables import BANDWIDTH, BYTES, FLOPS, SECONDS, Table
 
@@ -42,9 +43,9 @@ class KindEntry:
     host_link: HostLink | None
 
 
-def kind_entry(name: str, data: Any, where: str) -> KindEntry:
+def kind_entry(name: str, data: Any) -> KindEntry:
     """The kind of one ``[kinds.NAME]`` table."""
-    table = Table.of(data, f"kinds.{name}", where, _KEYS)
+    table = Table.of(data, fields.inside("kinds", name), _KEYS)
     table.checked_name("", name)
     table.require("peak", 'write peak = { float32 = "15.7TFLOP/s" }')
     peak = table.table("peak", PEAK_TYPES)
@@ -74,4 +75,5 @@ def preset_kinds() -> Mapping[str, KindEntry]:
     """The kinds of ``presets/kinds.toml`` by name."""
     path = PRESETS / "kinds.toml"
     kinds = tomllib.loads(path.read_text(encoding="utf-8"))["kinds"]
-    return MappingProxyType({name: kind_entry(name, kinds[name], str(path)) for name in kinds})
+    with fields.located(str(path)):
+        return MappingProxyType({name: kind_entry(name, kinds[name]) for name in kinds})

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from hocket.errors import did_you_mean
+from hocket.fields import shown
 from hocket.hardware.cluster import Device, Duplex, Link
 from hocket.hardware.kinds import KindEntry
 from hocket.hardware.tables import BANDWIDTH, SECONDS, Table
@@ -75,7 +76,7 @@ class _PlaceFinder:
     def __call__(self, text: Any, table: Table, key: str) -> tuple[str, ...]:
         """The places that ``text`` stands for: one, or all that match."""
         if not isinstance(text, str) or len(text) > 128:
-            raise table.error(key, f"{str(text)[:80]!r} is not the name of a place")
+            raise table.error(key, f"{shown(text)} is not the name of a place")
         if text in self._known:
             return (text,)
         if text not in self._found:

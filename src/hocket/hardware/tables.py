@@ -1,17 +1,18 @@
-"""Strict reading of one table of a hardware file: each value is checked where it is taken.
+"""Tables of a hardware file, as people write them: quantities with units, names, tables in lists.
 
-Every error names the file, the key and its place (``links[2].bandwidth``) and says what to write.
+Plain values are read by `hocket.fields`. Every error names the key and its place in the file
+(``links[2].bandwidth``) and says what to write.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.errors import InputFileError, did_you_mean
+from hocket import fields
+from hocket.errors import InputFileError
 from hocket.units import parse_bandwidth, parse_bytes, parse_flops, parse_seconds
 
 MAX_TEXT = 2000
@@ -41,45 +42,32 @@ FLOPS = Quantity(parse_flops, 1e-9, 1e21, 1e6, 1e21, "operations per second", "1
 
 @dataclass(frozen=True)
 class Table:
-    """One table of a file, its place in it, and the keys that it may have."""
+    """One table of a file and its place in it; errors are given the file by `fields.located`."""
 
     data: Mapping[str, Any]
     place: str
     """Such as ``devices[0]``; empty for the top of the file."""
-    where: str
-    """The file."""
 
     @classmethod
-    def of(cls, data: Any, place: str, where: str, known: Iterable[str]) -> Table:
+    def of(cls, data: Any, place: str, known: Collection[str]) -> Table:
         """The table, after refusing anything that is none and keys that are not known."""
+        name = place or "the file"
         if not isinstance(data, Mapping):
-            shown = place or "the file"
-            raise InputFileError(
-                f"{shown} must be a table of keys, not {_kind(data)}",
-                where=where,
-                hint=f"keys: {', '.join(known)}",
-            )
-        known = tuple(known)
-        for key in data:
-            if key not in known:
-                at = f" in {place}" if place else ""
-                raise InputFileError(
-                    f"unknown key {_shown(key)}{at}",
-                    where=where,
-                    hint=did_you_mean(str(key)[:100], known),
-                )
-        return cls(data, place, where)
+            raise fields.wrong(name, data, f"a table with the keys {', '.join(known)}")
+        return cls(fields.record(data, name, optional=known), place)
+
+    def path(self, key: str) -> str:
+        """The place of a key of this table; of the table itself where the key is empty."""
+        return fields.inside(self.place, key) if self.place and key else self.place or key
 
     def error(self, key: str, message: str, hint: str = "") -> InputFileError:
         """The error for one key of this table."""
-        place = f"{self.place}.{key}" if self.place and key else self.place or key
-        return InputFileError(f"{place}: {message}", where=self.where, hint=hint)
+        return InputFileError(f"{self.path(key)}: {message}", hint=hint)
 
     def require(self, key: str, hint: str) -> Any:
         """The value of a key that must be there."""
         if key not in self.data:
-            at = f" in {self.place}" if self.place else ""
-            raise InputFileError(f"key {key!r} is missing{at}", where=self.where, hint=hint)
+            raise fields.missing(self.place or "the file", key, hint)
         return self.data[key]
 
     def quantity(self, key: str, quantity: Quantity, default: float | None = None) -> float:
@@ -94,52 +82,36 @@ class Table:
             except (ValueError, OverflowError) as error:
                 raise self.error(key, _first_clause(str(error)), hint) from None
             least, most = quantity.least, quantity.most
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        elif fields.is_number(value):
             number = value
             least, most = quantity.plain_least, quantity.plain_most
         else:
-            raise self.error(key, f"must be a quantity, not {_kind(value)}", hint)
+            raise self.error(key, f"{fields.shown(value)} is not a quantity", hint)
         if not least <= number <= most:
             reason = (
                 f"a plain number is in {quantity.unit}"
                 if least > quantity.least or most < quantity.most
                 else f"outside of {least:g} to {most:g} {quantity.unit}"
             )
-            raise self.error(key, f"{_shown(value)} is not believable: {reason}", hint)
+            raise self.error(key, f"{fields.shown(value)} is not believable: {reason}", hint)
         return number
 
     def number(self, key: str, most: float, default: float) -> float:
         """A plain number from 0 to ``most``."""
-        value = self.data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(key, f"must be a number, not {_kind(value)}")
-        if not (0 <= value <= most and math.isfinite(value)):
-            raise self.error(key, f"{_shown(value)} is outside of 0 to {most:g}")
-        return float(value)
+        return fields.number(self.data.get(key, default), self.path(key), 0, most)
 
     def integer(self, key: str, most: int) -> int | None:
         """A whole number from 1 to ``most``; None where the key is absent."""
         value = self.data.get(key)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(key, f"must be a whole number, not {_kind(value)}")
-        if not 1 <= value <= most:
-            raise self.error(key, f"{_shown(value)} is outside of 1 to {most}")
-        return value
+        return None if value is None else fields.integer(value, self.path(key), 1, most)
 
     def flag(self, key: str) -> bool:
         """True or false; false where absent."""
-        value = self.data.get(key, False)
-        if not isinstance(value, bool):
-            raise self.error(key, f"must be true or false, not {_kind(value)}")
-        return value
+        return fields.flag(self.data.get(key, False), self.path(key))
 
     def text(self, key: str, default: str) -> str:
         """Any text of bearable length."""
-        value = self.data.get(key, default)
-        if not isinstance(value, str):
-            raise self.error(key, f"must be text, not {_kind(value)}", f'write {key} = "…"')
+        value = fields.text(self.data.get(key, default), self.path(key))
         if len(value) > MAX_TEXT:
             raise self.error(key, f"has {len(value)} characters; at most {MAX_TEXT} are allowed")
         if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
@@ -148,10 +120,7 @@ class Table:
 
     def choice(self, key: str, choices: tuple[str, ...]) -> str:
         """One of the choices; the first where absent."""
-        value = self.text(key, choices[0])
-        if value not in choices:
-            raise self.error(key, f"unknown value {_shown(value)}", did_you_mean(value, choices))
-        return value
+        return fields.choice(self.data.get(key, choices[0]), self.path(key), choices)
 
     def name(self, key: str, default: str | None = None) -> str:
         """A name of a place, a kind or a link."""
@@ -163,7 +132,7 @@ class Table:
         if not isinstance(value, str) or not _NAME.match(value):
             raise self.error(
                 key,
-                f"{_shown(value)} cannot be a name",
+                f"{fields.shown(value)} cannot be a name",
                 "use at most 128 letters, digits and _.:/+@#- without spaces",
             )
         return value
@@ -175,45 +144,20 @@ class Table:
     def items(self, key: str) -> list[Any]:
         """A list of anything; empty where absent."""
         value = self.data.get(key, [])
-        if not isinstance(value, (list, tuple)):
-            raise self.error(key, f"must be a list, not {_kind(value)}")
-        return list(value)
+        # Programs that embed a cluster may hold its lists as tuples.
+        return fields.items(list(value) if isinstance(value, tuple) else value, self.path(key))
 
     def tables(self, key: str, known: tuple[str, ...]) -> list[Table]:
         """A list of tables (``[[key]]``); empty where absent."""
-        value = self.data.get(key, [])
-        if isinstance(value, Mapping):
+        if isinstance(self.data.get(key), Mapping):
             raise self.error(key, "must be a list of tables", f"write [[{key}]], not [{key}]")
         return [
-            Table.of(item, f"{key}[{index}]", self.where, known)
-            for index, item in enumerate(self.items(key))
+            Table.of(item, f"{key}[{index}]", known) for index, item in enumerate(self.items(key))
         ]
 
     def table(self, key: str, known: tuple[str, ...]) -> Table | None:
         """A table below this one; None where absent."""
-        if key not in self.data:
-            return None
-        place = f"{self.place}.{key}" if self.place else key
-        return Table.of(self.data[key], place, self.where, known)
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true or false"
-    if isinstance(value, (int, float)):
-        return f"the number {_shown(value)}"
-    if isinstance(value, str):
-        return f"the text {_shown(value)}"
-    if isinstance(value, Mapping):
-        return "a table"
-    return "a list" if isinstance(value, (list, tuple)) else f"a {type(value).__name__}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, int) and abs(value) > 10**30:
-        return "a number of over 30 digits"
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "…"
+        return Table.of(self.data[key], self.path(key), known) if key in self.data else None
 
 
 def _first_clause(message: str) -> str:

@@ -216,18 +216,13 @@ def _transfer_tables(costs: Costs, places: Places) -> tuple[TransferTable, Route
     tensor = places.tensor[places.transfer_place]
     src, dst = places.device[tensor], places.device[places.transfer_place]
     num_devices = len(costs.routes.send_queue)
-    pairs, pair_of = np.unique(src.astype(np.int64) * num_devices + dst, return_inverse=True)
+    pair = src.astype(np.int64) * num_devices + dst
     paths: dict[tuple[int, ...], int] = {}
-    route_of_pair = np.array(
-        [
-            paths.setdefault(
-                tuple(costs.routes.path(*divmod(pair, num_devices)).tolist()), len(paths)
-            )
-            for pair in pairs.tolist()
-        ],
-        dtype=np.int64,
-    )
-    route = route_of_pair[pair_of]
+    route_of_pair = np.zeros(num_devices**2, dtype=np.int64)
+    for used in np.flatnonzero(np.bincount(pair, minlength=num_devices**2)).tolist():
+        path = tuple(costs.routes.path(*divmod(used, num_devices)).tolist())
+        route_of_pair[used] = paths.setdefault(path, len(paths))
+    route = route_of_pair[pair]
     routes = _route_table(list(paths), np.bincount(route, minlength=len(paths)), costs)
     slowest = np.array([routes.capacity[list(path)].min() for path in paths])[route]
     work = np.where(np.isinf(slowest), 0.0, costs.transfer_work(tensor, src, dst))
@@ -251,13 +246,12 @@ def _route_table(
     capacity = costs.channel_capacity()
     lengths = np.array([len(path) for path in paths], dtype=np.int64)
     flat = np.array([channel for path in paths for channel in path], dtype=np.int64)
-    by_channel = np.argsort(flat, kind="stable")
     return RouteTable(
         size_ptr=_table(_pointers(num_transfers), np.int64),
         path_ptr=_table(_pointers(lengths), np.int64),
         path=_table(flat, np.int64),
+        hop_route=_table(np.repeat(np.arange(len(paths)), lengths), np.int64),
         on_ptr=_table(_pointers(np.bincount(flat, minlength=len(capacity))), np.int64),
-        on=_table(np.repeat(np.arange(len(paths)), lengths)[by_channel], np.int64),
         capacity=_table(capacity, np.float64),
     )
 

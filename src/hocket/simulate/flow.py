@@ -12,17 +12,40 @@ import numpy as np
 
 from hocket.arrays import FloatArray
 from hocket.simulate.compiled import compiled
-from hocket.simulate.containers import mark, push
+from hocket.simulate.containers import mark, pop, push
 from hocket.simulate.state import Flow
 from hocket.simulate.tables import RouteTable
 
 
 @compiled
-def count_flow(flow: Flow, routes: RouteTable, route: int, change: int | np.int64) -> None:
+def _count(flow: Flow, routes: RouteTable, route: int, change: int | np.int64) -> None:
     """Count one transfer more or less on each channel of a route."""
+    flow.is_stale[route] = True
     for index in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
         flow.num_on[routes.path[index]] += change
         mark(flow.changed, routes.path[index])
+
+
+@compiled
+def _activate(flow: Flow, routes: RouteTable, route: int) -> None:
+    """Enter a route at the channels that it crosses."""
+    for hop in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
+        channel = routes.path[hop]
+        at = routes.on_ptr[channel] + flow.num_active[channel]
+        flow.active[at] = hop
+        flow.position[hop] = at
+        flow.num_active[channel] += 1
+
+
+@compiled
+def _deactivate(flow: Flow, routes: RouteTable, route: int) -> None:
+    """Strike a route out at the channels that it crosses; the last entry takes its position."""
+    for hop in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
+        channel, at = routes.path[hop], flow.position[hop]
+        flow.num_active[channel] -= 1
+        last = flow.active[routes.on_ptr[channel] + flow.num_active[channel]]
+        flow.active[at] = last
+        flow.position[last] = at
 
 
 @compiled
@@ -32,9 +55,20 @@ def begin_flow(
     """A transfer begins to flow."""
     if flow.heaps.size[route] == 0:
         flow.clock[route], flow.rate[route], flow.since_s[route] = 0.0, 0.0, now
+        _activate(flow, routes, route)
     clock = flow.clock[route] + flow.rate[route] * (now - flow.since_s[route])
     push(flow.heaps, route, clock + work, transfer)
-    count_flow(flow, routes, route, np.int64(1))
+    _count(flow, routes, route, np.int64(1))
+
+
+@compiled
+def end_flow(flow: Flow, routes: RouteTable, route: int) -> int:
+    """Take the transfer of a route that ends first."""
+    transfer = pop(flow.heaps, route)
+    _count(flow, routes, route, np.int64(-1))
+    if flow.heaps.size[route] == 0:
+        _deactivate(flow, routes, route)
+    return transfer
 
 
 @compiled
@@ -52,7 +86,10 @@ def set_next(next_s: FloatArray, route: int, time_s: float) -> None:
     next_s[at] = time_s
     while at > 1:
         at >>= 1
-        next_s[at] = min(next_s[2 * at], next_s[2 * at + 1])
+        smaller = min(next_s[2 * at], next_s[2 * at + 1])
+        if next_s[at] == smaller:
+            break
+        next_s[at] = smaller
 
 
 @compiled
@@ -65,23 +102,30 @@ def next_route(next_s: FloatArray) -> int:
 
 
 @compiled
-def share_channels(flow: Flow, routes: RouteTable, now: float, this_round: int) -> None:
+def _set_rate(flow: Flow, routes: RouteTable, route: int, now: float) -> None:
+    rate = np.inf
+    for index in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
+        rate = min(rate, flow.share[routes.path[index]])
+    if rate != flow.rate[route]:
+        flow.clock[route] += flow.rate[route] * (now - flow.since_s[route])
+        flow.since_s[route] = now
+        flow.rate[route] = rate
+    elif not flow.is_stale[route]:
+        return
+    flow.is_stale[route] = False
+    set_next(flow.next_s, route, max(now, flow_end_s(flow, route)))
+
+
+@compiled
+def share_channels(flow: Flow, routes: RouteTable, now: float) -> None:
     """Divide each channel among the transfers that flow on it, where their number changed."""
     for index in range(flow.changed.size[0]):
         channel = flow.changed.item[index]
         flow.changed.has[channel] = False
-        for position in range(routes.on_ptr[channel], routes.on_ptr[channel + 1]):
-            route = routes.on[position]
-            if flow.heaps.size[route] == 0 or flow.rated_in[route] == this_round:
-                continue
-            flow.rated_in[route] = this_round
-            rate = np.inf
-            for step in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
-                crossed = routes.path[step]
-                rate = min(rate, routes.capacity[crossed] / flow.num_on[crossed])
-            if rate != flow.rate[route]:
-                flow.clock[route] += flow.rate[route] * (now - flow.since_s[route])
-                flow.since_s[route] = now
-                flow.rate[route] = rate
-            set_next(flow.next_s, route, max(now, flow_end_s(flow, route)))
+        flow.share[channel] = routes.capacity[channel] / flow.num_on[channel]
+    for index in range(flow.changed.size[0]):
+        channel = flow.changed.item[index]
+        first = routes.on_ptr[channel]
+        for at in range(first, first + flow.num_active[channel]):
+            _set_rate(flow, routes, routes.hop_route[flow.active[at]], now)
     flow.changed.size[0] = 0

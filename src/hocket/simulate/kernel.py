@@ -15,7 +15,7 @@ from hocket.simulate.compiled import compiled, compiled_entry
 from hocket.simulate.containers import mark, pop, push
 from hocket.simulate.flow import (
     begin_flow,
-    count_flow,
+    end_flow,
     flow_end_s,
     next_route,
     set_next,
@@ -35,9 +35,8 @@ from hocket.simulate.tables import (
 _OP_END, _TRANSFER_END, _TRANSFER_START, _FLOW_START = 0, 1, 2, 3
 _KIND = 1 << 40
 """An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
-_ONE = cast(int, np.int64(1))
 _ZERO = cast(int, np.int64(0))
-"""Of a plain 1 or 0 as argument the compiler would make a version of its own."""
+"""For a plain 0 as argument the compiler would make a further version of a function."""
 
 
 @compiled
@@ -201,8 +200,7 @@ def _end_events(
             if flow.heaps.size[route] == 0 or flow_end_s(flow, route) > now:
                 set_next(flow.next_s, route, np.inf)
                 continue
-            transfer = pop(flow.heaps, route)
-            count_flow(flow, routes, route, -_ONE)
+            transfer = end_flow(flow, routes, route)
         if transfer < 0:
             break
         state.spans.transfer_end_s[transfer] = now
@@ -245,12 +243,11 @@ def run(
             push(schedule.ready, ops.device[op], ops.priority[op], op)
     for transfer in range(ops.send_ptr[0]):
         _offer(schedule, state.spans, transfers, transfer, mode, 0.0)
-    now, this_round = 0.0, _ZERO
+    now = 0.0
     while True:
         _start_transfers(state, places, transfers, routes, mode, now)
         _start_ops(schedule, state.spans, state.memory, ops, strict, now)
-        share_channels(state.flow, routes, now, this_round)
-        this_round += 1
+        share_channels(state.flow, routes, now)
         now = state.flow.next_s[1]
         if schedule.events.size[0] > 0:
             now = min(now, schedule.events.key[0])

@@ -80,11 +80,11 @@ def find_places(graph: Graph, device_of: IntArray, num_devices: int) -> Places:
     read_device = device_of[reader]
     away = np.flatnonzero(read_device != home[graph.reads])
     key = graph.reads[away].astype(np.int64) * num_devices + read_device[away]
-    away_key, inverse = np.unique(key, return_inverse=True)
+    away_key, inverse = _distinct(key)
     read_place[away] = num_tensors + inverse
-    tensor = np.concatenate((np.arange(num_tensors), away_key // max(num_devices, 1)))
-    tensor = tensor.astype(np.int32)
-    device = np.concatenate((home, away_key % max(num_devices, 1))).astype(np.int32)
+    away_tensor, away_device = np.divmod(away_key, max(num_devices, 1))
+    tensor: IntArray = np.concatenate((np.arange(num_tensors), away_tensor)).astype(np.int32)
+    device: IntArray = np.concatenate((home, away_device)).astype(np.int32)
 
     is_made = graph.tensor_producer[tensor] >= 0
     is_input = graph.tensor_role[tensor] == Role.INPUT
@@ -141,6 +141,22 @@ def _storages(
     place = np.where(device[base] == device[alias], base, place)
     storage[alias] = place
     return _roots(storage)
+
+
+def _distinct(key: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Distinct keys, ascending, and which of them each key is.
+
+    As ``np.unique`` with its inverse, but sorting numbers instead of positions: numpy does that
+    several times as fast.
+    """
+    count = max(len(key), 1)
+    packed = np.sort(key * count + np.arange(len(key)))
+    ordered, position = packed // count, packed % count
+    is_new = np.ones(len(key), dtype=np.bool_)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    inverse = np.empty(len(key), dtype=np.int64)
+    inverse[position] = np.cumsum(is_new) - 1
+    return ordered[is_new], inverse
 
 
 def _roots(parent: IntArray) -> IntArray:

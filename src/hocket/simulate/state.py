@@ -68,13 +68,21 @@ class Flow(NamedTuple):
     since_s: FloatArray
     num_on: ByteArray
     """How many transfers flow on each channel."""
+    share: FloatArray
+    """Work per second that each channel does for each of them."""
+    active: ByteArray
+    """Hops of routes on which something flows: those of channel c stand from ``on_ptr[c]`` on."""
+    num_active: ByteArray
+    """How many of them each channel has."""
+    position: ByteArray
+    """Where each hop stands in ``active``."""
     changed: Marks
     """Channels whose number changed in this round."""
     next_s: FloatArray
     """A tournament: leaf ``num_leaves + r`` is the next end on route r, node i the smaller of nodes
     2i and 2i + 1."""
-    rated_in: ByteArray
-    """Last round in which each route's rate was looked at."""
+    is_stale: NDArray[np.bool_]
+    """Whether a transfer of the route started or ended since its next end was set."""
 
 
 class Schedule(NamedTuple):
@@ -163,9 +171,13 @@ def _new_flow(routes: RouteTable) -> Flow:
         rate=np.zeros(num_routes),
         since_s=np.zeros(num_routes),
         num_on=_zeros(num_channels),
+        share=np.zeros(num_channels),
+        active=_zeros(len(routes.path)),
+        num_active=_zeros(num_channels),
+        position=_zeros(len(routes.path)),
         changed=_new_marks(num_channels),
         next_s=np.full(2 * num_leaves, np.inf),
-        rated_in=np.full(num_routes, -1),
+        is_stale=np.zeros(num_routes, dtype=np.bool_),
     )
 
 

@@ -74,8 +74,9 @@ class RouteTable(NamedTuple):
     path_ptr: ByteArray
     path: ByteArray
     """Route r crosses channels ``path[path_ptr[r]:path_ptr[r + 1]]``."""
+    hop_route: ByteArray
+    """The route of each hop, that is of each entry of ``path``."""
     on_ptr: ByteArray
-    on: ByteArray
-    """Channel c is crossed by routes ``on[on_ptr[c]:on_ptr[c + 1]]``."""
+    """Channel c is crossed by ``on_ptr[c + 1] - on_ptr[c]`` routes."""
     capacity: FloatArray
     """Work per second of each channel."""

@@ -9,7 +9,19 @@ from torch import nn
 
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
 
-_COMMON: dict[str, Any] = {"use_cache": False, "attn_implementation": "sdpa"}
+
+def _common() -> dict[str, Any]:
+    """Settings for full sequences without padding.
+
+    With tensors that hold no data, transformers cannot see that nothing is padded and builds masks
+    that a real run does without. Under a name that has no mask function it builds none, and the
+    attention itself is causal where the model is.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register("unpadded_sdpa", sdpa_attention_forward)
+    return {"use_cache": False, "attn_implementation": "unpadded_sdpa"}
 
 
 def _token_batch(batch: int, seq: int, vocabulary: int) -> dict[str, torch.Tensor]:
@@ -26,11 +38,11 @@ def _causal(model: nn.Module, batch: int, seq: int) -> Built:
     return causal, _token_batch(batch, seq, causal.config.vocab_size)
 
 
-def gpt2(batch: int, seq: int, **sizes: int) -> Built:
+def gpt2(batch: int, seq: int, **sizes: Any) -> Built:
     """GPT-2 with its default dropout; the small one unless sizes say otherwise."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(**_COMMON, **{"n_positions": max(1024, seq), **sizes})
+    config = GPT2Config(**{**_common(), "n_positions": max(1024, seq), **sizes})
     return _causal(GPT2LMHeadModel(config), batch, seq)
 
 
@@ -50,7 +62,7 @@ def bert_large(batch: int, seq: int, **sizes: int) -> Built:
 
     large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
              "intermediate_size": 4096, "max_position_embeddings": max(512, seq)}  # fmt: skip
-    config = BertConfig(**_COMMON, **{**large, **sizes})
+    config = BertConfig(**_common(), **{**large, **sizes})
     return BertForMaskedLM(config), _token_batch(batch, seq, config.vocab_size)
 
 
@@ -58,7 +70,7 @@ def llama_7b(batch: int, seq: int, **sizes: Any) -> Built:
     """A Llama of 6.7 billion parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(**_COMMON, **{"max_position_embeddings": max(2048, seq), **sizes})
+    config = LlamaConfig(**_common(), **{"max_position_embeddings": max(2048, seq), **sizes})
     return _causal(LlamaForCausalLM(config), batch, seq)
 
 
@@ -102,7 +114,7 @@ def mixtral_small(batch: int, seq: int, **sizes: int) -> Built:
              "max_position_embeddings": max(2048, seq)}  # fmt: skip
     grouped = torch.get_default_dtype() == torch.bfloat16
     config = MixtralConfig(
-        **_COMMON,
+        **_common(),
         experts_implementation="grouped_mm" if grouped else "batched_mm",
         **{**small, **sizes},
     )

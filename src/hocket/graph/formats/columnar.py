@@ -7,28 +7,21 @@ so that a million ops take seconds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket import fields
+from hocket.arrays import ByteArray, FloatArray
 from hocket.errors import InputFileError
-from hocket.graph.formats.fields import (
-    checked_list,
-    checked_object,
-    checked_text,
-    float_column,
-    int_column,
-    located,
-    text_column,
-    wrong,
-)
 from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
 
 GRAPH_SCHEMA = "hocket.graph/1"
 
 _MAX_INDEX = 2**31 - 1
+_LENGTHS = "every column has one entry per op or per tensor, or is left out"
 
 
 class _Column(NamedTuple):
@@ -84,7 +77,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
 
 def graph_from_dict(data: object, where: str) -> Graph:
     """The verified graph of a parsed hocket.graph/1 file; ``where`` names it in errors."""
-    with located(where):
+    with fields.located(where):
         return _graph_from_dict(data)
 
 
@@ -112,55 +105,54 @@ def _stated_to_dict(stated: StatedTimes | None) -> dict[str, Any] | None:
 
 
 def _graph_from_dict(data: object) -> Graph:
-    file = checked_object(
+    file = fields.record(
         data,
         "the file",
         required=("schema", "kinds", "ops", "tensors", "reads"),
         optional=("name", "meta", "modules", "signatures", "stated"),
     )
-    if file["schema"] != GRAPH_SCHEMA:
-        raise wrong("schema", file["schema"], repr(GRAPH_SCHEMA))
-    ops = checked_object(
+    fields.choice(file["schema"], "schema", (GRAPH_SCHEMA,))
+    ops = fields.record(
         file["ops"],
         "ops",
         required=("name", "kind"),
         optional=("flops", *(column.key for column in _OP_COLUMNS)),
     )
-    tensors = checked_object(
+    tensors = fields.record(
         file["tensors"],
         "tensors",
         required=("name", "bytes", "producer"),
         optional=tuple(column.key for column in _TENSOR_COLUMNS),
     )
-    reads = checked_object(file["reads"], "reads", required=("ptr", "tensor"))
-    op_names = text_column(ops["name"], "ops.name")
-    tensor_names = text_column(tensors["name"], "tensors.name")
+    reads = fields.record(file["reads"], "reads", required=("ptr", "tensor"))
+    op_names = fields.text_column(ops["name"], "ops.name")
+    tensor_names = fields.text_column(tensors["name"], "tensors.name")
     if not op_names:
         raise InputFileError("the graph has no ops", hint="a graph needs at least one op")
     graph = Graph(
-        name=checked_text(file.get("name", ""), "name"),
+        name=fields.text(file.get("name", ""), "name"),
         op_names=tuple(op_names),
-        kinds=tuple(text_column(file["kinds"], "kinds")),
-        modules=tuple(text_column(file.get("modules", []), "modules")),
-        signatures=tuple(text_column(file.get("signatures", []), "signatures")),
+        kinds=tuple(fields.text_column(file["kinds"], "kinds")),
+        modules=tuple(fields.text_column(file.get("modules", []), "modules")),
+        signatures=tuple(fields.text_column(file.get("signatures", []), "signatures")),
         flops=_flops(ops.get("flops"), len(op_names)),
         **_read(ops, "ops", _OP_COLUMNS, len(op_names)),
         tensor_names=tuple(tensor_names),
         **_read(tensors, "tensors", _TENSOR_COLUMNS, len(tensor_names)),
-        read_ptr=int_column(reads["ptr"], "reads.ptr", 0, _MAX_INDEX, len(op_names) + 1),
-        reads=int_column(reads["tensor"], "reads.tensor", 0, _MAX_INDEX).astype(np.int32),
+        read_ptr=_ints(reads["ptr"], "reads.ptr", 0, _MAX_INDEX, len(op_names) + 1),
+        reads=fields.int_column(reads["tensor"], "reads.tensor", 0, _MAX_INDEX).astype(np.int32),
         stated=_stated(file.get("stated"), len(op_names), len(tensor_names)),
-        meta=_meta(file.get("meta", {})),
+        meta=dict(fields.mapping(file.get("meta", {}), "meta")),
     )
     verify_graph(graph)
     return graph
 
 
 def _read(
-    section: dict[str, Any], path: str, columns: tuple[_Column, ...], length: int
+    section: Mapping[str, Any], path: str, columns: tuple[_Column, ...], length: int
 ) -> dict[str, Any]:
     return {
-        column.field: int_column(
+        column.field: _ints(
             section[column.key], f"{path}.{column.key}", column.low, column.high, length
         ).astype(column.dtype)
         if column.key in section
@@ -172,34 +164,33 @@ def _read(
 def _flops(value: object, length: int) -> FloatArray:
     if value is None:
         return np.zeros(length)
-    return float_column(value, "ops.flops", MAX_FLOPS, length)
-
-
-def _meta(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise wrong("meta", value, "an object")
-    return value
+    return _floats(value, "ops.flops", MAX_FLOPS, length)
 
 
 def _stated(value: object, num_ops: int, num_tensors: int) -> StatedTimes | None:
     if value is None:
         return None
-    stated = checked_object(value, "stated", required=("op_s",), optional=("tensor_s",))
-    if not isinstance(stated["op_s"], dict):
-        raise wrong("stated.op_s", stated["op_s"], "an object from device kind to times")
+    stated = fields.record(value, "stated", required=("op_s",), optional=("tensor_s",))
     op_s = {
-        kind: _op_seconds(seconds, f"stated.op_s[{kind[:60]!r}]", num_ops)
-        for kind, seconds in sorted(stated["op_s"].items())
+        kind: _op_seconds(seconds, fields.inside("stated.op_s", kind), num_ops)
+        for kind, seconds in sorted(fields.mapping(stated["op_s"], "stated.op_s").items())
     }
     tensor_s = stated.get("tensor_s")
     if tensor_s is None:
         return StatedTimes(op_s)
-    path = "stated.tensor_s"
-    return StatedTimes(op_s, float_column(tensor_s, path, MAX_SECONDS, num_tensors))
+    return StatedTimes(op_s, _floats(tensor_s, "stated.tensor_s", MAX_SECONDS, num_tensors))
 
 
 def _op_seconds(value: object, path: str, num_ops: int) -> FloatArray:
-    seconds = checked_list(value, path, num_ops)
+    seconds = fields.sized(value, path, num_ops, _LENGTHS)
     cannot_run = np.array([s is None for s in seconds], dtype=np.bool_)
-    finite = float_column([0.0 if s is None else s for s in seconds], path, MAX_SECONDS)
+    finite = fields.float_column([0.0 if s is None else s for s in seconds], path, 0, MAX_SECONDS)
     return np.where(cannot_run, np.inf, finite)
+
+
+def _ints(value: object, path: str, low: int, high: int, length: int) -> ByteArray:
+    return fields.int_column(fields.sized(value, path, length, _LENGTHS), path, low, high)
+
+
+def _floats(value: object, path: str, high: float, length: int) -> FloatArray:
+    return fields.float_column(fields.sized(value, path, length, _LENGTHS), path, 0, high)

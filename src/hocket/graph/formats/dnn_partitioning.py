@@ -13,16 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hocket import fields
 from hocket.errors import InputFileError
 from hocket.graph.build import GraphBuilder
-from hocket.graph.formats.fields import (
-    checked_flag,
-    checked_int,
-    checked_list,
-    checked_number,
-    checked_object,
-    checked_text,
-)
 from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph, Phase, Role, StatedTimes
 from hocket.graph.verify import MAX_BYTES, MAX_SECONDS
 
@@ -62,7 +55,7 @@ def graph_from_dnn_partitioning(data: object, name: str) -> Graph:
     A node becomes an op ``name#id`` and, where it has a size, a parameter that it reads. Its output
     is an alias of that parameter, because the size of the node already contains the output.
     """
-    file = checked_object(
+    file = fields.record(
         data, "the file", required=("maxSizePerFPGA", "maxFPGAs", "maxCPUs", "nodes", "edges")
     )
     nodes = _nodes(file["nodes"])
@@ -73,11 +66,11 @@ def graph_from_dnn_partitioning(data: object, name: str) -> Graph:
         {ANY_KIND: accelerator_s, CPU_KIND: np.array([node.cpu_s for node in nodes])},
         np.array(tensor_s),
     )
-    memory_bytes = checked_number(file["maxSizePerFPGA"], "maxSizePerFPGA", MAX_BYTES)
+    memory_bytes = fields.number(file["maxSizePerFPGA"], "maxSizePerFPGA", 0, MAX_BYTES)
     cluster = {
-        "accelerators": checked_int(file["maxFPGAs"], "maxFPGAs", 0, 1_000_000),
+        "accelerators": fields.integer(file["maxFPGAs"], "maxFPGAs", 0, 1_000_000),
         "accelerator_memory_bytes": round(memory_bytes),
-        "cpus": checked_int(file["maxCPUs"], "maxCPUs", 0, 1_000_000),
+        "cpus": fields.integer(file["maxCPUs"], "maxCPUs", 0, 1_000_000),
     }
     return builder.build(stated=stated, meta={"format": FORMAT, "cluster": cluster})
 
@@ -91,7 +84,7 @@ def on_file_terms(graph: Graph) -> Graph:
 def _nodes(value: object) -> list[_Node]:
     nodes: list[_Node] = []
     seen: set[int] = set()
-    for index, item in enumerate(checked_list(value, "nodes")):
+    for index, item in enumerate(fields.items(value, "nodes")):
         node = _node(item, f"nodes[{index}]")
         if node.id in seen:
             raise InputFileError(f"two nodes have the id {node.id}", hint="ids must differ")
@@ -101,44 +94,44 @@ def _nodes(value: object) -> list[_Node]:
 
 
 def _node(value: object, path: str) -> _Node:
-    node = checked_object(
+    node = fields.record(
         value,
         path,
         required=("id", "supportedOnFpga", "cpuLatency", "fpgaLatency", "isBackwardNode", "size"),
         optional=("colorClass", "name", "layerId"),
     )
     if "layerId" in node:
-        checked_int(node["layerId"], f"{path}.layerId", -1, _MAX_ID)
+        fields.integer(node["layerId"], f"{path}.layerId", -1, _MAX_ID)
     color = node.get("colorClass")
     return _Node(
-        id=checked_int(node["id"], f"{path}.id", 0, _MAX_ID),
-        name=checked_text(node.get("name", ""), f"{path}.name") or "node",
-        on_accelerator=checked_flag(node["supportedOnFpga"], f"{path}.supportedOnFpga"),
+        id=fields.integer(node["id"], f"{path}.id", 0, _MAX_ID),
+        name=fields.text(node.get("name", ""), f"{path}.name") or "node",
+        on_accelerator=fields.flag_or_bit(node["supportedOnFpga"], f"{path}.supportedOnFpga"),
         accelerator_s=_seconds(node["fpgaLatency"], f"{path}.fpgaLatency"),
         cpu_s=_seconds(node["cpuLatency"], f"{path}.cpuLatency"),
-        is_backward=checked_flag(node["isBackwardNode"], f"{path}.isBackwardNode"),
-        color=-1 if color is None else checked_int(color, f"{path}.colorClass", 0, _MAX_ID),
-        size_bytes=round(checked_number(node["size"], f"{path}.size", MAX_BYTES)),
+        is_backward=fields.flag_or_bit(node["isBackwardNode"], f"{path}.isBackwardNode"),
+        color=-1 if color is None else fields.integer(color, f"{path}.colorClass", 0, _MAX_ID),
+        size_bytes=round(fields.number(node["size"], f"{path}.size", 0, MAX_BYTES)),
     )
 
 
 def _seconds(value: object, path: str) -> float:
-    return checked_number(value, path, _MAX_MS) / 1e3
+    return fields.number(value, path, 0, _MAX_MS) / 1e3
 
 
 def _edges(value: object, op_of: dict[int, int]) -> list[_Edge]:
     """The edges, between numbers of ops."""
     edges = []
-    for index, item in enumerate(checked_list(value, "edges")):
+    for index, item in enumerate(fields.items(value, "edges")):
         path = f"edges[{index}]"
-        edge = checked_object(
+        edge = fields.record(
             item, path, required=("sourceId", "destId", "cost"), optional=("size",)
         )
         edges.append(
             _Edge(
                 _known_op(edge["sourceId"], f"{path}.sourceId", op_of),
                 _known_op(edge["destId"], f"{path}.destId", op_of),
-                round(checked_number(edge.get("size", 0), f"{path}.size", MAX_BYTES)),
+                round(fields.number(edge.get("size", 0), f"{path}.size", 0, MAX_BYTES)),
                 _seconds(edge["cost"], f"{path}.cost"),
             )
         )
@@ -146,7 +139,7 @@ def _edges(value: object, op_of: dict[int, int]) -> list[_Edge]:
 
 
 def _known_op(value: object, path: str, op_of: dict[int, int]) -> int:
-    node_id = checked_int(value, path, 0, _MAX_ID)
+    node_id = fields.integer(value, path, 0, _MAX_ID)
     if node_id not in op_of:
         raise InputFileError(
             f"{path} is {node_id}, which no node has", hint="edges join the ids of nodes"

@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from hocket import fields
 from hocket.errors import InputFileError
 from hocket.graph.build import GraphBuilder
-from hocket.graph.formats.fields import (
-    checked_flag,
-    checked_int,
-    checked_list,
-    checked_number,
-    checked_object,
-    checked_text,
-    int_column,
-    text_column,
-)
 from hocket.graph.graph import Graph, Role
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS
 
@@ -33,6 +24,7 @@ _NODE_FIELDS = [
     "flops",
     "bytes_touched",
 ]
+_NODE_HINT = f"expected {_NODE_FIELDS}"
 
 
 class _Node(NamedTuple):
@@ -52,24 +44,23 @@ def is_memgraph(data: dict[str, Any]) -> bool:
 
 def graph_from_memgraph(data: object, name: str) -> Graph:
     """The graph of a parsed file; storages that exist before the step become buffers."""
-    file = checked_object(
+    file = fields.record(
         data,
         "the file",
         required=("format", "ops", "storage_bytes", "input_storages", "output_storages", "nodes"),
         optional=("name", "donated_outputs", "node_fields", "reference"),
     )
-    if file["format"] != FORMAT:
-        raise InputFileError(f"format is {str(file['format'])[:60]!r}", hint=f"expected {FORMAT!r}")
+    fields.choice(file["format"], "format", (FORMAT,))
     if file.get("node_fields", _NODE_FIELDS) != _NODE_FIELDS:
-        raise InputFileError("node_fields is not as expected", hint=f"expected {_NODE_FIELDS}")
-    sizes = int_column(file["storage_bytes"], "storage_bytes", 0, MAX_BYTES).tolist()
+        raise InputFileError("node_fields is not as expected", hint=_NODE_HINT)
+    sizes = fields.int_column(file["storage_bytes"], "storage_bytes", 0, MAX_BYTES).tolist()
     inputs = _indices(file["input_storages"], "input_storages", len(sizes))
     outputs = set(_indices(file["output_storages"], "output_storages", len(sizes)))
-    nodes = _nodes(file["nodes"], text_column(file["ops"], "ops"), len(sizes))
-    if checked_flag(file.get("donated_outputs", False), "donated_outputs"):
+    nodes = _nodes(file["nodes"], fields.text_column(file["ops"], "ops"), len(sizes))
+    if fields.flag_or_bit(file.get("donated_outputs", False), "donated_outputs"):
         # They are written over tensors that persist, whose bytes are already counted.
         sizes = [0 if s in outputs else size for s, size in enumerate(sizes)]
-    builder = GraphBuilder(checked_text(file.get("name", name), "name"))
+    builder = GraphBuilder(fields.text(file.get("name", name), "name"))
     for index, node in enumerate(nodes):
         builder.op(
             f"{node.kind}#{index}",
@@ -91,23 +82,25 @@ def _indices(value: object, path: str, count: int) -> list[int]:
     # Most nodes have two or three: too few for an array to be worth making.
     if type(value) is list and all(type(i) is int and 0 <= i < count for i in value):
         return value
-    indices: list[int] = int_column(value, path, 0, count - 1).tolist()
+    indices: list[int] = fields.int_column(value, path, 0, count - 1).tolist()
     return indices
 
 
 def _nodes(value: object, kinds: list[str], num_storages: int) -> list[_Node]:
     nodes = []
-    for index, item in enumerate(checked_list(value, "nodes")):
+    for index, item in enumerate(fields.items(value, "nodes")):
         path = f"nodes[{index}]"
-        kind, after, reads, creates, flops, touched = checked_list(item, path, len(_NODE_FIELDS))
+        kind, after, reads, creates, flops, touched = fields.sized(
+            item, path, len(_NODE_FIELDS), _NODE_HINT
+        )
         nodes.append(
             _Node(
-                kinds[checked_int(kind, f"{path}[0]", 0, len(kinds) - 1)],
+                kinds[fields.integer(kind, f"{path}[0]", 0, len(kinds) - 1)],
                 _indices(after, f"{path}[1]", index),
                 _indices(reads, f"{path}[2]", num_storages),
                 _indices(creates, f"{path}[3]", num_storages),
-                checked_number(flops, f"{path}[4]", MAX_FLOPS),
-                checked_int(touched, f"{path}[5]", 0, MAX_BYTES),
+                fields.number(flops, f"{path}[4]", 0, MAX_FLOPS),
+                fields.integer(touched, f"{path}[5]", 0, MAX_BYTES),
             )
         )
     return nodes

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.errors import InputFileError, did_you_mean
+from hocket.fields import shown
 from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import ANY_KIND, Graph, Phase, Role, StatedTimes
 from hocket.graph.verify import MAX_BYTES, MAX_SECONDS
@@ -59,14 +60,14 @@ def graph_from_pipedream(data: bytes, name: str) -> Graph:
         elif line.strip():
             layer = _layer(line, number)
             if layer.id in layers:
-                raise _wrong(number, f"repeats the node {layer.id[:60]!r}", "ids must differ")
+                raise _wrong(number, f"repeats the node {shown(layer.id)}", "ids must differ")
             layers[layer.id] = layer
     for edge, number in edges.items():
         for end in edge:
             if end not in layers:
                 # Among a million nodes the search for a similar one would take minutes.
-                hint = did_you_mean(end[:60], list(layers)[:1000])
-                raise _wrong(number, f"names an unknown node {end[:60]!r}", hint)
+                hint = did_you_mean(end, list(layers)[:1000])
+                raise _wrong(number, f"names an unknown node {shown(end)}", hint)
     return _built(list(layers.values()), list(edges), name)
 
 
@@ -82,7 +83,7 @@ def _text(raw: bytes, number: int) -> str:
 def _edge(line: str, number: int) -> tuple[str, str]:
     ends = line.strip().split(" -- ")
     if len(ends) != 2 or not all(ends):
-        raise _wrong(number, f"is {line[:60]!r}", "an edge is a tab, then 'node1 -- node2'")
+        raise _wrong(number, f"is {shown(line)}", "an edge is a tab, then 'node1 -- node2'")
     return ends[0], ends[1]
 
 
@@ -90,7 +91,7 @@ def _layer(line: str, number: int) -> _Layer:
     parts = line.rstrip().split(" -- ")
     if len(parts) not in (3, 4):
         raise _wrong(
-            number, f"is {line[:60]!r}", "a node is 'id -- description -- forward_compute_time=…'"
+            number, f"is {shown(line)}", "a node is 'id -- description -- forward_compute_time=…'"
         )
     values = _fields(parts[2], number)
     sizes = values["activation_size"]
@@ -116,9 +117,7 @@ def _fields(text: str, number: int) -> dict[str, str]:
     for part in text.split(", "):
         key, _, value = part.partition("=")
         if key not in _FIELDS:
-            raise _wrong(
-                number, f"has an unknown field {key[:60]!r}", did_you_mean(key[:60], _FIELDS)
-            )
+            raise _wrong(number, f"has an unknown field {shown(key)}", did_you_mean(key, _FIELDS))
         if key in values:
             raise _wrong(number, f"has the field {key!r} twice", "state it once")
         values[key] = value
@@ -131,7 +130,7 @@ def _fields(text: str, number: int) -> dict[str, str]:
 def _stage(text: str, number: int) -> int:
     match = re.fullmatch(r"stage_id=([0-9]{1,9})", text)
     if match is None:
-        raise _wrong(number, f"ends in {text[:60]!r}", "expected 'stage_id=' and a number")
+        raise _wrong(number, f"ends in {shown(text)}", "expected 'stage_id=' and a number")
     return int(match[1])
 
 
@@ -142,7 +141,7 @@ def _bytes(text: str, number: int) -> int:
 def _number(text: str, number: int, high: float) -> float:
     if len(text) > 400 or _NUMBER.fullmatch(text) is None or float(text) > high:
         raise _wrong(
-            number, f"has the value {text[:60]!r}", f"expected a number from 0 to {high:g}"
+            number, f"has the value {shown(text)}", f"expected a number from 0 to {high:g}"
         )
     return float(text)
 

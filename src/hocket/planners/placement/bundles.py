@@ -1,9 +1,9 @@
 """Bundles: ops that move together when a model is placed by its forward pass.
 
 A backward op sits with its forward partner, ops of one group sit together, an op that updates a
-persistent tensor in place sits with the first op that reads it, and an op of a later phase without
-any of these follows the op that makes what it reads. Connected components of these ties.
-O(ops + reads).
+persistent tensor in place sits with the first op that reads it, a view sits with the first op that
+reads its result, and an op of a later phase without any of these follows the op that makes what it
+reads. Connected components of these ties. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ def bundle_of(graph: Graph) -> IntArray:
         tied.append((grouped, grouped[first][inverse]))
     tied.append(_followers(graph))
     tied.append(_updates(graph))
+    tied.append(_views(graph))
     rows = np.concatenate([a for a, _ in tied])
     cols = np.concatenate([b for _, b in tied])
     matrix = coo_array(
@@ -61,6 +62,20 @@ def _updates(graph: Graph) -> tuple[IntArray, IntArray]:
     is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & ~before & before[root]
     updates = np.flatnonzero(is_update)
     return graph.tensor_producer[updates], first_reader[root[updates]].astype(np.int32)
+
+
+def _views(graph: Graph) -> tuple[IntArray, IntArray]:
+    """Forward ops that neither compute nor touch memory, each with the first reader of its result.
+
+    Alone they would be placed as soon as they are ready, which for views of parameters is before
+    everything else and far from where they are used.
+    """
+    is_idle = (graph.op_phase == Phase.FORWARD) & (graph.flops == 0) & (graph.bytes_touched == 0)
+    made = np.flatnonzero((graph.tensor_producer >= 0) & (np.diff(graph.user_ptr) > 0))
+    made = made[is_idle[graph.tensor_producer[made]]]
+    # Tensors stand in the order of their producers, so the first of each op comes first.
+    viewer, first = np.unique(graph.tensor_producer[made], return_index=True)
+    return viewer, graph.users[graph.user_ptr[made[first]]]
 
 
 def op_memory_bytes(graph: Graph) -> ByteArray:

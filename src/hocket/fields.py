@@ -1,0 +1,200 @@
+"""Typed values out of untrusted files: each is checked where it is taken, and errors name its key.
+
+``path`` is the place inside the file, such as ``ops.flops``; `located` adds the file. Columns are
+checked as a whole by numpy; only a column that is wrong is walked to find the entry to blame.
+"""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.errors import InputFileError, did_you_mean
+
+MAX_SHOWN = 80
+"""Characters of a wrong value that an error repeats."""
+_MAX_KEYS = 12
+"""Keys that a hint lists."""
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,60}")
+# Six entries per level are shown, so that a few levels would already be thousands of entries.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 2, 60, 60
+
+
+# ── places and errors ────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def located(where: str) -> Iterator[None]:
+    """Add the name of the file to errors that were raised without one."""
+    try:
+        yield
+    except InputFileError as error:
+        raise InputFileError(error.message, hint=error.hint, where=error.where or where) from None
+
+
+def inside(path: str, name: str) -> str:
+    """The place of a key that the file itself names, and may name in any way and at any length."""
+    return f"{path}.{name}" if _PLAIN_NAME.fullmatch(name) else f"{path}[{shown(name)}]"
+
+
+def shown(value: object) -> str:
+    """A value as errors show it, shortened whatever its size and depth."""
+    try:
+        text = _SHORT.repr(value)
+    except ValueError:
+        # Python writes no integer of more than 4300 digits.
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+def wrong(path: str, value: object, expected: str) -> InputFileError:
+    """The error for a value that is not what it should be."""
+    return InputFileError(f"{path} is {shown(value)}", hint=f"expected {expected}")
+
+
+def missing(path: str, key: str, hint: str = "") -> InputFileError:
+    """The error for a key that is not there."""
+    return InputFileError(f"{path} has no key {key!r}", hint=hint or f"add {key!r}")
+
+
+# ── objects and lists ────────────────────────────────────────────────────────────────────────────
+
+
+def record(
+    value: object, path: str, *, required: Collection[str] = (), optional: Collection[str] = ()
+) -> Mapping[str, Any]:
+    """An object with all of the required keys and none that is unknown."""
+    if not isinstance(value, Mapping):
+        known = [*required, *optional]
+        keys = ", ".join(known[:_MAX_KEYS]) + (", …" if len(known) > _MAX_KEYS else "")
+        raise wrong(path, value, f"an object with the keys {keys}")
+    for key in value:
+        if key not in required and key not in optional:
+            hint = did_you_mean(str(key), (*required, *optional))
+            raise InputFileError(f"unknown key {shown(key)} in {path}", hint=hint)
+    for key in required:
+        if key not in value:
+            raise missing(path, key)
+    return value
+
+
+def mapping(value: object, path: str) -> Mapping[str, Any]:
+    """An object whose keys are names that the file chooses."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise wrong(path, value, "an object of names and their values")
+    return value
+
+
+def items(value: object, path: str) -> list[Any]:
+    """A list of anything."""
+    if not isinstance(value, list):
+        raise wrong(path, value, "a list")
+    return value
+
+
+def sized(value: object, path: str, length: int, hint: str) -> list[Any]:
+    """A list of ``length`` entries; ``hint`` says what they stand for."""
+    entries = items(value, path)
+    if len(entries) != length:
+        raise InputFileError(f"{path} has {len(entries)} entries, expected {length}", hint=hint)
+    return entries
+
+
+# ── single values ────────────────────────────────────────────────────────────────────────────────
+
+
+def text(value: object, path: str) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise wrong(path, value, "a text in quotes")
+    return value
+
+
+def choice(value: object, path: str, known: Collection[str]) -> str:
+    """One of the known texts."""
+    if isinstance(value, str) and value in known:
+        return value
+    if len(known) == 1:
+        # No typing error: a schema or a format of another version.
+        raise wrong(path, value, repr(next(iter(known))))
+    hint = did_you_mean(value if isinstance(value, str) else "", known)
+    raise InputFileError(f"{path} is {shown(value)}", hint=hint)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number; Python takes true for 1, but a file means something else."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def integer(value: object, path: str, low: int, high: int) -> int:
+    """An integer between ``low`` and ``high``, both allowed."""
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return value
+    raise wrong(path, value, f"an integer from {low} to {high}")
+
+
+def number(value: object, path: str, low: float, high: float) -> float:
+    """A number between ``low`` and ``high``, both allowed."""
+    if is_number(value) and low <= value <= high:
+        return float(value)
+    raise wrong(path, value, f"a number from {low:g} to {high:g}")
+
+
+def flag(value: object, path: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise wrong(path, value, "true or false")
+    return value
+
+
+def flag_or_bit(value: object, path: str) -> bool:
+    """True or false, which some programs write as 1 or 0."""
+    return bool(value) if type(value) is int and value in (0, 1) else flag(value, path)
+
+
+# ── columns ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def text_column(value: object, path: str) -> list[str]:
+    """A list of texts."""
+    texts = items(value, path)
+    if set(map(type, texts)) <= {str}:
+        return texts
+    return [text(entry, f"{path}[{index}]") for index, entry in enumerate(texts)]
+
+
+def int_column(value: object, path: str, low: int, high: int) -> ByteArray:
+    """A list of integers between ``low`` and ``high``, both allowed."""
+    numbers = items(value, path)
+    array: ByteArray | None = _as_array(numbers, {int}, np.int64)
+    if array is not None and np.all((array >= low) & (array <= high)):
+        return array
+    checked = [integer(n, f"{path}[{index}]", low, high) for index, n in enumerate(numbers)]
+    return np.array(checked, dtype=np.int64)
+
+
+def float_column(value: object, path: str, low: float, high: float) -> FloatArray:
+    """A list of numbers between ``low`` and ``high``, both allowed."""
+    numbers = items(value, path)
+    array: FloatArray | None = _as_array(numbers, {int, float}, np.float64)
+    if array is not None and np.all((array >= low) & (array <= high)):
+        return array
+    checked = [number(n, f"{path}[{index}]", low, high) for index, n in enumerate(numbers)]
+    return np.array(checked, dtype=np.float64)
+
+
+def _as_array(numbers: list[Any], types: set[type], dtype: Any) -> Any:
+    """The array of a list, or None where an entry is of another type or too large for it."""
+    if not set(map(type, numbers)) <= types:
+        return None
+    try:
+        return np.array(numbers, dtype=dtype)
+    except OverflowError:
+        return None
