@@ -39,9 +39,10 @@ def located(where: str) -> Iterator[None]:
         raise InputFileError(error.message, hint=error.hint, where=error.where or where) from None
 
 
-def inside(path: str, name: str) -> str:
+def inside(path: str, name: object) -> str:
     """The place of a key that the file itself names, and may name in any way and at any length."""
-    return f"{path}.{name}" if _PLAIN_NAME.fullmatch(name) else f"{path}[{shown(name)}]"
+    is_plain = isinstance(name, str) and _PLAIN_NAME.fullmatch(name)
+    return f"{path}.{name}" if is_plain else f"{path}[{shown(name)}]"
 
 
 def shown(value: object) -> str:

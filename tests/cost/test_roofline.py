@@ -180,3 +180,4 @@ def test_settings_with_an_unknown_key_are_refused():
     with pytest.raises(InputFileError, match="unknown key 'profil'") as caught:
         costs_from_settings(step_graph(), cluster_of(TESLA), {"profil": None})
     assert caught.value.hint == "did you mean 'profile'?"
+    assert caught.value.where == "settings of the costs"

@@ -206,6 +206,12 @@ def test_read_graph_stays_quick_on_a_large_file_with_one_mistake(tmp_path):
     assert "unknown node" in refused(written(tmp_path, text.encode())).message
 
 
+def test_read_graph_refuses_endless_ids_shortly(tmp_path):
+    text = PIPEDREAM.replace("node", "n" * 20_000)
+    for change in (text + "\n\tx -- y", text + "\n\t" + "x" * 50_000 + " -- y"):
+        assert len(str(refused(written(tmp_path, change.encode())))) < 1500
+
+
 # ── fuzzing ──────────────────────────────────────────────────────────────────────────────────────
 
 JUNK = (

@@ -150,16 +150,20 @@ LINK = '[[links]]\nends = ["gpu0", "gpu1"]\nbandwidth = "1GB/s"\n'
         (DEVICES + LINK.replace('"1GB/s"', "true") + KIND, "links[0].bandwidth", "25GB/s"),
         (DEVICES + LINK.replace('"1GB/s"', "nan") + KIND, "not believable", "25GB/s"),
         (DEVICES + LINK + "latency = 10\n" + KIND, "in seconds", "10us"),
-        (DEVICES + LINK + 'duplex = "both"\n' + KIND, "unknown value 'both'", "full"),
+        (DEVICES + LINK + 'duplex = "both"\n' + KIND, "links[0].duplex is 'both'", "full, half"),
         (DEVICES + LINKED.replace('"2GiB"', "16"), "in bytes", "16GiB"),
         (DEVICES + LINKED.replace('"2GiB"', '"0B"'), "kinds.small.memory", "16GiB"),
         (DEVICES + LINKED.replace('"2GiB"', '"1e300GiB"'), "kinds.small.memory", "16GiB"),
-        (DEVICES + LINKED.replace('memory = "2GiB"\n', ""), "key 'memory' is missing", "16GiB"),
+        (
+            DEVICES + LINKED.replace('memory = "2GiB"\n', ""),
+            "kinds.small has no key 'memory'",
+            "16GiB",
+        ),
         (DEVICES + LINKED.replace("1TFLOP/s", "1TFLOPS"), "is not a rate", "TFLOP/s"),
         (DEVICES + 'memory = "3GiB"\n' + LINKED, "more than the kind 'small' has", ""),
-        (DEVICES.replace("2", "0") + LINKED, "devices[0].count", ""),
-        (DEVICES.replace("2", "2.5") + LINKED, "whole number", ""),
-        (DEVICES.replace("2", "100001") + LINKED, "100000", ""),
+        (DEVICES.replace("2", "0") + LINKED, "devices[0].count is 0", "an integer from 1"),
+        (DEVICES.replace("2", "2.5") + LINKED, "devices[0].count is 2.5", "an integer from 1"),
+        (DEVICES.replace("2", "100001") + LINKED, "devices[0].count is 100001", "to 100000"),
         (2 * DEVICES.replace("2", "60000") + LINKED, "more than 100000 devices", ""),
         (DEVICES + KIND, "device 'gpu0' has no link", "host_link"),
         ('[[devices]]\nkind="small"\nname="host"\n' + LINKED, "the name 'host'", "distinct"),
@@ -173,6 +177,11 @@ LINK = '[[links]]\nends = ["gpu0", "gpu1"]\nbandwidth = "1GB/s"\n'
             "nvswitch",
         ),
         (DEVICES + LINKED + '[network]\nat=["hots"]\nbandwidth="1GB/s"\n', "'hots'", "'host'"),
+        ("devices = [5]\n" + LINKED, "devices[0] is 5", "a table with the keys kind"),
+        ("name = 5\n" + DEVICES + LINKED, "name is 5", "text in quotes"),
+        ("hosts = 5\n" + DEVICES + LINKED, "hosts is 5", "a list"),
+        (DEVICES + LINKED + "cpu = 1\n", "kinds.small.cpu is 1", "true or false"),
+        (DEVICES + LINKED + "price_per_hour = nan\n", "price_per_hour is nan", "a number from 0"),
         ("meta.x = [1]\n" + DEVICES + LINKED, "meta.x", ""),
         (
             DEVICES + 2 * (LINK + 'name = "same"\n') + KIND,
@@ -186,6 +195,17 @@ def test_reader_refuses_with_place_and_hint(text, message, hint):
     assert message in error.message
     assert hint in error.hint
     assert not error.message.endswith(".")
+
+
+@pytest.mark.parametrize("name", ["k" * 10**6, "a b", "", 7])
+def test_reader_refuses_odd_names_of_kinds_shortly(name):
+    kind = {"memory": "2GiB", "memory_bandwidth": "100GB/s", "peak": {"float32": "1TFLOP/s"}}
+    for content in (kind, {**kind, "k" * 10**6: 1}, 5):
+        with pytest.raises(InputFileError) as caught:
+            cluster_from_dict({"devices": [{"kind": name}], "kinds": {name: content}}, "x")
+        assert caught.value.message
+        assert len(str(caught.value)) < 400
+        assert caught.value.where == "x"
 
 
 def test_reader_refuses_a_mesh_that_would_fill_memory():

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulate.oracle import Oracle, homes_of
 from simulate.problems import placements, plans, problems
+from simulate.test_simulate_models import random_problem
 
+from hocket.plan.plan import Plan
+from hocket.plan.problem import TRANSFER_MODES
 from hocket.simulate import home_devices, simulate
 
 GENERATED = settings(
@@ -51,3 +55,15 @@ def test_simulate_is_the_same_twice(data):
     first, second = simulate(problem, plan), simulate(problem, plan)
     for spec in fields(first):
         np.testing.assert_array_equal(getattr(first, spec.name), getattr(second, spec.name))
+
+
+@pytest.mark.parametrize("mode", TRANSFER_MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_simulate_equals_the_oracle_on_times_that_round(mode, seed):
+    """Many transfers at once and numbers that binary fractions cannot hold."""
+    problem = random_problem(seed, mode, num_ops=50)
+    problem = replace(problem, costs=replace(problem.costs, op_s=problem.costs.op_s * 0.01))
+    plan = Plan(device_of=np.random.default_rng(seed).integers(0, 4, 50))
+    timeline = simulate(problem, plan)
+    for name, expected in Oracle(problem, plan).run().arrays().items():
+        np.testing.assert_array_equal(getattr(timeline, name), expected, err_msg=name)

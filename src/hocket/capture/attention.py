@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+ACCELERATOR = "accelerator"
+"""The device whose kernels are recorded by default: an accelerator that need not be there."""
 _ALIGNMENT = 16
 """The fused kernel reads masks in rows of this many elements."""
 

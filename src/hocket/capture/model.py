@@ -18,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from hocket.capture.assemble import graph_of
+from hocket.capture.attention import ACCELERATOR
 from hocket.capture.blocks import Run, find_runs
 from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import batch_tensors, model_tensors
@@ -50,15 +51,16 @@ def capture(
     optimizer: str | None = "adamw",
     name: str = "",
     repeat: bool = True,
-    device: str = "cpu",
+    device: str = ACCELERATOR,
 ) -> Graph:
     """The graph of one training step, or of inference with ``optimizer=None``.
 
     ``batch`` is a tensor, a tuple (positional) or a dict (by keyword) of tensors. ``loss`` maps the
     output to a scalar; without it, the output's ``loss``, the output itself if it is a scalar, or
     the mean of its first floating-point tensor is taken. Neither model nor batch is changed, and
-    nothing is computed: only shapes are read. ``device`` is the kind of device whose kernels are
-    recorded, wherever the model is. ``repeat=False`` records identical blocks one by one.
+    nothing is computed: only shapes are read. ``device`` says whose kernels are recorded, wherever
+    the model is: an ``accelerator`` (which need not be there), ``cuda`` of this machine, or
+    ``cpu``. ``repeat=False`` records identical blocks one by one.
     A model that cannot be traced is run for real and gives one op per module, with a
     `CaptureWarning` that names the line.
     """
@@ -193,6 +195,8 @@ def _require_model(model: nn.Module, batch: Any) -> None:
 
 
 def _require_device(device: str) -> None:
+    if device == ACCELERATOR:
+        return
     try:
         with FakeTensorMode():
             torch.empty(0, device=device)

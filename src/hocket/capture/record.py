@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         known = self._known_storage(tensor)
         layout = layout_of(tensor)
         if known is None:
-            known = self._new_storage(tensor)
+            known = self._new_storage(tensor, tensor.untyped_storage().nbytes())
         elif layout in self._value_of[known]:
             return
         self.recording.sources.append(Source(name, role, self._new_value(known, layout, -1)))
@@ -132,17 +132,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _known_storage(self, tensor: torch.Tensor) -> int | None:
         return self._storage_at.get(tensor.untyped_storage()._cdata)
 
-    def _new_storage(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()
-        self.recording.storage_bytes.append(storage.nbytes())
+    def _new_storage(self, tensor: torch.Tensor, num_bytes: int = 0) -> int:
+        """A storage that grows with the values seen in it.
+
+        What an op makes is not asked for its bytes: a fake tensor out of the cache of its mode has
+        fewer than the same one made afresh, where a kernel pads its result.
+        """
+        self.recording.storage_bytes.append(num_bytes)
         self._value_of.append({})
-        self._storage_at[storage._cdata] = len(self._value_of) - 1
-        self._addresses.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call]
+        self._storage_at[tensor.untyped_storage()._cdata] = len(self._value_of) - 1
+        self._addresses.append(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
         return len(self._value_of) - 1
 
     def _new_value(self, storage: int, layout: Layout, producer: int) -> int:
         number = len(self.recording.values)
         self.recording.values.append(Value(storage, layout))
+        sizes = self.recording.storage_bytes
+        sizes[storage] = max(sizes[storage], layout.end_bytes)
         self.recording.producer.append(producer)
         self._value_of[storage][layout] = number
         return number

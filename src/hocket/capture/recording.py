@@ -51,6 +51,14 @@ class Layout(NamedTuple):
         return self.num_elements * self.dtype.itemsize
 
     @property
+    def end_bytes(self) -> int:
+        """Where the last element ends in the storage."""
+        if self.num_elements == 0:
+            return 0
+        steps = sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+        return (self.offset + steps + 1) * self.dtype.itemsize
+
+    @property
     def touched_bytes(self) -> int:
         """Bytes of storage that one pass over the elements touches: broadcast ones once."""
         count = 1

@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from hocket.capture.attention import ACCELERATOR, FusedAttention
 from hocket.capture.fake import (
     NamedTensor,
     batch_tensors,
@@ -42,7 +43,7 @@ def record_fake_step(
     left_out: Sequence[str] = (),
     watched: Sequence[str] = (),
 ) -> Recording:
-    """Record a step on fake tensors, without the submodules in ``left_out``.
+    """Record a step on fake tensors of ``device``, without the submodules in ``left_out``.
 
     The calls that run inside each module of ``watched`` are noted as spans.
     """
@@ -50,12 +51,15 @@ def record_fake_step(
     named = [item for item in model_tensors(model) if not item[0].startswith(hidden or ("\0",))]
     inputs = [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    stands_in = device == ACCELERATOR
     with mode:
-        twins = fake_twins([tensor for _, _, tensor in (*named, *inputs)], device)
+        tensors = [tensor for _, _, tensor in (*named, *inputs)]
+        twins = fake_twins(tensors, "cpu" if stands_in else device)
     fake_model = without_modules(model, left_out, twins)
     fake_batch = map_batch(batch, twins)
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in (*named, *inputs)]
-    with mode, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
+    attention = FusedAttention() if stands_in else nullcontext()
+    with mode, attention, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
         return _record(fake_model, fake_batch, sources, loss, training, watched)
 
 

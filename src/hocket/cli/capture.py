@@ -21,12 +21,20 @@ from hocket.cli.sources import ModelOptions, capture_model, model_options
     help="Graph file to write; gzipped when the name ends in .gz.",
 )
 @click.option("--full", is_flag=True, help="Trace every repeated block instead of copying one.")
+@click.option(
+    "--device",
+    type=click.Choice(["accelerator", "cuda", "cpu"]),
+    default="accelerator",
+    show_default=True,
+    help="Whose kernels to record; an accelerator need not be there.",
+)
 @model_options
 @json_option
 def command(
     model: str,
     output: Path,
     full: bool,
+    device: str,
     batch: int | None,
     seq: int | None,
     dtype: str | None,
@@ -42,7 +50,9 @@ def command(
     from hocket.units import format_bytes
 
     started = time.perf_counter()
-    graph = capture_model(model, ModelOptions(batch, seq, dtype, optimizer), full=full)
+    graph = capture_model(
+        model, ModelOptions(batch, seq, dtype, optimizer), full=full, device=device
+    )
     elapsed_s = time.perf_counter() - started
     write_graph(graph, output)
     result = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,13 +93,27 @@ def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tu
     )
 
 
-def capture_model(text: str, options: ModelOptions, *, full: bool = False) -> Graph:
+def capture_model(
+    text: str, options: ModelOptions, *, full: bool = False, device: str = "accelerator"
+) -> Graph:
     """Capture one step of a model of the zoo or of the user."""
-    from hocket.capture import capture
+    from hocket.capture import CaptureWarning, capture
 
-    with working(f"capturing {text}"):
+    with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CaptureWarning)
         model, batch = build_model(text, options)
-        return capture(model, batch, optimizer=options.optimizer_name, name=text, repeat=not full)
+        graph = capture(
+            model,
+            batch,
+            optimizer=options.optimizer_name,
+            name=text,
+            repeat=not full,
+            device=device,
+        )
+    for warning in caught:
+        if issubclass(warning.category, CaptureWarning):
+            say(f"warning: {warning.message}")
+    return graph
 
 
 def make_problem(

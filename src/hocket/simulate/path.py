@@ -2,15 +2,17 @@
 
 Walk back from what ends last to something that ended when it started and that it had to wait for: a
 tensor, the device, or a transfer ahead in the queue. At an instant where several things of no
-length happen, the walk may meet a dead end and then tries the next cause. O(n log n).
+length happen the walk may meet a dead end, and then tries the next cause. O(n log n).
 """
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
@@ -36,8 +38,7 @@ class PathStep:
     ``link`` how long the tensor was there to be sent."""
 
 
-@dataclass(frozen=True)
-class _Cause:
+class _Cause(NamedTuple):
     item: int
     """The op, or the number of ops plus the position of the transfer."""
     reason: Reason
@@ -89,108 +90,115 @@ def _walk(last: int, causes: _Causes) -> list[tuple[int, Reason, float]]:
 
 
 class _Causes:
-    """Looks up what an op or transfer waited for; sorted arrays are made once."""
+    """Looks up what ops and transfers waited for; an item is an op, or a transfer counted on."""
 
     def __init__(self, timeline: Timeline, problem: Problem) -> None:
-        self.timeline, self.graph = timeline, problem.graph
-        self.is_queued = problem.transfers == "queued"
-        self.by_device = _sorted_groups(timeline.op_device, timeline.op_end_s, timeline.num_devices)
-        queues = problem.costs.routes
-        self.send = queues.send_queue[timeline.transfer_src]
-        self.receive = queues.receive_queue[timeline.transfer_dst]
-        both = np.concatenate((self.send, self.receive))
-        ends = np.tile(timeline.transfer_end_s, 2)
-        self.by_queue = _sorted_groups(both, ends, 2 * timeline.num_devices)
-        key = timeline.transfer_tensor.astype(np.int64) * timeline.num_devices
-        key += timeline.transfer_dst
-        self.transfer_order = np.argsort(key, kind="stable")
-        self.transfer_key = key[self.transfer_order]
+        graph = problem.graph
+        self.num_ops = graph.num_ops
+        op_start_s, op_end_s = timeline.op_start_s, timeline.op_end_s
+        self.start_s: list[float] = np.append(op_start_s, timeline.transfer_start_s).tolist()
+        self.end_s: list[float] = np.append(op_end_s, timeline.transfer_end_s).tolist()
+        self.ready_s: list[float] = timeline.transfer_ready_s.tolist()
+        self.producer: list[int] = graph.tensor_producer[timeline.transfer_tensor].tolist()
+        self.read_ptr: list[int] = graph.read_ptr.tolist()
+        self.read_from: list[int] = _read_from(timeline, problem).tolist()
+        ops = np.arange(graph.num_ops)
+        self.on_device = _Ended(ops, timeline.op_device, op_start_s, op_end_s)
+        self.queues: list[_Ended] = []
+        if problem.transfers == "queued":
+            routes = problem.costs.routes
+            send = routes.send_queue[timeline.transfer_src]
+            receive = routes.receive_queue[timeline.transfer_dst]
+            transfers = graph.num_ops + np.arange(len(send))
+            items, queues = np.tile(transfers, 2), np.append(send, receive)
+            starts = np.tile(timeline.transfer_start_s, 2)
+            in_queues = _Ended(items, queues, starts, np.tile(timeline.transfer_end_s, 2))
+            self.queues = [in_queues.part(0, len(send)), in_queues.part(len(send), len(items))]
 
     def of(self, item: int) -> list[_Cause]:
         """What an item waited for last; nothing where it starts with the step."""
-        transfer = item - self.graph.num_ops
-        if transfer >= 0:
-            return self._of_transfer(transfer)
-        return self._of_op(item) if self.timeline.op_start_s[item] > 0 else []
+        if item >= self.num_ops:
+            return self._of_transfer(item)
+        return self._of_op(item) if self.start_s[item] > 0 else []
 
     def _of_op(self, op: int) -> list[_Cause]:
-        start_s = float(self.timeline.op_start_s[op])
-        arrivals, before = self._arrivals(op), self._ops_before(op, start_s)
-        data_s = max((end_s for _, end_s in arrivals), default=0.0)
-        free_s = max((end_s for _, end_s in before), default=0.0)
-        last_s = max(data_s, free_s)
-        by_data = [
-            _Cause(item, "data", max(start_s - free_s, 0.0))
-            for item, end_s in arrivals
-            if end_s == last_s
-        ]
-        by_device = [
-            _Cause(item, "device", max(start_s - data_s, 0.0))
-            for item, end_s in before
-            if end_s == last_s
-        ]
-        return by_data + by_device
+        start_s, end_s = self.start_s[op], self.end_s
+        reads = self.read_from[self.read_ptr[op] : self.read_ptr[op + 1]]
+        arrivals = [item for item in reads if item >= 0]
+        before = self.on_device.last_before(op, op)
+        data_s = max((end_s[item] for item in arrivals), default=0.0)
+        free_s = end_s[before[0]] if before else 0.0
+        if arrivals and data_s >= free_s:
+            item = next(item for item in arrivals if end_s[item] == data_s)
+            return [_Cause(item, "data", max(start_s - free_s, 0.0))]
+        return [_Cause(item, "device", max(start_s - data_s, 0.0)) for item in before]
 
-    def _of_transfer(self, transfer: int) -> list[_Cause]:
-        timeline, num_ops = self.timeline, self.graph.num_ops
-        start_s = float(timeline.transfer_start_s[transfer])
-        wait_s = start_s - float(timeline.transfer_ready_s[transfer])
-        if wait_s > 0 and self.is_queued:
-            ahead = _ending_last(self.by_queue, int(self.send[transfer]), start_s)
-            ahead += _ending_last(self.by_queue, int(self.receive[transfer]), start_s)
-            num_transfers = len(timeline.transfer_tensor)
-            return [
-                _Cause(num_ops + position % num_transfers, "link", wait_s)
-                for position, end_s in ahead
-                if end_s == start_s
-            ]
-        producer = int(self.graph.tensor_producer[timeline.transfer_tensor[transfer]])
+    def _of_transfer(self, item: int) -> list[_Cause]:
+        transfer = item - self.num_ops
+        wait_s = self.start_s[item] - self.ready_s[transfer]
+        if wait_s > 0 and self.queues:
+            ahead = [o for queue in self.queues for o in queue.last_before(transfer, item)]
+            latest_s = max((self.end_s[other] for other in ahead), default=0.0)
+            return [_Cause(o, "link", wait_s) for o in ahead if self.end_s[o] == latest_s]
+        producer = self.producer[transfer]
         return [_Cause(producer, "link" if wait_s > 0 else "data", wait_s)] if producer >= 0 else []
 
-    def _arrivals(self, op: int) -> list[tuple[int, float]]:
-        """What brought each tensor that an op reads, and when."""
-        timeline, graph = self.timeline, self.graph
-        found: list[tuple[int, float]] = []
-        device = int(timeline.op_device[op])
-        for tensor in graph.reads_of(op).tolist():
-            producer = int(graph.tensor_producer[tensor])
-            key = tensor * timeline.num_devices + device
-            at = int(np.searchsorted(self.transfer_key, key))
-            if at < len(self.transfer_key) and self.transfer_key[at] == key:
-                transfer = int(self.transfer_order[at])
-                found.append((graph.num_ops + transfer, float(timeline.transfer_end_s[transfer])))
-            elif producer >= 0:
-                found.append((producer, float(timeline.op_end_s[producer])))
+
+def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
+    """For each entry of the graph's reads the item that brought the tensor; -1 for none."""
+    graph = problem.graph
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    source = graph.tensor_producer[graph.reads].astype(np.int64)
+    if not len(timeline.transfer_tensor):
+        return source
+    num = timeline.num_devices
+    key = timeline.transfer_tensor.astype(np.int64) * num + timeline.transfer_dst
+    order = np.argsort(key, kind="stable")
+    wanted = graph.reads.astype(np.int64) * num + timeline.op_device[reader]
+    found = np.minimum(np.searchsorted(key[order], wanted), len(key) - 1)
+    is_sent = key[order][found] == wanted
+    return np.where(is_sent, graph.num_ops + order[found], source)
+
+
+class _Ended:
+    """Items by group (a device, a queue) and end; finds those that ended last before a start.
+
+    A thing of no length may end when another starts and yet have run after it, so all that ended
+    then are found; one with a length surely ran before, and then is found alone.
+    """
+
+    def __init__(
+        self, items: NDArray[np.int64], group: IntArray, start_s: FloatArray, end_s: FloatArray
+    ) -> None:
+        has_length = end_s > start_s
+        order = np.lexsort((has_length, end_s, group))
+        times, rank = np.unique(end_s, return_inverse=True)
+        width = len(times) + 1
+        key = group.astype(np.int64) * width + rank + 1
+        query = group.astype(np.int64) * width + np.searchsorted(times, start_s, side="right")
+        self.first: list[int] = np.searchsorted(key[order], group * np.int64(width)).tolist()
+        self.stop: list[int] = np.searchsorted(key[order], query, side="right").tolist()
+        self.items: list[int] = items[order].tolist()
+        self.ends: list[float] = end_s[order].tolist()
+        self.has_length: list[bool] = has_length[order].tolist()
+
+    def part(self, start: int, stop: int) -> _Ended:
+        """The same items, asked for only some of them."""
+        part = copy(self)
+        part.first, part.stop = self.first[start:stop], self.stop[start:stop]
+        return part
+
+    def last_before(self, index: int, item: int) -> list[int]:
+        """Items other than ``item`` that ended last before the start of entry ``index``."""
+        found: list[int] = []
+        end_s = 0.0
+        for at in range(self.stop[index] - 1, self.first[index] - 1, -1):
+            if self.items[at] == item:
+                continue
+            if found and self.ends[at] < end_s:
+                break
+            end_s = self.ends[at]
+            found.append(self.items[at])
+            if self.has_length[at]:
+                break
         return found
-
-    def _ops_before(self, op: int, start_s: float) -> list[tuple[int, float]]:
-        """Ops that ended on the device last before; one that has a length is enough."""
-        device = int(self.timeline.op_device[op])
-        ended = [o for o in _ending_last(self.by_device, device, start_s) if o[0] != op]
-        if not ended:
-            return _ending_last(self.by_device, device, float(np.nextafter(start_s, -np.inf)))
-        start = self.timeline.op_start_s
-        return next(([(other, end_s)] for other, end_s in ended if start[other] < end_s), ended)
-
-
-def _sorted_groups(
-    group: IntArray, end_s: FloatArray, num_groups: int
-) -> tuple[IntArray, FloatArray, IntArray]:
-    """Positions by (group, end), their ends, and where each group begins."""
-    order = np.lexsort((end_s, group)).astype(np.int32)
-    begin = np.searchsorted(group[order], np.arange(num_groups + 1)).astype(np.int32)
-    return order, end_s[order], begin
-
-
-def _ending_last(
-    groups: tuple[IntArray, FloatArray, IntArray], group: int, time_s: float
-) -> list[tuple[int, float]]:
-    """Positions of a group with the latest end that is not after ``time_s``, and that end."""
-    order, end_s, begin = groups
-    part = slice(int(begin[group]), int(begin[group + 1]))
-    ends = end_s[part]
-    stop = int(np.searchsorted(ends, time_s, side="right"))
-    if stop == 0:
-        return []
-    first = int(np.searchsorted(ends, ends[stop - 1], side="left"))
-    return [(int(position), float(ends[stop - 1])) for position in order[part][first:stop]]

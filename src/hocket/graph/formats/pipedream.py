@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -65,8 +66,9 @@ def graph_from_pipedream(data: bytes, name: str) -> Graph:
     for edge, number in edges.items():
         for end in edge:
             if end not in layers:
-                # Among a million nodes the search for a similar one would take minutes.
-                hint = did_you_mean(end, list(layers)[:1000])
+                # Among a million nodes the search for a similar one would take minutes, and ids
+                # as long as lines may be would fill the hint.
+                hint = did_you_mean(end, [known[:60] for known in islice(layers, 1000)])
                 raise _wrong(number, f"names an unknown node {shown(end)}", hint)
     return _built(list(layers.values()), list(edges), name)
 

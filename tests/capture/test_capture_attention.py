@@ -1,0 +1,64 @@
+"""Attention as accelerators run it, captured without one."""
+
+import pytest
+import torch
+from torch import nn
+
+from hocket.capture import capture
+
+
+class Attend(nn.Module):
+    def __init__(self, heads=4, groups=4, dropout=0.1):
+        super().__init__()
+        self.heads, self.groups, self.dropout = heads, groups, dropout
+        self.project = nn.Linear(64, 64)
+
+    def forward(self, x, mask=None):
+        batch, tokens, _ = x.shape
+        query = self.project(x).view(batch, tokens, self.heads, -1).transpose(1, 2)
+        key = query[:, : self.groups]
+        out = nn.functional.scaled_dot_product_attention(
+            query,
+            key,
+            key,
+            attn_mask=mask,
+            dropout_p=self.dropout,
+            is_causal=mask is None,
+            enable_gqa=self.groups != self.heads,
+        )
+        return out.transpose(1, 2).flatten(2)
+
+
+def _kinds(graph):
+    return {graph.kind_of(op) for op in range(graph.num_ops)}
+
+
+@pytest.mark.parametrize("groups", [4, 2])
+def test_accelerator_capture_has_one_fused_attention_each_way(groups):
+    graph = capture(Attend(groups=groups), torch.randn(2, 128, 64))
+    names = [graph.kind_of(op) for op in range(graph.num_ops)]
+    assert names.count("aten._scaled_dot_product_efficient_attention") == 1
+    assert names.count("aten._scaled_dot_product_efficient_attention_backward") == 1
+    assert not {"aten._safe_softmax", "aten._softmax"} & set(names)
+
+
+def test_accelerator_capture_holds_no_matrix_of_scores():
+    batch = torch.randn(2, 256, 64)
+    scores_bytes = 2 * 4 * 256 * 256 * 4
+    fused = capture(Attend(), batch)
+    split = capture(Attend(), batch, device="cpu")
+    assert fused.tensor_bytes.max() < scores_bytes
+    assert split.tensor_bytes.max() >= scores_bytes
+
+
+def test_accelerator_capture_takes_masks_of_any_length():
+    mask = torch.ones(2, 1, 100, 100, dtype=torch.bool).tril()
+    batch = {"x": torch.randn(2, 100, 64), "mask": mask}
+    assert "aten._scaled_dot_product_efficient_attention" in _kinds(capture(Attend(), batch))
+
+
+def test_fused_and_split_attention_count_the_same_products():
+    batch = torch.randn(2, 128, 64)
+    fused = capture(Attend(dropout=0.0), batch, optimizer=None)
+    split = capture(Attend(dropout=0.0), batch, optimizer=None, device="cpu")
+    assert fused.flops.sum() == split.flops.sum()
