@@ -9,7 +9,7 @@ INPUTS := pyproject.toml constraints.txt
 .PHONY: demo test check clean
 
 demo: $(VENV)/.torch
-	$(BIN)/hocket plan gpt2 --batch 4 --seq 1024 --on mixed-desktop -o plan.json
+	$(BIN)/hocket plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json
 	@echo "look: open report.html in a browser, trace.json in https://ui.perfetto.dev"
 	@echo "next: $(BIN)/hocket show plan.json, $(BIN)/hocket explain plan.json"
 

@@ -207,3 +207,23 @@ def test_bottleneck_of_the_winner_is_part_of_the_reason():
     assert "limited by" in comparison.why
     timeline = simulate(problem, comparison.winner.plan)
     assert timeline.makespan_s == comparison.winner.step_s
+
+
+def test_m_topo_places_a_layer_where_it_stands_though_its_views_are_ready_at_once():
+    builder = GraphBuilder("views")
+    previous = builder.tensor("x", 100, role=Role.INPUT)
+    for layer in range(6):
+        weight = builder.tensor(f"w{layer}", 100, role=Role.PARAMETER)
+        view = builder.op(f"view{layer}", reads=[weight])
+        turned = builder.tensor(f"wt{layer}", 100, producer=view, alias_of=weight)
+        op = builder.op(f"mm{layer}", reads=[previous, turned], flops=1.0)
+        previous = builder.tensor(f"y{layer}", 100, producer=op)
+        # Ready at once too: a backward op that reads only the parameter.
+        builder.op(f"b{layer}", reads=[weight], phase=Phase.BACKWARD, partner=op)
+    graph = builder.build()
+    problem = make_problem(graph, "2xv100-16g")
+    device_of = find_planner("m-topo")(problem, Plan()).device_of
+    by_name = dict(zip(graph.op_names, device_of.tolist(), strict=True))
+    assert [by_name[f"mm{layer}"] for layer in range(6)] == [0, 0, 0, 0, 1, 1]
+    for layer in range(6):
+        assert by_name[f"view{layer}"] == by_name[f"mm{layer}"] == by_name[f"b{layer}"]

@@ -95,6 +95,22 @@ def test_late_transfer_shares_only_what_is_left():
     assert timeline.transfer_end_s.tolist() == [3.0, 4.0]
 
 
+def test_transfer_that_takes_the_place_of_another_leaves_the_rate():
+    """One ends when another begins, while a third flows on: its number of sharers stays two."""
+    builder = GraphBuilder("relay")
+    first = builder.op("make short and long")
+    short = builder.tensor("short", 1, producer=first)
+    long = builder.tensor("long", 10, producer=first)
+    second = builder.op("make late")
+    late = builder.tensor("late", 1, producer=second)
+    for tensor in (short, long, late):
+        builder.op(f"read{tensor}", reads=[tensor])
+    graph = builder.build()
+    timeline = run(graph, joined(2, 1.0), [0.0, 2.0, 0.0, 0.0, 0.0], [0, 0, 1, 1, 1])
+    ends = dict(zip(timeline.transfer_tensor.tolist(), timeline.transfer_end_s, strict=True))
+    assert ends == {short: 2.0, late: 4.0, long: 12.0}
+
+
 def bus(num_devices: int, bandwidth_bps: float) -> Cluster:
     kind = device_kind()
     names = tuple(f"gpu{index}" for index in range(num_devices))

@@ -40,6 +40,21 @@ def bundle_of(graph: Graph) -> IntArray:
     return rank[inverse].astype(np.int32)
 
 
+def anchor_of(graph: Graph, bundle: IntArray) -> IntArray:
+    """Per bundle, the op that stands for it in the order of the forward pass.
+
+    That is its first forward op that does work: views of parameters and backward ops can be ready
+    long before, which says nothing about where in the model the bundle belongs.
+    """
+    works = (graph.flops > 0) | (graph.bytes_touched > 0)
+    is_forward = graph.op_phase == Phase.FORWARD
+    rank = np.where(is_forward & works, 0, np.where(is_forward, 1, 2))
+    order = np.lexsort((np.arange(graph.num_ops), rank, bundle))
+    _, first = np.unique(bundle[order], return_index=True)
+    anchors: IntArray = order[first].astype(np.int32)
+    return anchors
+
+
 def _followers(graph: Graph) -> tuple[IntArray, IntArray]:
     """Later ops without partner or group, each with the maker of the largest tensor it reads."""
     loose = (graph.op_phase != Phase.FORWARD) & (graph.partner < 0) & (graph.group < 0)

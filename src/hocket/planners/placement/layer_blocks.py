@@ -17,7 +17,7 @@ from hocket.arrays import IntArray
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.bundles import bundle_of
+from hocket.planners.placement.bundles import anchor_of, bundle_of
 from hocket.planners.placement.devices import elsewhere, workers
 
 _UP_TO_FIRST_NUMBER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
@@ -33,10 +33,7 @@ def layer_blocks(problem: Problem, plan: Plan) -> Plan:
     block_of_layer = devices[np.arange(num_layers) * len(devices) // num_layers]
     bundle = bundle_of(graph)
     special = elsewhere(problem, bundle)
-    # A bundle follows its first forward op: the bundle's other ops have no layer of their own.
-    first = np.full(int(bundle.max(initial=-1)) + 1, graph.num_ops, dtype=np.int64)
-    np.minimum.at(first, bundle, np.arange(graph.num_ops))
-    planned = block_of_layer[layer[np.minimum(first, graph.num_ops - 1)]]
+    planned = block_of_layer[layer[anchor_of(graph, bundle)]]
     device_of_bundle = np.where(special >= 0, special, planned).astype(np.int32)
     return replace(plan, device_of=device_of_bundle[bundle])
 

@@ -2,8 +2,8 @@
 
 Each device gets an equal share of the total memory need, plus the largest single need so that
 the rounding never leaves an op over; the walk never goes back to an earlier device. With unequal
-devices the share follows their memory. Ops that move together (`bundles`) are placed by the first
-one met. O(ops + reads).
+devices the share follows their memory. Ops that move together (`bundles`) are placed when the walk
+meets the op that stands for them. O(ops + reads).
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020.
 """
@@ -19,7 +19,7 @@ from hocket.errors import NoFeasiblePlanError
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.bundles import bundle_of, op_memory_bytes
+from hocket.planners.placement.bundles import anchor_of, bundle_of, op_memory_bytes
 from hocket.planners.placement.devices import elsewhere, runnable, workers
 
 
@@ -35,10 +35,11 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
     memory = problem.memory_bytes[devices]
     caps = np.floor(need_here.sum() * (memory / memory.sum())) + need_here.max(initial=0)
     can_run = runnable(problem, bundle)[devices]
+    anchor = anchor_of(graph, bundle)
     turn, used = 0, 0
     for op in breadth_first_order(graph):
         target = bundle[op]
-        if device_of_bundle[target] >= 0:
+        if device_of_bundle[target] >= 0 or anchor[target] != op:
             continue
         while used + need[target] > caps[turn] or not can_run[turn, target]:
             turn, used = turn + 1, 0
