@@ -14,6 +14,7 @@ from hocket.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.simulate.path import PathStep, Reason, critical_path
 from hocket.simulate.timeline import Timeline
+from hocket.units import format_percent
 
 __all__ = [
     "PathStep",
@@ -86,24 +87,27 @@ def _crossings(timeline: Timeline, problem: Problem) -> tuple[IntArray, IntArray
     return transfer, routes.path_channels[first[transfer] + step]
 
 
-def bottleneck(timeline: Timeline, problem: Problem) -> str:
-    """One sentence: what keeps the step from being shorter."""
+def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | None = None) -> str:
+    """One sentence: what keeps the step from being shorter.
+
+    ``path`` is the critical path, where the caller has it: finding it is most of the work.
+    """
     whole_s = timeline.makespan_s
     if whole_s <= 0:
         return "limited by nothing: the step takes no time"
-    path = critical_path(timeline, problem)
+    path = critical_path(timeline, problem) if path is None else path
     summary = summarize(path)
     if summary.transfer_s > summary.compute_s:
         channel, busy_s = _path_channel(timeline, problem, path)
-        return f"limited by the link {channel} ({100 * busy_s / whole_s:.0f} % busy)"
+        return f"limited by the link {channel} ({format_percent(busy_s / whole_s)} busy)"
     compute_s = device_busy_s(timeline)
     device = int(np.argmax(compute_s))
     name, share = problem.cluster.device_names[device], float(compute_s[device]) / whole_s
     if share >= _MOSTLY:
-        return f"limited by compute on {name} ({100 * share:.0f} % busy)"
+        return f"limited by compute on {name} ({format_percent(share)} busy)"
     return (
         "limited by ops that wait for each other across devices "
-        f"(the busiest, {name}, is {100 * share:.0f} % busy)"
+        f"(the busiest, {name}, is {format_percent(share)} busy)"
     )
 
 

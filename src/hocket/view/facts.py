@@ -133,6 +133,7 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
     """Work out the facts of a plan and its timeline."""
     graph, cluster = problem.graph, problem.cluster
     moved = transferred_bytes(problem, timeline)
+    path = _path(problem, timeline)
     return Facts(
         title=f"{inert(graph.name)} on {inert(cluster.name)}",
         planner=inert(plan.planner),
@@ -144,8 +145,8 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
         devices=_devices(problem, timeline),
         links=_links(problem, timeline),
         top_ops=_top_ops(problem, timeline),
-        path=_path(problem, timeline),
-        bottleneck=inert(bottleneck(timeline, problem)),
+        path=path,
+        bottleneck=inert(bottleneck(timeline, problem, path.steps)),
     )
 
 
