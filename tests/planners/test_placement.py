@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hocket.graph.generators import generate
-from hocket.simulate.engine import simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import problems
@@ -11,12 +9,14 @@ from simulate.problems import problems
 from hocket.api import make_problem
 from hocket.errors import CheckError, NoFeasiblePlanError, UsageError
 from hocket.graph import GraphBuilder, Phase, Role
+from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners import PLANNERS, chain, find_planner
 from hocket.planners.compare import compare
 from hocket.planners.placement.bundles import bundle_of, op_memory_bytes
 from hocket.planners.placement.layer_blocks import layer_of
 from hocket.planners.placement.m_topo import breadth_first_order
+from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
 
