@@ -104,8 +104,7 @@ def _measure_all(
 
 def _by_signature(graph: Graph, kind: DeviceKind) -> tuple[list[int], dict[int, int]]:
     """First op of each signature that takes device time, costliest first, and their counts."""
-    works = (graph.flops > 0) | (graph.bytes_touched > 0)
-    ops = np.flatnonzero(works & (graph.op_signature >= 0))
+    ops = np.flatnonzero(graph.works & (graph.op_signature >= 0))
     _, first, counts = np.unique(graph.op_signature[ops], return_index=True, return_counts=True)
     expected_s = roofline_s(work_of(graph), kind)[ops[first]] * counts
     order = np.argsort(-expected_s, kind="stable")

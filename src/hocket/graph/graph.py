@@ -202,6 +202,14 @@ class Graph:
         return _frozen(np.isin(self.tensor_role, HELD_ROLES))
 
     @cached_property
+    def works(self) -> NDArray[np.bool_]:
+        """Whether each op takes device time: it computes, touches memory or has a stated time."""
+        works = (self.flops > 0) | (self.bytes_touched > 0)
+        for seconds in self.stated.op_s.values() if self.stated is not None else ():
+            works = works | (seconds > 0)
+        return _frozen(works)
+
+    @cached_property
     def root_of(self) -> IntArray:
         """For each tensor, the tensor at the end of its chain of aliases: the storage's owner."""
         root = np.where(self.alias_of >= 0, self.alias_of, np.arange(self.num_tensors))

@@ -46,9 +46,8 @@ def anchor_of(graph: Graph, bundle: IntArray) -> IntArray:
     That is its first forward op that does work: views of parameters and backward ops can be ready
     long before, which says nothing about where in the model the bundle belongs.
     """
-    works = (graph.flops > 0) | (graph.bytes_touched > 0)
     is_forward = graph.op_phase == Phase.FORWARD
-    rank = np.where(is_forward & works, 0, np.where(is_forward, 1, 2))
+    rank = np.where(is_forward & graph.works, 0, np.where(is_forward, 1, 2))
     order = np.lexsort((np.arange(graph.num_ops), rank, bundle))
     _, first = np.unique(bundle[order], return_index=True)
     anchors: IntArray = order[first].astype(np.int32)
@@ -80,12 +79,12 @@ def _updates(graph: Graph) -> tuple[IntArray, IntArray]:
 
 
 def _views(graph: Graph) -> tuple[IntArray, IntArray]:
-    """Forward ops that neither compute nor touch memory, each with the first reader of its result.
+    """Forward ops that do no work, each with the first op that reads its result.
 
     Alone they would be placed as soon as they are ready, which for views of parameters is before
     everything else and far from where they are used.
     """
-    is_idle = (graph.op_phase == Phase.FORWARD) & (graph.flops == 0) & (graph.bytes_touched == 0)
+    is_idle = (graph.op_phase == Phase.FORWARD) & ~graph.works
     made = np.flatnonzero((graph.tensor_producer >= 0) & (np.diff(graph.user_ptr) > 0))
     made = made[is_idle[graph.tensor_producer[made]]]
     # Tensors stand in the order of their producers, so the first of each op comes first.

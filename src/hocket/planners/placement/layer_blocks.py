@@ -57,7 +57,7 @@ def layer_of(graph: Graph) -> IntArray:
 
 def _forward_position(graph: Graph) -> IntArray:
     """Position of each op among the forward ops that do work."""
-    counted = (graph.op_phase == Phase.FORWARD) & ((graph.bytes_touched > 0) | (graph.flops > 0))
+    counted = (graph.op_phase == Phase.FORWARD) & graph.works
     if not counted.any():
         counted = graph.op_phase == Phase.FORWARD
     position: IntArray = np.maximum(np.cumsum(counted) - 1, 0).astype(np.int32)
