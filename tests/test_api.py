@@ -1,0 +1,62 @@
+"""The public face in Python."""
+
+import json
+
+import pytest
+
+import hocket
+from hocket.graph.generators import generate
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1), torch.nn.Flatten(0)
+    )
+
+
+def test_capture_is_a_function_of_the_package_and_a_room(model):
+    from hocket.capture import ZOO
+
+    graph = hocket.capture(model, torch.randn(4, 16))
+    assert graph.bytes_by_role()["parameter"] == 4 * (16 * 32 + 32 + 32 + 1)
+    assert "gpt2" in ZOO
+
+
+def test_auto_plans_a_model_and_shows_it(model, tmp_path):
+    planned = hocket.auto(model, torch.randn(4, 16), on="2xv100-16g")
+    assert planned.step_s > 0
+    assert list(planned.peak_bytes) == ["gpu0", "gpu1"]
+    assert planned.explain().startswith("chosen because")
+    assert "gpu0" in planned._repr_html_()
+    planned.save(tmp_path / "plan.json")
+    planned.save_report(tmp_path / "report.html")
+    planned.save_trace(tmp_path / "trace.json")
+    saved = hocket.read_plan(tmp_path / "plan.json")
+    hocket.verify(saved.plan, saved.problem)
+    assert saved.predicted_step_s == planned.step_s
+    assert "<html" in (tmp_path / "report.html").read_text()
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_auto_on_this_machine_uses_what_is_detected(model):
+    planned = hocket.auto(model, torch.randn(4, 16))
+    assert planned.problem.cluster.name == "this-machine"
+
+
+def test_plan_graph_takes_a_cluster_value_or_its_name():
+    graph = generate("chain", 20, 0)
+    cluster = hocket.cluster_from_text("2xt4")
+    by_value = hocket.plan_graph(graph, cluster, planners=["m-topo"])
+    by_name = hocket.plan_graph(graph, "2xt4", planners=["m-topo"])
+    assert by_value.step_s == by_name.step_s
+
+
+def test_plan_graph_raises_where_nothing_fits():
+    graph = generate("transformer", 20_000, 0)
+    with pytest.raises(hocket.HocketError) as caught:
+        hocket.plan_graph(graph, "1xt4")
+    assert caught.value.exit_code == 4
+    assert "lacks" in str(caught.value)
