@@ -60,3 +60,19 @@ def test_plan_graph_raises_where_nothing_fits():
         hocket.plan_graph(graph, "1xt4")
     assert caught.value.exit_code == 4
     assert "lacks" in str(caught.value)
+
+
+def test_wrong_transfer_mode_is_refused_with_a_suggestion():
+    with pytest.raises(hocket.HocketError) as caught:
+        hocket.plan_graph(generate("chain", 5, 0), "2xt4", transfers="shard")
+    assert "did you mean 'shared'?" in str(caught.value)
+
+
+def test_clusters_and_plans_are_named_by_text_or_path(tmp_path):
+    text = "name = 'one'\n[[devices]]\nkind = 't4'\n[[devices]]\nkind = 't4'\nname = 'b'\n"
+    (tmp_path / "c.toml").write_text(text)
+    graph_file = tmp_path / "g.json"
+    hocket.write_graph(generate("chain", 9, 0), graph_file)
+    planned = hocket.plan_graph(hocket.read_graph(graph_file), tmp_path / "c.toml")
+    planned.save(str(tmp_path / "p.json"), graph_file=str(graph_file))
+    assert hocket.read_plan(str(tmp_path / "p.json")).predicted_step_s == planned.step_s

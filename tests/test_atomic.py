@@ -64,3 +64,35 @@ def test_write_to_an_impossible_place_is_a_usage_error_with_a_hint(tmp_path, nam
 def test_write_to_a_device_writes_directly():
     write_atomically("/dev/null", b"x")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_write_to_a_pipe_writes_directly():
+    reader, writer = os.pipe()
+    try:
+        write_atomically(f"/dev/fd/{writer}", b"through the pipe")
+        assert os.read(reader, 100) == b"through the pipe"
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_write_to_a_named_pipe_keeps_the_pipe(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write_atomically(path, b"x")
+        assert os.read(reader, 100) == b"x"
+    finally:
+        os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_write_to_a_pipe_without_a_reader_raises_a_broken_pipe():
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        with pytest.raises(BrokenPipeError):
+            write_atomically(f"/dev/fd/{writer}", b"x")
+    finally:
+        os.close(writer)

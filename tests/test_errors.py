@@ -17,6 +17,7 @@ def test_exit_codes_are_the_documented_ones():
         "NoFeasiblePlanError": 4,
         "RunError": 5,
         "CheckError": 6,
+        "InterruptedByUserError": 130,
     }
 
 

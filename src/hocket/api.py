@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.cost.roofline import estimate_costs
-from hocket.errors import NoFeasiblePlanError
+from hocket.errors import NoFeasiblePlanError, unknown_name
 from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
-from hocket.plan.problem import Problem, TransferMode
+from hocket.plan.problem import TRANSFER_MODES, Problem, TransferMode
 
 if TYPE_CHECKING:
     from hocket.planners.compare import Comparison
@@ -60,12 +60,12 @@ class Planned:
         """Why this plan, and what limits it."""
         return self.comparison.why
 
-    def save(self, path: str | Path, *, graph_file: Path | None = None) -> None:
+    def save(self, path: str | Path, *, graph_file: str | Path | None = None) -> None:
         """Write the plan; the graph is put inside unless its file is named."""
         from hocket.plan.files import write_plan
 
         write_plan(
-            Path(path),
+            path,
             self.problem,
             self.plan,
             graph_file=graph_file,
@@ -77,13 +77,13 @@ class Planned:
         """Write the one-file HTML report."""
         from hocket.view.report import write_report
 
-        write_report(Path(path), self.problem, self.plan, self.timeline, self.comparison)
+        write_report(path, self.problem, self.plan, self.timeline, self.comparison)
 
     def save_trace(self, path: str | Path) -> None:
         """Write the trace for Perfetto."""
         from hocket.view.trace import write_trace
 
-        write_trace(Path(path), self.problem, self.plan, self.timeline)
+        write_trace(path, self.problem, self.plan, self.timeline)
 
     def _repr_html_(self) -> str:
         from hocket.view.notebook import plan_html
@@ -94,28 +94,34 @@ class Planned:
 def auto(
     model: Any,
     batch: Any,
-    on: str | Cluster = ON_THIS_MACHINE,
+    on: str | Path | Cluster = ON_THIS_MACHINE,
     *,
     loss: Callable[[Any], Any] | None = None,
     optimizer: str | None = "adamw",
+    profile: Profile | None = None,
+    calibration: Calibration | None = None,
 ) -> Planned:
     """Capture a model's training step and plan it on a cluster."""
     from hocket.capture import capture
 
-    return plan_graph(capture(model, batch, loss=loss, optimizer=optimizer), on)
+    graph = capture(model, batch, loss=loss, optimizer=optimizer)
+    return plan_graph(graph, on, profile=profile, calibration=calibration)
 
 
 def plan_graph(
     graph: Graph,
-    on: str | Cluster = ON_THIS_MACHINE,
+    on: str | Path | Cluster = ON_THIS_MACHINE,
     *,
     planners: Sequence[str] = (),
     transfers: TransferMode = "shared",
+    profile: Profile | None = None,
+    calibration: Calibration | None = None,
 ) -> Planned:
     """Compare planners (all by default) on a graph and return the best plan."""
     from hocket.planners.compare import compare
 
-    return best_of(compare(make_problem(graph, on, transfers=transfers), planners))
+    problem = make_problem(graph, on, transfers=transfers, profile=profile, calibration=calibration)
+    return best_of(compare(problem, planners))
 
 
 def best_of(comparison: Comparison) -> Planned:
@@ -131,14 +137,16 @@ def best_of(comparison: Comparison) -> Planned:
 
 def make_problem(
     graph: Graph,
-    on: str | Cluster,
+    on: str | Path | Cluster,
     *,
     transfers: TransferMode = "shared",
     profile: Profile | None = None,
     calibration: Calibration | None = None,
     seed: int = 0,
 ) -> Problem:
-    """A problem from a graph and a cluster, or the text that names one."""
+    """A problem from a graph and a cluster, or the text or path that names one."""
+    if transfers not in TRANSFER_MODES:
+        raise unknown_name("transfer mode", str(transfers), TRANSFER_MODES)
     if on == ON_FILE:
         from hocket.hardware.stated import stated_cluster
 
@@ -153,6 +161,6 @@ def make_problem(
     else:
         from hocket.hardware.shorthand import cluster_from_text
 
-        cluster = cluster_from_text(on)
+        cluster = cluster_from_text(str(on))
     costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
     return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers, seed=seed)

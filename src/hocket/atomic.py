@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from hocket.errors import UsageError
@@ -14,14 +15,18 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     """Replace the content of ``path`` by ``data``; raises `UsageError` where that is impossible.
 
     A symbolic link keeps pointing at its target, and a target that exists keeps its permissions.
-    Devices and pipes (``/dev/stdout``) cannot be replaced and are written directly.
+    Devices and pipes (``/dev/stdout``) cannot be replaced and are written directly; a pipe whose
+    reader went away raises `BrokenPipeError`.
     """
     try:
-        target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():
-            _write_directly(target, data)
+        if _is_special(path):
+            # Not the real path: a pipe has none, only a text such as ``pipe:[4711]``.
+            _write_directly(path, data)
         else:
-            _replace(target, data)
+            _replace(Path(os.path.realpath(path)), data)
+    except BrokenPipeError:
+        # The reader went away, as `| head` does: for the caller no wrong path, but the end.
+        raise
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(
@@ -31,8 +36,15 @@ def write_atomically(path: str | Path, data: bytes) -> None:
         ) from error
 
 
-def _write_directly(target: Path, data: bytes) -> None:
-    with open(target, "wb") as file:
+def _is_special(path: str | Path) -> bool:
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _write_directly(path: str | Path, data: bytes) -> None:
+    with open(path, "wb") as file:
         file.write(data)
 
 

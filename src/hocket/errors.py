@@ -6,7 +6,8 @@
     ├── InputFileError        3  a file that was given cannot be used
     ├── NoFeasiblePlanError   4  nothing that was tried fits the hardware
     ├── RunError              5  carrying out a plan failed
-    └── CheckError            6  a check found a violation
+    ├── CheckError            6  a check found a violation
+    └── InterruptedByUserError 130  Ctrl-C
 
 Messages start lower-case, quote the user's text with ``!r`` and have no trailing period.
 ``hint`` says what to do, ``where`` names the file, key, op or device.
@@ -87,6 +88,13 @@ class CheckError(HocketError):
 
     code = "check-failed"
     exit_code = 6
+
+
+class InterruptedByUserError(HocketError):
+    """The user stopped the command."""
+
+    code = "interrupted"
+    exit_code = 130
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -174,6 +174,63 @@ def test_doctor_reports_versions_and_a_working_simulator():
     assert result["checks"]["devices"].startswith("Cluster(")
 
 
+def test_doctor_fails_where_a_part_does_not_work():
+    script = (
+        "import hocket.planners.compare as c\n"
+        "def broken(*_): raise RuntimeError('boom')\n"
+        "c.compare = broken\n"
+        "from hocket.cli import main\n"
+        "main(['doctor', '--json'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 6
+    assert "boom" in json.loads(done.stdout)["checks"]["simulator"]
+
+
+def test_options_of_models_are_refused_for_graph_files(folder):
+    done = hocket("plan", "g.json.gz", "--on", "2xt4", "--batch", 999, cwd=folder, expect=2)
+    assert "--batch has no effect on the graph file" in done.stderr
+
+
+def test_output_in_a_missing_folder_is_refused_before_any_work(folder):
+    for command in (
+        ["plan", "g.json.gz", "--on", "2xt4", "-o", "missing/plan.json"],
+        ["capture", "gpt2", "-o", "missing/g.json"],
+    ):
+        assert "there is no folder" in hocket(*command, cwd=folder, expect=2).stderr
+
+
+def test_full_standard_output_is_one_sentence(folder):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hocket", "schema", "plan"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "cannot write the result" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_interrupt_ends_with_130_and_an_error_object():
+    script = (
+        "import hocket.graph.generators as g\n"
+        "def stopped(*_): raise KeyboardInterrupt\n"
+        "g.generate = stopped\n"
+        "from hocket.cli import main\n"
+        "main(['generate', 'chain', '-o', 'never.json', '--json'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert json.loads(done.stdout)["error"]["code"] == "interrupted"
+
+
 def test_detect_writes_a_file_that_plan_accepts(folder, tmp_path):
     hocket("detect", "-o", tmp_path / "here.toml")
     hocket("plan", folder / "g.json.gz", "--on", tmp_path / "here.toml", "--json")

@@ -25,7 +25,7 @@ CPU = DeviceKind(
 )
 
 
-def cluster_of(*kinds: DeviceKind, meta: dict[str, object] | None = None) -> Cluster:
+def cluster_of(*kinds: DeviceKind, uses_stated_times: bool = False) -> Cluster:
     devices = tuple(
         Device(name=f"gpu{i}", kind=kind, host="host", memory_bytes=kind.memory_bytes)
         for i, kind in enumerate(kinds)
@@ -34,7 +34,13 @@ def cluster_of(*kinds: DeviceKind, meta: dict[str, object] | None = None) -> Clu
         Link(name=f"pcie{i}", ends=(d.name, "host"), bandwidth_bps=1e10, latency_s=1e-6)
         for i, d in enumerate(devices)
     )
-    return Cluster(name="test", devices=devices, hosts=("host",), links=links, meta=meta or {})
+    return Cluster(
+        name="test",
+        devices=devices,
+        hosts=("host",),
+        links=links,
+        uses_stated_times=uses_stated_times,
+    )
 
 
 def graph_of(ops: Iterable[dict[str, object]]) -> Graph:

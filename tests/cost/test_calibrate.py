@@ -19,6 +19,7 @@ from hocket.cost.calibrate import (
 from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency, KindFit, ideal_s, roofline_s
 from hocket.cost.families import FAMILIES
 from hocket.cost.host import HostOverhead
+from hocket.cost.profile import write_profile
 from hocket.cost.roofline import estimate_costs
 from hocket.errors import InputFileError, UsageError
 
@@ -154,11 +155,28 @@ def test_calibrate_refuses_another_kind():
         calibrate(profile_of([entry_of("mm", 1e-3)]), CPU)
 
 
-def test_calibrate_survives_empty_and_zero_profiles():
-    for entries in ([], [entry_of("mm", 0.0)], [entry_of("x", 1.0, flops=0.0, bytes_touched=0)]):
-        fit = calibrate(profile_of(entries), TESLA).kinds["tesla"]
-        assert fit.efficiency == {}
-        assert fit.launch_s == TESLA.launch_s
+@pytest.mark.parametrize("entries", [[], [entry_of("mm", 0.0), entry_of("add", 0.0)]])
+def test_calibrate_refuses_a_profile_without_times(entries):
+    with pytest.raises(UsageError, match="no measured times") as caught:
+        calibrate(profile_of(entries), TESLA)
+    assert "--budget" in caught.value.hint
+
+
+def test_calibrate_survives_times_without_work():
+    profile = profile_of([entry_of("x", 1.0, flops=0.0, bytes_touched=0), entry_of("mm", 0.0)])
+    fit = calibrate(profile, TESLA).kinds["tesla"]
+    assert fit.efficiency == {}
+    assert fit.launch_s == TESLA.launch_s
+
+
+def test_calibration_file_of_another_sort_is_named_whatever_its_size(tmp_path):
+    entries = [entry_of(f"a long signature, as they are {index}", 1.0) for index in range(10_000)]
+    write_profile(profile_of(entries), tmp_path / "p.json")
+    assert (tmp_path / "p.json").stat().st_size > 2**20
+    with pytest.raises(InputFileError) as caught:
+        read_calibration(tmp_path / "p.json")
+    assert caught.value.message == "this is a hocket.profile/1 file, expected hocket.calibration/1"
+    assert "--profile" in caught.value.hint
 
 
 def test_calibration_file_round_trips_and_is_deterministic(tmp_path):
@@ -180,7 +198,7 @@ COPY = (*TESLA_FIT, "efficiency", "copy")
 @pytest.mark.parametrize(
     ("path", "value", "message", "hint"),
     [
-        (("schema",), "hocket.profile/1", "schema is 'hocket.profile/1'", "hocket.calibration/1"),
+        (("schema",), "calibration", "schema is 'calibration'", "hocket.calibration/1"),
         (("kinds",), [], "kinds is []", "expected an object of names"),
         ((*TESLA_FIT, "eficiency"), {}, "'eficiency' in kinds.tesla", "'efficiency'"),
         (

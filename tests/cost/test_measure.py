@@ -126,13 +126,13 @@ def test_profile_notes_what_fails_and_goes_on(captured):
     assert np.all(costs.op_s[0, graph.op_kind == broken] > 0)
 
 
-def test_profile_without_time_leaves_everything_to_the_model(captured):
+def test_profile_without_time_names_what_it_lacks_and_is_not_used(captured):
     graph, program = captured["gpt2"]
     profile = profile_program(graph, program, HERE, budget_s=0.0)
     assert profile.entries == ()
     assert set(profile.missing.values()) == {"not measured: the time budget was used up"}
-    costs = estimate_costs(graph, cluster_of(HERE), profile=profile)
-    assert costs.sources() == {"model": graph.num_ops}
+    with pytest.raises(UsageError, match="no measured times"):
+        estimate_costs(graph, cluster_of(HERE), profile=profile)
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta", "abacus"])

@@ -6,6 +6,8 @@ from cost.cost_samples import entry_of, graph_of, profile_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.cost.calibrate import Calibration, write_calibration
+from hocket.cost.efficiency import Efficiency, KindFit
 from hocket.cost.host import HostOverhead
 from hocket.cost.profile import (
     merge_profiles,
@@ -41,7 +43,13 @@ def test_profile_file_round_trips_and_is_deterministic(tmp_path):
     ("path", "value", "message", "hint"),
     [
         (("sechma",), 1, "unknown key 'sechma' in the profile", "did you mean 'schema'?"),
-        (("schema",), "hocket.profile/2", "schema is 'hocket.profile/2'", "'hocket.profile/1'"),
+        (("schema",), "profile", "schema is 'profile'", "'hocket.profile/1'"),
+        (
+            ("schema",),
+            "hocket.profile/2",
+            "this is a hocket.profile/2 file, expected hocket.profile/1",
+            "hocket profile",
+        ),
         (("device_kind",), None, "device_kind is None", "expected a text"),
         (("entries",), {}, "entries is {}", "expected a list"),
         (("entries", 0), "x", "entries[0] is 'x'", "expected an object with the keys signature"),
@@ -84,6 +92,16 @@ def test_profile_file_names_the_missing_key(key):
     with pytest.raises(InputFileError, match=f"the profile has no key '{key}'") as caught:
         profile_from_dict(data, "p.json")
     assert caught.value.hint == f"add '{key}'"
+
+
+def test_profile_file_names_the_sort_of_file_that_it_was_given(tmp_path):
+    fit = KindFit({"copy": Efficiency(0.5, 0.5)}, 1e-6)
+    write_calibration(Calibration({"tesla": fit}), tmp_path / "cal.json")
+    with pytest.raises(InputFileError) as caught:
+        read_profile(tmp_path / "cal.json")
+    assert caught.value.message == "this is a hocket.calibration/1 file, expected hocket.profile/1"
+    assert "--calibration" in caught.value.hint
+    assert caught.value.where == str(tmp_path / "cal.json")
 
 
 values = st.recursive(

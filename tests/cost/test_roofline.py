@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.cost.calibrate import Calibration
-from hocket.cost.costs import Source
+from hocket.cost.costs import Costs, Source
 from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency, KindFit, peak_flops
 from hocket.cost.host import HostOverhead
 from hocket.cost.roofline import costs_from_settings, estimate_costs
-from hocket.errors import InputFileError
+from hocket.errors import InputFileError, UsageError
 from hocket.graph import DTYPES, StatedTimes
 
 KINDS = ("aten.mm", "aten.add", "aten.convolution", "aten.embedding", "aten.sum", "what")
@@ -133,7 +133,8 @@ def test_profile_prices_unknown_signatures_by_the_roofline_fitted_to_it():
         "other add", 10e-3, kind="aten.add", flops=0.0, bytes_touched=10**9
     )  # a tenth of the bandwidth
     graph = step_graph()
-    costs = estimate_costs(graph, cluster_of(TESLA), profile=profile_of([slow_add]))
+    profile = profile_of([slow_add, entry_of("view", 0.0, kind="aten.view", flops=0.0)])
+    costs = estimate_costs(graph, cluster_of(TESLA), profile=profile)
     assert costs.op_s[0, 1] == pytest.approx(10e-3)
     assert costs.op_source[0, 1] == Source.MODEL
 
@@ -153,8 +154,9 @@ def test_stated_transfer_times_hold_only_on_the_cluster_of_the_file():
     graph = step_graph()
     seconds = np.linspace(0.0, 1.0, graph.num_tensors)
     graph = replace(graph, stated=StatedTimes({"*": np.ones(6)}, seconds))
-    own = estimate_costs(graph, cluster_of(TESLA, TESLA, meta={"from": "file"}))
-    other = estimate_costs(graph, cluster_of(TESLA, TESLA))
+    own = estimate_costs(graph, cluster_of(TESLA, TESLA, uses_stated_times=True))
+    noted = replace(cluster_of(TESLA, TESLA), meta={"from": "file"})
+    other = estimate_costs(graph, noted)
     assert own.tensor_s is not None
     assert own.tensor_s.tolist() == seconds.tolist()
     assert other.tensor_s is None
@@ -174,6 +176,64 @@ def test_settings_rebuild_the_same_costs():
     assert again.settings == costs.settings
     plain = estimate_costs(graph, cluster)
     assert not np.array_equal(plain.op_s, costs.op_s)
+
+
+MM = entry_of("mm big", 0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"profile": profile_of([MM], kind="volta")}, r"profile is of 'volta'.*'tesla', 'xeon'",
+         "leave the profile out"),
+        ({"calibration": Calibration({"volta": KindFit(), "k80": KindFit()})},
+         r"calibration is of 'volta', 'k80'.*'tesla', 'xeon'", "leave the calibration out"),
+        ({"calibration": Calibration({})}, "calibration is of no kind", "on this hardware"),
+        ({"profile": profile_of([entry_of("mm of another batch", 0.1)])},
+         "no time for any of the 6 ops of 'ops'", "same model and batch"),
+        ({"profile": profile_of([])}, "profile of 'tesla' has no measured times", "--budget"),
+        ({"profile": profile_of([entry_of("mm big", 0.0)])}, "no measured times", "--budget"),
+    ],
+)  # fmt: skip
+def test_costs_refuse_what_says_nothing_about_the_problem(options, message, hint):
+    graph, cluster = step_graph(), cluster_of(TESLA, CPU)
+    with pytest.raises(UsageError, match=message) as caught:
+        estimate_costs(graph, cluster, **options)
+    assert hint in caught.value.hint
+
+
+def test_costs_take_a_calibration_of_some_kinds():
+    fit = KindFit({"matmul": Efficiency(0.1, 0.1)})
+    calibration = Calibration({"volta": fit, "xeon": fit})
+    costs = estimate_costs(step_graph(), cluster_of(TESLA, CPU), calibration=calibration)
+    plain = estimate_costs(step_graph(), cluster_of(TESLA, CPU))
+    assert costs.op_s[0].tolist() == plain.op_s[0].tolist()
+    assert costs.op_s[1].tolist() != plain.op_s[1].tolist()
+
+
+def test_settings_that_do_not_fit_the_plan_are_an_error_of_their_file():
+    graph = step_graph()
+    costs = estimate_costs(graph, cluster_of(TESLA), profile=profile_of([MM]))
+    with pytest.raises(InputFileError, match="profile is of 'tesla'") as caught:
+        costs_from_settings(graph, cluster_of(CPU), costs.settings)
+    assert caught.value.where == "settings of the costs"
+
+
+def test_reserved_bytes_are_those_of_the_profiled_kind():
+    graph, cluster = step_graph(), cluster_of(CPU, TESLA, TESLA)
+    assert estimate_costs(graph, cluster).reserved_bytes.tolist() == [0, 0]
+    profile = replace(profile_of([MM]), reserved_bytes=2**25)
+    costs = estimate_costs(graph, cluster, profile=profile)
+    assert costs.reserved_bytes.tolist() == [0, 2**25]
+    assert costs.reserved_bytes[costs.device_row].tolist() == [0, 2**25, 2**25]
+    again = costs_from_settings(graph, cluster, costs.settings)
+    assert again.reserved_bytes.tolist() == [0, 2**25]
+
+
+def test_reserved_bytes_that_are_not_given_are_zeros_for_each_kind():
+    costs = estimate_costs(step_graph(), cluster_of(CPU, TESLA))
+    given = {f.name: getattr(costs, f.name) for f in fields(costs) if f.name != "reserved_bytes"}
+    assert Costs(**given).reserved_bytes.tolist() == [0, 0]
 
 
 def test_settings_with_an_unknown_key_are_refused():

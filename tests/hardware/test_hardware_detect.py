@@ -166,6 +166,21 @@ def test_detect_measures_the_processor_in_about_a_second(monkeypatch):
     assert cluster.meta["from"] == "detect"
 
 
+def test_detected_processors_can_be_joined(monkeypatch, tmp_path):
+    monkeypatch.setattr(detect_module, "_nvidia_smi", lambda *arguments: "")
+    monkeypatch.chdir(tmp_path)
+    for name, rates in (("here", (5e10, 2e10)), ("there", (7e10, 3e10))):
+        monkeypatch.setattr(detect_module, "_measured", lambda rates=rates: rates)
+        (tmp_path / f"{name}.toml").write_text(cluster_to_toml(detect()), encoding="utf-8")
+    twice = cluster_from_text("2xhere.toml")
+    assert twice.device_names == ("host0.cpu0", "host1.cpu0")
+    assert [kind.name for kind in twice.kinds] == ["cpu"]
+    assert twice.routes.bandwidth_bps[0, 1] == 1e10  # half of its memory's, less than the network
+    both = cluster_from_text("here.toml+there.toml")
+    assert [device.kind.peak_flops["float32"] for device in both.devices] == [5e10, 7e10]
+    assert [kind.name for kind in both.kinds] == ["cpu", "cpu@host1"]
+
+
 def test_detect_uses_what_nvidia_smi_answers(monkeypatch):
     def answer(*arguments: str) -> str:
         return matrix(["X NV2", "NV2 X"]) if arguments[0] == "topo" else QUERY

@@ -1,13 +1,20 @@
 """Shorthand: names, counts, joined machines and refusals."""
 
 import time
+import tomllib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.errors import HocketError, InputFileError, UsageError
-from hocket.hardware import cluster_from_dict, cluster_from_text, cluster_to_dict, cluster_to_toml
+from hocket.hardware import (
+    cluster_from_dict,
+    cluster_from_text,
+    cluster_to_dict,
+    cluster_to_toml,
+    stated_cluster,
+)
 from hocket.hardware.kinds import preset_kinds
 from hocket.hardware.shorthand import PER_HOST, machine_names
 
@@ -110,6 +117,67 @@ def test_shorthand_reads_existing_files_of_any_name(tmp_path):
     path = tmp_path / "cluster"
     path.write_text('[[devices]]\nkind = "t4"\n', encoding="utf-8")
     assert cluster_from_text(str(path)).devices[0].kind.name == "t4"
+
+
+def write_kinds(folder, file, **peaks):
+    """A file with one device of each kind; names are those of the kinds, ``__`` stands for @."""
+    kinds = {name.replace("__", "@"): rate for name, rate in peaks.items()}
+    text = "".join(
+        f'[kinds."{name}"]\nmemory = "1GiB"\nmemory_bandwidth = "1GB/s"\nsource = "{file}"\n'
+        f'peak = {{ float32 = "{rate}TFLOP/s" }}\nhost_link = {{ bandwidth = "9GB/s" }}\n'
+        f'[[devices]]\nkind = "{name}"\n'
+        for name, rate in kinds.items()
+    )
+    (folder / f"{file}.toml").write_text(text, encoding="utf-8")
+
+
+def rates_and_kinds(text):
+    cluster = cluster_from_text(text)
+    again = cluster_from_dict(cluster_to_dict(cluster))
+    assert again.content_hash == cluster.content_hash
+    assert again.devices == cluster.devices
+    assert cluster_from_dict(tomllib.loads(cluster_to_toml(cluster))).devices == cluster.devices
+    return (
+        [device.kind.peak_flops["float32"] / 1e12 for device in cluster.devices],
+        [device.kind.name for device in cluster.devices],
+    )
+
+
+def test_joined_kinds_of_one_name_keep_their_own_figures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_kinds(tmp_path, "fast", gpu=50)
+    write_kinds(tmp_path, "slow", gpu=5)
+    write_kinds(tmp_path, "same", gpu=50)
+    assert rates_and_kinds("1xfast.toml+1xslow.toml") == ([50, 5], ["gpu", "gpu@host1"])
+    assert rates_and_kinds("slow.toml+fast.toml") == ([5, 50], ["gpu", "gpu@host1"])
+    assert rates_and_kinds("fast.toml+same.toml") == ([50, 50], ["gpu", "gpu"])
+    assert rates_and_kinds("fast.toml+2xslow.toml+same.toml") == (
+        [50, 5, 5, 50],
+        ["gpu", "gpu@host1", "gpu@host1", "gpu"],
+    )
+
+
+def test_joined_kinds_never_take_a_name_twice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    long = "g" * 128
+    write_kinds(tmp_path, "one", gpu=1, **{"gpu__host1": 2, long: 3, "t4": 4})
+    write_kinds(tmp_path, "two", gpu=5, **{"gpu__host1": 6, long: 7})
+    rates, kinds = rates_and_kinds("one.toml+two.toml+1xt4")
+    assert rates == [1, 2, 3, 4, 5, 6, 7, 8.1]
+    assert kinds == [
+        "gpu", "gpu@host1", long, "t4",
+        "gpu@host1#2", "gpu@host1@host1", "g" * 122 + "@host1", "t4@host2",
+    ]  # fmt: skip
+
+
+def test_shorthand_refuses_to_join_hardware_with_stated_times(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cluster = stated_cluster({"cluster": {"accelerators": 2}})
+    (tmp_path / "own.toml").write_text(cluster_to_toml(cluster), encoding="utf-8")
+    assert cluster_from_text("1xown.toml").uses_stated_times
+    with pytest.raises(UsageError, match="cannot be joined") as caught:
+        cluster_from_text("2xown.toml")
+    assert "uses_stated_times" in caught.value.hint
 
 
 def test_shorthand_of_4096_devices_takes_well_under_two_seconds():

@@ -15,6 +15,7 @@ def test_stated_cluster_has_accelerators_and_processors_around_one_host():
     assert [d.kind.name for d in cluster.devices] == ["accelerator"] * 3 + ["cpu"]
     assert [d.kind.is_cpu for d in cluster.devices] == [False] * 3 + [True]
     assert [d.memory_bytes for d in cluster.devices] == [16 * 10**9] * 3 + [2**50]
+    assert cluster.uses_stated_times
     assert cluster.meta["from"] == "file"
     assert (cluster.routes.latency_s == 0).all()
     assert cluster.routes.hops[0, 3] == 2
@@ -23,7 +24,9 @@ def test_stated_cluster_has_accelerators_and_processors_around_one_host():
 
 def test_stated_cluster_round_trips():
     cluster = stated_cluster(META)
-    assert cluster_from_dict(cluster_to_dict(cluster)).content_hash == cluster.content_hash
+    again = cluster_from_dict(cluster_to_dict(cluster))
+    assert again.uses_stated_times
+    assert again.content_hash == cluster.content_hash
 
 
 @pytest.mark.parametrize(

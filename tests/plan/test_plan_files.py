@@ -83,7 +83,7 @@ def test_graph_named_by_file_is_found_beside_the_plan(tmp_path):
     with pytest.raises(InputFileError) as caught:
         read_plan(path)
     assert "--graph" in caught.value.hint
-    assert read_plan(path, graph_file=moved).problem.graph.num_ops == graph.num_ops
+    assert read_plan(str(path), graph_file=str(moved)).problem.graph.num_ops == graph.num_ops
 
 
 def test_plan_of_another_graph_is_refused(tmp_path):
@@ -112,6 +112,8 @@ def test_plan_of_another_graph_is_refused(tmp_path):
         (lambda d: d["cluster"].update(hash="0" * 64), "made for another cluster", "plan again"),
         (lambda d: d["graph"].update(inline=None), "names no graph", ""),
         (lambda d: d.update(order={"by_device": [[10**6], []]}), "does not exist", ""),
+        (lambda d: d.update(order={"by_device": [[], []], "priority": []}), "has both", ""),
+        (lambda d: d["graph"].update(inline=None, file="x" * 5000), "the plan's graph", "--graph"),
     ],
 )
 def test_broken_plan_files_are_refused_with_place_and_reason(plan_file, edit, message, hint):

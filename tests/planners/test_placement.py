@@ -1,5 +1,7 @@
 """Properties that every planner keeps, and what each one promises on its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -227,3 +229,20 @@ def test_m_topo_places_a_layer_where_it_stands_though_its_views_are_ready_at_onc
     assert [by_name[f"mm{layer}"] for layer in range(6)] == [0, 0, 0, 0, 1, 1]
     for layer in range(6):
         assert by_name[f"view{layer}"] == by_name[f"mm{layer}"] == by_name[f"b{layer}"]
+
+
+def test_layer_blocks_moves_what_a_device_cannot_run():
+    problem = make_problem(_training_chain(6).build(), "1xv100-16g+1xt4")
+    op_s = problem.costs.op_s.copy()
+    op_s[problem.costs.device_row[0], 1] = np.inf
+    problem = replace(problem, costs=replace(problem.costs, op_s=op_s))
+    comparison = compare(problem)
+    by_name = {candidate.planner: candidate for candidate in comparison.candidates}
+    assert by_name["layer-blocks"].plan.device_of[1] == 1
+    assert by_name["layer-blocks"].feasible
+    assert set(by_name["one-device"].plan.device_of.tolist()) == {1}
+
+
+def test_compare_says_when_there_was_nothing_to_compare_with():
+    comparison = compare(make_problem(generate("chain", 9, 0), "2xt4"), ["m-topo"])
+    assert "it is the only candidate" in comparison.why

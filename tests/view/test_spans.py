@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view.view_samples import random_sample, sample
 
+from hocket.simulate.analysis import crossings
 from hocket.view.spans import (
-    crossings,
     device_rows,
     joined,
     lanes,
@@ -39,7 +39,7 @@ def test_lanes_never_overlap_and_are_as_few_as_possible(spans):
 
 
 def all_rows(made):
-    channels = np.unique(crossings(made.problem, made.timeline)[1])
+    channels = np.unique(crossings(made.timeline, made.problem)[1])
     return (*device_rows(made.timeline), *link_rows(made.problem, made.timeline, channels))
 
 
@@ -74,7 +74,7 @@ def test_link_rows_hold_each_crossing_once():
     made = sample(num_layers=6)
     rows = [row for row in all_rows(made) if row.is_link]
     found = sorted((int(s), row.index) for row in rows for s in row.span)
-    transfer, channel = crossings(made.problem, made.timeline)
+    transfer, channel = crossings(made.timeline, made.problem)
     assert found == sorted(zip(transfer.tolist(), channel.tolist(), strict=True))
 
 

@@ -136,7 +136,7 @@ def test_fitted_table_drops_whole_columns_by_rank():
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_plan_summary_and_explanation_fit_the_width(width):
     made = sample(12)
-    for view in (plan_summary(*made.parts), explanation(*made.parts, comparison_of(made))):
+    for view in (plan_summary(*made.parts), explanation(*made.parts)):
         lines = plain(view, width).splitlines()
         assert all(cell_len(line) <= width for line in lines)
 
@@ -202,7 +202,7 @@ def test_advice_points_at_the_full_device():
 
 def test_text_of_hostile_names_has_no_control_characters():
     made = hostile_sample()
-    for view in (plan_summary(*made.parts), explanation(*made.parts, comparison_of(made))):
+    for view in (plan_summary(*made.parts), explanation(*made.parts)):
         text = plain(view, 120)
         assert all(char.isprintable() or char == "\n" for char in text)
         assert text.encode()

@@ -115,7 +115,7 @@ def listed_timeline(problem: Problem, plan: Plan) -> Timeline:
     """Ops in graph order on their devices, each transfer as soon as its tensor is made."""
     graph, costs, device_of = problem.graph, problem.costs, plan.device_of
     assert device_of is not None
-    op_s = costs.on_devices()
+    op_s = costs.op_s[costs.device_row]
     free = [0.0] * problem.cluster.num_devices
     start, end = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
     sent: dict[tuple[int, int], tuple[float, float, float, int]] = {}

@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run one command and exit with a documented code."""
     import click
 
-    from hocket.errors import HocketError, UsageError
+    from hocket.errors import HocketError, InterruptedByUserError, UsageError
 
     arguments = sys.argv[1:] if argv is None else argv
     as_json = wants_json(arguments)
@@ -33,12 +33,16 @@ def main(argv: list[str] | None = None) -> None:
         usage = UsageError(_lower_first(error.format_message()), hint=f"see {command} --help")
         sys.exit(fail(usage, as_json=as_json))
     except (KeyboardInterrupt, click.Abort):
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+        sys.exit(fail(InterruptedByUserError("interrupted"), as_json=as_json))
     except BrokenPipeError:
         # The reader of a pipe went away, as `| head` does: not an error of ours.
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:
+        # Files are opened where their errors are understood; what comes here is the terminal,
+        # a pipe or a full disk behind standard output.
+        sys.stderr.write(f"hocket: cannot write the result: {error.strerror or error}\n")
+        sys.exit(1)
     except Exception as error:
         sys.exit(fail(_unexpected(error), as_json=as_json))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hocket.cli.output import emit, json_option
-from hocket.cli.sources import ModelOptions, capture_model, model_options
+from hocket.cli.sources import ModelOptions, capture_model, model_options, require_folder
 
 
 @click.command("capture")
@@ -38,7 +38,7 @@ def command(
     batch: int | None,
     seq: int | None,
     dtype: str | None,
-    optimizer: str,
+    optimizer: str | None,
     as_json: bool,
 ) -> None:
     """Capture one step of a model, without weights, memory or downloads.
@@ -49,6 +49,7 @@ def command(
     from hocket.graph.files import write_graph
     from hocket.units import format_bytes
 
+    require_folder(output)
     started = time.perf_counter()
     graph = capture_model(
         model, ModelOptions(batch, seq, dtype, optimizer), full=full, device=device

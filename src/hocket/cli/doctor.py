@@ -9,17 +9,21 @@ from typing import Any
 
 import click
 
-from hocket.cli.output import emit, json_option
+from hocket.cli.output import emit, fail, json_option
+from hocket.cli.sources import announce_compilation
 
+FAILED = "failed:"
 _PACKAGES = ("numpy", "scipy", "numba", "click", "rich", "pydantic", "torch", "transformers", "ray")
 
 
 @click.command("doctor")
 @json_option
 def command(as_json: bool) -> None:
-    """Report versions, devices and whether the parts of hocket work here."""
+    """Report versions, devices and whether the parts of hocket work here. Exit 6 if not."""
     from hocket import __version__
+    from hocket.errors import CheckError
 
+    announce_compilation()
     result: dict[str, Any] = {
         "hocket": __version__,
         "python": sys.version.split()[0],
@@ -27,9 +31,19 @@ def command(as_json: bool) -> None:
         "packages": {name: _version(name) for name in _PACKAGES},
         "checks": {name: check() for name, check in _CHECKS.items()},
     }
+    failed = [name for name, outcome in result["checks"].items() if outcome.startswith(FAILED)]
+    if failed:
+        error = CheckError(f"not working here: {', '.join(failed)}", hint="see the checks")
+        if not as_json:
+            _show(result)
+        raise SystemExit(fail(error, as_json=as_json, extra=result))
     if as_json:
         emit(result)
-        return
+    else:
+        _show(result)
+
+
+def _show(result: dict[str, Any]) -> None:
     click.echo(f"hocket {result['hocket']}, Python {result['python']}, {result['platform']}")
     for name, version in result["packages"].items():
         click.echo(f"  {name:<13}{version or '–'}")
@@ -64,7 +78,7 @@ def _attempt(check: Any) -> Any:
         try:
             return str(check())
         except Exception as error:
-            return f"failed: {type(error).__name__}: {error}"
+            return f"{FAILED} {type(error).__name__}: {error}"
 
     return attempted
 

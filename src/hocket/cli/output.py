@@ -42,13 +42,8 @@ def fail(error: Exception, *, as_json: bool, extra: Mapping[str, Any] | None = N
     known = error if isinstance(error, HocketError) else HocketError(str(error))
     if as_json:
         emit({"error": known.as_dict(), **(extra or {})})
-    click.echo(f"hocket: {inert(str(known))}", err=True)
+    say(f"hocket: {known}")
     return known.exit_code
-
-
-def inert(text: str) -> str:
-    """Text without control characters, which a terminal would obey."""
-    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -59,8 +54,11 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def say(text: str) -> None:
-    """One line for the person, on stderr, so that stdout holds results only."""
-    click.echo(inert(text), err=True)
+    """Text for the person, on stderr, so that stdout holds results only."""
+    from hocket.view.names import LONGEST_SENTENCE, inert
+
+    # Names come from files that anyone may have written: they must not steer the terminal.
+    click.echo("\n".join(inert(line, LONGEST_SENTENCE) for line in text.split("\n")), err=True)
 
 
 @contextmanager

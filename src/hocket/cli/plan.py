@@ -14,10 +14,15 @@ from hocket.cli.sources import (
     load_graph,
     make_problem,
     model_options,
+    require_folder,
 )
 
 if TYPE_CHECKING:
+    from hocket.api import Planned
     from hocket.planners.compare import Candidate, Comparison
+
+LARGE_TRACE_OPS = 20_000
+"""Above this many ops the trace is written gzipped."""
 
 
 @click.command("plan")
@@ -26,7 +31,8 @@ if TYPE_CHECKING:
     "--on",
     required=True,
     metavar="CLUSTER",
-    help="A TOML file, a preset, shorthand such as 4xv100-16g, or 'file'.",
+    help="A TOML file, a preset, shorthand such as 4xv100-16g, 'auto' for this machine, or "
+    "'file' for the devices that the graph's file states.",
 )
 @click.option(
     "--planner",
@@ -75,7 +81,7 @@ def command(
     batch: int | None,
     seq: int | None,
     dtype: str | None,
-    optimizer: str,
+    optimizer: str | None,
     as_json: bool,
 ) -> None:
     """Plan MODEL_OR_GRAPH on a cluster: compare the candidates, write the best.
@@ -86,62 +92,43 @@ def command(
     from hocket.errors import NoFeasiblePlanError
     from hocket.planners import find_planner
     from hocket.planners.compare import compare
+    from hocket.view.text import candidate_table
 
     for name in planners:
         find_planner(name)
+    if output is None and not as_json:
+        output = Path("plan.json")
+    if output is not None:
+        require_folder(output)
     graph, graph_file = load_graph(source, ModelOptions(batch, seq, dtype, optimizer))
     problem = make_problem(graph, on, transfers, profile, calibration)
     announce_compilation()
     with working("planning"):
         comparison = compare(problem, planners)
-    if output is None and not as_json:
-        output = Path("plan.json")
+    if not as_json:
+        console().print(candidate_table(comparison))
     try:
-        best_of(comparison)
+        planned = best_of(comparison)
     except NoFeasiblePlanError as error:
-        _show(comparison, as_json)
         raise SystemExit(fail(error, as_json=as_json, extra=_as_dict(comparison))) from None
-    written = _write(comparison, output, graph_file) if output is not None else []
+    written = _write(planned, output, graph_file) if output is not None else []
     if as_json:
         emit({**_as_dict(comparison), "written": [str(path) for path in written]})
-        return
-    _show(comparison, as_json)
-    if written:
+    elif written:
         names = ", ".join(path.name for path in written)
         say(f"wrote {names} — next: hocket show {written[0]}, hocket explain {written[0]}")
 
 
-def _show(comparison: Comparison, as_json: bool) -> None:
-    if as_json:
-        return
-    from hocket.view.text import candidate_table
-
-    console().print(candidate_table(comparison))
-
-
-def _write(comparison: Comparison, output: Path, graph_file: Path | None) -> list[Path]:
-    from hocket.plan.files import write_plan
-    from hocket.view.report import write_report
-    from hocket.view.trace import write_trace
-
-    winner, problem = comparison.winner, comparison.problem
-    assert winner is not None
-    assert winner.plan is not None
-    assert winner.timeline is not None
+def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path]:
     stem = output.name.removesuffix(".gz").removesuffix(".json")
     prefix = "" if stem == "plan" else f"{stem}."
     report = output.with_name(f"{prefix}report.html")
-    trace = output.with_name(f"{prefix}trace.json")
-    write_plan(
-        output,
-        problem,
-        winner.plan,
-        graph_file=graph_file,
-        step_s=winner.timeline.makespan_s,
-        peak_bytes=_peaks(comparison, winner),
-    )
-    write_report(report, problem, winner.plan, winner.timeline, comparison)
-    write_trace(trace, problem, winner.plan, winner.timeline)
+    # A trace takes some 500 bytes per op; Perfetto opens it packed as well.
+    packed = ".gz" if planned.problem.graph.num_ops > LARGE_TRACE_OPS else ""
+    trace = output.with_name(f"{prefix}trace.json{packed}")
+    planned.save(output, graph_file=graph_file)
+    planned.save_report(report)
+    planned.save_trace(trace)
     return [output, report, trace]
 
 

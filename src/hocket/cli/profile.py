@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hocket.cli.output import emit, json_option, working
-from hocket.cli.sources import ModelOptions, build_model, model_options
+from hocket.cli.sources import ModelOptions, build_model, model_options, require_folder
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import DeviceKind
@@ -47,7 +47,7 @@ def command(
     batch: int | None,
     seq: int | None,
     dtype: str | None,
-    optimizer: str,
+    optimizer: str | None,
     as_json: bool,
 ) -> None:
     """Time every distinct op of a model's step on this machine and store the times."""
@@ -56,6 +56,7 @@ def command(
     from hocket.cost.profile import write_profile
 
     options = ModelOptions(batch, seq, dtype, optimizer)
+    require_folder(output)
     place, kind = _local_kind(device)
     with working(f"capturing {model}"):
         module, tensors = build_model(model, options)

@@ -27,12 +27,23 @@ class ModelOptions:
     batch: int | None
     seq: int | None
     dtype: str | None
-    optimizer: str
+    optimizer: str | None
 
     @property
     def optimizer_name(self) -> str | None:
         """The optimizer as `hocket.capture` takes it: None for inference."""
-        return None if self.optimizer == "none" else self.optimizer
+        return None if self.optimizer == "none" else self.optimizer or "adamw"
+
+    def refuse_for_file(self, text: str) -> None:
+        """A graph file is what it is: options that would change the model are a mistake."""
+        from hocket.errors import UsageError
+
+        for name, value in vars(self).items():
+            if value is not None:
+                raise UsageError(
+                    f"--{name} has no effect on the graph file {text!r}",
+                    hint=f"leave it out, or capture the model again with --{name} {value}",
+                )
 
 
 def model_options(command: F) -> F:
@@ -41,9 +52,7 @@ def model_options(command: F) -> F:
         click.option(
             "--optimizer",
             type=click.Choice(["adamw", "sgd", "none"]),
-            default="adamw",
-            show_default=True,
-            help="The step's optimizer; 'none' captures inference.",
+            help="The step's optimizer; 'none' captures inference. [default: adamw]",
         ),
         click.option(
             "--dtype",
@@ -79,6 +88,7 @@ def load_graph(text: str, options: ModelOptions) -> tuple[Graph, Path | None]:
     if is_graph_file(text):
         from hocket.graph.files import read_graph
 
+        options.refuse_for_file(text)
         with working(f"reading {text}"):
             return read_graph(Path(text)), Path(text)
     return capture_model(text, options), None
@@ -139,6 +149,17 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
 
     with working(f"reading {path}"):
         return read_plan(path, graph_file=graph_file)
+
+
+def require_folder(output: Path) -> None:
+    """Refuse an output in a folder that is not there, before any work is done for it."""
+    from hocket.errors import UsageError
+
+    if not output.absolute().parent.is_dir():
+        raise UsageError(
+            f"there is no folder {str(output.parent)!r}",
+            hint="make the folder, or write elsewhere with -o",
+        )
 
 
 def announce_compilation() -> None:

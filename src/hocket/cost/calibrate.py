@@ -26,7 +26,14 @@ from hocket.cost.efficiency import (
     roofline_s,
 )
 from hocket.cost.families import FAMILIES
-from hocket.cost.profile import MAX_SECONDS, Profile, host_from_dict
+from hocket.cost.profile import (
+    MAX_FILE_BYTES,
+    MAX_SECONDS,
+    Profile,
+    check_schema,
+    host_from_dict,
+    require_times,
+)
 from hocket.errors import UsageError
 from hocket.graph.graph import DTYPES
 from hocket.hardware.cluster import DeviceKind
@@ -73,6 +80,7 @@ def calibrate(profile: Profile, kind: DeviceKind) -> Calibration:
             f"the profile is of {profile.device_kind!r}, not of {kind.name!r}",
             hint="name the kind that the profile was measured on",
         )
+    require_times(profile)
     work = profile.work()
     measured_s = np.array([entry.seconds for entry in profile.entries], dtype=np.float64)
     count = np.array([entry.count for entry in profile.entries], dtype=np.float64)
@@ -195,7 +203,7 @@ def write_calibration(calibration: Calibration, path: str | Path) -> None:
 
 def read_calibration(path: str | Path) -> Calibration:
     """Read a calibration file; raises `InputFileError` for anything else."""
-    return calibration_from_dict(read_json(path, 2**20), str(path))
+    return calibration_from_dict(read_json(path, MAX_FILE_BYTES), str(path))
 
 
 def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
@@ -216,6 +224,9 @@ def calibration_to_dict(calibration: Calibration) -> dict[str, Any]:
 def calibration_from_dict(data: object, where: str) -> Calibration:
     """The calibration that `calibration_to_dict` wrote; ``where`` names its file in errors."""
     with fields.located(where):
+        check_schema(
+            data, CALIBRATION_SCHEMA, "make one with hocket calibrate; a profile goes to --profile"
+        )
         top = fields.record(
             data, "the calibration", required=("schema", "kinds"), optional=("source",)
         )

@@ -7,7 +7,7 @@ a measured profile, or the file that the graph came in.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -18,6 +18,10 @@ from hocket.arrays import FloatArray, IntArray
 from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.routes import Routes
+
+
+def _nothing() -> NDArray[np.int64]:
+    return np.zeros(0, dtype=np.int64)
 
 
 class Source(IntEnum):
@@ -46,10 +50,13 @@ class Costs:
     """Seconds per link for each tensor, where the file of the graph states them."""
     settings: Mapping[str, Any]
     """What the numbers were made from (profile, calibration), enough to make them again."""
+    reserved_bytes: NDArray[np.int64] = field(default_factory=_nothing)
+    """Bytes that libraries keep on each device of a kind, per row of ``op_s``; zeros if not given."""
 
-    def on_devices(self) -> FloatArray:
-        """[device, op]: seconds."""
-        return self.op_s[self.device_row]
+    def __post_init__(self) -> None:
+        if not len(self.reserved_bytes):
+            zeros = np.zeros(len(self.kind_names), dtype=np.int64)
+            object.__setattr__(self, "reserved_bytes", zeros)
 
     def transfer_s(self, tensor: int, src: int, dst: int) -> float:
         """Seconds to move one tensor between two devices when nothing else is on the way."""

@@ -6,6 +6,7 @@ the graphs that it was measured for. The file is ``hocket.profile/1`` JSON.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -28,6 +29,7 @@ PROFILE_SCHEMA = "hocket.profile/1"
 MAX_FILE_BYTES = 64 * 2**20
 MAX_SECONDS = 1e6
 _MAX_COUNT = 2**62
+_SCHEMA = re.compile(r"hocket\.[a-z]{1,20}/[0-9]{1,6}")
 _MAX_OP_BYTES = 2**50
 
 
@@ -113,6 +115,16 @@ def merge_profiles(profiles: Sequence[Profile]) -> Profile:
     )
 
 
+def require_times(profile: Profile) -> None:
+    """Refuse a profile in which nothing was timed: it would price every op by chance or by 0."""
+    if any(entry.seconds > 0 for entry in profile.entries):
+        return
+    raise UsageError(
+        f"the profile of {profile.device_kind!r} has no measured times",
+        hint="profile again, with a larger --budget if time ran out",
+    )
+
+
 def with_measured_workspace(graph: Graph, profile: Profile) -> Graph:
     """The graph with the workspace that was measured, where the profile knows an op's signature."""
     workspace_bytes = graph.workspace_bytes.copy()
@@ -162,7 +174,17 @@ def host_from_dict(data: object, path: str) -> HostOverhead:
     return HostOverhead(**seconds, overlaps=fields.flag(host["overlaps"], f"{path}.overlaps"))
 
 
+def check_schema(data: object, schema: str, hint: str) -> None:
+    """Refuse other files of hocket by their schema, before their keys can only seem wrong."""
+    found = data.get("schema") if isinstance(data, Mapping) else None
+    if isinstance(found, str) and found != schema and _SCHEMA.fullmatch(found):
+        raise InputFileError(f"this is a {found} file, expected {schema}", hint=hint)
+
+
 def _profile(data: object) -> Profile:
+    check_schema(
+        data, PROFILE_SCHEMA, "make one with hocket profile; a calibration goes to --calibration"
+    )
     top = fields.record(
         data,
         "the profile",

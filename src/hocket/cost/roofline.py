@@ -6,7 +6,7 @@ a profile lacks are priced by the roofline fitted to that profile. O(kinds · op
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,13 @@ from hocket.cost.calibrate import (
 from hocket.cost.costs import Costs, Source, device_rows, stated_op_s
 from hocket.cost.efficiency import KindFit, roofline_s, work_of
 from hocket.cost.host import with_host_overhead
-from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict
+from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict, require_times
+from hocket.errors import InputFileError, UsageError
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
+
+_MAX_LISTED = 6
+"""Kinds that an error lists."""
 
 
 def estimate_costs(
@@ -35,9 +39,21 @@ def estimate_costs(
     calibration: Calibration | None = None,
     profile: Profile | None = None,
 ) -> Costs:
-    """Op times on each kind of device of the cluster, and what transfers take."""
+    """Op times on each kind of device of the cluster, and what transfers take.
+
+    Raises `UsageError` for a profile or a calibration that says nothing about graph and cluster.
+    """
+    if calibration is not None:
+        _require_kind("calibration", tuple(calibration.kinds), cluster)
+    if profile is not None:
+        _require_kind("profile", (profile.device_kind,), cluster)
+        _require_measured(graph, profile)
     rows = [_op_times(graph, kind, calibration, profile) for kind in cluster.kinds]
-    from_file = cluster.meta.get("from") == "file" and graph.stated is not None
+    stated = graph.stated if cluster.uses_stated_times else None
+    reserved_bytes = [
+        profile.reserved_bytes if profile is not None and profile.device_kind == kind.name else 0
+        for kind in cluster.kinds
+    ]
     return Costs(
         kind_names=tuple(kind.name for kind in cluster.kinds),
         op_s=np.array([seconds for seconds, _ in rows]).reshape(len(rows), graph.num_ops),
@@ -45,7 +61,8 @@ def estimate_costs(
         device_row=device_rows(cluster),
         routes=cluster.routes,
         tensor_bytes=graph.tensor_bytes,
-        tensor_s=graph.stated.tensor_s if from_file and graph.stated is not None else None,
+        tensor_s=None if stated is None else stated.tensor_s,
+        reserved_bytes=np.array(reserved_bytes, dtype=np.int64),
         settings={
             "calibration": None if calibration is None else calibration_to_dict(calibration),
             "profile": None if profile is None else profile_to_dict(profile),
@@ -59,14 +76,42 @@ def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, A
     with fields.located(where):
         known = fields.record(settings, "the settings", optional=("calibration", "profile"))
     calibration, profile = known.get("calibration"), known.get("profile")
-    return estimate_costs(
-        graph,
-        cluster,
-        calibration=None
-        if calibration is None
-        else calibration_from_dict(calibration, f"{where}: calibration"),
-        profile=None if profile is None else profile_from_dict(profile, f"{where}: profile"),
+    try:
+        return estimate_costs(
+            graph,
+            cluster,
+            calibration=None
+            if calibration is None
+            else calibration_from_dict(calibration, f"{where}: calibration"),
+            profile=None if profile is None else profile_from_dict(profile, f"{where}: profile"),
+        )
+    except UsageError as error:
+        # No option of the user is wrong here, but the file that holds the settings.
+        raise InputFileError(error.message, hint=error.hint, where=where) from None
+
+
+def _require_kind(what: str, kinds: tuple[str, ...], cluster: Cluster) -> None:
+    known = [kind.name for kind in cluster.kinds]
+    if not set(known).isdisjoint(kinds):
+        return
+    raise UsageError(
+        f"the {what} is of {_listed(kinds)}, but the hardware has only {_listed(known)}",
+        hint=f"leave the {what} out, or make one on this hardware",
     )
+
+
+def _require_measured(graph: Graph, profile: Profile) -> None:
+    require_times(profile)
+    if graph.num_ops and not np.isfinite(measured_op_s(graph, profile)).any():
+        raise UsageError(
+            f"the profile has no time for any of the {graph.num_ops} ops of {graph.name!r}",
+            hint="profile the same model and batch, or use a calibration: it holds for any model",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(fields.shown(name) for name in names[:_MAX_LISTED])
+    return (shown or "no kind") + (", …" if len(names) > _MAX_LISTED else "")
 
 
 def _op_times(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from hocket.errors import InputFileError
+
 if TYPE_CHECKING:
     from hocket.hardware.routes import Routes
 
@@ -75,7 +77,22 @@ class Cluster:
     hosts: tuple[str, ...]
     switches: tuple[str, ...] = ()
     links: tuple[Link, ...] = ()
+    uses_stated_times: bool = False
+    """Whether transfer times are those that the graph's file states, not those of the links."""
     meta: Mapping[str, Any] = field(default_factory=dict)
+    """Free notes, which change nothing."""
+
+    def __post_init__(self) -> None:
+        known: dict[str, DeviceKind] = {}
+        for device in self.devices:
+            kind = known.setdefault(device.kind.name, device.kind)
+            # Most devices share their kind: comparing figures for each would take long.
+            if kind is not device.kind and kind != device.kind:
+                raise InputFileError(
+                    f"two kinds of device have the name {kind.name!r} but not the same figures",
+                    hint="give each kind a name of its own",
+                    where=self.name,
+                )
 
     @property
     def num_devices(self) -> int:
@@ -104,6 +121,7 @@ class Cluster:
         """SHA-256 of everything that can change a plan (not names of sources or prices' origin)."""
         content = {
             "name": self.name,
+            "uses_stated_times": self.uses_stated_times,
             "hosts": self.hosts,
             "switches": self.switches,
             "kinds": [_kind_content(kind) for kind in self.kinds],

@@ -164,6 +164,8 @@ def _cpu_machine() -> dict[str, Any]:
         "peak": {"float32": flops, "float64": flops / 2},
         "launch": "2us",
         "cpu": True,
+        # As the presets rate it: what comes from elsewhere is written to memory and read again.
+        "host_link": {"bandwidth": bandwidth_bps / 2, "latency": 0.0},
         "source": source,
     }
     meta = {"from": "detect", "source": "no NVIDIA GPU found"}

@@ -36,7 +36,9 @@ MAX_FILE_BYTES = 10_000_000
 MAX_DEVICES = 100_000
 DEFAULT_HOST = "host"
 
-_TOP = ("name", "meta", "hosts", "switches", "kinds", "network", "devices", "links")
+_TOP = (
+    "name", "meta", "uses_stated_times", "hosts", "switches", "kinds", "network", "devices", "links",
+)  # fmt: skip
 _DEVICE = ("kind", "name", "count", "host", "memory")
 
 
@@ -123,6 +125,7 @@ def _machine(top: Table, default_name: str) -> Machine:
         hosts=hosts,
         switches=switches,
         links=read_links(top, devices, (*hosts, *switches), kinds),
+        uses_stated_times=top.flag("uses_stated_times"),
         meta=_meta(top),
     )
     return Machine(cluster, _network(top, cluster))

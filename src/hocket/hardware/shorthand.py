@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from hocket.errors import UsageError, did_you_mean
-from hocket.hardware.cluster import Cluster, Device, Link
+from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.hardware.files import (
     DEFAULT_HOST,
     MAX_DEVICES,
@@ -24,6 +24,7 @@ from hocket.hardware.files import (
     read_machine,
 )
 from hocket.hardware.kinds import PRESETS, HostLink, preset_kinds
+from hocket.hardware.tables import MAX_NAME
 
 MOST_PER_HOST = 16
 """Kinds fill one host up to this many devices; more are spread over hosts of `PER_HOST`."""
@@ -126,13 +127,20 @@ def _host_of(kinds: list[str]) -> Machine:
 
 def _join(name: str, machines: list[Machine]) -> Cluster:
     """Machines under one network switch; what was ``gpu0`` of the first is ``host0.gpu0``."""
+    if any(machine.cluster.uses_stated_times for machine in machines):
+        raise UsageError(
+            "hardware whose transfer times stand in a graph's file cannot be joined",
+            hint="use it alone, or remove uses_stated_times and state what its links do",
+            where=name,
+        )
     devices: list[Device] = []
     hosts: list[str] = []
     switches = [NETWORK]
     links: list[Link] = []
+    kinds = _JoinedKinds()
     for index, machine in enumerate(machines):
         prefix = f"{DEFAULT_HOST}{index}"
-        part = _renamed(machine.cluster, prefix)
+        part = _renamed(machine.cluster, prefix, kinds)
         devices += part.devices
         hosts += part.hosts
         switches += part.switches
@@ -147,11 +155,40 @@ def _join(name: str, machines: list[Machine]) -> Cluster:
     )
 
 
-def _renamed(cluster: Cluster, prefix: str) -> Cluster:
+class _JoinedKinds:
+    """Kinds of joined machines: equal ones are one, others of a name taken get a new name."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._named: dict[str, list[DeviceKind]] = {}
+        """Kinds by the name that their machine gave them."""
+
+    def add(self, kind: DeviceKind, prefix: str) -> DeviceKind:
+        """The kind as it is called in the joined cluster."""
+        others = self._named.setdefault(kind.name, [])
+        for other in others:
+            if replace(kind, name=other.name, source=other.source) == other:
+                return other
+        name, attempt = kind.name, 1
+        while name in self._taken:
+            end = f"@{prefix}" if attempt == 1 else f"@{prefix}#{attempt}"
+            name, attempt = kind.name[: MAX_NAME - len(end)] + end, attempt + 1
+        self._taken.add(name)
+        others.append(replace(kind, name=name))
+        return others[-1]
+
+
+def _renamed(cluster: Cluster, prefix: str, joined: _JoinedKinds) -> Cluster:
+    kinds = {kind.name: joined.add(kind, prefix) for kind in cluster.kinds}
     return replace(
         cluster,
         devices=tuple(
-            replace(d, name=_below(prefix, d.name), host=_below(prefix, d.host))
+            replace(
+                d,
+                name=_below(prefix, d.name),
+                host=_below(prefix, d.host),
+                kind=kinds[d.kind.name],
+            )
             for d in cluster.devices
         ),
         hosts=tuple(_below(prefix, host) for host in cluster.hosts),

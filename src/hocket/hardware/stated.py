@@ -45,7 +45,14 @@ def stated_cluster(meta: Mapping[str, Any], name: str = "file") -> Cluster:
         Link(name=f"{d.name}-{_HOST}", ends=(d.name, _HOST), bandwidth_bps=1e9, latency_s=0.0)
         for d in devices
     )
-    return Cluster(name=name, devices=devices, hosts=(_HOST,), links=links, meta={"from": "file"})
+    return Cluster(
+        name=name,
+        devices=devices,
+        hosts=(_HOST,),
+        links=links,
+        uses_stated_times=True,
+        meta={"from": "file"},
+    )
 
 
 def _count(stated: Mapping[str, Any], key: str, where: str) -> int:

@@ -17,7 +17,9 @@ from hocket.units import parse_bandwidth, parse_bytes, parse_flops, parse_second
 
 MAX_TEXT = 2000
 """Longest text that a file may hold as one value."""
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/+@#-]{0,127}\Z")
+MAX_NAME = 128
+"""Longest name of a place, a kind or a link."""
+_NAME = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_.:/+@#-]{{0,{MAX_NAME - 1}}}\Z")
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Table:
             raise self.error(
                 key,
                 f"{fields.shown(value)} cannot be a name",
-                "use at most 128 letters, digits and _.:/+@#- without spaces",
+                f"use at most {MAX_NAME} letters, digits and _.:/+@#- without spaces",
             )
         return value
 

@@ -25,6 +25,8 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
     data: dict[str, Any] = {"name": cluster.name}
     if cluster.meta:
         data["meta"] = dict(cluster.meta)
+    if cluster.uses_stated_times:
+        data["uses_stated_times"] = True
     data["hosts"] = list(cluster.hosts)
     if cluster.switches:
         data["switches"] = list(cluster.switches)
@@ -38,7 +40,8 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 def cluster_to_toml(cluster: Cluster) -> str:
     """The cluster as a TOML file for people."""
     data = cluster_to_dict(cluster)
-    lines = [f"{key} = {_value(data[key])}" for key in ("name", "hosts", "switches") if key in data]
+    plain = ("name", "uses_stated_times", "hosts", "switches")
+    lines = [f"{key} = {_value(data[key])}" for key in plain if key in data]
     lines += [f"meta.{_key(key)} = {_value(value)}" for key, value in data.get("meta", {}).items()]
     for name, kind in data["kinds"].items():
         lines += ["", f"[kinds.{_key(name)}]", *_assignments(kind)]

@@ -13,6 +13,7 @@ import numpy as np
 from hocket.atomic import write_atomically
 from hocket.cost.roofline import costs_from_settings
 from hocket.errors import InputFileError, did_you_mean
+from hocket.fields import shown
 from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph
 from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
@@ -40,11 +41,11 @@ class SavedPlan:
 
 
 def write_plan(
-    path: Path,
+    path: str | Path,
     problem: Problem,
     plan: Plan,
     *,
-    graph_file: Path | None = None,
+    graph_file: str | Path | None = None,
     step_s: float,
     peak_bytes: dict[str, int],
 ) -> None:
@@ -56,7 +57,7 @@ def write_plan(
     if graph_file is None:
         graph["inline"] = graph_to_dict(problem.graph)
     else:
-        graph["file"] = os.path.relpath(graph_file.resolve(), path.resolve().parent)
+        graph["file"] = os.path.relpath(Path(graph_file).resolve(), Path(path).resolve().parent)
     order: dict[str, Any] | None = None
     if plan.order is not None:
         order = {"by_device": [sequence.tolist() for sequence in plan.order]}
@@ -85,8 +86,9 @@ def write_plan(
     write_atomically(path, dump_json(content))
 
 
-def read_plan(path: Path, *, graph_file: Path | None = None) -> SavedPlan:
+def read_plan(path: str | Path, *, graph_file: str | Path | None = None) -> SavedPlan:
     """Read a plan with its problem; ``graph_file`` replaces the path written in the plan."""
+    path = Path(path)
     data = read_json(path, max_bytes=MAX_PLAN_BYTES)
     content = _validated(data, str(path))
     cluster = cluster_from_dict(content.cluster.content, str(path))
@@ -128,6 +130,8 @@ def _plan(content: PlanFile, problem: Problem, path: Path) -> Plan:
     if limit >= len(placement.devices):
         raise InputFileError(f"placement.device_of names device {limit}", where=str(path))
     by_device = order.by_device if order else None
+    if by_device is not None and order is not None and order.priority is not None:
+        raise InputFileError("order has both by_device and priority", where=str(path))
     if by_device is not None and any(
         op >= problem.graph.num_ops for sequence in by_device for op in sequence
     ):
@@ -146,21 +150,23 @@ def _plan(content: PlanFile, problem: Problem, path: Path) -> Plan:
     )
 
 
-def _graph(content: PlanFile, cluster: Cluster, path: Path, graph_file: Path | None) -> Graph:
+def _graph(content: PlanFile, cluster: Cluster, path: Path, graph_file: str | Path | None) -> Graph:
     reference = content.graph
     if graph_file is None and reference.inline is not None:
         return graph_from_dict(reference.inline, f"{path}: graph.inline")
     if graph_file is None:
         if reference.file is None:
             raise InputFileError("the plan names no graph", where=str(path))
-        graph_file = path.parent / reference.file
-        if not graph_file.exists():
+        try:
+            graph = read_graph(path.parent / reference.file)
+        except InputFileError as error:
             raise InputFileError(
-                f"the plan's graph {reference.file!r} is not there",
-                hint="give its new place with --graph PATH",
+                f"the plan's graph {shown(reference.file)}: {error.message}",
+                hint="give its place with --graph PATH",
                 where=str(path),
-            )
-    graph = read_graph(graph_file)
+            ) from None
+    else:
+        graph = read_graph(graph_file)
     return on_file_terms(graph) if cluster.meta.get("from") == "file" else graph
 
 

@@ -71,7 +71,7 @@ def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
     best = tried[ranked[0]]
     assert best.timeline is not None
     assert best.step_s is not None
-    why = _advantage(best, [tried[i] for i in ranked[1:]])
+    why = _advantage(best, [tried[i] for i in ranked[1:]], len(tried))
     limit = bottleneck(best.timeline, problem)
     for i in ranked[1:]:
         slower = (tried[i].step_s or 0.0) / best.step_s - 1 if best.step_s > 0 else 0.0
@@ -102,16 +102,16 @@ def _propose(problem: Problem, name: str) -> Candidate:
     elapsed_s = time.perf_counter() - started
     timeline = simulate(problem, plan)
     found = violations(plan, problem, timeline)
-    raise_violations([v for v in found if v.rule not in ("memory", "can run")], name)
+    raise_violations([v for v in found if v.rule != "memory"], name)
     return Candidate(
         planner=name, plan=plan, timeline=timeline, feasible=not found,
         reason="; ".join(v.message for v in found[:2]), plan_seconds=elapsed_s,
     )  # fmt: skip
 
 
-def _advantage(best: Candidate, others: list[Candidate]) -> str:
+def _advantage(best: Candidate, others: list[Candidate], num_tried: int) -> str:
     if not others:
-        return "nothing else fits"
+        return "nothing else fits" if num_tried > 1 else "it is the only candidate"
     next_s, best_s = others[0].step_s or 0.0, best.step_s or 0.0
     shorter = 1 - best_s / next_s if next_s > 0 else 0.0
     if shorter < 0.005:

@@ -23,6 +23,7 @@ __all__ = [
     "bottleneck",
     "channel_busy_s",
     "critical_path",
+    "crossings",
     "device_busy_s",
     "summarize",
 ]
@@ -61,7 +62,7 @@ def device_busy_s(timeline: Timeline) -> FloatArray:
 
 def channel_busy_s(timeline: Timeline, problem: Problem) -> FloatArray:
     """Seconds during which at least one transfer is on each channel."""
-    transfer, channel = _crossings(timeline, problem)
+    transfer, channel = crossings(timeline, problem)
     start_s, end_s = timeline.transfer_start_s[transfer], timeline.transfer_end_s[transfer]
     order = np.lexsort((start_s, channel))
     start_s, end_s, channel = start_s[order], end_s[order], channel[order]
@@ -77,7 +78,7 @@ def channel_busy_s(timeline: Timeline, problem: Problem) -> FloatArray:
     return busy_s
 
 
-def _crossings(timeline: Timeline, problem: Problem) -> tuple[IntArray, IntArray]:
+def crossings(timeline: Timeline, problem: Problem) -> tuple[IntArray, IntArray]:
     """Pairs (transfer, channel): which transfers cross which channels."""
     routes = problem.costs.routes
     pair = timeline.transfer_src.astype(np.int64) * timeline.num_devices + timeline.transfer_dst

@@ -41,6 +41,7 @@ def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violati
         np.isin(graph.tensor_role, PERSISTENT_ROLES)
         & (graph.alias_of >= 0)
         & (graph.tensor_producer >= 0)
+        & (graph.tensor_producer[graph.root_of] < 0)
     )
     if not len(updates):
         return
@@ -48,7 +49,7 @@ def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violati
     for tensor in updates:
         base = int(graph.root_of[tensor])
         op = int(graph.tensor_producer[tensor])
-        home = homes[base] if graph.tensor_producer[base] < 0 else device_of[op]
+        home = homes[base]
         if device_of[op] != home:
             names = problem.cluster.device_names
             yield Violation(

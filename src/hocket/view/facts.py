@@ -16,11 +16,11 @@ from hocket.simulate.analysis import (
     bottleneck,
     channel_busy_s,
     critical_path,
+    crossings,
     device_busy_s,
 )
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import inert
-from hocket.view.spans import crossings
 
 NUM_TOP_OPS = 12
 COMPUTE, TRANSFERS, SHARING, OTHER = "compute", "transfers", "sharing links", "between"
@@ -196,7 +196,7 @@ def _devices(problem: Problem, timeline: Timeline) -> tuple[DeviceFacts, ...]:
 def _links(problem: Problem, timeline: Timeline) -> tuple[LinkFacts, ...]:
     routes = problem.costs.routes
     busy_s = channel_busy_s(timeline, problem)
-    transfer, channel = crossings(problem, timeline)
+    transfer, channel = crossings(timeline, problem)
     count = np.bincount(channel, minlength=len(routes.channel_names))
     moved = np.zeros(len(routes.channel_names), dtype=np.int64)
     np.add.at(moved, channel, transferred_bytes(problem, timeline)[transfer])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
+from hocket.simulate.analysis import crossings
 from hocket.simulate.timeline import Timeline
 
 
@@ -62,17 +63,6 @@ def lanes(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
     return assigned
 
 
-def crossings(problem: Problem, timeline: Timeline) -> tuple[IntArray, IntArray]:
-    """(transfer, channel) for every channel that every transfer crosses, by transfer."""
-    routes = problem.costs.routes
-    pair = timeline.transfer_src.astype(np.int64) * timeline.num_devices + timeline.transfer_dst
-    first = routes.path_ptr[pair]
-    hops = routes.path_ptr[pair + 1] - first
-    transfer = np.repeat(np.arange(len(pair), dtype=np.int32), hops)
-    offset = np.arange(len(transfer)) - np.repeat(np.cumsum(hops) - hops, hops)
-    return transfer, routes.path_channels[first[transfer] + offset]
-
-
 def device_rows(timeline: Timeline) -> tuple[Row, ...]:
     """One row per device with its ops; ops that take no time leave no mark."""
     rows = []
@@ -86,7 +76,7 @@ def device_rows(timeline: Timeline) -> tuple[Row, ...]:
 
 def link_rows(problem: Problem, timeline: Timeline, channels: IntArray) -> tuple[Row, ...]:
     """One row per given channel with the transfers that cross it."""
-    transfer, crossed = crossings(problem, timeline)
+    transfer, crossed = crossings(timeline, problem)
     rows = []
     for channel in channels.tolist():
         chosen = transfer[crossed == channel]

@@ -224,14 +224,10 @@ def _top_table(facts: Facts, max_rows: int = 10) -> FittedTable:
 # ── hocket explain ───────────────────────────────────────────────────────────────────────────
 
 
-def explanation(
-    problem: Problem, plan: Plan, timeline: Timeline, comparison: Comparison | None = None
-) -> RenderableType:
+def explanation(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints: where the time goes, what limits it, what would help."""
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts)]
-    if comparison is not None:
-        parts += [Text(), candidate_table(comparison)]
     parts += [Text(), Text(path_sentence(facts)), Text()]
     rows = [
         [

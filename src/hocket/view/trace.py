@@ -21,9 +21,10 @@ from hocket.atomic import write_atomically
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.simulate.analysis import crossings
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import inert
-from hocket.view.spans import crossings, lanes
+from hocket.view.spans import lanes
 
 Event = dict[str, Any]
 Nanoseconds = NDArray[np.int64]
@@ -142,7 +143,7 @@ def _ops(problem: Problem, timeline: Timeline) -> Iterator[Event]:
 
 def _link_slices(problem: Problem, timeline: Timeline) -> tuple[list[Event], list[str]]:
     """Slices of all channels in order of (channel, start), and the names of their rows."""
-    transfer, channel = crossings(problem, timeline)
+    transfer, channel = crossings(timeline, problem)
     start, end = _ns(timeline.transfer_start_s), _ns(timeline.transfer_end_s)
     described = _transfers(problem, timeline)
     slices: list[Event] = []

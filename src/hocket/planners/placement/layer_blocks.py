@@ -2,8 +2,8 @@
 
 Layers are module paths up to their first number ("transformer.h.3"), in the order of the forward
 pass; what stands between them goes with the layer before. Every device gets the same number of
-layers, or of forward ops where modules are unknown. Speeds and sizes are ignored on purpose:
-this is the split to compare with. O(ops + reads).
+layers, or of forward ops where modules are unknown; what a device cannot run goes to the nearest
+that can. Speeds and sizes are ignored on purpose: it is the split to compare with. O(ops + reads).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.bundles import anchor_of, bundle_of
-from hocket.planners.placement.devices import elsewhere, workers
+from hocket.planners.placement.devices import elsewhere, runnable, workers
 
 _UP_TO_FIRST_NUMBER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
 
@@ -35,6 +35,10 @@ def layer_blocks(problem: Problem, plan: Plan) -> Plan:
     special = elsewhere(problem, bundle)
     planned = block_of_layer[layer[anchor_of(graph, bundle)]]
     device_of_bundle = np.where(special >= 0, special, planned).astype(np.int32)
+    can_run = runnable(problem, bundle)
+    for stuck in np.flatnonzero(~can_run[device_of_bundle, np.arange(len(planned))]):
+        able = devices[can_run[devices, stuck]]
+        device_of_bundle[stuck] = able[np.argmin(np.abs(able - planned[stuck]))]
     return replace(plan, device_of=device_of_bundle[bundle])
 
 
