@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket.cost.calibrate import Calibration
+from hocket.cost.memory import as_profiled
 from hocket.cost.profile import Profile
 from hocket.cost.roofline import estimate_costs
 from hocket.errors import NoFeasiblePlanError, unknown_name
@@ -162,5 +163,6 @@ def make_problem(
         from hocket.hardware.shorthand import cluster_from_text
 
         cluster = cluster_from_text(str(on))
+    graph = as_profiled(graph, cluster, profile)
     costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
     return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers, seed=seed)

@@ -100,11 +100,20 @@ class InterruptedByUserError(HocketError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A hint that names the closest known name, or lists what is known when none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name[:_MAX_COMPARED], names, n=1, cutoff=0.6)
+    close = _closest(name[:_MAX_COMPARED], names)
     if close:
-        return f"did you mean {close[0]!r}?"
+        return f"did you mean {close!r}?"
     shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
     return f"known: {shown}" if names else ""
+
+
+def _closest(name: str, names: list[str]) -> str:
+    """The known name that ``name`` most likely stands for; names with its first part go first."""
+    first, _, _ = name.partition("-")
+    family = [known for known in names if known.partition("-")[0] == first]
+    close = difflib.get_close_matches(name, family, n=1, cutoff=0.0) if first else []
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return close[0] if close else ""
 
 
 def unknown_name(what: str, name: str, known: Iterable[str], *, where: str = "") -> UsageError:

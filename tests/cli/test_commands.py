@@ -216,6 +216,13 @@ def test_full_standard_output_is_one_sentence(folder):
     assert "Traceback" not in done.stderr
 
 
+def test_reader_of_the_output_may_go_away():
+    command = f"{sys.executable} -m hocket schema plan | head -n 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["{", "0"]
+    assert done.stderr == ""
+
+
 def test_interrupt_ends_with_130_and_an_error_object():
     script = (
         "import hocket.graph.generators as g\n"

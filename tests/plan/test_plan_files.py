@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from simulate.problems import problems
 
 from hocket.api import make_problem, plan_graph
+from hocket.cost.host import HostOverhead
+from hocket.cost.profile import Profile, ProfileEntry
 from hocket.errors import InputFileError, UsageError
+from hocket.graph import GraphBuilder, Role
 from hocket.graph.files import write_graph
 from hocket.graph.generators import generate
 from hocket.plan.files import read_plan, write_plan
@@ -155,3 +158,40 @@ def test_failed_write_leaves_no_half_file(problem, tmp_path_factory):
 def test_make_problem_knows_the_devices_stated_by_a_file():
     with pytest.raises(UsageError, match="states no hardware"):
         make_problem(generate("chain", 5, 0), "file")
+
+
+def _profiled(graph, kind, reserved_bytes):
+    entries = tuple(
+        ProfileEntry(
+            signature=signature, kind="matmul", dtype="float32", flops=1.0, bytes_touched=1,
+            count=1, seconds=1e-3, workspace_bytes=1000,
+        )
+        for signature in sorted(graph.signatures)
+    )  # fmt: skip
+    return Profile(
+        device_kind=kind, device="test", versions={}, host=HostOverhead(),
+        reserved_bytes=reserved_bytes, entries=entries,
+    )  # fmt: skip
+
+
+def test_plan_with_a_profile_counts_its_memory_and_reads_back_the_same(tmp_path):
+    builder = GraphBuilder("signed")
+    previous = builder.tensor("x", 8, role=Role.INPUT)
+    for index in range(4):
+        op = builder.op(f"op{index}", reads=[previous], flops=1e9, signature=f"s{index}")
+        previous = builder.tensor(f"t{index}", 1000, producer=op)
+    graph_file = tmp_path / "g.json"
+    graph = builder.build()
+    write_graph(graph, graph_file)
+    profile = _profiled(graph, "t4", reserved_bytes=2**30)
+    planned = plan_graph(graph, "2xt4", profile=profile)
+    plain = plan_graph(graph, "2xt4")
+    assert planned.timeline.peak_bytes.max() > plain.timeline.peak_bytes.max()
+    assert (plain.problem.memory_bytes - planned.problem.memory_bytes).tolist() == [2**30] * 2
+    for name, file in (("named.json", graph_file), ("inside.json", None)):
+        planned.save(tmp_path / name, graph_file=file)
+        saved = read_plan(tmp_path / name)
+        again = simulate(saved.problem, saved.plan)
+        assert again.makespan_s == planned.step_s
+        assert again.peak_bytes.tolist() == planned.timeline.peak_bytes.tolist()
+        assert saved.problem.memory_bytes.tolist() == planned.problem.memory_bytes.tolist()

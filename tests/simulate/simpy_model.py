@@ -24,7 +24,7 @@ def simpy_times(problem: Problem, plan: Plan) -> tuple[list[float], dict[tuple[i
     home = home_devices(graph, np.asarray(plan.device_of)).tolist()
     producer, role = graph.tensor_producer.tolist(), graph.tensor_role.tolist()
     reads = [graph.reads_of(op).tolist() for op in range(graph.num_ops)]
-    op_s = costs.on_devices()
+    op_s = costs.op_s[costs.device_row]
     env = simpy.Environment()
     op_end = [float("nan")] * graph.num_ops
     transfer_end: dict[tuple[int, int], float] = {}

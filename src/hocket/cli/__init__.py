@@ -34,10 +34,9 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(fail(usage, as_json=as_json))
     except (KeyboardInterrupt, click.Abort):
         sys.exit(fail(InterruptedByUserError("interrupted"), as_json=as_json))
-    except BrokenPipeError:
-        # The reader of a pipe went away, as `| head` does: not an error of ours.
-        sys.stderr.close()
-        sys.exit(0)
+    except SystemExit as done:
+        # The reader of a pipe went away, as `| head` does; click ends with 1 then, but it is fine.
+        raise SystemExit(0) if isinstance(done.__context__, BrokenPipeError) else done from None
     except OSError as error:
         # Files are opened where their errors are understood; what comes here is the terminal,
         # a pipe or a full disk behind standard output.

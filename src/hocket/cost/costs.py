@@ -51,7 +51,7 @@ class Costs:
     settings: Mapping[str, Any]
     """What the numbers were made from (profile, calibration), enough to make them again."""
     reserved_bytes: NDArray[np.int64] = field(default_factory=_nothing)
-    """Bytes that libraries keep on each device of a kind, per row of ``op_s``; zeros if not given."""
+    """[kind]: bytes that libraries keep on each device of that kind; zeros where not given."""
 
     def __post_init__(self) -> None:
         if not len(self.reserved_bytes):

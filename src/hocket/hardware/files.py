@@ -37,7 +37,8 @@ MAX_DEVICES = 100_000
 DEFAULT_HOST = "host"
 
 _TOP = (
-    "name", "meta", "uses_stated_times", "hosts", "switches", "kinds", "network", "devices", "links",
+    "name", "meta", "uses_stated_times", "hosts", "switches", "kinds", "network", "devices",
+    "links",
 )  # fmt: skip
 _DEVICE = ("kind", "name", "count", "host", "memory")
 

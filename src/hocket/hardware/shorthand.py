@@ -39,9 +39,8 @@ _TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
 def cluster_from_text(text: str) -> Cluster:
     """The cluster of a TOML file, of a preset, or of shorthand."""
     text = text.strip()
-    if text.endswith(".toml") and not _TERM.match(text)[1]:  # type: ignore[index]
-        return read_cluster(text)
-    if _is_file(text):
+    is_path = text.endswith(".toml") and "+" not in text
+    if _is_file(text) or (is_path and not _TERM.match(text)[1]):  # type: ignore[index]
         return read_cluster(text)
     machines: list[Machine] = []
     kinds: list[str] = []

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.atomic import write_atomically
+from hocket.cost.memory import as_profiled
+from hocket.cost.profile import Profile, profile_from_dict
 from hocket.cost.roofline import costs_from_settings
 from hocket.errors import InputFileError, did_you_mean
 from hocket.fields import shown
@@ -92,7 +94,9 @@ def read_plan(path: str | Path, *, graph_file: str | Path | None = None) -> Save
     data = read_json(path, max_bytes=MAX_PLAN_BYTES)
     content = _validated(data, str(path))
     cluster = cluster_from_dict(content.cluster.content, str(path))
-    graph = _graph(content, cluster, path, graph_file)
+    graph = as_profiled(
+        _graph(content, cluster, path, graph_file), cluster, _profile(content, str(path))
+    )
     for what, planned, actual in (
         ("graph", content.graph.hash, graph.content_hash),
         ("cluster", content.cluster.hash, cluster.content_hash),
@@ -167,7 +171,12 @@ def _graph(content: PlanFile, cluster: Cluster, path: Path, graph_file: str | Pa
             ) from None
     else:
         graph = read_graph(graph_file)
-    return on_file_terms(graph) if cluster.meta.get("from") == "file" else graph
+    return on_file_terms(graph) if cluster.uses_stated_times else graph
+
+
+def _profile(content: PlanFile, where: str) -> Profile | None:
+    data = content.costs.get("profile")
+    return None if data is None else profile_from_dict(data, f"{where}: costs.profile")
 
 
 def _validated(data: object, where: str) -> PlanFile:

@@ -30,5 +30,7 @@ class Problem:
 
     @property
     def memory_bytes(self) -> ByteArray:
-        """Usable bytes per device."""
-        return np.array([d.memory_bytes for d in self.cluster.devices], dtype=np.int64)
+        """Usable bytes per device: what it has, less what libraries keep for themselves."""
+        has = np.array([d.memory_bytes for d in self.cluster.devices], dtype=np.int64)
+        usable: ByteArray = has - self.costs.reserved_bytes[self.costs.device_row]
+        return usable

@@ -63,14 +63,15 @@ def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violati
 
 def memory_violations(problem: Problem, timeline: Timeline) -> Iterator[Violation]:
     """Devices that hold more than they have, with the op that runs when they hold the most."""
+    usable = problem.memory_bytes.tolist()
     for device, spec in enumerate(problem.cluster.devices):
         peak = int(timeline.peak_bytes[device])
-        if peak <= spec.memory_bytes:
+        if peak <= usable[device]:
             continue
         op = _op_at_peak(problem, timeline, device)
         yield Violation(
             "memory",
-            f"{spec.name} needs {format_bytes(peak)} of {format_bytes(spec.memory_bytes)}",
+            f"{spec.name} needs {format_bytes(peak)} of {format_bytes(usable[device])}",
             op,
             spec.name,
         )
