@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections import UserDict
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from hocket.capture import capture, capture_program, load_model
 from hocket.capture.zoo import language
 from hocket.errors import UsageError
-from hocket.graph import DTYPES, Phase, Role
+from hocket.graph import DTYPES, Phase, Role, write_graph
 
 
 def ops_of(graph, kind):
@@ -353,3 +355,61 @@ def test_capture_refuses_what_is_not_a_module_or_a_batch():
         capture(lambda x: x, torch.randn(2))
     with pytest.raises(UsageError, match="batch cannot be of type 'str'"):
         capture(nn.Linear(2, 2), "images")
+
+
+class Point(NamedTuple):
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, y):
+        return self.layer(x.x if isinstance(x, Point) else x) + y
+
+
+def test_capture_takes_every_kind_of_batch():
+    model, x, y = TwoInputs(), torch.randn(2, 4), torch.randn(2, 4)
+    by_position = capture(model, (x, y))
+    assert capture(model, Point(x, y)).content_hash == by_position.content_hash
+    assert capture(model, [x, y]).content_hash == by_position.content_hash
+    by_name = capture(model, {"x": x, "y": y})
+    assert capture(model, UserDict(x=x, y=y)).content_hash == by_name.content_hash
+    assert capture(model, (Point(x, y), y)).num_ops == by_position.num_ops
+    with pytest.raises(UsageError, match="a batch cannot be of type 'int'"):
+        capture(model, 3)
+
+
+def test_capture_takes_the_result_of_a_tokenizer():
+    transformers = pytest.importorskip("transformers")
+    model, batch = load_model("gpt2", batch=1, seq=8)
+    encoded = transformers.BatchEncoding(batch)
+    assert capture(model, encoded).content_hash == capture(model, batch).content_hash
+
+
+def test_capture_of_the_same_model_gives_the_same_file(tmp_path):
+    for name in ("one", "other"):
+        write_graph(capture(*load_model("mlp")), tmp_path / f"{name}.json")
+    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "other.json").read_bytes()
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "gpu", "meta"])
+def test_capture_refuses_a_device_that_torch_is_not_built_for(device):
+    built_for = torch.accelerator.current_accelerator()
+    if built_for is not None and built_for.type == device:
+        pytest.skip(f"this build of torch has {device}")
+    with pytest.raises(UsageError, match=f"this build of PyTorch has no device '{device}'"):
+        capture(*load_model("mlp"), device=device)
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this build of torch has cuda")
+def test_capture_command_refuses_cuda_with_exit_code_2(tmp_path):
+    # In a process of its own: torch aborts where it meets a device that it is not built for.
+    command = [sys.executable, "-m", "hocket", "capture", "mlp", "--device", "cuda",
+               "-o", str(tmp_path / "graph.json")]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2, result.stderr
+    assert "this build of PyTorch has no device 'cuda'" in result.stderr

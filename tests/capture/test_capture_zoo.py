@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hocket.capture import ZOO, capture, load_model
-from hocket.errors import UsageError
+from hocket.errors import InputFileError, UsageError
 
 PARAMETERS = {
     "gpt2": 124_439_808,
@@ -87,6 +87,8 @@ def test_load_model_takes_batch_seq_dtype_and_device():
     ("spec", "options", "message", "hint"),
     [
         ("gtp2", {}, "unknown model 'gtp2'", "did you mean 'gpt2'"),
+        ("vit", {}, "unknown model 'vit'", "did you mean 'vit-base'"),
+        ("t5-small", {}, "unknown model 't5-small'", "did you mean 't5-base'"),
         ("gpt2", {"dtype": "float31"}, "unknown dtype 'float31'", "did you mean 'float32'"),
         ("gpt2", {"batch": 0}, "batch is 0", "1 or more"),
         ("no_such_module:make", {}, "cannot import 'no_such_module'", "package.module:function"),
@@ -122,6 +124,52 @@ def test_load_model_calls_the_users_function(tmp_path):
         with pytest.raises(UsageError, match=message) as caught:
             load_model(f"{path}:{spec}", **options)
         assert caught.value.hint
+
+
+BROKEN = """
+import json
+def raises():
+    raise ValueError("boom")
+def parses():
+    return json.loads("{")
+def refuses():
+    from hocket.errors import InputFileError
+    raise InputFileError("no data")
+"""
+
+
+def test_load_model_names_the_line_where_the_users_function_fails(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(BROKEN)
+    for name, line, message in (
+        ("raises", 4, "ValueError: boom"),
+        ("parses", 6, "JSONDecodeError"),
+    ):
+        with pytest.raises(UsageError, match=message) as caught:
+            load_model(f"{path}:{name}")
+        assert caught.value.where == f"{path}:{line}"
+        assert "outside hocket" in caught.value.hint
+    with pytest.raises(InputFileError, match="no data"):
+        load_model(f"{path}:refuses")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("x = 1\nnope\n", "NameError: name 'nope'"), ("x = 1\nx = = 1\n", "SyntaxError: "),
+     ("x = 1\nimport no_such_module\n", "No module named 'no_such_module'")],
+)  # fmt: skip
+def test_load_model_names_the_line_that_does_not_import(tmp_path, text, message):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        load_model(f"{path}:make")
+    assert caught.value.where == f"{path}:2"
+
+
+def test_load_model_names_no_line_where_there_is_no_module():
+    with pytest.raises(UsageError) as caught:
+        load_model("no_such_module:make")
+    assert caught.value.where == ""
 
 
 def test_capture_room_imports_without_transformers_pydantic_or_numba():

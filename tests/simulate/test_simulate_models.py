@@ -107,7 +107,8 @@ def test_timeline_keeps_the_rules(data):
     problem = data.draw(problems())
     plan = data.draw(plans(problem))
     timeline, graph = simulate(problem, plan), problem.graph
-    duration_s = problem.costs.op_s[problem.costs.device_row][plan.device_of, np.arange(graph.num_ops)]
+    row = problem.costs.device_row[plan.device_of]
+    duration_s = problem.costs.op_s[row, np.arange(graph.num_ops)]
     np.testing.assert_array_equal(timeline.op_end_s, timeline.op_start_s + duration_s)
     for device in range(problem.cluster.num_devices):
         ops = np.flatnonzero(plan.device_of == device)

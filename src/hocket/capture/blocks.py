@@ -1,8 +1,8 @@
 """Find runs of identical consecutive blocks in a model, before anything is recorded.
 
 Children of a ModuleList or Sequential are identical when class, settings, shapes and submodules
-agree; a number may differ where it counts the position, such as ``layer_idx``. Only the outermost
-runs are returned. O(modules).
+agree; a number may differ where it counts the position, such as ``layer_idx``. A block that shares
+memory with anything outside it is in no run. Only the outermost runs are returned. O(modules).
 """
 
 from __future__ import annotations
@@ -50,21 +50,59 @@ def find_runs(model: nn.Module) -> list[Run]:
     """The outermost runs of at least `MIN_RUN` identical blocks."""
     runs: list[Run] = []
     inside: tuple[str, ...] = ()
+    shared = _shared_names(model)
     for path, module in model.named_modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential) or f"{path}.".startswith(inside):
             continue
-        for names in _identical_children(module):
+        if len(module._modules) < MIN_RUN:
+            continue
+        for names in _identical_children(module, path, shared):
             prefix = f"{path}." if path else ""
             runs.append(Run(tuple(prefix + name for name in names)))
             inside += tuple(f"{block}." for block in runs[-1].paths)
     return runs
 
 
-def _identical_children(container: nn.Module) -> Iterator[list[str]]:
+def _shared_names(model: nn.Module) -> list[list[str]]:
+    """Names of tensors that share a storage, or are one, under every path that leads to them."""
+    names: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for table in (module._parameters, module._buffers, vars(module)):
+            for name, tensor in table.items():
+                if isinstance(tensor, torch.Tensor):
+                    storage = tensor.untyped_storage()._cdata
+                    names.setdefault(storage, []).append(f"{path}.{name}" if path else name)
+    return [shared for shared in names.values() if len(shared) > 1]
+
+
+def _sharing(container: nn.Module, path: str, shared: list[list[str]]) -> dict[str, Any]:
+    """Which tensors inside each child share memory; None for a child that shares with others."""
+    prefix = f"{path}." if path else ""
+    patterns: dict[str, Any] = {name: set() for name in container._modules}
+    for names in shared:
+        inside = [name[len(prefix) :].partition(".") for name in names if name.startswith(prefix)]
+        heads = {head for head, _, _ in inside}
+        if len(heads) > 1 or len(inside) < len(names):
+            patterns |= dict.fromkeys(heads & patterns.keys())
+        for head in heads:
+            if patterns.get(head) is not None:
+                patterns[head].add(tuple(rest for _, _, rest in inside))
+    return patterns
+
+
+def _identical_children(
+    container: nn.Module, path: str, shared: list[list[str]]
+) -> Iterator[list[str]]:
     children = list(container._modules.items())
+    sharing = list(_sharing(container, path, shared).values())
     start = 0
     for stop in range(1, len(children) + 1):
-        if stop < len(children) and _same_child(children, start, stop):
+        if (
+            stop < len(children)
+            and sharing[stop] is not None
+            and sharing[start] == sharing[stop]
+            and _same_child(children, start, stop)
+        ):
             continue
         names = [name for name, _ in children[start:stop]]
         distinct = {id(child) for _, child in children[start:stop]}
@@ -89,7 +127,7 @@ def _same_module(a: nn.Module, b: nn.Module, distance: int) -> bool:
     mine, other = _settings(a), _settings(b)
     if mine.keys() != other.keys():
         return False
-    if not all(_same_setting(mine[key], other[key], distance) for key in mine):
+    if not all(_same_attribute(mine[key], other[key], distance) for key in mine):
         return False
     return all(
         child is None if twin is None else child is not None and _same_module(child, twin, distance)
@@ -115,14 +153,20 @@ def _same_tensor(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     )  # fmt: skip
 
 
+def _same_attribute(a: Any, b: Any, distance: int) -> bool:
+    # A tensor among the attributes gets a name and a place of its own, as a buffer; inside a list
+    # it is taken by value, and only the same one will do.
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _same_tensor(a, b)
+    return _same_setting(a, b, distance)
+
+
 def _same_setting(a: Any, b: Any, distance: int) -> bool:
     """Whether two attributes agree, or count the positions of their blocks."""
     if a is b:
         return True
     if type(a) is not type(b):
         return False
-    if isinstance(a, torch.Tensor):
-        return _same_tensor(a, b)
     if isinstance(a, int) and not isinstance(a, bool):
         return bool(a == b or b - a == distance)
     if isinstance(a, str | bytes | float | bool | complex):

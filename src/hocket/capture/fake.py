@@ -59,6 +59,16 @@ def fake_twins(tensors: Sequence[torch.Tensor], device: str) -> dict[int, Any]:
     return twins
 
 
+def hollow_twins(tensors: Sequence[torch.Tensor]) -> dict[int, Any]:
+    """Tensors on the meta device by the id of the given ones: to look at, not to compute with."""
+    twins: dict[int, Any] = {}
+    with torch.no_grad():
+        for t in tensors:
+            data = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+            twins[id(t)] = _dressed(t, data)
+    return twins
+
+
 def _fake_data(sharing: list[torch.Tensor], device: str) -> list[torch.Tensor]:
     """Fake tensors over one storage."""
     first = sharing[0]
@@ -81,16 +91,9 @@ def _dressed(tensor: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     return fake.detach().requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
-def without_modules(model: nn.Module, left_out: Sequence[str], twins: dict[int, Any]) -> nn.Module:
-    """A deep copy of a model with its tensors replaced and some submodules removed."""
-    placeholder = nn.Identity()
-    memo: dict[int, Any] = dict(twins)
-    memo |= {id(model.get_submodule(path)): placeholder for path in left_out}
-    twin = copy.deepcopy(model, memo)
-    for path in left_out:
-        parent, _, name = path.rpartition(".")
-        del twin.get_submodule(parent)._modules[name]
-    return twin
+def fake_copy(model: nn.Module, twins: dict[int, Any]) -> nn.Module:
+    """A deep copy of a model with its tensors replaced."""
+    return copy.deepcopy(model, dict(twins))
 
 
 def map_batch(batch: Any, twins: dict[int, Any]) -> Any:
@@ -100,5 +103,6 @@ def map_batch(batch: Any, twins: dict[int, Any]) -> Any:
     if isinstance(batch, dict):
         return {key: map_batch(item, twins) for key, item in batch.items()}
     if isinstance(batch, list | tuple):
-        return type(batch)(map_batch(item, twins) for item in batch)
+        items = [map_batch(item, twins) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     return batch

@@ -7,19 +7,19 @@ becomes a coarser graph, one op per module.
 
 from __future__ import annotations
 
-import time
+import logging
 import warnings
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.capture.assemble import graph_of
 from hocket.capture.attention import ACCELERATOR
-from hocket.capture.blocks import Run, find_runs
+from hocket.capture.blocks import find_runs
 from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import batch_tensors, model_tensors
 from hocket.capture.link import link
@@ -27,10 +27,13 @@ from hocket.capture.optimizer import append_optimizer, require_optimizer
 from hocket.capture.program import Program
 from hocket.capture.recording import Recording
 from hocket.capture.repeat import expand
+from hocket.capture.splice import without_stand_ins
 from hocket.capture.step import Loss, record_fake_step, record_real_step
 from hocket.capture.trouble import reason, user_line
 from hocket.errors import HocketError, UsageError
 from hocket.graph import Graph
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class CaptureWarning(UserWarning):
@@ -55,9 +58,9 @@ def capture(
 ) -> Graph:
     """The graph of one training step, or of inference with ``optimizer=None``.
 
-    ``batch`` is a tensor, a tuple (positional) or a dict (by keyword) of tensors. ``loss`` maps the
-    output to a scalar; without it, the output's ``loss``, the output itself if it is a scalar, or
-    the mean of its first floating-point tensor is taken. Neither model nor batch is changed, and
+    ``batch`` is a tensor, a tuple (positional) or a mapping (by keyword) of tensors. ``loss`` maps
+    the output to a scalar; without it, the output's ``loss``, the output itself if it is a scalar,
+    or the mean of its first floating-point tensor is taken. Neither model nor batch is changed, and
     nothing is computed: only shapes are read. ``device`` says whose kernels are recorded, wherever
     the model is: an ``accelerator`` (which need not be there), ``cuda`` of this machine, or
     ``cpu``. ``repeat=False`` records identical blocks one by one.
@@ -83,13 +86,28 @@ def capture_program(
     device: str = "cpu",
 ) -> tuple[Graph, Program]:
     """As `capture`, with the Program that can be run op by op; refuses what cannot be traced."""
-    started_s = time.perf_counter()
+    batch = _plain_batch(batch)
     _require_model(model, batch)
     _require_device(device)
     require_optimizer(optimizer)
     options = {"loss": loss, "training": optimizer is not None, "device": device}
+    name = name or type(model).__name__
+    traced = _trace_repeated(model, batch, options, optimizer, name) if repeat else None
+    graph, program, num_stamped = traced or _trace(model, batch, options, optimizer, name)
+    meta = _meta(model, batch, optimizer, graph.name, device) | {
+        "level": "op",
+        "recorded_ops": graph.num_ops - num_stamped,
+        "stamped_ops": num_stamped,
+    }
+    return replace(graph, meta=meta), program
+
+
+def _trace(
+    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: str | None, name: str
+) -> tuple[Graph, Program, int]:
+    """The graph and the Program of a step of which every block is recorded."""
     try:
-        recording, num_stamped = _record_step(model, batch, options, repeat)
+        recording = record_fake_step(model, batch, **options)
     except HocketError:
         raise
     except Exception as error:
@@ -99,41 +117,35 @@ def capture_program(
             hint="keep the step independent of data values, or give the model real weights",
         ) from error
     program = _linked(recording, optimizer)
-    graph = graph_of(program, name or type(model).__name__, {})
-    meta = _meta(model, batch, optimizer, graph.name, device) | {
-        "level": "op",
-        "recorded_ops": graph.num_ops - num_stamped,
-        "stamped_ops": num_stamped,
-        "capture_seconds": round(time.perf_counter() - started_s, 3),
-    }
-    return replace(graph, meta=meta), program
+    return graph_of(program, name, {}), program, 0
 
 
-def _record_step(
-    model: nn.Module, batch: Any, options: dict[str, Any], repeat: bool
-) -> tuple[Recording, int]:
-    """A recording of the whole step, and how many of its calls are copies."""
-    runs = find_runs(model) if repeat else []
-    if runs:
-        # A model may index its blocks or count them: whatever goes wrong with some of them left
-        # out, the whole model decides.
-        with suppress(Exception):
-            return _record_repeated(model, batch, options, runs)
-    return record_fake_step(model, batch, **options), 0
+def _trace_repeated(
+    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: str | None, name: str
+) -> tuple[Graph, Program, int] | None:
+    """As `_trace`, with identical blocks recorded once, and the number of stamped calls.
 
-
-def _record_repeated(
-    model: nn.Module, batch: Any, options: dict[str, Any], runs: list[Run]
-) -> tuple[Recording, int]:
-    left_out = [path for run in runs for path in run.left_out]
-    watched = [path for run in runs for path in run.kept]
-    sources = [name for name, _, _ in model_tensors(model)]
-    sources += [name for name, _ in batch_tensors(batch)]
-    recording = record_fake_step(model, batch, **options, left_out=left_out, watched=watched)
-    num_recorded = len(recording.calls)
-    for run in runs:
-        recording = expand(recording, run, sources)
-    return recording, len(recording.calls) - num_recorded
+    None where there are no such blocks, or where anything goes wrong with some of them left out:
+    then the whole model decides.
+    """
+    try:
+        runs = find_runs(model)
+        if not runs:
+            return None
+        sources = [source for source, _, _ in model_tensors(model)]
+        sources += [source for source, _ in batch_tensors(batch)]
+        recording = record_fake_step(model, batch, **options, runs=runs)
+        for run in runs:
+            recording = without_stand_ins(recording, run)
+        num_recorded = len(recording.calls)
+        for run in runs:
+            recording = expand(recording, run, sources)
+        num_stamped = len(recording.calls) - num_recorded
+        program = _linked(recording, optimizer)
+        return graph_of(program, name, {}), program, num_stamped
+    except Exception as error:
+        _LOGGER.debug("recording all blocks of %s: %r", name, error)
+        return None
 
 
 def _linked(recording: Recording, optimizer: str | None) -> Program:
@@ -151,7 +163,7 @@ def _capture_modules(
     error: UntraceableError,
 ) -> Graph:
     """The module-level graph of a step that is really run."""
-    started_s = time.perf_counter()
+    batch = _plain_batch(batch)
     tensors = [tensor for _, _, tensor in model_tensors(model)]
     tensors += [tensor for _, tensor in batch_tensors(batch)]
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
@@ -178,8 +190,12 @@ def _capture_modules(
     warnings.warn(
         f"{error.where}: {error.message}; the graph has one op per module", CaptureWarning, 3
     )
-    meta["capture_seconds"] = round(time.perf_counter() - started_s, 3)
     return replace(merged, meta=meta)
+
+
+def _plain_batch(batch: Any) -> Any:
+    """Mappings of any kind, such as a tokenizer's result, as a dict."""
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def _require_model(model: nn.Module, batch: Any) -> None:
@@ -198,13 +214,17 @@ def _require_device(device: str) -> None:
     if device == ACCELERATOR:
         return
     try:
-        with FakeTensorMode():
-            torch.empty(0, device=device)
-    except Exception as error:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    # Fake tensors of a device that the build lacks can be made, but a step on them aborts the
+    # process, so asking for one proves nothing.
+    built_for = torch.accelerator.current_accelerator()
+    if kind != "cpu" and (built_for is None or kind != built_for.type):
         raise UsageError(
             f"this build of PyTorch has no device {device!r}",
             hint="use device='cpu', or a build of PyTorch for that device",
-        ) from error
+        )
 
 
 def _meta(

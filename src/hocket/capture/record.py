@@ -129,6 +129,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = self._known_storage(tensor)
         return None if storage is None else self._value_of[storage].get(layout_of(tensor))
 
+    def is_older(self, tensor: torch.Tensor, call: int) -> bool:
+        """Whether the memory of a tensor was there before ``call`` was recorded."""
+        storage = self._known_storage(tensor)
+        if storage is None:
+            return True
+        first = next(iter(self._value_of[storage].values()))
+        return self.recording.producer[first] < call
+
     def _known_storage(self, tensor: torch.Tensor) -> int | None:
         return self._storage_at.get(tensor.untyped_storage()._cdata)
 
@@ -176,6 +184,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if storage is None:
             if isinstance(leaf, FakeTensor):
                 raise HocketError("an op reads a tensor that no recorded op made")
+            if self._watched and leaf.is_meta:
+                raise NotRepeatable("an op may read a tensor of a block that is left out")
             return Constant(leaf)
         layout = layout_of(leaf)
         number = self._value_of[storage].get(layout)

@@ -14,10 +14,17 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import torch
-
 from hocket.capture.blocks import NUM_FIRST, NUM_LAST, TEMPLATE, NotRepeatable, Run
-from hocket.capture.recording import Constant, RawCall, Recording, Ref, Source, Span, map_tree
+from hocket.capture.recording import (
+    RawCall,
+    Recording,
+    Ref,
+    Source,
+    Span,
+    map_tree,
+    moved,
+    same_leaves,
+)
 from hocket.graph import Phase
 
 _NUM_KEPT = NUM_FIRST + NUM_LAST
@@ -57,7 +64,7 @@ class _Layout:
                     return block, name[len(path) :]
             return _OUTSIDE, number
         call = self.recording.producer[number]
-        block = self.block_of_call[call]
+        block = self.block_of_call[call] if call >= 0 else _OUTSIDE
         if block == _OUTSIDE:
             return _OUTSIDE, number
         outputs = self.recording.calls[call].outputs
@@ -158,7 +165,7 @@ def _same_call(layout: _Layout, a: RawCall, b: RawCall, block: int) -> bool:
         b.function, b.cost, b.phase, b.draws, b.is_view,
     ):  # fmt: skip
         return False
-    if _moved(a.module, paths[block], paths[block + 1]) != b.module:
+    if moved(a.module, paths[block], paths[block + 1]) != b.module:
         return False
     if (a.partner < 0) != (b.partner < 0):
         return False
@@ -172,7 +179,9 @@ def _same_call(layout: _Layout, a: RawCall, b: RawCall, block: int) -> bool:
         return False
     if not all(_same_value(layout, x, y, block) for x, y in zip(mine, others, strict=True)):
         return False
-    return _same_leaves(layout, _leaves((a.args, a.kwargs)), _leaves((b.args, b.kwargs)), block)
+    return same_leaves(
+        (a.args, a.kwargs), (b.args, b.kwargs), lambda x, y: _same_value(layout, x, y, block)
+    )
 
 
 def _same_value(layout: _Layout, a: int, b: int, block: int) -> bool:
@@ -197,35 +206,6 @@ def _same_place(a: Place, b: Place, block: int) -> bool:
     before = block == TEMPLATE - 1 and b[0] == TEMPLATE - 1 and a[0] in _FIXED
     behind = block == TEMPLATE and a[0] == TEMPLATE + 1 and b[0] in _FIXED
     return before or behind
-
-
-def _same_leaves(layout: _Layout, mine: list[Any], others: list[Any], block: int) -> bool:
-    if len(mine) != len(others):
-        return False
-    for a, b in zip(mine, others, strict=True):
-        if type(a) is not type(b):
-            return False
-        if isinstance(a, Ref):
-            same = _same_value(layout, a.number, b.number, block)
-        elif isinstance(a, Constant):
-            same = a.tensor is b.tensor or torch.equal(a.tensor, b.tensor)
-        else:
-            same = bool(a == b)
-        if not same:
-            return False
-    return True
-
-
-def _leaves(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    map_tree(tree, found.append)
-    return found
-
-
-def _moved(path: str, source: str, target: str) -> str:
-    if path == source or path.startswith(f"{source}."):
-        return target + path[len(source) :]
-    return path
 
 
 # ── copies ───────────────────────────────────────────────────────────────────────────────────────
@@ -374,7 +354,7 @@ class _Stamp:
         module = call.module
         if copy >= 0:
             paths = self.layout.run.paths
-            module = _moved(module, paths[TEMPLATE], paths[copy])
+            module = moved(module, paths[TEMPLATE], paths[copy])
         return call._replace(
             args=map_tree(call.args, change),
             kwargs=map_tree(call.kwargs, change),

@@ -17,16 +17,19 @@ from torch.nn.modules.module import (
 )
 
 from hocket.capture.attention import ACCELERATOR, FusedAttention
+from hocket.capture.blocks import Run
 from hocket.capture.fake import (
     NamedTensor,
     batch_tensors,
+    fake_copy,
     fake_twins,
+    hollow_twins,
     map_batch,
     model_tensors,
-    without_modules,
 )
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording
+from hocket.capture.standin import put_stand_ins
 from hocket.errors import UsageError
 from hocket.graph import Phase, Role
 
@@ -40,27 +43,29 @@ def record_fake_step(
     loss: Loss | None,
     training: bool,
     device: str,
-    left_out: Sequence[str] = (),
-    watched: Sequence[str] = (),
+    runs: Sequence[Run] = (),
 ) -> Recording:
-    """Record a step on fake tensors of ``device``, without the submodules in ``left_out``.
+    """Record a step on fake tensors of ``device``.
 
-    The calls that run inside each module of ``watched`` are noted as spans.
+    Of each run of blocks, stand-ins take the places of those that are left out, and the calls
+    inside each block are noted as spans.
     """
-    hidden = tuple(f"{path}." for path in left_out)
-    named = [item for item in model_tensors(model) if not item[0].startswith(hidden or ("\0",))]
-    inputs = [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
+    hidden = tuple(f"{path}." for run in runs for path in run.left_out)
+    named: list[NamedTensor] = []
+    unused: list[NamedTensor] = []
+    for item in model_tensors(model):
+        (unused if hidden and item[0].startswith(hidden) else named).append(item)
+    named += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     stands_in = device == ACCELERATOR
     with mode:
-        tensors = [tensor for _, _, tensor in (*named, *inputs)]
-        twins = fake_twins(tensors, "cpu" if stands_in else device)
-    fake_model = without_modules(model, left_out, twins)
+        twins = fake_twins([t for _, _, t in named], "cpu" if stands_in else device)
+    fake_model = fake_copy(model, hollow_twins([t for _, _, t in unused]) | twins)
     fake_batch = map_batch(batch, twins)
-    sources = [(name, role, twins[id(tensor)]) for name, role, tensor in (*named, *inputs)]
+    sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     attention = FusedAttention() if stands_in else nullcontext()
     with mode, attention, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
-        return _record(fake_model, fake_batch, sources, loss, training, watched)
+        return _record(fake_model, fake_batch, sources, loss, training, runs)
 
 
 @contextmanager
@@ -89,10 +94,11 @@ def _record(
     sources: Sequence[NamedTensor],
     loss: Loss | None,
     training: bool,
-    watched: Sequence[str],
+    runs: Sequence[Run],
 ) -> Recording:
     names = {id(module): path for path, module in model.named_modules()}
-    recorder = Recorder(names, frozenset(watched))
+    recorder = Recorder(names, frozenset(path for run in runs for path in run.paths))
+    put_stand_ins(model, recorder, runs)
     for name, role, tensor in sources:
         recorder.add_source(name, role, tensor)
     with _module_hooks(recorder), torch.autograd.set_multithreading_enabled(False), recorder:

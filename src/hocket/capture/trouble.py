@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import sysconfig
 import traceback
 from pathlib import Path
 
@@ -12,10 +13,12 @@ _LIBRARIES = ("torch", "transformers", "hocket")
 
 
 def user_line(error: BaseException) -> str:
-    """``file:line`` of the innermost frame outside torch, transformers and hocket.
+    """``file:line`` of the innermost frame outside torch, transformers, hocket and Python itself.
 
-    Where all frames are in libraries, the innermost one outside torch and hocket.
+    Where all frames are in libraries, the innermost one outside torch, hocket and Python.
     """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     for hidden in (_LIBRARIES, ("torch", "hocket")):
         for frame in reversed(frames):
@@ -47,7 +50,7 @@ def _explanation(error: BaseException) -> str:
 
 
 def _is_in(filename: str, libraries: tuple[str, ...]) -> bool:
-    if filename.startswith("<"):
+    if filename.startswith("<") or _is_python(filename):
         return True
     roots = {"torch": torch.__file__, "hocket": __file__}
     for name in libraries:
@@ -56,6 +59,11 @@ def _is_in(filename: str, libraries: tuple[str, ...]) -> bool:
         if name not in roots and f"site-packages/{name}/" in filename.replace("\\", "/"):
             return True
     return False
+
+
+def _is_python(filename: str) -> bool:
+    is_installed = "site-packages" in filename or "dist-packages" in filename
+    return not is_installed and Path(sysconfig.get_path("stdlib")) in Path(filename).parents
 
 
 def _package_root(file: str, name: str) -> Path:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.capture.trouble import user_line
 from hocket.capture.zoo import ZOO, ZooModel, vision
-from hocket.errors import UsageError, did_you_mean, unknown_name
+from hocket.errors import HocketError, UsageError, did_you_mean, unknown_name
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEPTH = re.compile(r"resnet([0-9]{2,5})")
@@ -98,7 +99,17 @@ def _from_function(spec: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
         raise UsageError(
             f"{module_text!r} has no function {name!r}", hint=did_you_mean(name, callables)
         )
-    result = function(**_accepted(function, options))
+    accepted = _accepted(function, options)
+    try:
+        result = function(**accepted)
+    except HocketError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{spec!r} fails: {_one_line(error)}",
+            where=user_line(error),
+            hint="check that the function runs outside hocket",
+        ) from error
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[0], nn.Module)):
         raise UsageError(
             f"{spec!r} returned {type(result).__name__}, not a model and a batch",
@@ -114,11 +125,23 @@ def _import(module_text: str, spec: str) -> Any:
         if str(Path.cwd()) not in sys.path:
             sys.path.insert(0, str(Path.cwd()))
         return importlib.import_module(module_text)
-    except (ImportError, OSError, SyntaxError, ValueError) as error:
+    except HocketError:
+        raise
+    except Exception as error:
         raise UsageError(
-            f"cannot import {module_text!r} of {spec!r}: {error}",
-            hint="write 'package.module:function' or 'path/file.py:function'",
+            f"cannot import {module_text!r} of {spec!r}: {_one_line(error)}",
+            where=user_line(error),
+            hint="write 'package.module:function' or 'path/file.py:function', and check that it "
+            "imports outside hocket",
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    """An error as Python shows it last; what cannot be found says so without its class."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ImportError | OSError) or not text:
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}"
 
 
 def _import_file(path: Path) -> Any:
