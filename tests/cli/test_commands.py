@@ -240,7 +240,8 @@ def test_interrupt_ends_with_130_and_an_error_object():
 
 def test_detect_writes_a_file_that_plan_accepts(folder, tmp_path):
     hocket("detect", "-o", tmp_path / "here.toml")
-    hocket("plan", folder / "g.json.gz", "--on", tmp_path / "here.toml", "--json")
+    done = hocket("plan", folder / "g.json.gz", "--on", tmp_path / "here.toml", "--json")
+    assert json.loads(done.stdout)["cluster"]["name"] == "this-machine"
 
 
 def test_schema_is_json_schema():

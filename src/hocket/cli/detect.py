@@ -34,6 +34,4 @@ def command(output: Path | None, as_json: bool) -> None:
     elif output is None:
         click.echo(text, nl=False)
     else:
-        click.echo(
-            f"wrote {output}: {cluster.num_devices} devices — next: hocket plan gpt2 --on {output}"
-        )
+        click.echo(f"wrote {output} — next: hocket plan gpt2 --on {output}")
