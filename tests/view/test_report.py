@@ -251,7 +251,9 @@ def test_picture_has_a_size_by_pixels_and_not_by_ops():
 
 
 def test_picture_of_hostile_names_is_xml():
-    ET.fromstring(timeline_svg(*hostile_sample().parts))
+    picture = ET.fromstring(timeline_svg(*hostile_sample().parts))
+    assert picture.tag.endswith("svg")
+    assert not list(picture.iter("img"))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hocket.view.memory import memory_by_role
 from hocket.view.names import inert, shorten
 from hocket.view.story import advice
 from hocket.view.table import Column, FittedTable, plain
-from hocket.view.text import candidate_table, explanation, plan_summary, wrote
+from hocket.view.text import candidate_table, explanation, plan_summary
 from hocket.view.wording import dollars, of_capacity
 
 GIB = 2**30
@@ -108,11 +108,6 @@ def test_candidate_table_without_a_winner_has_no_tick():
     text = plain(candidate_table(none))
     assert "✔" not in text
     assert text.endswith("gpu0 lacks 1 GiB\n")
-
-
-def test_wrote_names_files_and_the_next_command():
-    text = plain(wrote(["plan.json", "report.html"], "hocket show plan.json"), 120)
-    assert text == "wrote plan.json, report.html — next: hocket show plan.json\n"
 
 
 def test_fitted_table_drops_whole_columns_by_rank():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hocket.cli.output import emit, json_option
+from hocket.cli.output import emit, json_option, output_option
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import DeviceKind
@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("calibrate")
 @click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Calibration file to write.",
-)
+@output_option("Calibration file")
 @click.option(
     "--on",
     default="auto",

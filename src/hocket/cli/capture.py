@@ -7,19 +7,13 @@ from pathlib import Path
 
 import click
 
-from hocket.cli.output import emit, json_option
+from hocket.cli.output import emit, json_option, output_option
 from hocket.cli.sources import ModelOptions, capture_model, model_options, require_folder
 
 
 @click.command("capture")
 @click.argument("model", metavar="NAME_OR_FACTORY")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Graph file to write; gzipped when the name ends in .gz.",
-)
+@output_option("Graph file (gzipped when the name ends in .gz)")
 @click.option("--full", is_flag=True, help="Trace every repeated block instead of copying one.")
 @click.option(
     "--device",

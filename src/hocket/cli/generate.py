@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hocket.cli.output import emit, json_option, working
+from hocket.cli.output import emit, json_option, output_option, working
 
 
 @click.command("generate")
@@ -20,13 +20,7 @@ from hocket.cli.output import emit, json_option, working
     help="About how many ops.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Graph file to write; gzipped when the name ends in .gz.",
-)
+@output_option("Graph file (gzipped when the name ends in .gz)")
 @json_option
 def command(family: str, num_ops: int, seed: int, output: Path, as_json: bool) -> None:
     """Write a graph of FAMILY: chain, series-parallel, layered, gnmt or transformer."""

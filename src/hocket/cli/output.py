@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -22,6 +23,13 @@ def json_option(command: F) -> F:
         "--json", "as_json", is_flag=True, help="Print the result as one JSON object on stdout."
     )
     return option(command)
+
+
+def output_option(what: str) -> Callable[[F], F]:
+    """The ``-o`` option of commands whose result is one file."""
+    return click.option(
+        "-o", "--output", type=click.Path(path_type=Path), required=True, help=f"{what} to write."
+    )
 
 
 def wants_json(arguments: list[str]) -> bool:

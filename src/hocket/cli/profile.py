@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hocket.cli.output import emit, json_option, working
+from hocket.cli.output import emit, json_option, output_option, working
 from hocket.cli.sources import ModelOptions, build_model, model_options, require_folder
 
 if TYPE_CHECKING:
@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 @click.command("profile")
 @click.argument("model", metavar="NAME_OR_FACTORY")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Profile file to write.",
-)
+@output_option("Profile file")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),

@@ -135,7 +135,7 @@ def _fused_update(
     """An update of several parameters of one shape, as fused optimizers launch them."""
     layout = program.tensors[call.args[0].number].layout
     if layout is None or call.function not in ("optimizer.adamw", "optimizer.sgd"):
-        raise NotImplementedError(f"no fused update for {call.function}")
+        raise UsageError(f"no fused update for {call.function}")
     num = max(1, min(count, MAX_FUSED, MAX_FUSED_BYTES // max(4 * layout.size_bytes, 1)))
     own: Layout = layout._replace(offset=0)
     tensors, grads, first, second = (

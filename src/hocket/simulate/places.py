@@ -58,9 +58,7 @@ def home_devices(graph: Graph, device_of: IntArray) -> IntArray:
     home[before:] = device_of[graph.tensor_producer[before:]]
     if before == 0 or graph.num_ops == 0:
         return home
-    index = np.arange(before)
-    alias = graph.alias_of[:before]
-    root = _roots(np.where(alias >= 0, alias, index))
+    root = graph.root_of[:before]
     early = np.flatnonzero(graph.reads < before)
     reader = np.searchsorted(graph.read_ptr, early, side="right") - 1
     first_reader = np.full(before, graph.num_ops)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -92,16 +91,6 @@ def _memory_cell(peak_bytes: int, capacity_bytes: int, style: str = "") -> Text:
 def verdict(comparison: Comparison) -> Text:
     """Why the chosen candidate won and what limits it, or what is missing where none fits."""
     return Text(inert(comparison.why, LONGEST_SENTENCE), style="" if comparison.winner else "red")
-
-
-def wrote(paths: Iterable[str], next_command: str = "") -> Text:
-    """``wrote plan.json, report.html — next: hocket run plan.json``."""
-    text = Text("wrote ")
-    text.append(Text(", ").join(Text(inert(path), style="bold") for path in paths))
-    if next_command:
-        text.append(" — next: ")
-        text.append(inert(next_command), style="bold")
-    return text
 
 
 # ── hocket show ──────────────────────────────────────────────────────────────────────────────
