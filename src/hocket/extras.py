@@ -9,6 +9,7 @@ from hocket.errors import MissingExtraError
 _INSTALL = {
     "torch": "pip install 'hocket[torch]' (for a machine without GPU, install a CPU build of torch "
     "first)",
+    "ortools": "pip install 'hocket[exact]'",
 }
 
 

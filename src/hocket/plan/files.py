@@ -76,6 +76,8 @@ def write_plan(
         },
         "costs": dict(problem.costs.settings),
         "transfers": problem.transfers,
+        "objective": problem.objective,
+        "contiguous": problem.contiguous,
         "seed": problem.seed,
         "placement": {
             "devices": list(problem.cluster.device_names),
@@ -112,6 +114,8 @@ def read_plan(path: str | Path, *, graph_file: str | Path | None = None) -> Save
         cluster=cluster,
         costs=costs_from_settings(graph, cluster, content.costs),
         transfers=content.transfers,
+        objective=content.objective,
+        contiguous=content.contiguous,
         seed=content.seed,
     )
     predicted = content.predicted.step_s if content.predicted else None

@@ -14,6 +14,8 @@ from hocket.hardware.cluster import Cluster
 
 TransferMode = Literal["shared", "queued", "parallel"]
 TRANSFER_MODES: tuple[TransferMode, ...] = ("shared", "queued", "parallel")
+Objective = Literal["latency", "throughput"]
+OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -26,6 +28,11 @@ class Problem:
     transfers: TransferMode = "shared"
     """How simultaneous transfers affect each other: they share each channel's bandwidth equally,
     they queue one after another at each device, or they do not notice each other."""
+    objective: Objective = "latency"
+    """What to make small: the time of one step, or the load of the busiest device, which limits how
+    often steps can follow each other when they are pipelined."""
+    contiguous: bool = False
+    """Whether no path of forward ops may leave a device and come back to it."""
     seed: int = 0
 
     @property

@@ -72,6 +72,8 @@ class PlanFile(_Strict):
     costs: dict[str, Any]
     """Profile and calibration that the op times were made from."""
     transfers: Literal["shared", "queued", "parallel"]
+    objective: Literal["latency", "throughput"] = "latency"
+    contiguous: bool = False
     seed: int = 0
     placement: PlacementSection
     order: OrderSection | None = None

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table
 from hocket.cost.costs import Costs
 from hocket.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
@@ -69,7 +70,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
 
 def kernels_are_compiled() -> bool:
     """Whether the next simulation starts at once instead of compiling first."""
-    from hocket.simulate.compiled import is_compiled
+    from hocket.compiled.jit import is_compiled
     from hocket.simulate.kernel import run
 
     return is_compiled(run)
@@ -182,17 +183,17 @@ def _op_table(problem: Problem, plan: Plan, places: Places, device_of: IntArray)
         raise _mismatch(plan, f"the plan has {np.size(priority)} priorities for {num_ops} ops")
     is_strict = plan.order is not None
     return OpTable(
-        device=_table(device_of, np.int64),
-        duration_s=_table(problem.costs.op_s[row, np.arange(num_ops)], np.float64),
-        alloc_bytes=_table(np.diff(made_bytes[graph.made_ptr]) + graph.workspace_bytes, np.int64),
-        workspace_bytes=_table(graph.workspace_bytes, np.int64),
-        num_waits=_table(np.bincount(places.reader[late], minlength=num_ops), np.int64),
-        made_ptr=_table(graph.made_ptr, np.int64),
-        read_ptr=_table(graph.read_ptr, np.int64),
-        send_ptr=_table(places.send_ptr, np.int64),
-        priority=_table(priority, np.float64),
-        lineup_ptr=_table(_pointers(sizes), np.int64),
-        lineup=_table(_line_up(problem, plan, device_of) if is_strict else (), np.int64),
+        device=table(device_of, np.int64),
+        duration_s=table(problem.costs.op_s[row, np.arange(num_ops)], np.float64),
+        alloc_bytes=table(np.diff(made_bytes[graph.made_ptr]) + graph.workspace_bytes, np.int64),
+        workspace_bytes=table(graph.workspace_bytes, np.int64),
+        num_waits=table(np.bincount(places.reader[late], minlength=num_ops), np.int64),
+        made_ptr=table(graph.made_ptr, np.int64),
+        read_ptr=table(graph.read_ptr, np.int64),
+        send_ptr=table(places.send_ptr, np.int64),
+        priority=table(priority, np.float64),
+        lineup_ptr=table(_pointers(sizes), np.int64),
+        lineup=table(_line_up(problem, plan, device_of) if is_strict else (), np.int64),
     )
 
 
@@ -201,14 +202,14 @@ def _place_table(places: Places, num_devices: int) -> PlaceTable:
     before = places.is_before
     np.add.at(start_bytes, places.device[before], places.num_bytes[before])
     return PlaceTable(
-        device=_table(places.device, np.int64),
-        storage=_table(places.storage, np.int64),
-        num_bytes=_table(places.num_bytes, np.int64),
-        is_kept=_table(places.is_kept, np.bool_),
-        num_uses=_table(places.num_uses, np.int64),
-        reader=_table(places.reader, np.int64),
-        read_place=_table(places.read_place, np.int64),
-        start_bytes=_table(start_bytes, np.int64),
+        device=table(places.device, np.int64),
+        storage=table(places.storage, np.int64),
+        num_bytes=table(places.num_bytes, np.int64),
+        is_kept=table(places.is_kept, np.bool_),
+        num_uses=table(places.num_uses, np.int64),
+        reader=table(places.reader, np.int64),
+        read_place=table(places.read_place, np.int64),
+        start_bytes=table(start_bytes, np.int64),
     )
 
 
@@ -228,14 +229,14 @@ def _transfer_tables(costs: Costs, places: Places) -> tuple[TransferTable, Route
     work = np.where(np.isinf(slowest), 0.0, costs.transfer_work(tensor, src, dst))
     latency_s = costs.routes.latency_s[src, dst]
     transfers = TransferTable(
-        place=_table(places.transfer_place, np.int64),
-        tensor=_table(tensor, np.int64),
-        send_queue=_table(costs.routes.send_queue[src], np.int64),
-        receive_queue=_table(costs.routes.receive_queue[dst], np.int64),
-        latency_s=_table(latency_s, np.float64),
-        work=_table(work, np.float64),
-        duration_s=_table(latency_s + work / slowest, np.float64),
-        route=_table(route, np.int64),
+        place=table(places.transfer_place, np.int64),
+        tensor=table(tensor, np.int64),
+        send_queue=table(costs.routes.send_queue[src], np.int64),
+        receive_queue=table(costs.routes.receive_queue[dst], np.int64),
+        latency_s=table(latency_s, np.float64),
+        work=table(work, np.float64),
+        duration_s=table(latency_s + work / slowest, np.float64),
+        route=table(route, np.int64),
     )
     return transfers, routes
 
@@ -247,24 +248,17 @@ def _route_table(
     lengths = np.array([len(path) for path in paths], dtype=np.int64)
     flat = np.array([channel for path in paths for channel in path], dtype=np.int64)
     return RouteTable(
-        size_ptr=_table(_pointers(num_transfers), np.int64),
-        path_ptr=_table(_pointers(lengths), np.int64),
-        path=_table(flat, np.int64),
-        hop_route=_table(np.repeat(np.arange(len(paths)), lengths), np.int64),
-        on_ptr=_table(_pointers(np.bincount(flat, minlength=len(capacity))), np.int64),
-        capacity=_table(capacity, np.float64),
+        size_ptr=table(_pointers(num_transfers), np.int64),
+        path_ptr=table(_pointers(lengths), np.int64),
+        path=table(flat, np.int64),
+        hop_route=table(np.repeat(np.arange(len(paths)), lengths), np.int64),
+        on_ptr=table(_pointers(np.bincount(flat, minlength=len(capacity))), np.int64),
+        capacity=table(capacity, np.float64),
     )
 
 
 def _pointers(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
-
-
-def _table(values: ArrayLike, dtype: type[_T]) -> NDArray[_T]:
-    """A read-only view: the compiler tells writable arrays apart and would compile twice."""
-    array = np.ascontiguousarray(values, dtype=dtype).view()
-    array.setflags(write=False)
-    return array
 
 
 def _curves(memory: Memory) -> tuple[ByteArray, FloatArray, ByteArray]:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.simulate.compiled import compiled
-from hocket.simulate.containers import mark, pop, push
+from hocket.compiled.heaps import mark, pop, push
+from hocket.compiled.jit import compiled
 from hocket.simulate.state import Flow
 from hocket.simulate.tables import RouteTable
 

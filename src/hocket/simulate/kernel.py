@@ -11,8 +11,8 @@ from typing import cast
 
 import numpy as np
 
-from hocket.simulate.compiled import compiled, compiled_entry
-from hocket.simulate.containers import mark, pop, push
+from hocket.compiled.heaps import mark, pop, push
+from hocket.compiled.jit import compiled, compiled_entry
 from hocket.simulate.flow import (
     begin_flow,
     end_flow,
@@ -223,7 +223,10 @@ def _group_users(schedule: Schedule, places: PlaceTable) -> None:
         ptr[place] += 1
 
 
-@compiled_entry
+@compiled_entry(
+    "hocket.simulate.flow", "hocket.simulate.memory", "hocket.simulate.state",
+    "hocket.simulate.tables",
+)  # fmt: skip
 def run(
     state: State,
     ops: OpTable,

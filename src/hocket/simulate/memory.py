@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.simulate.compiled import compiled
+from hocket.compiled.jit import compiled
 from hocket.simulate.state import Memory
 from hocket.simulate.tables import PlaceTable
 

@@ -11,25 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.containers import Heaps, Marks, new_heaps, new_marks, zeros
 from hocket.simulate.tables import OpTable, PlaceTable, RouteTable, TransferTable
-
-
-class Heaps(NamedTuple):
-    """Heaps of (key, item), each with its own part of the arrays."""
-
-    key: FloatArray
-    item: ByteArray
-    ptr: ByteArray
-    """Where the part of each heap begins."""
-    size: ByteArray
-
-
-class Marks(NamedTuple):
-    """A set of small numbers that remembers in which order they came."""
-
-    has: NDArray[np.bool_]
-    item: ByteArray
-    size: ByteArray
 
 
 class Spans(NamedTuple):
@@ -131,23 +114,23 @@ def new_state(
         flow=_new_flow(routes),
         schedule=Schedule(
             waits=ops.num_waits.copy(),
-            user_ptr=_zeros(len(places.device) + 2),
-            users=_zeros(len(places.reader)),
-            events=_new_heaps(np.array([0, num_devices + num_transfers])),
-            ready=_new_heaps(ops.lineup_ptr.copy()),
-            touched=_new_marks(num_devices),
+            user_ptr=zeros(len(places.device) + 2),
+            users=zeros(len(places.reader)),
+            events=new_heaps(np.array([0, num_devices + num_transfers])),
+            ready=new_heaps(ops.lineup_ptr.copy()),
+            touched=new_marks(num_devices),
             is_free=np.ones(num_devices, dtype=np.bool_),
             cursor=ops.lineup_ptr.copy(),
             queue_free_s=np.zeros(2 * num_devices),
-            starting=_zeros(num_transfers),
-            num_starting=_zeros(1),
+            starting=zeros(num_transfers),
+            num_starting=zeros(1),
         ),
     )
 
 
 def _new_memory(places: PlaceTable, log_size: int) -> Memory:
     num_devices = len(places.start_bytes)
-    log_device, log_bytes = _zeros(log_size), _zeros(log_size)
+    log_device, log_bytes = zeros(log_size), zeros(log_size)
     log_device[:num_devices] = np.arange(num_devices)
     log_bytes[:num_devices] = places.start_bytes
     return Memory(
@@ -166,29 +149,16 @@ def _new_flow(routes: RouteTable) -> Flow:
     num_routes, num_channels = len(routes.size_ptr) - 1, len(routes.capacity)
     num_leaves = 1 << max(num_routes - 1, 0).bit_length()
     return Flow(
-        heaps=_new_heaps(routes.size_ptr.copy()),
+        heaps=new_heaps(routes.size_ptr.copy()),
         clock=np.zeros(num_routes),
         rate=np.zeros(num_routes),
         since_s=np.zeros(num_routes),
-        num_on=_zeros(num_channels),
+        num_on=zeros(num_channels),
         share=np.zeros(num_channels),
-        active=_zeros(len(routes.path)),
-        num_active=_zeros(num_channels),
-        position=_zeros(len(routes.path)),
-        changed=_new_marks(num_channels),
+        active=zeros(len(routes.path)),
+        num_active=zeros(num_channels),
+        position=zeros(len(routes.path)),
+        changed=new_marks(num_channels),
         next_s=np.full(2 * num_leaves, np.inf),
         is_stale=np.zeros(num_routes, dtype=np.bool_),
     )
-
-
-def _new_heaps(ptr: ByteArray) -> Heaps:
-    total = int(ptr[-1]) + 1
-    return Heaps(key=np.zeros(total), item=_zeros(total), ptr=ptr, size=_zeros(len(ptr) - 1))
-
-
-def _new_marks(count: int) -> Marks:
-    return Marks(has=np.zeros(count, dtype=np.bool_), item=_zeros(count), size=_zeros(1))
-
-
-def _zeros(count: int) -> ByteArray:
-    return np.zeros(count, dtype=np.int64)

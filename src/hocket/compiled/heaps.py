@@ -1,9 +1,9 @@
-"""Heaps and sets of marks for the compiled engine. O(log n) per entry, O(1) per mark."""
+"""Heaps and sets of marks in compiled code. O(log n) per entry, O(1) per mark."""
 
 from __future__ import annotations
 
-from hocket.simulate.compiled import compiled
-from hocket.simulate.state import Heaps, Marks
+from hocket.compiled.containers import Heaps, Marks
+from hocket.compiled.jit import compiled
 
 
 @compiled

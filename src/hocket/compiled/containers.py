@@ -1,0 +1,53 @@
+"""The arrays of heaps, sets of marks and tables, made in numpy for compiled code."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+
+_T = TypeVar("_T", bound=np.generic)
+
+
+class Heaps(NamedTuple):
+    """Heaps of (key, item), each with its own part of the arrays."""
+
+    key: FloatArray
+    item: ByteArray
+    ptr: ByteArray
+    """Where the part of each heap begins."""
+    size: ByteArray
+
+
+class Marks(NamedTuple):
+    """A set of small numbers that remembers in which order they came."""
+
+    has: NDArray[np.bool_]
+    item: ByteArray
+    size: ByteArray
+
+
+def new_heaps(ptr: ByteArray) -> Heaps:
+    """Empty heaps; heap i has room for ``ptr[i + 1] - ptr[i]`` entries."""
+    total = int(ptr[-1]) + 1
+    return Heaps(key=np.zeros(total), item=zeros(total), ptr=ptr, size=zeros(len(ptr) - 1))
+
+
+def new_marks(count: int) -> Marks:
+    """An empty set of numbers below ``count``."""
+    return Marks(has=np.zeros(count, dtype=np.bool_), item=zeros(count), size=zeros(1))
+
+
+def zeros(count: int) -> ByteArray:
+    """Whole numbers, all 0."""
+    return np.zeros(count, dtype=np.int64)
+
+
+def table(values: ArrayLike, dtype: type[_T]) -> NDArray[_T]:
+    """A read-only view: the compiler tells writable arrays apart and would compile twice."""
+    array = np.ascontiguousarray(values, dtype=dtype).view()
+    array.setflags(write=False)
+    return array

@@ -1,0 +1,94 @@
+"""The problem as compiled planners read it: one tuple of arrays, made once per problem."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.containers import table
+from hocket.graph.graph import Role
+from hocket.plan.problem import Problem
+
+
+class TaskTable(NamedTuple):
+    """Ops, tensors and routes. Moving tensor t from a to b alone takes
+    ``latency_s[a, b] + work[t] * unit_s[a, b]`` seconds."""
+
+    op_s: FloatArray
+    """[device, op]: infinite where the op cannot run."""
+    group: ByteArray
+    """Ops with the same number share a device, numbered densely; -1 for free."""
+    workspace_bytes: ByteArray
+    read_ptr: ByteArray
+    reads: ByteArray
+    made_ptr: ByteArray
+    producer: ByteArray
+    """Per tensor; -1 for those that exist before the step."""
+    user_ptr: ByteArray
+    users: ByteArray
+    """Ops that read tensor t: ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
+    held_bytes: ByteArray
+    """Per tensor: bytes of storage that come with it; 0 for aliases."""
+    copy_bytes: ByteArray
+    """Per tensor: bytes that a copy on another device holds there."""
+    is_held: NDArray[np.bool_]
+    """Per tensor: whether it stays until the end of the step."""
+    is_everywhere: NDArray[np.bool_]
+    """Per tensor: whether it is, free of charge, wherever it is read (the batch)."""
+    work: FloatArray
+    """Per tensor: bytes to move, or stated seconds per link."""
+    latency_s: FloatArray
+    """[src, dst]: 0 on the diagonal."""
+    unit_s: FloatArray
+    """[src, dst]: seconds per unit of work; 0 on the diagonal."""
+    send_queue: ByteArray
+    receive_queue: ByteArray
+    memory_bytes: ByteArray
+    """Usable bytes per device."""
+
+
+def task_table(problem: Problem) -> TaskTable:
+    """The table of a problem."""
+    graph, costs = problem.graph, problem.costs
+    routes = costs.routes
+    stated = costs.tensor_s is not None
+    unit_s = routes.hops.astype(np.float64) if stated else 1 / routes.bandwidth_bps
+    work = costs.tensor_s if costs.tensor_s is not None else costs.tensor_bytes
+    before = graph.tensor_producer < 0
+    _, dense = np.unique(graph.group, return_inverse=True)
+    return TaskTable(
+        op_s=table(costs.op_s[costs.device_row], np.float64),
+        group=table(np.where(graph.group >= 0, dense - int((graph.group < 0).any()), -1), np.int64),
+        workspace_bytes=table(graph.workspace_bytes, np.int64),
+        read_ptr=table(graph.read_ptr, np.int64),
+        reads=table(graph.reads, np.int64),
+        made_ptr=table(graph.made_ptr, np.int64),
+        producer=table(graph.tensor_producer, np.int64),
+        user_ptr=table(graph.user_ptr, np.int64),
+        users=table(graph.users, np.int64),
+        held_bytes=table(graph.held_bytes, np.int64),
+        copy_bytes=table(graph.tensor_bytes, np.int64),
+        is_held=table(graph.is_held, np.bool_),
+        is_everywhere=table(before & (graph.tensor_role == Role.INPUT), np.bool_),
+        work=table(work, np.float64),
+        latency_s=table(routes.latency_s, np.float64),
+        unit_s=table(unit_s, np.float64),
+        send_queue=table(routes.send_queue, np.int64),
+        receive_queue=table(routes.receive_queue, np.int64),
+        memory_bytes=table(problem.memory_bytes, np.int64),
+    )
+
+
+def mean_transfer_s(problem: Problem) -> FloatArray:
+    """Per tensor: seconds of a transfer, averaged over all pairs of different devices."""
+    num = problem.cluster.num_devices
+    if num < 2:
+        return np.zeros(problem.graph.num_tensors)
+    tasks = task_table(problem)
+    pairs = num * (num - 1)
+    latency_s, unit_s = tasks.latency_s.sum() / pairs, tasks.unit_s.sum() / pairs
+    seconds: FloatArray = np.where(tasks.is_everywhere, 0.0, latency_s + tasks.work * unit_s)
+    return seconds
