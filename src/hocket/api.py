@@ -21,7 +21,7 @@ from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
-from hocket.plan.problem import TRANSFER_MODES, Problem, TransferMode
+from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, TransferMode
 
 if TYPE_CHECKING:
     from hocket.planners.compare import Comparison
@@ -115,13 +115,18 @@ def plan_graph(
     *,
     planners: Sequence[str] = (),
     transfers: TransferMode = "shared",
+    objective: Objective = "latency",
+    contiguous: bool = False,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
-    """Compare planners (all by default) on a graph and return the best plan."""
+    """Compare planners (the portfolio of ``auto`` by default) and return the best plan."""
     from hocket.planners.compare import compare
 
-    problem = make_problem(graph, on, transfers=transfers, profile=profile, calibration=calibration)
+    problem = make_problem(
+        graph, on, transfers=transfers, objective=objective, contiguous=contiguous,
+        profile=profile, calibration=calibration,
+    )  # fmt: skip
     return best_of(compare(problem, planners))
 
 
@@ -141,6 +146,8 @@ def make_problem(
     on: str | Path | Cluster,
     *,
     transfers: TransferMode = "shared",
+    objective: Objective = "latency",
+    contiguous: bool = False,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
     seed: int = 0,
@@ -148,6 +155,8 @@ def make_problem(
     """A problem from a graph and a cluster, or the text or path that names one."""
     if transfers not in TRANSFER_MODES:
         raise unknown_name("transfer mode", str(transfers), TRANSFER_MODES)
+    if objective not in OBJECTIVES:
+        raise unknown_name("objective", str(objective), OBJECTIVES)
     if on == ON_FILE:
         from hocket.hardware.stated import stated_cluster
 
@@ -165,4 +174,7 @@ def make_problem(
         cluster = cluster_from_text(str(on))
     graph = as_profiled(graph, cluster, profile)
     costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers, seed=seed)
+    return Problem(
+        graph=graph, cluster=cluster, costs=costs, transfers=transfers, objective=objective,
+        contiguous=contiguous, seed=seed,
+    )  # fmt: skip

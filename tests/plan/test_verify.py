@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import networkx as nx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hocket.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
-from hocket.plan.verify import structure_violations
+from hocket.plan.verify import contiguity_violations, structure_violations
 from hocket.simulate.verify import verify, violations
 
 
@@ -141,3 +142,29 @@ def test_random_placements_break_only_the_rules_they_break(data):
         len(set(device_of[group == number].tolist())) > 1 for number in set(group[group >= 0])
     )
     assert ("groups" in {violation.rule for violation in found}) == split
+
+
+@given(st.data())
+@settings(derandomize=True, deadline=None, max_examples=150)
+def test_contiguity_is_what_paths_say(data):
+    problem = data.draw(problems(max_ops=7, max_devices=3))
+    device_of = data.draw(placements(problem))
+    walk = nx.DiGraph(zip(*(side.tolist() for side in problem.graph.edges), strict=True))
+    walk.add_nodes_from(range(problem.graph.num_ops))
+    returns = {
+        int(device_of[first])
+        for first in walk
+        for between in nx.descendants(walk, first)
+        for last in nx.descendants(walk, between)
+        if device_of[first] == device_of[last] != device_of[between]
+    }
+    found = contiguity_violations(device_of, problem)
+    names = problem.cluster.device_names
+    assert {violation.device for violation in found} == {names[device] for device in returns}
+
+
+def test_only_a_contiguous_problem_refuses_paths_that_come_back():
+    problem = make_problem(generate("chain", 9, 0), "2xv100-16g")
+    plan = Plan(device_of=np.array([0, 1] * 5, dtype=np.int32)[: problem.graph.num_ops])
+    assert violations(plan, problem) == []
+    assert _rules(plan, replace(problem, contiguous=True)) == {"contiguous"}

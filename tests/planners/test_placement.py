@@ -11,13 +11,13 @@ from simulate.problems import problems
 from hocket.api import make_problem
 from hocket.errors import CheckError, NoFeasiblePlanError, UsageError
 from hocket.graph import GraphBuilder, Phase, Role
+from hocket.graph.coarsen import tied_ops
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners import PLANNERS, chain, find_planner
 from hocket.planners.compare import compare
-from hocket.planners.placement.bundles import bundle_of, op_memory_bytes
 from hocket.planners.placement.layer_blocks import layer_of
-from hocket.planners.placement.m_topo import breadth_first_order
+from hocket.planners.placement.m_topo import breadth_first_order, unit_memory_bytes
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
@@ -112,19 +112,15 @@ def _devices_of_forward_ops(graph, plan):
     return plan.device_of[graph.op_phase == Phase.FORWARD].tolist()
 
 
-def test_bundles_join_backward_and_optimizer_with_their_forward_op():
+def test_tied_ops_join_backward_and_optimizer_with_their_forward_op():
     graph = _training_chain(3).build()
-    bundle = bundle_of(graph)
-    by_layer = {name[1:]: set() for name in graph.op_names}
-    for op, name in enumerate(graph.op_names):
-        by_layer[name[1:]].add(int(bundle[op]))
-    assert all(len(bundles) == 1 for bundles in by_layer.values())
-    assert len(set(bundle.tolist())) == 3
+    assert tied_ops(graph).tolist() == [int(name[1:]) for name in graph.op_names]
 
 
-def test_op_memory_counts_every_storage_once():
+def test_memory_of_units_counts_every_storage_once():
     graph = _training_chain(4).build()
-    assert op_memory_bytes(graph).sum() == graph.held_bytes.sum() + graph.workspace_bytes.sum()
+    need = unit_memory_bytes(graph, tied_ops(graph))
+    assert need.sum() == graph.held_bytes.sum() + graph.workspace_bytes.sum()
 
 
 def test_m_topo_fills_devices_in_order_and_never_goes_back():
@@ -192,14 +188,17 @@ def test_one_device_shows_the_smallest_shortage_where_nothing_fits():
 
 @given(st.integers(0, 10_000))
 @settings(derandomize=True, deadline=None, max_examples=30)
-def test_breadth_first_order_is_topological(seed):
+def test_breadth_first_order_is_that_of_a_queue(seed):
     graph = generate("layered", 60, seed)
-    order = breadth_first_order(graph)
-    rank = np.empty(graph.num_ops, dtype=int)
-    rank[order] = np.arange(graph.num_ops)
     src, dst = graph.edges
-    assert sorted(order) == list(range(graph.num_ops))
-    assert np.all(rank[src] < rank[dst])
+    waiting = [int(np.sum(dst == op)) for op in range(graph.num_ops)]
+    expected = [op for op in range(graph.num_ops) if waiting[op] == 0]
+    for op in expected:
+        for target in sorted(dst[src == op].tolist()):
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                expected.append(target)
+    assert breadth_first_order(graph).tolist() == expected
 
 
 def test_bottleneck_of_the_winner_is_part_of_the_reason():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hocket.capture.program import Call, Program
+from hocket.capture.sharing import sharing_ops
 from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
 
 
@@ -90,7 +91,8 @@ def _tensor_bytes(program: Program, tensor: int) -> int:
 def _groups(program: Program) -> list[int]:
     """One group per parameter: its update and the first op that computes with it.
 
-    Views on the way to that op belong to it; groups that share an op are one group.
+    Views on the way to that op belong to it. So do ops that share memory which is written in
+    place; groups that share an op are one group.
     """
     updates = {
         program.tensors[call.args[0].number].storage: index
@@ -115,6 +117,10 @@ def _groups(program: Program) -> list[int]:
                 leader[second] = first
                 if not call.is_view:
                     del waiting[storage]
+    for ops in sharing_ops(program):
+        for op in ops[1:]:
+            first, second = sorted((find(ops[0]), find(op)))
+            leader[second] = first
     roots = [find(op) for op in range(len(program.calls))]
     members = np.bincount(roots, minlength=len(roots)) if roots else np.zeros(0, dtype=np.int64)
     number: dict[int, int] = {}

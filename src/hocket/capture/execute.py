@@ -1,7 +1,6 @@
 """Run a Program on real tensors: the proof that a recording is complete.
 
-Tensors are dropped after their last reader. The updates are those of ``torch.optim`` with its
-default settings, at the first step.
+Tensors are dropped after their last reader.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import torch
 from torch import nn
 
 from hocket.capture.fake import batch_tensors, model_tensors
-from hocket.capture.program import Call, Program
-from hocket.capture.recording import Constant, Ref, flat_results, map_tree
+from hocket.capture.perform import BoundCall, draw_seed, seed_device
+from hocket.capture.program import Program
 from hocket.errors import UsageError
 from hocket.graph import Role
 
@@ -39,21 +38,33 @@ def named_tensors(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
 
 
 def execute(
-    program: Program, tensors: Mapping[str, torch.Tensor], order: Sequence[int] | None = None
+    program: Program,
+    tensors: Mapping[str, torch.Tensor],
+    order: Sequence[int] | None = None,
+    *,
+    step: int = 1,
+    seed: int | None = None,
 ) -> Executed:
-    """Run every call, in recorded order or in ``order``; ``tensors`` are not changed."""
+    """Run every call, in recorded order or in ``order``; ``tensors`` are not changed.
+
+    ``step`` counts from 1. With a ``seed`` each random draw has its own (see `draw_seed`); without
+    one, draws go on where the generators of PyTorch stand.
+    """
     known = _sources(program, tensors)
     kept = {*program.outputs, *program.gradients.values(), *program.names}
     num_readers = [0] * len(program.tensors)
     for call in program.calls:
         for tensor in call.reads:
             num_readers[tensor] += 1
+    draws = program.draws
     # No tensor here requires a gradient; some kernels save less where gradients are switched off,
     # and their backward calls would miss it.
     with torch.enable_grad():
         for index in range(len(program.calls)) if order is None else order:
             call = program.calls[index]
-            _run(call, known)
+            if seed is not None and index in draws:
+                seed_device(next(iter(known.values())).device, draw_seed(seed, step, draws[index]))
+            BoundCall(call).perform(known, step)
             for tensor in call.reads:
                 num_readers[tensor] -= 1
             made = (tensor for tensor in (*call.outputs, *call.written) if tensor is not None)
@@ -89,38 +100,3 @@ def _sources(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[int,
         else:
             raise UsageError(f"no tensor given for {name!r}", hint="see named_tensors")
     return known
-
-
-def _run(call: Call, known: dict[int, torch.Tensor]) -> None:
-    def given(leaf: Any) -> Any:
-        if isinstance(leaf, Ref):
-            return known[leaf.number]
-        return leaf.tensor if isinstance(leaf, Constant) else leaf
-
-    args, kwargs = map_tree(call.args, given), map_tree(call.kwargs, given)
-    if isinstance(call.function, str):
-        _UPDATES[call.function](*args)
-    else:
-        results = flat_results(call.function(*args, **kwargs))
-        for tensor, result in zip(call.outputs, results, strict=True):
-            if tensor is not None:
-                known[tensor] = result
-    for before, after in zip(call.targets, call.written, strict=True):
-        known[after] = known[before]
-
-
-def _adamw(
-    parameter: torch.Tensor, gradient: torch.Tensor, mean: torch.Tensor, square: torch.Tensor
-) -> None:
-    torch._fused_adamw_(
-        [parameter], [gradient], [mean], [square], [], [torch.ones((), device=parameter.device)],
-        lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=1e-2, eps=1e-8, amsgrad=False,
-        maximize=False,
-    )  # fmt: skip
-
-
-def _sgd(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    parameter.add_(gradient, alpha=-1e-3)
-
-
-_UPDATES: dict[str, Any] = {"optimizer.adamw": _adamw, "optimizer.sgd": _sgd}

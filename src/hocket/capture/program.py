@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from hocket.capture.recording import Cost, Layout
@@ -62,6 +63,12 @@ class Program:
     """Parameter to its final gradient."""
     outputs: tuple[int, ...]
     """What the user keeps: the loss in training, all results in inference."""
+
+    @cached_property
+    def draws(self) -> dict[int, int]:
+        """Calls that draw random numbers, with their position among those."""
+        drawing = (index for index, call in enumerate(self.calls) if call.draws)
+        return {index: draw for draw, index in enumerate(drawing)}
 
     @property
     def parameters(self) -> dict[str, int]:

@@ -39,7 +39,20 @@ LARGE_TRACE_OPS = 20_000
     "planners",
     multiple=True,
     metavar="NAME",
-    help="Try this planner only; may be given several times. Default: all.",
+    help="Try this planner only; may be given several times; A+B runs B on the plan of A, "
+    "expert:FILE reads a placement. [default: auto, which tries a portfolio]",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["latency", "throughput"]),
+    default="latency",
+    show_default=True,
+    help="What to make small: the time of one step, or the load of the busiest device.",
+)
+@click.option(
+    "--contiguous",
+    is_flag=True,
+    help="No path of forward ops may leave a device and come back to it.",
 )
 @click.option(
     "-o",
@@ -76,6 +89,8 @@ def command(
     planners: tuple[str, ...],
     output: Path | None,
     transfers: Any,
+    objective: Any,
+    contiguous: bool,
     profile: Path | None,
     calibration: Path | None,
     batch: int | None,
@@ -101,7 +116,7 @@ def command(
     if output is not None:
         require_folder(output)
     graph, graph_file = load_graph(source, ModelOptions(batch, seq, dtype, optimizer))
-    problem = make_problem(graph, on, transfers, profile, calibration)
+    problem = make_problem(graph, on, transfers, profile, calibration, objective, contiguous)
     announce_compilation()
     with working("planning"):
         comparison = compare(problem, planners)
@@ -151,19 +166,46 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
                 "reason": candidate.reason,
                 "plan_seconds": candidate.plan_seconds,
             }
+            | _load(candidate)
             for candidate in comparison.candidates
         ],
         "chosen": winner.planner if winner else None,
         "why": comparison.why,
+        "lower_bound_s": comparison.bound.seconds,
+        "lower_bound_from": comparison.bound.why,
     }
     if winner is not None:
         result |= {
             "planner": winner.planner,
             "step_s": winner.step_s,
+            "gap": comparison.gap,
             "peak_bytes": _peaks(comparison, winner),
             "plan_seconds": winner.plan_seconds,
-        }
+            "placement": _placement(comparison, winner),
+            "cut_bytes": _cut_bytes(comparison, winner),
+            "notes": dict(winner.plan.notes) if winner.plan else {},
+        } | _load(winner)
     return result
+
+
+def _load(candidate: Candidate) -> dict[str, float]:
+    return {} if candidate.max_load_s is None else {"max_load": candidate.max_load_s}
+
+
+def _placement(comparison: Comparison, winner: Candidate) -> dict[str, str]:
+    if winner.plan is None or winner.plan.device_of is None:
+        return {}
+    names = comparison.problem.cluster.device_names
+    ops = comparison.problem.graph.op_names
+    return {op: names[d] for op, d in zip(ops, winner.plan.device_of.tolist(), strict=True)}
+
+
+def _cut_bytes(comparison: Comparison, winner: Candidate) -> int:
+    """Bytes that are sent between devices in one step."""
+    if winner.timeline is None:
+        return 0
+    sent = comparison.problem.graph.tensor_bytes[winner.timeline.transfer_tensor]
+    return int(sent.sum())
 
 
 def _peaks(comparison: Comparison, candidate: Candidate) -> dict[str, int]:

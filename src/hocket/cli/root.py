@@ -15,6 +15,7 @@ from hocket.cli import (
     generate,
     plan,
     profile,
+    run,
     schema,
     show,
     simulate,
@@ -52,7 +53,7 @@ def root() -> None:
 
 
 for module in (
-    plan, show, explain, simulate, verify, capture, generate, detect, profile, calibrate,
+    plan, run, show, explain, simulate, verify, capture, generate, detect, profile, calibrate,
     schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

@@ -15,7 +15,7 @@ from hocket.cli.output import say, working
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
     from hocket.plan.files import SavedPlan
-    from hocket.plan.problem import Problem, TransferMode
+    from hocket.plan.problem import Objective, Problem, TransferMode
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -127,7 +127,13 @@ def capture_model(
 
 
 def make_problem(
-    graph: Graph, on: str, transfers: TransferMode, profile: Path | None, calibration: Path | None
+    graph: Graph,
+    on: str,
+    transfers: TransferMode,
+    profile: Path | None,
+    calibration: Path | None,
+    objective: Objective = "latency",
+    contiguous: bool = False,
 ) -> Problem:
     """A problem from a graph and the texts of the options."""
     from hocket import api
@@ -138,6 +144,8 @@ def make_problem(
         graph,
         on,
         transfers=transfers,
+        objective=objective,
+        contiguous=contiguous,
         profile=read_profile(profile) if profile else None,
         calibration=read_calibration(calibration) if calibration else None,
     )

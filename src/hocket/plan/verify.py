@@ -14,6 +14,7 @@ import numpy as np
 
 from hocket.arrays import IntArray
 from hocket.errors import CheckError
+from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 
@@ -55,6 +56,28 @@ def structure_violations(plan: Plan, problem: Problem) -> Iterator[Violation]:
     yield from _can_run(plan.device_of, problem)
     yield from _groups(plan.device_of, problem)
     yield from _order(plan, plan.device_of, problem)
+
+
+def contiguity_violations(device_of: IntArray, problem: Problem) -> Iterator[Violation]:
+    """Forward paths that leave a device and come back to it, one per device."""
+    graph = problem.graph
+    src, dst = graph.edges
+    is_forward = graph.op_phase == Phase.FORWARD
+    inner = is_forward[src] & is_forward[dst]
+    pairs = list(zip(src[inner].tolist(), dst[inner].tolist(), strict=True))
+    home = device_of.tolist()
+    # Per op, the devices (as bits) that some path to it has left. Edges come by their reader, so
+    # all that is known of a producer is known before it is asked for.
+    left = [0] * graph.num_ops
+    found: set[int] = set()
+    for producer, reader in pairs:
+        left[reader] |= left[producer]
+        if home[producer] != home[reader]:
+            left[reader] |= 1 << home[producer]
+        if left[reader] >> home[reader] & 1 and home[reader] not in found:
+            found.add(home[reader])
+            op, name = graph.op_names[reader], problem.cluster.device_names[home[reader]]
+            yield Violation("contiguous", f"a path leaves {name!r} and is back at {op!r}", op, name)
 
 
 def _identity(plan: Plan, problem: Problem) -> Iterator[Violation]:

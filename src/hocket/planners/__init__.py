@@ -1,45 +1,30 @@
 """Planners: pure functions (Problem, Plan) -> Plan, one algorithm per file.
 
-The registry below is the only list of them; `hocket plan --planner NAME` looks here.
+`hocket plan --planner NAME` looks in ``PLANNERS``; names joined by ``+`` run one after another, and
+``expert:FILE`` is a placement that a person wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from hocket.errors import unknown_name
-from hocket.plan.plan import Plan
-from hocket.plan.problem import Problem
-from hocket.plan.verify import require_structure
-from hocket.planners.placement.layer_blocks import layer_blocks
-from hocket.planners.placement.m_topo import m_topo
-from hocket.planners.placement.one_device import one_device
+from hocket.planners.auto import AUTO, auto
+from hocket.planners.placement.expert import expert
+from hocket.planners.registry import BASE, Planner, chain
 
-Planner = Callable[[Problem, Plan], Plan]
+__all__ = ["PLANNERS", "Planner", "chain", "find_planner"]
 
-PLANNERS: dict[str, Planner] = {
-    "one-device": one_device,
-    "layer-blocks": layer_blocks,
-    "m-topo": m_topo,
-}
+PLANNERS: dict[str, Planner] = {**BASE, AUTO: auto}
+_EXPERT = "expert:"
 
 
 def find_planner(name: str) -> Planner:
     """The planner of that name; several joined by ``+`` run one after another."""
-    parts = [part.strip() for part in name.split("+")]
-    for part in parts:
-        if part not in PLANNERS:
-            raise unknown_name("planner", part, PLANNERS)
-    return chain(*(PLANNERS[part] for part in parts))
+    return chain(*(_one(part.strip()) for part in name.split("+")))
 
 
-def chain(*planners: Planner) -> Planner:
-    """One planner that runs the given ones in order and verifies each result."""
-
-    def chained(problem: Problem, plan: Plan) -> Plan:
-        for planner in planners:
-            plan = planner(problem, plan)
-            require_structure(plan, problem)
-        return plan
-
-    return chained
+def _one(name: str) -> Planner:
+    if name.startswith(_EXPERT):
+        return expert(name.removeprefix(_EXPERT))
+    if name not in PLANNERS:
+        raise unknown_name("planner", name, (*PLANNERS, f"{_EXPERT}FILE"))
+    return PLANNERS[name]

@@ -1,4 +1,4 @@
-"""Prove a plan legal: its structure, in-place updates where the tensor lives, and memory.
+"""Prove a plan legal: structure, in-place updates where the tensor lives, limits.
 
 Every planner's result passes here before anyone sees it; a plan that was loaded passes here again.
 """
@@ -13,7 +13,12 @@ from hocket.arrays import IntArray
 from hocket.graph.graph import PERSISTENT_ROLES
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.verify import Violation, raise_violations, structure_violations
+from hocket.plan.verify import (
+    Violation,
+    contiguity_violations,
+    raise_violations,
+    structure_violations,
+)
 from hocket.simulate.engine import home_devices, simulate
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes
@@ -30,6 +35,8 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     if found or plan.device_of is None:
         return found
     found += update_violations(plan.device_of, problem)
+    if problem.contiguous:
+        found += contiguity_violations(plan.device_of, problem)
     found += memory_violations(problem, timeline or simulate(problem, plan))
     return found
 

@@ -37,6 +37,7 @@ def candidate_table(comparison: Comparison) -> RenderableType:
     columns = [
         Column(title=""),
         Column(title="candidate", is_name=True),
+        Column(title="busiest", align="right"),
         Column(title="step", align="right"),
         Column(title="fullest", is_name=True),
         Column(title="peak memory  ", align="right"),
@@ -54,12 +55,24 @@ def candidate_table(comparison: Comparison) -> RenderableType:
         for c in comparison.candidates
         if c.timeline is None and c.reason
     ]
-    return Group(table, *without_plan, verdict(comparison))
+    return Group(table, *without_plan, verdict(comparison), *_bound_line(comparison))
+
+
+def _bound_line(comparison: Comparison) -> list[Text]:
+    """How far the winner is from what no plan can beat."""
+    if comparison.gap is None:
+        return []
+    what = "no plan is shorter" if comparison.problem.objective == "latency" else "no load is less"
+    bound = format_seconds(comparison.bound.seconds)
+    gap = format_percent(comparison.gap)
+    line = f"{what} than {bound} ({inert(comparison.bound.why)}): gap {gap}"
+    return [Text(line, style="dim")]
 
 
 def _candidate_cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
     style = "bold" if chosen else "" if candidate.feasible else "dim"
     step = "–" if candidate.step_s is None else format_seconds(candidate.step_s)
+    load = "" if candidate.max_load_s is None else format_seconds(candidate.max_load_s)
     device, hourly, per_steps = "", "", ""
     memory = Text()
     if candidate.timeline is not None:
@@ -74,6 +87,7 @@ def _candidate_cells(problem: Problem, candidate: Candidate, chosen: bool) -> li
     return [
         Text("✔" if chosen else "", style="bold green"),
         Text(inert(candidate.planner), style=style),
+        Text(load, style=style),
         Text(step, style=style),
         Text(device, style=style),
         memory,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,41 @@ def write_trace(
     label: str = "predicted",
 ) -> None:
     """Write the trace, compressed where the name ends in ``.gz``."""
-    trace = trace_events(problem, plan, timeline, label=label)
+    _write(path, trace_events(problem, plan, timeline, label=label))
+
+
+def write_traces(
+    path: str | Path, problem: Problem, plan: Plan, timelines: Mapping[str, Timeline]
+) -> None:
+    """Write several timelines of one plan into one trace, each device's rows beside each other."""
+    traces = {
+        label: trace_events(problem, plan, timeline, label=label)
+        for label, timeline in timelines.items()
+    }
+    merged = {
+        "displayTimeUnit": "ms",
+        "otherData": {label: trace["otherData"] for label, trace in traces.items()},
+        "traceEvents": [
+            _shifted(event, position, len(traces), problem)
+            for position, trace in enumerate(traces.values())
+            for event in trace["traceEvents"]
+        ],
+    }
+    _write(path, merged)
+
+
+def _shifted(event: Event, position: int, num_traces: int, problem: Problem) -> Event:
+    """An event in the process ids and flow ids of one of several traces."""
+    event = event | {"pid": event["pid"] + position * _links_pid(problem)}
+    if "id" in event:
+        event["id"] = event["id"] * num_traces + position
+    if event["name"] == "process_sort_index":
+        index = event["args"]["sort_index"] * num_traces + position
+        event["args"] = {"sort_index": index}
+    return event
+
+
+def _write(path: str | Path, trace: dict[str, Any]) -> None:
     data = json.dumps(trace, separators=(",", ":")).encode()
     # A fixed time stamp keeps equal traces equal byte for byte.
     write_atomically(path, gzip.compress(data, 6, mtime=0) if str(path).endswith(".gz") else data)

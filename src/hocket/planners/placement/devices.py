@@ -17,22 +17,22 @@ def workers(problem: Problem) -> IntArray:
     return chosen.astype(np.int32)
 
 
-def runnable(problem: Problem, bundle: IntArray) -> NDArray[np.bool_]:
-    """[device, bundle]: whether every op of the bundle can run on the device."""
-    num_bundles = int(bundle.max(initial=-1)) + 1
-    can_run = np.ones((len(problem.costs.kind_names), num_bundles), dtype=bool)
+def runnable(problem: Problem, unit: IntArray) -> NDArray[np.bool_]:
+    """[device, unit]: whether every op of the unit can run on the device."""
+    num_units = int(unit.max(initial=-1)) + 1
+    can_run = np.ones((len(problem.costs.kind_names), num_units), dtype=bool)
     for row, seconds in enumerate(problem.costs.op_s):
-        can_run[row, bundle[~np.isfinite(seconds)]] = False
+        can_run[row, unit[~np.isfinite(seconds)]] = False
     return can_run[problem.costs.device_row]
 
 
-def elsewhere(problem: Problem, bundle: IntArray) -> IntArray:
-    """Per bundle: -1 where some worker can run it, else the first device that can."""
-    can_run = runnable(problem, bundle)
+def elsewhere(problem: Problem, unit: IntArray) -> IntArray:
+    """Per unit: -1 where some worker can run it, else the first device that can."""
+    can_run = runnable(problem, unit)
     needs_other = ~can_run[workers(problem)].any(axis=0)
     stuck = np.flatnonzero(~can_run.any(axis=0))
     if len(stuck):
-        op = problem.graph.op_names[int(np.flatnonzero(bundle == stuck[0])[0])]
+        op = problem.graph.op_names[int(np.flatnonzero(unit == stuck[0])[0])]
         raise NoFeasiblePlanError(
             f"no device can run op {op!r} with the ops that must sit with it",
             hint="add a device of a kind that can run it",

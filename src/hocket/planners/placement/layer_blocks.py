@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.arrays import IntArray
+from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.bundles import anchor_of, bundle_of
 from hocket.planners.placement.devices import elsewhere, runnable, workers
 
 _UP_TO_FIRST_NUMBER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
@@ -31,15 +31,21 @@ def layer_blocks(problem: Problem, plan: Plan) -> Plan:
         layer = _forward_position(graph)
     num_layers = int(layer.max(initial=0)) + 1
     block_of_layer = devices[np.arange(num_layers) * len(devices) // num_layers]
-    bundle = bundle_of(graph)
-    special = elsewhere(problem, bundle)
-    planned = block_of_layer[layer[anchor_of(graph, bundle)]]
-    device_of_bundle = np.where(special >= 0, special, planned).astype(np.int32)
-    can_run = runnable(problem, bundle)
-    for stuck in np.flatnonzero(~can_run[device_of_bundle, np.arange(len(planned))]):
+    unit = tied_ops(graph)
+    special = elsewhere(problem, unit)
+    planned = block_of_layer[layer[anchor_of(graph, unit)]]
+    device_of_unit = np.where(special >= 0, special, planned).astype(np.int32)
+    can_run = runnable(problem, unit)
+    for stuck in np.flatnonzero(~can_run[device_of_unit, np.arange(len(planned))]):
         able = devices[can_run[devices, stuck]]
-        device_of_bundle[stuck] = able[np.argmin(np.abs(able - planned[stuck]))]
-    return replace(plan, device_of=device_of_bundle[bundle])
+        device_of_unit[stuck] = able[np.argmin(np.abs(able - planned[stuck]))]
+    return replace(plan, device_of=device_of_unit[unit])
+
+
+def block_path(module: str) -> str:
+    """The part of a module path that is never split: up to its first number, or all of it."""
+    match = _UP_TO_FIRST_NUMBER.match(module)
+    return match[0] if match else module
 
 
 def layer_of(graph: Graph) -> IntArray:

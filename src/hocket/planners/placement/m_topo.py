@@ -2,71 +2,95 @@
 
 Each device gets an equal share of the total memory need, plus the largest single need so that
 the rounding never leaves an op over; the walk never goes back to an earlier device. With unequal
-devices the share follows their memory. Ops that move together (`bundles`) are placed when the walk
-meets the op that stands for them. O(ops + reads).
+devices the share follows their memory. Ops that move together are placed when the walk meets the op
+that stands for them. O(reads log ops).
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import new_heaps, table
 from hocket.errors import NoFeasiblePlanError
+from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.bundles import anchor_of, bundle_of, op_memory_bytes
 from hocket.planners.placement.devices import elsewhere, runnable, workers
 
 
 def m_topo(problem: Problem, plan: Plan) -> Plan:
     """Place every op by m-TOPO."""
-    graph = problem.graph
-    bundle = bundle_of(graph)
-    device_of_bundle = elsewhere(problem, bundle)
-    need = np.zeros(len(device_of_bundle), dtype=np.int64)
-    np.add.at(need, bundle, op_memory_bytes(graph))
-    need_here = np.where(device_of_bundle < 0, need, 0)
-    devices = workers(problem).tolist()
+    graph, devices = problem.graph, workers(problem)
+    unit_of = tied_ops(graph)
+    device_of_unit = elsewhere(problem, unit_of)
+    need = unit_memory_bytes(graph, unit_of)
+    anchor = anchor_of(graph, unit_of)
+    order = breadth_first_order(graph)
+    walk = unit_of[order[anchor[unit_of[order]] == order]]
+    walk = walk[device_of_unit[walk] < 0]
     memory = problem.memory_bytes[devices]
-    caps = np.floor(need_here.sum() * (memory / memory.sum())) + need_here.max(initial=0)
-    can_run = runnable(problem, bundle)[devices]
-    anchor = anchor_of(graph, bundle)
-    turn, used = 0, 0
-    for op in breadth_first_order(graph):
-        target = bundle[op]
-        if device_of_bundle[target] >= 0 or anchor[target] != op:
-            continue
-        while used + need[target] > caps[turn] or not can_run[turn, target]:
+    caps = np.floor(need[walk].sum() * (memory / memory.sum())) + need[walk].max(initial=0)
+    turn, stuck = _fill(need[walk], caps, runnable(problem, unit_of)[devices][:, walk])
+    if stuck >= 0:
+        raise NoFeasiblePlanError(
+            f"m-topo has no device left for op {graph.op_names[anchor[walk[stuck]]]!r}",
+            hint="try another planner: m-topo never goes back to an earlier device",
+        )
+    device_of_unit[walk] = devices[turn]
+    return replace(plan, device_of=device_of_unit[unit_of])
+
+
+def _fill(need: ByteArray, caps: FloatArray, can_run: NDArray[np.bool_]) -> tuple[IntArray, int]:
+    """The turn at which each unit of the walk is placed, and the first one left over, or -1."""
+    turns = np.zeros(len(need), dtype=np.int32)
+    limits, allowed, turn, used = caps.tolist(), can_run.tolist(), 0, 0
+    for index, num_bytes in enumerate(need.tolist()):
+        while used + num_bytes > limits[turn] or not allowed[turn][index]:
             turn, used = turn + 1, 0
-            if turn == len(devices):
-                raise NoFeasiblePlanError(
-                    f"m-topo has no device left for op {graph.op_names[op]!r}",
-                    hint="try another planner: m-topo never goes back to an earlier device",
-                )
-        device_of_bundle[target] = devices[turn]
-        used += int(need[target])
-    return replace(plan, device_of=device_of_bundle[bundle])
+            if turn == len(limits):
+                return turns, index
+        turns[index] = turn
+        used += num_bytes
+    return turns, -1
 
 
-def breadth_first_order(graph: Graph) -> list[int]:
+def unit_memory_bytes(graph: Graph, unit_of: IntArray) -> ByteArray:
+    """Bytes that each unit needs: what its ops make and are first to read, and one workspace.
+
+    Nothing is ever freed in this measure, as in Baechi's m-TOPO.
+    """
+    num_units = int(unit_of.max(initial=-1)) + 1
+    workspace = np.zeros(num_units, dtype=np.int64)
+    np.maximum.at(workspace, unit_of, graph.workspace_bytes)
+    brought = np.zeros(num_units, dtype=np.int64)
+    is_read = np.diff(graph.user_ptr) > 0
+    made = graph.tensor_producer >= 0
+    before = np.flatnonzero(~made & is_read)
+    np.add.at(brought, unit_of[graph.tensor_producer[made]], graph.held_bytes[made])
+    np.add.at(brought, unit_of[graph.users[graph.user_ptr[before]]], graph.held_bytes[before])
+    return brought + workspace
+
+
+def breadth_first_order(graph: Graph) -> IntArray:
     """Kahn's topological order with a first-in first-out queue."""
-    src, dst = graph.edges
-    by_src = np.argsort(src, kind="stable")
-    start = np.searchsorted(src[by_src], np.arange(graph.num_ops + 1)).tolist()
-    targets = dst[by_src].tolist()
-    waiting = np.bincount(dst, minlength=graph.num_ops).tolist()
-    queue = deque(op for op in range(graph.num_ops) if waiting[op] == 0)
-    order = []
-    while queue:
-        op = queue.popleft()
-        order.append(op)
-        for target in targets[start[op] : start[op + 1]]:
-            waiting[target] -= 1
-            if waiting[target] == 0:
-                queue.append(target)
-    return order
+    from hocket.planners.placement.list_schedule.breadth_first import walk
+
+    order = np.zeros(graph.num_ops, dtype=np.int64)
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    late = graph.tensor_producer[graph.reads] >= 0
+    walk(
+        table(graph.made_ptr, np.int64),
+        table(graph.user_ptr, np.int64),
+        table(graph.users, np.int64),
+        np.bincount(reader[late], minlength=graph.num_ops).astype(np.int64),
+        new_heaps(np.array([0, graph.num_ops])),
+        order,
+    )
+    return order.astype(np.int32)

@@ -1,0 +1,127 @@
+"""Carry out one recorded call on real tensors: look up its arguments, run it, keep its results.
+
+A call is bound once to the device that it runs on and performed once per step. The updates are
+those of ``torch.optim`` with its default settings. A call that draws random numbers is given its
+own seed, so that it draws the same ones wherever and in whatever order calls run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+
+from hocket.capture.program import Call
+from hocket.capture.recording import Constant, Ref, flat_results, map_tree
+
+Tensors = MutableMapping[int, torch.Tensor]
+
+
+class BoundCall:
+    """A call whose arguments are looked up by position instead of searched for each time."""
+
+    __slots__ = (
+        "args", "function", "kwargs", "named", "nested", "outputs", "refs", "update", "versions",
+    )  # fmt: skip
+
+    def __init__(
+        self, call: Call, device: torch.device | None = None, function: Any = None
+    ) -> None:
+        """Bind ``call`` to ``device``; None leaves it as recorded.
+
+        ``function`` takes the place of the recorded one where it is given.
+        """
+        is_update = isinstance(call.function, str)
+        self.update: Callable[..., None] | None = _UPDATES[call.function] if is_update else None
+        self.function = function or call.function
+        args = [map_tree(item, lambda leaf: _placed(leaf, device)) for item in call.args]
+        self.kwargs = {
+            key: map_tree(item, lambda leaf: _placed(leaf, device))
+            for key, item in call.kwargs.items()
+        }
+        self.args = args
+        self.refs = [(at, item.number) for at, item in enumerate(args) if isinstance(item, Ref)]
+        self.nested = [at for at, item in enumerate(args) if isinstance(item, list | tuple | dict)
+                       and not isinstance(item, Ref) and _has_ref(item)]  # fmt: skip
+        self.named = [key for key, item in self.kwargs.items() if _has_ref(item)]
+        self.outputs = call.outputs
+        self.versions = tuple(zip(call.targets, call.written, strict=True))
+
+    def perform(self, known: Tensors, step: int) -> None:
+        """Run the call on the tensors of ``known`` and put its results there.
+
+        ``step`` counts from 1: optimizers correct the bias of their first steps.
+        """
+        args = list(self.args)
+        for position, tensor in self.refs:
+            args[position] = known[tensor]
+        for position in self.nested:
+            args[position] = map_tree(args[position], lambda leaf: _given(leaf, known))
+        kwargs = self.kwargs
+        if self.named:
+            found = {k: map_tree(kwargs[k], lambda leaf: _given(leaf, known)) for k in self.named}
+            kwargs = {**kwargs, **found}
+        if self.update is not None:
+            self.update(step, *args)
+        else:
+            results = flat_results(self.function(*args, **kwargs))
+            for output, result in zip(self.outputs, results, strict=True):
+                if output is not None:
+                    known[output] = result
+        for before, after in self.versions:
+            known[after] = known[before]
+
+
+def draw_seed(seed: int, step: int, draw: int) -> int:
+    """The seed of the random numbers of draw number ``draw`` of a step."""
+    text = f"{seed} {step} {draw}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def seed_device(device: torch.device, seed: int) -> None:
+    """Make the next random numbers of ``device`` those of ``seed``."""
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def _placed(leaf: Any, device: torch.device | None) -> Any:
+    """A leaf of recorded arguments as it is on ``device``."""
+    if isinstance(leaf, Constant):
+        return leaf.tensor if device is None else leaf.tensor.to(device)
+    return device if isinstance(leaf, torch.device) and device is not None else leaf
+
+
+def _given(leaf: Any, known: Tensors) -> Any:
+    return known[leaf.number] if isinstance(leaf, Ref) else leaf
+
+
+def _has_ref(tree: Any) -> bool:
+    found: list[Any] = []
+    map_tree(tree, found.append)
+    return any(isinstance(leaf, Ref) for leaf in found)
+
+
+def _adamw(
+    step: int,
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+) -> None:
+    count = torch.full((), float(step), device=parameter.device)
+    torch._fused_adamw_(
+        [parameter], [gradient], [mean], [square], [], [count],
+        lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=1e-2, eps=1e-8, amsgrad=False,
+        maximize=False,
+    )  # fmt: skip
+
+
+def _sgd(step: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+    parameter.add_(gradient, alpha=-1e-3)
+
+
+_UPDATES: dict[str, Callable[..., None]] = {"optimizer.adamw": _adamw, "optimizer.sgd": _sgd}

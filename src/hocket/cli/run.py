@@ -1,0 +1,212 @@
+"""``hocket run``: carry out a plan on this machine and compare with the prediction."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, json_option, say, working
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, require_folder
+
+if TYPE_CHECKING:
+    from hocket.plan.problem import Problem
+    from hocket.runtime.record import StepRecord
+    from hocket.runtime.session import RunResult
+
+
+@click.command("run")
+@plan_arguments
+@click.option(
+    "--steps",
+    type=click.IntRange(1, 10**6),
+    default=10,
+    show_default=True,
+    help="Training steps to run.",
+)
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "single", "gloo", "nccl"]),
+    default="auto",
+    show_default=True,
+    help="One process, or a process per device on processors (gloo) or GPUs (nccl). auto: one "
+    "process where there is a GPU for each device, else gloo.",
+)
+@click.option(
+    "--model",
+    default=None,
+    metavar="NAME_OR_FACTORY",
+    help="The plan's model, where its name does not lead to it any more.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Of weights, batch and dropout.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    default=None,
+    help="Threads of each process on processors. [default: the cores, shared]",
+)
+@click.option(
+    "--slowdown",
+    multiple=True,
+    metavar="DEVICE=FACTOR",
+    help="Make the ops of a device take this many times as long: a testing aid for unequal "
+    "devices, with gloo.",
+)
+@click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Trace to write, measured beside predicted. [default: run.trace.json beside the plan, "
+    "nothing with --json]",
+)
+@json_option
+def command(
+    plan_file: Path,
+    graph_file: Path | None,
+    steps: int,
+    backend: Any,
+    model: str | None,
+    seed: int,
+    threads: int | None,
+    slowdown: tuple[str, ...],
+    trace_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Carry out PLAN: train for some steps, print losses and times, compare with the prediction.
+
+    The model is built again with random weights, captured again, and refused where it is not the
+    one that was planned.
+    """
+    from hocket.extras import require
+
+    require("torch", "running a plan")
+    from hocket.runtime.session import RunOptions, run_plan
+
+    options = RunOptions(
+        steps=steps,
+        backend=backend,
+        seed=seed,
+        threads=threads,
+        model=model,
+        slowdown=_factors(slowdown),
+    )
+    if trace_file is None and not as_json:
+        trace_file = _beside(plan_file)
+    if trace_file is not None:
+        require_folder(trace_file)
+    saved = load_plan(plan_file, graph_file)
+    announce_compilation()
+    with ExitStack() as until_first_step:
+        until_first_step.enter_context(working(f"building {saved.problem.graph.name}"))
+
+        def show(number: int, record: StepRecord) -> None:
+            until_first_step.close()
+            _show(number, record, as_json)
+
+        result = run_plan(saved.problem, saved.plan, options, on_step=show)
+    _say_what_stood_in(saved.problem, result)
+    if not result.is_finite:
+        say("warning: the loss is not finite: the training has diverged")
+    if trace_file is not None:
+        from hocket.view.trace import write_traces
+
+        timelines = {"predicted": result.predicted, "measured": result.measured}
+        write_traces(trace_file, saved.problem, saved.plan, timelines)
+    if as_json:
+        written = {"trace": None if trace_file is None else str(trace_file)}
+        emit({"planner": saved.plan.planner, **_as_dict(saved.problem, result), **written})
+        return
+    from hocket.view.measured import run_table
+
+    table = run_table(
+        saved.problem,
+        result.predicted,
+        result.measured,
+        step_s=result.median_step_s,
+        runs_on=result.runs_on,
+    )
+    console().print(table)
+    say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
+
+
+def _beside(plan_file: Path) -> Path:
+    stem = plan_file.name.removesuffix(".gz").removesuffix(".json")
+    return plan_file.with_name("run.trace.json" if stem == "plan" else f"{stem}.run.trace.json")
+
+
+def _factors(texts: tuple[str, ...]) -> dict[str, float]:
+    from hocket.errors import UsageError
+
+    factors = {}
+    for text in texts:
+        name, _, factor = text.rpartition("=")
+        try:
+            factors[name] = float(factor)
+        except ValueError:
+            raise UsageError(
+                f"--slowdown {text!r} is not DEVICE=FACTOR", hint="for example gpu1=3"
+            ) from None
+    return factors
+
+
+def _show(number: int, record: StepRecord, as_json: bool) -> None:
+    from hocket.units import format_seconds
+
+    loss = "" if record.loss is None else f"  loss {record.loss:.6g}"
+    click.echo(f"step {number:>4}{loss}  {format_seconds(record.step_s)}", err=as_json)
+
+
+def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
+    """Times on a processor say nothing about the accelerators of the plan."""
+    is_cpu = {device.name: device.kind.is_cpu for device in problem.cluster.devices}
+    names = [name for name, place in result.runs_on.items() if place == "cpu" and not is_cpu[name]]
+    if names:
+        say(
+            f"note: {', '.join(names)} run on the processor here, so times are not those of the "
+            "planned devices"
+        )
+
+
+def _as_dict(problem: Problem, result: RunResult) -> dict[str, Any]:
+    from hocket.simulate.analysis import device_busy_s
+
+    losses = [_number(loss) for loss in result.losses]
+    busy = device_busy_s(result.predicted), device_busy_s(result.measured)
+    return {
+        "backend": result.backend,
+        "steps": [
+            {"step": index + 1, "loss": loss, "seconds": seconds}
+            for index, (loss, seconds) in enumerate(zip(losses, result.step_s, strict=True))
+        ],
+        "losses": losses,
+        "is_finite": result.is_finite,
+        "step_s": {"predicted": result.predicted.makespan_s, "measured": result.median_step_s},
+        "devices": [
+            {
+                "name": name,
+                "runs_on": result.runs_on[name],
+                "busy_s": {"predicted": float(busy[0][d]), "measured": float(busy[1][d])},
+                "peak_bytes": {
+                    "predicted": int(result.predicted.peak_bytes[d]),
+                    "measured": int(result.measured.peak_bytes[d]),
+                },
+            }
+            for d, name in enumerate(problem.cluster.device_names)
+            if name in result.runs_on
+        ],
+    }
+
+
+def _number(loss: float | None) -> float | None:
+    """JSON has no word for what is not a number."""
+    return loss if loss is not None and math.isfinite(loss) else None

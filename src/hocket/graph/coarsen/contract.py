@@ -1,0 +1,118 @@
+"""Contracting a graph of ops into nodes that never form a cycle.
+
+An edge is contracted where its source has no other target or its target no other source, the rule
+of Baechi: a cycle would need a second path from the one to the other. Many edges are contracted at
+once: all sources with one target, each into that target, make trees that are left only at their
+root, so that a cycle of trees would be a cycle of ops; and so the other way around. Both are done
+in turn, each on the result of the one before, until nothing more joins.
+O(edges log edges) per round, few rounds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray
+from hocket.compiled.containers import new_heaps, table
+from hocket.graph.coarsen.units import NO_BYTES_CAP, NO_SECONDS_CAP, numbered, single_units
+from hocket.graph.graph import distinct
+
+
+class Edges(NamedTuple):
+    """Distinct edges of a graph without cycles."""
+
+    src: ByteArray
+    dst: ByteArray
+
+
+def contracted(part_of_op: ByteArray, edges: Edges, label: ByteArray) -> ByteArray:
+    """The parts joined further, where edges lead from one to another of the same label."""
+    label, edges = _label_of_parts(part_of_op, label), quotient(part_of_op, edges)
+    num_idle_rounds, by_target = 0, False
+    while num_idle_rounds < 2:
+        end = edges.dst if by_target else edges.src
+        is_only = np.bincount(end, minlength=len(label))[end] == 1
+        chosen = np.flatnonzero(is_only & (label[edges.src] == label[edges.dst]))
+        part = _joined(len(label), edges.src[chosen], edges.dst[chosen])
+        num_idle_rounds = 0 if len(chosen) else num_idle_rounds + 1
+        by_target = not by_target
+        part_of_op, edges = part[part_of_op], quotient(part, edges)
+        label = _label_of_parts(part, label)
+    return part_of_op
+
+
+def joined_ends(edges: Edges, label: ByteArray, is_last: NDArray[np.bool_]) -> ByteArray:
+    """The part of each op after joining, inside each label, ops through which no cycle can pass.
+
+    Those are ops without any edge, which go with the first op of their label that has one, and of
+    the ops that ``is_last`` marks those that nothing reads, which become one.
+    """
+    has_target, has_source = (np.bincount(ends, minlength=len(label)) > 0 for ends in edges)
+    is_alone = ~has_target & ~has_source
+    alone = np.flatnonzero(is_alone)
+    last = np.flatnonzero(is_last & ~has_target & ~is_alone)
+    with_alone = _first_of_label(label, alone, np.flatnonzero(~is_alone))
+    with_last = _first_of_label(label, last)
+    ties = np.concatenate((alone, last)), np.concatenate((with_alone[alone], with_last[last]))
+    return _joined(len(label), *ties)
+
+
+def _first_of_label(label: ByteArray, *ops: ByteArray) -> ByteArray:
+    """Per op: the first op of its label in the last of the given lists that has one."""
+    first = np.zeros(int(label.max(initial=0)) + 1, dtype=np.int64)
+    for chosen in ops:
+        first[label[chosen[::-1]]] = chosen[::-1]
+    return first[label]
+
+
+def quotient(part: ByteArray, edges: Edges) -> Edges:
+    """The distinct edges between different parts."""
+    src, dst = part[edges.src], part[edges.dst]
+    crosses = src != dst
+    count = int(part.max(initial=0)) + 1
+    key = distinct(dst[crosses] * count + src[crosses])
+    return Edges(key % count, key // count)
+
+
+def in_order(part_of_op: ByteArray, edges: Edges) -> ByteArray:
+    """Parts renumbered in a topological order of the edges between ops.
+
+    Of all parts that may come next, the one with the first op does.
+    """
+    from hocket.graph.coarsen.contract_kernels import rank_nodes
+
+    num_parts = int(part_of_op.max(initial=-1)) + 1
+    first = np.full(num_parts, len(part_of_op))
+    np.minimum.at(first, part_of_op, np.arange(len(part_of_op)))
+    src, dst = quotient(part_of_op, edges)
+    by_src = np.argsort(src, kind="stable")
+    target_ptr = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=num_parts))))
+    rank = np.full(num_parts, -1, dtype=np.int64)
+    rank_nodes(
+        table(target_ptr, np.int64),
+        table(dst[by_src], np.int64),
+        table(first, np.float64),
+        np.bincount(dst, minlength=num_parts).astype(np.int64),
+        new_heaps(np.array([0, num_parts], dtype=np.int64)),
+        rank,
+    )
+    assert rank.min(initial=0) >= 0, "parts in a cycle have no order"
+    return rank[part_of_op]
+
+
+def _joined(count: int, src: ByteArray, dst: ByteArray) -> ByteArray:
+    from hocket.graph.coarsen.unit_kernels import join_ties
+
+    units = single_units(np.zeros(count), np.zeros(count, dtype=np.int64))
+    first, second = table(src, np.int64), table(dst, np.int64)
+    join_ties(units, first, second, NO_SECONDS_CAP, NO_BYTES_CAP)
+    return numbered(units).astype(np.int64)
+
+
+def _label_of_parts(part: ByteArray, label: ByteArray) -> ByteArray:
+    labels = np.zeros(int(part.max(initial=-1)) + 1, dtype=np.int64)
+    labels[part] = label
+    return labels

@@ -1,0 +1,43 @@
+"""Topological order in compiled code. O(edges + nodes log nodes)."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.containers import Heaps
+from hocket.compiled.heaps import pop, push
+from hocket.compiled.jit import compiled_entry
+
+_ZERO = cast(int, np.int64(0))
+"""For a plain 0 as argument the compiler would make a further version of a function."""
+
+
+@compiled_entry()
+def rank_nodes(
+    target_ptr: ByteArray,
+    targets: ByteArray,
+    position: FloatArray,
+    waits: ByteArray,
+    ready: Heaps,
+    rank: ByteArray,
+) -> None:
+    """Rank of each node in the topological order that takes the smallest position first.
+
+    ``waits`` comes with the number of sources of each node.
+    """
+    for node in range(len(rank)):
+        if waits[node] == 0:
+            push(ready, _ZERO, position[node], node)
+    num_ranked = 0
+    while ready.size[0] > 0:
+        node = pop(ready, _ZERO)
+        rank[node] = num_ranked
+        num_ranked += 1
+        for index in range(target_ptr[node], target_ptr[node + 1]):
+            target = targets[index]
+            waits[target] -= 1
+            if waits[target] == 0:
+                push(ready, _ZERO, position[target], target)

@@ -1,0 +1,180 @@
+"""Forward-only: one node per unit that stands for its whole training step.
+
+A placement of the forward pass decides the rest, since backward and optimizer ops follow their
+forward op. A node takes the time of all of them; its edges are those of the forward pass. What the
+rest of the step holds is said in the graph's own terms, so that planners and simulator count it:
+
+- parameters, buffers and optimizer state are read by the node;
+- activations that later ops read are held to the end: where they are made (role OUTPUT) and where
+  they are copied to, by an alias (role OUTPUT) that the reading node makes of them;
+- gradients that are held are made by the node; one that several nodes add to is passed along them
+  in the order of the forward pass, the mirror of the way that it really takes;
+- gradients on their way through a node, upstream ones and inner ones, are workspace.
+
+What a forward op sends comes back as a gradient, so it crosses the link twice.
+O((ops + reads) log reads) in numpy.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.graph.coarsen.follow import follow, forward_units, is_forward
+from hocket.graph.coarsen.fuse import unit_groups
+from hocket.graph.coarsen.nodes import Coarse, Nodes
+from hocket.graph.coarsen.storages import Parts, legal_roles, read_table
+from hocket.graph.graph import Graph, Role, distinct
+
+
+def forward_only(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
+    """The forward pass of the graph with one node per unit, and the rest of the step inside.
+
+    ``op_s`` are seconds per op; they only decide which op gives a node its name. Where units depend
+    on each other in a circle they become several nodes, tied by ``group``.
+    """
+    unit_of = forward_units(graph, unit_of)
+    nodes, placed = follow(graph, unit_of), is_forward(graph)
+    step = _Step(nodes)
+    columns = nodes.op_columns(np.where(placed, op_s, -1.0))
+    tensors = _tensors(step, columns["op_names"])
+    live_bytes = nodes.live_bytes(~step.is_kept[step.parts.part_of])
+    later_bytes = nodes.most(live_bytes, ~placed) + step.upstream_bytes
+    coarse = Graph(
+        **columns,
+        workspace_bytes=np.maximum(nodes.most(live_bytes, placed), later_bytes),
+        partner=np.full(nodes.num_nodes, -1, dtype=np.int32),
+        group=unit_groups(nodes, unit_of),
+        **tensors.columns,
+        stated=nodes.stated(tensors.tensor_of, len(tensors.trips)),
+        meta=nodes.meta(),
+    )
+    return Coarse(coarse, nodes.node_of, tensors.tensor_of, tensors.trips)
+
+
+class _Step:
+    """The parts of storages and the reads of them: in the forward pass, later, between nodes."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        graph, self.nodes, self.parts = nodes.fine, nodes, Parts(nodes)
+        placed, maker = is_forward(graph), self.parts.maker
+        is_placed_made = np.append(placed, False)[graph.tensor_producer]
+        self.is_forward = self.parts.any_of(is_placed_made)
+        self.is_late = (maker >= 0) & ~self.is_forward
+        self.is_held = self.parts.any_of(graph.is_held)
+        self.part = self.parts.part_of[graph.reads]
+        """The part that each entry of ``graph.reads`` reads."""
+        self.by_late_op = ~np.repeat(placed, np.diff(graph.read_ptr))
+        between = self.parts.crossing & (maker[self.part] < nodes.reader)
+        self.is_flow = between & ~self.is_late[self.part]
+        """Reads that the coarse graph has: of what was there before or an earlier node makes."""
+        self.is_saved = np.zeros(len(maker), dtype=np.bool_)
+        """Whether later ops read the part where it is made."""
+        self.is_saved[self.part[self.by_late_op & ~between & self.is_forward[self.part]]] = True
+        is_read = np.zeros(len(maker), dtype=np.bool_)
+        is_read[self.part[self.is_flow]] = True
+        self.is_kept = (maker < 0) | self.is_held | (self.is_forward & (is_read | self.is_saved))
+        self.base, self.num_bytes = self._bases()
+
+    @property
+    def upstream_bytes(self) -> ByteArray:
+        """Per node: bytes of gradients that come from other nodes only to be read."""
+        passing = self.is_late[self.part] & self.parts.crossing & ~self.is_kept[self.part]
+        node, part = self.pairs(passing)
+        sums = np.zeros(self.nodes.num_nodes, dtype=np.int64)
+        np.add.at(sums, node, self.parts.num_bytes()[part])
+        return sums
+
+    def pairs(self, entries: NDArray[np.bool_]) -> tuple[ByteArray, ByteArray]:
+        """Distinct (reading node, part) of the marked reads."""
+        count = max(self.parts.num_parts, 1)
+        key = distinct(self.nodes.reader[entries].astype(np.int64) * count + self.part[entries])
+        return key // count, key % count
+
+    def _bases(self) -> tuple[ByteArray, ByteArray]:
+        """The part in whose storage each kept part lives, -1 for an own one, and the bytes."""
+        graph, parts = self.nodes.fine, self.parts
+        base = parts.base(~self.is_late)
+        late = np.flatnonzero(self.is_late & self.is_held)
+        late = late[np.argsort(parts.root[late], kind="stable")]
+        root = parts.root[late]
+        is_next = np.append(False, root[1:] == root[:-1])
+        base[late] = np.where(is_next, np.append(-1, late)[: len(late)], base[late])
+        is_update = graph.tensor_producer[root] < 0
+        base[late[is_update]] = parts.part_of[root[is_update]]
+        own_bytes = graph.tensor_bytes[parts.root]
+        return base, np.where(base < 0, own_bytes, parts.num_bytes())
+
+
+class _Tensors(NamedTuple):
+    columns: dict[str, Any]
+    tensor_of: IntArray
+    trips: IntArray
+
+
+def _tensors(step: _Step, node_names: tuple[str, ...]) -> _Tensors:
+    graph, parts = step.nodes.fine, step.parts
+    kept = np.flatnonzero(step.is_kept)
+    copier, copied = _copies(step)
+    producer = np.concatenate((parts.maker[kept], copier))
+    order = np.argsort(producer, kind="stable")
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    number = np.full(parts.num_parts + 1, -1, dtype=np.int64)
+    number[kept] = rank[: len(kept)]
+    chief = parts.chief()[kept]
+    names = [graph.tensor_names[tensor] for tensor in chief.tolist()]
+    names += [
+        f"{graph.tensor_names[tensor]} kept by {node_names[node]}"
+        for node, tensor in zip(copier.tolist(), parts.first[copied].tolist(), strict=True)
+    ]
+    role = np.concatenate((_roles(step, kept, chief), np.full(len(copied), Role.OUTPUT, np.int8)))
+    base = np.concatenate((step.base[kept], copied))
+    links = np.flatnonzero(step.is_late & step.is_kept & (step.base >= 0))
+    table = read_table(
+        np.concatenate((step.nodes.reader[step.is_flow], parts.maker[links])),
+        number[np.concatenate((step.part[step.is_flow], step.base[links]))],
+        step.nodes.num_nodes,
+        len(order),
+    )
+    returns = step.is_forward[kept] & (step.upstream_bytes[parts.maker[kept]] > 0)
+    columns = {
+        "tensor_names": tuple(names[index] for index in order.tolist()),
+        "tensor_bytes": step.num_bytes[np.concatenate((kept, copied))][order],
+        "tensor_role": role[order],
+        "tensor_producer": producer[order].astype(np.int32),
+        "alias_of": number[base][order].astype(np.int32),
+        "read_ptr": table.read_ptr,
+        "reads": table.reads,
+    }
+    trips = np.concatenate((1 + returns, np.ones(len(copied))))[order].astype(np.int32)
+    return _Tensors(columns, parts.sent_as(number), trips)
+
+
+def _copies(step: _Step) -> tuple[ByteArray, ByteArray]:
+    """Nodes and the parts of others that their later ops read again.
+
+    A parameter is not held as a copy by the node where it is at home, nor is the batch anywhere.
+    """
+    graph, parts = step.nodes.fine, step.parts
+    node, part = step.pairs(step.is_flow & step.by_late_op)
+    root = graph.root_of[parts.first]
+    home = np.full(graph.num_tensors, step.nodes.num_nodes)
+    early = step.is_flow & (parts.maker[step.part] < 0)
+    np.minimum.at(home, root[step.part[early]], step.nodes.reader[early])
+    is_before = parts.maker[part] < 0
+    is_batch = is_before & (graph.tensor_role[parts.first[part]] == Role.INPUT)
+    is_home = is_before & (home[root[part]] == node)
+    chosen = ~is_batch & ~is_home & (step.num_bytes[part] > 0)
+    return node[chosen], part[chosen]
+
+
+def _roles(step: _Step, kept: ByteArray, chief: IntArray) -> NDArray[np.int8]:
+    role = step.nodes.fine.tensor_role[chief]
+    is_made = step.parts.maker[kept] >= 0
+    role = legal_roles(role, is_made, step.base[kept], step.num_bytes[kept])
+    is_short = (role == Role.ACTIVATION) | (role == Role.CONTROL)
+    return np.where(is_short & step.is_saved[kept], Role.OUTPUT, role).astype(np.int8)

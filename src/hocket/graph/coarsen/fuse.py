@@ -1,0 +1,82 @@
+"""Fusion: neighbouring ops that share a unit and a phase become one node, never making a cycle.
+
+The nodes come from `contract`. Tensors that never leave their node are gone; what remains of a
+storage made in a node is one tensor with the bytes of that storage. Where a unit stays several
+nodes (its forward and backward ops, at least), the coarse graph's ``group`` ties them.
+O((ops + reads) log reads) in numpy.
+
+Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends
+from hocket.graph.coarsen.nodes import Coarse, Nodes
+from hocket.graph.coarsen.storages import Parts, legal_roles, read_table
+from hocket.graph.graph import Graph, Phase
+
+
+def fuse(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
+    """The graph with the ops of each unit fused where they are neighbours of one phase.
+
+    ``op_s`` are seconds per op; they only decide which op gives a node its name.
+    """
+    nodes = _fused(graph, unit_of)
+    parts = Parts(nodes)
+    keep = parts.kept()
+    number = np.where(keep, np.cumsum(keep) - 1, -1)
+    tensor_of = parts.sent_as(number)
+    kept = np.flatnonzero(keep)
+    base, num_bytes = parts.base()[kept], parts.num_bytes()[kept]
+    chief, maker = parts.chief()[kept], parts.maker[kept]
+    tensor_read = tensor_of[graph.reads[parts.crossing]]
+    table = read_table(nodes.reader[parts.crossing], tensor_read, nodes.num_nodes, len(kept))
+    live = nodes.live_bytes(~keep[parts.part_of])
+    coarse = Graph(
+        **nodes.op_columns(op_s),
+        workspace_bytes=nodes.most(live, np.ones(graph.num_ops, dtype=np.bool_)),
+        partner=_partners(nodes),
+        group=unit_groups(nodes, unit_of),
+        tensor_names=tuple(graph.tensor_names[t] for t in chief.tolist()),
+        tensor_bytes=num_bytes,
+        tensor_role=legal_roles(graph.tensor_role[chief], maker >= 0, base, num_bytes),
+        tensor_producer=maker.astype(np.int32),
+        alias_of=np.where(base >= 0, number[base], -1).astype(np.int32),
+        read_ptr=table.read_ptr,
+        reads=table.reads,
+        stated=nodes.stated(tensor_of, len(kept)),
+        meta=nodes.meta(),
+    )
+    return Coarse(coarse, nodes.node_of, tensor_of, np.ones(len(kept), dtype=np.int32))
+
+
+def _fused(graph: Graph, unit_of: IntArray) -> Nodes:
+    edges = Edges(*(ends.astype(np.int64) for ends in graph.edges))
+    label = unit_of.astype(np.int64) * len(Phase) + graph.op_phase
+    part = joined_ends(edges, label, graph.op_phase == Phase.OPTIMIZER)
+    inner = edges
+    if np.all(graph.op_phase[edges.src] <= graph.op_phase[edges.dst]):
+        # Nothing leads back to an earlier phase, so a cycle of nodes, each of one phase, would lie
+        # in one phase: edges to later phases need not count.
+        is_inner = graph.op_phase[edges.src] == graph.op_phase[edges.dst]
+        inner = Edges(edges.src[is_inner], edges.dst[is_inner])
+    part = contracted(part, inner, label)
+    node_of = in_order(part, edges)
+    return Nodes(graph, node_of.astype(np.int32), int(node_of.max(initial=-1)) + 1)
+
+
+def unit_groups(nodes: Nodes, unit_of: IntArray) -> IntArray:
+    """The unit of each node whose unit has further nodes; -1 for others."""
+    unit = unit_of[nodes.order[nodes.starts]]
+    count = np.bincount(unit, minlength=1)
+    return np.where(count[unit] > 1, unit, -1).astype(np.int32)
+
+
+def _partners(nodes: Nodes) -> IntArray:
+    """The node of the partner of each node's first op that has one."""
+    op = nodes.first_with(nodes.fine.partner >= 0)
+    partner = np.append(nodes.node_of, -1)[np.append(nodes.fine.partner, -1)[op]]
+    return np.where(op >= 0, partner, -1).astype(np.int32)

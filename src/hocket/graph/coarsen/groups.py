@@ -1,0 +1,160 @@
+"""Co-placement: which ops go to the same device, decided before anything is placed.
+
+Some ties are law (groups of the graph, in-place updates where the tensor lives), the others save
+transfers that no placement would want: backward ops sit with their forward op, views with what
+they view, optimizer ops with their parameter, and an op whose results go to one place only sits
+there. Chains of such ties swallow whole models, so soft ties join units only while time and bytes
+of the result stay under a cap. O(ops + reads) per round of chains, few rounds.
+
+After the co-placement of Jeon et al., "Baechi: fast device placement of machine learning graphs",
+SoCC 2020, which has no caps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table
+from hocket.graph.coarsen.ties import (
+    Ties,
+    first_readers,
+    followers,
+    hard_ties,
+    in_place,
+    is_linked,
+    isolated,
+    of_forward_ops,
+    optimizers,
+    partners,
+    views,
+)
+from hocket.graph.coarsen.units import (
+    NO_BYTES_CAP,
+    NO_SECONDS_CAP,
+    Readers,
+    Units,
+    numbered,
+    single_units,
+)
+from hocket.graph.graph import Graph, Phase
+
+CHAIN_SHARE = 0.25
+"""Chains stop at this part of the time cap: branches that could run side by side end in one reader,
+and larger units would swallow them."""
+_MAX_CHAIN_ROUNDS = 32
+"""Chains are followed again after each round of joins; real graphs take two or three rounds."""
+
+
+def co_placed(
+    graph: Graph,
+    op_s: FloatArray,
+    *,
+    max_group_s: float,
+    max_group_bytes: int,
+    joins_gradients: bool = True,
+) -> IntArray:
+    """The co-placement unit of every op, numbered by the first op of each unit.
+
+    ``op_s`` are seconds per op. A unit exceeds a cap only by what must stay together: hard ties,
+    backward ops with their partners and views. ``joins_gradients``: ops that add to one gradient
+    in place (those of all time steps of a recurrent layer) are tied, as other in-place ops are.
+    """
+    units = single_units(np.where(np.isfinite(op_s), op_s, 0.0), brought_bytes(graph))
+    for ties in (*hard_ties(graph), partners(graph), views(graph)):
+        _join(units, ties)
+    worked_on = in_place(graph) if joins_gradients else of_forward_ops(graph, in_place(graph))
+    for ties in (worked_on, optimizers(graph), followers(graph), isolated(graph)):
+        _join(units, ties, max_group_s, max_group_bytes)
+    _join_chains(graph, units, CHAIN_SHARE * max_group_s, max_group_bytes)
+    return numbered(units)
+
+
+def tied_ops(graph: Graph) -> IntArray:
+    """As `co_placed` without chains and without caps: what moves with each forward op."""
+    units = _unweighted(graph)
+    soft = (partners(graph), views(graph), optimizers(graph), followers(graph))
+    for ties in (*hard_ties(graph), *soft):
+        _join(units, ties)
+    return numbered(units)
+
+
+def bound_ops(graph: Graph) -> IntArray:
+    """As `co_placed` with hard ties only: ops that no legal plan may separate."""
+    units = _unweighted(graph)
+    for ties in hard_ties(graph):
+        _join(units, ties)
+    return numbered(units)
+
+
+def anchor_of(graph: Graph, unit_of: IntArray) -> IntArray:
+    """Per unit, the op that stands for it in the order of the forward pass.
+
+    That is its first forward op that does work and exchanges something with others: views of
+    parameters, counters and backward ops can be ready long before, which says nothing about where
+    in the model the unit belongs.
+    """
+    is_forward = graph.op_phase == Phase.FORWARD
+    rank = np.where(is_forward, np.where(graph.works & is_linked(graph), 0, 1), 2)
+    order = np.lexsort((np.arange(graph.num_ops), rank, unit_of))
+    _, first = np.unique(unit_of[order], return_index=True)
+    return order[first].astype(np.int32)
+
+
+def brought_bytes(graph: Graph) -> ByteArray:
+    """Bytes that each op brings to its device for long.
+
+    That is what exists before the step and it is first to read, what it makes that is held to the
+    end of the step, and the activations that it makes for backward ops.
+    """
+    root, made = graph.root_of, graph.tensor_producer >= 0
+    reader_phase = graph.op_phase[graph.users]
+    is_saved = np.zeros(graph.num_tensors, dtype=np.bool_)
+    read_tensor = np.repeat(np.arange(graph.num_tensors), np.diff(graph.user_ptr))
+    is_saved[root[read_tensor[reader_phase == Phase.BACKWARD]]] = True
+    is_saved &= made & (graph.op_phase[np.where(made, graph.tensor_producer, 0)] == Phase.FORWARD)
+    is_saved[root[graph.is_held]] = True
+    owner = np.where(made, graph.tensor_producer, first_readers(graph)[root])
+    counted = np.flatnonzero(is_saved & (graph.alias_of < 0) & (owner < graph.num_ops))
+    sums = np.zeros(graph.num_ops, dtype=np.int64)
+    np.add.at(sums, owner[counted], graph.tensor_bytes[counted])
+    return sums
+
+
+def _unweighted(graph: Graph) -> Units:
+    return single_units(np.zeros(graph.num_ops), np.zeros(graph.num_ops, dtype=np.int64))
+
+
+def _join(
+    units: Units, ties: Ties, max_s: float = NO_SECONDS_CAP, max_bytes: int = NO_BYTES_CAP
+) -> int:
+    if not len(ties.first):
+        return 0
+    from hocket.graph.coarsen.unit_kernels import join_ties
+
+    first, second = table(ties.first, np.int64), table(ties.second, np.int64)
+    return join_ties(units, first, second, float(max_s), int(max_bytes))
+
+
+def _join_chains(graph: Graph, units: Units, max_s: float, max_bytes: int) -> None:
+    """Join ops with the only unit that reads what they make, heaviest results first.
+
+    Only forward ops count: gradients flow from all readers of a tensor to its maker, so for
+    backward ops the rule would join branches that can run side by side.
+    """
+    from hocket.graph.coarsen.unit_kernels import find_sole_readers
+
+    readers = Readers(
+        table(graph.made_ptr, np.int64),
+        table(graph.user_ptr, np.int64),
+        table(graph.users, np.int64),
+    )
+    made = np.concatenate(([0], np.cumsum(graph.tensor_bytes)))
+    weight = np.diff(made[graph.made_ptr])
+    sole = np.empty(graph.num_ops, dtype=np.int64)
+    for _ in range(_MAX_CHAIN_ROUNDS):
+        find_sole_readers(units, readers, sole)
+        ops = np.flatnonzero((sole >= 0) & (graph.op_phase == Phase.FORWARD))
+        ops = ops[np.lexsort((-ops, -weight[ops]))]
+        if not _join(units, Ties(ops, sole[ops]), max_s, max_bytes):
+            break

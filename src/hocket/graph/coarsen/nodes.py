@@ -1,0 +1,157 @@
+"""What a node of a coarse graph is made of: the columns of its ops, summed.
+
+A node has the name, kind, module and dtype of its heaviest op, the work of all of them, and as
+workspace the most bytes that live only inside it when its ops run one after another in their order.
+O(ops log ops) in numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.graph.graph import Graph, StatedTimes
+
+_T = TypeVar("_T", np.float64, np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Coarse:
+    """A coarse graph, and where the ops and tensors of the fine one went."""
+
+    graph: Graph
+    node_of: IntArray
+    """Coarse op of each fine op."""
+    tensor_of: IntArray
+    """Coarse tensor as part of which each fine tensor reaches other nodes; -1 where it does not."""
+    trips: IntArray
+    """Per coarse tensor: how often its bytes cross a link when its readers are elsewhere."""
+
+
+def largest(values: NDArray[_T], tensor_of: IntArray, num_tensors: int) -> NDArray[_T]:
+    """Per coarse tensor the largest of the values of the fine tensors that are part of it."""
+    found = np.zeros(num_tensors, dtype=values.dtype)
+    inside = tensor_of >= 0
+    np.maximum.at(found, tensor_of[inside], values[inside])
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """Ops by node."""
+
+    fine: Graph
+    node_of: IntArray
+    num_nodes: int
+
+    @cached_property
+    def order(self) -> ByteArray:
+        """Ops by node, inside a node by position."""
+        return np.argsort(self.node_of, kind="stable")
+
+    @cached_property
+    def starts(self) -> ByteArray:
+        """Where the ops of each node begin in ``order``; no node is empty."""
+        return np.searchsorted(self.node_of[self.order], np.arange(self.num_nodes))
+
+    @cached_property
+    def reader(self) -> IntArray:
+        """The node of each entry of ``fine.reads``."""
+        return np.repeat(self.node_of, np.diff(self.fine.read_ptr))
+
+    @cached_property
+    def maker(self) -> IntArray:
+        """The node that makes each fine tensor; -1 for those that exist before the step."""
+        producer = self.fine.tensor_producer
+        return np.where(producer >= 0, np.append(self.node_of, -1)[producer], -1)
+
+    def summed(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Sum per node."""
+        return np.add.reduceat(values[self.order], self.starts) if self.num_nodes else values[:0]
+
+    def heaviest(self, op_s: FloatArray) -> IntArray:
+        """The op of each node that takes longest, the first of several."""
+        weight = np.where(np.isfinite(op_s), op_s, 0.0)
+        order = np.lexsort((np.arange(len(op_s)), -weight, self.node_of))
+        return order[self.starts].astype(np.int32)
+
+    def first_with(self, mask: NDArray[np.bool_]) -> IntArray:
+        """Per node its first op that the mask marks; -1 for none."""
+        first = np.full(self.num_nodes, -1, dtype=np.int32)
+        marked = np.flatnonzero(mask)[::-1]
+        first[self.node_of[marked]] = marked
+        return first
+
+    def live_bytes(self, is_inside: NDArray[np.bool_]) -> ByteArray:
+        """Per op: bytes that live only inside its node while it runs, its workspace included.
+
+        ``is_inside`` marks the tensors whose storage does. It lives from the op that makes it to
+        its last reader inside the node.
+        """
+        fine, num_ops = self.fine, self.fine.num_ops
+        last = fine.tensor_producer.copy()
+        reader = np.repeat(np.arange(num_ops, dtype=np.int32), np.diff(fine.read_ptr))
+        within = self.reader == self.maker[fine.reads]
+        np.maximum.at(last, fine.root_of[fine.reads[within]], reader[within])
+        owners = np.flatnonzero(is_inside & (fine.alias_of < 0) & (fine.tensor_producer >= 0))
+        taken = np.zeros(num_ops + 1, dtype=np.int64)
+        np.add.at(taken, fine.tensor_producer[owners], fine.tensor_bytes[owners])
+        released = np.zeros(num_ops + 1, dtype=np.int64)
+        np.add.at(released, last[owners], fine.tensor_bytes[owners])
+        taken, released = taken[self.order], released[self.order]
+        # Every node has released all that it took when it ends, so one running sum serves all.
+        live = np.empty(num_ops, dtype=np.int64)
+        live[self.order] = np.cumsum(taken) - np.cumsum(released) + released
+        return live + fine.workspace_bytes
+
+    def most(self, values: ByteArray, mask: NDArray[np.bool_]) -> ByteArray:
+        """Largest value per node among the ops that the mask marks; 0 for none."""
+        if not self.num_nodes:
+            return values[:0]
+        return np.maximum.reduceat(np.where(mask, values, 0)[self.order], self.starts)
+
+    def op_columns(self, op_s: FloatArray) -> dict[str, Any]:
+        """Columns of the coarse graph that follow from the ops alone."""
+        fine, chief = self.fine, self.heaviest(op_s)
+        is_single = np.diff(np.append(self.starts, fine.num_ops)) == 1
+        drawn = np.where(fine.rng_order >= 0, fine.rng_order, np.iinfo(np.int32).max)
+        first_drawn = (
+            np.minimum.reduceat(drawn[self.order], self.starts) if self.num_nodes else drawn
+        )
+        return {
+            "name": fine.name,
+            "op_names": tuple(fine.op_names[op] for op in chief.tolist()),
+            "kinds": fine.kinds,
+            "op_kind": fine.op_kind[chief],
+            "modules": fine.modules,
+            "op_module": fine.op_module[chief],
+            "signatures": fine.signatures,
+            "op_signature": np.where(is_single, fine.op_signature[chief], -1).astype(np.int32),
+            "op_phase": fine.op_phase[chief],
+            "op_dtype": fine.op_dtype[chief],
+            "flops": self.summed(fine.flops),
+            "bytes_touched": self.summed(fine.bytes_touched),
+            "rng_order": np.where(first_drawn < np.iinfo(np.int32).max, first_drawn, -1).astype(
+                np.int32
+            ),
+        }
+
+    def stated(self, tensor_of: IntArray, num_tensors: int) -> StatedTimes | None:
+        """Times that came with the fine graph, of nodes and of the coarse tensors."""
+        stated = self.fine.stated
+        if stated is None:
+            return None
+        op_s = {kind: self.summed(seconds) for kind, seconds in stated.op_s.items()}
+        if stated.tensor_s is None:
+            return StatedTimes(op_s)
+        return StatedTimes(op_s, largest(stated.tensor_s, tensor_of, num_tensors))
+
+    def meta(self) -> Mapping[str, Any]:
+        """Where the coarse graph came from."""
+        return {"coarse_of": self.fine.name, "ops": self.fine.num_ops}

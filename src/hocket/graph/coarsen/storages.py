@@ -1,0 +1,145 @@
+"""The tensors of a coarse graph: what of each storage a node makes, as one tensor.
+
+A *part* is all that one node makes of one storage, or one tensor that exists before the step. A
+part that other nodes read or that is held to the end of the step becomes a tensor of the coarse
+graph; the rest lives and dies inside its node. Tensors of one part are one because the storage goes
+when the last of them goes. O(tensors log tensors + reads) in numpy.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, IntArray
+from hocket.graph.coarsen.nodes import Nodes
+from hocket.graph.graph import PERSISTENT_ROLES, Role, distinct
+
+Numbers = NDArray[np.integer[Any]]
+
+_STRENGTH = np.array(
+    [3 if role in PERSISTENT_ROLES else {Role.CONTROL: 0, Role.ACTIVATION: 1}.get(role, 2)
+     for role in Role],
+    dtype=np.int64,
+)  # fmt: skip
+"""Of the roles in one part the strongest counts: it decides how long the bytes are held."""
+
+
+class Parts:
+    """Fine tensors by part. Parts stand in the order of their makers, those from before first."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        fine = nodes.fine
+        num_tensors = fine.num_tensors
+        before = np.flatnonzero(nodes.maker < 0)
+        key = (nodes.maker.astype(np.int64) + 1) * num_tensors + fine.root_of
+        key[before] = before
+        order = np.argsort(key, kind="stable")
+        is_new = np.diff(key[order], prepend=-1) > 0
+        self.part_of = np.empty(num_tensors, dtype=np.int64)
+        self.part_of[order] = np.cumsum(is_new) - 1
+        self.first: ByteArray = order[is_new]
+        """First tensor of each part."""
+        self.maker: IntArray = nodes.maker[self.first]
+        self.root: IntArray = np.where(self.maker < 0, self.first, fine.root_of[self.first]).astype(
+            np.int32
+        )
+        """The tensor that owns the part's storage; itself for tensors from before the step."""
+
+    @property
+    def num_parts(self) -> int:
+        """Number of parts."""
+        return len(self.first)
+
+    @cached_property
+    def owns(self) -> NDArray[np.bool_]:
+        """Whether the storage of each part comes into being with it."""
+        fine = self.nodes.fine
+        made = self.part_of[self.root] == np.arange(self.num_parts)
+        owns: NDArray[np.bool_] = made & (fine.alias_of[self.root] < 0)
+        return owns
+
+    @cached_property
+    def crossing(self) -> NDArray[np.bool_]:
+        """Which entries of ``fine.reads`` read what their own node does not make."""
+        crosses: NDArray[np.bool_] = self.nodes.reader != self.nodes.maker[self.nodes.fine.reads]
+        return crosses
+
+    def sent_as(self, number: ByteArray) -> IntArray:
+        """The number of its part for every tensor that reaches other nodes; -1 for others."""
+        leaves = self.nodes.maker < 0
+        leaves[self.nodes.fine.reads[self.crossing]] = True
+        return np.where(leaves, number[self.part_of], -1).astype(np.int32)
+
+    def any_of(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether the mask over fine tensors marks one of each part."""
+        found = np.zeros(self.num_parts, dtype=np.bool_)
+        found[self.part_of[mask]] = True
+        return found
+
+    def kept(self) -> NDArray[np.bool_]:
+        """Parts that were there before, that another node reads or that are held."""
+        keep = self.any_of(self.nodes.fine.is_held) | (self.maker < 0)
+        keep[self.part_of[self.nodes.fine.reads[self.crossing]]] = True
+        return keep
+
+    def chief(self) -> IntArray:
+        """The tensor of each part with the strongest role, the first of several."""
+        fine = self.nodes.fine
+        strength = _STRENGTH[fine.tensor_role]
+        order = np.lexsort((np.arange(fine.num_tensors), -strength, self.part_of))
+        starts = np.searchsorted(self.part_of[order], np.arange(self.num_parts))
+        return order[starts].astype(np.int32)
+
+    def base(self, is_there: NDArray[np.bool_] | None = None) -> ByteArray:
+        """The part whose storage each part shares; -1 for those that own theirs.
+
+        ``is_there`` marks the parts that may be shared, from nodes that come before.
+        """
+        fine = self.nodes.fine
+        base = np.full(self.num_parts, -1, dtype=np.int64)
+        alias = np.flatnonzero(fine.alias_of >= 0)[::-1]
+        part, target = self.part_of[alias], self.part_of[fine.alias_of[alias]]
+        leads_out = target != part
+        if is_there is not None:
+            is_earlier = (self.maker[target] < self.maker[part]) | (self.maker[part] < 0)
+            leads_out &= is_there[target] & is_earlier
+        base[part[leads_out]] = target[leads_out]
+        return np.where(self.owns, -1, base)
+
+    def num_bytes(self) -> ByteArray:
+        """Bytes of the storage where the part owns it, else of its largest tensor."""
+        fine = self.nodes.fine
+        largest = np.zeros(self.num_parts, dtype=np.int64)
+        np.maximum.at(largest, self.part_of, fine.tensor_bytes)
+        return np.where(self.owns, fine.tensor_bytes[self.root], largest)
+
+
+def legal_roles(roles: NDArray[np.int8], is_made: NDArray[np.bool_],
+                base: ByteArray, num_bytes: ByteArray) -> NDArray[np.int8]:  # fmt: skip
+    """Roles that the parts may have: what an op makes anew is no persistent tensor, and control
+    tensors have no bytes."""
+    new = is_made & (base < 0)
+    roles = np.where(new & np.isin(roles, PERSISTENT_ROLES), Role.OUTPUT, roles)
+    is_heavy_control = (roles == Role.CONTROL) & (num_bytes > 0)
+    return np.where(is_heavy_control, Role.ACTIVATION, roles).astype(np.int8)
+
+
+class ReadTable(NamedTuple):
+    """What each node reads, each tensor once, ascending."""
+
+    read_ptr: ByteArray
+    reads: IntArray
+
+
+def read_table(reader: Numbers, tensor: Numbers, num_nodes: int, num_tensors: int) -> ReadTable:
+    """The table of the given reads."""
+    count = max(num_tensors, 1)
+    key = distinct(reader.astype(np.int64) * count + tensor)
+    counts = np.bincount(key // count, minlength=num_nodes)
+    ptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return ReadTable(ptr, (key % count).astype(np.int32))

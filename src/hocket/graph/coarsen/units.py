@@ -1,0 +1,48 @@
+"""Units of ops that grow by joining, with the sums that caps are put on.
+
+A forest over the ops: the root of an op's tree is its unit, and holds the seconds and bytes of all
+ops of the unit. Joining is union by smaller op with path halving, near O(1) each.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+
+NO_SECONDS_CAP = float("inf")
+NO_BYTES_CAP = 2**62
+
+
+class Units(NamedTuple):
+    """The forest; the sums count at roots."""
+
+    parent: ByteArray
+    seconds: FloatArray
+    num_bytes: ByteArray
+
+
+class Readers(NamedTuple):
+    """Who reads what each op makes, as compiled code looks at it."""
+
+    made_ptr: ByteArray
+    user_ptr: ByteArray
+    users: ByteArray
+
+
+def single_units(op_s: FloatArray, op_bytes: ByteArray) -> Units:
+    """Every op a unit of its own."""
+    return Units(np.arange(len(op_s), dtype=np.int64), op_s.copy(), op_bytes.copy())
+
+
+def numbered(units: Units) -> IntArray:
+    """The unit of each op, numbered by the first op of each unit."""
+    root = units.parent.copy()
+    while not np.array_equal(further := root[root], root):
+        root = further
+    # The smaller op is always the root, so roots ascend as first ops do.
+    is_root = root == np.arange(len(root))
+    number = np.cumsum(is_root) - 1
+    return number[root].astype(np.int32)

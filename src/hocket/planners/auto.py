@@ -1,0 +1,126 @@
+"""auto: run the portfolio, try orders, repair memory, search further from the best, keep the best.
+
+No placement algorithm is best on every graph, and the order in which a device runs its ops matters
+as much as the placement. So every planner of the portfolio proposes a placement; the best of them
+are tried with several orders; those that lack memory are repaired; a local search goes on from the
+most promising ones. What is kept is simulated like everything else, and since every proposal is
+also a candidate for the answer, the answer is never worse than any of them.
+Cost: the sum of the planners, and a number of simulations that shrinks as graphs grow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.candidates import Candidate, judge, propose
+from hocket.planners.order import best_order
+from hocket.planners.placement.local_search import local_search
+from hocket.planners.placement.memory.fit import fit_memory
+from hocket.planners.registry import BASE, LATENCY_PORTFOLIO, THROUGHPUT_PORTFOLIO, Planner
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many proposals are looked at further."""
+
+    ordered: int
+    """Proposals that are tried with several orders."""
+    searched: int
+    """Of these, the ones from which a local search goes on."""
+
+
+def effort_for(num_ops: int) -> Effort:
+    """Less for larger graphs, where one simulation takes long."""
+    if num_ops <= 5_000:
+        return Effort(ordered=12, searched=3)
+    return Effort(ordered=4, searched=2) if num_ops <= 50_000 else Effort(ordered=3, searched=1)
+
+
+def auto(problem: Problem, plan: Plan) -> Plan:
+    """The best plan of the portfolio; the shortest overflow of memory where nothing fits."""
+    best = portfolio(problem)[-1]
+    assert best.plan is not None, "one-device always proposes something where anything can run"
+    return replace(best.plan, planner=plan.planner or AUTO)
+
+
+def portfolio(problem: Problem) -> list[Candidate]:
+    """What each planner of the portfolio proposes, and ``auto`` made from them as the last."""
+    started = time.perf_counter()
+    names = THROUGHPUT_PORTFOLIO if problem.objective == "throughput" else LATENCY_PORTFOLIO
+    proposed = [propose(problem, name, BASE[name]) for name in names]
+    refined = [] if problem.objective == "throughput" else _refined(problem, proposed)
+    best = min((c for c in (*proposed, *refined) if c.plan is not None), key=_rank(problem))
+    assert best.plan is not None
+    chosen = judge(problem, AUTO, _named(best), time.perf_counter() - started)
+    return [*proposed, chosen]
+
+
+def _refined(problem: Problem, proposed: list[Candidate]) -> list[Candidate]:
+    """Further candidates made from the best proposals."""
+    effort, rank = effort_for(problem.graph.num_ops), _rank(problem)
+    found = _distinct(sorted((c for c in proposed if c.plan is not None), key=rank))
+    ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
+    pool = sorted([*found, *ordered], key=rank)
+    repaired = [_improved(problem, c, fit_memory, "fit-memory") for c in _worth_repair(pool)]
+    if problem.contiguous:
+        return [*ordered, *repaired]
+    starts = _distinct(sorted([*pool, *repaired], key=rank))[: effort.searched]
+    searched = [_improved(problem, start, local_search, "local-search") for start in starts]
+    return [*ordered, *repaired, *searched]
+
+
+def _ordered(problem: Problem, candidate: Candidate) -> Candidate:
+    assert candidate.plan is not None
+    plan = best_order(problem, candidate.plan)
+    return judge(problem, f"{candidate.planner} + {plan.notes['order']}", plan, 0.0)
+
+
+def _improved(problem: Problem, start: Candidate, planner: Planner, name: str) -> Candidate:
+    assert start.plan is not None
+    return judge(problem, f"{start.planner} + {name}", planner(problem, start.plan), 0.0)
+
+
+def _worth_repair(ranked: list[Candidate], most: int = 2) -> list[Candidate]:
+    """Candidates that lack memory but would be faster than all that do not."""
+    best_s = min((c.step_s for c in ranked if c.step_s is not None), default=np.inf)
+    lacking = [c for c in ranked if not c.feasible and c.timeline is not None]
+    faster = [c for c in lacking if c.timeline is not None and c.timeline.makespan_s < best_s]
+    return sorted(faster, key=lambda c: c.timeline.makespan_s if c.timeline else 0.0)[:most]
+
+
+def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The first candidate of each placement."""
+    first: dict[bytes, Candidate] = {}
+    for candidate in candidates:
+        assert candidate.plan is not None
+        assert candidate.plan.device_of is not None
+        first.setdefault(candidate.plan.device_of.tobytes(), candidate)
+    return list(first.values())
+
+
+def _rank(problem: Problem) -> Callable[[Candidate], tuple[float, float]]:
+    """The key by which candidates are ranked: what does not fit last, by what it lacks."""
+
+    def key(candidate: Candidate) -> tuple[float, float]:
+        value_s = candidate.value_s
+        if value_s is not None:
+            return 0.0, value_s
+        assert candidate.timeline is not None
+        over = np.maximum(candidate.timeline.peak_bytes - problem.memory_bytes, 0)
+        return 1.0 + float(over.sum()), candidate.timeline.makespan_s
+
+    return key
+
+
+def _named(best: Candidate) -> Plan:
+    assert best.plan is not None
+    notes = {**best.plan.notes, "made_from": best.planner}
+    return replace(best.plan, planner=AUTO, notes=notes)

@@ -1,0 +1,83 @@
+"""A candidate: what one planner proposed and what the simulator thinks of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hocket.errors import NoFeasiblePlanError
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.verify import raise_violations
+from hocket.simulate.engine import simulate
+from hocket.simulate.load import max_load_s
+from hocket.simulate.timeline import Timeline
+from hocket.simulate.verify import violations
+
+LIMITS = ("memory", "contiguous")
+"""Rules whose violation means that a plan cannot be used here; others mean that it is broken."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Candidate:
+    """What one planner proposed and what the simulator thinks of it."""
+
+    planner: str
+    plan: Plan | None
+    """None where the planner found nothing."""
+    timeline: Timeline | None
+    """None where there is no plan."""
+    max_load_s: float | None
+    """Load of the busiest device; only where throughput is the objective."""
+    feasible: bool
+    reason: str
+    """Why it lost or cannot be used; for the winner, why it won."""
+    plan_seconds: float
+    """Time that the planner took."""
+
+    @property
+    def step_s(self) -> float | None:
+        """Predicted step time; None where infeasible."""
+        return self.timeline.makespan_s if self.feasible and self.timeline is not None else None
+
+    @property
+    def value_s(self) -> float | None:
+        """What the objective makes small; None where infeasible."""
+        return self.step_s if self.max_load_s is None or not self.feasible else self.max_load_s
+
+
+def empty_plan(problem: Problem, name: str) -> Plan:
+    """A plan without decisions for a problem, as planners are given it."""
+    return Plan(
+        planner=name,
+        graph_hash=problem.graph.content_hash,
+        cluster_hash=problem.cluster.content_hash,
+    )
+
+
+def propose(problem: Problem, name: str, planner: Callable[[Problem, Plan], Plan]) -> Candidate:
+    """Run one planner and judge its plan."""
+    started = time.perf_counter()
+    try:
+        plan = planner(problem, empty_plan(problem, name))
+    except NoFeasiblePlanError as error:
+        return Candidate(
+            planner=name, plan=None, timeline=None, max_load_s=None, feasible=False,
+            reason=error.message, plan_seconds=time.perf_counter() - started,
+        )  # fmt: skip
+    return judge(problem, name, plan, time.perf_counter() - started)
+
+
+def judge(problem: Problem, name: str, plan: Plan, plan_seconds: float) -> Candidate:
+    """Simulate a plan; raises `CheckError` where it is not a legal one."""
+    timeline = simulate(problem, plan)
+    found = violations(plan, problem, timeline)
+    raise_violations([v for v in found if v.rule not in LIMITS], name)
+    load_s = None
+    if problem.objective == "throughput" and plan.device_of is not None:
+        load_s = max_load_s(problem, plan.device_of)
+    return Candidate(
+        planner=name, plan=plan, timeline=timeline, max_load_s=load_s, feasible=not found,
+        reason="; ".join(v.message for v in found[:2]), plan_seconds=plan_seconds,
+    )  # fmt: skip

@@ -1,0 +1,12 @@
+"""Max-load: split a graph so that the busiest device has as little to do as possible.
+
+Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph Operators", NeurIPS 2020.
+From a problem to a plan: `pieces` (what moves as a whole) - `contract` - `lattice` and `split`
+(exact contiguous splits) - `contiguous` - `moves` and `scattered` (any placement) - `bound` and
+`prove` (how good it can be) - `planner` (the planners).
+"""
+
+from hocket.planners.max_load.bound import max_load_bound
+from hocket.planners.max_load.planner import dpl, pipedream, throughput
+
+__all__ = ["dpl", "max_load_bound", "pipedream", "throughput"]

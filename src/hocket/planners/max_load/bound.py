@@ -1,0 +1,94 @@
+"""Certified lower bounds on the maximum load, contiguous or not.
+
+Divided work: the least maximum load if pieces could be divided and nothing were sent (`classes`).
+
+Smallest home: the device that runs a piece holds some set of pieces around it, and its load is the
+time of that set and of the nets that the set cuts. The least load of a set that contains the piece
+is a minimum cut: pieces outside the set on one side, the piece on the other, each net a pair of
+nodes whose arc is cut when the set holds it in part. No placement is better than the worst piece's
+smallest home. Times are rounded down to whole numbers for the flow, so the bound holds. It needs
+links that are alike. O(pieces tried · flow).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.plan.problem import Problem
+from hocket.planners.max_load.classes import (
+    DeviceClasses,
+    device_classes,
+    dual_weights,
+    least_weighted,
+)
+from hocket.planners.max_load.pieces import Pieces, is_uniform, pieces_of
+from hocket.simulate.load import link_times
+
+_MAX_FLOW_PIECES = 5000
+_MAX_HOMES = 32
+"""Pieces for which a smallest home is sought: the longest, and those in the costliest nets."""
+_TOTAL = 2**29
+"""What the times of all pieces and nets add up to in the flow: it works with 32-bit numbers."""
+
+
+def max_load_bound(problem: Problem) -> float:
+    """Seconds below which no placement can bring the load of the busiest device."""
+    classes = device_classes(problem, problem.memory_bytes)
+    return bound_s(pieces_of(problem), classes, is_alike=is_uniform(link_times(problem)))
+
+
+def bound_s(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> float:
+    """The best of the bounds; ``is_alike`` says that all links are alike."""
+    divided_s = _divided_work_s(pieces, classes)
+    if not is_alike or not 0 < pieces.num_pieces <= _MAX_FLOW_PIECES:
+        return divided_s
+    return max(divided_s, _smallest_homes_s(pieces, classes))
+
+
+def _divided_work_s(pieces: Pieces, classes: DeviceClasses) -> float:
+    class_s = classes.piece_s(pieces)
+    weight = dual_weights(class_s, classes.counts)
+    total = float(least_weighted(weight, class_s).sum())
+    return total / float(weight @ classes.counts)
+
+
+def _smallest_homes_s(pieces: Pieces, classes: DeviceClasses) -> float:
+    """The largest, over some pieces, of the least load of a device that runs the piece."""
+    class_s, net_s = classes.piece_s(pieces), classes.net_s(pieces)
+    tried = _candidates(pieces, class_s, net_s.max(axis=0))
+    home_s = np.full(len(tried), np.inf)
+    for kind in range(len(classes.devices)):
+        home_s = np.minimum(home_s, _homes_s(pieces, class_s[kind], net_s[kind], tried))
+    return float(home_s.max(initial=0.0))
+
+
+def _candidates(pieces: Pieces, class_s: FloatArray, net_s: FloatArray) -> ByteArray:
+    longest = np.argsort(-class_s.min(axis=0), kind="stable")[: _MAX_HOMES // 2]
+    costliest = np.argsort(-net_s, kind="stable")[: _MAX_HOMES // 2]
+    makers = pieces.net_pieces[pieces.net_ptr[costliest]]
+    return np.unique(np.concatenate((longest, makers)))
+
+
+def _homes_s(
+    pieces: Pieces, piece_s: FloatArray, net_s: FloatArray, tried: ByteArray
+) -> FloatArray:
+    """Per piece tried: the least load of a device of one class that runs it."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import maximum_flow
+
+    if not net_s.any():
+        return piece_s[tried]
+    num, num_nets = pieces.num_pieces, pieces.num_nets
+    usable_s = np.where(np.isfinite(piece_s), piece_s, 0.0)
+    unit = _TOTAL / (usable_s.sum() + net_s.sum())
+    net = np.repeat(np.arange(num_nets), np.diff(pieces.net_ptr))
+    inner, outer, end = num + net, num + num_nets + net, num + 2 * num_nets
+    nets = np.arange(num_nets)
+    src = np.concatenate((np.arange(num), num + nets, pieces.net_pieces, outer))
+    dst = np.concatenate((np.full(num, end), num + num_nets + nets, inner, pieces.net_pieces))
+    room = np.concatenate((usable_s * unit, net_s * unit, np.full(2 * len(net), _TOTAL)))
+    network = coo_array((room.astype(np.int32), (src, dst)), (end + 1, end + 1)).tocsr()
+    flows = [maximum_flow(network, int(piece), end).flow_value for piece in tried]
+    found: FloatArray = np.array(flows, dtype=np.float64) / unit
+    return np.where(np.isfinite(piece_s[tried]), found, np.inf)

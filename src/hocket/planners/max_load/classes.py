@@ -1,0 +1,156 @@
+"""Classes of devices that are alike, and weights that bound loads from below.
+
+For any weights per class, the sum over pieces of their least weighted time is at most the maximum
+load times the weights of all devices: each device has at most the maximum load. The best weights
+are the dual of the assignment in which pieces may be divided (a small linear programme).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.plan.problem import Problem
+from hocket.planners.max_load.pieces import Pieces
+from hocket.simulate.load import LinkTimes, link_times
+
+_MAX_WAYS = 4096
+"""Above so many ways to count devices of each class, unlike ones are taken for alike."""
+_MAX_MASKED = 4
+"""Up to so many classes, each set of classes that may be left gets weights of its own."""
+_MAX_LP_PIECES = 2000
+"""Weights for more pieces are found on sums of stretches of them: any weights are valid."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DeviceClasses:
+    """Devices of one class run every piece in the same time and pay the same for every net."""
+
+    devices: tuple[IntArray, ...]
+    """Per class."""
+    limit_bytes: ByteArray
+    latency_s: FloatArray
+    """Per class: what a crossing tensor costs on average over the others; 0 if it pays nothing."""
+    unit_s: FloatArray
+
+    @property
+    def counts(self) -> ByteArray:
+        """Devices per class."""
+        return np.array([len(devices) for devices in self.devices], dtype=np.int64)
+
+    def piece_s(self, pieces: Pieces) -> FloatArray:
+        """[class, piece]: seconds."""
+        return pieces.seconds[[int(devices[0]) for devices in self.devices]]
+
+    def net_s(self, pieces: Pieces) -> FloatArray:
+        """[class, net]: seconds that a device pays for having the net cut."""
+        return self.latency_s[:, None] * pieces.net_count + self.unit_s[:, None] * pieces.net_work
+
+    def weights(self, class_s: FloatArray) -> tuple[FloatArray, ByteArray]:
+        """Weights [row, class] for bounds on what is left, and the row for each set of classes.
+
+        A set is a bit mask. Infinite for a class that the row does not count. With many classes one
+        row of equal weights serves all sets.
+        """
+        num = len(self.devices)
+        if num > _MAX_MASKED:
+            return np.ones((1, num)), np.zeros(1 << num, dtype=np.int64)
+        rows = [np.ones(num)]
+        for mask in range(1, 1 << num):
+            counted = np.array([bool(mask >> kind & 1) for kind in range(num)])
+            row = np.full(num, np.inf)
+            row[counted] = dual_weights(class_s[counted], self.counts[counted])
+            rows.append(row)
+        return np.array(rows), np.arange(1 << num)
+
+    def devices_of(self, class_of: IntArray) -> IntArray:
+        """A device for each stage, given their classes: those of a class in order."""
+        used = [0] * len(self.devices)
+        chosen = np.zeros(len(class_of), dtype=np.int32)
+        for stage, kind in enumerate(class_of.tolist()):
+            chosen[stage] = self.devices[kind][used[kind]]
+            used[kind] += 1
+        return chosen
+
+
+def device_classes(problem: Problem, limit_bytes: ByteArray) -> DeviceClasses:
+    """Group the devices of a problem whose usable bytes are ``limit_bytes``.
+
+    On clusters of many unlike devices, classes that differ in memory or links alone become one with
+    the least memory and the mean of the links.
+    """
+    links = link_times(problem)
+    latency_s, unit_s = _means(links, links.latency_s), _means(links, links.unit_s)
+    rows = problem.costs.device_row.tolist()
+    keys = list(zip(rows, limit_bytes.tolist(), latency_s.tolist(), unit_s.tolist(), strict=True))
+    found = _grouped(keys)
+    if np.prod([len(devices) + 1.0 for devices in found]) > _MAX_WAYS:
+        found = _grouped([(row, pays) for row, pays in zip(rows, links.pays.tolist(), strict=True)])
+    return DeviceClasses(
+        devices=tuple(found),
+        limit_bytes=np.array([limit_bytes[devices].min() for devices in found], dtype=np.int64),
+        latency_s=np.array([latency_s[devices].mean() for devices in found]),
+        unit_s=np.array([unit_s[devices].mean() for devices in found]),
+    )
+
+
+def least_weighted(weight: FloatArray, seconds: FloatArray) -> FloatArray:
+    """Per item: the least weighted time over the classes; infinite where none can run it."""
+    weighted = np.where(np.isfinite(seconds), weight[:, None] * seconds, np.inf)
+    least: FloatArray = weighted.min(axis=0, initial=np.inf)
+    return least
+
+
+def dual_weights(class_s: FloatArray, counts: ByteArray) -> FloatArray:
+    """Weights per class that make the bound as large as they can; all 1 where that is unclear."""
+    num_classes, num_pieces = class_s.shape
+    if num_classes == 1 or num_pieces == 0:
+        return np.ones(num_classes)
+    if num_pieces > _MAX_LP_PIECES:
+        bounds = np.arange(_MAX_LP_PIECES) * num_pieces // _MAX_LP_PIECES
+        return dual_weights(np.add.reduceat(class_s, bounds, axis=1), counts)
+    return _solved(class_s, counts)
+
+
+def _solved(class_s: FloatArray, counts: ByteArray) -> FloatArray:
+    """Maximise the sum of z, with z[piece] <= w[class] * seconds and the devices' weights 1."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
+    num_classes, num_pieces = class_s.shape
+    kind, piece = np.nonzero(np.isfinite(class_s))
+    seconds = class_s[kind, piece]
+    scale_s = seconds.max(initial=0.0) or 1.0
+    rows = np.arange(len(kind))
+    matrix = coo_array(
+        (
+            np.concatenate((np.ones(len(kind)), -seconds / scale_s)),
+            (np.concatenate((rows, rows)), np.concatenate((piece, num_pieces + kind))),
+        ),
+        (len(kind), num_pieces + num_classes),
+    )
+    goal = np.concatenate((-np.ones(num_pieces), np.zeros(num_classes)))
+    total = np.concatenate((np.zeros(num_pieces), counts))[None]
+    result = linprog(goal, A_ub=matrix.tocsr(), b_ub=np.zeros(len(kind)), A_eq=total, b_eq=[1.0])
+    if result.x is None:
+        return np.ones(num_classes)
+    weights: FloatArray = np.maximum(result.x[num_pieces:], 0.0)
+    return weights
+
+
+def _grouped(keys: Sequence[tuple[float, ...]]) -> list[IntArray]:
+    """Devices with equal keys, in the order in which the keys first come."""
+    found: dict[tuple[float, ...], list[int]] = {}
+    for device, key in enumerate(keys):
+        found.setdefault(key, []).append(device)
+    return [np.array(devices, dtype=np.int32) for devices in found.values()]
+
+
+def _means(links: LinkTimes, per_pair: FloatArray) -> FloatArray:
+    """Per device: the mean over its partners, in and out; 0 where it pays nothing."""
+    others = max(len(per_pair) - 1, 1)
+    both = (per_pair.sum(axis=0) + per_pair.sum(axis=1)) / (2 * others)
+    return np.where(links.pays, both, 0.0)

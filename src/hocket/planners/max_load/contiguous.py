@@ -1,0 +1,162 @@
+"""Contiguous splits: the best over some orders, then the best of all where that can be searched.
+
+First DPL (Tarnawski et al., NeurIPS 2020): the pieces in a depth-first topological order, cut into
+stages by the dynamic programme; several orders are tried. Then the programme over all ideals,
+limited by what DPL found, which proves the optimum among splits whose devices can be put in an
+order that no forward tensor goes against (nor, in reverse, a gradient of an op without a forward
+partner). With too many ideals, moves of boundary pieces improve the best order's split instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hocket.arrays import ByteArray, IntArray
+from hocket.plan.problem import Problem
+from hocket.planners.max_load.classes import DeviceClasses
+from hocket.planners.max_load.contract import Contracted, acyclic, contracted, depth_first_order
+from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
+from hocket.planners.max_load.moves import Heat, annealed
+from hocket.planners.max_load.necks import neck_blocks
+from hocket.planners.max_load.pieces import Pieces, gathered
+from hocket.planners.max_load.split import Split, best_split
+
+_MAX_CONTRACTED = 5000
+"""Pieces above which contracting and listing ideals would take longer than they save."""
+_MAX_IDEALS = 60_000
+_MAX_LOOKS = 200_000_000
+"""Stages that the exact search may look at: some 10 s."""
+_MAX_BLOCKS = 800
+"""An order of more pieces is cut between blocks of them."""
+_HARDLY = 1 - 1e-9
+"""The exact search must find something better than DPL by more than rounding."""
+_BOUNDARY_MOVES = Heat(num_tries=400_000, start=0.003, end=1e-5, max_length=16)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A placement of pieces and what is known of it."""
+
+    device_of: IntArray
+    """Per piece."""
+    devices: IntArray
+    """The devices in the order of their stages."""
+    is_proven: bool
+    """Whether no contiguous split has a smaller maximum load."""
+
+
+def by_order(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> Found | None:
+    """DPL: the best split over some topological orders; None where nothing fits."""
+    shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
+    split = _best_over_orders(shrunk.pieces, classes)
+    return None if split is None else _found(shrunk, label, classes, split, is_proven=False)
+
+
+def between_necks(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> Found | None:
+    """PipeDream: the best split that cuts only at necks; None where nothing fits."""
+    shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
+    block_of = neck_blocks(shrunk.pieces)
+    blocks = gathered(shrunk.pieces, block_of, merge=is_alike)
+    split = _best_over_orders(blocks, classes)
+    if split is None:
+        return None
+    split = replace(split, stage_of=split.stage_of[block_of])
+    return _found(shrunk, label, classes, split, is_proven=False)
+
+
+def contiguous(
+    problem: Problem, pieces: Pieces, classes: DeviceClasses, *, is_alike: bool
+) -> Found | None:
+    """The best contiguous split that can be found; None where nothing fits."""
+    shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
+    split = _best_over_orders(shrunk.pieces, classes)
+    few = shrunk.pieces.num_pieces <= _MAX_CONTRACTED
+    lattice = ideal_lattice(shrunk.pieces, _MAX_IDEALS) if few else None
+    if lattice is not None:
+        limit_s = np.inf if split is None else split.max_load_s * _HARDLY
+        better = best_split(shrunk.pieces, classes, lattice, limit_s, _MAX_LOOKS)
+        split = better.split or split
+        if split is not None and better.is_complete and is_alike:
+            return _found(shrunk, label, classes, split, is_proven=True)
+    if split is None:
+        return None
+    found = _found(shrunk, label, classes, split, is_proven=False)
+    return _with_moved_boundaries(problem, pieces, classes, found)
+
+
+def _shrunk(
+    pieces: Pieces, classes: DeviceClasses, *, is_alike: bool
+) -> tuple[Contracted, IntArray]:
+    """Contracted pieces and, for each given piece, the one of their `full` that it is in."""
+    whole, label = acyclic(pieces, merge=is_alike)
+    if is_alike and whole.num_pieces <= _MAX_CONTRACTED:
+        bytes_matter = int(whole.memory_bytes.sum()) > int(classes.limit_bytes.min())
+        return contracted(whole, classes.net_s(whole).max(axis=0), bytes_matter=bytes_matter), label
+    return Contracted(whole, np.arange(whole.num_pieces, dtype=np.int32), whole), label
+
+
+def _best_over_orders(pieces: Pieces, classes: DeviceClasses) -> Split | None:
+    """The best split over two depth-first orders and, where it is one, the order of the pieces."""
+    orders = [depth_first_order(pieces), depth_first_order(pieces, latest_first=False)]
+    if np.all(pieces.before < pieces.after):
+        orders.append(np.arange(pieces.num_pieces, dtype=np.int32))
+    best: Split | None = None
+    for order in orders:
+        block_of = _blocks(pieces, order)
+        blocks = pieces if block_of is None else gathered(pieces, block_of, merge=False)
+        chain = order if block_of is None else np.arange(blocks.num_pieces, dtype=np.int32)
+        limit_s = np.inf if best is None else best.max_load_s
+        split = best_split(blocks, classes, chain_lattice(chain), limit_s, _MAX_LOOKS).split
+        if split is not None and block_of is not None:
+            split = replace(split, stage_of=split.stage_of[block_of])
+        best = split or best
+    return best
+
+
+def _blocks(pieces: Pieces, order: IntArray) -> IntArray | None:
+    """Blocks of about the same time that follow each other; None where there are few pieces."""
+    if pieces.num_pieces <= _MAX_BLOCKS:
+        return None
+    seconds = np.where(np.isfinite(pieces.seconds), pieces.seconds, 0.0).max(axis=0)
+    # Pieces without time would otherwise all fall into one block.
+    seconds = seconds + max(float(seconds.sum()), 1e-12) / pieces.num_pieces
+    after_s = np.cumsum(seconds[order])
+    middle = (after_s - seconds[order] / 2) / after_s[-1]
+    numbers = np.minimum(middle * _MAX_BLOCKS, _MAX_BLOCKS - 1)
+    _, dense = np.unique(numbers.astype(np.int32), return_inverse=True)
+    block_of = np.empty(pieces.num_pieces, dtype=np.int32)
+    block_of[order] = dense
+    return block_of
+
+
+def _found(
+    shrunk: Contracted, label: IntArray, classes: DeviceClasses, split: Split, *, is_proven: bool
+) -> Found:
+    devices = classes.devices_of(split.class_of)
+    return Found(devices[shrunk.stages(split.stage_of)[label]], devices, is_proven)
+
+
+def _with_moved_boundaries(
+    problem: Problem, pieces: Pieces, classes: DeviceClasses, found: Found
+) -> Found:
+    """Move pieces between neighbouring stages; devices without a stage come last."""
+    num_devices = problem.cluster.num_devices
+    unused = np.setdiff1d(np.arange(num_devices), found.devices)
+    stage_of = np.empty(num_devices, dtype=np.int32)
+    stage_of[np.concatenate((found.devices, unused))] = np.arange(num_devices, dtype=np.int32)
+    limit_bytes = limits_by_device(problem, classes)
+    moved = annealed(
+        problem, pieces, found.device_of, _BOUNDARY_MOVES, limit_bytes=limit_bytes,
+        stage_of=stage_of,
+    )  # fmt: skip
+    return Found(moved.device_of, found.devices, False)
+
+
+def limits_by_device(problem: Problem, classes: DeviceClasses) -> ByteArray:
+    """Bytes per device from those per class."""
+    limit_bytes = np.zeros(problem.cluster.num_devices, dtype=np.int64)
+    for devices, limit in zip(classes.devices, classes.limit_bytes, strict=True):
+        limit_bytes[devices] = limit
+    return limit_bytes

@@ -1,0 +1,260 @@
+"""Pieces: what moves as a whole when loads are balanced, and the nets that tie pieces together.
+
+Ops that must share a device are one piece: a group, a backward op with its forward partner, an op
+that updates a tensor in place with the op where that tensor lives. A net is a tensor as the set of
+pieces that make or read it. A device that holds some but not all pieces of a net has the tensor
+cross its boundary once, in whichever direction, so where all links are alike the direction does not
+matter and nets over the same pieces become one with the sum of their times. All of it is
+exact: each placement of pieces is a placement of ops with the same loads. O(ops + reads log reads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase
+from hocket.plan.problem import Problem
+from hocket.simulate.load import LinkTimes, link_times, summed
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pieces:
+    """A graph whose ops are gathered into pieces."""
+
+    piece_of: IntArray
+    """The piece of each op."""
+    seconds: FloatArray
+    """[device, piece]: infinite where the piece cannot run."""
+    memory_bytes: ByteArray
+    """Per piece: bytes that stay on its device."""
+    net_ptr: ByteArray
+    """Net n ties pieces ``net_pieces[net_ptr[n]:net_ptr[n + 1]]``, its maker first."""
+    net_pieces: IntArray
+    net_count: FloatArray
+    """Per net: how many tensors it stands for; each pays the latency."""
+    net_work: FloatArray
+    """Per net: the sum of their work in the unit of `LinkTimes`."""
+    before: IntArray
+    """Precedence: piece ``before[i]`` may not stand on a later stage than ``after[i]``."""
+    after: IntArray
+
+    @property
+    def num_pieces(self) -> int:
+        """Number of pieces."""
+        return len(self.memory_bytes)
+
+    @property
+    def num_nets(self) -> int:
+        """Number of nets."""
+        return len(self.net_count)
+
+    @cached_property
+    def piece_ptr(self) -> ByteArray:
+        """Piece p is in nets ``piece_nets[piece_ptr[p]:piece_ptr[p + 1]]``."""
+        counts = np.bincount(self.net_pieces, minlength=self.num_pieces)
+        return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+
+    @cached_property
+    def piece_nets(self) -> IntArray:
+        """See `piece_ptr`."""
+        nets = np.repeat(np.arange(self.num_nets, dtype=np.int32), np.diff(self.net_ptr))
+        ordered: IntArray = nets[np.argsort(self.net_pieces, kind="stable")]
+        return ordered
+
+
+def pieces_of(problem: Problem) -> Pieces:
+    """The pieces of a problem, numbered by their first ops."""
+    graph, links = problem.graph, link_times(problem)
+    home = _home_ops(graph)
+    piece_of = _tied(graph, home)
+    num_pieces = int(piece_of.max(initial=-1)) + 1
+    by_kind = np.array([summed(piece_of, row, num_pieces) for row in problem.costs.op_s])
+    memory_bytes = np.zeros(num_pieces, dtype=np.int64)
+    np.add.at(memory_bytes, piece_of, staying_bytes(graph, home))
+    before, after = _precedence(graph, piece_of)
+    net_ptr, net_pieces, tensor = _nets(graph, piece_of, home, links)
+    pieces = Pieces(
+        piece_of=piece_of,
+        seconds=by_kind[problem.costs.device_row],
+        memory_bytes=memory_bytes,
+        net_ptr=net_ptr,
+        net_pieces=net_pieces,
+        net_count=np.ones(len(tensor)),
+        net_work=links.work[tensor],
+        before=before,
+        after=after,
+    )
+    return merged_nets(pieces) if is_uniform(links) else pieces
+
+
+def is_uniform(links: LinkTimes) -> bool:
+    """Whether a tensor costs the same between all devices that pay for it."""
+    pairs = links.pays[:, None] | links.pays[None, :]
+    pairs &= ~np.eye(len(links.pays), dtype=np.bool_)
+    latency_s, unit_s = links.latency_s[pairs], links.unit_s[pairs]
+    return bool(np.all(latency_s == latency_s[:1]) and np.all(unit_s == unit_s[:1]))
+
+
+def merged_nets(pieces: Pieces) -> Pieces:
+    """The same pieces with one net per set of pieces; exact where all links are alike."""
+    number: dict[tuple[int, ...], int] = {}
+    bounds, members = pieces.net_ptr.tolist(), pieces.net_pieces.tolist()
+    of_net = [
+        number.setdefault(tuple(sorted(members[first:stop])), len(number))
+        for first, stop in pairwise(bounds)
+    ]
+    sizes = np.array([len(key) for key in number], dtype=np.int64)
+    merged = np.array(of_net, dtype=np.int32)
+    return replace(
+        pieces,
+        net_ptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        net_pieces=np.array([piece for key in number for piece in key], dtype=np.int32),
+        net_count=summed(merged, pieces.net_count, len(number)),
+        net_work=summed(merged, pieces.net_work, len(number)),
+    )
+
+
+def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
+    """Larger pieces: those with the same label become one, those labelled -1 are left out.
+
+    ``merge`` says that all links are alike.
+    """
+    num_pieces = int(label.max(initial=-1)) + 1
+    stays = np.flatnonzero(label >= 0)
+    memory_bytes = np.zeros(num_pieces, dtype=np.int64)
+    np.add.at(memory_bytes, label[stays], pieces.memory_bytes[stays])
+    seconds = [summed(label[stays], row[stays], num_pieces) for row in pieces.seconds]
+    net = np.repeat(np.arange(pieces.num_nets), np.diff(pieces.net_ptr))
+    tied = label[pieces.net_pieces] >= 0
+    net_ptr, net_pieces, kept = _as_nets(net[tied], label[pieces.net_pieces[tied]], pieces.num_nets)
+    inner = (label[pieces.before] >= 0) & (label[pieces.after] >= 0)
+    before, after = _distinct_pairs(
+        label[pieces.before[inner]], label[pieces.after[inner]], num_pieces
+    )
+    larger = Pieces(
+        piece_of=label[pieces.piece_of],
+        seconds=np.array(seconds),
+        memory_bytes=memory_bytes,
+        net_ptr=net_ptr,
+        net_pieces=net_pieces,
+        net_count=pieces.net_count[kept],
+        net_work=pieces.net_work[kept],
+        before=before,
+        after=after,
+    )
+    return merged_nets(larger) if merge else larger
+
+
+def staying_bytes(graph: Graph, home: IntArray) -> ByteArray:
+    """Per op: bytes that it keeps on its device for most of the step.
+
+    These are the tensors that are held, those that exist before the step with the op where they
+    live, and activations that an op of a later phase reads.
+    """
+    made = graph.tensor_producer >= 0
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    phase = np.where(made, graph.op_phase[graph.tensor_producer], Phase.OPTIMIZER)
+    stays = graph.is_held.copy()
+    np.logical_or.at(stays, graph.reads, graph.op_phase[reader] > phase[graph.reads])
+    np.logical_or.at(stays, graph.root_of, stays.copy())
+    kept = np.flatnonzero(stays & (home >= 0))
+    total = np.zeros(graph.num_ops, dtype=np.int64)
+    np.add.at(total, home[kept], graph.held_bytes[kept])
+    return total
+
+
+def _home_ops(graph: Graph) -> IntArray:
+    """Per tensor: the op on whose device it first is; -1 for tensors that nothing touches."""
+    first_reader = np.full(graph.num_tensors, graph.num_ops)
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    np.minimum.at(first_reader, graph.root_of[graph.reads], reader)
+    early = first_reader[graph.root_of]
+    early = np.where(early < graph.num_ops, early, -1)
+    home: IntArray = np.where(graph.tensor_producer >= 0, graph.tensor_producer, early)
+    return home.astype(np.int32)
+
+
+def _tied(graph: Graph, home: IntArray) -> IntArray:
+    """The piece of each op: connected components of what must share a device."""
+    partnered = np.flatnonzero(graph.partner >= 0)
+    grouped = np.flatnonzero(graph.group >= 0)
+    _, first, inverse = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
+    is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & (graph.tensor_producer >= 0)
+    updates = np.flatnonzero(is_update & (graph.tensor_producer[graph.root_of] < 0))
+    ops = (partnered, grouped, graph.tensor_producer[updates])
+    others = (graph.partner[partnered], grouped[first][inverse], home[graph.root_of[updates]])
+    return components(np.concatenate(ops), np.concatenate(others), graph.num_ops)
+
+
+def components(src: IntArray, dst: IntArray, count: int, *, strong: bool = False) -> IntArray:
+    """Connected (or strongly connected) components, numbered by their smallest member."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    matrix = coo_array((np.ones(len(src), dtype=np.bool_), (src, dst)), (count, count))
+    kind = "strong" if strong else "weak"
+    _, label = connected_components(matrix, directed=True, connection=kind)
+    _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int32)
+    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
+    numbered: IntArray = rank[inverse]
+    return numbered
+
+
+def _precedence(graph: Graph, piece_of: IntArray) -> tuple[IntArray, IntArray]:
+    """Forward edges between pieces, and mirrored later edges of pieces without a forward op.
+
+    Gradients flow through the stages in reverse, so what an op of a later phase reads comes from
+    the same or a later stage. Pieces with forward ops already have their place from those.
+    """
+    src, dst = graph.edges
+    is_forward = graph.op_phase == Phase.FORWARD
+    has_forward = np.zeros(int(piece_of.max(initial=-1)) + 1, dtype=np.bool_)
+    has_forward[piece_of[is_forward]] = True
+    onward = is_forward[src] & is_forward[dst]
+    orphaned = ~(has_forward[piece_of[src]] & has_forward[piece_of[dst]])
+    mirrored = ~is_forward[src] & ~is_forward[dst] & orphaned
+    before = np.concatenate((src[onward], dst[mirrored]))
+    after = np.concatenate((dst[onward], src[mirrored]))
+    return _distinct_pairs(piece_of[before], piece_of[after], len(has_forward))
+
+
+def _distinct_pairs(before: IntArray, after: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    differs = before != after
+    key = np.unique(before[differs].astype(np.int64) * max(count, 1) + after[differs])
+    first, second = np.divmod(key, max(count, 1))
+    return first.astype(np.int32), second.astype(np.int32)
+
+
+def _nets(
+    graph: Graph, piece_of: IntArray, home: IntArray, links: LinkTimes
+) -> tuple[ByteArray, IntArray, NDArray[np.int64]]:
+    """Nets of the tensors that more than one piece makes or reads, and which tensors they are."""
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    read = ~links.is_free[graph.reads]
+    made = np.flatnonzero((home >= 0) & ~links.is_free)
+    tensor = np.concatenate((made, graph.reads[read].astype(np.int64)))
+    piece = np.concatenate((piece_of[home[made]], piece_of[reader[read]]))
+    return _as_nets(tensor, piece, graph.num_tensors)
+
+
+def _as_nets(
+    net: NDArray[np.int64], piece: IntArray, num_nets: int
+) -> tuple[ByteArray, IntArray, NDArray[np.int64]]:
+    """Distinct (net, piece) pairs as lists; the first piece named of each net stays first."""
+    order = np.lexsort((np.arange(len(net)), piece, net))
+    is_new = np.ones(len(net), dtype=np.bool_)
+    is_new[1:] = (np.diff(net[order]) != 0) | (np.diff(piece[order]) != 0)
+    chosen = np.sort(order[is_new])
+    chosen = chosen[np.argsort(net[chosen], kind="stable")]
+    sizes = np.bincount(net[chosen], minlength=num_nets)
+    chosen = chosen[sizes[net[chosen]] > 1]
+    kept = np.flatnonzero(sizes > 1)
+    ptr = np.concatenate(([0], np.cumsum(sizes[kept]))).astype(np.int64)
+    return ptr, piece[chosen].astype(np.int32), kept

@@ -1,0 +1,208 @@
+"""The best contiguous split over a lattice of ideals (Tarnawski et al., NeurIPS 2020).
+
+The best way to fill an ideal with so many devices of each class is the best over smaller ideals of
+the larger of: the best way to fill that one with one device less, and the load of the stage between
+them. Over all ideals this is exact; over the prefixes of one order it is their heuristic DPL.
+Only stages below the best load known are grown, and only from ideals from which what is left of the
+work still fits on what is left of the devices (`split_kernels`); both lose no better split.
+O(pairs of ideals that survive · ways to count devices).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table
+from hocket.planners.max_load.classes import DeviceClasses, least_weighted
+from hocket.planners.max_load.lattice import Lattice
+from hocket.planners.max_load.pieces import Pieces
+
+
+class SplitTable(NamedTuple):
+    """Pieces, nets and classes of devices as compiled code reads them."""
+
+    class_s: FloatArray
+    """[class, piece]: infinite where it cannot run."""
+    memory_bytes: ByteArray
+    limit_bytes: ByteArray
+    """Per class."""
+    net_s: FloatArray
+    """[class, net]: what a device of the class pays for having the net cut."""
+    net_size: ByteArray
+    piece_ptr: ByteArray
+    piece_nets: ByteArray
+    num_devices: ByteArray
+    """Per class."""
+    stride: ByteArray
+    """A way is the number of devices used of each class, times this, summed."""
+    weight: FloatArray
+    """[row, class]: weights that bound what is left; 0 for classes that the row does not count."""
+    weighted_s: FloatArray
+    """[row, piece]: the least weighted time on one of the row's classes."""
+    weighted_net_s: FloatArray
+    """[row, net]: as `weighted_s`."""
+    row_of_mask: ByteArray
+    """The row to use when devices of the classes in a bit mask are left."""
+
+
+class SplitState(NamedTuple):
+    """What the programme writes to."""
+
+    value: FloatArray
+    """[ideal, way]: the least maximum load."""
+    came_from: ByteArray
+    came_kind: ByteArray
+    rest_s: FloatArray
+    """[row, ideal]: the least weighted time of the pieces outside the ideal."""
+    rest_here_s: FloatArray
+    best_within: FloatArray
+    live: ByteArray
+    below: ByteArray
+    """Per net: its pieces in the ideal below the stage."""
+    inside: ByteArray
+    """Per net: its pieces in the stage."""
+    seen: ByteArray
+    """Per ideal: the start from which it was last reached."""
+    path_ideal: ByteArray
+    path_step: ByteArray
+    work_s: FloatArray
+    """[depth, class]: of the stage with so many pieces."""
+    cut_s: FloatArray
+    fixed_s: FloatArray
+    memory_bytes: ByteArray
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Stages of pieces, in order."""
+
+    max_load_s: float
+    stage_of: IntArray
+    """Per piece."""
+    class_of: IntArray
+    """Per stage: the class of the device that runs it."""
+
+
+class Outcome(NamedTuple):
+    """What a search found below its limit."""
+
+    split: Split | None
+    is_complete: bool
+    """Whether nothing better can exist in the lattice."""
+
+
+def best_split(
+    pieces: Pieces, classes: DeviceClasses, lattice: Lattice, limit_s: float, max_looks: int
+) -> Outcome:
+    """The best split with a maximum load below ``limit_s``, if there is one."""
+    from hocket.planners.max_load.split_kernels import fill
+
+    tables = _tables(pieces, classes)
+    state = _state(pieces, tables, lattice)
+    is_complete = fill(lattice, tables, state, limit_s, max_looks)
+    last = lattice.num_ideals - 1
+    way = int(np.argmin(state.value[last]))
+    if last > 0 and not state.value[last, way] < limit_s:
+        return Outcome(None, is_complete)
+    return Outcome(_traced(lattice, tables, state, way), is_complete)
+
+
+def _traced(lattice: Lattice, tables: SplitTable, state: SplitState, way: int) -> Split:
+    """Walk back from the full ideal, stage by stage."""
+    ideal = lattice.num_ideals - 1
+    value = float(state.value[ideal, way])
+    stages: list[list[int]] = []
+    kinds: list[int] = []
+    while ideal > 0:
+        smaller, kind = int(state.came_from[ideal, way]), int(state.came_kind[ideal, way])
+        stages.append(_between(lattice, smaller, ideal))
+        kinds.append(kind)
+        ideal, way = smaller, way - int(tables.stride[kind])
+    stage_of = np.zeros(len(tables.memory_bytes), dtype=np.int32)
+    for number, members in enumerate(reversed(stages)):
+        stage_of[members] = number
+    return Split(value, stage_of, np.array(kinds[::-1], dtype=np.int32))
+
+
+def _between(lattice: Lattice, smaller: int, larger: int) -> list[int]:
+    return sorted(_members(lattice, larger) - _members(lattice, smaller))
+
+
+def _members(lattice: Lattice, ideal: int) -> set[int]:
+    found = set()
+    while lattice.from_ideal[ideal] >= 0:
+        found.add(int(lattice.from_piece[ideal]))
+        ideal = int(lattice.from_ideal[ideal])
+    return found
+
+
+def _tables(pieces: Pieces, classes: DeviceClasses) -> SplitTable:
+    stride = np.concatenate(([1], np.cumprod(classes.counts + 1)[:-1])).astype(np.int64)
+    class_s = classes.piece_s(pieces)
+    net_s = classes.net_s(pieces)
+    weight, row_of_mask = classes.weights(class_s)
+    return SplitTable(
+        class_s=table(class_s, np.float64),
+        memory_bytes=table(pieces.memory_bytes, np.int64),
+        limit_bytes=table(classes.limit_bytes, np.int64),
+        net_s=table(net_s, np.float64),
+        net_size=table(np.diff(pieces.net_ptr), np.int64),
+        piece_ptr=table(pieces.piece_ptr, np.int64),
+        piece_nets=table(pieces.piece_nets, np.int64),
+        num_devices=table(classes.counts, np.int64),
+        stride=table(stride, np.int64),
+        weight=table(np.where(np.isfinite(weight), weight, 0.0), np.float64),
+        weighted_s=table(_least_weighted(weight, class_s), np.float64),
+        weighted_net_s=table(_least_weighted(weight, net_s), np.float64),
+        row_of_mask=table(row_of_mask, np.int64),
+    )
+
+
+def _least_weighted(weight: FloatArray, seconds: FloatArray) -> FloatArray:
+    """[row, item]: the least weighted time over the classes that the row counts.
+
+    0 for what none of them can run: sums of these must stay numbers, and less is still a bound.
+    """
+    rows = [
+        least_weighted(weight[row][counted], seconds[counted])
+        for row, counted in enumerate(np.isfinite(weight))
+    ]
+    found = np.array(rows).reshape(len(weight), seconds.shape[1])
+    return np.where(np.isfinite(found), found, 0.0)
+
+
+def _state(pieces: Pieces, tables: SplitTable, lattice: Lattice) -> SplitState:
+    num_ideals, num_nets = lattice.num_ideals, pieces.num_nets
+    num_ways, depth = int(np.prod(tables.num_devices + 1)), pieces.num_pieces + 1
+    value = np.full((num_ideals, num_ways), np.inf)
+    value[0, 0] = 0.0
+    least_s = tables.weighted_s
+    rest_s = np.zeros((len(least_s), num_ideals))
+    rest_s[:, 0] = least_s.sum(axis=1)
+    # A larger ideal comes after the one that it was made from.
+    for ideal in range(1, num_ideals):
+        piece = lattice.from_piece[ideal]
+        rest_s[:, ideal] = rest_s[:, lattice.from_ideal[ideal]] - least_s[:, piece]
+    shape = (depth, len(tables.num_devices))
+    return SplitState(
+        value=value,
+        came_from=np.zeros((num_ideals, num_ways), dtype=np.int64),
+        came_kind=np.zeros((num_ideals, num_ways), dtype=np.int64),
+        rest_s=rest_s,
+        rest_here_s=np.zeros(len(least_s)),
+        best_within=np.zeros(num_ways),
+        live=np.zeros(num_ways, dtype=np.int64),
+        below=np.zeros(num_nets, dtype=np.int64),
+        inside=np.zeros(num_nets, dtype=np.int64),
+        seen=np.full(num_ideals, -1),
+        path_ideal=np.zeros(depth, dtype=np.int64),
+        path_step=np.zeros(depth, dtype=np.int64),
+        work_s=np.zeros(shape),
+        cut_s=np.zeros(shape),
+        fixed_s=np.zeros(shape),
+        memory_bytes=np.zeros(depth, dtype=np.int64),
+    )

@@ -1,0 +1,150 @@
+"""Solve the model: the best schedule found within a fixed amount of work, and what it proves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hocket.arrays import ByteArray, IntArray
+from hocket.plan.plan import Plan
+from hocket.planners.bounds.classes import Classes
+from hocket.planners.bounds.heads import Heads
+from hocket.planners.placement.exact.instance import Instance
+from hocket.planners.placement.exact.memory import add_memory
+from hocket.planners.placement.exact.model import Model, add_devices, break_symmetry, build_model
+from hocket.planners.placement.exact.prompt import add_promptness
+from hocket.planners.placement.exact.symmetry import first_use_order, interchangeable
+from hocket.planners.placement.exact.transfers import add_transfers
+from hocket.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpSolver, IntVar
+
+WORK = 5.0
+"""Work after which the search stops, in the solver's own count: tens of seconds."""
+_TIDY_WORK = 0.5
+_ROUNDING = 1e-11
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What one search found."""
+
+    bound_s: float
+    """No plan within the memory that was given has a shorter step; infinite if there is none."""
+    device_of: IntArray | None
+    """None where nothing was found."""
+    start: ByteArray
+    """Ticks at which ops start."""
+    end: ByteArray
+
+    def plans(self, plan: Plan, num_devices: int) -> list[Plan]:
+        """The schedule as a plan: as strict orders, and as priorities."""
+        if self.device_of is None:
+            return []
+        line_up = np.lexsort((np.arange(len(self.end)), self.end, self.start)).astype(np.int32)
+        devices = self.device_of[line_up]
+        order = tuple(line_up[devices == device] for device in range(num_devices))
+        placed = replace(plan, device_of=self.device_of, order=None, priority=None)
+        rank = np.argsort(line_up).astype(np.float64)
+        return [replace(placed, order=order), replace(placed, priority=rank)]
+
+
+def search(
+    instance: Instance,
+    classes: Classes,
+    heads: Heads,
+    memory_bytes: ByteArray,
+    known: Timeline | None,
+) -> Found:
+    """Solve the model from a known plan; the same every time."""
+    longest_s = known.makespan_s if known is not None else instance.longest_s
+    # One tick more than needed: the known plan stays a solution whatever rounding does.
+    model = build_model(instance, int(instance.ticks(np.array([longest_s]))[0]) + 1)
+    add_devices(model, classes, heads)
+    transfer_start = add_transfers(model)
+    add_memory(model, memory_bytes, transfer_start)
+    fixed = frozenset({0} if instance.units.unread_bytes else ())
+    sets = interchangeable(instance.problem, instance.tasks, fixed)
+    break_symmetry(model, sets)
+    if known is not None:
+        _hint(model, known, sets)
+    model.cp.minimize(model.makespan)
+    if transfer_start:
+        add_promptness(model, transfer_start)
+    solver = _solver(instance, WORK)
+    has_solution = _solve(solver, model)
+    if has_solution is None:
+        return Found(0.0 if known is not None else np.inf, None, *_no_times())
+    bound_s = max(solver.best_objective_bound / instance.ticks_per_s, 0.0) * (1 - _ROUNDING)
+    if not has_solution:
+        return Found(bound_s, None, *_no_times())
+    if transfer_start and not _is_reached(model, solver, known):
+        solver = _without_delays(model, list(transfer_start.values()), solver)
+    place = np.array([[solver.value(literal) for literal in row] for row in model.place])
+    return Found(
+        bound_s,
+        place.argmax(axis=1).astype(np.int32)[instance.units.of_op],
+        np.array([solver.value(start) for start in model.start], dtype=np.int64),
+        np.array([solver.value(end) for end in model.end], dtype=np.int64),
+    )
+
+
+def _solver(instance: Instance, work: float) -> CpSolver:
+    from ortools.sat.python.cp_model import CpSolver
+
+    solver = CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = instance.problem.seed
+    solver.parameters.max_deterministic_time = work
+    return solver
+
+
+def _solve(solver: CpSolver, model: Model) -> bool | None:
+    """Whether a solution was found; None where there is none."""
+    from ortools.sat.python import cp_model
+
+    status = solver.solve(model.cp)
+    if status == cp_model.INFEASIBLE:
+        return None
+    return status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+
+
+def _no_times() -> tuple[ByteArray, ByteArray]:
+    return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+
+
+def _is_reached(model: Model, solver: CpSolver, known: Timeline | None) -> bool:
+    """Whether the known plan is as short as what was found."""
+    if known is None:
+        return False
+    known_ticks = int(model.instance.ticks(np.array([known.makespan_s]))[0])
+    return known_ticks <= int(solver.value(model.makespan))
+
+
+def _without_delays(model: Model, sent: list[IntVar], solver: CpSolver) -> CpSolver:
+    """A schedule as short in which transfers start as early as they can.
+
+    The model may hold a transfer back, and with it an op, which no plan can say.
+    """
+    model.cp.add(model.makespan <= solver.value(model.makespan))
+    model.cp.clear_hints()
+    for variable in (*model.start, *sent, *(here for row in model.place for here in row)):
+        model.cp.add_hint(variable, solver.value(variable))
+    model.cp.minimize(sum(sent) + sum(model.start))
+    earlier = _solver(model.instance, _TIDY_WORK)
+    return earlier if _solve(earlier, model) else solver
+
+
+def _hint(model: Model, known: Timeline, sets: list[list[int]]) -> None:
+    instance = model.instance
+    _, first_op = np.unique(instance.units.of_op, return_index=True)
+    device_of_unit = first_use_order(known.op_device[first_op], sets)
+    for unit, literals in enumerate(model.place):
+        for device, literal in enumerate(literals):
+            model.cp.add_hint(literal, bool(device_of_unit[unit] == device))
+    for op, start in enumerate(instance.ticks(known.op_start_s).tolist()):
+        model.cp.add_hint(model.start[op], start)
+    model.cp.add_hint(model.makespan, int(instance.ticks(np.array([known.makespan_s]))[0]))

@@ -1,0 +1,258 @@
+"""The problem as the loop works on it, with ops numbered by rank. O(reads log reads) in numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import new_heaps, table, zeros
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, distinct
+from hocket.plan.problem import Problem
+from hocket.planners.placement.list_schedule import state
+from hocket.planners.placement.list_schedule.state import Net, Queues, Rows, World
+from hocket.planners.tables import TaskTable
+
+
+def breadth_first(tasks: TaskTable) -> ByteArray:
+    """The ops in Kahn's topological order with a first-in first-out queue."""
+    from hocket.planners.placement.list_schedule.breadth_first import walk
+
+    num_ops = len(tasks.workspace_bytes)
+    waits = _sums(tasks.read_ptr, tasks.producer[tasks.reads] >= 0)
+    order = zeros(num_ops)
+    freed = new_heaps(np.array([0, num_ops]))
+    walk(tasks.made_ptr, tasks.user_ptr, tasks.users, waits, freed, order)
+    return order
+
+
+def tied_ops(graph: Graph) -> ByteArray:
+    """A number per op, from 0 on, equal for ops that must share a device.
+
+    These are the ops of one group, and an op that updates a tensor that exists before the step with
+    the first op that reads the same storage, because that is where it lives.
+    """
+    grouped = np.flatnonzero(graph.group >= 0)
+    before = graph.tensor_producer < 0
+    is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & ~before & before[graph.root_of]
+    updates = np.flatnonzero(is_update)
+    if not len(grouped) and not len(updates):
+        return np.arange(graph.num_ops)
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    _, first, inverse = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
+    first_reader = np.full(graph.num_tensors, graph.num_ops)
+    read = np.flatnonzero(before & (np.diff(graph.user_ptr) > 0))
+    np.minimum.at(first_reader, graph.root_of[read], graph.users[graph.user_ptr[read]])
+    row = np.concatenate((grouped, graph.tensor_producer[updates]))
+    column = np.concatenate((grouped[first][inverse], first_reader[graph.root_of[updates]]))
+    ones = np.ones(len(row), dtype=np.bool_)
+    matrix = coo_array((ones, (row, column)), (graph.num_ops, graph.num_ops))
+    _, label = connected_components(matrix, directed=False)
+    tied: ByteArray = label.astype(np.int64)
+    return tied
+
+
+def make_world(
+    problem: Problem,
+    tasks: TaskTable,
+    order: ByteArray,
+    group: ByteArray,
+    favourite: IntArray,
+    spared_s: FloatArray,
+) -> World:
+    """The world before the step; ``order`` lists the ops by rank, the rest is per op."""
+    rank = np.empty(len(order) + 1, dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    rank[-1] = -1
+    group = group[order]
+    read_ptr, reads = _rows(tasks.read_ptr, tasks.reads, order)
+    owner, family = _group_families(tasks, problem.graph, group, read_ptr, reads)
+    groups = _groups(tasks, order, group, owner)
+    ops = _ops(tasks, order, group, read_ptr, reads)
+    most = groups["reserve_bytes"].copy()
+    np.add.at(most, owner, tasks.copy_bytes[family])
+    ops["most_bytes"] += most[group]
+    ops["favourite"], ops["spared_s"] = rank[favourite[order]], spared_s[order]
+    num_tensors, num_reads = problem.graph.num_tensors, len(reads)
+    return World(
+        net=Net(
+            ops=ops,
+            reads=table(reads, np.int64),
+            tensors=_tensors(problem.graph, tasks, rank),
+            copies=_filled(state.COPY_ROW, num_reads),
+            routes=_routes(problem, tasks),
+            queue_free_s=np.zeros(2 * problem.cluster.num_devices),
+        ),
+        queues=_queues(len(order), problem.cluster.num_devices),
+        devices=_devices(problem),
+        kind_s=table(_kind_s(problem, order, group), np.float64),
+        groups=groups,
+        members=table(np.argsort(group, kind="stable"), np.int64),
+        families=table(family, np.int64),
+        family_ptr=table(_pointers(np.bincount(family, minlength=num_tensors)), np.int64),
+        readers=table(owner[np.argsort(family, kind="stable")], np.int64),
+        users=table(rank[tasks.users], np.int64),
+        storages=_filled(state.STORAGE_ROW, num_tensors + num_reads),
+        remote=new_heaps(np.array([0, len(order)])),
+        running=new_heaps(np.array([0, len(order)])),
+        counts=_filled(state.COUNT_ROW, 1, stuck_op=-1),
+    )
+
+
+def _filled(dtype: np.dtype[np.void], count: int, **columns: Any) -> Rows:
+    rows = np.zeros(count, dtype=dtype)
+    for name, values in columns.items():
+        rows[name] = values
+    return rows
+
+
+def _ops(
+    tasks: TaskTable, order: ByteArray, group: ByteArray, read_ptr: ByteArray, reads: ByteArray
+) -> Rows:
+    freed_bytes = _sums(tasks.made_ptr, np.where(tasks.is_held, 0, tasks.held_bytes))
+    taken_bytes = (tasks.workspace_bytes + freed_bytes)[order]
+    return _filled(
+        state.OP_ROW,
+        len(order),
+        group=group,
+        read_start=read_ptr[:-1],
+        read_stop=read_ptr[1:],
+        made_start=tasks.made_ptr[order],
+        made_stop=tasks.made_ptr[order + 1],
+        taken_bytes=taken_bytes,
+        workspace_bytes=tasks.workspace_bytes[order],
+        most_bytes=taken_bytes + _sums(read_ptr, tasks.copy_bytes[reads]),
+        waits=_sums(read_ptr, tasks.producer[reads] >= 0),
+        device=-1,
+    )
+
+
+def _tensors(graph: Graph, tasks: TaskTable, rank: ByteArray) -> Rows:
+    return _filled(
+        state.TENSOR_ROW,
+        graph.num_tensors,
+        producer=rank[tasks.producer],
+        family=graph.root_of,
+        alias_of=graph.alias_of,
+        user_start=tasks.user_ptr[:-1],
+        user_stop=tasks.user_ptr[1:],
+        num_bytes=tasks.copy_bytes,
+        work=tasks.work,
+        is_held=tasks.is_held,
+        is_everywhere=tasks.is_everywhere,
+        home=-1,
+        copy=-1,
+        storage=-1,
+        num_left=np.diff(tasks.user_ptr),
+    )
+
+
+def _group_families(
+    tasks: TaskTable, graph: Graph, group: ByteArray, read_ptr: ByteArray, reads: ByteArray
+) -> tuple[ByteArray, ByteArray]:
+    """Pairs of a group and a storage that exists before the step and that it reads, ascending."""
+    early = np.flatnonzero(tasks.producer[reads] < 0)
+    reader = np.searchsorted(read_ptr, early, side="right") - 1
+    width = max(graph.num_tensors, 1)
+    pairs = distinct(group[reader] * width + graph.root_of[reads[early]])
+    return pairs // width, pairs % width
+
+
+def _groups(tasks: TaskTable, order: ByteArray, group: ByteArray, owner: ByteArray) -> Rows:
+    num_groups = int(group.max(initial=-1)) + 1
+    held_bytes = _sums(tasks.made_ptr, np.where(tasks.is_held, tasks.held_bytes, 0))
+    reserve_bytes = zeros(num_groups)
+    np.add.at(reserve_bytes, group, held_bytes[order])
+    member_ptr = _pointers(np.bincount(group, minlength=num_groups))
+    family_ptr = _pointers(np.bincount(owner, minlength=num_groups))
+    return _filled(
+        state.GROUP_ROW,
+        num_groups,
+        member_start=member_ptr[:-1],
+        member_stop=member_ptr[1:],
+        family_start=family_ptr[:-1],
+        family_stop=family_ptr[1:],
+        reserve_bytes=reserve_bytes,
+        bound=-1,
+    )
+
+
+def _kind_s(problem: Problem, order: ByteArray, group: ByteArray) -> FloatArray:
+    """Op times per kind of device; infinite for a whole group if one of its ops cannot run."""
+    kind_s = problem.costs.op_s[:, order]
+    for seconds in kind_s:
+        never = np.flatnonzero(~np.isfinite(seconds))
+        if len(never):
+            stuck = np.zeros(int(group.max()) + 1, dtype=np.bool_)
+            stuck[group[never]] = True
+            seconds[stuck[group]] = np.inf
+    return kind_s
+
+
+def _devices(problem: Problem) -> Rows:
+    unread_bytes = zeros(problem.cluster.num_devices)
+    unread_bytes[0] = _unread_bytes(problem.graph)
+    return _filled(
+        state.DEVICE_ROW,
+        problem.cluster.num_devices,
+        kind=problem.costs.device_row,
+        memory_bytes=problem.memory_bytes,
+        used_bytes=unread_bytes,
+        peak_bytes=unread_bytes,
+        last_op=-1,
+        wake_s=np.inf,
+    )
+
+
+def _unread_bytes(graph: Graph) -> int:
+    """Bytes that are there before the step and that no op reads: all on the first device."""
+    family = graph.root_of[graph.tensor_producer < 0]
+    num_readers = zeros(graph.num_tensors)
+    np.add.at(num_readers, family, np.diff(graph.user_ptr)[: len(family)])
+    owners = np.unique(family)
+    return int(graph.tensor_bytes[owners[num_readers[owners] == 0]].sum())
+
+
+def _routes(problem: Problem, tasks: TaskTable) -> Rows:
+    num, waits = problem.cluster.num_devices, problem.transfers != "parallel"
+    routes = np.zeros((num, num), dtype=state.ROUTE_ROW)
+    routes["latency_s"], routes["unit_s"] = tasks.latency_s, tasks.unit_s
+    other = ~np.eye(num, dtype=np.bool_)
+    for column in ("latency_s", "unit_s"):
+        least = routes[column].min(axis=1, initial=np.inf, where=other)
+        routes[f"least_{column}"] = least[:, None]
+    routes["send_queue"] = tasks.send_queue[:, None] if waits else -1
+    routes["receive_queue"] = tasks.receive_queue[None, :] if waits else -1
+    return routes
+
+
+def _queues(num_ops: int, num_devices: int) -> Queues:
+    # Room for every op in every heap costs nothing until it is used.
+    return Queues(
+        entries=_filled(state.ENTRY_ROW, state.NUM_HEAPS * num_devices * num_ops),
+        size=zeros(state.NUM_HEAPS * num_devices),
+        where=np.full((num_ops, num_devices), -1, dtype=np.int32),
+    )
+
+
+def _rows(ptr: ByteArray, values: ByteArray, order: ByteArray) -> tuple[ByteArray, ByteArray]:
+    """The rows of a table in another order."""
+    sizes = np.diff(ptr)[order]
+    new_ptr = _pointers(sizes)
+    index = np.repeat(ptr[order] - new_ptr[:-1], sizes) + np.arange(len(values))
+    return new_ptr, values[index]
+
+
+def _sums(ptr: ByteArray, values: NDArray[Any]) -> ByteArray:
+    """Per row, the sum of its values."""
+    total = _pointers(values)
+    sums: ByteArray = total[ptr[1:]] - total[ptr[:-1]]
+    return sums
+
+
+def _pointers(sizes: NDArray[Any]) -> ByteArray:
+    return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))

@@ -1,0 +1,86 @@
+"""Run the loop on a problem and say what it decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.errors import NoFeasiblePlanError
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.placement.list_schedule.prepare import breadth_first, make_world, tied_ops
+from hocket.planners.placement.list_schedule.state import World
+from hocket.planners.tables import task_table
+from hocket.units import format_bytes
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Schedule:
+    """What the loop decided, by op."""
+
+    device_of: IntArray
+    start_s: FloatArray
+    step_s: float
+    """When the last op ends, as the loop estimates transfers."""
+
+    def added_to(self, plan: Plan, **notes: int) -> Plan:
+        """The plan with this placement, each device starting its ops in order of their start."""
+        notes_now = {**plan.notes, "estimated_step_s": self.step_s, **notes}
+        return replace(
+            plan, device_of=self.device_of, priority=self.start_s, order=None, notes=notes_now
+        )
+
+
+def list_schedule(
+    problem: Problem, favourite: IntArray | None = None, spared_s: FloatArray | None = None
+) -> Schedule:
+    """Schedule every op; with favourites (-1 for none) devices stay awake for them.
+
+    ``spared_s`` is how long, per op, a device waits at most for a favourite that is not yet ready.
+    Raises `NoFeasiblePlanError` where an op fits nowhere and nothing will be released.
+    """
+    num_ops = problem.graph.num_ops
+    if favourite is None or spared_s is None:
+        favourite, spared_s = np.full(num_ops, -1, dtype=np.int32), np.zeros(num_ops)
+    group = tied_ops(problem.graph)
+    _require_able_devices(problem, group)
+    tasks = task_table(problem)
+    order = breadth_first(tasks)
+    world = make_world(problem, tasks, order, group, favourite, spared_s)
+
+    from hocket.planners.placement.list_schedule.kernel import run
+
+    run(world)
+    _require_all_placed(problem, order, world)
+    ops = world.net.ops
+    device_of, start_s = np.empty(num_ops, dtype=np.int32), np.empty(num_ops)
+    device_of[order], start_s[order] = ops["device"], ops["start_s"]
+    step_s = float(ops["end_s"].max(initial=0.0))
+    return Schedule(device_of=device_of, start_s=start_s, step_s=step_s)
+
+
+def _require_able_devices(problem: Problem, group: ByteArray) -> None:
+    able = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.bool_)
+    for row in np.unique(problem.costs.device_row):
+        stuck = np.zeros(len(able), dtype=np.bool_)
+        stuck[group[~np.isfinite(problem.costs.op_s[row])]] = True
+        able |= ~stuck
+    for op in np.flatnonzero(~able[group])[:1].tolist():
+        raise NoFeasiblePlanError(
+            f"no device can run op {problem.graph.op_names[op]!r} and the ops that must sit with it",
+            hint="add a device of a kind that can run them",
+        )
+
+
+def _require_all_placed(problem: Problem, order: ByteArray, world: World) -> None:
+    counts = world.counts[0]
+    if counts["stuck_op"] < 0:
+        return
+    op, lacking_bytes = int(order[counts["stuck_op"]]), int(counts["stuck_bytes"])
+    raise NoFeasiblePlanError(
+        f"op {problem.graph.op_names[op]!r} fits on no device any more: "
+        f"{format_bytes(lacking_bytes)} are lacking where it lacks least",
+        hint="use more or larger devices, or a planner that moves ops to make room",
+    )

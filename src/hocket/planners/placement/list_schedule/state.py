@@ -1,0 +1,164 @@
+"""What the compiled loop works on: a table each of ops, tensors, devices and so on, ops by rank.
+
+A table is an array of rows rather than a tuple of columns: compiled functions then pass a few arrays
+on instead of dozens, which is several times as fast, and what belongs together lies together.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import Heaps
+
+Rows = NDArray[np.void]
+
+WAITING, READY, PLACED = 0, 1, 2
+"""What has become of an op."""
+# For plain numbers as arguments the compiler would make a further version of each function.
+LATER, ARRIVED, DUE, PARKED = (cast(int, np.int64(heap)) for heap in range(4))
+"""The heaps of a device. Data comes after now (by that time); has come, but after the device's last
+op ended (by that time); had come before that (by rank); or the op does not fit (by bytes)."""
+NUM_HEAPS = 4
+
+OP_ROW = np.dtype(
+    [
+        ("group", "i8"),  # every op has one; most are alone in theirs
+        ("read_start", "i8"),
+        ("read_stop", "i8"),
+        ("made_start", "i8"),
+        ("made_stop", "i8"),
+        ("taken_bytes", "i8"),  # workspace, and results that are freed again
+        ("workspace_bytes", "i8"),
+        ("most_bytes", "i8"),  # taken at most, wherever it runs and whatever came there before
+        ("favourite", "i8"),  # the op for which a device stays awake after this one, or -1
+        ("spared_s", "f8"),  # how long it waits at most for one that is not yet ready
+        ("status", "i8"),
+        ("waits", "i8"),  # reads of tensors whose producers have not ended
+        ("device", "i8"),  # -1 until placed
+        ("start_s", "f8"),
+        ("end_s", "f8"),
+    ]
+)
+TENSOR_ROW = np.dtype(
+    [
+        ("producer", "i8"),  # rank, or -1 for what exists before the step
+        ("family", "i8"),  # the owner of the storage that it lives in
+        ("alias_of", "i8"),
+        ("user_start", "i8"),
+        ("user_stop", "i8"),
+        ("num_bytes", "i8"),
+        ("work", "f8"),
+        ("is_held", "i8"),
+        ("is_everywhere", "i8"),
+        ("home", "i8"),  # of a family that exists before the step; -1 until a reader is placed
+        ("copy", "i8"),  # the newest copy, or -1
+        ("storage", "i8"),  # where it lives at home; -1 for what never goes
+        ("num_left", "i8"),  # readers that have not ended
+    ]
+)
+COPY_ROW = np.dtype(
+    [
+        ("device", "i8"),
+        ("arrival_s", "f8"),
+        ("older", "i8"),  # the copy of the same tensor before this one, or -1
+    ]
+)
+ROUTE_ROW = np.dtype(
+    [
+        ("latency_s", "f8"),
+        ("unit_s", "f8"),  # seconds per unit of a tensor's work
+        ("least_latency_s", "f8"),  # the smallest from this source to any other device
+        ("least_unit_s", "f8"),
+        ("send_queue", "i8"),  # -1 where transfers do not wait for each other
+        ("receive_queue", "i8"),
+    ]
+)
+DEVICE_ROW = np.dtype(
+    [
+        ("kind", "i8"),
+        ("memory_bytes", "i8"),
+        ("used_bytes", "i8"),
+        ("peak_bytes", "i8"),
+        ("avail_s", "f8"),  # end of the last op
+        ("last_op", "i8"),
+        ("wake_s", "f8"),  # when to look again at ops whose data was there before
+    ]
+)
+GROUP_ROW = np.dtype(
+    [
+        ("member_start", "i8"),
+        ("member_stop", "i8"),
+        ("family_start", "i8"),
+        ("family_stop", "i8"),
+        ("reserve_bytes", "i8"),  # results of members that stay until the end
+        ("bound", "i8"),  # the device of all members; -1 while none is placed
+    ]
+)
+STORAGE_ROW = np.dtype(
+    [
+        ("device", "i8"),
+        ("num_bytes", "i8"),
+        ("num_living", "i8"),  # tensors in it that are still needed
+        ("is_kept", "i8"),
+    ]
+)
+ENTRY_ROW = np.dtype([("key", "f8"), ("op", "i8")])
+COUNT_ROW = np.dtype(
+    [
+        ("num_copies", "i8"),
+        ("stuck_op", "i8"),  # where nothing fits: the op, or -1
+        ("stuck_bytes", "i8"),  # what it lacks on the device that lacks least
+    ]
+)
+
+
+class Net(NamedTuple):
+    """What says when data can be where."""
+
+    ops: Rows
+    reads: ByteArray
+    tensors: Rows
+    copies: Rows
+    routes: Rows
+    """[src, dst]"""
+    queue_free_s: FloatArray
+
+
+class Queues(NamedTuple):
+    """Four heaps per device, each with room for all ops; an op is in at most one of them."""
+
+    entries: Rows
+    size: ByteArray
+    where: IntArray
+    """[op, device]: position in the heap times ``NUM_HEAPS`` plus the heap; -1 for none."""
+
+
+class World(NamedTuple):
+    """All of it."""
+
+    net: Net
+    queues: Queues
+    devices: Rows
+    kind_s: FloatArray
+    """[kind of device, op]: infinite where the op or another of its group cannot run."""
+    groups: Rows
+    members: ByteArray
+    families: ByteArray
+    """Storages that exist before the step and that a group reads."""
+    family_ptr: ByteArray
+    readers: ByteArray
+    """Groups that read storage f: ``readers[family_ptr[f]:family_ptr[f + 1]]``."""
+    users: ByteArray
+    storages: Rows
+    """Storage t is that of tensor t at home, num_tensors + c that of copy c."""
+    remote: Heaps
+    """Ready ops, by a time before which no device can have their data but those that hold a certain
+    tensor; only these have such an op in their queues."""
+    running: Heaps
+    """Ops that have not ended, by their end."""
+    counts: Rows
+    """One row."""

@@ -1,0 +1,137 @@
+"""Random moves and swaps of units in the ledger, compiled: simulated annealing on the overflow.
+
+A unit, most often one of a device that lacks memory, goes to another device, every other time in
+exchange for a unit from there. What makes the overflow and, much less, the sum of all peaks smaller
+stays; what makes them larger stays with a chance that falls to nothing in the end.
+O(tries · spans of a unit · log instants).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
+from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
+from hocket.planners.tables import TaskTable
+
+_DRAWS = 8
+_WASTE = 0.05
+"""Weight of the sum of all peaks, against 1 for bytes above a limit."""
+
+
+@compiled
+def _draw(state: ByteArray, count: int) -> int:
+    """A number below ``count`` (the linear congruential generator of POSIX drand48)."""
+    state[0] = (state[0] * 25214903917 + 11) & ((1 << 48) - 1)
+    return int((state[0] >> 17) % count)
+
+
+@compiled
+def _copy(values: ByteArray, to: ByteArray) -> None:
+    for index in range(len(values)):
+        to[index] = values[index]
+
+
+@compiled
+def _cost(ledger: Ledger, limit_bytes: ByteArray) -> float:
+    total = 0.0
+    for device in range(len(limit_bytes)):
+        held = ledger.top[device, 1]
+        total += max(0, held - limit_bytes[device]) + _WASTE * held
+    return total
+
+
+@compiled
+def _draw_unit(
+    ledger: Ledger, device_of_unit: ByteArray, limit_bytes: ByteArray, state: ByteArray
+) -> int:
+    unit = 0
+    for _ in range(_DRAWS):
+        unit = _draw(state, len(device_of_unit))
+        device = device_of_unit[unit]
+        if device >= 0 and ledger.top[device, 1] > limit_bytes[device]:
+            break
+    return unit
+
+
+@compiled
+def _draw_from(device_of_unit: ByteArray, device: int, state: ByteArray) -> int:
+    for _ in range(4 * _DRAWS):
+        unit = _draw(state, len(device_of_unit))
+        if device_of_unit[unit] == device:
+            return unit
+    return -1
+
+
+@compiled
+def _move(
+    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units,
+    device_of_unit: ByteArray, unit: int, target: int,
+) -> None:  # fmt: skip
+    take_unit(tasks, facts, ledger, units, unit, device_of_unit[unit])
+    place_unit(tasks, facts, ledger, units, unit, target)
+    device_of_unit[unit] = target
+
+
+@compiled_entry(
+    "hocket.planners.placement.memory.kernel",
+    "hocket.planners.placement.memory.ledger",
+    "hocket.planners.tables",
+)
+def anneal(
+    tasks: TaskTable,
+    facts: LedgerTable,
+    ledger: Ledger,
+    units: Units,
+    device_of_unit: ByteArray,
+    can_run: NDArray[np.bool_],
+    work: ByteArray,
+    limit_bytes: ByteArray,
+    best: ByteArray,
+    state: ByteArray,
+    max_tries: int,
+    max_work: int,
+    heat_bytes: float,
+) -> int:
+    """Move and swap; ``best`` gets the device of each op at the least overflow, which is returned.
+
+    Ends after so many tries, or when the moved units add up to so much work.
+    """
+    num_devices = len(limit_bytes)
+    cost = _cost(ledger, limit_bytes)
+    least = overflow(ledger, limit_bytes)
+    _copy(ledger.device_of, best)
+    turn, done = 0, 0
+    while turn < max_tries and done < max_work and least > 0:
+        turn += 1
+        unit = _draw_unit(ledger, device_of_unit, limit_bytes, state)
+        source, target = device_of_unit[unit], _draw(state, num_devices)
+        if source < 0 or source == target or not can_run[target, unit]:
+            continue
+        other = _draw_from(device_of_unit, target, state) if turn & 1 else -1
+        if other >= 0 and not can_run[source, other]:
+            other = -1
+        _move(tasks, facts, ledger, units, device_of_unit, unit, target)
+        done += work[unit]
+        if other >= 0:
+            _move(tasks, facts, ledger, units, device_of_unit, other, source)
+            done += work[other]
+        changed = _cost(ledger, limit_bytes)
+        heat = heat_bytes * (1 - max(turn / max_tries, done / max_work)) ** 2
+        chance = (_draw(state, 1 << 20) + 0.5) / (1 << 20)
+        if changed <= cost or cost - changed > math.log(chance) * heat:
+            cost = changed
+            lacking = overflow(ledger, limit_bytes)
+            if lacking < least:
+                least = lacking
+                _copy(ledger.device_of, best)
+            continue
+        if other >= 0:
+            _move(tasks, facts, ledger, units, device_of_unit, other, target)
+        _move(tasks, facts, ledger, units, device_of_unit, unit, source)
+    return least

@@ -1,0 +1,59 @@
+"""Planners for tight memory: mend a given placement, or split the model anew.
+
+Both try what changes least first: another order, a few moves, then a search that gives up the order
+in which devices run freely. The best plan that was seen is returned, so the overflow never grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.placement.memory.attempt import Attempt, attempt
+from hocket.planners.placement.memory.mend import levels_of, moved, reordered, searched
+from hocket.planners.placement.memory.relieve import Level
+from hocket.planners.placement.memory.split import split_attempts
+
+MAX_OPS_TO_MEND = 100_000
+"""Of all starts together; one start is always mended."""
+MAX_STARTS = 4
+
+
+def fit_memory(problem: Problem, plan: Plan) -> Plan:
+    """A plan near the given one that fits, or the one that lacks least of all that were tried."""
+    best = attempt(problem, plan)
+    if best.overflow_bytes:
+        best = reordered(problem, best)
+    if not best.overflow_bytes or problem.contiguous:
+        return best.plan
+    levels = levels_of(problem)
+    best = moved(problem, best, levels)
+    if best.overflow_bytes:
+        best = min(best, _split(problem, plan, levels), key=Attempt.rank)
+    return best.plan
+
+
+def memory_split(problem: Problem, plan: Plan) -> Plan:
+    """Contiguous blocks that fit, or the plan that lacks least of all that were tried."""
+    return _split(problem, plan, None).plan
+
+
+def _split(problem: Problem, plan: Plan, levels: Sequence[Level] | None) -> Attempt:
+    """The model split anew, and mended where no split fits by itself."""
+    starts = split_attempts(problem, plan)
+    best = starts[0]
+    if not best.overflow_bytes or problem.contiguous:
+        return best
+    levels = levels_of(problem) if levels is None else levels
+    for start in starts[:_num_starts(problem)]:
+        best = min(best, moved(problem, start, levels), key=Attempt.rank)
+        if not best.overflow_bytes:
+            return best
+    best = min(best, searched(problem, best, levels), key=Attempt.rank)
+    return min(best, attempt(problem, replace(best.plan, order=None)), key=Attempt.rank)
+
+
+def _num_starts(problem: Problem) -> int:
+    return max(1, min(MAX_STARTS, MAX_OPS_TO_MEND // max(problem.graph.num_ops, 1)))

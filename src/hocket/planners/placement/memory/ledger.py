@@ -1,0 +1,179 @@
+"""The ledger: which bytes each device holds from when to when, kept up to date as ops move.
+
+Time is an axis of instants, the starts of the ops in a given run of the step. While that axis stays
+as it is, placing an op changes a few spans of bytes, and a tree over the axis gives the peak of each
+device at once: a move costs O(spans · log instants) where simulating costs the whole step. The
+ledger counts as the simulator does (see ``docs/simulator.md``), except that a tensor
+is under way for as long as it was in that run, and that a view which exists before the step counts
+as the tensor that it views.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import ByteArray, IntArray
+from hocket.compiled.containers import Marks, new_marks, table
+from hocket.graph.graph import Graph
+from hocket.plan.problem import Problem
+from hocket.simulate.timeline import Timeline
+
+MAX_LEAVES = 2**22
+"""Leaves of the trees of all devices together; beyond, several instants share one. 64 MiB."""
+
+
+class Spans(NamedTuple):
+    """When, on the axis of instants, ops run and tensors are under way."""
+
+    first: ByteArray
+    last: ByteArray
+    """First and last instant of each op."""
+    sent: ByteArray
+    """Per tensor: last instant at which it is being sent; -1 where it is not."""
+    num_instants: int
+    """A power of two."""
+
+
+class LedgerTable(NamedTuple):
+    """What stays as it is while ops move, beside the planners' `TaskTable`."""
+
+    first: ByteArray
+    last: ByteArray
+    sent: ByteArray
+    """See `Spans`."""
+    uses: ByteArray
+    """As ``TaskTable.reads``, but a view that exists before the step stands for what it views."""
+    alias_of: ByteArray
+    num_bytes: ByteArray
+    home_op: ByteArray
+    """Per tensor from before the step: the op where it is at home; -1 for others."""
+    root: ByteArray
+    """Per tensor: the first of its family, the tensors that share its storage."""
+    family_ptr: ByteArray
+    family: ByteArray
+    """The family of root r: ``family[family_ptr[r]:family_ptr[r + 1]]``, ascending."""
+
+
+class Ledger(NamedTuple):
+    """What changes when ops move."""
+
+    device_of: ByteArray
+    """Per op; -1 while it is nowhere."""
+    end: IntArray
+    """[tensor, device]: last instant at which the tensor is needed there; -1 where it is not."""
+    top: ByteArray
+    """[device, node]: most bytes below each node of the device's tree; node 1 is the whole."""
+    pending: ByteArray
+    """[device, node]: bytes added to all that stands below the node."""
+    touched: Marks
+    """Roots of the families that a move concerns."""
+
+
+class Units(NamedTuple):
+    """Sets of ops that move together: unit u has the ops ``ops[ptr[u]:ptr[u + 1]]``."""
+
+    of: ByteArray
+    ptr: ByteArray
+    ops: ByteArray
+
+
+def units_of(unit_of_op: IntArray) -> Units:
+    """Units as compiled code reads them, from the unit of each op."""
+    count = int(unit_of_op.max(initial=-1)) + 1
+    sizes = np.bincount(unit_of_op, minlength=count)
+    return Units(
+        of=table(unit_of_op, np.int64),
+        ptr=table(np.concatenate(([0], np.cumsum(sizes))), np.int64),
+        ops=table(np.argsort(unit_of_op, kind="stable"), np.int64),
+    )
+
+
+def spans_in_graph_order(problem: Problem) -> Spans:
+    """The axis of a run that takes one op after another, as the graph lists them."""
+    position = np.arange(problem.graph.num_ops, dtype=np.int64)
+    sent = np.full(problem.graph.num_tensors, -1)
+    return _merged(Spans(position, position, sent, len(position)), problem)
+
+
+def spans_of_run(problem: Problem, timeline: Timeline) -> Spans:
+    """The axis of a simulated run."""
+    order = np.argsort(timeline.op_start_s, kind="stable")
+    start_s = timeline.op_start_s[order]
+    first = np.empty(len(order), dtype=np.int64)
+    first[order] = np.arange(len(order))
+    last = np.maximum(first, np.searchsorted(start_s, timeline.op_end_s) - 1)
+    sent = np.full(problem.graph.num_tensors, -1)
+    arrived = np.searchsorted(start_s, timeline.transfer_end_s) - 1
+    np.maximum.at(sent, timeline.transfer_tensor, arrived)
+    return _merged(Spans(first, last, sent, len(order)), problem)
+
+
+def _merged(spans: Spans, problem: Problem) -> Spans:
+    """The spans on at most as many instants as the trees may have."""
+    most = max(2, MAX_LEAVES // problem.cluster.num_devices)
+    num_instants = 1 << max(1, (max(spans.num_instants, 1) - 1).bit_length())
+    shift = 0
+    while num_instants >> shift > most:
+        shift += 1
+    return Spans(
+        spans.first >> shift, spans.last >> shift, spans.sent >> shift, num_instants >> shift
+    )
+
+
+def ledger_table(graph: Graph, spans: Spans) -> LedgerTable:
+    """The table of a graph on an axis."""
+    before = graph.tensor_producer < 0
+    root = graph.root_of
+    sizes = np.bincount(root, minlength=graph.num_tensors)
+    return LedgerTable(
+        first=table(spans.first, np.int64),
+        last=table(spans.last, np.int64),
+        sent=table(spans.sent, np.int64),
+        uses=table(np.where(before[graph.reads], root[graph.reads], graph.reads), np.int64),
+        alias_of=table(np.where(before, -1, graph.alias_of), np.int64),
+        num_bytes=table(graph.tensor_bytes, np.int64),
+        home_op=table(home_ops(graph), np.int64),
+        root=table(root, np.int64),
+        family_ptr=table(np.concatenate(([0], np.cumsum(sizes))), np.int64),
+        family=table(np.argsort(root, kind="stable"), np.int64),
+    )
+
+
+def home_ops(graph: Graph) -> IntArray:
+    """Per tensor from before the step: the first op that reads its storage; -1 where none does."""
+    before = graph.tensor_producer < 0
+    first_reader = np.full(graph.num_tensors, graph.num_ops)
+    read = np.flatnonzero(before & (np.diff(graph.user_ptr) > 0))
+    np.minimum.at(first_reader, graph.root_of[read], graph.users[graph.user_ptr[read]])
+    home = first_reader[graph.root_of]
+    return np.where(before & (home < graph.num_ops), home, -1).astype(np.int32)
+
+
+def unread_bytes(problem: Problem) -> ByteArray:
+    """Per device: bytes of tensors that are there before the step though nothing reads them."""
+    graph = problem.graph
+    is_unread = (graph.tensor_producer < 0) & (home_ops(graph) < 0)
+    unread = np.zeros(problem.cluster.num_devices, dtype=np.int64)
+    unread[0] = graph.held_bytes[is_unread].sum()
+    return unread
+
+
+def new_ledger(graph: Graph, num_devices: int, num_instants: int) -> Ledger:
+    """A ledger in which no op is anywhere."""
+    return Ledger(
+        device_of=np.full(graph.num_ops, -1, dtype=np.int64),
+        end=np.full((graph.num_tensors, num_devices), -1, dtype=np.int32),
+        top=np.zeros((num_devices, 2 * num_instants), dtype=np.int64),
+        pending=np.zeros((num_devices, 2 * num_instants), dtype=np.int64),
+        touched=new_marks(graph.num_tensors),
+    )
+
+
+def clear(ledger: Ledger) -> None:
+    """Take every op off its device."""
+    ledger.device_of.fill(-1)
+    ledger.end.fill(-1)
+    ledger.top.fill(0)
+    ledger.pending.fill(0)

@@ -1,0 +1,198 @@
+"""Memory split: contiguous blocks of the model, each no larger than its device can hold.
+
+Units stand in a line, in the order of the forward pass or layer by layer; devices are filled one
+after another, on a ledger that counts what a block really holds at every instant. Of the splits that
+fit, the one with the smallest load of the busiest device is found by bisection; where none fits, the
+one that exceeds every device by the smallest factor, which moves then mend. What the simulator sees
+and the ledger does not is kept free and the devices are filled again.
+O(fills · (ops + reads) · log ops) and a handful of simulations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table
+from hocket.graph.coarsen import anchor_of
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.placement.devices import elsewhere, workers
+from hocket.planners.placement.memory.attempt import Attempt, attempt
+from hocket.planners.placement.memory.mend import in_graph_order
+from hocket.planners.placement.memory.ledger import clear, spans_in_graph_order, unread_bytes
+from hocket.planners.placement.memory.relieve import Board, Level
+from hocket.planners.placement.memory.units import layers, units
+
+BISECTIONS = 6
+STEP_UP = 1.2
+WORTHWHILE = 0.97
+"""A further option is looked into only if it beats the best by this factor."""
+MAX_CORRECTIONS = 4
+MAX_STARTS = 4
+"""Splits that are handed on for mending where none fits."""
+UNLIMITED_S = 1e300
+"""Infinity would also let a device take units that it cannot run."""
+
+
+Result = tuple[IntArray, ByteArray]
+"""The device of each op, and the bytes that the ledger sees on each device."""
+
+
+class Option(NamedTuple):
+    """A line of units and the devices that take blocks of it in turn."""
+
+    sequence: ByteArray
+    devices: ByteArray
+
+
+def split_attempts(problem: Problem, plan: Plan) -> list[Attempt]:
+    """Plans of contiguous blocks, as simulated, the best first; several only if none fits."""
+    filler = Filler(problem)
+    plan = replace(plan, order=None, priority=None)
+    free = problem.memory_bytes - unread_bytes(problem)
+    found: list[Attempt] = []
+    for _ in range(MAX_CORRECTIONS):
+        unseen = np.zeros(len(free), dtype=np.int64)
+        for device_of, seen in filler.splits(np.maximum(free, 1)):
+            tried = _attempt(problem, replace(plan, device_of=device_of))
+            if all(tried.rank() < other.rank() for other in found):
+                unseen = np.maximum(tried.timeline.peak_bytes - seen, 0)
+            found.append(tried)
+        best = min(found, key=Attempt.rank)
+        if not best.overflow_bytes or not unseen.any():
+            break
+        free = np.minimum(free, problem.memory_bytes - unseen)
+    return sorted(found, key=Attempt.rank)
+
+
+def _attempt(problem: Problem, plan: Plan) -> Attempt:
+    """Devices run freely or, where they do not fit so, in the order of the graph."""
+    free = attempt(problem, plan)
+    if not free.overflow_bytes:
+        return free
+    return min(free, attempt(problem, in_graph_order(problem, plan)), key=Attempt.rank)
+
+
+class Filler:
+    """Fills devices with units, on the axis of a run in graph order."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.unit_of = units(problem.graph)
+        self.level = Level(problem, self.unit_of)
+        self.unit_s: FloatArray = table(self.level.unit_s, np.float64)
+        self.fixed = table(elsewhere(problem, self.unit_of), np.int64)
+        self.board = Board(problem, spans_in_graph_order(problem))
+        self.sequences = self._sequences()
+
+    def splits(self, free: ByteArray) -> Iterator[Result]:
+        """Splits worth simulating; the first has the smallest load, or lacks least."""
+        for lines in _device_lines(self.problem):
+            options = [Option(sequence, line) for sequence in self.sequences for line in lines]
+            fitting = [option for option in options if self._fits(option, free)]
+            if fitting:
+                yield self._least_load(fitting, free)
+                self._fits(fitting[0], free)
+                yield self._result()
+                return
+        for option in options[:MAX_STARTS]:
+            yield self._least_scale([option], free)
+
+    def _sequences(self) -> list[ByteArray]:
+        """Lines of units: as the forward pass meets them, and layer by layer."""
+        graph = self.problem.graph
+        position = anchor_of(graph, self.unit_of)
+        layer_of_unit = np.zeros(len(position), dtype=np.int64)
+        layer_of_unit[self.unit_of] = layers(graph, self.unit_of)
+        first_of_layer = np.full(len(position), graph.num_ops)
+        np.minimum.at(first_of_layer, layer_of_unit, position)
+        lines = [np.argsort(position, kind="stable")]
+        by_layer = np.lexsort((position, first_of_layer[layer_of_unit]))
+        if not np.array_equal(by_layer, lines[0]):
+            lines.append(by_layer)
+        return [table(line[self.fixed[line] < 0], np.int64) for line in lines]
+
+    def _fits(self, option: Option, cap_bytes: ByteArray, cap_s: float = UNLIMITED_S) -> bool:
+        """Whether all units find room; those that do are on the board then."""
+        from hocket.planners.placement.memory.kernel import fill
+
+        board = self.board
+        clear(board.ledger)
+        return fill(
+            board.tasks, board.facts, board.ledger, self.level.units, self.fixed, option.sequence,
+            option.devices, table(cap_bytes, np.int64), cap_s, self.unit_s,
+        )  # fmt: skip
+
+    def _result(self) -> Result:
+        return self.board.ledger.device_of.astype(np.int32), self.board.peak_bytes
+
+    def _least_load(self, fitting: Sequence[Option], free: ByteArray) -> Result:
+        """The split whose busiest device works least."""
+        able_s = np.where(self.level.can_run, self.unit_s, np.inf).min(axis=0).sum()
+        low_s = max(float(able_s) / len(fitting[0].devices), 1e-12)
+        return self._least(fitting, low_s, lambda o, cap_s: self._fits(o, free, cap_s))
+
+    def _least_scale(self, options: Sequence[Option], free: ByteArray) -> Result:
+        """The split that exceeds every device by the smallest factor."""
+
+        def fits(option: Option, scale: float) -> bool:
+            return self._fits(option, (free * scale).astype(np.int64))
+
+        return self._least(options, 1.0, fits)
+
+    def _least(
+        self, options: Sequence[Option], low: float, fits: Callable[[Option, float], bool]
+    ) -> Result:
+        """The split for the smallest number above ``low`` with which one of the options fits."""
+        best: Result | None = None
+        high = STEP_UP * low
+        for option in options:
+            floor = low
+            if best is None:
+                while not fits(option, high):
+                    floor, high = high, STEP_UP * high
+            elif not fits(option, high * WORTHWHILE):
+                continue
+            else:
+                high *= WORTHWHILE
+            best = self._result()
+            for _ in range(BISECTIONS):
+                middle = math.sqrt(floor * high)
+                if fits(option, middle):
+                    best, high = self._result(), middle
+                else:
+                    floor = middle
+        assert best is not None
+        return best
+
+
+def _device_lines(problem: Problem) -> list[list[ByteArray]]:
+    """Orders in which devices take blocks: of the workers, and where those are not enough of all.
+
+    Fastest first; as listed, which follows hosts and links; largest last, where the head of a
+    language model is.
+    """
+    op_s = problem.costs.op_s
+    seconds = np.where(np.isfinite(op_s), op_s, 0).sum(axis=1)[problem.costs.device_row]
+    memory = problem.memory_bytes
+    listed = workers(problem)
+    others = np.setdiff1d(np.arange(len(memory)), listed)
+    lines: list[ByteArray] = []
+    for line in (
+        listed[np.lexsort((listed, -memory[listed], seconds[listed]))],
+        listed,
+        listed[np.lexsort((listed, memory[listed]))],
+    ):
+        if not any(np.array_equal(line, known) for known in lines):
+            lines.append(line)
+    with_others = [np.concatenate((line, others)) for line in lines]
+    return [
+        [table(line, np.int64) for line in choice]
+        for choice in ((lines, with_others) if len(others) else (lines,))
+    ]

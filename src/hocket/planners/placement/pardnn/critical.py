@@ -1,0 +1,194 @@
+"""ParDNN step 1c, last part: moves along the simulated critical path.
+
+Walk back from the op that ends last, each time to what its start waited for: the latest tensor or
+the op before it on the device. Where the path crosses devices, moving the op that sends to the
+receiver, or the one that receives to the sender, saves the transfer and may add one at its other
+side. Rounds take all moves that gain and only the best one in turn; a round counts only if the
+simulator says that the step got shorter. O(rounds · simulation).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table, zeros
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.planners.placement.pardnn.ledger import Facts
+from hocket.planners.placement.pardnn.trial import Trial, Trials, better
+from hocket.planners.placement.pardnn.work import Work
+from hocket.simulate.timeline import Timeline
+
+_ON_DEVICE, _BY_DATA, _AT_START = -1, -2, -3
+"""Why an op of the path started then, where it was no transfer."""
+
+
+class _Ran(NamedTuple):
+    """A timeline as the walk reads it."""
+
+    device: ByteArray
+    start_s: FloatArray
+    end_s: FloatArray
+    before: ByteArray
+    """The op that ran before on the same device; -1 for none."""
+    key: ByteArray
+    """Of transfers, ascending: tensor * devices + destination."""
+    arrival_s: FloatArray
+    """Of transfers in the order of ``key``."""
+
+
+class _Path(NamedTuple):
+    """The critical path, last op first."""
+
+    op: ByteArray
+    reason: ByteArray
+    """The transfer (by ``key``) that the op waited for, or one of the constants above."""
+    tensor: ByteArray
+    """The tensor that it waited for; -1 for none."""
+    size: ByteArray
+
+
+class Moves(NamedTuple):
+    """Ops to move with their units, the best first, and where to."""
+
+    op: ByteArray
+    device: ByteArray
+
+
+def improve(work: Work, facts: Facts, trials: Trials, trial: Trial, num_rounds: int) -> Trial:
+    """The best trial after some rounds of moves; never with a longer step."""
+    moves, takes_all = crossing_moves(work, facts, trial.timeline), True
+    for _ in range(num_rounds):
+        if not len(moves.op):
+            break
+        taken = slice(None) if takes_all else slice(0, 1)
+        found = trials(moved(work, trial.device_of, moves.op[taken], moves.device[taken]))
+        if better(trial, found) is found:
+            trial, moves = found, crossing_moves(work, facts, found.timeline)
+        elif not takes_all:
+            # The best move does not help: go on with the others.
+            moves = Moves(moves.op[1:], moves.device[1:])
+        takes_all = not takes_all
+    return trial
+
+
+def moved(work: Work, device_of: IntArray, op: ByteArray, device: ByteArray) -> IntArray:
+    """The placement with the units of some ops elsewhere; of two moves of one unit the first."""
+    unit, first = np.unique(work.unit[op], return_index=True)
+    target = np.full(len(work.unit_ptr) - 1, -1, dtype=np.int32)
+    target[unit] = device[first]
+    wanted = target[work.unit]
+    return np.where(wanted >= 0, wanted, device_of).astype(np.int32)
+
+
+def crossing_moves(work: Work, facts: Facts, timeline: Timeline) -> Moves:
+    """Moves of ops at the crossings of the critical path that should shorten it."""
+    ran, waited_s = _as_ran(timeline)
+    num_ops = len(ran.device)
+    path = _Path(zeros(num_ops), zeros(num_ops), zeros(num_ops), zeros(1))
+    _walk(facts, ran, path)
+    size = int(path.size[0])
+    op, reason, tensor = path.op[:size], path.reason[:size], path.tensor[:size]
+    # Step i waited for what op i + 1 sent; the last step waited for nothing on the path.
+    crossing = np.flatnonzero(reason[:-1] >= 0)
+    if not len(crossing):
+        return Moves(zeros(0), zeros(0))
+    cost_s = np.where(reason >= 0, waited_s[np.maximum(reason, 0)], 0.0)
+    link_s = np.where(reason == _BY_DATA, work.tensor_s[tensor], 0.0)
+    sender, receiver = op[crossing + 1], op[crossing]
+    there, here = ran.device[receiver], ran.device[sender]
+    # Moving the sender makes a crossing where it used to follow its own producer on its device.
+    send_gain = cost_s[crossing] - link_s[crossing + 1] + _faster(facts, sender, here, there)
+    after = np.where(crossing > 0, link_s[np.maximum(crossing - 1, 0)], 0.0)
+    receive_gain = cost_s[crossing] - after + _faster(facts, receiver, there, here)
+    gain = np.concatenate((send_gain, receive_gain))
+    order = np.argsort(-gain, kind="stable")
+    order = order[gain[order] > 0]
+    return Moves(np.concatenate((sender, receiver))[order], np.concatenate((there, here))[order])
+
+
+def _faster(facts: Facts, op: ByteArray, src: ByteArray, dst: ByteArray) -> FloatArray:
+    """Seconds that each op runs less on another device; minus infinity where it cannot."""
+    less_s: FloatArray = facts.op_s[op, src] - facts.op_s[op, dst]
+    return less_s
+
+
+def _as_ran(timeline: Timeline) -> tuple[_Ran, FloatArray]:
+    """The timeline for the walk, and how long each transfer took from when it was ready."""
+    num = timeline.num_devices
+    device = timeline.op_device
+    order = np.lexsort((timeline.op_end_s, timeline.op_start_s, device))
+    before = np.full(len(device), -1, dtype=np.int64)
+    follows = device[order[1:]] == device[order[:-1]]
+    before[order[1:][follows]] = order[:-1][follows]
+    key = timeline.transfer_tensor.astype(np.int64) * num + timeline.transfer_dst
+    by_key = np.argsort(key, kind="stable")
+    ran = _Ran(
+        device=table(device, np.int64),
+        start_s=table(timeline.op_start_s, np.float64),
+        end_s=table(timeline.op_end_s, np.float64),
+        before=table(before, np.int64),
+        key=table(key[by_key], np.int64),
+        arrival_s=table(timeline.transfer_end_s[by_key], np.float64),
+    )
+    waited_s = (timeline.transfer_end_s - timeline.transfer_ready_s)[by_key]
+    return ran, waited_s if len(waited_s) else np.zeros(1)
+
+
+@compiled
+def _find(keys: ByteArray, key: int) -> int:
+    """Position of a key, or -1."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high) >> 1
+        if keys[middle] < key:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < len(keys) and keys[low] == key else -1
+
+
+@compiled
+def _step_back(facts: Facts, ran: _Ran, path: _Path, at: int) -> int:
+    """Note why the op at one step of the path started then; returns the op before it, or -1."""
+    op = path.op[at]
+    num_devices = facts.op_s.shape[1]
+    latest_s, following = 0.0, -1
+    for index in range(facts.read_ptr[op], facts.read_ptr[op + 1]):
+        tensor = facts.reads[index]
+        producer = facts.producer[tensor]
+        transfer = _find(ran.key, tensor * num_devices + ran.device[op])
+        if transfer >= 0:
+            arrived_s = ran.arrival_s[transfer]
+        elif producer >= 0:
+            arrived_s = ran.end_s[producer]
+        else:
+            continue
+        if arrived_s > latest_s:
+            latest_s, following = arrived_s, producer
+            path.tensor[at] = tensor
+            path.reason[at] = transfer if transfer >= 0 else _BY_DATA
+    before = ran.before[op]
+    if before >= 0 and ran.end_s[before] > latest_s:
+        following = before
+        path.tensor[at] = -1
+        path.reason[at] = _ON_DEVICE
+    return following
+
+
+@compiled_entry("hocket.planners.placement.pardnn.ledger")
+def _walk(facts: Facts, ran: _Ran, path: _Path) -> None:
+    """Fill the path from the op that ends last to one that waited for no other op."""
+    op = -1
+    for other in range(len(ran.end_s)):
+        if op < 0 or ran.end_s[other] > ran.end_s[op]:
+            op = other
+    while op >= 0 and path.size[0] < len(path.op):
+        at = path.size[0]
+        path.size[0] += 1
+        path.op[at] = op
+        path.tensor[at] = -1
+        path.reason[at] = _AT_START
+        op = _step_back(facts, ran, path, at)

@@ -1,0 +1,211 @@
+"""ParDNN step 1b, mapping: every path to a device, by the work that runs at the same time.
+
+The primary paths go one to each device, the heaviest to the fastest. A path that would pay more for
+communication than there is other work in its span gains nothing by running beside it and joins the
+device that it shares most with. The others follow in falling order of weight and length, each to
+the device where it costs least (level-aware load balancing). The paper adds all work in the span to
+the communication, which in a long span outweighs any transfer; here a path counts its own time,
+scaled by how full its span is. O(ops log ops + devices · (paths log ops + reads)).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.containers import table, zeros
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.plan.problem import Problem
+from hocket.planners.placement.pardnn.ledger import (
+    Axis,
+    Facts,
+    Ledger,
+    Pieces,
+    axis_of,
+    cost_s,
+    facts_of,
+    load_s,
+    new_ledger,
+    pieces_of,
+    put,
+    weigh,
+)
+from hocket.planners.placement.pardnn.slices import Slices
+from hocket.planners.placement.pardnn.work import Devices, Work
+
+_LEDGER = "hocket.planners.placement.pardnn.ledger"
+
+
+class Mapping(NamedTuple):
+    """Where everything is, and what it was decided on."""
+
+    facts: Facts
+    ledger: Ledger
+    axis: Axis
+    paths: Pieces
+    num_merged: int
+
+
+def map_paths(problem: Problem, work: Work, devices: Devices, slices: Slices) -> Mapping:
+    """Map every path; ops that cannot be where the rest of their path is are mapped alone."""
+    axis = axis_of(work, devices, slices.top_s)
+    facts = facts_of(problem, work, devices, axis.position)
+    ledger = new_ledger(facts, len(axis.time_s))
+    paths = pieces_of(axis, slices.path, *spans_of(work, slices, axis))
+    weight_s: FloatArray = np.bincount(
+        slices.path, weights=work.op_s, minlength=slices.num_paths
+    ).astype(np.float64)
+    _map_primary(facts, ledger, paths, *_matching(weight_s[: slices.num_primary], devices))
+    secondary = np.arange(slices.num_primary, slices.num_paths)
+    others_s = table(paths.share_s * axis.speed - weight_s, np.float64)
+    num_merged = zeros(1)
+    _merge(facts, ledger, paths, slices.path, secondary, others_s, num_merged)
+    _balance(facts, ledger, paths, secondary[_falling(weight_s[secondary], paths, secondary)])
+    left = unit_pieces(work, axis, ledger.device < 0)
+    _balance(facts, ledger, left, np.arange(len(left.share_s)))
+    return Mapping(facts, ledger, axis, paths, int(num_merged[0]))
+
+
+def spans_of(work: Work, slices: Slices, axis: Axis) -> tuple[ByteArray, ByteArray]:
+    """Per path, the span in which it may run and that of the ops which its units bring along.
+
+    The first reaches from the end of the last parent of its head to the start of the first child of
+    its tail; the second over those ops. Where they overlap they are one.
+    """
+    num, top_s = slices.num_paths, slices.top_s
+    start_s, stop_s = np.zeros(num), np.full(num, np.inf)
+    path, edge = _edges_of(slices.head, work.parent_ptr)
+    parent = work.parent[edge]
+    np.maximum.at(start_s, path, top_s[parent] + work.op_s[parent])
+    path, edge = _edges_of(slices.tail, work.child_ptr)
+    np.minimum.at(stop_s, path, top_s[work.child[edge]])
+    first, stop = np.zeros((num, 2), dtype=np.int64), np.zeros((num, 2), dtype=np.int64)
+    begin, end = np.searchsorted(axis.time_s, start_s), np.searchsorted(axis.time_s, stop_s)
+    first[:, 0] = np.minimum(begin, axis.position[slices.head])
+    stop[:, 0] = np.maximum(end, axis.position[slices.tail] + 1)
+    beside = np.flatnonzero(~slices.is_trunk)
+    if len(beside):
+        first[:, 1] = len(axis.time_s)
+        np.minimum.at(first[:, 1], slices.path[beside], axis.position[beside])
+        np.maximum.at(stop[:, 1], slices.path[beside], axis.position[beside] + 1)
+        _join_overlapping(first, stop)
+    return first, stop
+
+
+def unit_pieces(work: Work, axis: Axis, is_chosen: NDArray[np.bool_]) -> Pieces:
+    """The units of chosen ops as pieces, each from its first op to its last."""
+    chosen, dense = np.unique(work.unit[is_chosen], return_inverse=True)
+    number = np.full(len(work.unit), -1, dtype=np.int64)
+    number[is_chosen] = dense
+    first = np.zeros((len(chosen), 2), dtype=np.int64)
+    stop = np.zeros((len(chosen), 2), dtype=np.int64)
+    first[:, 0] = len(axis.time_s)
+    np.minimum.at(first[:, 0], dense, axis.position[is_chosen])
+    np.maximum.at(stop[:, 0], dense, axis.position[is_chosen] + 1)
+    return pieces_of(axis, number, first, stop)
+
+
+def _edges_of(op: ByteArray, ptr: ByteArray) -> tuple[ByteArray, ByteArray]:
+    """The edges of one op of each path: (path, edge)."""
+    count = ptr[op + 1] - ptr[op]
+    path = np.repeat(np.arange(len(op)), count)
+    offset = np.arange(len(path)) - np.repeat(np.cumsum(count) - count, count)
+    return path, ptr[op][path] + offset
+
+
+def _join_overlapping(first: ByteArray, stop: ByteArray) -> None:
+    overlaps = (first[:, 1] < stop[:, 0]) & (first[:, 0] < stop[:, 1])
+    first[overlaps, 0] = first[overlaps].min(axis=1)
+    stop[overlaps, 0] = stop[overlaps].max(axis=1)
+    # An empty second span, also where a path brings nothing along.
+    empty = overlaps | (first[:, 1] >= stop[:, 1])
+    first[empty, 1] = stop[empty, 1] = 0
+
+
+def _matching(weight_s: FloatArray, devices: Devices) -> tuple[ByteArray, ByteArray]:
+    """Primary paths from heavy to light, and their devices from fast to slow."""
+    heavy = np.argsort(-weight_s, kind="stable")
+    fast = np.argsort(-devices.speed, kind="stable")[: len(heavy)]
+    return heavy.astype(np.int64), fast.astype(np.int64)
+
+
+def _falling(weight_s: FloatArray, paths: Pieces, chosen: ByteArray) -> ByteArray:
+    """Positions of the chosen paths by falling weight and length, each as share of the largest."""
+    length = np.diff(paths.ptr)[chosen]
+    heaviest_s, longest = weight_s.max(initial=0.0), length.max(initial=1)
+    rank = length / longest
+    if heaviest_s > 0:
+        rank = rank + weight_s / heaviest_s
+    return np.argsort(-rank, kind="stable").astype(np.int64)
+
+
+@compiled_entry(_LEDGER)
+def _map_primary(
+    facts: Facts, ledger: Ledger, paths: Pieces, chosen: ByteArray, devices: ByteArray
+) -> None:
+    for index in range(len(chosen)):
+        put(facts, ledger, paths, chosen[index], devices[index])
+
+
+@compiled
+def _crossing_s(facts: Facts, paths: Pieces, path_of: ByteArray, path: int) -> float:
+    """The larger of the seconds of what comes into a path and of what leaves it."""
+    incoming_s, outgoing_s = 0.0, 0.0
+    for index in range(paths.ptr[path], paths.ptr[path + 1]):
+        op = paths.op[index]
+        for read in range(facts.read_ptr[op], facts.read_ptr[op + 1]):
+            tensor = facts.reads[read]
+            if facts.producer[tensor] >= 0 and path_of[facts.producer[tensor]] != path:
+                incoming_s += facts.tensor_s[tensor]
+        for tensor in range(facts.made_ptr[op], facts.made_ptr[op + 1]):
+            for user in range(facts.user_ptr[tensor], facts.user_ptr[tensor + 1]):
+                if path_of[facts.users[user]] != path:
+                    outgoing_s += facts.tensor_s[tensor]
+                    break
+    return max(incoming_s, outgoing_s)
+
+
+@compiled_entry(_LEDGER)
+def _merge(
+    facts: Facts,
+    ledger: Ledger,
+    paths: Pieces,
+    path_of: ByteArray,
+    chosen: ByteArray,
+    others_s: FloatArray,
+    num_merged: ByteArray,
+) -> None:
+    """Initial merge: a path that pays more than other work could hide joins what it talks to."""
+    for path in chosen:
+        if _crossing_s(facts, paths, path_of, path) < others_s[path]:
+            continue
+        weigh(facts, ledger, paths, path)
+        best, most_s = -1, 0.0
+        for device in range(len(ledger.own_s)):
+            if ledger.own_s[device] < np.inf and ledger.saved_s[device] > most_s:
+                best, most_s = device, ledger.saved_s[device]
+        if best >= 0:
+            put(facts, ledger, paths, path, best)
+            num_merged[0] += 1
+
+
+@compiled_entry(_LEDGER)
+def _balance(facts: Facts, ledger: Ledger, pieces: Pieces, order: ByteArray) -> None:
+    """Level-aware load balancing of the pieces that are on no device yet."""
+    for piece in order:
+        if ledger.device[pieces.op[pieces.ptr[piece]]] >= 0:
+            continue
+        weigh(facts, ledger, pieces, piece)
+        best, least_s = -1, np.inf
+        for device in range(len(ledger.own_s)):
+            beside_s = load_s(ledger, pieces, piece, device)
+            cost = cost_s(facts, ledger, pieces, piece, device, beside_s, 1.0)
+            if cost < least_s or (
+                best >= 0 and cost == least_s and ledger.saved_s[device] > ledger.saved_s[best]
+            ):
+                best, least_s = device, cost
+        if best >= 0:
+            put(facts, ledger, pieces, piece, best)

@@ -1,0 +1,227 @@
+"""ParDNN step 1c, refinement: paths move or change places, then single units move.
+
+A path moves to the device where it costs less (`hocket.planners.placement.pardnn.ledger.cost_s`).
+One that would save transfers elsewhere but finds that device full waits; a waiting path of the
+other device that runs at the same time changes places with it if both together cost less. Then
+units move in the same way within the spans of their paths (node switching). How much an even load
+weighs against transfers depends on the graph, so several weights are tried and the simulator
+decides. O(sweeps · (ops log ops + devices · reads)).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray
+from hocket.compiled.containers import table, zeros
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.planners.placement.pardnn.ledger import (
+    Facts,
+    Ledger,
+    Pieces,
+    cost_s,
+    lift,
+    load_s,
+    put,
+    weigh,
+    weigh_lifted,
+)
+from hocket.planners.placement.pardnn.mapping import Mapping, unit_pieces
+from hocket.planners.placement.pardnn.slices import Slices
+from hocket.planners.placement.pardnn.trial import Trial, Trials, better
+from hocket.planners.placement.pardnn.work import Work
+
+_LEDGER = "hocket.planners.placement.pardnn.ledger"
+_STIFFNESS = (1.0, 2.0, 4.0, 8.0)
+"""Weights of an even load against transfers."""
+_MAX_SWEEPS = 12
+_MANY = 64
+"""A tensor with more readers says little about who is near whom."""
+_FEW = 500
+"""Sweeps end when less than one in so many pieces moved."""
+_LEAST_GAIN = 1e-9
+"""Share of its own cost by which a piece must gain to move, so that rounding moves nothing."""
+
+
+def refine(work: Work, slices: Slices, mapping: Mapping, trials: Trials, mapped: Trial) -> Trial:
+    """The best of the mapped placement and those that sweeps make of it."""
+    best = mapped
+    units = _units_in_paths(work, slices, mapping)
+    for stiffness in _STIFFNESS:
+        ledger = mapping.ledger._replace(
+            device=mapping.ledger.device.copy(),
+            tree_s=mapping.ledger.tree_s.copy(),
+            num_touching=mapping.ledger.num_touching.copy(),
+        )
+        sweep(mapping.facts, ledger, mapping.paths, stiffness)
+        sweep(mapping.facts, ledger, units, stiffness)
+        best = better(best, trials(ledger.device.astype(np.int32)))
+    return best
+
+
+def sweep(facts: Facts, ledger: Ledger, pieces: Pieces, stiffness: float) -> None:
+    """Go over the pieces, after the first time those near a move, until hardly any moves."""
+    num_devices, num_pieces = len(ledger.own_s), len(pieces.share_s)
+    is_due = np.ones(num_pieces, dtype=np.bool_)
+    moved = zeros(1)
+    for _ in range(_MAX_SWEEPS):
+        moved[0] = 0
+        waiting = np.full((num_devices, num_devices), -1, dtype=np.int64)
+        _sweep_once(facts, ledger, pieces, stiffness, is_due, waiting, moved)
+        if moved[0] * _FEW <= num_pieces:
+            break
+
+
+def _units_in_paths(work: Work, slices: Slices, mapping: Mapping) -> Pieces:
+    """Every unit as a piece, in the spans of the path that its ops are in."""
+    units = unit_pieces(work, mapping.axis, np.ones(len(work.unit), dtype=np.bool_))
+    path = slices.path[units.op[units.ptr[:-1]]]
+    return units._replace(
+        first=table(mapping.paths.first[path], np.int64),
+        stop=table(mapping.paths.stop[path], np.int64),
+        share_s=table(mapping.paths.share_s[path], np.float64),
+    )
+
+
+@compiled
+def _device_of(ledger: Ledger, pieces: Pieces, piece: int) -> int:
+    """Where a piece is, or -1 where its ops are on several devices."""
+    device: int = ledger.device[pieces.op[pieces.ptr[piece]]]
+    for index in range(pieces.ptr[piece] + 1, pieces.ptr[piece + 1]):
+        if ledger.device[pieces.op[index]] != device:
+            return -1
+    return device
+
+
+@compiled
+def _mark_users(facts: Facts, pieces: Pieces, tensor: int, is_due: NDArray[np.bool_]) -> None:
+    first, stop = facts.user_ptr[tensor], facts.user_ptr[tensor + 1]
+    if stop - first > _MANY:
+        return
+    for index in range(first, stop):
+        is_due[pieces.number[facts.users[index]]] = True
+    if facts.producer[tensor] >= 0:
+        is_due[pieces.number[facts.producer[tensor]]] = True
+
+
+@compiled
+def _mark_near(facts: Facts, pieces: Pieces, piece: int, is_due: NDArray[np.bool_]) -> None:
+    """Pieces that share a tensor with one that moved are to be looked at again."""
+    for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
+        op = pieces.op[index]
+        for read in range(facts.read_ptr[op], facts.read_ptr[op + 1]):
+            _mark_users(facts, pieces, facts.reads[read], is_due)
+        for tensor in range(facts.made_ptr[op], facts.made_ptr[op + 1]):
+            _mark_users(facts, pieces, tensor, is_due)
+
+
+@compiled
+def _match(pieces: Pieces, one: int, other: int) -> bool:
+    """Whether two pieces run at the same time and have about as many ops.
+
+    Unlike ones would not keep the balance, and trying them would take as long as the larger.
+    """
+    num_one = pieces.ptr[one + 1] - pieces.ptr[one]
+    num_other = pieces.ptr[other + 1] - pieces.ptr[other]
+    is_alike: bool = num_one <= 2 * num_other and num_other <= 2 * num_one
+    return (
+        is_alike
+        and pieces.first[one, 0] < pieces.stop[other, 0]
+        and pieces.first[other, 0] < pieces.stop[one, 0]
+    )
+
+
+@compiled
+def _pair_cost_s(
+    facts: Facts,
+    ledger: Ledger,
+    pieces: Pieces,
+    one: int,
+    one_device: int,
+    other: int,
+    other_device: int,
+    stiffness: float,
+) -> float:
+    """What two lifted pieces cost together; leaves the first of them at its device."""
+    weigh(facts, ledger, pieces, one)
+    beside_s = load_s(ledger, pieces, one, one_device)
+    cost = cost_s(facts, ledger, pieces, one, one_device, beside_s, stiffness)
+    put(facts, ledger, pieces, one, one_device)
+    weigh(facts, ledger, pieces, other)
+    beside_s = load_s(ledger, pieces, other, other_device)
+    return cost + cost_s(facts, ledger, pieces, other, other_device, beside_s, stiffness)
+
+
+@compiled
+def _swap(
+    facts: Facts, ledger: Ledger, pieces: Pieces, one: int, other: int, stiffness: float
+) -> bool:
+    """Let two pieces change places if they cost less then."""
+    here, there = _device_of(ledger, pieces, one), _device_of(ledger, pieces, other)
+    lift(facts, ledger, pieces, one)
+    lift(facts, ledger, pieces, other)
+    stay_s = _pair_cost_s(facts, ledger, pieces, one, here, other, there, stiffness)
+    lift(facts, ledger, pieces, one)
+    swap_s = _pair_cost_s(facts, ledger, pieces, one, there, other, here, stiffness)
+    if swap_s < stay_s - _LEAST_GAIN * abs(stay_s):
+        put(facts, ledger, pieces, other, here)
+        return True
+    lift(facts, ledger, pieces, one)
+    put(facts, ledger, pieces, one, here)
+    put(facts, ledger, pieces, other, there)
+    return False
+
+
+@compiled_entry(_LEDGER)
+def _sweep_once(
+    facts: Facts,
+    ledger: Ledger,
+    pieces: Pieces,
+    stiffness: float,
+    is_due: NDArray[np.bool_],
+    waiting: ByteArray,
+    moved: ByteArray,
+) -> None:
+    """Each piece in turn; ``waiting[a, b]`` is the last one on a that would save more on b."""
+    for piece in range(len(is_due)):
+        here = _device_of(ledger, pieces, piece) if is_due[piece] else -1
+        is_due[piece] = False
+        if here < 0:
+            continue
+        weigh_lifted(facts, ledger, pieces, piece, here)
+        # All ops of a piece are in its spans.
+        beside_s = load_s(ledger, pieces, piece, here) - ledger.own_s[here]
+        stay_s = cost_s(facts, ledger, pieces, piece, here, beside_s, stiffness)
+        best, least_s = here, stay_s - _LEAST_GAIN * abs(stay_s)
+        wanted = here
+        for device in range(len(ledger.own_s)):
+            # On most devices a piece saves so little that it would not go there if they were idle.
+            idle_s = cost_s(facts, ledger, pieces, piece, device, 0.0, stiffness)
+            if device == here or idle_s >= least_s:
+                continue
+            beside_s = load_s(ledger, pieces, piece, device)
+            cost = cost_s(facts, ledger, pieces, piece, device, beside_s, stiffness)
+            if cost < least_s:
+                best, least_s = device, cost
+            if ledger.saved_s[device] > ledger.saved_s[wanted]:
+                wanted = device
+        if best != here:
+            lift(facts, ledger, pieces, piece)
+            put(facts, ledger, pieces, piece, best)
+            _mark_near(facts, pieces, piece, is_due)
+            moved[0] += 1
+        elif wanted != here:
+            other = waiting[wanted, here]
+            if (
+                other >= 0
+                and _device_of(ledger, pieces, other) == wanted
+                and _match(pieces, piece, other)
+                and _swap(facts, ledger, pieces, piece, other, stiffness)
+            ):
+                waiting[wanted, here] = -1
+                _mark_near(facts, pieces, piece, is_due)
+                _mark_near(facts, pieces, other, is_due)
+                moved[0] += 1
+            else:
+                waiting[here, wanted] = piece

@@ -1,0 +1,148 @@
+"""ParDNN step 1a, slicing: cut the graph into paths, one heavy path per device first.
+
+Each of the first K paths begins at the op with the largest bottom level among those left and goes
+on to the child with the longest rest, communication included: these primary paths keep the heaviest
+transfers inside. Then the edges within them cost nothing, and from the op on the longest path
+through the whole graph further, secondary paths are followed until they meet what is taken. An op
+takes the other ops of its unit along. O(K · (ops + edges) + ops log ops).
+
+Qararyah et al., "A computational-graph partitioning method for training memory-constrained DNNs",
+Parallel Computing 2021.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.containers import zeros
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.planners.placement.pardnn.levels import bottom_levels, reverse_depths, top_levels
+from hocket.planners.placement.pardnn.work import Work
+
+_OWN = "hocket.planners.placement.pardnn.work"
+
+
+class Slices(NamedTuple):
+    """Paths, the primary ones first, with the ops that their units bring along."""
+
+    path: ByteArray
+    """The path of each op."""
+    is_trunk: NDArray[np.bool_]
+    """Whether the op is on its path itself, and not only in a unit with an op that is."""
+    head: ByteArray
+    tail: ByteArray
+    """Per path: its first and its last op."""
+    num_primary: int
+    top_s: FloatArray
+    """Top level of each op, edges within primary paths free of charge: the axis of time."""
+
+    @property
+    def num_paths(self) -> int:
+        """Number of paths."""
+        return len(self.head)
+
+
+class _Cut(NamedTuple):
+    """The paths so far."""
+
+    path: ByteArray
+    is_trunk: NDArray[np.bool_]
+    head: ByteArray
+    tail: ByteArray
+    num_paths: ByteArray
+
+
+def slice_paths(work: Work, num_primary: int) -> Slices:
+    """Cut the graph into at most ``num_primary`` primary paths and as many others as it takes."""
+    num_ops = len(work.op_s)
+    cut = _Cut(
+        path=np.full(num_ops, -1, dtype=np.int64),
+        is_trunk=np.zeros(num_ops, dtype=np.bool_),
+        head=zeros(num_ops),
+        tail=zeros(num_ops),
+        num_paths=zeros(1),
+    )
+    bottom_s, top_s, depth = np.zeros(num_ops), np.zeros(num_ops), zeros(num_ops)
+    _cut_primary(work, cut, num_primary, bottom_s)
+    found = int(cut.num_paths[0])
+    place = cut.path.copy()
+    top_levels(work, place, top_s)
+    bottom_levels(work, place, bottom_s)
+    reverse_depths(work, depth)
+    order = np.lexsort((np.arange(num_ops), -depth, -(top_s + bottom_s)))
+    _cut_secondary(work, cut, order, bottom_s)
+    num_paths = int(cut.num_paths[0])
+    return Slices(
+        path=cut.path,
+        is_trunk=cut.is_trunk,
+        head=cut.head[:num_paths],
+        tail=cut.tail[:num_paths],
+        num_primary=found,
+        top_s=top_s,
+    )
+
+
+@compiled
+def _take(work: Work, cut: _Cut, op: int, path: int) -> None:
+    """Put an op on a path, with the others of its unit beside it."""
+    cut.is_trunk[op] = True
+    unit = work.unit[op]
+    for index in range(work.unit_ptr[unit], work.unit_ptr[unit + 1]):
+        cut.path[work.unit_op[index]] = path
+
+
+@compiled
+def _follow(work: Work, cut: _Cut, head: int, bottom_s: FloatArray) -> None:
+    """A new path from ``head`` along the longest rests, over ops that no other path has."""
+    path = cut.num_paths[0]
+    cut.num_paths[0] += 1
+    cut.head[path] = head
+    op = head
+    while op >= 0:
+        _take(work, cut, op, path)
+        cut.tail[path] = op
+        following, longest_s = -1, -1.0
+        for edge in range(work.child_ptr[op], work.child_ptr[op + 1]):
+            child = work.child[edge]
+            length_s = work.child_s[edge] + bottom_s[child]
+            if length_s > longest_s and (cut.path[child] < 0 or cut.path[child] == path):
+                following, longest_s = child, length_s
+        op = following
+
+
+@compiled
+def _lengthen(work: Work, cut: _Cut, bottom_s: FloatArray) -> int:
+    """Bottom levels over the ops that are left; returns the op with the largest, or -1."""
+    head, longest_s = -1, -1.0
+    for op in range(len(bottom_s) - 1, -1, -1):
+        if cut.path[op] >= 0:
+            continue
+        rest_s = 0.0
+        for edge in range(work.child_ptr[op], work.child_ptr[op + 1]):
+            child = work.child[edge]
+            if cut.path[child] < 0:
+                rest_s = max(rest_s, work.child_s[edge] + bottom_s[child])
+        bottom_s[op] = rest_s + work.op_s[op]
+        if bottom_s[op] >= longest_s:
+            head, longest_s = op, bottom_s[op]
+    return head
+
+
+@compiled_entry(_OWN)
+def _cut_primary(work: Work, cut: _Cut, num_primary: int, bottom_s: FloatArray) -> None:
+    for _ in range(num_primary):
+        head = _lengthen(work, cut, bottom_s)
+        if head < 0:
+            break
+        _follow(work, cut, head, bottom_s)
+
+
+@compiled_entry(_OWN)
+def _cut_secondary(work: Work, cut: _Cut, order: ByteArray, bottom_s: FloatArray) -> None:
+    for op in order:
+        if cut.path[op] < 0:
+            _follow(work, cut, op, bottom_s)

@@ -1,0 +1,137 @@
+"""The problem as ParDNN weighs it: seconds per op and per edge, units that move together.
+
+Where devices differ an op weighs its mean time over the devices that it may go to, and a tensor its
+mean transfer over all pairs. A unit is a set of ops that must share a device, or one free op.
+O(ops + reads log reads) in numpy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table
+from hocket.graph.coarsen import bound_ops
+from hocket.plan.problem import Problem
+from hocket.planners.placement.devices import elsewhere, workers
+from hocket.planners.tables import mean_transfer_s
+
+
+class Work(NamedTuple):
+    """Ops in topological order, the edges between them and the units that they belong to."""
+
+    op_s: FloatArray
+    child_ptr: ByteArray
+    child: ByteArray
+    """Ops that read from op i: ``child[child_ptr[i]:child_ptr[i + 1]]``, ascending."""
+    child_s: FloatArray
+    """Seconds to send all that the child reads."""
+    parent_ptr: ByteArray
+    parent: ByteArray
+    parent_s: FloatArray
+    unit: ByteArray
+    unit_ptr: ByteArray
+    unit_op: ByteArray
+    """Ops of unit u: ``unit_op[unit_ptr[u]:unit_ptr[u + 1]]``, ascending."""
+    tensor_s: FloatArray
+    """Mean seconds of a transfer."""
+
+
+class Devices(NamedTuple):
+    """Which device may take what, and how long ops take there."""
+
+    op_s: FloatArray
+    """[device, op]: infinite where the op may not go."""
+    speed: FloatArray
+    """Per device: mean seconds of the ops that it can run over its own seconds for them; 0 where it
+    only takes what no accelerator can run."""
+
+
+def devices_of(problem: Problem) -> Devices:
+    """Op times on accelerators, and on other devices for units that no accelerator can run."""
+    unit = units(problem)
+    forced = elsewhere(problem, unit)[unit]
+    op_s = problem.costs.op_s[problem.costs.device_row].copy()
+    chosen = workers(problem)
+    is_worker = np.zeros(len(op_s), dtype=np.bool_)
+    is_worker[chosen] = True
+    if not is_worker.all() or (forced >= 0).any():
+        device = np.arange(len(op_s))[:, None]
+        op_s[np.where(forced >= 0, forced != device, ~is_worker[:, None])] = np.inf
+    _spread_limits(op_s, unit)
+    mean_s = mean_op_s(op_s)
+    runs = np.isfinite(op_s)
+    own_s = np.where(runs, op_s, 0.0).sum(axis=1)
+    share_s = np.where(runs, mean_s, 0.0).sum(axis=1)
+    speed = np.where(own_s > 0, share_s / np.where(own_s > 0, own_s, 1.0), 1.0)
+    speed = np.where(is_worker, speed, 0.0)
+    return Devices(table(op_s, np.float64), table(speed, np.float64))
+
+
+def work_of(problem: Problem, devices: Devices) -> Work:
+    """The weights of a problem."""
+    graph = problem.graph
+    tensor_s = mean_transfer_s(problem)
+    src, dst = graph.edges
+    edge_s = _edge_seconds(problem, tensor_s)
+    by_src = np.argsort(src, kind="stable")
+    unit = units(problem)
+    ops = np.arange(graph.num_ops + 1)
+    num_units = int(unit.max(initial=-1)) + 1
+    return Work(
+        op_s=table(mean_op_s(devices.op_s), np.float64),
+        child_ptr=table(np.searchsorted(src[by_src], ops), np.int64),
+        child=table(dst[by_src], np.int64),
+        child_s=table(edge_s[by_src], np.float64),
+        parent_ptr=table(np.searchsorted(dst, ops), np.int64),
+        parent=table(src, np.int64),
+        parent_s=table(edge_s, np.float64),
+        unit=table(unit, np.int64),
+        unit_ptr=table(pointers(unit, num_units), np.int64),
+        unit_op=table(np.argsort(unit, kind="stable"), np.int64),
+        tensor_s=table(tensor_s, np.float64),
+    )
+
+
+def units(problem: Problem) -> IntArray:
+    """The unit of each op, numbered from 0."""
+    return bound_ops(problem.graph)
+
+
+def mean_op_s(op_s: FloatArray) -> FloatArray:
+    """Per op: seconds averaged over the devices that can run it."""
+    runs = np.isfinite(op_s)
+    total: FloatArray = np.where(runs, op_s, 0.0).sum(axis=0) / np.maximum(runs.sum(axis=0), 1)
+    return total
+
+
+def pointers(number: NDArray[np.integer], count: int) -> ByteArray:
+    """Where the items of each number begin once they are sorted by it."""
+    ptr = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(np.bincount(number, minlength=count), out=ptr[1:])
+    return ptr
+
+
+def _spread_limits(op_s: FloatArray, unit: IntArray) -> None:
+    """What a device cannot run, it cannot run with the rest of the unit."""
+    for row in op_s:
+        stuck = ~np.isfinite(row)
+        if stuck.any():
+            row[np.isin(unit, unit[stuck])] = np.inf
+
+
+def _edge_seconds(problem: Problem, tensor_s: FloatArray) -> FloatArray:
+    """Per edge: seconds to send all tensors from the producer that the reader reads."""
+    graph = problem.graph
+    src, dst = graph.edges
+    width = max(graph.num_ops, 1)
+    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr))
+    producer = graph.tensor_producer[graph.reads]
+    inner = producer >= 0
+    key = dst.astype(np.int64) * width + src
+    edge = np.searchsorted(key, reader[inner] * width + producer[inner])
+    seconds = np.bincount(edge, weights=tensor_s[graph.reads[inner]], minlength=len(src))
+    return seconds.astype(np.float64)

@@ -1,0 +1,1 @@
+"""Parts of the local search: what can move, what a move might gain, what to try."""

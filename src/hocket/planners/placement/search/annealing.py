@@ -1,0 +1,95 @@
+"""Simulated annealing for small graphs: random moves, ever less willing to make the step longer.
+
+A search that only accepts better plans never leaves one whose every neighbour is worse, and in
+small graphs with long transfers many are like that. Moves are a unit to another device, a cluster
+of units to another device, and two ops that exchange their priorities. They are drawn beforehand,
+so that the whole walk is one call of compiled code. O(moves · simulation).
+
+Kirkpatrick, Gelatt, Vecchi, "Optimization by simulated annealing", Science 1983.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.planners.placement.search.clusters import cluster, neighbours
+from hocket.planners.placement.search.state import Search
+from hocket.planners.placement.search.units import Units
+from hocket.simulate.bench import Changes
+
+_COOLING = 1 / 40
+"""How much less willing the walk is at its end than at its start."""
+_KINDS = ((0.45, 0.25), 0.30)
+"""Shares of moves: of units and of clusters to devices, and exchanges of priorities."""
+_NUM_CLUSTERS = 256
+
+
+def anneal(
+    search: Search, units: Units, num_moves: int, heat: float, random: np.random.Generator
+) -> None:
+    """Walk from the present plan; ends with the best plan that was met.
+
+    ``heat`` is the share of the step by which the first moves may make it longer, on average.
+    """
+    (units_share, clusters_share), _ = _KINDS
+    kind = random.random(num_moves)
+    pool = _Pool(search, units, random)
+    which = pool.draw(kind < units_share, random)
+    is_exchange = kind >= units_share + clusters_share
+    which[is_exchange] = -1
+    search.walk(pool.changes(which, _tolerances(num_moves, heat, random), random))
+
+
+def _tolerances(num_moves: int, heat: float, random: np.random.Generator) -> FloatArray:
+    """Metropolis' rule with its random numbers drawn first: how much longer a step may become."""
+    cooled = heat * _COOLING ** (np.arange(num_moves) / max(num_moves - 1, 1))
+    tolerances: FloatArray = 1 + cooled * random.exponential(size=num_moves)
+    return tolerances
+
+
+class _Pool:
+    """Sets of ops that a walk moves, and the devices that each of them can go to."""
+
+    def __init__(self, search: Search, units: Units, random: np.random.Generator) -> None:
+        self.num_ops, self.num_units = len(search.device_of), units.num_units
+        near = neighbours(search.problem.graph, units)
+        starts = random.integers(0, units.num_units, _NUM_CLUSTERS).tolist()
+        members = [
+            *([unit] for unit in range(units.num_units)),
+            *(cluster(near, start, random) for start in starts),
+        ]
+        ops = [units.ops_of_all(np.array(chosen))[0] for chosen in members]
+        self.ops: ByteArray = np.concatenate(ops)
+        self.size = np.array([len(part) for part in ops])
+        self.first = np.cumsum(self.size) - self.size
+        can_go = np.array([units.can_run[:, chosen].all(axis=1) for chosen in members])
+        self.target = np.argwhere(can_go)
+        """Pairs of a set and a device; those of single units come first."""
+
+    def draw(self, is_unit: np.ndarray, random: np.random.Generator) -> ByteArray:
+        """Positions in ``target``: of a unit where asked for, else of a cluster."""
+        border = int(np.searchsorted(self.target[:, 0], self.num_units))
+        is_unit = is_unit | (border == len(self.target))
+        low, high = np.where(is_unit, 0, border), np.where(is_unit, border, len(self.target))
+        return random.integers(low, high)
+
+    def changes(
+        self, which: ByteArray, tolerance: FloatArray, random: np.random.Generator
+    ) -> Changes:
+        """The drawn moves; where ``which`` is -1, an exchange of priorities."""
+        chosen, device = self.target[which].T
+        is_exchange = which < 0
+        size = np.where(is_exchange, 1, self.size[chosen])
+        ptr = np.concatenate(([0], np.cumsum(size)))
+        move = np.repeat(np.arange(len(which)), size)
+        op = self.ops[self.first[chosen][move] + np.arange(len(move)) - ptr[move]]
+        pairs = random.integers(0, self.num_ops, (len(which), 2))
+        return Changes(
+            ptr=ptr,
+            op=np.where(is_exchange[move], pairs[move, 0], op),
+            device=device[move],
+            priority=np.full(len(move), np.nan),
+            partner=np.where(is_exchange[move], pairs[move, 1], -1),
+            tolerance=tolerance,
+        )

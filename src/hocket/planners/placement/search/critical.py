@@ -1,0 +1,78 @@
+"""What the simulated step looks like to a local search: its critical ops, and estimated gains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.containers import table
+from hocket.planners.order.slack import latest_starts
+from hocket.planners.placement.search.state import NO_SLACK, Search
+from hocket.planners.placement.search.units import Units
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Critical:
+    """The critical part of the step that a search shows."""
+
+    is_critical: NDArray[np.bool_]
+    """Per op."""
+    units: ByteArray
+    """Units with critical ops, ascending."""
+    gain_s: FloatArray
+    """[unit of ``units``, device]: estimated; minus infinity where it is or cannot run."""
+    by_device: ByteArray
+    """Ops of each device in the order of their starts."""
+    device_ptr: ByteArray
+    """Parts of ``by_device``."""
+
+
+def find_critical(search: Search, units: Units) -> Critical:
+    """The critical part of the present plan."""
+    from hocket.planners.placement.search.gain_kernels import Step, fill_gains
+
+    search.show()
+    evaluator, bench = search.evaluator, search.evaluator.bench
+    start_s, end_s, step_s = evaluator.op_start_s, evaluator.op_end_s, search.score.step_s
+    latest_s = latest_starts(evaluator, keeps_order=True)
+    is_critical = latest_s - start_s <= NO_SLACK * step_s
+    is_critical |= _is_overfull(search)[search.device_of]
+    by_device = np.lexsort((end_s, start_s, search.device_of))
+    device_ptr = bench.ops.lineup_ptr.copy()
+    duration_s = bench.ops.duration_s[by_device]
+    before_s = np.concatenate(([0.0], np.cumsum(duration_s)))[:-1]
+    before_s -= np.append(before_s, 0.0)[device_ptr[:-1]][search.device_of[by_device]]
+    chosen = np.unique(units.unit_of[is_critical]).astype(np.int64)
+    listed_op, listed_row = units.ops_of_all(chosen)
+    gain_s = np.zeros((len(chosen), len(device_ptr) - 1))
+    step = Step(
+        end_s=end_s,
+        latest_s=latest_s,
+        unit_of=table(units.unit_of, np.int64),
+        is_critical=table(is_critical, np.int64),
+        step_s=np.array([step_s]),
+        by_device=by_device,
+        started_s=start_s[by_device],
+        busy_s=before_s,
+    )
+    fill_gains(bench.fixed, bench.ops, bench.places, step, listed_op, listed_row, gain_s)
+    gain_s[~units.can_run[:, chosen].T] = -np.inf
+    first = units.ops[units.ptr[chosen]]
+    gain_s[np.arange(len(chosen)), search.device_of[first]] = -np.inf
+    return Critical(
+        is_critical=is_critical,
+        units=chosen,
+        gain_s=gain_s,
+        by_device=by_device,
+        device_ptr=device_ptr,
+    )
+
+
+def _is_overfull(search: Search) -> NDArray[np.bool_]:
+    """Devices that hold more than they have: everything there is worth moving."""
+    has = search.evaluator.bench.fixed.memory_bytes
+    is_overfull: NDArray[np.bool_] = search.evaluator.peak_bytes > has
+    return is_overfull

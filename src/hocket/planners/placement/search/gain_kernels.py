@@ -1,0 +1,110 @@
+"""What moving a unit might gain, compiled: paths through its ops as they would be elsewhere."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.simulate.bench import Fixed
+from hocket.simulate.tables import OpTable, PlaceTable
+
+
+class Step(NamedTuple):
+    """The simulated step."""
+
+    end_s: FloatArray
+    latest_s: FloatArray
+    """Latest start of each op that does not make the step longer."""
+    unit_of: ByteArray
+    is_critical: ByteArray
+    """Per op, 0 or 1."""
+    step_s: FloatArray
+    """One number."""
+    by_device: ByteArray
+    """Ops of each device in the order of their starts; `OpTable.lineup_ptr` parts them."""
+    started_s: FloatArray
+    """Their starts."""
+    busy_s: FloatArray
+    """Seconds that the device worked before each of them."""
+
+
+@compiled
+def _transfer_s(fixed: Fixed, tensor: int, src: int, dst: int) -> float:
+    if src == dst:
+        return 0.0
+    pair = src * len(fixed.row) + dst
+    seconds: float = (
+        fixed.latency_s[pair] + fixed.work[tensor] * fixed.hops[pair] / fixed.slowest[pair]
+    )
+    return seconds
+
+
+@compiled
+def _busy_until(step: Step, ops: OpTable, device: int, time_s: float) -> float:
+    """Seconds that a device works before a time."""
+    first, low, high = ops.lineup_ptr[device], ops.lineup_ptr[device], ops.lineup_ptr[device + 1]
+    while low < high:
+        middle = (low + high) >> 1
+        if step.started_s[middle] < time_s:
+            low = middle + 1
+        else:
+            high = middle
+    if low == first:
+        return 0.0
+    last_s = ops.duration_s[step.by_device[low - 1]]
+    busy_s: float = step.busy_s[low - 1] + min(last_s, time_s - step.started_s[low - 1])
+    return busy_s
+
+
+@compiled
+def _path_s(
+    fixed: Fixed, ops: OpTable, places: PlaceTable, step: Step, op: int, device: int
+) -> float:
+    """The longest path through an op if it ran on a device, and what is in its way there."""
+    unit, head_s, tail_s = step.unit_of[op], 0.0, 0.0
+    for index in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
+        tensor = fixed.reads[index]
+        producer = fixed.home_reader[tensor]
+        if not fixed.is_made[tensor]:
+            continue
+        sent_s = 0.0
+        if step.unit_of[producer] != unit:
+            sent_s = _transfer_s(fixed, tensor, ops.device[producer], device)
+        head_s = max(head_s, step.end_s[producer] + sent_s)
+    for tensor in range(ops.made_ptr[op], ops.made_ptr[op + 1]):
+        for index in range(fixed.user_ptr[tensor], fixed.user_ptr[tensor + 1]):
+            user = places.reader[fixed.user_read[index]]
+            sent_s = 0.0
+            if step.unit_of[user] != unit:
+                sent_s = _transfer_s(fixed, tensor, device, ops.device[user])
+            tail_s = max(tail_s, step.step_s[0] - step.latest_s[user] + sent_s)
+    duration_s = fixed.op_s[fixed.row[device], op]
+    occupied_s = 0.0
+    if device != ops.device[op]:
+        occupied_s = _busy_until(step, ops, device, head_s + duration_s) - _busy_until(
+            step, ops, device, head_s
+        )
+    return head_s + duration_s + occupied_s + tail_s
+
+
+@compiled_entry("hocket.simulate.bench", "hocket.simulate.tables")
+def fill_gains(
+    fixed: Fixed,
+    ops: OpTable,
+    places: PlaceTable,
+    step: Step,
+    listed_op: ByteArray,
+    listed_row: ByteArray,
+    gain_s: FloatArray,
+) -> None:
+    """Add up, per row and device, what the listed ops would gain there.
+
+    An op on the critical path gains what its longest path gets shorter; another can only lose, by
+    what its path would be longer than the step.
+    """
+    for index in range(len(listed_op)):
+        op = listed_op[index]
+        for device in range(len(fixed.row)):
+            gain = step.step_s[0] - _path_s(fixed, ops, places, step, op, device)
+            gain_s[listed_row[index], device] += gain if step.is_critical[op] else min(gain, 0.0)

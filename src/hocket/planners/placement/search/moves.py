@@ -1,0 +1,188 @@
+"""What a local search tries: moves that might make the critical path shorter, best guess first.
+
+Single units, swaps with the op that is in the way, runs of the critical path that share a device,
+shifts of the boundary between two devices, several promising moves at once, and ops put before the
+op that kept their device busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import ByteArray
+from hocket.planners.placement.search.critical import Critical
+from hocket.planners.placement.search.state import Change, Search
+from hocket.planners.placement.search.units import Units
+
+MAX_SINGLE = 400
+MAX_SWAPS = 100
+MAX_BORDERS = 24
+MAX_ORDERS = 100
+MAX_MERGED = 8
+
+
+@dataclass(frozen=True)
+class Move:
+    """A change with a guess at what it gains."""
+
+    kind: str
+    key: tuple[int | bytes, ...]
+    """Tells it apart from other moves of its kind."""
+    gain_s: float
+    change: Change
+
+
+def moves(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
+    """Moves of every kind."""
+    yield from _single(units, critical)
+    yield from _together(units, critical)
+    yield from _swaps(search, units, critical)
+    yield from _borders(search, units, critical)
+    yield from _merged(search, units)
+    yield from _earlier(search, critical)
+
+
+def _to(units: Units, chosen: ByteArray, device: int | ByteArray) -> Change:
+    ops, position = units.ops_of_all(chosen)
+    devices = np.broadcast_to(np.asarray(device, dtype=np.int64), len(chosen))[position]
+    return Change(ops, devices)
+
+
+def _ranked(gain_s: np.ndarray, count: int) -> ByteArray:
+    """Positions of the highest gains in the flattened array, those that are possible at all."""
+    flat = gain_s.ravel()
+    order = np.argsort(-flat, kind="stable")[:count]
+    return order[flat[order] > -np.inf]
+
+
+def _single(units: Units, critical: Critical) -> Iterator[Move]:
+    num_devices = critical.gain_s.shape[1]
+    for at in _ranked(critical.gain_s, MAX_SINGLE).tolist():
+        row, device = divmod(at, num_devices)
+        unit = int(critical.units[row])
+        change = _to(units, critical.units[row : row + 1], device)
+        yield Move("single", (unit, device), float(critical.gain_s[row, device]), change)
+
+
+def _together(units: Units, critical: Critical) -> Iterator[Move]:
+    """The most promising moves of many units at once, then of fewer and fewer of them.
+
+    Not of all: moves that look good one by one are in each other's way.
+    """
+    best = critical.gain_s.argmax(axis=1)
+    gain_s = critical.gain_s[np.arange(len(best)), best]
+    order = np.argsort(-gain_s, kind="stable")
+    count = (int((gain_s > 0).sum()) + 1) // 2
+    while count >= 2:
+        rows = order[:count]
+        chosen = critical.units[rows]
+        key = (count, chosen.tobytes(), best[rows].tobytes())
+        yield Move("together", key, float(gain_s[rows].sum()), _to(units, chosen, best[rows]))
+        count //= 2
+
+
+def _swaps(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
+    """Critical units with the unit that runs elsewhere at the time of their first critical op."""
+    start_s, gain_s = search.evaluator.op_start_s, critical.gain_s
+    ops = np.flatnonzero(critical.is_critical)
+    _, first = np.unique(units.unit_of[ops], return_index=True)
+    moment_s = start_s[ops[first]]
+    for device in range(gain_s.shape[1]):
+        part = slice(critical.device_ptr[device], critical.device_ptr[device + 1])
+        there = critical.by_device[part]
+        if not len(there):
+            continue
+        found = np.searchsorted(start_s[there], moment_s, side="right") - 1
+        partner = units.unit_of[there[np.maximum(found, 0)]]
+        home = search.device_of[ops[first]]
+        is_possible = (gain_s[:, device] > -np.inf) & (partner != critical.units)
+        is_possible &= units.can_run[home, partner]
+        rows = np.flatnonzero(is_possible)
+        rows = rows[np.argsort(-gain_s[rows, device], kind="stable")]
+        for row in rows[: MAX_SWAPS // gain_s.shape[1]].tolist():
+            pair = np.array([critical.units[row], partner[row]])
+            change = _to(units, pair, np.array([device, home[row]]))
+            yield Move("swap", (int(pair[0]), int(pair[1])), float(gain_s[row, device]), change)
+
+
+def _borders(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
+    """Where the critical path goes from one device to another: units next to that border change
+    sides, and so do runs of the path between two borders."""
+    start_s = search.evaluator.op_start_s
+    path = np.flatnonzero(critical.is_critical)
+    path = path[np.lexsort((path, start_s[path]))]
+    on = search.device_of[path]
+    borders = np.flatnonzero(on[1:] != on[:-1])
+    gap_s = start_s[path[borders + 1]] - search.evaluator.op_end_s[path[borders]]
+    for at in borders[np.argsort(-gap_s, kind="stable")[:MAX_BORDERS]].tolist():
+        before, after = int(path[at]), int(path[at + 1])
+        gap = float(start_s[after] - search.evaluator.op_end_s[before])
+        for op, other, is_last in ((before, after, True), (after, before, False)):
+            device = int(search.device_of[other])
+            run = _run(on, at if is_last else at + 1, -1 if is_last else 1)
+            yield from _sides(units, np.unique(units.unit_of[path[run]]), device, gap, "run")
+            near = _near(search, units, op, is_last)
+            count = 1
+            while count <= len(near):
+                yield from _sides(units, near[:count], device, gap, "border")
+                count *= 2
+
+
+def _sides(units: Units, chosen: ByteArray, device: int, gap_s: float, kind: str) -> Iterator[Move]:
+    chosen = chosen[units.can_run[device, chosen]].astype(np.int64)
+    if len(chosen):
+        key = (device, len(chosen), chosen.tobytes())
+        yield Move(kind, key, gap_s, _to(units, chosen, device))
+
+
+def _run(on: np.ndarray, at: int, step: int) -> ByteArray:
+    """Positions from ``at`` on, in one direction, that are on the same device."""
+    stop = at
+    while 0 <= stop < len(on) and on[stop] == on[at]:
+        stop += step
+    return np.arange(at, stop, step)
+
+
+def _near(search: Search, units: Units, op: int, is_last: bool) -> ByteArray:
+    """Units of the device of ``op``, from its own on, away from the border."""
+    first = units.ops[units.ptr[:-1]]
+    own = int(units.unit_of[op])
+    here = np.flatnonzero(search.device_of[first] == search.device_of[op])
+    here = here[first[here] <= first[own]] if is_last else here[first[here] >= first[own]]
+    order = np.argsort(first[here], kind="stable")
+    return here[order[::-1] if is_last else order][: max(1, units.num_units // 8)]
+
+
+def _merged(search: Search, units: Units) -> Iterator[Move]:
+    """All units of one device on another: for plans that send more than they can gain."""
+    first = units.ops[units.ptr[:-1]]
+    on = search.device_of[first]
+    used = np.unique(on).tolist()
+    for src in used if len(used) <= MAX_MERGED else ():
+        chosen = np.flatnonzero(on == src)
+        for dst in used:
+            if dst != src and units.can_run[dst, chosen].all():
+                waits_s = search.score.step_s - float(
+                    search.evaluator.bench.ops.duration_s[search.device_of == dst].sum()
+                )
+                yield Move("merge", (src, dst, len(chosen)), waits_s, _to(units, chosen, dst))
+
+
+def _earlier(search: Search, critical: Critical) -> Iterator[Move]:
+    """Critical ops that started when another op on their device ended, before that one."""
+    evaluator = search.evaluator
+    ops, previous = critical.by_device[1:], critical.by_device[:-1]
+    is_kept = critical.is_critical[ops] & (search.device_of[ops] == search.device_of[previous])
+    is_kept &= evaluator.op_end_s[previous] == evaluator.op_start_s[ops]
+    found = np.flatnonzero(is_kept)
+    wait_s = evaluator.op_end_s[previous[found]] - evaluator.op_start_s[previous[found]]
+    for at in found[np.argsort(-wait_s, kind="stable")[:MAX_ORDERS]].tolist():
+        op, ahead = int(ops[at]), int(previous[at])
+        one = np.array([op])
+        priority = np.array([search.priority[ahead] - 0.5])
+        device = search.device_of[one].astype(np.int64)
+        gain_s = float(evaluator.op_end_s[ahead] - evaluator.op_start_s[ahead])
+        yield Move("earlier", (op, ahead), gain_s, Change(one, device, priority))

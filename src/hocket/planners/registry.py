@@ -1,0 +1,62 @@
+"""The list of planners that stand for themselves, and how planners are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.verify import require_structure
+from hocket.planners.max_load import dpl, pipedream, throughput
+from hocket.planners.order import ORDERS
+from hocket.planners.placement.coarse import coarsely
+from hocket.planners.placement.device_map_auto import device_map_auto
+from hocket.planners.placement.layer_blocks import layer_blocks
+from hocket.planners.placement.local_search import local_search
+from hocket.planners.placement.m_topo import m_topo
+from hocket.planners.placement.memory.fit import fit_memory, memory_split
+from hocket.planners.placement.one_device import one_device
+from hocket.planners.placement.optimal import optimal
+from hocket.planners.placement.pardnn import pardnn
+
+Planner = Callable[[Problem, Plan], Plan]
+
+BASE: dict[str, Planner] = {
+    # splits that people get without a planner
+    "one-device": one_device,
+    "layer-blocks": layer_blocks,
+    "device-map-auto": device_map_auto,
+    # which op on which device
+    "m-topo": coarsely(m_topo),
+    "pardnn": coarsely(pardnn),
+    "memory-split": memory_split,
+    "optimal": optimal,
+    # the load of the busiest device
+    "throughput": throughput,
+    "dpl": dpl,
+    "pipedream": pipedream,
+    # what goes on from a placement
+    "fit-memory": fit_memory,
+    "local-search": local_search,
+    **{f"order-{name}": order for name, order in ORDERS.items()},
+}
+
+LATENCY_PORTFOLIO = (
+    "one-device", "layer-blocks", "device-map-auto", "m-topo", "pardnn", "memory-split",
+)  # fmt: skip
+"""What ``auto`` tries for a short step."""
+
+THROUGHPUT_PORTFOLIO = ("layer-blocks", "pipedream", "dpl", "throughput")
+"""What ``auto`` tries for a small load of the busiest device."""
+
+
+def chain(*planners: Planner) -> Planner:
+    """One planner that runs the given ones in order and verifies each result."""
+
+    def chained(problem: Problem, plan: Plan) -> Plan:
+        for planner in planners:
+            plan = planner(problem, plan)
+            require_structure(plan, problem)
+        return plan
+
+    return chained

@@ -1,0 +1,51 @@
+"""How ranks of one machine find each other: a store on loopback, held by who started them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+_PATIENCE = timedelta(days=1)
+"""The supervisor notices ranks that hang; an op may take as long as it takes."""
+_HOST = "127.0.0.1"
+
+
+class Store:
+    """A key-value store that listens on loopback only; its port is free again when it is closed."""
+
+    def __init__(self) -> None:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind((_HOST, 0))
+        listener.listen()
+        self.port = int(listener.getsockname()[1])
+        # The store owns the descriptor from here on.
+        self._store: Any = TCPStore(
+            _HOST, self.port, is_master=True, wait_for_workers=False, timeout=_PATIENCE,
+            master_listen_fd=listener.detach(),
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._store = None
+
+
+def join_group(header: dict[str, Any], device: torch.device) -> None:
+    """Join the other ranks of a run."""
+    if sys.platform == "linux":
+        os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
+    store = TCPStore(_HOST, header["port"], is_master=False, timeout=timedelta(minutes=5))
+    dist.init_process_group(
+        header["backend"],
+        store=store,
+        rank=header["rank"],
+        world_size=header["num_ranks"],
+        timeout=_PATIENCE,
+        device_id=device if device.type == "cuda" else None,
+    )

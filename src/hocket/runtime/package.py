@@ -1,0 +1,128 @@
+"""Tensors as plain bytes for the way between devices, and back with the strides they had.
+
+Only distinct elements travel: what a tensor repeats by broadcasting is repeated again on arrival.
+Strides are kept where that takes at most twice the bytes; a small part of a large tensor arrives
+dense, its dimensions in the same order in memory. An op that addresses the storage itself gets the
+whole storage.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hocket.capture.program import Call, Program, TensorSpec
+from hocket.capture.recording import Layout
+
+_MAX_GAPS = 2
+"""Bytes that keeping the strides may take, as a multiple of the bytes of the elements."""
+_BY_ADDRESS = ("aten.as_strided", "aten.as_strided_", "aten.as_strided_scatter")
+
+
+def needs_storage(program: Program, tensor: int, readers: list[int]) -> bool:
+    """Whether a reader addresses bytes of the storage that the tensor itself does not show."""
+    spec = program.tensors[tensor]
+    if spec.layout is None or _is_all_of(spec):
+        return False
+    return any(_addresses(program.calls[reader]) for reader in readers)
+
+
+def _addresses(call: Call) -> bool:
+    return call.cost.kind in _BY_ADDRESS
+
+
+def _is_all_of(spec: TensorSpec) -> bool:
+    layout = spec.layout
+    assert layout is not None
+    is_dense = _strides(layout) == _real_strides(layout)
+    return layout.offset == 0 and is_dense and layout.end_bytes >= spec.storage_bytes
+
+
+def package_bytes(spec: TensorSpec, whole: bool) -> int:
+    """Bytes that travel; a tensor that only orders ops has none."""
+    if spec.layout is None:
+        return 0
+    if whole:
+        return spec.storage_bytes // spec.layout.dtype.itemsize * spec.layout.dtype.itemsize
+    return spec.layout.touched_bytes
+
+
+def pack(tensor: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
+    """The bytes of a tensor; they may still be those of the tensor itself."""
+    assert spec.layout is not None
+    if whole:
+        size = package_bytes(spec, whole)
+        everything = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return everything.set_(tensor.untyped_storage())[:size]
+    tensor = tensor.resolve_conj().resolve_neg()
+    for dim, (extent, stride) in enumerate(zip(spec.layout.shape, spec.layout.stride, strict=True)):
+        if not stride and extent > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    dense = tensor.permute(_by_stride(spec.layout)).contiguous()
+    # A single element counts as contiguous whatever its strides are; bytes need a stride of one.
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
+def unpack(data: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
+    """The tensor whose bytes have arrived."""
+    layout = spec.layout
+    assert layout is not None
+    flat = data.view(layout.dtype)
+    if whole:
+        return torch.as_strided(flat, layout.shape, layout.stride, layout.offset)
+    dense = torch.as_strided(flat, layout.shape, _strides(layout))
+    if _strides(layout) == _real_strides(layout) or not _keeps_strides(layout):
+        return dense
+    spaced = torch.empty_strided(
+        layout.shape, layout.stride, dtype=layout.dtype, device=data.device
+    )
+    return spaced.copy_(dense)
+
+
+def conformed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The tensor with the recorded strides."""
+    if tensor.stride() == layout.stride:
+        return tensor
+    like = torch.empty_strided(
+        layout.shape, layout.stride, dtype=layout.dtype, device=tensor.device
+    )
+    return like.copy_(tensor)
+
+
+def _by_stride(layout: Layout) -> list[int]:
+    """Dimensions in the order of memory, slowest first."""
+    return sorted(range(len(layout.shape)), key=lambda dim: -layout.stride[dim])
+
+
+def _strides(layout: Layout) -> tuple[int, ...]:
+    """Strides of the elements packed densely; 0 where they are broadcast."""
+    strides = [0] * len(layout.shape)
+    step = 1
+    for dim in reversed(_by_stride(layout)):
+        if layout.stride[dim] or layout.shape[dim] == 1:
+            strides[dim] = step
+            step *= max(layout.shape[dim], 1)
+    return _without_idle(layout, strides)
+
+
+def _real_strides(layout: Layout) -> tuple[int, ...]:
+    return _without_idle(layout, layout.stride)
+
+
+def _without_idle(layout: Layout, strides: Any) -> tuple[int, ...]:
+    """Strides with 1 where a dimension has one element, so that they can be compared."""
+    return tuple(1 if n == 1 else s for n, s in zip(layout.shape, strides, strict=True))
+
+
+def _keeps_strides(layout: Layout) -> bool:
+    """Whether the recorded strides reach each element once and do not waste much."""
+    span = 1
+    for dim in reversed(_by_stride(layout)):
+        extent, stride = layout.shape[dim], layout.stride[dim]
+        if extent == 1:
+            continue
+        if stride < span:
+            return False
+        span = stride * (extent - 1) + span
+    return span <= _MAX_GAPS * max(layout.num_elements, 1)

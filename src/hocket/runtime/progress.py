@@ -1,0 +1,49 @@
+"""A sign of life and a position, in memory that outlives the process that writes them."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from typing import NamedTuple
+
+BEAT_S = 0.2
+"""How often a rank shows that it lives."""
+
+
+class Position(NamedTuple):
+    """Where a rank was when it last said so."""
+
+    beat_s: float
+    """Time of its last sign of life on the monotonic clock; 0 before the first."""
+    step: int
+    """0 before the first step."""
+    instruction: int
+
+
+class Progress:
+    """The memory that a rank writes and its supervisor reads."""
+
+    SIZE = 24
+    _beat = struct.Struct("=d")
+    _place = struct.Struct("=qq")
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+
+    def beat(self, now_s: float) -> None:
+        """Show that the process lives."""
+        self._beat.pack_into(self._memory, 0, now_s)
+
+    def move(self, step: int, instruction: int) -> None:
+        """Show what the process does now."""
+        self._place.pack_into(self._memory, 8, step, instruction)
+
+    def read(self) -> Position:
+        """What was last shown."""
+        return Position(
+            self._beat.unpack_from(self._memory, 0)[0], *self._place.unpack_from(self._memory, 8)
+        )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._memory.close()

@@ -1,0 +1,197 @@
+"""Carry out a placement inside one process, on one or several real devices.
+
+The host asks for everything in the global order of the split. On CUDA devices that only fills
+streams: a compute stream per logical device, a transfer stream per pair, and events where one has
+to wait for another. Copies are kept until they have left. On a processor the order is the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hocket.capture.program import Program
+from hocket.errors import RunError
+from hocket.runtime.lanes import Arrival, Channel, new_lane
+from hocket.runtime.package import pack, unpack
+from hocket.runtime.record import StepRecord
+from hocket.runtime.setup import Setup
+from hocket.runtime.split import Do, Instruction
+from hocket.runtime.worker import Worker, one_line
+
+
+class SingleProcess:
+    """A program split over logical devices, each on a real one."""
+
+    def __init__(
+        self, setup: Setup, values: Mapping[str, torch.Tensor], devices: Sequence[torch.device],
+        *, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.setup = setup
+        program = setup.program
+        numbers = {name: tensor for tensor, name in program.names.items()}
+        given = {numbers[name]: value for name, value in values.items() if name in numbers}
+        specs = dict(enumerate(program.tensors))
+        self.lanes = [new_lane(device) for device in devices]
+        self.workers = []
+        for index, lane in enumerate(self.lanes):
+            worker = Worker(setup.calls_of(index), specs, program.draws, lane.device, seed)
+            worker.load(setup.split.present[index], given)
+            self.workers.append(worker)
+        real = [lane.device for lane in self.lanes]
+        self._alone = [lane.is_cuda and real.count(lane.device) == 1 for lane in self.lanes]
+        """Whether a logical device has a CUDA device to itself, whose memory then is its own."""
+        self._channels: dict[tuple[int, int], Channel] = {}
+        self._produced: dict[int, Any] = {}
+        self._arriving: dict[int, Arrival | None] = {}
+        self._events: dict[int, Any] = {}
+        self._begun: list[Any] = []
+
+    @property
+    def program(self) -> Program:
+        """What is run."""
+        return self.setup.program
+
+    def step(self, number: int) -> StepRecord:
+        """Carry out one step; they count from 1."""
+        marks: dict[str, dict[int, Any]] = {"start": {}, "end": {}, "sent": {}, "arrived": {}}
+        memory: dict[int, list[tuple[Any, int]]] = {d: [] for d in range(len(self.lanes))}
+        for worker, lane in zip(self.workers, self.lanes, strict=True):
+            worker.drop_results()
+            worker.held.peak_bytes = worker.held.num_bytes
+            lane.settle()
+        for lane in self.lanes:
+            lane.begin()
+        self._begun = [lane.event() for lane in self.lanes]
+        record = StepRecord(start_s=time.perf_counter())
+        # As in a plain training step: some kernels save less where gradients are switched off.
+        with torch.enable_grad():
+            self._carry_out(number, marks, memory)
+        for lane in self.lanes:
+            lane.finish()
+        record.end_s = time.perf_counter()
+        self._fill(record, marks, memory)
+        record.loss = self._loss()
+        self._produced.clear()
+        self._events.clear()
+        return record
+
+    def results(self) -> dict[int, torch.Tensor]:
+        """Everything that is held after a step, by tensor, each from its home."""
+        found: dict[int, torch.Tensor] = {}
+        for worker in reversed(self.workers):
+            found |= worker.held
+        for device, present in enumerate(self.setup.split.present):
+            found |= {t: self.workers[device].held[t] for t in present
+                      if t in self.workers[device].held}  # fmt: skip
+        return found
+
+    # ── one step ─────────────────────────────────────────────────────────────────────────────
+
+    def _carry_out(self, step: int, marks: dict[str, dict[int, Any]], memory: Any) -> None:
+        before = -1
+        try:
+            for device, instruction in self.setup.split.sequence:
+                if device != before:
+                    self.lanes[device].make_current()
+                    before = device
+                self._obey(device, instruction, step, marks, memory[device])
+        finally:
+            for lane in reversed(self.lanes):
+                lane.release_current()
+
+    def _obey(
+        self, device: int, instruction: Instruction, step: int,
+        marks: dict[str, dict[int, Any]], memory: list[tuple[Any, int]],
+    ) -> None:  # fmt: skip
+        do, number = instruction
+        worker, lane = self.workers[device], self.lanes[device]
+        if do == Do.RUN:
+            marks["start"][number] = start = lane.mark()
+            memory.append((start, worker.held.num_bytes))
+            self._run(worker, number, step)
+            marks["end"][number] = end = lane.mark()
+            memory.append((end, worker.held.num_bytes))
+            if number in self.setup.senders:
+                self._events[number] = lane.event()
+        elif do == Do.SEND:
+            self._send(device, number, marks)
+        elif do == Do.WAIT:
+            self._receive(device, number)
+        elif do == Do.DROP:
+            worker.drop(number)
+
+    def _run(self, worker: Worker, op: int, step: int) -> None:
+        try:
+            worker.run(op, step)
+        # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
+        except Exception as error:
+            name = self.setup.graph.op_names[op]
+            raise RunError(
+                f"op {name!r} failed on {worker.device} in step {step}: {one_line(error)}"
+            ) from error
+
+    def _send(self, device: int, number: int, marks: dict[str, dict[int, Any]]) -> None:
+        tensor, src, dst = self.setup.split.transfers[number]
+        spec = self.program.tensors[tensor]
+        produced = self._events.get(spec.producer, self._begun[src])
+        self._produced[number] = produced
+        if spec.layout is None:
+            marks["sent"][number] = marks["arrived"][number] = self.lanes[dst].mark()
+            self._arriving[number] = None
+            return
+        whole = self.setup.is_whole[number]
+        value = self.workers[device].held[tensor]
+        channel = self._channels.get((src, dst))
+        if channel is None:
+            channel = self._channels[src, dst] = Channel(self.lanes[src], self.lanes[dst])
+        if self.lanes[src].is_cuda and not value.is_cuda:
+            # Some kernels hand small things, such as the state of a generator, to the host.
+            arrival = channel.copy_on_host(pack(value, spec, whole))
+        else:
+            arrival = channel.copy(lambda: pack(value, spec, whole), produced)
+        marks["sent"][number], marks["arrived"][number] = arrival.start, arrival.end
+        self._arriving[number] = arrival
+
+    def _receive(self, device: int, number: int) -> None:
+        lane, arrival = self.lanes[device], self._arriving.pop(number)
+        if arrival is None:
+            lane.wait(self._produced[number])
+            return
+        lane.wait(arrival.event)
+        if arrival.data.is_cuda:
+            arrival.data.record_stream(torch.cuda.current_stream(lane.device))
+        tensor = self.setup.split.transfers[number].tensor
+        spec = self.program.tensors[tensor]
+        self.workers[device].held[tensor] = unpack(arrival.data, spec, self.setup.is_whole[number])
+
+    # ── what was seen ────────────────────────────────────────────────────────────────────────
+
+    def _fill(self, record: StepRecord, marks: dict[str, dict[int, Any]], memory: Any) -> None:
+        lane_of = [self.lanes[device] for device in self.setup.device_of]
+        record.op_start_s = {op: lane_of[op].seconds(m) for op, m in marks["start"].items()}
+        record.op_end_s = {op: lane_of[op].seconds(m) for op, m in marks["end"].items()}
+        for number, transfer in enumerate(self.setup.split.transfers):
+            receiver = self.lanes[transfer.dst]
+            record.sent_s[number] = receiver.seconds(marks["sent"][number])
+            record.arrived_s[number] = receiver.seconds(marks["arrived"][number])
+            record.posted_s[number] = record.sent_s[number]
+        for device, points in memory.items():
+            lane = self.lanes[device]
+            record.memory[device] = [(lane.seconds(mark), size) for mark, size in points]
+            held = self.workers[device].held
+            record.peak_bytes[device] = (
+                torch.cuda.max_memory_allocated(lane.device)
+                if self._alone[device]
+                else held.peak_bytes
+            )
+
+    def _loss(self) -> float | None:
+        outputs = self.program.outputs
+        if not self.program.gradients or not outputs:
+            return None
+        device = self.setup.home_of_made(outputs[0])
+        return float(self.workers[device].held[outputs[0]])

@@ -1,0 +1,192 @@
+"""Carry out a placement with one process per used device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from hocket.runtime.connect import Store
+from hocket.runtime.package import pack, unpack
+from hocket.runtime.peer import Peer
+from hocket.runtime.progress import Position
+from hocket.runtime.record import StepRecord, joined
+from hocket.runtime.setup import Setup
+from hocket.runtime.split import Do, Instruction
+from hocket.runtime.supervise import SILENCE_S, RankSpec, Supervisor
+from hocket.runtime.wire import encode_call, encode_spec, raw
+
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """How ranks run."""
+
+    backend: Backend = "gloo"
+    steps: int = 1
+    seed: int = 0
+    threads: int = 1
+    """Threads of each rank on processors."""
+    slowdown: Mapping[int, float] | None = None
+    """By device: how many times as long its ops take, to try a plan on unequal devices."""
+    silence_s: float = SILENCE_S
+    wants_results: bool = False
+
+
+def run_ranks(
+    setup: Setup,
+    values: Mapping[str, torch.Tensor],
+    device_names: Sequence[str],
+    options: RankOptions,
+    *,
+    on_start: Callable[[list[int]], None] = lambda process_ids: None,
+    on_step: Callable[[int, StepRecord], None] = lambda number, record: None,
+) -> dict[int, torch.Tensor]:
+    """Run all steps; the tensors that are held at the end, where they are wanted.
+
+    ``on_start`` is told the process ids of the ranks, ``on_step`` each step when it is done.
+    """
+    store = Store()
+    try:
+        specs = [
+            _rank_spec(setup, values, device_names, options, device, store.port)
+            for device in setup.split.used_devices
+        ]
+        results: dict[int, torch.Tensor] = {}
+        parts: dict[int, list[StepRecord]] = {}
+        with Supervisor(specs, silence_s=options.silence_s) as supervisor:
+            on_start(supervisor.process_ids)
+            for _, header, buffers in supervisor.messages():
+                if header["what"] == "results":
+                    results |= _unpacked(setup, header["tensors"], buffers)
+                    continue
+                number = header["number"]
+                part = StepRecord.from_arrays(header["record"], buffers)
+                parts.setdefault(number, []).append(part)
+                if len(parts[number]) == len(specs):
+                    on_step(number, joined(parts.pop(number)))
+        return results
+    finally:
+        store.close()
+
+
+def _rank_spec(
+    setup: Setup,
+    values: Mapping[str, torch.Tensor],
+    device_names: Sequence[str],
+    options: RankOptions,
+    device: int,
+    port: int,
+) -> RankSpec:
+    program, used = setup.program, setup.split.used_devices
+    instructions = setup.split.of_device(device)
+    calls = setup.calls_of(device)
+    present = list(setup.split.present[device])
+    given = [
+        tensor for tensor in present
+        if program.names[tensor] in values and program.tensors[tensor].alias_of not in present
+    ]  # fmt: skip
+    constants: list[torch.Tensor] = []
+    encoded = [(op, encode_call(call, constants)) for op, call in calls.items()]
+    header = {
+        "rank": used.index(device),
+        "num_ranks": len(used),
+        "backend": options.backend,
+        "port": port,
+        "device": f"cuda:{used.index(device)}" if options.backend == "nccl" else "cpu",
+        "device_index": device,
+        "steps": options.steps,
+        "seed": options.seed,
+        "threads": options.threads,
+        "slowdown": (options.slowdown or {}).get(device, 1.0),
+        "wants_results": options.wants_results,
+        "loss": _loss_of(setup, device),
+        "calls": encoded,
+        "constants": [(str(c.dtype).removeprefix("torch."), list(c.shape)) for c in constants],
+        "draws": [(op, draw) for op, draw in program.draws.items() if op in calls],
+        "specs": [(t, encode_spec(program.tensors[t])) for t in _tensors_of(setup, device)],
+        "present": present,
+        "values": given,
+        "instructions": [(int(do), number) for do, number in instructions],
+        "peers": _peers(setup, instructions, device),
+    }
+    buffers = [raw(pack(values[program.names[t]], program.tensors[t], whole=False)) for t in given]
+    buffers += [raw(constant) for constant in constants]
+    return RankSpec(
+        device_name=device_names[device],
+        header=header,
+        buffers=buffers,
+        describe=_describer(setup, instructions, device_names),
+        environment={"OMP_NUM_THREADS": str(options.threads)},
+    )
+
+
+def _peers(
+    setup: Setup, instructions: Sequence[Instruction], device: int
+) -> list[tuple[int, Peer]]:
+    """Transfers of a device by number."""
+    used = setup.split.used_devices
+    found = []
+    for do, number in instructions:
+        if do in (Do.SEND, Do.POST):
+            tensor, src, dst = setup.split.transfers[number]
+            other = used.index(dst if src == device else src)
+            is_host = tensor in setup.host_tensors
+            found.append((number, Peer(tensor, other, setup.is_whole[number], is_host)))
+    return found
+
+
+def _tensors_of(setup: Setup, device: int) -> list[int]:
+    """Tensors that are ever on a device."""
+    found = set(setup.split.present[device])
+    for op in setup.calls_of(device):
+        call = setup.program.calls[op]
+        found |= {t for t in call.outputs if t is not None}
+        found |= {*call.reads, *call.written, *setup.graph.made_by(op)}
+    found |= {t.tensor for t in setup.split.transfers if device in (t.src, t.dst)}
+    return sorted(found)
+
+
+def _loss_of(setup: Setup, device: int) -> int | None:
+    outputs = setup.program.outputs
+    if not setup.program.gradients or not outputs:
+        return None
+    return outputs[0] if setup.home_of_made(outputs[0]) == device else None
+
+
+def _describer(
+    setup: Setup, instructions: Sequence[Instruction], device_names: Sequence[str]
+) -> Callable[[Position], str]:
+    """What a rank does at a position, for people."""
+
+    def describe(position: Position) -> str:
+        if not position.step or position.instruction >= len(instructions):
+            return "starting"
+        do, number = instructions[position.instruction]
+        place = f"in step {position.step}"
+        if do == Do.RUN:
+            return f"running op {setup.graph.op_names[number]!r} {place}"
+        if do == Do.DROP:
+            return f"freeing {setup.graph.tensor_names[number]!r} {place}"
+        tensor, src, dst = setup.split.transfers[number]
+        name = setup.graph.tensor_names[tensor]
+        if do == Do.SEND:
+            return f"sending {name!r} to {device_names[dst]} {place}"
+        return f"waiting for {name!r} from {device_names[src]} {place}"
+
+    return describe
+
+
+def _unpacked(
+    setup: Setup, tensors: Sequence[int], buffers: Sequence[Any]
+) -> dict[int, torch.Tensor]:
+    flat = [torch.frombuffer(b, dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8)
+            for b in buffers]  # fmt: skip
+    specs = setup.program.tensors
+    return {
+        tensor: unpack(data, specs[tensor], whole=False)
+        for tensor, data in zip(tensors, flat, strict=True)
+    }

@@ -1,0 +1,239 @@
+"""Split a placed graph into one list of instructions per device.
+
+All ops and transfers are put into one global order that respects every dependency; the list of a
+device is its part of that order. A transfer stands in the lists of both its devices at the same
+place of the global order, so no two devices can wait for each other, and each pair of devices
+exchanges its tensors in the same sequence on both sides. O((ops + reads) log ops).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.errors import CheckError
+from hocket.graph.graph import Graph, Role
+from hocket.simulate.places import find_places
+from hocket.simulate.timeline import Timeline
+
+
+class Do(IntEnum):
+    """What an instruction does; its number is an op, a transfer or a tensor."""
+
+    RUN = 0
+    """Run op ``number``."""
+    SEND = 1
+    """Start to send transfer ``number``; its tensor is there."""
+    POST = 2
+    """Be ready to take transfer ``number``."""
+    WAIT = 3
+    """Wait until transfer ``number`` has arrived."""
+    DROP = 4
+    """Forget tensor ``number``: nothing on this device needs it any more."""
+
+
+class Instruction(NamedTuple):
+    """One thing that a device does."""
+
+    do: Do
+    number: int
+
+
+class Transfer(NamedTuple):
+    """One tensor that goes from one device to another, once."""
+
+    tensor: int
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Split:
+    """What every device does in one step."""
+
+    num_devices: int
+    transfers: tuple[Transfer, ...]
+    sequence: tuple[tuple[int, Instruction], ...]
+    """Device and instruction, in the global order."""
+    present: tuple[tuple[int, ...], ...]
+    """Per device, the tensors that are there before the step and stay."""
+
+    def of_device(self, device: int) -> list[Instruction]:
+        """The instructions of one device, in order."""
+        return [instruction for owner, instruction in self.sequence if owner == device]
+
+    @property
+    def used_devices(self) -> list[int]:
+        """Devices that run an op; where there is none at all, the first one."""
+        used = {owner for owner, (do, _) in self.sequence if do == Do.RUN}
+        return sorted(used) or [0]
+
+
+def split(
+    graph: Graph,
+    device_of: IntArray,
+    num_devices: int,
+    *,
+    timeline: Timeline | None = None,
+    order: Sequence[IntArray] | None = None,
+) -> Split:
+    """The instructions of every device.
+
+    ``timeline`` is the simulated step: things happen in the order of its times, and a device gets
+    ready to receive when the transfer is predicted to start. Without it, ops go by their position.
+    ``order`` is kept where the plan has one.
+    """
+    places = find_places(graph, device_of, num_devices)
+    away = places.transfer_place
+    home = places.device[: graph.num_tensors]
+    transfers = [
+        Transfer(tensor, int(home[tensor]), device)
+        for tensor, device in zip(
+            places.tensor[away].tolist(), places.device[away].tolist(), strict=True
+        )
+    ]
+    op_key, transfer_key = _keys(graph, transfers, timeline)
+    nodes = _in_order(graph, device_of, transfers, order, op_key, transfer_key)
+    before = np.flatnonzero(places.is_before)
+    present: list[list[int]] = [[] for _ in range(num_devices)]
+    for tensor, device in zip(places.tensor[before], places.device[before], strict=True):
+        present[device].append(int(tensor))
+    emitted = _Emitter(graph, device_of, home, transfers).emit(nodes)
+    return Split(
+        num_devices=num_devices,
+        transfers=tuple(transfers),
+        sequence=tuple(emitted),
+        present=tuple(tuple(sorted(tensors)) for tensors in present),
+    )
+
+
+def _keys(
+    graph: Graph, transfers: Sequence[Transfer], timeline: Timeline | None
+) -> tuple[FloatArray, FloatArray]:
+    """When each op and each transfer should happen, as numbers to sort by."""
+    if timeline is None:
+        producer = graph.tensor_producer[[transfer.tensor for transfer in transfers]]
+        return np.arange(graph.num_ops, dtype=np.float64), producer.astype(np.float64)
+    start_s = dict(
+        zip(
+            zip(timeline.transfer_tensor.tolist(), timeline.transfer_dst.tolist(), strict=True),
+            timeline.transfer_start_s.tolist(),
+            strict=True,
+        )
+    )
+    keys = np.array([start_s[t.tensor, t.dst] for t in transfers], dtype=np.float64)
+    return timeline.op_start_s, keys
+
+
+def _in_order(
+    graph: Graph,
+    device_of: IntArray,
+    transfers: Sequence[Transfer],
+    order: Sequence[IntArray] | None,
+    op_key: FloatArray,
+    transfer_key: FloatArray,
+) -> Iterator[int]:
+    """Ops, and transfers numbered behind them, smallest key first among those that can happen."""
+    followers: list[list[int]] = [[] for _ in range(graph.num_ops + len(transfers))]
+    num_waiting = [0] * len(followers)
+
+    def after(first: int, second: int) -> None:
+        followers[first].append(second)
+        num_waiting[second] += 1
+
+    arrives = {(t.tensor, t.dst): graph.num_ops + n for n, t in enumerate(transfers)}
+    for number, transfer in enumerate(transfers):
+        producer = int(graph.tensor_producer[transfer.tensor])
+        if producer >= 0:
+            after(producer, graph.num_ops + number)
+    devices = device_of.tolist()
+    for op in range(graph.num_ops):
+        for tensor in graph.reads_of(op).tolist():
+            arrival = arrives.get((tensor, devices[op]), -1)
+            maker = arrival if arrival >= 0 else int(graph.tensor_producer[tensor])
+            if maker >= 0:
+                after(maker, op)
+    for sequence in order or ():
+        for first, second in zip(sequence[:-1].tolist(), sequence[1:].tolist(), strict=True):
+            after(first, second)
+    keys = [*op_key.tolist(), *transfer_key.tolist()]
+    # A transfer goes ahead of an op at the same time: what is sent early is waited for less.
+    ready = [(keys[n], n < graph.num_ops, n) for n, left in enumerate(num_waiting) if not left]
+    heapq.heapify(ready)
+    num_taken = 0
+    while ready:
+        _, _, node = heapq.heappop(ready)
+        num_taken += 1
+        yield node
+        for follower in followers[node]:
+            num_waiting[follower] -= 1
+            if not num_waiting[follower]:
+                heapq.heappush(ready, (keys[follower], follower < graph.num_ops, follower))
+    if num_taken < len(followers):
+        stuck = next(op for op in range(graph.num_ops) if num_waiting[op])
+        raise CheckError(
+            f"op {graph.op_names[stuck]!r} would wait forever: the planned order contradicts "
+            "what ops read",
+            hint="hocket verify says more about the plan",
+        )
+
+
+class _Emitter:
+    """Turns the global order into instructions, with drops where uses run out."""
+
+    def __init__(
+        self, graph: Graph, device_of: IntArray, home: IntArray, transfers: Sequence[Transfer]
+    ) -> None:
+        self.graph, self.transfers = graph, transfers
+        self.device_of, self.home = device_of.tolist(), home.tolist()
+        self.arrives = {(t.tensor, t.dst): number for number, t in enumerate(transfers)}
+        self.waited: set[int] = set()
+        self.num_uses: Counter[tuple[int, int]] = Counter((t.tensor, t.src) for t in transfers)
+        for op, device in enumerate(self.device_of):
+            self.num_uses.update((tensor, device) for tensor in graph.reads_of(op).tolist())
+        role = graph.tensor_role
+        is_result = (role == Role.GRADIENT) | (role == Role.OUTPUT)
+        self.is_kept_home = ((graph.tensor_producer < 0) | is_result).tolist()
+        self.is_batch = ((graph.tensor_producer < 0) & (role == Role.INPUT)).tolist()
+
+    def emit(self, nodes: Iterator[int]) -> Iterator[tuple[int, Instruction]]:
+        for node in nodes:
+            if node < self.graph.num_ops:
+                yield from self._op(node)
+            else:
+                yield from self._transfer(node - self.graph.num_ops)
+
+    def _op(self, op: int) -> Iterator[tuple[int, Instruction]]:
+        device = self.device_of[op]
+        reads = self.graph.reads_of(op).tolist()
+        for tensor in reads:
+            transfer = self.arrives.get((tensor, device), -1)
+            if transfer >= 0 and transfer not in self.waited:
+                self.waited.add(transfer)
+                yield device, Instruction(Do.WAIT, transfer)
+        yield device, Instruction(Do.RUN, op)
+        for tensor in reads:
+            yield from self._used(tensor, device)
+        for tensor in self.graph.made_by(op):
+            if not self.num_uses[tensor, device] and not self.is_kept_home[tensor]:
+                yield device, Instruction(Do.DROP, tensor)
+
+    def _transfer(self, number: int) -> Iterator[tuple[int, Instruction]]:
+        tensor, src, dst = self.transfers[number]
+        yield src, Instruction(Do.SEND, number)
+        yield dst, Instruction(Do.POST, number)
+        yield from self._used(tensor, src)
+
+    def _used(self, tensor: int, device: int) -> Iterator[tuple[int, Instruction]]:
+        self.num_uses[tensor, device] -= 1
+        is_home = self.home[tensor] == device
+        stays = self.is_batch[tensor] or (is_home and self.is_kept_home[tensor])
+        if not self.num_uses[tensor, device] and not stays:
+            yield device, Instruction(Do.DROP, tensor)

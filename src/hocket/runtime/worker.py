@@ -1,0 +1,82 @@
+"""One device of a run: its tensors, and its calls bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from hocket.capture.perform import BoundCall, draw_seed, seed_device
+from hocket.capture.program import Call, TensorSpec
+from hocket.graph.graph import Role
+from hocket.runtime.held import Held
+from hocket.runtime.kernels import stand_in
+
+_LONGEST_ERROR = 400
+"""Characters of an op's error that are passed on."""
+
+
+class Worker:
+    """Runs the calls of one device on the tensors that it holds."""
+
+    def __init__(
+        self,
+        calls: Mapping[int, Call],
+        specs: Mapping[int, TensorSpec],
+        draws: Mapping[int, int],
+        device: torch.device,
+        seed: int,
+    ) -> None:
+        self.device, self.seed = device, seed
+        self.specs, self.draws = specs, draws
+        self.held = Held()
+        self._bound = {
+            op: BoundCall(
+                call,
+                device,
+                stand_in(call, [None if t is None else specs[t] for t in call.outputs], device),
+            )
+            for op, call in calls.items()
+        }
+
+    def load(self, present: Iterable[int], values: Mapping[int, torch.Tensor]) -> None:
+        """Put the tensors there that exist before the first step; states begin as zeros."""
+        for tensor in present:
+            spec = self.specs[tensor]
+            if spec.layout is None:
+                continue
+            shape, stride, offset, dtype = spec.layout[:4]
+            if spec.alias_of in self.held:
+                base = self.held[spec.alias_of]
+                self.held[tensor] = torch.as_strided(base, shape, stride, offset)
+            elif tensor in values:
+                self.held[tensor] = _own(values[tensor], self.device)
+            else:
+                self.held[tensor] = torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def run(self, op: int, step: int) -> None:
+        """Run one call; ``step`` counts from 1."""
+        if op in self.draws:
+            seed_device(self.device, draw_seed(self.seed, step, self.draws[op]))
+        self._bound[op].perform(self.held, step)
+
+    def drop(self, tensor: int) -> None:
+        """Forget a tensor; one that only orders ops was never there."""
+        self.held.pop(tensor, None)
+
+    def drop_results(self) -> None:
+        """Forget gradients and outputs of the step before."""
+        results = [t for t in self.held if self.specs[t].role in (Role.GRADIENT, Role.OUTPUT)]
+        for tensor in results:
+            del self.held[tensor]
+
+
+def one_line(error: Exception) -> str:
+    """An error as one line: its class, and the first line of what it says."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]
+
+
+def _own(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy that nobody else changes, with the same strides."""
+    return value.detach().to(device, copy=True)

@@ -1,0 +1,97 @@
+"""Load: how long each device is busy per step when steps follow each other in a pipeline.
+
+An accelerator spends the time of its ops and, for every tensor that crosses its boundary, the time
+of that tensor over the device's own link: once for each tensor that comes in and once for each that
+goes out, however many others read it. A processor shares memory with its host and spends
+the time of its ops alone, unless there are only processors. The largest load limits how often steps
+can begin: the measure of Tarnawski et al., "Efficient Algorithms for Device Placement of DNN Graph
+Operators", NeurIPS 2020. O(reads log reads) in numpy.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.graph.graph import Role
+from hocket.plan.problem import Problem
+from hocket.simulate.places import home_devices
+
+
+class LinkTimes(NamedTuple):
+    """A tensor that goes from a to b costs each end ``latency_s[a, b] + work * unit_s[a, b]``."""
+
+    work: FloatArray
+    """Per tensor: bytes, or the seconds over one link that the graph's file states."""
+    latency_s: FloatArray
+    unit_s: FloatArray
+    """[src, dst]: seconds per unit of work; 0 on the diagonal."""
+    is_free: NDArray[np.bool_]
+    """Per tensor: whether it is wherever it is read at no cost (the batch)."""
+    pays: NDArray[np.bool_]
+    """Per device: whether transfers take its time."""
+
+
+def link_times(problem: Problem) -> LinkTimes:
+    """What tensors cost the devices between which they go.
+
+    A file states the time over one link and a transfer crosses two, so each end pays for its own.
+    Elsewhere both ends are busy for as long as the slowest link on the way lets them.
+    """
+    graph, costs, routes = problem.graph, problem.costs, problem.costs.routes
+    is_cpu = np.array([device.kind.is_cpu for device in problem.cluster.devices], dtype=np.bool_)
+    is_stated = costs.tensor_s is not None
+    unit_s = (routes.hops > 0).astype(np.float64) if is_stated else 1 / routes.bandwidth_bps
+    work = costs.tensor_s if costs.tensor_s is not None else costs.tensor_bytes
+    return LinkTimes(
+        work=work.astype(np.float64),
+        latency_s=routes.latency_s,
+        unit_s=unit_s,
+        is_free=(graph.tensor_producer < 0) & (graph.tensor_role == Role.INPUT),
+        pays=~is_cpu | is_cpu.all(),
+    )
+
+
+def device_load_s(problem: Problem, device_of: IntArray) -> FloatArray:
+    """Seconds per step for which each device is busy, computing or with its link."""
+    graph, num_devices = problem.graph, problem.cluster.num_devices
+    device_of = np.asarray(device_of)
+    row = problem.costs.device_row[device_of]
+    op_s = problem.costs.op_s[row, np.arange(graph.num_ops)]
+    load_s = summed(device_of, op_s, num_devices)
+    links = link_times(problem)
+    tensor, src, dst = _crossings(problem, device_of, links)
+    seconds = links.latency_s[src, dst] + links.work[tensor] * links.unit_s[src, dst]
+    coming_s = summed(dst, seconds, num_devices)
+    slowest_s = np.zeros(graph.num_tensors)
+    np.maximum.at(slowest_s, tensor, seconds)
+    home = home_devices(graph, device_of)
+    going_s = summed(home, slowest_s, num_devices)
+    return np.where(links.pays, load_s + coming_s + going_s, load_s)
+
+
+def max_load_s(problem: Problem, device_of: IntArray) -> float:
+    """The load of the busiest device."""
+    return float(device_load_s(problem, device_of).max(initial=0.0))
+
+
+def summed(key: IntArray, value: FloatArray, count: int) -> FloatArray:
+    """Per key below ``count``: the sum of its values."""
+    return np.asarray(np.bincount(key, weights=value, minlength=count), dtype=np.float64)
+
+
+def _crossings(
+    problem: Problem, device_of: IntArray, links: LinkTimes
+) -> tuple[IntArray, IntArray, IntArray]:
+    """(tensor, home, other device) of every tensor that another device reads, each once."""
+    graph, num_devices = problem.graph, max(problem.cluster.num_devices, 1)
+    home = home_devices(graph, device_of)
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    where = device_of[reader]
+    away = (where != home[graph.reads]) & ~links.is_free[graph.reads]
+    key = np.unique(graph.reads[away].astype(np.int64) * num_devices + where[away])
+    tensor, other = np.divmod(key, num_devices)
+    return tensor.astype(np.int32), home[tensor], other.astype(np.int32)

@@ -1,0 +1,108 @@
+"""The splits that people get without a planner: Accelerate's rule and files written by hand."""
+
+import json
+
+import pytest
+
+from hocket.api import make_problem
+from hocket.errors import InputFileError, UsageError
+from hocket.graph import GraphBuilder, Role
+from hocket.plan.plan import Plan
+from hocket.planners.placement.device_map_auto import device_map_auto
+from hocket.planners.placement.expert import expert
+from hocket.simulate.verify import violations
+
+
+def layered_model(sizes: dict[str, int]):
+    """A chain of forward ops, one per module, each with a weight of the given bytes."""
+    builder = GraphBuilder("layers")
+    flow = builder.tensor("batch", 4, role=Role.INPUT)
+    for module, size in sizes.items():
+        weight = builder.tensor(f"{module}.weight", size, role=Role.PARAMETER)
+        op = builder.op(f"{module}/mm", module=module, reads=[flow, weight], flops=1e9)
+        flow = builder.tensor(f"{module} out", 4, producer=op)
+    return builder.build()
+
+
+def test_device_map_auto_ignores_everything_but_parameter_bytes():
+    sizes = {f"block.{i}": 100 for i in range(8)}
+    problem = make_problem(layered_model(sizes), "2xv100-16g")
+    placed = device_map_auto(problem, Plan()).device_of
+    # The first takes 400 and 1.25 blocks, and of these keeps room for one block.
+    assert placed.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert violations(Plan(device_of=placed), problem) == []
+
+
+def test_device_map_auto_splits_as_accelerate_does():
+    torch = pytest.importorskip("torch")
+    accelerate = pytest.importorskip("accelerate")
+    from hocket.capture import capture, load_model
+
+    model, batch = load_model("gpt2", batch=1, seq=8)
+    problem = make_problem(capture(model, batch, name="gpt2"), "3xv100-16g")
+    memory = {i: int(size) for i, size in enumerate(problem.memory_bytes)}
+    limits = accelerate.utils.get_balanced_memory(
+        model, memory, no_split_module_classes=["GPT2Block"], dtype=torch.float32
+    )
+    expected = accelerate.infer_auto_device_map(
+        model, limits, no_split_module_classes=["GPT2Block"], dtype=torch.float32
+    )
+    placed = device_map_auto(problem, Plan()).device_of
+    for module, device in expected.items():
+        ops = [
+            op for op in range(problem.graph.num_ops)
+            if problem.graph.module_of(op).startswith(module + ".")
+        ]  # fmt: skip
+        assert set(placed[ops].tolist()) <= {device}, module
+
+
+def expert_file(tmp_path, devices, **extra):
+    path = tmp_path / "expert.json"
+    path.write_text(json.dumps({"schema": "hocket.expert/1", "devices": devices, **extra}))
+    return path
+
+
+def test_expert_file_places_by_the_longest_module_path(tmp_path):
+    graph = layered_model({"stem": 1, "blocks.0": 1, "blocks.1": 1, "blocks.2": 1})
+    problem = make_problem(graph, "2xv100-16g")
+    path = expert_file(tmp_path, {"gpu0": ["stem", "blocks"], "gpu1": ["blocks.2"]})
+    plan = expert(path)(problem, Plan())
+    assert plan.device_of.tolist() == [0, 0, 0, 1]
+    assert violations(plan, problem) == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "needle"),
+    [
+        ({"gpu7": ["stem"]}, UsageError, "unknown device 'gpu7'"),
+        ({"gpu0": ["stm"]}, UsageError, "unknown module or op 'stm'"),
+        ({"gpu0": ["stem"]}, InputFileError, "says nothing of op 'blocks.0/mm'"),
+        ({"gpu0": ["stem"], "gpu1": ["stem"]}, InputFileError, "on two devices"),
+        ({"gpu0": "stem"}, InputFileError, "devices.gpu0"),
+    ],
+)
+def test_expert_file_mistakes_are_named(tmp_path, devices, error, needle):
+    problem = make_problem(layered_model({"stem": 1, "blocks.0": 1}), "2xv100-16g")
+    with pytest.raises(error, match=needle):
+        expert(expert_file(tmp_path, devices))(problem, Plan())
+
+
+def test_expert_file_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "expert.json"
+    path.write_text("[]")
+    problem = make_problem(layered_model({"stem": 1}), "2xv100-16g")
+    with pytest.raises(InputFileError, match=r"not a hocket\.expert/1 file"):
+        expert(path)(problem, Plan())
+
+
+def test_expert_split_by_node_numbers(tmp_path):
+    builder = GraphBuilder("nodes")
+    for number in (7, 9):
+        builder.op(f"node#{number}", flops=1e9)
+    problem = make_problem(builder.build(), "2xv100-16g")
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps({"fpgas": [{"nodes": [9]}, {"nodes": [7]}]}))
+    assert expert(path)(problem, Plan()).device_of.tolist() == [1, 0]
+    path.write_text(json.dumps({"fpgas": [{"nodes": [9, 8]}]}))
+    with pytest.raises(InputFileError, match="lists node 8"):
+        expert(path)(problem, Plan())

@@ -1,0 +1,315 @@
+"""ParDNN as a whole: legal, deterministic, never worse by its later steps, in memory if it can."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from planners.pardnn_problems import tied_problems, with_memory
+from simulate.problems import joined, placements, problem_of, problems
+
+from hocket.api import make_problem
+from hocket.compiled.containers import table
+from hocket.errors import NoFeasiblePlanError
+from hocket.graph import GraphBuilder, Role
+from hocket.graph.generators import generate
+from hocket.plan.plan import Plan
+from hocket.planners.placement.devices import workers
+from hocket.planners.placement.m_topo import m_topo
+from hocket.planners.placement.pardnn import pardnn
+from hocket.planners.placement.pardnn.critical import crossing_moves, improve
+from hocket.planners.placement.pardnn.emulate import emulate
+from hocket.planners.placement.pardnn.ledger import cost_s
+from hocket.planners.placement.pardnn.mapping import map_paths
+from hocket.planners.placement.pardnn.memory import fit_memory, spread_variables
+from hocket.planners.placement.pardnn.potential import candidates_at
+from hocket.planners.placement.pardnn.refinement import refine, sweep
+from hocket.planners.placement.pardnn.slices import slice_paths
+from hocket.planners.placement.pardnn.trial import Trials
+from hocket.planners.placement.pardnn.work import devices_of, units, work_of
+from hocket.simulate import critical_path
+from hocket.simulate.engine import simulate
+from hocket.simulate.verify import violations
+
+
+def planned(problem, plan=None):
+    """A plan, or skip the example where some op runs nowhere."""
+    try:
+        return pardnn(problem, plan or Plan())
+    except NoFeasiblePlanError:
+        assume(False)
+
+
+def prepared(problem):
+    try:
+        devices = devices_of(problem)
+    except NoFeasiblePlanError:
+        assume(False)
+    work = work_of(problem, devices)
+    slices = slice_paths(work, len(workers(problem)))
+    return devices, work, slices, map_paths(problem, work, devices, slices)
+
+
+@given(problem=tied_problems())
+@settings(derandomize=True, deadline=None, max_examples=50)
+def test_pardnn_yields_a_legal_plan(problem):
+    plan = planned(problem)
+    assert [v for v in violations(plan, problem) if v.rule != "memory"] == []
+    assert plan.notes["primary"] <= plan.notes["paths"] <= problem.graph.num_ops
+    assert plan.notes["merged"] <= plan.notes["paths"] - plan.notes["primary"]
+
+
+@given(problem=tied_problems())
+@settings(derandomize=True, deadline=None, max_examples=20)
+def test_pardnn_is_deterministic_and_leaves_its_input_alone(problem):
+    start = Plan(planner="before", notes={"said": 1})
+    first, second = planned(problem, start), planned(problem, start)
+    assert np.array_equal(first.device_of, second.device_of)
+    assert (first.priority is None) == (second.priority is None)
+    if first.priority is not None:
+        assert np.array_equal(first.priority, second.priority)
+    assert first.planner == "before"
+    assert first.notes["said"] == 1
+    assert start.notes == {"said": 1}
+
+
+@given(problem=problems())
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_pardnn_is_never_slower_than_its_fastest_device_alone(problem):
+    alone_s = problem.costs.op_s.sum(axis=1)[problem.costs.device_row].min()
+    assert simulate(problem, planned(problem)).makespan_s <= alone_s * (1 + 1e-12)
+
+
+@given(problem=problems())
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_pardnn_takes_the_better_of_two_orders(problem):
+    plan = planned(problem)
+    step_s = simulate(problem, plan).makespan_s
+    assert step_s <= simulate(problem, replace(plan, priority=None)).makespan_s
+
+
+def test_pardnn_plans_graphs_of_no_op_and_of_one():
+    empty = problem_of(GraphBuilder("empty").build(), joined(2), np.zeros(0))
+    assert pardnn(empty, Plan()).device_of.shape == (0,)
+    builder = GraphBuilder("one")
+    builder.op("only")
+    for seconds in (0.0, 1.0):
+        one = problem_of(builder.build(), joined(3), np.array([seconds]))
+        assert pardnn(one, Plan()).device_of.tolist() == [0]
+
+
+def test_pardnn_spreads_ops_without_edges_evenly():
+    builder = GraphBuilder("loose")
+    for index in range(12):
+        builder.op(f"op{index}")
+    problem = problem_of(builder.build(), joined(3), np.ones(12))
+    plan = pardnn(problem, Plan())
+    assert np.bincount(plan.device_of).tolist() == [4, 4, 4]
+
+
+def test_pardnn_gives_a_device_of_twice_the_speed_twice_the_work():
+    builder = GraphBuilder("loose")
+    for index in range(30):
+        builder.op(f"op{index}")
+    graph = builder.build()
+    cluster = joined(2)
+    kinds = tuple(replace(d.kind, name=n) for d, n in zip(cluster.devices, "ab", strict=True))
+    devices = tuple(replace(d, kind=kind) for d, kind in zip(cluster.devices, kinds, strict=True))
+    problem = problem_of(
+        graph, replace(cluster, devices=devices), np.array([[2.0] * 30, [1.0] * 30])
+    )
+    plan = pardnn(problem, Plan())
+    assert simulate(problem, plan).makespan_s == pytest.approx(20.0)
+
+
+# ── refinement ───────────────────────────────────────────────────────────────────────────────────
+
+
+@given(problem=tied_problems())
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_refinement_and_critical_moves_never_make_the_step_longer(problem):
+    devices, work, slices, mapping = prepared(problem)
+    trials = Trials(problem, work, devices)
+    mapped = trials(mapping.ledger.device.astype(np.int32))
+    refined = refine(work, slices, mapping, trials, mapped)
+    improved = improve(work, mapping.facts, trials, refined, 5)
+    keys = [(t.overflow_bytes, t.step_s) for t in (mapped, refined, improved)]
+    assert keys == sorted(keys, reverse=True)
+    for trial in (refined, improved):
+        plan = Plan(device_of=trial.device_of, priority=trial.priority)
+        assert simulate(problem, plan).makespan_s == trial.step_s
+        assert [v for v in violations(plan, problem) if v.rule != "memory"] == []
+
+
+def potential_of(problem, work, mapping, stiffness):
+    """What sweeps make smaller: uneven loads and transfers of tensors on several devices.
+
+    With one span for all pieces it is a function of the placement alone.
+    """
+    device, tensor_s = mapping.ledger.device, work.tensor_s
+    load_s = np.zeros(problem.cluster.num_devices)
+    np.add.at(load_s, device, mapping.facts.op_s[np.arange(len(device)), device])
+    copies = np.maximum((mapping.ledger.num_touching > 0).sum(axis=1) - 1, 0)
+    share_s = mapping.paths.share_s[0]
+    uneven_s = (
+        stiffness * (mapping.facts.speed * load_s**2).sum() / (2 * share_s) if share_s > 0 else 0.0
+    )
+    return uneven_s + (copies * tensor_s).sum()
+
+
+@given(problem=tied_problems(), stiffness=st.sampled_from([1.0, 4.0]))
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_sweeps_lower_the_cost_that_they_are_about(problem, stiffness):
+    _, work, _, mapping = prepared(problem)
+    # One span over all of the step, so that all pieces see the same loads.
+    first, stop = np.zeros_like(mapping.paths.first), np.zeros_like(mapping.paths.stop)
+    stop[:, 0] = len(mapping.axis.time_s)
+    share_s = np.full(len(first), work.op_s.sum() / mapping.axis.speed)
+    whole = mapping.paths._replace(
+        first=table(first, np.int64), stop=table(stop, np.int64), share_s=table(share_s, np.float64)
+    )
+    mapping = mapping._replace(paths=whole)
+    before = potential_of(problem, work, mapping, stiffness)
+    sweep(mapping.facts, mapping.ledger, whole, stiffness)
+    after = potential_of(problem, work, mapping, stiffness)
+    assert after <= before * (1 + 1e-9) + 1e-9
+
+
+def test_cost_grows_with_the_load_and_falls_with_what_is_saved():
+    graph = generate("layered", 40, 0)
+    _, _, _, mapping = prepared(make_problem(graph, "2xv100-32g"))
+    ledger, paths = mapping.ledger, mapping.paths
+    ledger.own_s[:], ledger.saved_s[:] = 2.0, 0.0
+    cost = cost_s.py_func
+    plain = cost(mapping.facts, ledger, paths, 0, 0, 1.0, 1.0)
+    assert cost(mapping.facts, ledger, paths, 0, 0, 5.0, 1.0) > plain
+    ledger.saved_s[0] = 1.5
+    assert cost(mapping.facts, ledger, paths, 0, 0, 1.0, 1.0) == pytest.approx(plain - 1.5)
+    ledger.own_s[0] = np.inf
+    assert cost(mapping.facts, ledger, paths, 0, 0, 1.0, 1.0) == np.inf
+
+
+@given(problem=problems(mode="parallel"), data=st.data())
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_critical_moves_are_at_crossings_of_the_critical_path(problem, data):
+    devices, work, _, mapping = prepared(problem)
+    trial = Trials(problem, work, devices)(data.draw(placements(problem)))
+    moves = crossing_moves(work, mapping.facts, trial.timeline)
+    graph, device_of = problem.graph, trial.device_of
+    for op, device in zip(moves.op, moves.device, strict=True):
+        assert device != device_of[op]
+        near = {*graph.tensor_producer[graph.reads_of(op)].tolist()} - {-1}
+        near |= {user for t in graph.made_by(op) for user in graph.users_of(t).tolist()}
+        assert device in {device_of[other] for other in near}
+    path = critical_path(trial.timeline, problem)
+    if not any(step.kind == "transfer" for step in path) and len(path) == 1:
+        assert len(moves.op) == 0
+
+
+def test_critical_moves_join_a_chain_that_crosses_devices():
+    builder = GraphBuilder("chain")
+    tensor = builder.tensor("t0", 8, producer=builder.op("op0"), role=Role.ACTIVATION)
+    for index in range(1, 4):
+        op = builder.op(f"op{index}", reads=[tensor])
+        tensor = builder.tensor(f"t{index}", 8, producer=op, role=Role.ACTIVATION)
+    problem = problem_of(builder.build(), joined(2), np.ones(4))
+    devices, work, _, mapping = prepared(problem)
+    trials = Trials(problem, work, devices)
+    crossed = trials(np.array([0, 1, 1, 1], dtype=np.int32))
+    assert crossed.step_s == 12.0
+    assert improve(work, mapping.facts, trials, crossed, 1).step_s == 4.0
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(problem=problems(), data=st.data())
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_emulated_lifetimes_add_up_to_the_simulated_memory(problem, data):
+    run = emulate(problem, data.draw(placements(problem)), None)
+    places, graph = run.places, problem.graph
+    for device in range(problem.cluster.num_devices):
+        times_s, held = run.timeline.memory_curve(device)
+        here = (places.device == device) & (places.num_bytes > 0)
+        on_device = run.device_of == device
+        for time_s, num_bytes in zip(times_s, held, strict=True):
+            live = here & (run.start_s <= time_s) & (run.end_s > time_s)
+            runs = on_device & (run.timeline.op_start_s <= time_s)
+            runs &= run.timeline.op_end_s > time_s
+            expected = places.num_bytes[live].sum() + graph.workspace_bytes[runs].sum()
+            assert num_bytes == expected
+
+
+@given(problem=tied_problems(), data=st.data(), share=st.sampled_from([0.3, 0.6, 0.9]))
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_fit_memory_never_overflows_more_and_stays_legal(problem, data, share):
+    device_of = planned(problem).device_of
+    peak = int(simulate(problem, Plan(device_of=device_of)).peak_bytes.max())
+    tight = with_memory(problem, max(int(peak * share), 1))
+    before = emulate(tight, device_of, None)
+    found = fit_memory(tight, device_of)
+    assert emulate(tight, found, None).overflow_bytes <= before.overflow_bytes
+    plan = Plan(device_of=found)
+    assert [v for v in violations(plan, tight) if v.rule != "memory"] == []
+
+
+@given(problem=problems(), data=st.data())
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_moving_a_unit_frees_its_potential(problem, data):
+    """On a device that others send nothing to later, what a unit alone holds goes with it."""
+    assume(problem.cluster.num_devices > 1)
+    device_of = np.zeros(problem.graph.num_ops, dtype=np.int32)
+    run = emulate(problem, device_of, None)
+    times_s, held = run.timeline.memory_curve(0)
+    moment = float(times_s[np.argmax(held)])
+    candidates = candidates_at(problem, run, units(problem), 0, moment)
+    for candidate in range(len(candidates.potential_bytes)):
+        assert candidates.potential_bytes[candidate] <= held.max()
+        assert candidates.incoming_bytes[candidate] >= candidates.potential_bytes[candidate]
+        assert candidates.start_s[candidate] <= candidates.end_s[candidate]
+
+
+def towers(num, size):
+    """Independent chains of two ops, each with a variable of its own."""
+    builder = GraphBuilder("towers")
+    variables = [builder.tensor(f"w{index}", size, role=Role.PARAMETER) for index in range(num)]
+    for index, variable in enumerate(variables):
+        low = builder.op(f"low{index}", reads=[variable])
+        made = builder.tensor(f"t{index}", 1, producer=low, role=Role.ACTIVATION)
+        builder.op(f"high{index}", reads=[made, variable])
+    return builder.build()
+
+
+def test_variables_spread_over_devices_until_shares_are_even():
+    graph = towers(8, 100)
+    problem = problem_of(graph, joined(4), np.ones(graph.num_ops))
+    found = spread_variables(problem, np.zeros(graph.num_ops, dtype=np.int32))
+    peaks = simulate(problem, Plan(device_of=found)).peak_bytes
+    assert peaks.max() <= 202
+    assert (found[::2] == found[1::2]).all(), "a variable's readers stay together"
+
+
+def test_overflow_is_relieved_where_there_is_room():
+    graph = towers(8, 100)
+    problem = with_memory(problem_of(graph, joined(4), np.ones(graph.num_ops)), 205)
+    found = fit_memory(problem, np.zeros(graph.num_ops, dtype=np.int32))
+    assert (simulate(problem, Plan(device_of=found)).peak_bytes <= 205).all()
+
+
+def test_memory_that_cannot_be_met_ends_with_the_best_plan():
+    graph = towers(8, 100)
+    problem = with_memory(problem_of(graph, joined(4), np.ones(graph.num_ops)), 50)
+    plan = pardnn(problem, Plan())
+    assert [v.rule for v in violations(plan, problem)] == ["memory"] * 4
+
+
+# ── generated training steps ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("family", ["gnmt", "layered", "series-parallel"])
+def test_pardnn_beats_m_topo(family):
+    problem = make_problem(generate(family, 1500, 0), "4xv100-32g")
+    plan = pardnn(problem, Plan())
+    step_s = simulate(problem, plan).makespan_s
+    assert step_s < simulate(problem, m_topo(problem, Plan())).makespan_s

@@ -1,0 +1,53 @@
+"""The models of the zoo at sizes that train in a moment, all parts of each still there."""
+
+from hocket.capture.zoo import experts, language, recurrent, vision
+
+TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
+
+
+def gpt2(layers, heads=2):
+    return lambda: language.gpt2(
+        2, 8, n_layer=layers, n_embd=16 * heads, n_head=heads, vocab_size=64, **TOKENS
+    )
+
+
+def llama(layers, **more):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
+    return lambda: language.llama_7b(2, 8, num_hidden_layers=layers, **sizes, **TOKENS, **more)
+
+
+SMALL_ZOO = {
+    "gpt2": gpt2(3),
+    "gpt2-medium": gpt2(4),
+    "gpt2-xl": gpt2(6, heads=3),
+    "bert-large": lambda: language.bert_large(
+        2, 8, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48,
+        vocab_size=64,
+    ),
+    "llama-1b": llama(2, num_key_value_heads=2, tie_word_embeddings=True),
+    "llama-7b": llama(3),
+    "t5-base": lambda: language.t5_base(
+        2, 8, num_layers=2, d_model=32, d_kv=8, d_ff=32, num_heads=2, vocab_size=64
+    ),
+    "vit-base": lambda: language.vit_base(
+        2, 0, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48,
+        image_size=32,
+    ),
+    "mixtral-small": lambda: language.mixtral_small(
+        2, 8, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4, vocab_size=64, **TOKENS,
+    ),
+    "resnet50": lambda: vision.resnet(50, 2, size=32),
+    "resnet101": lambda: vision.resnet(101, 2, size=32),
+    "resnet152": lambda: vision.resnet(152, 2, size=32),
+    "resnet1001": lambda: vision.resnet(200, 2, size=32),
+    "wide-resnet": lambda: vision.resnet(50, 2, width_factor=2, size=32),
+    "inception-v3": lambda: vision.inception_v3(2, 0),
+    "gnmt-4": lambda: recurrent.gnmt(4, 2, 3, vocabulary=32, width=8),
+    "gnmt-8": lambda: recurrent.gnmt(8, 2, 3, vocabulary=32, width=8),
+    "lstm": lambda: recurrent.lstm(2, 4, vocabulary=32, width=8),
+    "moe-12x32": lambda: experts.moe(
+        2, 8, layers=2, experts=4, width=64, hidden=32, vocabulary=64
+    ),
+    "mlp": lambda: experts.mlp(4, 1, width=16),
+}  # fmt: skip

@@ -1,0 +1,183 @@
+"""One process per device: the same numbers, measured; and how it ends when a rank fails."""
+
+import json
+import os
+import signal
+import tempfile
+import time
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from runtime.small_zoo import SMALL_ZOO
+from runtime.test_single import NUM_DEVICES, assert_same, place
+from torch import nn
+
+from hocket.capture import named_tensors
+from hocket.capture.program import Call
+from hocket.capture.recording import Constant, Cost, Ref, same_leaves
+from hocket.errors import RunError
+from hocket.graph import Phase
+from hocket.runtime.connect import Store
+from hocket.runtime.progress import Position
+from hocket.runtime.record import measured_timeline
+from hocket.runtime.reference import reference_steps
+from hocket.runtime.spawn import RankOptions, _describer, run_ranks
+from hocket.runtime.wire import decode_call, decode_spec, encode_call, encode_spec
+
+NAMES = ("gpu0", "gpu1", "gpu2")
+FOREVER = 10**6
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """What packages open once, when they are first used, is open."""
+    place(*SMALL_ZOO["gpt2"](), seed=0)
+    Store().close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(warm, tmp_path, monkeypatch):
+    """No process, file, descriptor or listening port may outlive a run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    me = psutil.Process()
+    before = me.num_fds()
+    yield
+    assert me.children(recursive=True) == []
+    # PyTorch makes a folder for its compiler when that is imported.
+    assert [p for p in tmp_path.iterdir() if not p.name.startswith("torchinductor")] == []
+    assert me.num_fds() <= before
+    assert [c for c in me.net_connections("inet") if c.status == psutil.CONN_LISTEN] == []
+
+
+def test_ranks_compute_what_the_unsplit_model_computes():
+    torch.manual_seed(1)
+    model, batch = SMALL_ZOO["gpt2"]()
+    model.train()
+    setup = place(model, batch, seed=2)
+    records = []
+    options = RankOptions(steps=3, seed=5, wants_results=True, slowdown={1: 3.0})
+    results = run_ranks(setup, named_tensors(model, batch), NAMES, options,
+                        on_step=lambda number, record: records.append(record))  # fmt: skip
+    reference = reference_steps(model, batch, steps=3, seed=5)
+    assert_same(setup, results, [record.loss for record in records], reference)
+    device_of = np.array(setup.device_of, dtype=np.int32)
+    timeline = measured_timeline(records[-1], device_of, setup.split.transfers, NUM_DEVICES)
+    reads_s = {}
+    for op in range(setup.graph.num_ops):
+        for tensor in setup.graph.reads_of(op).tolist():
+            key = tensor, setup.device_of[op]
+            reads_s[key] = min(reads_s.get(key, np.inf), timeline.op_start_s[op])
+    for index in range(len(timeline.transfer_tensor)):
+        key = int(timeline.transfer_tensor[index]), int(timeline.transfer_dst[index])
+        assert timeline.transfer_end_s[index] <= reads_s[key]
+        assert timeline.transfer_ready_s[index] <= timeline.transfer_start_s[index]
+    assert np.all(timeline.peak_bytes > 0)
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 4)
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def forward(self, ids):
+        return self.layers(self.table(ids)).square().mean()
+
+
+def run_and_hurt(signal_number, rank, **options):
+    """Run without end and send a signal to a rank in step 2; the error and when it came."""
+    model, batch = Lookup(), torch.tensor([0, 1, 2])
+    setup = place(model, batch, seed=1)
+    pids, sent_s = [], []
+
+    def hurt(number, record):
+        if number == 2:
+            os.kill(pids[rank], signal_number)
+            sent_s.append(time.monotonic())
+
+    with pytest.raises(RunError) as caught:
+        run_ranks(
+            setup,
+            named_tensors(model, batch),
+            NAMES,
+            RankOptions(steps=FOREVER, **options),
+            on_start=pids.extend,
+            on_step=hurt,
+        )
+    took_s = time.monotonic() - sent_s[0]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    return caught.value, took_s
+
+
+def test_a_stopped_rank_is_named_and_all_is_gone():
+    error, took_s = run_and_hurt(signal.SIGSTOP, 2, silence_s=2.0)
+    assert error.message.startswith("rank 2 (gpu2) has stopped answering for 2 s while ")
+    assert took_s < 10
+
+
+def test_the_error_of_an_op_is_told_with_its_rank_and_op():
+    model, batch = Lookup(), torch.tensor([0, 1, 99])
+    setup = place(model, batch, seed=1)
+    with pytest.raises(RunError, match="index out of range in self") as caught:
+        run_ranks(setup, named_tensors(model, batch), NAMES, RankOptions(steps=3))
+    device = setup.device_of[next(op for op, name in enumerate(setup.graph.op_names)
+                                  if name == "table/embedding")]  # fmt: skip
+    rank = setup.split.used_devices.index(device)
+    expected = f"rank {rank} ({NAMES[device]}) failed while running op 'table/embedding' in step 1"
+    assert caught.value.message.startswith(expected)
+
+
+def test_position_is_told_in_words():
+    model, batch = SMALL_ZOO["mlp"]()
+    setup = place(model, batch, seed=2)
+    texts = set()
+    for device in range(NUM_DEVICES):
+        instructions = setup.split.of_device(device)
+        describe = _describer(setup, instructions, NAMES)
+        texts |= {describe(Position(1.0, 3, i)).split(" ")[0] for i in range(len(instructions))}
+        assert describe(Position(0.0, 0, 0)) == "starting"
+    assert texts == {"running", "sending", "waiting", "freeing"}
+
+
+# ── what is sent ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5-base", "resnet50", "gnmt-4"])
+def test_calls_and_tensors_survive_as_json(name):
+    model, batch = SMALL_ZOO[name]()
+    setup = place(model, batch, seed=0)
+    for call in setup.program.calls:
+        constants = []
+        data = json.loads(json.dumps(encode_call(call, constants)))
+        back = decode_call(data, constants)
+        assert back.function == call.function
+        assert (back.outputs, back.targets, back.written) == (
+            call.outputs, call.targets, call.written)  # fmt: skip
+        assert same_leaves(list(back.args), list(call.args), int.__eq__)
+        assert back.kwargs.keys() == call.kwargs.keys()
+    for spec in setup.program.tensors:
+        assert decode_spec(json.loads(json.dumps(encode_spec(spec)))) == spec
+
+
+def test_constants_travel_by_value_and_strange_arguments_are_refused():
+    kept = torch.arange(3)
+    args = (Ref(4), Constant(kept), [1, 2.5, None, True], torch.float16, 1 + 2j,
+            torch.device("cpu"), torch.channels_last, torch.strided)  # fmt: skip
+    call = Call(torch.ops.aten.mm.default, args, {"x": float("inf")}, (5, None), (), (), (),
+                Phase.FORWARD, "", -1, False, False, Cost("aten.mm", "", 0, 0.0, 0))  # fmt: skip
+    constants = []
+    back = decode_call(encode_call(call, constants), constants)
+    assert back.args[0] == Ref(4)
+    assert torch.equal(back.args[1].tensor, kept)
+    assert back.args[2:] == list(args[2:])
+    assert back.kwargs == {"x": float("inf")}
+    assert back.cost.kind == "aten.mm"
+    with pytest.raises(RunError, match="argument of type 'object'"):
+        encode_call(call._replace(args=(object(),)), [])
+    with pytest.raises(RunError, match=r"does not know the op 'aten\.nonsense\.default'"):
+        decode_call(encode_call(call, []) | {"function": "aten.nonsense.default"}, [kept])

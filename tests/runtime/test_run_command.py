@@ -1,0 +1,238 @@
+"""``hocket run`` as a user types it, also when it is interrupted or killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import psutil
+import pytest
+from runtime.placements import random_placement
+
+from hocket.api import make_problem
+from hocket.capture import capture, load_model
+from hocket.cli import main
+from hocket.errors import UsageError
+from hocket.plan.files import read_plan, write_plan
+from hocket.plan.plan import Plan
+from hocket.runtime.rebuild import rebuild
+from hocket.runtime.session import RunOptions, choose_backend, run_plan
+from hocket.simulate import simulate
+
+FACTORY = """
+import torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(),
+                                    nn.Dropout(), nn.Linear(width, 4))
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layers(x), y)
+def make(batch=4):
+    return Net(8), {"x": torch.randn(batch, 8), "y": torch.randn(batch, 4)}
+def other(batch=4):
+    return Net(9), {"x": torch.randn(batch, 8), "y": torch.randn(batch, 4)}
+def bad(batch=4):
+    model, batch = make(batch)
+    batch["y"].fill_(float("nan"))
+    return model, batch
+"""
+
+
+@pytest.fixture
+def plan_file(tmp_path, monkeypatch):
+    """A plan of a user's model on two devices."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FACTORY)
+    return save_plan(tmp_path / "plan.json", "mine.py:make", batch=6)
+
+
+def save_plan(path, spec, **options):
+    model, batch = load_model(spec, **options)
+    problem = make_problem(capture(model, batch, name=spec, device="cpu"), "2xv100-16g")
+    plan = Plan(planner="random", device_of=random_placement(problem.graph, 2, 0))
+    assert len(np.unique(plan.device_of)) == 2
+    timeline = simulate(problem, plan)
+    peaks = dict(zip(problem.cluster.device_names, timeline.peak_bytes.tolist(), strict=True))
+    write_plan(path, problem, plan, step_s=timeline.makespan_s, peak_bytes=peaks)
+    return path
+
+
+def test_run_prints_losses_and_writes_both_timelines(plan_file, capsys):
+    main(["run", str(plan_file), "--steps", "3", "--backend", "single", "--json",
+          "--trace", "out.json"])  # fmt: skip
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert [step["step"] for step in result["steps"]] == [1, 2, 3]
+    assert result["losses"] == [step["loss"] for step in result["steps"]]
+    assert len(set(result["losses"])) == 3
+    assert result["backend"] == "single"
+    assert result["step_s"]["predicted"] > 0
+    assert result["step_s"]["measured"] > 0
+    assert [device["name"] for device in result["devices"]] == ["gpu0", "gpu1"]
+    for device in result["devices"]:
+        assert device["busy_s"]["measured"] > 0
+        peak = device["peak_bytes"]
+        assert peak["measured"] == pytest.approx(peak["predicted"], rel=0.1)
+    assert err.count("loss") == 3
+    events = json.loads(plan_file.with_name("out.json").read_text())["traceEvents"]
+    names = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
+    assert {name.partition(" · ")[2] for name in names} == {"predicted", "measured"}
+    assert len(set(names.values())) == len(names)
+    num_ops = read_plan(plan_file).problem.graph.num_ops
+    slices = [e for e in events if e["ph"] == "X" and "op" in e["args"]]
+    assert len(slices) == 2 * num_ops
+
+
+def test_run_with_processes_prints_a_table_and_the_same_losses(plan_file, capsys):
+    main(["run", str(plan_file), "--steps", "2", "--backend", "single", "--json"])
+    expected = json.loads(capsys.readouterr().out)["losses"]
+    main(["run", str(plan_file), "--steps", "2", "--slowdown", "gpu1=2"])
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[0].startswith(f"step    1  loss {expected[0]:.6g}  ")
+    assert lines[1].startswith(f"step    2  loss {expected[1]:.6g}  ")
+    assert lines[2].startswith("step predicted ")
+    assert lines[4].split()[:2] == ["gpu0", "cpu"]
+    assert "gpu0, gpu1 run on the processor" in err
+    assert plan_file.with_name("run.trace.json").is_file()
+
+
+def test_a_loss_that_is_no_number_is_not_passed_over(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FACTORY)
+    save_plan(tmp_path / "bad.json", "mine.py:bad")
+    main(["run", "bad.json", "--steps", "2", "--backend", "single", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["losses"] == [None, None]
+    assert json.loads(out)["is_finite"] is False
+    assert "warning: the loss is not finite" in err
+
+
+def test_another_model_is_refused(plan_file):
+    graph = read_plan(plan_file).problem.graph
+    assert rebuild(graph).program.names
+    with pytest.raises(UsageError, match="another graph than the plan's: op ") as caught:
+        rebuild(graph, model="mine.py:other")
+    assert "plan again" in caught.value.hint
+    with pytest.raises(UsageError, match="another graph"):
+        rebuild(graph, model="mlp")
+
+
+def test_a_graph_without_a_model_is_refused(plan_file):
+    saved = read_plan(plan_file)
+    for meta, message in (
+        ({}, "was not captured op by op"),
+        ({**saved.problem.graph.meta, "level": "module"}, "was not captured op by op"),
+        ({**saved.problem.graph.meta, "model": "Net"}, "the plan's model 'Net' is not known here"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            rebuild(replace(saved.problem.graph, meta=meta))
+
+
+def test_zoo_models_are_found_again_from_their_graphs():
+    for name, options in {
+        "lstm": {"batch": 2, "seq": 3},
+        "gnmt-4": {"batch": 2, "seq": 2},
+        "mlp": {"batch": 3},
+        "resnet50": {"batch": 1, "dtype": "bfloat16"},
+    }.items():
+        model, batch = load_model(name, **options)
+        rebuild(capture(model, batch, name=name, optimizer="sgd"))
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "message"),
+    [({"gpu7": 2.0}, "'gpu7', which the plan's cluster"), ({"gpu0": 0.5}, "only become slower")],
+)
+def test_slowdowns_that_mean_nothing_are_refused(plan_file, slowdown, message):
+    saved = read_plan(plan_file)
+    options = RunOptions(backend="gloo", slowdown=slowdown)
+    with pytest.raises(UsageError, match=message):
+        run_plan(saved.problem, saved.plan, options)
+
+
+def test_backend_follows_what_the_machine_has(plan_file, monkeypatch):
+    problem = read_plan(plan_file).problem
+    assert choose_backend("auto", problem, [0, 1]) == ("gloo", {0: "cpu", 1: "cpu"})
+    assert choose_backend("auto", problem, [1]) == ("single", {1: "cpu"})
+    with pytest.raises(UsageError, match="needs a CUDA device for each of the 2 used devices"):
+        choose_backend("nccl", problem, [0, 1])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert choose_backend("auto", problem, [0, 1]) == ("single", {0: "cuda:0", 1: "cuda:1"})
+    assert choose_backend("nccl", problem, [1]) == ("nccl", {1: "cuda:0"})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert choose_backend("single", problem, [0, 1]) == ("single", {0: "cuda:0", 1: "cuda:0"})
+    assert choose_backend("auto", problem, [0, 1])[0] == "gloo"
+
+
+# ── interrupted and killed ───────────────────────────────────────────────────────────────────────
+
+
+def start(plan_file):
+    """A run without end, when its ranks are at work; with their processes."""
+    temporary = plan_file.parent / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "hocket", "run", str(plan_file), "--steps", "1000000"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                           env={**os.environ, "TMPDIR": str(temporary)})  # fmt: skip
+    lines = [run.stdout.readline() for _ in range(2)]
+    if not lines[1].startswith("step "):
+        run.kill()
+        raise AssertionError(run.communicate()[1])
+    ranks = psutil.Process(run.pid).children(recursive=True)
+    assert len(ranks) == 2
+    return run, ranks, temporary
+
+
+def ended(run):
+    """What a run printed, which must end by itself."""
+    try:
+        return run.communicate(timeout=20)
+    finally:
+        run.kill()
+
+
+def assert_gone(ranks, temporary):
+    _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert alive == []
+    left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
+    assert left == []
+
+
+def test_ctrl_c_ends_with_130_and_leaves_nothing(plan_file):
+    run, ranks, temporary = start(plan_file)
+    began_s = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    _, err = ended(run)
+    assert time.monotonic() - began_s < 10
+    assert run.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert_gone(ranks, temporary)
+
+
+def test_ranks_end_when_the_run_itself_is_killed(plan_file):
+    run, ranks, temporary = start(plan_file)
+    os.kill(ranks[0].pid, signal.SIGSTOP)
+    run.kill()
+    run.communicate()
+    assert_gone(ranks, temporary)
+
+
+def test_a_killed_rank_ends_the_command_with_5(plan_file):
+    run, ranks, temporary = start(plan_file)
+    began_s = time.monotonic()
+    ranks[1].kill()
+    _, err = ended(run)
+    assert time.monotonic() - began_s < 10
+    assert run.returncode == 5
+    assert "rank 1 (gpu1) was killed by signal 9 (SIGKILL) while" in err
+    assert "Traceback" not in err
+    assert_gone(ranks, temporary)

@@ -1,0 +1,96 @@
+"""Evaluating a plan gives the numbers of simulating it, bit for bit."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.errors import UsageError
+from hocket.graph.generators import generate
+from hocket.plan.plan import Plan
+from hocket.simulate.engine import simulate
+from hocket.simulate.evaluate import Evaluator, Score, changes_of, order_priority
+from simulate.problems import joined, plans, problem_of, problems
+
+
+def _simulated(problem, plan):
+    timeline = simulate(problem, plan)
+    over = np.maximum(timeline.peak_bytes - problem.memory_bytes, 0).sum()
+    moved = problem.graph.tensor_bytes[timeline.transfer_tensor].sum()
+    return Score(float(over), timeline.makespan_s, float(moved)), timeline
+
+
+@given(st.data())
+@settings(derandomize=True, deadline=None, max_examples=250)
+def test_evaluator_agrees_with_the_simulator_on_plans_one_after_another(data):
+    problem = data.draw(problems(max_ops=10))
+    evaluate = Evaluator(problem)
+    for _ in range(3):
+        plan = data.draw(plans(problem))
+        expected, timeline = _simulated(problem, plan)
+        assert evaluate.plan(plan) == expected
+        np.testing.assert_array_equal(evaluate.op_start_s, timeline.op_start_s)
+        np.testing.assert_array_equal(evaluate.op_end_s, timeline.op_end_s)
+        np.testing.assert_array_equal(evaluate.peak_bytes, timeline.peak_bytes)
+
+
+@pytest.mark.parametrize("transfers", ["shared", "queued", "parallel"])
+def test_evaluator_agrees_with_the_simulator_on_a_training_step(transfers):
+    graph = generate("gnmt", 300)
+    problem = problem_of(graph, joined(4, 1e9, 1e-5), graph.flops / 1e13, transfers)
+    evaluate = Evaluator(problem)
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        device_of = random.integers(0, 4, graph.num_ops).astype(np.int32)
+        plan = Plan(device_of=device_of, priority=random.permutation(graph.num_ops) * 1.0)
+        assert evaluate.plan(plan) == _simulated(problem, plan)[0]
+
+
+@given(st.data())
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_first_better_stops_at_the_first_change_that_the_simulator_finds_better(data):
+    problem = data.draw(problems(max_ops=6, max_devices=3))
+    plan = data.draw(plans(problem, orders=("priority",)))
+    evaluate = Evaluator(problem)
+    best = evaluate.plan(plan)
+    num_ops, num_devices = problem.graph.num_ops, problem.cluster.num_devices
+    op, device = np.divmod(np.arange(num_ops * num_devices), num_devices)
+    changes = changes_of(np.arange(len(op) + 1), op, device.copy(), plan.priority[op])
+    found = evaluate.first_better(changes, best)
+    for which in range(len(op) if found < 0 else found + 1):
+        device_of = plan.device_of.copy()
+        device_of[op[which]] = device[which]
+        score = _simulated(problem, Plan(device_of=device_of, priority=plan.priority))[0]
+        slightly = 1 - 1e-9
+        is_better = (
+            score.overflow_bytes < best.overflow_bytes
+            or (
+                score.overflow_bytes == best.overflow_bytes
+                and (score.step_s < best.step_s * slightly)
+            )
+            or (score[:2] <= best[:2] and score < best)
+        )
+        assert is_better == (which == found)
+    left = plan.device_of.copy()
+    if found >= 0:
+        left[op[found]] = device[found]
+    np.testing.assert_array_equal(evaluate.bench.ops.device, left)
+    np.testing.assert_array_equal(evaluate.bench.ops.priority, plan.priority)
+
+
+def test_an_order_that_deadlocks_has_no_end():
+    graph = generate("chain", 3)
+    problem = problem_of(graph, joined(1), np.ones(3))
+    backwards = Plan(device_of=np.zeros(3, np.int32), order=(np.array([2, 1, 0], np.int32),))
+    assert Evaluator(problem).plan(backwards).step_s == np.inf
+
+
+def test_order_priority_gives_positions_on_each_device():
+    order = (np.array([2, 0], np.int32), np.array([1, 3], np.int32))
+    assert order_priority(order).tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_a_plan_without_placement_is_refused():
+    problem = problem_of(generate("chain", 3), joined(1), np.ones(3))
+    with pytest.raises(UsageError, match="does not say where"):
+        Evaluator(problem).plan(Plan())
