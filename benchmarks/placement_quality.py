@@ -76,8 +76,8 @@ def lines_of(rows: list[dict[str, float | str]]) -> list[str]:
     gaps = [float(r[AUTO]) / float(r["optimum"]) - 1 for r in rows if "optimum" in r]
     if gaps:
         lines.append(
-            f"- {len(gaps)} graphs of at most 30 ops: {sum(gaps) / len(gaps):.2%} above the optimum "
-            f"on average, {max(gaps):.2%} at most"
+            f"- {len(gaps)} graphs of at most 30 ops: {sum(gaps) / len(gaps):.2%} above the "
+            f"optimum on average, {max(gaps):.2%} at most"
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""The shortest step by trying everything: all placements, and all orders of each, for tiny graphs."""
+"""The shortest step of tiny graphs by trying everything: all placements, all orders of each."""
 
 from __future__ import annotations
 
@@ -91,33 +91,36 @@ def shortest_parallel_step_s(problem: Problem) -> float:
     Ops are put one after another behind what their device runs already; a branch that is as long
     as the best known plan is not followed.
     """
-    graph, best = problem.graph, np.inf
+    best = np.inf
+    for device_of in legal_placements(problem):
+        best = _shortest_parallel_order_s(problem, device_of, best)
+    return best
+
+
+def _shortest_parallel_order_s(problem: Problem, device_of: np.ndarray, best: float) -> float:
+    """The shortest step of one placement, if it is below ``best``; else ``best``."""
+    graph, devices = problem.graph, device_of.tolist()
     src, dst = graph.edges
     needs = [src[dst == op].tolist() for op in range(graph.num_ops)]
-    for device_of in legal_placements(problem):
-        arrival = _arrivals(problem, device_of)
-        seconds = problem.costs.op_s[problem.costs.device_row[device_of], np.arange(len(device_of))]
+    arrival = _arrivals(problem, device_of)
+    seconds = problem.costs.op_s[problem.costs.device_row[device_of], np.arange(len(devices))]
 
-        def follow(end: dict[int, float], free: list[float], latest: float) -> None:
-            nonlocal best
-            if latest >= best:
-                return
-            if len(end) == graph.num_ops:
-                best = latest
-                return
-            for op in range(graph.num_ops):
-                if op in end or any(need not in end for need in needs[op]):
-                    continue
-                device = device_of[op]
-                start = max(
-                    [free[device]]
-                    + [end.get(maker, 0.0) + delay for maker, delay in arrival[op]]
-                )
-                done = start + seconds[op]
-                further = [done if d == device else t for d, t in enumerate(free)]
-                follow(end | {op: done}, further, max(latest, done))
+    def follow(end: dict[int, float], free: list[float], latest: float) -> None:
+        nonlocal best
+        if latest >= best:
+            return
+        if len(end) == graph.num_ops:
+            best = latest
+            return
+        for op, device in enumerate(devices):
+            if op in end or any(need not in end for need in needs[op]):
+                continue
+            arrivals = [end.get(maker, 0.0) + delay for maker, delay in arrival[op]]
+            done = max([free[device], *arrivals]) + seconds[op]
+            further = [done if d == device else t for d, t in enumerate(free)]
+            follow(end | {op: done}, further, max(latest, done))
 
-        follow({}, [0.0] * problem.cluster.num_devices, 0.0)
+    follow({}, [0.0] * problem.cluster.num_devices, 0.0)
     return best
 
 

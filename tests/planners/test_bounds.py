@@ -11,7 +11,6 @@ from planners.exhaustive import (
     shortest_parallel_step_s,
     shortest_step_s,
 )
-from simulate.problems import plans
 
 from hocket.errors import NoFeasiblePlanError
 from hocket.planners.bounds import lower_bound

@@ -30,6 +30,7 @@ from hocket.planners.placement.pardnn.trial import Trials
 from hocket.planners.placement.pardnn.work import devices_of, units, work_of
 from hocket.simulate import critical_path
 from hocket.simulate.engine import simulate
+from hocket.simulate.evaluate import Evaluator
 from hocket.simulate.verify import violations
 
 
@@ -43,10 +44,10 @@ def planned(problem, plan=None):
 
 def prepared(problem):
     try:
-        devices = devices_of(problem)
+        devices = devices_of(problem, units(problem))
     except NoFeasiblePlanError:
         assume(False)
-    work = work_of(problem, devices)
+    work = work_of(problem, units(problem), devices)
     slices = slice_paths(work, len(workers(problem)))
     return devices, work, slices, map_paths(problem, work, devices, slices)
 
@@ -130,15 +131,16 @@ def test_pardnn_gives_a_device_of_twice_the_speed_twice_the_work():
 @settings(derandomize=True, deadline=None, max_examples=40)
 def test_refinement_and_critical_moves_never_make_the_step_longer(problem):
     devices, work, slices, mapping = prepared(problem)
-    trials = Trials(problem, work, devices)
+    trials = Trials(problem, work, devices, Evaluator(problem))
     mapped = trials(mapping.ledger.device.astype(np.int32))
-    refined = refine(work, slices, mapping, trials, mapped)
+    refined, fittest = refine(work, slices, mapping, trials, mapped)
     improved = improve(work, mapping.facts, trials, refined, 5)
-    keys = [(t.overflow_bytes, t.step_s) for t in (mapped, refined, improved)]
-    assert keys == sorted(keys, reverse=True)
-    for trial in (refined, improved):
+    steps = [t.score.step_s for t in (mapped, refined, improved)]
+    assert steps == sorted(steps, reverse=True)
+    assert fittest.score[:2] <= min(mapped.score[:2], refined.score[:2])
+    for trial in (refined, improved, fittest):
         plan = Plan(device_of=trial.device_of, priority=trial.priority)
-        assert simulate(problem, plan).makespan_s == trial.step_s
+        assert simulate(problem, plan).makespan_s == trial.score.step_s
         assert [v for v in violations(plan, problem) if v.rule != "memory"] == []
 
 
@@ -194,15 +196,17 @@ def test_cost_grows_with_the_load_and_falls_with_what_is_saved():
 @settings(derandomize=True, deadline=None, max_examples=40)
 def test_critical_moves_are_at_crossings_of_the_critical_path(problem, data):
     devices, work, _, mapping = prepared(problem)
-    trial = Trials(problem, work, devices)(data.draw(placements(problem)))
-    moves = crossing_moves(work, mapping.facts, trial.timeline)
+    trials = Trials(problem, work, devices, Evaluator(problem))
+    trial = trials(data.draw(placements(problem)))
+    timeline = trials.timeline(trial)
+    moves = crossing_moves(work, mapping.facts, timeline)
     graph, device_of = problem.graph, trial.device_of
     for op, device in zip(moves.op, moves.device, strict=True):
         assert device != device_of[op]
         near = {*graph.tensor_producer[graph.reads_of(op)].tolist()} - {-1}
         near |= {user for t in graph.made_by(op) for user in graph.users_of(t).tolist()}
         assert device in {device_of[other] for other in near}
-    path = critical_path(trial.timeline, problem)
+    path = critical_path(timeline, problem)
     if not any(step.kind == "transfer" for step in path) and len(path) == 1:
         assert len(moves.op) == 0
 
@@ -215,10 +219,10 @@ def test_critical_moves_join_a_chain_that_crosses_devices():
         tensor = builder.tensor(f"t{index}", 8, producer=op, role=Role.ACTIVATION)
     problem = problem_of(builder.build(), joined(2), np.ones(4))
     devices, work, _, mapping = prepared(problem)
-    trials = Trials(problem, work, devices)
+    trials = Trials(problem, work, devices, Evaluator(problem))
     crossed = trials(np.array([0, 1, 1, 1], dtype=np.int32))
-    assert crossed.step_s == 12.0
-    assert improve(work, mapping.facts, trials, crossed, 1).step_s == 4.0
+    assert crossed.score.step_s == 12.0
+    assert improve(work, mapping.facts, trials, crossed, 1).score.step_s == 4.0
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from hocket.graph import GraphBuilder, Role
 from hocket.planners.placement.pardnn.ledger import axis_of
 from hocket.planners.placement.pardnn.mapping import map_paths, spans_of
 from hocket.planners.placement.pardnn.slices import slice_paths
-from hocket.planners.placement.pardnn.work import Devices, devices_of, work_of
+from hocket.planners.placement.pardnn.work import Devices, devices_of, units, work_of
 from hocket.planners.tables import mean_transfer_s
 
 UNIT_S = 2.0**-6
@@ -30,12 +30,12 @@ def rounded(seconds):
 def weighed(problem):
     """Devices and weights whose sums are exact."""
     try:
-        devices = devices_of(problem)
+        devices = devices_of(problem, units(problem))
     except NoFeasiblePlanError:
         assume(False)
     devices = Devices(rounded(devices.op_s), rounded(devices.speed))
     assume(devices.speed.sum() > 0)
-    work = work_of(problem, devices)
+    work = work_of(problem, units(problem), devices)
     names = ("op_s", "child_s", "parent_s", "tensor_s")
     return devices, work._replace(**{name: rounded(getattr(work, name)) for name in names})
 
@@ -125,7 +125,7 @@ def test_spans_hold_the_ops_of_their_path(problem, num_primary):
 @settings(derandomize=True, deadline=None, max_examples=40)
 def test_edges_weigh_the_tensors_that_the_reader_reads(problem):
     try:
-        work = work_of(problem, devices_of(problem))
+        work = work_of(problem, units(problem), devices_of(problem, units(problem)))
     except NoFeasiblePlanError:
         return
     tensor_s, graph = mean_transfer_s(problem), problem.graph
@@ -159,8 +159,8 @@ def two_chains(length):
 def test_two_chains_become_two_primary_paths_on_two_devices():
     graph = two_chains(5)
     problem = problem_of(graph, joined(2), np.ones(graph.num_ops))
-    devices = devices_of(problem)
-    work = work_of(problem, devices)
+    devices = devices_of(problem, units(problem))
+    work = work_of(problem, units(problem), devices)
     slices = slice_paths(work, 2)
     assert slices.num_paths == slices.num_primary == 2
     device = map_paths(problem, work, devices, slices).ledger.device

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulate.problems import joined, plans, problem_of, problems
 
 from hocket.errors import UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
+from hocket.simulate.bench import Changes
 from hocket.simulate.engine import simulate
 from hocket.simulate.evaluate import Evaluator, Score, changes_of, order_priority
-from simulate.problems import joined, plans, problem_of, problems
 
 
 def _simulated(problem, plan):
@@ -21,7 +22,7 @@ def _simulated(problem, plan):
 
 
 @given(st.data())
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, deadline=None, max_examples=120)
 def test_evaluator_agrees_with_the_simulator_on_plans_one_after_another(data):
     problem = data.draw(problems(max_ops=10))
     evaluate = Evaluator(problem)
@@ -76,6 +77,46 @@ def test_first_better_stops_at_the_first_change_that_the_simulator_finds_better(
         left[op[found]] = device[found]
     np.testing.assert_array_equal(evaluate.bench.ops.device, left)
     np.testing.assert_array_equal(evaluate.bench.ops.priority, plan.priority)
+
+
+@given(st.data())
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_walk_keeps_what_is_good_enough_and_remembers_the_best(data):
+    problem = data.draw(problems(max_ops=6, max_devices=3))
+    plan = data.draw(plans(problem, orders=("priority",)))
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    num, num_ops = 12, problem.graph.num_ops
+    op = random.integers(0, num_ops, num)
+    device = random.integers(0, problem.cluster.num_devices, num)
+    partner = np.where(random.random(num) < 0.5, random.integers(0, num_ops, num), -1)
+    tolerance = 1 + random.exponential(0.1, num)
+    nothing = np.full(num, np.nan)
+    changes = Changes(np.arange(num + 1), op, device.copy(), nothing, partner, tolerance)
+    evaluate = Evaluator(problem)
+    found = evaluate.walk(changes, evaluate.plan(plan))
+
+    present, score = plan, _simulated(problem, plan)[0]
+    best = Score(np.inf, np.inf, np.inf)
+    for which in range(num):
+        device_of, priority = present.device_of.copy(), present.priority.copy()
+        if partner[which] >= 0:
+            pair = [op[which], partner[which]]
+            priority[pair] = priority[pair[::-1]]
+        else:
+            device_of[op[which]] = device[which]
+        candidate = Plan(device_of=device_of, priority=priority)
+        tried = _simulated(problem, candidate)[0]
+        if tried.step_s < score.step_s * (tolerance[which] - 1e-9) or (
+            tried.step_s <= score.step_s and tried < score
+        ):
+            present, score = candidate, tried
+            if tried.step_s < best.step_s * (1 - 1e-9) or (
+                tried.step_s <= best.step_s and tried < best
+            ):
+                best = tried
+    assert found[0] == best
+    if best.step_s < np.inf:
+        assert evaluate(found[1], found[2]) == best
 
 
 def test_an_order_that_deadlocks_has_no_end():

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.capture.fake import batch_tensors, model_tensors
+from hocket.capture.fake import all_tensors
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Program
-from hocket.errors import UsageError
+from hocket.capture.storage import first_tensors, given_storages
 from hocket.graph import Role
 
 
@@ -33,8 +33,7 @@ class Executed:
 
 def named_tensors(model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
     """The tensors of a real model and batch under the names that a Program uses."""
-    tensors = {name: tensor for name, _, tensor in model_tensors(model)}
-    return tensors | dict(batch_tensors(batch))
+    return {name: tensor for name, _, tensor in all_tensors(model, batch)}
 
 
 def execute(
@@ -50,7 +49,10 @@ def execute(
     ``step`` counts from 1. With a ``seed`` each random draw has its own (see `draw_seed`); without
     one, draws go on where the generators of PyTorch stand.
     """
-    known = _sources(program, tensors)
+    specs = dict(enumerate(program.tensors))
+    storages = given_storages(program.names, specs, program.names, tensors)
+    device = next(iter(tensors.values())).device
+    known = first_tensors(program.names, specs, storages, device)
     kept = {*program.outputs, *program.gradients.values(), *program.names}
     num_readers = [0] * len(program.tensors)
     for call in program.calls:
@@ -80,23 +82,3 @@ def execute(
             if program.tensors[tensor].role != Role.INPUT
         },
     )
-
-
-def _sources(program: Program, tensors: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
-    known: dict[int, torch.Tensor] = {}
-    for number, name in program.names.items():
-        spec = program.tensors[number]
-        if spec.layout is None:
-            continue
-        if spec.alias_of >= 0:
-            base = known[spec.alias_of]
-            shape, stride, offset = spec.layout[:3]
-            known[number] = torch.as_strided(base, shape, stride, offset)
-        elif name in tensors:
-            known[number] = tensors[name].detach().clone()
-        elif spec.role == Role.OPTIMIZER_STATE:
-            device = next(iter(known.values())).device
-            known[number] = torch.zeros(spec.layout.shape, dtype=spec.layout.dtype, device=device)
-        else:
-            raise UsageError(f"no tensor given for {name!r}", hint="see named_tensors")
-    return known

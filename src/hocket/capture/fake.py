@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.capture.assemble import unique_names
 from hocket.graph import Role
 
 NamedTensor = tuple[str, Role, torch.Tensor]
@@ -43,6 +44,14 @@ def batch_tensors(batch: Any, prefix: str = "") -> Iterator[tuple[str, torch.Ten
         for key, item in items:
             place = str(key) if isinstance(batch, dict) or prefix else f"input.{key}"
             yield from batch_tensors(item, f"{prefix}.{key}" if prefix else place)
+
+
+def all_tensors(model: nn.Module, batch: Any) -> list[NamedTensor]:
+    """What exists before a step, the model first; each tensor has a name of its own."""
+    found = [*model_tensors(model)]
+    found += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
+    names = unique_names(name for name, _, _ in found)
+    return [(name, *rest) for name, (_, *rest) in zip(names, found, strict=True)]
 
 
 def fake_twins(tensors: Sequence[torch.Tensor], device: str) -> dict[int, Any]:

@@ -21,7 +21,7 @@ from hocket.capture.assemble import graph_of
 from hocket.capture.attention import ACCELERATOR
 from hocket.capture.blocks import find_runs
 from hocket.capture.coarse import merge_modules
-from hocket.capture.fake import batch_tensors, model_tensors
+from hocket.capture.fake import all_tensors, batch_tensors
 from hocket.capture.link import link
 from hocket.capture.optimizer import append_optimizer, require_optimizer
 from hocket.capture.program import Program
@@ -132,8 +132,7 @@ def _trace_repeated(
         runs = find_runs(model)
         if not runs:
             return None
-        sources = [source for source, _, _ in model_tensors(model)]
-        sources += [source for source, _ in batch_tensors(batch)]
+        sources = [source for source, _, _ in all_tensors(model, batch)]
         recording = record_fake_step(model, batch, **options, runs=runs)
         for run in runs:
             recording = without_stand_ins(recording, run)
@@ -164,8 +163,7 @@ def _capture_modules(
 ) -> Graph:
     """The module-level graph of a step that is really run."""
     batch = _plain_batch(batch)
-    tensors = [tensor for _, _, tensor in model_tensors(model)]
-    tensors += [tensor for _, tensor in batch_tensors(batch)]
+    tensors = (tensor for _, _, tensor in all_tensors(model, batch))
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         raise error
     try:

@@ -8,7 +8,7 @@ own seed, so that it draws the same ones wherever and in whatever order calls ru
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -112,12 +112,29 @@ def _adamw(
     mean: torch.Tensor,
     square: torch.Tensor,
 ) -> None:
+    tensors = (parameter, gradient, mean, square)
+    dense = tensors if _march_in_step(tensors) else tuple(t.contiguous() for t in tensors)
     count = torch.full((), float(step), device=parameter.device)
     torch._fused_adamw_(
-        [parameter], [gradient], [mean], [square], [], [count],
+        *([tensor] for tensor in dense), [], [count],
         lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=1e-2, eps=1e-8, amsgrad=False,
         maximize=False,
     )  # fmt: skip
+    for tensor, updated in zip(tensors, dense, strict=True):
+        if updated is not tensor:
+            tensor.copy_(updated)
+
+
+def _march_in_step(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a walk over memory meets the same elements of all tensors and nothing else.
+
+    The fused kernel walks like that, whatever the strides are.
+    """
+    if all(tensor.is_contiguous() for tensor in tensors):
+        return True
+    strides = tensors[0].stride()
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+    return all(tensor.permute(order).is_contiguous() for tensor in tensors)
 
 
 def _sgd(step: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -20,12 +20,11 @@ from hocket.capture.attention import ACCELERATOR, FusedAttention
 from hocket.capture.blocks import Run
 from hocket.capture.fake import (
     NamedTensor,
-    batch_tensors,
+    all_tensors,
     fake_copy,
     fake_twins,
     hollow_twins,
     map_batch,
-    model_tensors,
 )
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording
@@ -53,9 +52,9 @@ def record_fake_step(
     hidden = tuple(f"{path}." for run in runs for path in run.left_out)
     named: list[NamedTensor] = []
     unused: list[NamedTensor] = []
-    for item in model_tensors(model):
-        (unused if hidden and item[0].startswith(hidden) else named).append(item)
-    named += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
+    for item in all_tensors(model, batch):
+        is_left_out = item[1] != Role.INPUT and hidden and item[0].startswith(hidden)
+        (unused if is_left_out else named).append(item)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     stands_in = device == ACCELERATOR
     with mode:
@@ -83,8 +82,7 @@ def record_real_step(
 ) -> Recording:
     """Record a step that is really computed, on a copy of the model."""
     real_model = copy.deepcopy(model)
-    sources = [*model_tensors(real_model)]
-    sources += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
+    sources = all_tensors(real_model, batch)
     return _record(real_model, batch, sources, loss, training, ())
 
 

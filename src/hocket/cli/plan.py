@@ -19,7 +19,8 @@ from hocket.cli.sources import (
 
 if TYPE_CHECKING:
     from hocket.api import Planned
-    from hocket.planners.compare import Candidate, Comparison
+    from hocket.planners.candidates import Candidate
+    from hocket.planners.compare import Comparison
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""

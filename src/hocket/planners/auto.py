@@ -22,26 +22,39 @@ from hocket.planners.candidates import Candidate, judge, propose
 from hocket.planners.order import best_order
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.memory.fit import fit_memory
-from hocket.planners.registry import BASE, LATENCY_PORTFOLIO, THROUGHPUT_PORTFOLIO, Planner
+from hocket.planners.registry import (
+    BASE,
+    FURTHER,
+    LAST_RESORT,
+    LATENCY_PORTFOLIO,
+    THROUGHPUT_PORTFOLIO,
+    Planner,
+)
 
 AUTO = "auto"
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How many proposals are looked at further."""
+    """What is tried, by the size of the graph."""
 
+    names: tuple[str, ...]
+    """Planners that propose."""
     ordered: int
     """Proposals that are tried with several orders."""
     searched: int
     """Of these, the ones from which a local search goes on."""
 
 
-def effort_for(num_ops: int) -> Effort:
-    """Less for larger graphs, where one simulation takes long."""
-    if num_ops <= 5_000:
-        return Effort(ordered=12, searched=3)
-    return Effort(ordered=4, searched=2) if num_ops <= 50_000 else Effort(ordered=3, searched=1)
+def effort_for(problem: Problem) -> Effort:
+    """Less for larger graphs, where planners and simulations take long."""
+    if problem.objective == "throughput":
+        return Effort(THROUGHPUT_PORTFOLIO, ordered=0, searched=0)
+    if problem.graph.num_ops <= 5_000:
+        return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=12, searched=3)
+    if problem.graph.num_ops <= 50_000:
+        return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=4, searched=2)
+    return Effort(LATENCY_PORTFOLIO, ordered=2, searched=1)
 
 
 def auto(problem: Problem, plan: Plan) -> Plan:
@@ -54,18 +67,20 @@ def auto(problem: Problem, plan: Plan) -> Plan:
 def portfolio(problem: Problem) -> list[Candidate]:
     """What each planner of the portfolio proposes, and ``auto`` made from them as the last."""
     started = time.perf_counter()
-    names = THROUGHPUT_PORTFOLIO if problem.objective == "throughput" else LATENCY_PORTFOLIO
-    proposed = [propose(problem, name, BASE[name]) for name in names]
-    refined = [] if problem.objective == "throughput" else _refined(problem, proposed)
+    effort = effort_for(problem)
+    proposed = [propose(problem, name, BASE[name]) for name in effort.names]
+    if not any(c.feasible for c in proposed) and LAST_RESORT not in effort.names:
+        proposed.append(propose(problem, LAST_RESORT, BASE[LAST_RESORT]))
+    refined = _refined(problem, proposed, effort) if effort.ordered else []
     best = min((c for c in (*proposed, *refined) if c.plan is not None), key=_rank(problem))
     assert best.plan is not None
     chosen = judge(problem, AUTO, _named(best), time.perf_counter() - started)
     return [*proposed, chosen]
 
 
-def _refined(problem: Problem, proposed: list[Candidate]) -> list[Candidate]:
+def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> list[Candidate]:
     """Further candidates made from the best proposals."""
-    effort, rank = effort_for(problem.graph.num_ops), _rank(problem)
+    rank = _rank(problem)
     found = _distinct(sorted((c for c in proposed if c.plan is not None), key=rank))
     ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
     pool = sorted([*found, *ordered], key=rank)

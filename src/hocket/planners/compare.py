@@ -78,7 +78,9 @@ def _with_reasons(tried: list[Candidate], ranked: list[int]) -> tuple[Candidate,
     told[ranked[0]] = replace(best, reason=_advantage(best, [tried[i] for i in ranked[1:]], tried))
     for i in ranked[1:]:
         longer = _ratio(tried[i], best) - 1
-        reason = f"{format_percent(longer)} longer than {best.planner}" if longer > 0 else "no shorter"
+        reason = (
+            f"{format_percent(longer)} longer than {best.planner}" if longer > 0 else "no shorter"
+        )
         told[i] = replace(tried[i], reason=reason)
     return tuple(told)
 

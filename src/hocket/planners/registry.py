@@ -9,10 +9,12 @@ from hocket.plan.problem import Problem
 from hocket.plan.verify import require_structure
 from hocket.planners.max_load import dpl, pipedream, throughput
 from hocket.planners.order import ORDERS
-from hocket.planners.placement.coarse import coarsely
+from hocket.planners.placement.coarse import coarsely, forward_coarsely
 from hocket.planners.placement.device_map_auto import device_map_auto
 from hocket.planners.placement.layer_blocks import layer_blocks
 from hocket.planners.placement.local_search import local_search
+from hocket.planners.placement.m_etf import m_etf
+from hocket.planners.placement.m_sct import m_sct
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.memory.fit import fit_memory, memory_split
 from hocket.planners.placement.one_device import one_device
@@ -28,7 +30,13 @@ BASE: dict[str, Planner] = {
     "device-map-auto": device_map_auto,
     # which op on which device
     "m-topo": coarsely(m_topo),
+    "m-etf": forward_coarsely(m_etf),
+    "m-sct": forward_coarsely(m_sct),
     "pardnn": coarsely(pardnn),
+    # the same on the whole step instead of the forward pass, or on single ops
+    "m-etf-step": coarsely(m_etf),
+    "m-sct-step": coarsely(m_sct),
+    "pardnn-fine": pardnn,
     "memory-split": memory_split,
     "optimal": optimal,
     # the load of the busiest device
@@ -42,9 +50,15 @@ BASE: dict[str, Planner] = {
 }
 
 LATENCY_PORTFOLIO = (
-    "one-device", "layer-blocks", "device-map-auto", "m-topo", "pardnn", "memory-split",
+    "one-device", "layer-blocks", "device-map-auto", "m-topo", "m-etf", "m-sct", "pardnn",
 )  # fmt: skip
-"""What ``auto`` tries for a short step."""
+"""What ``auto`` always tries for a short step."""
+
+FURTHER = ("m-etf-step", "m-sct-step", "pardnn-fine")
+"""What it also tries where graphs are not large."""
+
+LAST_RESORT = "memory-split"
+"""What fits where little fits."""
 
 THROUGHPUT_PORTFOLIO = ("layer-blocks", "pipedream", "dpl", "throughput")
 """What ``auto`` tries for a small load of the busiest device."""

@@ -14,6 +14,7 @@ import torch
 
 from hocket.capture.program import Call, Program, TensorSpec
 from hocket.capture.recording import Layout
+from hocket.capture.storage import look_at, storage_bytes
 
 _MAX_GAPS = 2
 """Bytes that keeping the strides may take, as a multiple of the bytes of the elements."""
@@ -52,9 +53,7 @@ def pack(tensor: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
     """The bytes of a tensor; they may still be those of the tensor itself."""
     assert spec.layout is not None
     if whole:
-        size = package_bytes(spec, whole)
-        everything = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        return everything.set_(tensor.untyped_storage())[:size]
+        return storage_bytes(tensor, package_bytes(spec, whole))
     tensor = tensor.resolve_conj().resolve_neg()
     for dim, (extent, stride) in enumerate(zip(spec.layout.shape, spec.layout.stride, strict=True)):
         if not stride and extent > 1:
@@ -68,10 +67,9 @@ def unpack(data: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
     """The tensor whose bytes have arrived."""
     layout = spec.layout
     assert layout is not None
-    flat = data.view(layout.dtype)
     if whole:
-        return torch.as_strided(flat, layout.shape, layout.stride, layout.offset)
-    dense = torch.as_strided(flat, layout.shape, _strides(layout))
+        return look_at(data, layout)
+    dense = torch.as_strided(data.view(layout.dtype), layout.shape, _strides(layout))
     if _strides(layout) == _real_strides(layout) or not _keeps_strides(layout):
         return dense
     spaced = torch.empty_strided(

@@ -61,6 +61,8 @@ def _run(spec: BinaryIO, results: BinaryIO, progress: Progress) -> int:
     header, buffers = frame
     try:
         runner = _prepare(header, buffers, progress)
+        # Its tensors are copies: without this every parameter would be there twice.
+        buffers.clear()
         for number in range(1, header["steps"] + 1):
             record = runner.step(number)
             _report(results, header, number, record, runner)
@@ -82,31 +84,26 @@ def _prepare(header: dict[str, Any], buffers: list[bytearray], progress: Progres
 
     from hocket.runtime.connect import join_group
     from hocket.runtime.lanes import new_lane
-    from hocket.runtime.package import unpack
     from hocket.runtime.peer import Peer
     from hocket.runtime.ranks import RankRunner
     from hocket.runtime.split import Do, Instruction
-    from hocket.runtime.wire import decode_call, decode_spec
+    from hocket.runtime.wire import decode_call, decode_spec, from_raw
     from hocket.runtime.worker import Worker
 
     torch.set_num_threads(header["threads"])
     device = torch.device(header["device"])
     specs = {tensor: decode_spec(data) for tensor, data in header["specs"]}
-    num_values = len(header["values"])
-    flat = [torch.frombuffer(b, dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8)
-            for b in buffers]  # fmt: skip
-    values = {
-        tensor: unpack(data, specs[tensor], whole=False)
-        for tensor, data in zip(header["values"], flat[:num_values], strict=True)
-    }
+    flat = [from_raw(data) for data in buffers]
+    num_storages = len(header["storages"])
+    storages = dict(zip(header["storages"], flat[:num_storages], strict=True))
     constants = [
         data.view(getattr(torch, dtype)).view(shape)
-        for (dtype, shape), data in zip(header["constants"], flat[num_values:], strict=True)
+        for (dtype, shape), data in zip(header["constants"], flat[num_storages:], strict=True)
     ]
     calls = {op: decode_call(data, constants) for op, data in header["calls"]}
     lane = new_lane(device)
     worker = Worker(calls, specs, dict(header["draws"]), device, header["seed"])
-    worker.load(header["present"], values)
+    worker.load(header["present"], storages)
     join_group(header, device)
     return RankRunner(
         worker,

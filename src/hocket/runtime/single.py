@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hocket.capture.program import Program
+from hocket.capture.storage import given_storages
 from hocket.errors import RunError
 from hocket.runtime.lanes import Arrival, Channel, new_lane
 from hocket.runtime.package import pack, unpack
@@ -32,14 +33,13 @@ class SingleProcess:
     ) -> None:  # fmt: skip
         self.setup = setup
         program = setup.program
-        numbers = {name: tensor for tensor, name in program.names.items()}
-        given = {numbers[name]: value for name, value in values.items() if name in numbers}
         specs = dict(enumerate(program.tensors))
         self.lanes = [new_lane(device) for device in devices]
         self.workers = []
         for index, lane in enumerate(self.lanes):
             worker = Worker(setup.calls_of(index), specs, program.draws, lane.device, seed)
-            worker.load(setup.split.present[index], given)
+            present = setup.split.present[index]
+            worker.load(present, given_storages(present, specs, program.names, values))
             self.workers.append(worker)
         real = [lane.device for lane in self.lanes]
         self._alone = [lane.is_cuda and real.count(lane.device) == 1 for lane in self.lanes]

@@ -8,15 +8,16 @@ from typing import Any, Literal
 
 import torch
 
+from hocket.capture.storage import given_storages
 from hocket.runtime.connect import Store
-from hocket.runtime.package import pack, unpack
+from hocket.runtime.package import unpack
 from hocket.runtime.peer import Peer
 from hocket.runtime.progress import Position
 from hocket.runtime.record import StepRecord, joined
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.supervise import SILENCE_S, RankSpec, Supervisor
-from hocket.runtime.wire import encode_call, encode_spec, raw
+from hocket.runtime.wire import encode_call, encode_spec, from_raw, raw
 
 Backend = Literal["gloo", "nccl"]
 
@@ -85,10 +86,7 @@ def _rank_spec(
     instructions = setup.split.of_device(device)
     calls = setup.calls_of(device)
     present = list(setup.split.present[device])
-    given = [
-        tensor for tensor in present
-        if program.names[tensor] in values and program.tensors[tensor].alias_of not in present
-    ]  # fmt: skip
+    given = given_storages(present, dict(enumerate(program.tensors)), program.names, values)
     constants: list[torch.Tensor] = []
     encoded = [(op, encode_call(call, constants)) for op, call in calls.items()]
     header = {
@@ -109,12 +107,11 @@ def _rank_spec(
         "draws": [(op, draw) for op, draw in program.draws.items() if op in calls],
         "specs": [(t, encode_spec(program.tensors[t])) for t in _tensors_of(setup, device)],
         "present": present,
-        "values": given,
+        "storages": list(given),
         "instructions": [(int(do), number) for do, number in instructions],
         "peers": _peers(setup, instructions, device),
     }
-    buffers = [raw(pack(values[program.names[t]], program.tensors[t], whole=False)) for t in given]
-    buffers += [raw(constant) for constant in constants]
+    buffers = [raw(data) for data in (*given.values(), *constants)]
     return RankSpec(
         device_name=device_names[device],
         header=header,
@@ -183,10 +180,8 @@ def _describer(
 def _unpacked(
     setup: Setup, tensors: Sequence[int], buffers: Sequence[Any]
 ) -> dict[int, torch.Tensor]:
-    flat = [torch.frombuffer(b, dtype=torch.uint8) if b else torch.empty(0, dtype=torch.uint8)
-            for b in buffers]  # fmt: skip
     specs = setup.program.tensors
     return {
-        tensor: unpack(data, specs[tensor], whole=False)
-        for tensor, data in zip(tensors, flat, strict=True)
+        tensor: unpack(from_raw(data), specs[tensor], whole=False)
+        for tensor, data in zip(tensors, buffers, strict=True)
     }

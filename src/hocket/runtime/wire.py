@@ -64,6 +64,11 @@ def raw(tensor: torch.Tensor) -> Any:
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
+def from_raw(data: bytearray) -> torch.Tensor:
+    """Bytes of `read_frame` as a tensor, not copied."""
+    return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
 # ── calls and tensors ────────────────────────────────────────────────────────────────────────────
 
 
@@ -102,7 +107,7 @@ def decode_call(data: dict[str, Any], constants: Sequence[torch.Tensor]) -> Call
 def encode_spec(spec: TensorSpec) -> list[Any]:
     """A tensor's facts as JSON."""
     layout = spec.layout
-    plain = layout and [layout.shape, layout.stride, layout.offset, _name(layout.dtype)]
+    plain = layout and [*layout[:3], _name(layout.dtype), layout.lazy]
     return [plain, spec.storage, spec.storage_bytes, int(spec.role), spec.alias_of, spec.producer]
 
 
@@ -111,8 +116,8 @@ def decode_spec(data: list[Any]) -> TensorSpec:
     plain, storage, storage_bytes, role, alias_of, producer = data
     layout = None
     if plain is not None:
-        shape, stride, offset, dtype = plain
-        layout = Layout(tuple(shape), tuple(stride), offset, getattr(torch, dtype))
+        shape, stride, offset, dtype, lazy = plain
+        layout = Layout(tuple(shape), tuple(stride), offset, getattr(torch, dtype), tuple(lazy))
     return TensorSpec(layout, storage, storage_bytes, Role(role), alias_of, producer)
 
 

@@ -8,6 +8,7 @@ import torch
 
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Call, TensorSpec
+from hocket.capture.storage import first_tensors
 from hocket.graph.graph import Role
 from hocket.runtime.held import Held
 from hocket.runtime.kernels import stand_in
@@ -39,20 +40,10 @@ class Worker:
             for op, call in calls.items()
         }
 
-    def load(self, present: Iterable[int], values: Mapping[int, torch.Tensor]) -> None:
-        """Put the tensors there that exist before the first step; states begin as zeros."""
-        for tensor in present:
-            spec = self.specs[tensor]
-            if spec.layout is None:
-                continue
-            shape, stride, offset, dtype = spec.layout[:4]
-            if spec.alias_of in self.held:
-                base = self.held[spec.alias_of]
-                self.held[tensor] = torch.as_strided(base, shape, stride, offset)
-            elif tensor in values:
-                self.held[tensor] = _own(values[tensor], self.device)
-            else:
-                self.held[tensor] = torch.zeros(shape, dtype=dtype, device=self.device)
+    def load(self, present: Iterable[int], storages: Mapping[int, torch.Tensor]) -> None:
+        """Put the tensors there that exist before the first step; see `given_storages`."""
+        for number, tensor in first_tensors(present, self.specs, storages, self.device).items():
+            self.held[number] = tensor
 
     def run(self, op: int, step: int) -> None:
         """Run one call; ``step`` counts from 1."""
@@ -75,8 +66,3 @@ def one_line(error: Exception) -> str:
     """An error as one line: its class, and the first line of what it says."""
     text = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]
-
-
-def _own(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy that nobody else changes, with the same strides."""
-    return value.detach().to(device, copy=True)

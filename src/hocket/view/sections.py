@@ -31,7 +31,8 @@ from hocket.view.story import advice, longest_steps
 from hocket.view.wording import count_of, dollars, of_capacity, sentence
 
 if TYPE_CHECKING:
-    from hocket.planners.compare import Candidate, Comparison
+    from hocket.planners.candidates import Candidate
+    from hocket.planners.compare import Comparison
 
 STEPS_PRICED = 1000
 MAX_LINKS, MAX_STEPS = 40, 16

@@ -19,7 +19,8 @@ from hocket.view.table import Column, FittedTable
 from hocket.view.wording import count_of, dollars, of_capacity
 
 if TYPE_CHECKING:
-    from hocket.planners.compare import Candidate, Comparison
+    from hocket.planners.candidates import Candidate
+    from hocket.planners.compare import Comparison
 
 STEPS_PRICED = 1000
 

@@ -78,7 +78,8 @@ def _op_s_of_units(problem: Problem, units: Units, op_s: FloatArray) -> FloatArr
     able = np.ones((len(op_s), units.count), dtype=np.bool_)
     for row, seconds in enumerate(op_s):
         able[row, units.of_op[~np.isfinite(seconds)]] = False
-    stuck = np.flatnonzero(~able.any(axis=0)[units.of_op])
+    num_able = np.count_nonzero(able, axis=0)
+    stuck = np.flatnonzero(num_able[units.of_op] == 0)
     if len(stuck):
         raise NoFeasiblePlanError(
             f"no device can run op {problem.graph.op_names[stuck[0]]!r} with the ops that must "

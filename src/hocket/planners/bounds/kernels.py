@@ -79,9 +79,7 @@ def _offer_parents(
 
 
 @compiled
-def _offer_ancestors(
-    sides: Sides, together: Together, op: int, slot: int, floor_s: float
-) -> None:
+def _offer_ancestors(sides: Sides, together: Together, op: int, slot: int, floor_s: float) -> None:
     """Offer the predecessors of an ancestor: one transfer stands somewhere on the way."""
     between_s = together.slot_between_s[slot] + sides.op_s[together.slot_op[slot]]
     for edge in range(sides.ptr[together.slot_op[slot]], sides.ptr[together.slot_op[slot] + 1]):
@@ -182,7 +180,5 @@ def find_windows(
                 at >>= 1
                 left, right = 2 * at, 2 * at + 1
                 tree.work_s[at] = tree.work_s[left] + tree.work_s[right]
-                tree.best_s[at] = max(
-                    tree.best_s[right], tree.best_s[left] + tree.work_s[right]
-                )
+                tree.best_s[at] = max(tree.best_s[right], tree.best_s[left] + tree.work_s[right])
             longest_s[part] = max(longest_s[part], head_s[op] + tree.best_s[1])

@@ -112,6 +112,8 @@ def descend(
     for index in range(len(temperatures)):
         temperature_s = temperatures[index] * edge_s
         longest_s = _spread(net, descent, temperature_s)
+        if longest_s <= 0.0:
+            return
         _flow_into_ends(net, descent, longest_s, temperature_s)
         edge_s = longest_s / max(_flow_back(net, descent), 1.0)
         match_heaviest(net, descent.weight, descent.chosen, descent.taken)

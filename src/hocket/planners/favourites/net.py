@@ -29,6 +29,8 @@ class Net(NamedTuple):
     """Edges ``out_edge[out_ptr[i]:out_ptr[i + 1]]`` begin at op i."""
     is_free: NDArray[np.bool_]
     """Per edge: whether it is alone at both ends, so that being a favourite displaces none."""
+    is_open: NDArray[np.bool_]
+    """Per edge: whether something is to be decided: it is not free and costs time."""
 
 
 def net_of(problem: Problem) -> Net:
@@ -43,6 +45,7 @@ def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray)
     """The net of edges that are in order of reader then producer."""
     num_ops = len(op_s)
     out_degree, in_degree = (np.bincount(ends, minlength=num_ops) for ends in (src, dst))
+    is_free = (out_degree[src] == 1) & (in_degree[dst] == 1)
     return Net(
         op_s=table(op_s, np.float64),
         src=table(src, np.int32),
@@ -51,7 +54,8 @@ def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray)
         in_ptr=_offsets(in_degree),
         out_ptr=_offsets(out_degree),
         out_edge=table(np.argsort(src, kind="stable"), np.int32),
-        is_free=table((out_degree[src] == 1) & (in_degree[dst] == 1), np.bool_),
+        is_free=table(is_free, np.bool_),
+        is_open=table(~is_free & (cost_s > 0), np.bool_),
     )
 
 
@@ -70,4 +74,9 @@ def _edge_s(problem: Problem) -> FloatArray:
     is_made = producer >= 0
     edge = np.cumsum(is_first & is_made) - 1
     sent_s = mean_transfer_s(problem)[graph.reads[is_made]]
-    return np.bincount(edge[is_made], weights=sent_s, minlength=len(graph.edges[0]))
+    return total_per(edge[is_made], sent_s, len(graph.edges[0]))
+
+
+def total_per(index: NDArray[np.integer], values: FloatArray, count: int) -> FloatArray:
+    """Per number below ``count``: the sum of the values with that index."""
+    return np.asarray(np.bincount(index, weights=values, minlength=count), dtype=np.float64)

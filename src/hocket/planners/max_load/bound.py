@@ -6,8 +6,8 @@ Smallest home: the device that runs a piece holds some set of pieces around it, 
 time of that set and of the nets that the set cuts. The least load of a set that contains the piece
 is a minimum cut: pieces outside the set on one side, the piece on the other, each net a pair of
 nodes whose arc is cut when the set holds it in part. No placement is better than the worst piece's
-smallest home. Times are rounded down to whole numbers for the flow, so the bound holds. It needs
-links that are alike. O(pieces tried · flow).
+smallest home. Where links differ, each device is taken to talk to its nearest. Times are rounded
+down to whole numbers for the flow, so the bound holds. O(pieces tried · flow).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from hocket.planners.max_load.classes import (
     dual_weights,
     least_weighted,
 )
-from hocket.planners.max_load.pieces import Pieces, is_uniform, pieces_of
-from hocket.simulate.load import link_times
+from hocket.planners.max_load.pieces import Pieces, merged_nets, pieces_of
 
 _MAX_FLOW_PIECES = 5000
 _MAX_HOMES = 32
@@ -34,16 +33,15 @@ _TOTAL = 2**29
 
 def max_load_bound(problem: Problem) -> float:
     """Seconds below which no placement can bring the load of the busiest device."""
-    classes = device_classes(problem, problem.memory_bytes)
-    return bound_s(pieces_of(problem), classes, is_alike=is_uniform(link_times(problem)))
+    return bound_s(pieces_of(problem), device_classes(problem, problem.memory_bytes))
 
 
-def bound_s(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> float:
-    """The best of the bounds; ``is_alike`` says that all links are alike."""
+def bound_s(pieces: Pieces, classes: DeviceClasses) -> float:
+    """The better of the two bounds."""
     divided_s = _divided_work_s(pieces, classes)
-    if not is_alike or not 0 < pieces.num_pieces <= _MAX_FLOW_PIECES:
+    if not 0 < pieces.num_pieces <= _MAX_FLOW_PIECES:
         return divided_s
-    return max(divided_s, _smallest_homes_s(pieces, classes))
+    return max(divided_s, _smallest_homes_s(merged_nets(pieces), classes))
 
 
 def _divided_work_s(pieces: Pieces, classes: DeviceClasses) -> float:
@@ -55,7 +53,7 @@ def _divided_work_s(pieces: Pieces, classes: DeviceClasses) -> float:
 
 def _smallest_homes_s(pieces: Pieces, classes: DeviceClasses) -> float:
     """The largest, over some pieces, of the least load of a device that runs the piece."""
-    class_s, net_s = classes.piece_s(pieces), classes.net_s(pieces)
+    class_s, net_s = classes.piece_s(pieces), classes.least_net_s(pieces)
     tried = _candidates(pieces, class_s, net_s.max(axis=0))
     home_s = np.full(len(tried), np.inf)
     for kind in range(len(classes.devices)):

@@ -35,6 +35,9 @@ class DeviceClasses:
     latency_s: FloatArray
     """Per class: what a crossing tensor costs on average over the others; 0 if it pays nothing."""
     unit_s: FloatArray
+    least_latency_s: FloatArray
+    """As `latency_s`, over the nearest other."""
+    least_unit_s: FloatArray
 
     @property
     def counts(self) -> ByteArray:
@@ -48,6 +51,11 @@ class DeviceClasses:
     def net_s(self, pieces: Pieces) -> FloatArray:
         """[class, net]: seconds that a device pays for having the net cut."""
         return self.latency_s[:, None] * pieces.net_count + self.unit_s[:, None] * pieces.net_work
+
+    def least_net_s(self, pieces: Pieces) -> FloatArray:
+        """As `net_s`, if every device talked to its nearest."""
+        latency_s, unit_s = self.least_latency_s[:, None], self.least_unit_s[:, None]
+        return latency_s * pieces.net_count + unit_s * pieces.net_work
 
     def weights(self, class_s: FloatArray) -> tuple[FloatArray, ByteArray]:
         """Weights [row, class] for bounds on what is left, and the row for each set of classes.
@@ -94,13 +102,16 @@ def device_classes(problem: Problem, limit_bytes: ByteArray) -> DeviceClasses:
         limit_bytes=np.array([limit_bytes[devices].min() for devices in found], dtype=np.int64),
         latency_s=np.array([latency_s[devices].mean() for devices in found]),
         unit_s=np.array([unit_s[devices].mean() for devices in found]),
+        least_latency_s=_least(links, links.latency_s, found),
+        least_unit_s=_least(links, links.unit_s, found),
     )
 
 
 def least_weighted(weight: FloatArray, seconds: FloatArray) -> FloatArray:
     """Per item: the least weighted time over the classes; infinite where none can run it."""
-    weighted = np.where(np.isfinite(seconds), weight[:, None] * seconds, np.inf)
-    least: FloatArray = weighted.min(axis=0, initial=np.inf)
+    can_run = np.isfinite(seconds)
+    weighted = weight[:, None] * np.where(can_run, seconds, 0.0)
+    least: FloatArray = np.where(can_run, weighted, np.inf).min(axis=0, initial=np.inf)
     return least
 
 
@@ -147,6 +158,14 @@ def _grouped(keys: Sequence[tuple[float, ...]]) -> list[IntArray]:
     for device, key in enumerate(keys):
         found.setdefault(key, []).append(device)
     return [np.array(devices, dtype=np.int32) for devices in found.values()]
+
+
+def _least(links: LinkTimes, per_pair: FloatArray, classes: list[IntArray]) -> FloatArray:
+    """Per class: the least over pairs of a device of it and another; 0 where it pays nothing."""
+    apart = np.where(np.eye(len(per_pair), dtype=np.bool_), np.inf, per_pair)
+    nearest = np.minimum(apart.min(axis=0), apart.min(axis=1))
+    nearest = np.where(links.pays & np.isfinite(nearest), nearest, 0.0)
+    return np.array([nearest[devices].min() for devices in classes])
 
 
 def _means(links: LinkTimes, per_pair: FloatArray) -> FloatArray:

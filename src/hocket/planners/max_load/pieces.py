@@ -101,12 +101,19 @@ def is_uniform(links: LinkTimes) -> bool:
     return bool(np.all(latency_s == latency_s[:1]) and np.all(unit_s == unit_s[:1]))
 
 
-def merged_nets(pieces: Pieces) -> Pieces:
-    """The same pieces with one net per set of pieces; exact where all links are alike."""
+def merged_nets(pieces: Pieces, *, keep_maker: bool = False) -> Pieces:
+    """The same pieces with one net per set of pieces; exact where all links are alike.
+
+    With ``keep_maker`` one net per maker and set of readers. Where links differ, that still takes
+    the slowest reader for all its tensors together instead of for each: nearly the same.
+    """
     number: dict[tuple[int, ...], int] = {}
     bounds, members = pieces.net_ptr.tolist(), pieces.net_pieces.tolist()
+    fixed = int(keep_maker)
     of_net = [
-        number.setdefault(tuple(sorted(members[first:stop])), len(number))
+        number.setdefault(
+            (*members[first : first + fixed], *sorted(members[first + fixed : stop])), len(number)
+        )
         for first, stop in pairwise(bounds)
     ]
     sizes = np.array([len(key) for key in number], dtype=np.int64)

@@ -63,7 +63,7 @@ class _Case:
     @cached_property
     def bound_s(self) -> float:
         """What no placement is better than."""
-        return bound_s(self.pieces, self.classes, is_alike=self.is_alike)
+        return bound_s(self.pieces, self.classes)
 
     @property
     def memory_is_exact(self) -> bool:
@@ -134,8 +134,15 @@ def _contiguous(case: _Case) -> _Answer | None:
     found = contiguous(case.problem, case.pieces, case.classes, is_alike=case.is_alike)
     if found is None:
         return None
-    device_of = _renumbered(case, found.device_of)
-    return _Answer(device_of, is_proven=found.is_proven and case.memory_is_exact)
+    answer = _Answer(
+        _renumbered(case, found.device_of), is_proven=found.is_proven and case.memory_is_exact
+    )
+    if case.is_alike:
+        return answer
+    # Where links differ, the search works with their means, and the best of it need not be best.
+    first = _by_order(case)
+    answers = [answer] if first is None else [answer, first]
+    return min(answers, key=lambda tried: _load_s(case, tried.device_of))
 
 
 def _by_order(case: _Case) -> _Answer | None:
@@ -150,12 +157,12 @@ def _between_necks(case: _Case) -> _Answer | None:
 
 def _scattered(case: _Case) -> _Answer | None:
     limit_bytes = limits_by_device(case.problem, case.classes)
-    found = contiguous(case.problem, case.pieces, case.classes, is_alike=case.is_alike)
+    found = _contiguous(case)
     start = packed(case.pieces, limit_bytes) if found is None else found.device_of
     if start is None:
         return None
     best = scattered(
-        case.problem, case.pieces, case.classes, _renumbered(case, start),
+        case.problem, case.pieces, case.classes, start,
         limit_bytes=limit_bytes, is_alike=case.is_alike, good_s=case.bound_s * (1 + _EXACT),
     )  # fmt: skip
     proof = _second_opinion(case, best)

@@ -18,11 +18,14 @@ from hocket.arrays import ByteArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import DeviceClasses, dual_weights, least_weighted
 from hocket.planners.max_load.moves import Annealed, Heat, annealed
-from hocket.planners.max_load.pieces import Pieces, gathered
+from hocket.planners.max_load.pieces import Pieces, gathered, merged_nets
 from hocket.simulate.load import link_times
 
-_MAX_CLUSTERED = 5000
-"""Pieces above which only the contiguous split is improved."""
+_MANY = 5000
+"""Pieces above which fewer starts are tried and pieces are moved with little heat: they are so many
+that heat would spoil more than the tries that there is time for could mend."""
+_MAX_TRIES, _MAX_UPDATES = 600_000, 15_000_000
+"""Of one annealing: tries, and tries times the loads that a moved piece touches."""
 _GRAINS = ((0.3, 0.1), (0.12,), (0.06,))
 """Per start, the largest time of a cluster as parts of the load aimed at, coarse to fine."""
 _WARM = (0.01, 0.03)
@@ -38,18 +41,21 @@ class _Search:
     classes: DeviceClasses
     limit_bytes: ByteArray
     is_alike: bool
-    num_tries: int
 
     def results(self, start: IntArray) -> Iterator[Annealed]:
         """What each start leads to."""
-        for seed, heat in enumerate(_WARM):
+        is_large = self.pieces.num_pieces > _MANY
+        for seed, heat in enumerate(_WARM[:1] if is_large else _WARM):
             yield self.anneal(self.pieces, start, heat, seed)
-        if self.pieces.num_pieces <= _MAX_CLUSTERED:
-            for seed, parts in enumerate(_GRAINS):
-                yield self.from_clusters(parts, seed)
+        for seed, parts in enumerate(_GRAINS[:1] if is_large else _GRAINS):
+            yield self.from_clusters(parts, seed)
 
     def anneal(self, grain: Pieces, device_of: IntArray, heat: float, seed: int) -> Annealed:
-        settings = Heat(num_tries=self.num_tries, start=heat)
+        nets_per_piece = len(grain.net_pieces) / max(grain.num_pieces, 1)
+        updates_per_try = (1 + nets_per_piece) * self.problem.cluster.num_devices
+        settings = Heat(num_tries=int(min(_MAX_UPDATES / updates_per_try, _MAX_TRIES)), start=heat)
+        if grain.num_pieces > _MANY:
+            settings = settings._replace(start=min(heat, _LAST))
         return annealed(
             self.problem, grain, device_of, settings, limit_bytes=self.limit_bytes, seed=seed
         )
@@ -57,14 +63,18 @@ class _Search:
     def from_clusters(self, parts: tuple[float, ...], seed: int) -> Annealed:
         """Anneal ever smaller clusters and at last the pieces."""
         labels = self._labels(parts)
-        coarsest = gathered(self.pieces, labels[0], merge=self.is_alike)
+        coarsest = self._grain(labels[0])
         device_of = self.anneal(coarsest, self._spread(coarsest), _HOT, seed).device_of[labels[0]]
         for label in labels[1:]:
-            grain = gathered(self.pieces, label, merge=self.is_alike)
+            grain = self._grain(label)
             begin = np.zeros(grain.num_pieces, dtype=np.int32)
             begin[label] = device_of
             device_of = self.anneal(grain, begin, _MILD, seed).device_of[label]
         return self.anneal(self.pieces, device_of, _MILD, seed)
+
+    def _grain(self, label: IntArray) -> Pieces:
+        grain = gathered(self.pieces, label, merge=self.is_alike)
+        return grain if self.is_alike else merged_nets(grain, keep_maker=True)
 
     def _labels(self, parts: tuple[float, ...]) -> list[IntArray]:
         """The cluster of each piece, coarsest first; each level is made of clusters of the next."""
@@ -72,7 +82,7 @@ class _Search:
         grain, label = self.pieces, np.arange(self.pieces.num_pieces, dtype=np.int32)
         for part in sorted(parts):
             label = _clusters(grain, self.classes, part)[label]
-            grain = gathered(self.pieces, label, merge=self.is_alike)
+            grain = self._grain(label)
             labels.insert(0, label)
         return labels
 
@@ -96,14 +106,13 @@ def scattered(
     good_s: float,
 ) -> Annealed:
     """The best placement found, never worse than ``start``; stops at a load of ``good_s``."""
-    num_tries = int(np.clip(400 * pieces.num_pieces, 400_000, 1_000_000))
-    search = _Search(problem, pieces, classes, limit_bytes, is_alike, num_tries)
+    search = _Search(problem, pieces, classes, limit_bytes, is_alike)
     best = Annealed(start, np.inf)
     for found in search.results(start):
         best = min(best, found, key=lambda result: result.max_load_s)
         if best.max_load_s <= good_s:
             return best
-    return search.anneal(pieces, best.device_of, _LAST, len(_GRAINS))
+    return search.anneal(pieces, best.device_of, _LAST / 2, len(_GRAINS))
 
 
 def _clusters(pieces: Pieces, classes: DeviceClasses, part: float) -> IntArray:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -27,12 +29,27 @@ MEMORY_PARTS = 4
 _Planner = Callable[[Problem, Plan], Plan]
 
 
+def _kept(make: Callable[[Problem], Coarse]) -> Callable[[Problem], Coarse]:
+    """The same, made once per problem and kept as long as the problem is: a portfolio asks often."""
+    known: WeakKeyDictionary[Problem, Coarse] = WeakKeyDictionary()
+
+    @wraps(make)
+    def once(problem: Problem) -> Coarse:
+        if problem not in known:
+            known[problem] = make(problem)
+        return known[problem]
+
+    return once
+
+
+@_kept
 def coarsened(problem: Problem) -> Coarse:
     """The fused graph of co-placed units under the usual caps."""
     op_s = fastest_s(problem)
     return fuse(problem.graph, default_units(problem, op_s), op_s)
 
 
+@_kept
 def forward_coarsened(problem: Problem) -> Coarse:
     """The forward pass of co-placed units under the usual caps, the rest of the step inside."""
     op_s = fastest_s(problem)

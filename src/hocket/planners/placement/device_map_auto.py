@@ -106,11 +106,14 @@ def _turn_of_ops(graph: Graph, device_of_block: dict[str, int]) -> IntArray:
     for tensor in _weights(graph).tolist():
         path = block_path(_module_of_weight(graph.tensor_names[tensor]))
         turn_of_weight[tensor] = device_of_block[path]
-    turns = np.zeros(graph.num_ops, dtype=np.int32)
-    current = 0
-    for op in np.flatnonzero(graph.op_phase == Phase.FORWARD).tolist():
-        read = turn_of_weight[graph.reads_of(op)]
-        own = device_of_block.get(block_path(graph.module_of(op)), current)
-        current = int(read[read >= 0][0]) if (read >= 0).any() else own
-        turns[op] = current
-    return turns
+    of_module = [device_of_block.get(block_path(module), -1) for module in graph.modules]
+    turns = np.array([*of_module, -1], dtype=np.int32)[graph.op_module]
+    read = turn_of_weight[graph.reads]
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))[read >= 0]
+    reader, first = np.unique(reader, return_index=True)
+    turns[reader] = read[read >= 0][first]
+    forward = np.flatnonzero(graph.op_phase == Phase.FORWARD)
+    known = np.where(turns[forward] >= 0, np.arange(len(forward)), -1)
+    last_known = np.maximum.accumulate(known)
+    turns[forward] = np.where(last_known >= 0, turns[forward[last_known]], 0)
+    return np.maximum(turns, 0)

@@ -29,9 +29,9 @@ from hocket.planners.placement.search.units import Units, units_of
 
 _SMALL = 64
 """Up to so many units every move is tried."""
-_WORK = 1_600_000
+_WORK = 2_400_000
 """Ops that are simulated in all, about: evaluations times the size of the graph."""
-_MIN_EVALUATIONS, _MAX_EVALUATIONS = 12, 10_000
+_MIN_EVALUATIONS, _MAX_EVALUATIONS = 10, 10_000
 _FEW = 60
 """With fewer evaluations than this only coarse units are moved."""
 _WALKS = 4

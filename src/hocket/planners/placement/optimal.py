@@ -50,7 +50,7 @@ class _Best:
 
 def optimal(problem: Problem, plan: Plan) -> Plan:
     """The plan with the shortest step, or the best that a fixed amount of work finds."""
-    _require_small(problem)
+    _require_handled(problem)
     require("ortools", "the exact planner")
     units = find_units(problem.graph)
     classes = find_classes(problem, units)
@@ -78,8 +78,13 @@ def optimal(problem: Problem, plan: Plan) -> Plan:
     return replace(best.plan, notes={**plan.notes, **_notes(best, bound_s)})
 
 
-def _require_small(problem: Problem) -> None:
+def _require_handled(problem: Problem) -> None:
     num_ops = problem.graph.num_ops
+    if problem.objective != "latency" or problem.contiguous:
+        raise UsageError(
+            "the exact planner makes the time of one step small, on devices in any pattern",
+            hint="for the load of the busiest device or contiguous devices try 'throughput'",
+        )
     if num_ops > MAX_OPS:
         raise UsageError(
             f"the exact planner takes up to {MAX_OPS} ops, the graph has {num_ops}",

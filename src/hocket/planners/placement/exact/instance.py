@@ -1,7 +1,7 @@
 """A problem in whole ticks of time and blocks of memory, rounded so that bounds stay true.
 
-Times are rounded down to ticks. Take any plan, with its real times counted in ticks, and round every
-start down: floor(start + duration) >= floor(start) + floor(duration), so whatever came after
+Times are rounded down to ticks. Take any plan, with its real times counted in ticks, and round
+every start down: floor(start + duration) >= floor(start) + floor(duration), so whatever came after
 something else still does, and the rounded plan is a solution of the rounded problem. A proof about
 the rounded problem therefore holds for the real one. Bytes are rounded down to blocks for the same
 reason: what fits, fits in blocks.

@@ -1,8 +1,9 @@
 """Memory in the model: held bytes as sums, activations over time where they could be too many.
 
 Counted are held bytes, the storages that ops make, workspaces and copies, each for no longer than
-the simulator counts it; bytes that only aliases keep alive are left out. So what the simulator calls
-feasible is feasible here, and bounds stay true; the other way round the simulator has the last word.
+the simulator counts it; what only aliases or transfers keep alive is left out. So what the
+simulator calls feasible is feasible here, and bounds stay true; the other way round the simulator
+has the last word.
 """
 
 from __future__ import annotations

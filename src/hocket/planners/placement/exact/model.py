@@ -10,6 +10,7 @@ whole ticks; so a bound on the model's makespan is a bound on the step.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,7 +119,7 @@ def add_devices(model: Model, classes: Classes, heads: Heads) -> None:
             _add_window(model, classes, heads, op, device)
     for device, line in enumerate(lines):
         cp.add_no_overlap(line)
-        work = sum(max(seconds, 0) * model.on(op, device) for op, seconds in enumerate(ticks[device]))
+        work = sum(max(ticks[device][op], 0) * model.on(op, device) for op in range(len(model.end)))
         cp.add(work <= model.makespan)
 
 
@@ -140,7 +141,7 @@ def _add_window(model: Model, classes: Classes, heads: Heads, op: int, device: i
 def break_symmetry(model: Model, sets: list[list[int]]) -> None:
     """Devices that can be exchanged are used in their order: a unit opens at most the next one."""
     for devices in sets:
-        for before, device in zip(devices[:-1], devices[1:], strict=True):
+        for before, device in pairwise(devices):
             for unit, literals in enumerate(model.place):
                 earlier = [model.place[other][before] for other in range(unit)]
                 model.cp.add_bool_or([~literals[device], *earlier])

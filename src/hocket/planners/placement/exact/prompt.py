@@ -16,7 +16,7 @@ from hocket.planners.placement.exact.model import Model
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, IntVar
 
-MAX_OPS = 32
+MAX_OPS = 48
 """Above this the pairs of ops cost the solver more than they tell it."""
 
 
@@ -31,7 +31,7 @@ def add_promptness(model: Model, transfer_start: dict[tuple[int, int], IntVar]) 
     for op, reads in enumerate(reads_of):
         at_once = model.cp.new_bool_var(f"op {op} at once")
         model.cp.add(model.start[op] == 0).only_enforce_if(at_once)
-        causes = [at_once]
+        causes: list[BoolVarT] = [at_once]
         causes += [_after_read(model, read, transfer_start) for read in reads]
         causes += [_after_op(model, op, other) for other in range(num_ops) if other != op]
         model.cp.add_bool_or(causes)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, IntervalVar, IntVar
 
 MAX_PAIRS_IN_ORDER = 100_000
-"""Pairs of transfers above which queues may serve in any order: still a bound, perhaps not tight."""
+"""Above this many pairs of transfers, queues may serve in any order: a bound, perhaps not tight."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class _Transfer:
 
 
 def add_transfers(model: Model) -> dict[tuple[int, int], IntVar]:
-    """Ops wait for what they read; returns the start of each queued transfer by tensor and device."""
+    """Ops wait for what they read; the start of each queued transfer by tensor and device."""
     if model.instance.problem.transfers == "queued":
         return _add_queued(model)
     for read in model.instance.reads:

@@ -9,7 +9,7 @@ from hocket.planners.placement.list_schedule.state import Net
 @compiled
 def copy_on(net: Net, tensor: int, device: int) -> int:
     """The copy of a tensor on a device; -1 for none."""
-    copy: int = net.tensors[tensor].copy
+    copy: int = net.tensors[tensor].last_copy
     while copy >= 0 and net.copies[copy].device != device:
         copy = net.copies[copy].older
     return copy
@@ -112,5 +112,5 @@ def send(net: Net, copy: int, tensor: int, device: int) -> None:
     row = net.copies[copy]
     row.device = device
     row.arrival_s = arrival_s
-    row.older = net.tensors[tensor].copy
-    net.tensors[tensor].copy = copy
+    row.older = net.tensors[tensor].last_copy
+    net.tensors[tensor].last_copy = copy

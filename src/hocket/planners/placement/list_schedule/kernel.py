@@ -64,7 +64,7 @@ def _queue_up(world: World, op: int, now: float) -> None:
         return
     push(world.remote, _ZERO, earliest_s, op)
     _join(world, op, home_of(net, tensor))
-    copy = net.tensors[tensor].copy
+    copy = net.tensors[tensor].last_copy
     while copy >= 0:
         _join(world, op, net.copies[copy].device)
         copy = net.copies[copy].older
@@ -75,8 +75,10 @@ def _get_ready(world: World, op: int, now: float) -> None:
     """All predecessors of an op have ended."""
     row = world.net.ops[op]
     row.status = READY
-    if world.groups[row.group].bound >= 0:
-        _join(world, op, world.groups[row.group].bound)
+    bound = world.groups[row.group].bound
+    if bound >= 0:
+        world.devices[bound].num_bound += 1
+        _join(world, op, bound)
     else:
         _queue_up(world, op, now)
 
@@ -125,6 +127,7 @@ def _bind_group(world: World, number: int, device: int) -> None:
         for other in range(len(world.devices)):
             if other != device:
                 remove(world.queues, other, member)
+        world.devices[device].num_bound += 1
         _look_again(world, member, device)
 
 
@@ -152,6 +155,8 @@ def _commit(world: World, op: int, device: int, now: float) -> None:
     take(world, op, device)
     if world.groups[row.group].bound < 0:
         _bind_group(world, row.group, device)
+    else:
+        place.num_bound -= 1
     for index in range(row.read_start, row.read_stop):
         if is_missing(net, net.reads[index], device):
             _fetch(world, net.reads[index], device)

@@ -107,7 +107,7 @@ def release(world: World, tensor: int) -> None:
     row = world.net.tensors[tensor]
     if row.storage >= 0:
         _leave(world, row.storage)
-    copy = row.copy
+    copy = row.last_copy
     while copy >= 0:
         _leave(world, copy + len(world.net.tensors))
         copy = world.net.copies[copy].older

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.compiled.jit import compiled
-from hocket.planners.placement.list_schedule.arrival import data_s
+from hocket.planners.placement.list_schedule.arrival import data_s, home_of, remote_s
 from hocket.planners.placement.list_schedule.memory import fits_at_bytes, lacking_bytes
 from hocket.planners.placement.list_schedule.queues import move, num_in, op_at, top_key
 from hocket.planners.placement.list_schedule.state import (
@@ -97,12 +97,36 @@ def _awaited(world: World, device: int, now: float) -> int:
         return -1
     if ops[favourite].status != READY and here_s - now > ops[last].spared_s:
         return -1
-    for other in range(len(world.devices)):
-        # A device that is not free before that needs no closer look.
-        if other != device and world.devices[other].avail_s < here_s:
-            if _earliest_s(world, favourite, other) < here_s:
-                return -1
-    return favourite
+    return -1 if _starts_before(world, favourite, here_s) else favourite
+
+
+@compiled
+def _is_before(world: World, op: int, device: int, here_s: float) -> bool:
+    """Whether a device could start an op before the given time."""
+    if world.devices[device].avail_s >= here_s:
+        return False
+    return _earliest_s(world, op, device) < here_s
+
+
+@compiled
+def _starts_before(world: World, op: int, here_s: float) -> bool:
+    """Whether some device could start an op before the given time."""
+    net = world.net
+    tensor, sent_s = remote_s(net, op)
+    if tensor < 0 or sent_s < here_s:
+        for device in range(len(world.devices)):
+            if _is_before(world, op, device, here_s):
+                return True
+        return False
+    # That tensor cannot have been sent by then: only devices that hold it come into question.
+    if _is_before(world, op, home_of(net, tensor), here_s):
+        return True
+    copy = net.tensors[tensor].last_copy
+    while copy >= 0:
+        if _is_before(world, op, net.copies[copy].device, here_s):
+            return True
+        copy = net.copies[copy].older
+    return False
 
 
 @compiled
@@ -120,13 +144,28 @@ def _urgent_s(world: World, op: int, now: float) -> float:
 
 
 @compiled
+def _only_bound_are_urgent(world: World, now: float) -> bool:
+    """Whether a device that any op could wait for is busy: then no op can start everywhere."""
+    for device in range(len(world.devices)):
+        row = world.devices[device]
+        has_room = row.peak_bytes + world.counts[0].most_bytes <= row.memory_bytes
+        if row.avail_s > now and row.runs_all and has_room:
+            return True
+    return False
+
+
+@compiled
 def _most_urgent(world: World, device: int, now: float) -> int:
     """The op with the smallest (time when it can start everywhere, rank) by now; -1 for none."""
     queues, row = world.queues, world.devices[device]
-    best, best_s = -1, np.inf
+    best, best_s, only_bound = -1, np.inf, _only_bound_are_urgent(world, now)
+    if only_bound and row.num_bound == 0:
+        return best
     for heap in (DUE, ARRIVED):
         for at in range(num_in(queues, device, heap)):
             op = op_at(queues, device, heap, at)
+            if only_bound and world.groups[world.net.ops[op].group].bound < 0:
+                continue
             earliest_s = _earliest_s(world, op, device)
             if earliest_s > now:
                 # Queues have moved since it was sorted in here.

@@ -99,7 +99,9 @@ def make_world(
         storages=_filled(state.STORAGE_ROW, num_tensors + num_reads),
         remote=new_heaps(np.array([0, len(order)])),
         running=new_heaps(np.array([0, len(order)])),
-        counts=_filled(state.COUNT_ROW, 1, stuck_op=-1),
+        counts=_filled(
+            state.COUNT_ROW, 1, most_bytes=ops["most_bytes"].max(initial=0), stuck_op=-1
+        ),
     )
 
 
@@ -145,7 +147,7 @@ def _tensors(graph: Graph, tasks: TaskTable, rank: ByteArray) -> Rows:
         is_held=tasks.is_held,
         is_everywhere=tasks.is_everywhere,
         home=-1,
-        copy=-1,
+        last_copy=-1,
         storage=-1,
         num_left=np.diff(tasks.user_ptr),
     )
@@ -205,6 +207,7 @@ def _devices(problem: Problem) -> Rows:
         peak_bytes=unread_bytes,
         last_op=-1,
         wake_s=np.inf,
+        runs_all=np.isfinite(problem.costs.op_s).all(axis=1)[problem.costs.device_row],
     )
 
 

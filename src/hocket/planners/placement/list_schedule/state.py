@@ -55,7 +55,7 @@ TENSOR_ROW = np.dtype(
         ("is_held", "i8"),
         ("is_everywhere", "i8"),
         ("home", "i8"),  # of a family that exists before the step; -1 until a reader is placed
-        ("copy", "i8"),  # the newest copy, or -1
+        ("last_copy", "i8"),  # the newest copy, or -1
         ("storage", "i8"),  # where it lives at home; -1 for what never goes
         ("num_left", "i8"),  # readers that have not ended
     ]
@@ -86,6 +86,8 @@ DEVICE_ROW = np.dtype(
         ("avail_s", "f8"),  # end of the last op
         ("last_op", "i8"),
         ("wake_s", "f8"),  # when to look again at ops whose data was there before
+        ("runs_all", "i8"),  # whether every op can run there, memory aside
+        ("num_bound", "i8"),  # ready ops that must run there
     ]
 )
 GROUP_ROW = np.dtype(
@@ -109,6 +111,7 @@ STORAGE_ROW = np.dtype(
 ENTRY_ROW = np.dtype([("key", "f8"), ("op", "i8")])
 COUNT_ROW = np.dtype(
     [
+        ("most_bytes", "i8"),  # what any op takes at most
         ("num_copies", "i8"),
         ("stuck_op", "i8"),  # where nothing fits: the op, or -1
         ("stuck_bytes", "i8"),  # what it lacks on the device that lacks least

@@ -187,15 +187,14 @@ def _keep_family(
     for index in range(facts.family_ptr[root], facts.family_ptr[root + 1]):
         tensor = facts.family[index]
         producer = tasks.producer[tensor]
-        if producer >= 0 and ledger.device_of[producer] == device:
+        read_as, until = tensor if producer >= 0 else root, -1
+        if _is_made(tasks, ledger, tensor, device):
             until = _made_until(tasks, facts, ledger, tensor, producer)
-            _keep(tasks, facts, ledger, tensor, device, until)
-        read_as = tensor if producer >= 0 else root
         for at in range(tasks.user_ptr[tensor], tasks.user_ptr[tensor + 1]):
             op = tasks.users[at]
             if ledger.device_of[op] == device:
-                until = _needed_until(tasks, facts, ledger, read_as, op, device)
-                _keep(tasks, facts, ledger, read_as, device, until)
+                until = max(until, _needed_until(tasks, facts, ledger, read_as, op, device))
+        _keep(tasks, facts, ledger, read_as, device, until)
 
 
 @compiled
@@ -372,7 +371,7 @@ def move_units(
     targets: ByteArray,
     limit_bytes: ByteArray,
     work: ByteArray,
-    max_work: int,
+    max_wasted: int,
     source: int,
     instant: int,
     may_overflow: bool,
@@ -381,11 +380,11 @@ def move_units(
 
     Each goes to the first of its targets (``targets[candidate, choice]``) that stays within its
     own limit; with ``may_overflow`` also to one that does not if the overflow of all devices
-    together shrinks. Ends when the units that were tried add up to ``max_work``.
+    together shrinks. Ends early when tries in vain add up to ``max_wasted`` of ``work``.
     """
-    num_moved, done = 0, 0
+    num_moved, wasted = 0, 0
     for index in range(len(candidates)):
-        if _held_at(ledger, source, instant) <= limit_bytes[source] or done > max_work:
+        if _held_at(ledger, source, instant) <= limit_bytes[source] or wasted > max_wasted:
             break
         unit = candidates[index]
         before = overflow(ledger, limit_bytes)
@@ -396,13 +395,13 @@ def move_units(
             if target < 0:
                 break
             place_unit(tasks, facts, ledger, units, unit, target)
-            done += work[unit]
             after = overflow(ledger, limit_bytes)
             fits = ledger.top[target, 1] <= limit_bytes[target] and after <= before
             if fits or (may_overflow and after < before):
                 is_placed = True
                 break
             take_unit(tasks, facts, ledger, units, unit, target)
+            wasted += work[unit]
         if is_placed:
             num_moved += 1
         else:

@@ -32,7 +32,7 @@ BATCHES_WHEN_LARGE = 20
 HEATS = (0.0, 0.001, 0.004)
 """Of the mean memory of a device: by how much a random move may worsen things at first, per search."""
 MAX_TRIES = 30_000
-MAX_WORK = 40_000_000
+MAX_WORK = 20_000_000
 """Entries of the ledger that a search may look at: bounds its time on large units."""
 
 

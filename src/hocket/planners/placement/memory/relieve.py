@@ -36,8 +36,8 @@ from hocket.planners.tables import TaskTable, mean_transfer_s, task_table
 MAX_BATCHES = 60
 MAX_CANDIDATES = 2000
 MAX_TARGETS = 4
-MAX_WORK = 2_000_000
-"""Entries of the ledger that a batch may look at."""
+MAX_WASTED = 200_000
+"""Entries of the ledger that a batch may look at in vain."""
 
 
 class Level:
@@ -162,7 +162,7 @@ def _batch(board: Board, level: Level, device: int, limit_bytes: ByteArray) -> i
         moved: int = move_units(
             board.tasks, board.facts, board.ledger, level.units,
             table(candidates[chosen], np.int64), table(targets, np.int64),
-            table(limit_bytes, np.int64), level.work, MAX_WORK, device, instant, may_overflow,
+            table(limit_bytes, np.int64), level.work, MAX_WASTED, device, instant, may_overflow,
         )  # fmt: skip
         if moved:
             return moved

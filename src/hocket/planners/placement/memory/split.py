@@ -24,7 +24,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import elsewhere, workers
 from hocket.planners.placement.memory.attempt import Attempt, attempt
-from hocket.planners.placement.memory.mend import in_graph_order
+from hocket.planners.placement.memory.mend import LARGE_OPS, in_graph_order
 from hocket.planners.placement.memory.ledger import clear, spans_in_graph_order, unread_bytes
 from hocket.planners.placement.memory.relieve import Board, Level
 from hocket.planners.placement.memory.units import layers, units
@@ -101,6 +101,9 @@ class Filler:
                 self._fits(fitting[0], free)
                 yield self._result()
                 return
+        if self.problem.graph.num_ops >= LARGE_OPS:
+            yield self._least_scale(options, free)
+            return
         for option in options[:MAX_STARTS]:
             yield self._least_scale([option], free)
 

@@ -17,7 +17,7 @@ from hocket.arrays import ByteArray, FloatArray, IntArray
 from hocket.compiled.containers import table, zeros
 from hocket.compiled.jit import compiled, compiled_entry
 from hocket.planners.placement.pardnn.ledger import Facts
-from hocket.planners.placement.pardnn.trial import Trial, Trials, better
+from hocket.planners.placement.pardnn.trial import Trial, Trials, faster
 from hocket.planners.placement.pardnn.work import Work
 from hocket.simulate.timeline import Timeline
 
@@ -59,14 +59,16 @@ class Moves(NamedTuple):
 
 def improve(work: Work, facts: Facts, trials: Trials, trial: Trial, num_rounds: int) -> Trial:
     """The best trial after some rounds of moves; never with a longer step."""
-    moves, takes_all = crossing_moves(work, facts, trial.timeline), True
+    if num_rounds == 0:
+        return trial
+    moves, takes_all = crossing_moves(work, facts, trials.timeline(trial)), True
     for _ in range(num_rounds):
         if not len(moves.op):
             break
         taken = slice(None) if takes_all else slice(0, 1)
         found = trials(moved(work, trial.device_of, moves.op[taken], moves.device[taken]))
-        if better(trial, found) is found:
-            trial, moves = found, crossing_moves(work, facts, found.timeline)
+        if faster(trial, found) is found:
+            trial, moves = found, crossing_moves(work, facts, trials.timeline(found))
         elif not takes_all:
             # The best move does not help: go on with the others.
             moves = Moves(moves.op[1:], moves.device[1:])

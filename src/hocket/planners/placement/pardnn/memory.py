@@ -24,15 +24,19 @@ from hocket.planners.placement.pardnn.work import units
 from hocket.simulate.places import home_devices
 
 _MAX_ROUNDS = 30
-_EMULATED_OPS = 1_200_000
+_EMULATED_OPS = 600_000
 """Rounds end when they have emulated this many ops, if that is sooner."""
 _MAX_FAILED = 3
 _NUM_BUCKETS = 256
 """Parts of the step for which the bytes on each device are followed between emulations."""
+_MAX_REFUSED = 256
+"""So many candidates in a row that fit nowhere end the search for one device."""
 _MARGIN = 1.02
 """How much more than the overflow is moved: what comes back as copies is not foreseen in full."""
 _NO_DAMAGE_S = 1e-12
 _MOVES_PER_DEVICE = 16
+_COUNTED_OPS = 4_000_000
+"""Moves of variables end when shares have been counted over this many ops, if that is sooner."""
 _EVEN = 1.02
 """Share of memory above the fair one that is left as it is."""
 
@@ -58,7 +62,8 @@ def spread_variables(problem: Problem, device_of: IntArray) -> IntArray:
     devices = workers(problem)
     can_run = np.isfinite(problem.costs.op_s[problem.costs.device_row])
     device_of, is_moved = device_of.copy(), np.zeros(graph.num_tensors, dtype=np.bool_)
-    for _ in range(_MOVES_PER_DEVICE * len(devices)):
+    num_moves = max(_COUNTED_OPS // graph.num_ops, len(devices))
+    for _ in range(min(_MOVES_PER_DEVICE * len(devices), num_moves)):
         home = home_devices(graph, device_of)
         share = _shares(problem, home)
         source = devices[np.argmax(share[devices])]
@@ -140,15 +145,18 @@ def _move_enough(
 ) -> None:
     """Take candidates by potential over damage until the excess is gone."""
     ratio = candidates.potential_bytes / np.maximum(candidates.damage_s, _NO_DAMAGE_S)
+    num_refused = 0
     for candidate in np.argsort(-ratio, kind="stable").tolist():
-        if excess_bytes <= 0:
+        if excess_bytes <= 0 or num_refused == _MAX_REFUSED:
             break
         ops = candidates.ops_of(candidate)
         if candidates.potential_bytes[candidate] <= 0 or (device_of[ops] != device).any():
             continue
         target = room.lowest_for(candidates, candidate, device)
         if target < 0:
+            num_refused += 1
             continue
+        num_refused = 0
         room.move(candidates, candidate, device, target)
         device_of[ops] = target
         excess_bytes -= candidates.potential_bytes[candidate]

@@ -15,13 +15,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.arrays import IntArray
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import workers
 from hocket.planners.placement.pardnn.memory import fit_memory
-from hocket.planners.placement.pardnn.trial import Trial, Trials, better
-from hocket.planners.placement.pardnn.work import devices_of, work_of
+from hocket.planners.placement.pardnn.trial import Trial, Trials, faster, fitter
+from hocket.planners.placement.pardnn.work import devices_of, units, work_of
+from hocket.simulate.evaluate import Evaluator
 
 _SIMULATED_OPS = 600_000
 """Rounds along the critical path end when they have simulated this many ops."""
@@ -37,17 +37,19 @@ def pardnn(problem: Problem, plan: Plan) -> Plan:
     from hocket.planners.placement.pardnn.refinement import refine
     from hocket.planners.placement.pardnn.slices import slice_paths
 
-    devices = devices_of(problem)
-    work = work_of(problem, devices)
+    unit = units(problem)
+    devices = devices_of(problem, unit)
+    work = work_of(problem, unit, devices)
     slices = slice_paths(work, len(workers(problem)))
     mapping = map_paths(problem, work, devices, slices)
-    trials, mapped = _better_order(
-        Trials(problem, work, devices), mapping.ledger.device.astype(np.int32)
-    )
-    refined = refine(work, slices, mapping, trials, mapped)
+    trials = Trials(problem, work, devices, Evaluator(problem))
+    mapped = trials(mapping.ledger.device.astype(np.int32))
+    trials = trials.narrowed(mapped)
+    fastest, fittest = refine(work, slices, mapping, trials, mapped)
     num_rounds = min(problem.cluster.num_devices + 1, _SIMULATED_OPS // num_ops)
-    improved = improve(work, mapping.facts, trials, refined, num_rounds)
-    best = _finished(problem, trials, improved)
+    fastest = improve(work, mapping.facts, trials, fastest, num_rounds)
+    fastest = _or_one_device(trials, trials.in_any_order(fastest))
+    best = _in_memory(trials, fastest, fittest)
     notes = {
         "primary": slices.num_primary,
         "paths": slices.num_paths,
@@ -62,28 +64,23 @@ def pardnn(problem: Problem, plan: Plan) -> Plan:
     )
 
 
-def _better_order(trials: Trials, device_of: IntArray) -> tuple[Trials, Trial]:
-    """The order in which a placement has the shorter step, and its trial."""
-    by_position, by_level = trials(device_of), trials.in_other_order()(device_of)
-    if better(by_position, by_level) is by_level:
-        return trials.in_other_order(), by_level
-    return trials, by_position
-
-
-def _finished(problem: Problem, trials: Trials, trial: Trial) -> Trial:
-    """The trial in its better order, or on one device if splitting gains nothing, in memory."""
-    best = better(trial, trials.in_other_order()(trial.device_of))
-    best = better(best, _one_device(trials, best))
-    if best.overflow_bytes == 0:
-        return best
-    device_of = fit_memory(problem, best.device_of, best.priority)
-    return best._replace(device_of=device_of)
-
-
-def _one_device(trials: Trials, trial: Trial) -> Trial:
-    """All ops on the fastest device, if that is shorter; else the trial itself."""
+def _or_one_device(trials: Trials, trial: Trial) -> Trial:
+    """All ops on the fastest device where splitting gains nothing."""
     total_s = trials.devices.op_s.sum(axis=1)
-    fastest = int(np.argmin(total_s))
-    if not total_s[fastest] < trial.step_s:
+    device = int(np.argmin(total_s))
+    if not total_s[device] < trial.score.step_s:
         return trial
-    return trials(np.full_like(trial.device_of, fastest))
+    return faster(trial, trials(np.full_like(trial.device_of, device)))
+
+
+def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
+    """The fastest trial made to fit, or else what overflows least."""
+    best = fastest
+    for start in (fastest, fittest):
+        if best.score.overflow_bytes == 0:
+            break
+        if start.score.overflow_bytes > 0:
+            found = fit_memory(trials.problem, start.device_of, start.priority)
+            start = Trial(found, start.priority, trials.evaluate(found, start.priority))
+        best = fitter(best, start)
+    return best

@@ -29,7 +29,7 @@ from hocket.planners.placement.pardnn.ledger import (
 )
 from hocket.planners.placement.pardnn.mapping import Mapping, unit_pieces
 from hocket.planners.placement.pardnn.slices import Slices
-from hocket.planners.placement.pardnn.trial import Trial, Trials, better
+from hocket.planners.placement.pardnn.trial import Trial, Trials, faster, fitter
 from hocket.planners.placement.pardnn.work import Work
 
 _LEDGER = "hocket.planners.placement.pardnn.ledger"
@@ -44,9 +44,11 @@ _LEAST_GAIN = 1e-9
 """Share of its own cost by which a piece must gain to move, so that rounding moves nothing."""
 
 
-def refine(work: Work, slices: Slices, mapping: Mapping, trials: Trials, mapped: Trial) -> Trial:
-    """The best of the mapped placement and those that sweeps make of it."""
-    best = mapped
+def refine(
+    work: Work, slices: Slices, mapping: Mapping, trials: Trials, mapped: Trial
+) -> tuple[Trial, Trial]:
+    """The fastest and the fittest of the mapped placement and those that sweeps make of it."""
+    fastest = fittest = mapped
     units = _units_in_paths(work, slices, mapping)
     for stiffness in _STIFFNESS:
         ledger = mapping.ledger._replace(
@@ -56,8 +58,9 @@ def refine(work: Work, slices: Slices, mapping: Mapping, trials: Trials, mapped:
         )
         sweep(mapping.facts, ledger, mapping.paths, stiffness)
         sweep(mapping.facts, ledger, units, stiffness)
-        best = better(best, trials(ledger.device.astype(np.int32)))
-    return best
+        found = trials(ledger.device.astype(np.int32))
+        fastest, fittest = faster(fastest, found), fitter(fittest, found)
+    return fastest, fittest
 
 
 def sweep(facts: Facts, ledger: Ledger, pieces: Pieces, stiffness: float) -> None:

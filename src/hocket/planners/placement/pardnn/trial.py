@@ -1,4 +1,4 @@
-"""One placement tried in the simulator, in one of two orders: by position or by bottom level."""
+"""Placements tried in the simulator, with ready ops in order of position or of bottom level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.work import Devices, Work
 from hocket.simulate.engine import simulate
+from hocket.simulate.evaluate import Evaluator, Score
 from hocket.simulate.timeline import Timeline
+
+_LARGE = 50_000
+"""Graphs with more ops are tried in one order only once it is known which one suits them."""
 
 
 class Trial(NamedTuple):
@@ -20,14 +24,9 @@ class Trial(NamedTuple):
 
     device_of: IntArray
     priority: FloatArray | None
-    overflow_bytes: float
-    """Bytes that devices need beyond what they have, summed over devices."""
-    timeline: Timeline
-
-    @property
-    def step_s(self) -> float:
-        """Simulated time of the step."""
-        return self.timeline.makespan_s
+    """Minus the bottom level; None for the order of positions."""
+    score: Score
+    """Overflow of memory and the time of the step."""
 
 
 class Trials(NamedTuple):
@@ -36,19 +35,34 @@ class Trials(NamedTuple):
     problem: Problem
     work: Work
     devices: Devices
-    is_by_level: bool = False
-    """Whether ready ops run by bottom level, the largest first, instead of by position."""
+    evaluate: Evaluator
+    by_level: tuple[bool, ...] = (False, True)
+    """The orders to try: whether the largest bottom level goes first, or the position."""
 
     def __call__(self, device_of: IntArray) -> Trial:
-        """Try a placement."""
-        priority = self._bottom_level_priority(device_of) if self.is_by_level else None
-        timeline = simulate(self.problem, Plan(device_of=device_of, priority=priority))
-        excess = timeline.peak_bytes - self.problem.memory_bytes
-        return Trial(device_of, priority, float(np.maximum(excess, 0).sum()), timeline)
+        """A placement in the order in which its step is shortest."""
+        tried = [self._in_order(device_of, by_level) for by_level in self.by_level]
+        return faster(*tried) if len(tried) == 2 else tried[0]
 
-    def in_other_order(self) -> Trials:
-        """The same with the other order."""
-        return self._replace(is_by_level=not self.is_by_level)
+    def narrowed(self, trial: Trial) -> Trials:
+        """With the order of a trial only, if the graph is large."""
+        if len(trial.device_of) <= _LARGE:
+            return self
+        return self._replace(by_level=(trial.priority is not None,))
+
+    def in_any_order(self, trial: Trial) -> Trial:
+        """A trial in the order that was not tried with it, if that is better."""
+        if len(self.by_level) == 2:
+            return trial
+        return faster(trial, self._in_order(trial.device_of, not self.by_level[0]))
+
+    def timeline(self, trial: Trial) -> Timeline:
+        """All that happens in a trial."""
+        return simulate(self.problem, Plan(device_of=trial.device_of, priority=trial.priority))
+
+    def _in_order(self, device_of: IntArray, by_level: bool) -> Trial:
+        priority = self._bottom_level_priority(device_of) if by_level else None
+        return Trial(device_of, priority, self.evaluate(device_of, priority))
 
     def _bottom_level_priority(self, device_of: IntArray) -> FloatArray:
         """Minus the longest path from each op, with op times and transfers of the placement."""
@@ -61,6 +75,11 @@ class Trials(NamedTuple):
         return -bottom_s
 
 
-def better(one: Trial, other: Trial) -> Trial:
+def faster(one: Trial, other: Trial) -> Trial:
+    """The one with the shorter step; the first where they are equal."""
+    return other if other.score.step_s < one.score.step_s else one
+
+
+def fitter(one: Trial, other: Trial) -> Trial:
     """The one with less overflow, then with the shorter step; the first where they are equal."""
-    return min(one, other, key=lambda trial: (trial.overflow_bytes, trial.step_s))
+    return other if other.score[:2] < one.score[:2] else one

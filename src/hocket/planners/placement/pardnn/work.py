@@ -50,9 +50,8 @@ class Devices(NamedTuple):
     only takes what no accelerator can run."""
 
 
-def devices_of(problem: Problem) -> Devices:
+def devices_of(problem: Problem, unit: IntArray) -> Devices:
     """Op times on accelerators, and on other devices for units that no accelerator can run."""
-    unit = units(problem)
     forced = elsewhere(problem, unit)[unit]
     op_s = problem.costs.op_s[problem.costs.device_row].copy()
     chosen = workers(problem)
@@ -71,14 +70,13 @@ def devices_of(problem: Problem) -> Devices:
     return Devices(table(op_s, np.float64), table(speed, np.float64))
 
 
-def work_of(problem: Problem, devices: Devices) -> Work:
+def work_of(problem: Problem, unit: IntArray, devices: Devices) -> Work:
     """The weights of a problem."""
     graph = problem.graph
     tensor_s = mean_transfer_s(problem)
     src, dst = graph.edges
     edge_s = _edge_seconds(problem, tensor_s)
     by_src = np.argsort(src, kind="stable")
-    unit = units(problem)
     ops = np.arange(graph.num_ops + 1)
     num_units = int(unit.max(initial=-1)) + 1
     return Work(

@@ -72,7 +72,7 @@ def _first_better(
         chunk = listed[at : at + min(_CHUNK, search.budget - stop_at)]
         if not chunk:
             return False
-        found = search.first_better([move.change for move in chunk])
+        found = search.first_better([move.make() for move in chunk])
         luck.count(chunk, found)
         tried.update((move.kind, move.key) for move in (chunk if found < 0 else chunk[: found + 1]))
         if found >= 0:

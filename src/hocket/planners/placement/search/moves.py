@@ -7,12 +7,13 @@ op that kept their device busy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from hocket.arrays import ByteArray
+from hocket.planners.order.levels import levels
 from hocket.planners.placement.search.critical import Critical
 from hocket.planners.placement.search.state import Change, Search
 from hocket.planners.placement.search.units import Units
@@ -22,17 +23,19 @@ MAX_SWAPS = 100
 MAX_BORDERS = 24
 MAX_ORDERS = 100
 MAX_MERGED = 8
+MAX_SPLIT = 2
+LAST_RESORT = 0.1
+"""Moves of half a device look good early in many searches that end better without, so they wait."""
 
 
-@dataclass(frozen=True)
-class Move:
-    """A change with a guess at what it gains."""
+class Move(NamedTuple):
+    """A change with a guess at what it gains. Of many moves few are tried, so it is not yet made."""
 
     kind: str
     key: tuple[int | bytes, ...]
     """Tells it apart from other moves of its kind."""
     gain_s: float
-    change: Change
+    make: Callable[[], Change]
 
 
 def moves(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
@@ -42,13 +45,35 @@ def moves(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
     yield from _swaps(search, units, critical)
     yield from _borders(search, units, critical)
     yield from _merged(search, units)
+    yield from _split(search, units)
     yield from _earlier(search, critical)
 
 
-def _to(units: Units, chosen: ByteArray, device: int | ByteArray) -> Change:
-    ops, position = units.ops_of_all(chosen)
-    devices = np.broadcast_to(np.asarray(device, dtype=np.int64), len(chosen))[position]
-    return Change(ops, devices)
+def _to(units: Units, chosen: ByteArray, device: int | ByteArray) -> Callable[[], Change]:
+    """Units to a device, or to one each."""
+
+    def make() -> Change:
+        ops, position = units.ops_of_all(chosen)
+        devices = np.broadcast_to(np.asarray(device, dtype=np.int64), len(chosen))[position]
+        return Change(ops, devices)
+
+    return make
+
+
+def _ordered_anew(
+    search: Search, units: Units, chosen: ByteArray, device: int
+) -> Callable[[], Change]:
+    """Units to a device, with bottom levels as the order of all ops: after a move of this size
+    the present order says little."""
+
+    def make() -> Change:
+        ops, _ = units.ops_of_all(chosen)
+        device_of = search.device_of.copy()
+        device_of[ops] = device
+        priority = -levels(search.problem, device_of).to_end_s
+        return Change(np.arange(len(device_of)), device_of.astype(np.int64), priority)
+
+    return make
 
 
 def _ranked(gain_s: np.ndarray, count: int) -> ByteArray:
@@ -63,8 +88,8 @@ def _single(units: Units, critical: Critical) -> Iterator[Move]:
     for at in _ranked(critical.gain_s, MAX_SINGLE).tolist():
         row, device = divmod(at, num_devices)
         unit = int(critical.units[row])
-        change = _to(units, critical.units[row : row + 1], device)
-        yield Move("single", (unit, device), float(critical.gain_s[row, device]), change)
+        make = _to(units, critical.units[row : row + 1], device)
+        yield Move("single", (unit, device), float(critical.gain_s[row, device]), make)
 
 
 def _together(units: Units, critical: Critical) -> Iterator[Move]:
@@ -104,8 +129,8 @@ def _swaps(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
         rows = rows[np.argsort(-gain_s[rows, device], kind="stable")]
         for row in rows[: MAX_SWAPS // gain_s.shape[1]].tolist():
             pair = np.array([critical.units[row], partner[row]])
-            change = _to(units, pair, np.array([device, home[row]]))
-            yield Move("swap", (int(pair[0]), int(pair[1])), float(gain_s[row, device]), change)
+            make = _to(units, pair, np.array([device, home[row]]))
+            yield Move("swap", (int(pair[0]), int(pair[1])), float(gain_s[row, device]), make)
 
 
 def _borders(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
@@ -158,6 +183,7 @@ def _near(search: Search, units: Units, op: int, is_last: bool) -> ByteArray:
 
 def _merged(search: Search, units: Units) -> Iterator[Move]:
     """All units of one device on another: for plans that send more than they can gain."""
+    duration_s = search.evaluator.bench.ops.duration_s
     first = units.ops[units.ptr[:-1]]
     on = search.device_of[first]
     used = np.unique(on).tolist()
@@ -165,10 +191,28 @@ def _merged(search: Search, units: Units) -> Iterator[Move]:
         chosen = np.flatnonzero(on == src)
         for dst in used:
             if dst != src and units.can_run[dst, chosen].all():
-                waits_s = search.score.step_s - float(
-                    search.evaluator.bench.ops.duration_s[search.device_of == dst].sum()
-                )
-                yield Move("merge", (src, dst, len(chosen)), waits_s, _to(units, chosen, dst))
+                work_s = duration_s[search.device_of == dst].sum()
+                gain_s = LAST_RESORT * float(search.score.step_s - work_s)
+                make = _ordered_anew(search, units, chosen, dst)
+                yield Move("merge", (src, dst, len(chosen)), gain_s, make)
+
+
+def _split(search: Search, units: Units) -> Iterator[Move]:
+    """The last half, quarter, eighth of the busiest device's units on the idlest that can."""
+    duration_s = search.evaluator.bench.ops.duration_s
+    busy_s = np.bincount(search.device_of, duration_s, minlength=len(units.can_run))
+    src = int(busy_s.argmax())
+    first = units.ops[units.ptr[:-1]]
+    there = np.flatnonzero(search.device_of[first] == src)
+    there = there[np.argsort(first[there], kind="stable")]
+    for dst in np.argsort(busy_s, kind="stable")[:MAX_SPLIT].tolist():
+        for part in (2, 4, 8):
+            chosen = there[len(there) - len(there) // part :]
+            if dst != src and len(chosen) and units.can_run[dst, chosen].all():
+                make = _ordered_anew(search, units, chosen, dst)
+                key = (src, dst, len(chosen), len(there))
+                gain_s = LAST_RESORT * float(busy_s[src]) / part
+                yield Move("split", key, gain_s, make)
 
 
 def _earlier(search: Search, critical: Critical) -> Iterator[Move]:
@@ -181,8 +225,13 @@ def _earlier(search: Search, critical: Critical) -> Iterator[Move]:
     wait_s = evaluator.op_end_s[previous[found]] - evaluator.op_start_s[previous[found]]
     for at in found[np.argsort(-wait_s, kind="stable")[:MAX_ORDERS]].tolist():
         op, ahead = int(ops[at]), int(previous[at])
-        one = np.array([op])
-        priority = np.array([search.priority[ahead] - 0.5])
-        device = search.device_of[one].astype(np.int64)
         gain_s = float(evaluator.op_end_s[ahead] - evaluator.op_start_s[ahead])
-        yield Move("earlier", (op, ahead), gain_s, Change(one, device, priority))
+        yield Move("earlier", (op, ahead), gain_s, _before(search, op, ahead))
+
+
+def _before(search: Search, op: int, ahead: int) -> Callable[[], Change]:
+    def make() -> Change:
+        device = np.array([search.device_of[op]], dtype=np.int64)
+        return Change(np.array([op]), device, np.array([search.priority[ahead] - 0.5]))
+
+    return make

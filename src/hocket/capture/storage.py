@@ -1,0 +1,71 @@
+"""Tensors that exist before a step, laid out on a device as they were when the step was recorded.
+
+Parameters, buffers and parts of the batch may look at one storage, each at its own place: labels
+are often the inputs shifted by one. So whole storages are copied, and tensors look at the copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from hocket.capture.program import TensorSpec
+from hocket.capture.recording import Layout
+from hocket.errors import UsageError
+from hocket.graph import Role
+
+
+def storage_bytes(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
+    """The first bytes of a tensor's storage; they are not copied."""
+    everything = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return everything.set_(tensor.detach().untyped_storage())[:num_bytes]
+
+
+def look_at(data: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The tensor that looks at the bytes of a storage as ``layout`` says."""
+    size = layout.dtype.itemsize
+    flat = data[: data.numel() // size * size].view(layout.dtype)
+    tensor = torch.as_strided(flat, layout.shape, layout.stride, layout.offset)
+    is_conjugated, is_negated = layout.lazy
+    tensor = tensor.conj() if is_conjugated else tensor
+    return torch._neg_view(tensor) if is_negated else tensor
+
+
+def given_storages(
+    numbers: Iterable[int],
+    specs: Mapping[int, TensorSpec],
+    names: Mapping[int, str],
+    values: Mapping[str, torch.Tensor],
+) -> dict[int, torch.Tensor]:
+    """By number of the storage: the bytes behind those of ``numbers`` that have a value."""
+    found: dict[int, torch.Tensor] = {}
+    for number in numbers:
+        spec, name = specs[number], names[number]
+        if name in values:
+            found.setdefault(spec.storage, storage_bytes(values[name], spec.storage_bytes))
+        elif spec.storage not in found and spec.role != Role.OPTIMIZER_STATE:
+            raise UsageError(f"no tensor given for {name!r}", hint="see named_tensors")
+    return found
+
+
+def first_tensors(
+    numbers: Iterable[int],
+    specs: Mapping[int, TensorSpec],
+    storages: Mapping[int, torch.Tensor],
+    device: torch.device,
+) -> dict[int, torch.Tensor]:
+    """The tensors on ``device`` before the first step, apart from the model; states are zeros."""
+    own: dict[int, torch.Tensor] = {}
+    tensors: dict[int, torch.Tensor] = {}
+    for number in numbers:
+        spec = specs[number]
+        if spec.layout is None:
+            continue
+        if spec.storage not in own:
+            given = storages.get(spec.storage)
+            if given is None:
+                given = torch.zeros(spec.layout.end_bytes, dtype=torch.uint8)
+            own[spec.storage] = given.to(device, copy=True)
+        tensors[number] = look_at(own[spec.storage], spec.layout)
+    return tensors

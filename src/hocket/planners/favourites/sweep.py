@@ -1,0 +1,53 @@
+"""Favours divided anew, op by op: what the descent leaves to be gained close by.
+
+A sweep from the last op to the first gives the edges that begin at each op the favours that make
+the longest of them as short as possible, within what the readers have not given to others; edges
+that are short enough for the target already give theirs up. The next sweep does the same from the
+first op to the last for the edges that end at each op. Paths never grow beyond the longer of the
+target and what they were, so it can be stopped at any time. O(edges) per sweep.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.compiled.containers import table
+from hocket.planners.favourites.net import Net, total_per
+
+_SWEEPS = 10
+_CUT = 0.003
+"""Share by which each sweep is to make the longest path shorter."""
+
+
+def longest_path_s(net: Net, favour: FloatArray) -> float:
+    """The longest path, with every transfer cut by its favour."""
+    from hocket.planners.favourites.sweep_kernels import longest_path
+
+    return float(longest_path(net, favour, np.zeros(len(net.op_s))))
+
+
+def swept_favours(net: Net, favour: FloatArray) -> FloatArray:
+    """Favours with a longest path that is no longer."""
+    from hocket.planners.favourites.sweep_kernels import (
+        Cuts,
+        Way,
+        longest_path,
+        sweep_back_and_forth,
+    )
+
+    num_ops, num_edges = len(net.op_s), len(net.src)
+    head_s, tail_s = np.zeros(num_ops), np.zeros(num_ops)
+    out_total, in_total = (total_per(ends, favour, num_ops) for ends in (net.src, net.dst))
+    most = max(int(np.diff(ptr).max(initial=0)) for ptr in (net.in_ptr, net.out_ptr))
+    cuts = Cuts(favour=favour.copy(), length_s=np.zeros(most), cost_s=np.zeros(most))
+    readers, numbers = net.dst[net.out_edge], np.arange(num_edges)
+    back = Way(
+        net.out_ptr, net.out_edge, table(readers, np.int32), head_s, tail_s, out_total, in_total
+    )
+    forth = Way(net.in_ptr, table(numbers, np.int32), net.src, tail_s, head_s, in_total, out_total)
+    longest_s = longest_path(net, favour, head_s)
+    sweep_back_and_forth(net, back, forth, cuts, longest_s, _SWEEPS, _CUT)
+    # Free edges that are not on a long path have given up what nobody else could use.
+    cuts.favour[net.is_free] = 1.0
+    return cuts.favour

@@ -1,0 +1,22 @@
+"""m-SCT: as m-ETF, but a device waits for the favourite child of its last op.
+
+Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after Hanen and
+Munier (1995). A linear relaxation says which edges should cost no transfer (`favourites`); a device
+that could start the favourite child of its last op before any other device stays awake for it, and
+meanwhile takes only ops that every device could start. `list_schedule` has the rules.
+O(ops · devices · log(ready ops)) in practice, besides finding the favourites.
+"""
+
+from __future__ import annotations
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.placement.favourites.find import find_favourites
+from hocket.planners.placement.list_schedule.schedule import list_schedule
+
+
+def m_sct(problem: Problem, plan: Plan) -> Plan:
+    """Place every op by m-SCT and run them in the order in which it starts them."""
+    favourites = find_favourites(problem)
+    schedule = list_schedule(problem, favourites.child, favourites.spared_s)
+    return schedule.added_to(plan, favourites=favourites.count)
