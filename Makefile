@@ -11,9 +11,10 @@ INPUTS := pyproject.toml constraints.txt
 demo: $(VENV)/.torch
 	$(BIN)/hocket plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json
 	@echo "look: open report.html in a browser, trace.json in https://ui.perfetto.dev"
-	@echo "next: $(BIN)/hocket show plan.json, $(BIN)/hocket explain plan.json"
+	@echo "next: $(BIN)/hocket explain plan.json, $(BIN)/hocket run plan.json --steps 3"
 
 test: check
+	$(BIN)/python scripts/compile
 	$(BIN)/pytest -n 2 --dist loadfile
 
 check: $(VENV)/.dev

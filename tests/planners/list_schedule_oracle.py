@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Any
 
+import pytest
+
+from hocket.errors import NoFeasiblePlanError
 from hocket.graph import Graph, Role
 from hocket.plan.problem import Problem
+from hocket.planners.placement.list_schedule.schedule import list_schedule
+from hocket.units import format_bytes
 
 PERSISTENT = {Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT}
 HELD = {*PERSISTENT, Role.GRADIENT, Role.OUTPUT}
@@ -29,7 +35,7 @@ def root_of(graph: Graph, tensor: int) -> int:
     return tensor
 
 
-def breadth_first(graph: Graph) -> list[int]:
+def in_breadth_first_order(graph: Graph) -> list[int]:
     needs = [
         {int(p) for p in graph.tensor_producer[graph.reads_of(op)] if p >= 0}
         for op in range(graph.num_ops)
@@ -88,7 +94,7 @@ class Oracle:
         self.ops, self.devices = range(graph.num_ops), range(problem.cluster.num_devices)
         self.favourite = favourite or [-1] * graph.num_ops
         self.spared_s = spared_s or [0.0] * graph.num_ops
-        self.rank = {op: index for index, op in enumerate(breadth_first(graph))}
+        self.rank = {op: index for index, op in enumerate(in_breadth_first_order(graph))}
         self.ties = tied_ops(graph)
         self.reads = [graph.reads_of(op).tolist() for op in self.ops]
         self.limit = problem.memory_bytes.tolist()
@@ -108,9 +114,10 @@ class Oracle:
         self.queue_free = [0.0] * (2 * len(self.devices))
         self.used = [0 for _ in self.devices]
         for tensor in range(graph.num_tensors):
-            if self.maker(tensor) < 0 and graph.alias_of[tensor] < 0:
-                if not any(self.family(t) == tensor for op in self.ops for t in self.reads[op]):
-                    self.used[0] += self.size(tensor)
+            is_owner = self.maker(tensor) < 0 and graph.alias_of[tensor] < 0
+            reads = {self.family(t) for op in self.ops for t in self.reads[op]}
+            if is_owner and tensor not in reads:
+                self.used[0] += self.size(tensor)
         self.peak = list(self.used)
         self.now = 0.0
 
@@ -318,9 +325,7 @@ class Oracle:
             [self.maker(t) for t in self.reads[op] if self.maker(t) >= 0]
             for op in self.ops
         ]  # fmt: skip
-        return [
-            op for op in self.ops if op not in self.device_of and set(made[op]) <= self.ended
-        ]
+        return [op for op in self.ops if op not in self.device_of and set(made[op]) <= self.ended]
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────
 
@@ -384,3 +389,22 @@ class Oracle:
         op = min(ready, key=lambda o: self.rank[o])
         able = [d for d in self.devices if self.can_run(op, d)]
         raise StuckError(op, min(self.lacking(op, d) for d in able))
+
+
+# ── the comparison ───────────────────────────────────────────────────────────────────────────────
+
+
+def assert_as_oracle(problem: Problem, favourite: Any = None, spared_s: Any = None) -> None:
+    """The compiled loop decides as the oracle does, or fails for the same op."""
+    lists = (None if values is None else values.tolist() for values in (favourite, spared_s))
+    try:
+        device_of, start_s = Oracle(problem, *lists).run()
+    except StuckError as stuck:
+        op, lacking_bytes = stuck.args
+        with pytest.raises(NoFeasiblePlanError, match=repr(problem.graph.op_names[op])) as caught:
+            list_schedule(problem, favourite, spared_s)
+        assert lacking_bytes is None or format_bytes(lacking_bytes) in caught.value.message
+        return
+    found = list_schedule(problem, favourite, spared_s)
+    assert found.device_of.tolist() == device_of
+    assert found.start_s.tolist() == start_s

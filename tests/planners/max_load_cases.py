@@ -21,7 +21,7 @@ TIMES = st.sampled_from([0.0, 0.0, 1.0, 2.0, 3.0, 5.0])
 
 @st.composite
 def stated_problems(draw: Any, max_nodes: int = 6, max_size: int = 3) -> Problem:
-    """A file of the NeurIPS 2020 form: two accelerators, a processor, colours and a backward part."""
+    """A file of the NeurIPS 2020 form: two accelerators, a processor, colours, backward nodes."""
     num = draw(st.integers(1, max_nodes))
     num_backward = draw(st.sampled_from([0, 0, num // 2]))
     colors = st.sampled_from([None, None, 0, 1])

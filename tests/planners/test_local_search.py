@@ -178,7 +178,17 @@ def test_a_strict_order_that_is_better_than_any_priority_is_kept():
         for d in range(2)
     )
     strict = replace(best, order=order, priority=None)
-    assert _score(problem, local_search(problem, strict)) <= _score(problem, strict)
+    assert _score(problem, strict).step_s == 36.0
+    assert local_search(problem, strict) is strict
+
+
+def test_it_goes_on_from_a_strict_order():
+    problem = _published(CASE_B, 2, "parallel")
+    order = (np.array([0, 1, 4, 8, 3, 7, 2, 5, 6], np.int32), np.array([], np.int32))
+    start = Plan(device_of=np.zeros(9, np.int32), order=order)
+    found = local_search(problem, start)
+    _require_legal(problem, found)
+    assert simulate(problem, found).makespan_s == 36.0
 
 
 @pytest.mark.parametrize("change", [{"contiguous": True}, {"objective": "throughput"}])

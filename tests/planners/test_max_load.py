@@ -21,12 +21,11 @@ from simulate.problems import placements, problems
 
 from hocket.api import make_problem
 from hocket.errors import NoFeasiblePlanError
-from hocket.graph import GraphBuilder
+from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
-from hocket.planners.max_load import dpl, max_load_bound, pipedream, throughput
-from hocket.planners.max_load import scattered as scattered_module
+from hocket.planners.max_load import dpl, max_load_bound, pipedream, scattered, throughput
 from hocket.planners.max_load.classes import device_classes
 from hocket.planners.max_load.contract import acyclic, contracted, depth_first_order
 from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
@@ -39,12 +38,6 @@ from hocket.simulate.load import device_load_s, max_load_s
 from hocket.simulate.verify import verify
 
 PLANNERS = {"throughput": throughput, "dpl": dpl, "pipedream": pipedream}
-
-
-@pytest.fixture(autouse=True)
-def few_tries(monkeypatch):
-    """Tiny graphs need no long search."""
-    monkeypatch.setattr(scattered_module, "_MAX_TRIES", 3000)
 
 
 def _poset(num: int, pairs: list[tuple[int, int]]) -> Pieces:
@@ -65,7 +58,7 @@ def _poset(num: int, pairs: list[tuple[int, int]]) -> Pieces:
 # ── loads ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None, max_examples=200)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(problem=problems(), data=st.data())
 def test_device_load_is_that_of_the_plain_definition(problem, data):
     device_of = data.draw(placements(problem))
@@ -79,9 +72,7 @@ def test_device_load_is_that_of_the_plain_definition(problem, data):
 def test_pieces_and_nets_have_the_loads_of_their_ops(problem, data):
     pieces = pieces_of(problem)
     last = problem.cluster.num_devices - 1
-    choice = st.lists(
-        st.integers(0, last), min_size=pieces.num_pieces, max_size=pieces.num_pieces
-    )
+    choice = st.lists(st.integers(0, last), min_size=pieces.num_pieces, max_size=pieces.num_pieces)
     device_of = np.array(data.draw(choice), dtype=np.int32)
     found = annealed(
         problem, pieces, device_of, Heat(num_tries=0), limit_bytes=problem.memory_bytes
@@ -97,9 +88,7 @@ def test_annealing_reports_the_load_of_what_it_returns(problem, seed):
     assume(pieces.num_pieces > 0)
     start = np.zeros(pieces.num_pieces, dtype=np.int32)
     heat = Heat(num_tries=500, start=0.2)
-    found = annealed(
-        problem, pieces, start, heat, limit_bytes=problem.memory_bytes, seed=seed
-    )
+    found = annealed(problem, pieces, start, heat, limit_bytes=problem.memory_bytes, seed=seed)
     assert found.max_load_s == pytest.approx(
         max_load_s(problem, found.device_of[pieces.piece_of]), rel=1e-9
     )
@@ -109,7 +98,7 @@ def test_annealing_reports_the_load_of_what_it_returns(problem, seed):
 # ── contiguous splits ────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, deadline=None, max_examples=100)
 @given(problem=stated_problems())
 def test_contiguous_throughput_is_the_optimum_of_brute_force(problem):
     feasible = [d for d in all_placements(problem) if is_ordered(problem, d)]
@@ -219,9 +208,7 @@ def test_no_placement_is_below_the_bound(problem):
 def test_no_placement_is_below_the_bound_where_links_differ(problem, data):
     pieces = pieces_of(problem)
     last = problem.cluster.num_devices - 1
-    choice = st.lists(
-        st.integers(0, last), min_size=pieces.num_pieces, max_size=pieces.num_pieces
-    )
+    choice = st.lists(st.integers(0, last), min_size=pieces.num_pieces, max_size=pieces.num_pieces)
     device_of = np.array(data.draw(choice), dtype=np.int32)[pieces.piece_of]
     assert max_load_bound(problem) <= max_load_s(problem, device_of) * (1 + 1e-9)
 
@@ -286,8 +273,11 @@ def test_free_throughput_is_legal_and_no_worse_than_contiguous(problem):
 
 @pytest.mark.parametrize("on", ["4xv100-16g", "dgx1-v100"])
 @pytest.mark.parametrize("is_contiguous", [True, False], ids=["contiguous", "free"])
-def test_throughput_of_a_training_step_beats_equal_blocks_and_repeats_itself(on, is_contiguous):
-    problem = make_problem(generate("gnmt", 1500), on)
+def test_throughput_of_a_training_step_beats_equal_blocks_and_repeats_itself(
+    on, is_contiguous, monkeypatch
+):
+    monkeypatch.setattr(scattered, "_MAX_TRIES", 30_000)
+    problem = make_problem(generate("gnmt", 800), on)
     problem = replace(problem, objective="throughput", contiguous=is_contiguous)
     plan = throughput(problem, Plan())
     verify(plan, problem)
@@ -307,7 +297,7 @@ def test_throughput_of_an_empty_graph_places_nothing():
 
 def test_throughput_says_that_a_graph_does_not_fit():
     builder = GraphBuilder("large")
-    weight = builder.tensor("weight", 2**60)
+    weight = builder.tensor("weight", 2**49, role=Role.PARAMETER)
     builder.op("op", flops=1.0, reads=[weight])
     problem = make_problem(builder.build(), "2xv100-16g")
     with pytest.raises(NoFeasiblePlanError, match="hold its part"):

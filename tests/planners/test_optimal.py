@@ -97,12 +97,14 @@ def test_optimal_keeps_its_word_with_shared_channels(problem):
     _checked(problem, shortest_step_s(problem))
 
 
+@pytest.mark.parametrize("mode", ["parallel", "queued"])
 @given(
     problem=constrained_problems(max_ops=4, max_devices=2),
     memory_bytes=st.sampled_from([30, 60, 130, 200]),
 )
-@settings(derandomize=True, deadline=None, max_examples=50)
-def test_optimal_keeps_its_word_with_little_memory(problem, memory_bytes):
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_optimal_keeps_its_word_with_little_memory(problem, memory_bytes, mode):
+    problem = replace(problem, transfers=mode)
     devices = tuple(replace(d, memory_bytes=memory_bytes) for d in problem.cluster.devices)
     problem = replace(problem, cluster=replace(problem.cluster, devices=devices))
     _checked(problem, shortest_step_s(problem))

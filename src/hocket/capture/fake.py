@@ -51,7 +51,7 @@ def all_tensors(model: nn.Module, batch: Any) -> list[NamedTensor]:
     found = [*model_tensors(model)]
     found += [(name, Role.INPUT, tensor) for name, tensor in batch_tensors(batch)]
     names = unique_names(name for name, _, _ in found)
-    return [(name, *rest) for name, (_, *rest) in zip(names, found, strict=True)]
+    return [(name, role, tensor) for name, (_, role, tensor) in zip(names, found, strict=True)]
 
 
 def fake_twins(tensors: Sequence[torch.Tensor], device: str) -> dict[int, Any]:

@@ -163,7 +163,7 @@ def _capture_modules(
 ) -> Graph:
     """The module-level graph of a step that is really run."""
     batch = _plain_batch(batch)
-    tensors = (tensor for _, _, tensor in all_tensors(model, batch))
+    tensors = [tensor for _, _, tensor in all_tensors(model, batch)]
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         raise error
     try:

@@ -112,16 +112,16 @@ def _adamw(
     mean: torch.Tensor,
     square: torch.Tensor,
 ) -> None:
-    tensors = (parameter, gradient, mean, square)
-    dense = tensors if _march_in_step(tensors) else tuple(t.contiguous() for t in tensors)
+    tensors = [parameter, gradient, mean, square]
+    dense = tensors if _march_in_step(tensors) else [t.contiguous() for t in tensors]
     count = torch.full((), float(step), device=parameter.device)
     torch._fused_adamw_(
-        *([tensor] for tensor in dense), [], [count],
+        [dense[0]], [dense[1]], [dense[2]], [dense[3]], [], [count],
         lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=1e-2, eps=1e-8, amsgrad=False,
         maximize=False,
     )  # fmt: skip
     for tensor, updated in zip(tensors, dense, strict=True):
-        if updated is not tensor:
+        if updated is not tensor and tensor is not gradient:
             tensor.copy_(updated)
 
 

@@ -33,7 +33,10 @@ def sharing_ops(program: Program) -> Iterator[list[int]]:
 
 
 def _late_readers(program: Program) -> dict[int, list[int]]:
-    """By storage: calls that read a tensor of it made before its last write."""
+    """By storage: calls that read a tensor of it made before its last write.
+
+    What the user keeps is read after the last call.
+    """
     num_writes: dict[int, int] = {}
     born = [0] * len(program.tensors)
     late: dict[int, list[int]] = {}
@@ -48,6 +51,10 @@ def _late_readers(program: Program) -> dict[int, list[int]]:
         for output in call.outputs:
             if output is not None and program.tensors[output].producer == index:
                 born[output] = num_writes.get(program.tensors[output].storage, 0)
+    for tensor in program.outputs:
+        storage = program.tensors[tensor].storage
+        if born[tensor] < num_writes.get(storage, 0):
+            late.setdefault(storage, [])
     return late
 
 

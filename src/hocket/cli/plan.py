@@ -132,7 +132,9 @@ def command(
         emit({**_as_dict(comparison), "written": [str(path) for path in written]})
     elif written:
         names = ", ".join(path.name for path in written)
-        say(f"wrote {names} — next: hocket show {written[0]}, hocket explain {written[0]}")
+        commands = ["show", "explain"] + ["run"] * ("model" in problem.graph.meta)
+        following = ", ".join(f"hocket {command} {written[0]}" for command in commands)
+        say(f"wrote {names} — next: {following}")
 
 
 def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path]:

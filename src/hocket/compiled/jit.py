@@ -13,17 +13,17 @@ from numba import njit
 # The caller owns every array and compiled code makes none, so counting references to them (which
 # numba does at each call) is not needed; without it the simulator runs ten times as fast.
 _OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+# Wrappers with which Python and C would call a function: where it takes many arrays they are half
+# of the compile time.
+_NOT_FROM_C: dict[str, Any] = {**_OPTIONS, "no_cfunc_wrapper": True}
+_INTERNAL: dict[str, Any] = {**_NOT_FROM_C, "no_cpython_wrapper": True}
 _CONTAINERS = ("hocket.compiled.containers", "hocket.compiled.heaps")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def compiled(function: _F) -> _F:
-    """A function that only other compiled functions call.
-
-    Nobody else does, so it gets none of the wrappers with which Python and C would call it: for
-    functions that take many arrays these are half of the compile time.
-    """
-    return cast(_F, njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS)(function))
+    """A function that only other compiled functions call: Python cannot."""
+    return cast(_F, njit(**_INTERNAL)(function))
 
 
 def compiled_entry(*modules: str) -> Callable[[_F], _F]:
@@ -41,7 +41,7 @@ def compiled_entry(*modules: str) -> Callable[[_F], _F]:
             if source is not None:
                 digest.update(Path(source).read_bytes())
         function.__qualname__ = f"{function.__name__}_{digest.hexdigest()[:12]}"
-        return cast(_F, njit(cache=True, no_cfunc_wrapper=True, **_OPTIONS)(function))
+        return cast(_F, njit(cache=True, **_NOT_FROM_C)(function))
 
     return keep
 

@@ -21,7 +21,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.candidates import Candidate, judge, propose
 from hocket.planners.order import best_order
 from hocket.planners.placement.local_search import local_search
-from hocket.planners.placement.memory.fit import fit_memory
+from hocket.planners.placement.memory import fit_memory
 from hocket.planners.registry import (
     BASE,
     FURTHER,

@@ -10,6 +10,7 @@ from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, propose
+from hocket.planners.placement.memory import explain_shortage
 from hocket.simulate.analysis import bottleneck
 from hocket.units import format_percent
 
@@ -56,10 +57,10 @@ def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
         key=lambda i: (tried[i].value_s, i),
     )
     if not ranked:
-        shortage = "nothing fits"
         return Comparison(
-            problem=problem, candidates=tuple(tried), chosen=None, why=shortage, bound=bound
-        )
+            problem=problem, candidates=tuple(tried), chosen=None, bound=bound,
+            why=_shortage(problem, tried),
+        )  # fmt: skip
     why = _sentence(problem, tried, ranked)
     return Comparison(
         problem=problem, candidates=_with_reasons(tried, ranked), chosen=ranked[0], why=why,
@@ -69,6 +70,16 @@ def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
 
 def _single(problem: Problem, name: str) -> Candidate:
     return propose(problem, name, find_planner(name))
+
+
+def _shortage(problem: Problem, tried: list[Candidate]) -> str:
+    """What is missing where nothing fits, and what would help."""
+    found = explain_shortage(problem, [c.plan for c in tried if c.plan is not None])
+    if found.lacking_bytes == 0:
+        # Something fits, only not from the planners that were asked for.
+        reasons = "; ".join(f"{c.planner}: {c.reason}" for c in tried if c.reason)
+        return f"{reasons}; other planners find a plan that fits"
+    return "; ".join(part for part in (found.message, found.smallest_change) if part)
 
 
 def _with_reasons(tried: list[Candidate], ranked: list[int]) -> tuple[Candidate, ...]:

@@ -16,14 +16,14 @@ from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.m_etf import m_etf
 from hocket.planners.placement.m_sct import m_sct
 from hocket.planners.placement.m_topo import m_topo
-from hocket.planners.placement.memory.fit import fit_memory, memory_split
+from hocket.planners.placement.memory import fit_memory, memory_split
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.placement.optimal import optimal
 from hocket.planners.placement.pardnn import pardnn
 
 Planner = Callable[[Problem, Plan], Plan]
 
-BASE: dict[str, Planner] = {
+PLACERS: dict[str, Planner] = {
     # splits that people get without a planner
     "one-device": one_device,
     "layer-blocks": layer_blocks,
@@ -33,9 +33,10 @@ BASE: dict[str, Planner] = {
     "m-etf": forward_coarsely(m_etf),
     "m-sct": forward_coarsely(m_sct),
     "pardnn": coarsely(pardnn),
-    # the same on the whole step instead of the forward pass, or on single ops
+    # the same on the whole step, the forward pass or single ops instead
     "m-etf-step": coarsely(m_etf),
     "m-sct-step": coarsely(m_sct),
+    "pardnn-forward": forward_coarsely(pardnn),
     "pardnn-fine": pardnn,
     "memory-split": memory_split,
     "optimal": optimal,
@@ -43,18 +44,24 @@ BASE: dict[str, Planner] = {
     "throughput": throughput,
     "dpl": dpl,
     "pipedream": pipedream,
-    # what goes on from a placement
+}
+"""Planners that start from nothing."""
+
+REFINERS: dict[str, Planner] = {
     "fit-memory": fit_memory,
     "local-search": local_search,
     **{f"order-{name}": order for name, order in ORDERS.items()},
 }
+"""Planners that go on from a placement."""
+
+BASE: dict[str, Planner] = {**PLACERS, **REFINERS}
 
 LATENCY_PORTFOLIO = (
     "one-device", "layer-blocks", "device-map-auto", "m-topo", "m-etf", "m-sct", "pardnn",
 )  # fmt: skip
 """What ``auto`` always tries for a short step."""
 
-FURTHER = ("m-etf-step", "m-sct-step", "pardnn-fine")
+FURTHER = ("m-etf-step", "m-sct-step", "pardnn-forward", "pardnn-fine")
 """What it also tries where graphs are not large."""
 
 LAST_RESORT = "memory-split"

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+Packing = Callable[[torch.Tensor], torch.Tensor]
+
 
 class Lane:
     """A logical device on the processor: everything happens when it is asked for."""
@@ -139,23 +141,23 @@ class Channel:
         now_s = time.perf_counter()
         return Arrival(data.clone(), None, now_s, now_s)
 
-    def copy(self, data: Callable[[], torch.Tensor], produced: Any) -> Arrival:
-        """Copy what ``data`` returns, asked for when ``produced`` is waited for."""
+    def copy(self, value: torch.Tensor, packed: Packing, produced: Any) -> Arrival:
+        """Copy what ``packed`` makes of ``value``, which is there when ``produced`` is reached."""
         if self.src.is_cuda and self.dst.is_cuda:
-            return self._copy_on_streams(data, produced)
+            return self._copy_on_streams(value, packed, produced)
         if produced is not None:
             produced.synchronize()
         began_s = time.perf_counter()
-        arrived = data().to(self.dst.device, copy=True)
+        arrived = packed(value).to(self.dst.device, copy=True)
         return Arrival(arrived, None, began_s, time.perf_counter())
 
-    def _copy_on_streams(self, data: Callable[[], torch.Tensor], produced: Any) -> Arrival:
+    def _copy_on_streams(self, value: torch.Tensor, packed: Packing, produced: Any) -> Arrival:
         start, end = _timed_event(), _timed_event()
         with torch.cuda.stream(self._send):
             self._send.wait_event(produced)
-            sent = data()
-            # The bytes may be those of a tensor that is dropped before they have left.
-            sent.record_stream(self._send)
+            # This stream reads the tensor, also to pack it, and it may be dropped before that.
+            value.record_stream(self._send)
+            sent = packed(value)
             # Both streams are current, each on its device: PyTorch copies on the one and makes the
             # other wait. Memory is taken on the receiving stream, not on the compute stream, whose
             # kernels may be far behind.

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hocket.capture.program import TensorSpec
 from hocket.errors import RunError
 from hocket.runtime.lanes import Lane
+from hocket.runtime.outbox import Outbox
 from hocket.runtime.package import pack, package_bytes, unpack
 from hocket.runtime.peer import Peer
 from hocket.runtime.record import StepRecord
@@ -50,7 +51,7 @@ class RankRunner:
         self.worker, self.lane, self.peers = worker, lane, peers
         self.instructions, self.device_index = instructions, device_index
         self.slowdown, self.progress = slowdown, progress
-        self._sending: list[tuple[Any, torch.Tensor]] = []
+        self._outbox = Outbox()
         self._posted: dict[int, tuple[Any, torch.Tensor]] = {}
         self._marks: dict[str, dict[int, Any]] = {}
         self._memory: list[tuple[Any, int]] = []
@@ -71,9 +72,7 @@ class RankRunner:
             for position, instruction in enumerate(self.instructions):
                 self.progress(number, position)
                 self._obey(instruction, number)
-        for work, _ in self._sending:
-            self._talk(work.wait)
-        self._sending.clear()
+        _talk(self._outbox.flush)
         self.lane.finish()
         record.end_s = time.perf_counter()
         self.lane.release_current()
@@ -85,10 +84,10 @@ class RankRunner:
         if dist.get_world_size() == 1:
             return
         if self.lane.is_cuda:
-            self._talk(lambda: dist.barrier(device_ids=[self.lane.device.index]))
+            _talk(lambda: dist.barrier(device_ids=[self.lane.device.index]))
             torch.cuda.synchronize(self.lane.device)
         else:
-            self._talk(dist.barrier)
+            _talk(dist.barrier)
 
     def _obey(self, instruction: Instruction, step: int) -> None:
         do, number = instruction
@@ -121,9 +120,7 @@ class RankRunner:
             data = pack(self.worker.held[peer.tensor], spec, peer.whole).to(self.lane.device)
         else:
             data = self._nothing()
-        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
-        work = self._talk(lambda: dist.isend(data, peer.rank, tag=number))
-        self._sending.append((work, data))
+        self._outbox.put(_talk(lambda: dist.isend(data, peer.rank, tag=number)), data)
 
     def _post(self, number: int) -> None:
         peer = self.peers[number]
@@ -132,12 +129,12 @@ class RankRunner:
             size, dtype=torch.uint8, device=self.lane.device
         )  # fmt: skip
         self._marks["posted"][number] = self.lane.mark()
-        work = self._talk(lambda: dist.irecv(data, peer.rank, tag=number))
+        work = _talk(lambda: dist.irecv(data, peer.rank, tag=number))
         self._posted[number] = work, data
 
     def _wait(self, number: int) -> None:
         work, data = self._posted.pop(number)
-        self._talk(work.wait)
+        _talk(work.wait)
         self._marks["arrived"][number] = self.lane.mark()
         peer = self.peers[number]
         spec = self._spec(peer)
@@ -154,12 +151,6 @@ class RankRunner:
 
     def _spec(self, peer: Peer) -> TensorSpec:
         return self.worker.specs[peer.tensor]
-
-    def _talk(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except RuntimeError as error:
-            raise CommunicationError(f"lost another rank: {error}") from error
 
     def _fill(self, record: StepRecord) -> None:
         seconds = self.lane.seconds
@@ -178,6 +169,13 @@ class RankRunner:
             if self.lane.is_cuda
             else self.worker.held.peak_bytes
         )
+
+
+def _talk(action: Callable[[], Any]) -> Any:
+    try:
+        return action()
+    except RuntimeError as error:
+        raise CommunicationError(f"lost another rank: {error}") from error
 
 
 def _stand_still(duration_s: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,16 +144,16 @@ class SingleProcess:
             marks["sent"][number] = marks["arrived"][number] = self.lanes[dst].mark()
             self._arriving[number] = None
             return
-        whole = self.setup.is_whole[number]
         value = self.workers[device].held[tensor]
+        packed = partial(pack, spec=spec, whole=self.setup.is_whole[number])
         channel = self._channels.get((src, dst))
         if channel is None:
             channel = self._channels[src, dst] = Channel(self.lanes[src], self.lanes[dst])
         if self.lanes[src].is_cuda and not value.is_cuda:
             # Some kernels hand small things, such as the state of a generator, to the host.
-            arrival = channel.copy_on_host(pack(value, spec, whole))
+            arrival = channel.copy_on_host(packed(value))
         else:
-            arrival = channel.copy(lambda: pack(value, spec, whole), produced)
+            arrival = channel.copy(value, packed, produced)
         marks["sent"][number], marks["arrived"][number] = arrival.start, arrival.end
         self._arriving[number] = arrival
 

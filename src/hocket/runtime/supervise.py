@@ -29,6 +29,8 @@ START_LIMIT_S = 120.0
 """Within this time a process must show its first sign of life."""
 SILENCE_S = 5.0
 """A rank that gives no sign of life for this long counts as stopped."""
+STOPPED_S = 2.0
+"""The same for a rank of which the system says that it is stopped, whatever it was doing."""
 _START_PATIENCE = 4
 """How many times as long before the first step."""
 _LOOK_S = 0.1
@@ -116,6 +118,14 @@ class _Rank:
     def label(self) -> str:
         return f"rank {self.number} ({self.spec.device_name})"
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal has stopped the process: then it will not answer, whatever it does."""
+        options = os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.process.pid, options) is not None
+        return False
+
     def silent_s(self) -> float:
         """How long there has been no sign of life."""
         return time.monotonic() - max(self.progress.read().beat_s, self.started_s)
@@ -186,12 +196,13 @@ class Supervisor:
                 raise self._failure()
 
     def _is_silent(self, rank: _Rank) -> bool:
-        position = rank.progress.read()
-        if not position.beat_s:
-            return rank.silent_s() > START_LIMIT_S
-        # Loading large libraries keeps a process from showing that it lives.
-        patience = 1 if position.step else _START_PATIENCE
-        return rank.silent_s() > patience * self._silence_s
+        position, limit_s = rank.progress.read(), self._silence_s
+        if rank.is_stopped:
+            limit_s = STOPPED_S
+        elif not position.step:
+            # Loading large libraries keeps a process from showing that it lives.
+            limit_s = _START_PATIENCE * limit_s if position.beat_s else START_LIMIT_S
+        return rank.silent_s() > limit_s
 
     # ── who is to blame ──────────────────────────────────────────────────────────────────────
 

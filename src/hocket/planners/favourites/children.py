@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hocket.arrays import IntArray
+import numpy as np
+
+from hocket.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.favourites.descent import descended_favours
 from hocket.planners.favourites.linear import optimal_favours
 from hocket.planners.favourites.matching import match_favourites
 from hocket.planners.favourites.net import net_of
-from hocket.planners.favourites.sweep import longest_path_s, swept_favours
+from hocket.planners.favourites.sweep import longest_path_s, needed_favours
 
 _MAX_LINEAR_EDGES = 3_000
 """Up to as many open edges the linear programme takes less than half a second."""
@@ -29,6 +31,10 @@ class Favourites:
 
     child: IntArray
     """Per op: its favourite child, or -1; no op is the favourite of two."""
+    need: FloatArray
+    """Per op: the favour, from 0 to 1, that long paths need of its favourite child."""
+    spared_s: FloatArray
+    """Per op: mean seconds of the transfer to its favourite child; 0 without one."""
     path_s: float
     """Longest path of the relaxation, in which an op may divide its favour among its readers."""
     method: str
@@ -43,6 +49,11 @@ def favourite_children(problem: Problem) -> Favourites:
         favour = optimal_favours(net)
     if favour is None:
         favour, method = descended_favours(net), "descent"
-    favour = swept_favours(net, favour)
+    needed = needed_favours(net, favour)
+    favour = np.where(net.is_free, 1.0, needed)
     child = match_favourites(net, favour)
-    return Favourites(child=child, path_s=longest_path_s(net, favour), method=method)
+    chosen = np.flatnonzero(child[net.src] == net.dst)
+    need, spared_s = np.zeros((2, len(child)))
+    need[net.src[chosen]], spared_s[net.src[chosen]] = needed[chosen], net.cost_s[chosen]
+    path_s = longest_path_s(net, favour)
+    return Favourites(child=child, need=need, spared_s=spared_s, path_s=path_s, method=method)

@@ -28,7 +28,12 @@ def longest_path_s(net: Net, favour: FloatArray) -> float:
 
 
 def swept_favours(net: Net, favour: FloatArray) -> FloatArray:
-    """Favours with a longest path that is no longer."""
+    """Favours with a longest path that is no longer; free edges have theirs, needed or not."""
+    return np.where(net.is_free, 1.0, needed_favours(net, favour))
+
+
+def needed_favours(net: Net, favour: FloatArray) -> FloatArray:
+    """As `swept_favours`, but free edges too have only the favour that long paths need of them."""
     from hocket.planners.favourites.sweep_kernels import (
         Cuts,
         Way,
@@ -48,6 +53,4 @@ def swept_favours(net: Net, favour: FloatArray) -> FloatArray:
     forth = Way(net.in_ptr, table(numbers, np.int32), net.src, tail_s, head_s, in_total, out_total)
     longest_s = longest_path(net, favour, head_s)
     sweep_back_and_forth(net, back, forth, cuts, longest_s, _SWEEPS, _CUT)
-    # Free edges that are not on a long path have given up what nobody else could use.
-    cuts.favour[net.is_free] = 1.0
     return cuts.favour

@@ -38,17 +38,14 @@ class Cuts(NamedTuple):
 
 @compiled
 def _gather(net: Net, way: Way, cuts: Cuts, op: int) -> float:
-    """Lengths beyond ``op`` without favours; returns the level that the far ops have room for."""
+    """Lengths beyond ``op`` without favours; returns the longest with a whole favour each."""
     level_s = 0.0
     first = way.ptr[op]
     for position in range(first, way.ptr[op + 1]):
-        edge, other = way.edge[position], way.other[position]
-        cost_s = net.cost_s[edge]
-        length_s = cost_s + way.far_s[other]
-        room = min(max(1.0 - way.other_total[other] + cuts.favour[edge], 0.0), 1.0)
-        level_s = max(level_s, length_s - cost_s * room)
-        cuts.length_s[position - first] = length_s
+        cost_s, far_s = net.cost_s[way.edge[position]], way.far_s[way.other[position]]
+        cuts.length_s[position - first] = cost_s + far_s
         cuts.cost_s[position - first] = cost_s
+        level_s = max(level_s, far_s)
     return level_s
 
 
@@ -80,7 +77,7 @@ def _divide(way: Way, cuts: Cuts, op: int, level_s: float) -> float:
         had, favour = cuts.favour[edge], 0.0
         length_s, cost_s = cuts.length_s[index], cuts.cost_s[index]
         if length_s > level_s:
-            # Rounding must not give more than there is.
+            # The far op keeps what it has given to others, and rounding must not add to what is.
             room = min(1.0 - used, max(1.0 - way.other_total[other] + had, 0.0))
             favour = min((length_s - level_s) / cost_s, room)
         way.other_total[other] += favour - had

@@ -120,10 +120,32 @@ def dual_weights(class_s: FloatArray, counts: ByteArray) -> FloatArray:
     num_classes, num_pieces = class_s.shape
     if num_classes == 1 or num_pieces == 0:
         return np.ones(num_classes)
+    if num_classes == 2:
+        return _two_weights(class_s, counts)
     if num_pieces > _MAX_LP_PIECES:
         bounds = np.arange(_MAX_LP_PIECES) * num_pieces // _MAX_LP_PIECES
         return dual_weights(np.add.reduceat(class_s, bounds, axis=1), counts)
     return _solved(class_s, counts)
+
+
+def _two_weights(class_s: FloatArray, counts: ByteArray) -> FloatArray:
+    """Of two classes: 1 and the best of the ratios at which a piece changes sides, or 0 and 1."""
+    first, second = class_s
+    can_first, can_second = np.isfinite(first), np.isfinite(second)
+    only_first_s = first[can_first & ~can_second].sum()
+    only_second_s = second[can_second & ~can_first].sum()
+    both = can_first & can_second & (second > 0)
+    ratio = first[both] / second[both]
+    order = np.argsort(ratio, kind="stable")
+    tried = np.append(ratio[order], 0.0)
+    stays = np.searchsorted(ratio[order], tried, side="right")
+    first_s = np.concatenate(([0.0], np.cumsum(first[both][order])))[stays] + only_first_s
+    second_s = np.append(np.cumsum(second[both][order][::-1])[::-1], 0.0)[stays] + only_second_s
+    bound_s = (first_s + tried * second_s) / (counts[0] + tried * counts[1])
+    best = int(np.argmax(bound_s))
+    if only_second_s / counts[1] > bound_s[best]:
+        return np.array([0.0, 1.0])
+    return np.array([1.0, tried[best]])
 
 
 def _solved(class_s: FloatArray, counts: ByteArray) -> FloatArray:

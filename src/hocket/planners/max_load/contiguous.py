@@ -33,6 +33,7 @@ _MAX_BLOCKS = 800
 _HARDLY = 1 - 1e-9
 """The exact search must find something better than DPL by more than rounding."""
 _BOUNDARY_MOVES = Heat(num_tries=400_000, start=0.003, end=1e-5, max_length=16)
+_TRIES_PER_PIECE = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +135,8 @@ def _blocks(pieces: Pieces, order: IntArray) -> IntArray | None:
 def _found(
     shrunk: Contracted, label: IntArray, classes: DeviceClasses, split: Split, *, is_proven: bool
 ) -> Found:
-    devices = classes.devices_of(split.class_of)
+    # Where all pieces were left out there is no stage; they can run anywhere.
+    devices = classes.devices_of(split.class_of if len(split.class_of) else np.zeros(1, np.int32))
     return Found(devices[shrunk.stages(split.stage_of)[label]], devices, is_proven)
 
 
@@ -147,10 +149,11 @@ def _with_moved_boundaries(
     stage_of = np.empty(num_devices, dtype=np.int32)
     stage_of[np.concatenate((found.devices, unused))] = np.arange(num_devices, dtype=np.int32)
     limit_bytes = limits_by_device(problem, classes)
+    num_tries = min(_BOUNDARY_MOVES.num_tries, _TRIES_PER_PIECE * pieces.num_pieces)
+    heat = _BOUNDARY_MOVES._replace(num_tries=num_tries)
     moved = annealed(
-        problem, pieces, found.device_of, _BOUNDARY_MOVES, limit_bytes=limit_bytes,
-        stage_of=stage_of,
-    )  # fmt: skip
+        problem, pieces, found.device_of, heat, limit_bytes=limit_bytes, stage_of=stage_of
+    )
     return Found(moved.device_of, found.devices, False)
 
 

@@ -43,7 +43,8 @@ class Contracted:
 
     def stages(self, stage: IntArray) -> IntArray:
         """The stage of every piece that was there before, from those of the contracted ones."""
-        found = np.where(self.label >= 0, stage[self.label], 0)
+        found = np.zeros(len(self.label), dtype=np.int32)
+        found[self.label >= 0] = stage[self.label[self.label >= 0]]
         left_out = np.flatnonzero(self.label < 0)
         if not len(left_out):
             return found

@@ -22,7 +22,9 @@ def neck_blocks(pieces: Pieces) -> IntArray:
     depth-first orders the one with more necks counts.
     """
     orders = (depth_first_order(pieces, latest_first=latest) for latest in (True, False))
-    return max((_blocks(pieces, order) for order in orders), key=lambda block_of: block_of.max())
+    return max(
+        (_blocks(pieces, order) for order in orders), key=lambda block_of: block_of.max(initial=-1)
+    )
 
 
 def _blocks(pieces: Pieces, order: IntArray) -> IntArray:

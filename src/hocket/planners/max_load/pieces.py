@@ -28,7 +28,7 @@ class Pieces:
     """A graph whose ops are gathered into pieces."""
 
     piece_of: IntArray
-    """The piece of each op."""
+    """The piece of each op; -1 for ops of pieces that were left out."""
     seconds: FloatArray
     """[device, piece]: infinite where the piece cannot run."""
     memory_bytes: ByteArray
@@ -145,7 +145,7 @@ def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
         label[pieces.before[inner]], label[pieces.after[inner]], num_pieces
     )
     larger = Pieces(
-        piece_of=label[pieces.piece_of],
+        piece_of=np.append(label, np.int32(-1))[pieces.piece_of],
         seconds=np.array(seconds),
         memory_bytes=memory_bytes,
         net_ptr=net_ptr,

@@ -24,7 +24,7 @@ from hocket.simulate.load import link_times
 _MANY = 5000
 """Pieces above which fewer starts are tried and pieces are moved with little heat: they are so many
 that heat would spoil more than the tries that there is time for could mend."""
-_MAX_TRIES, _MAX_UPDATES = 600_000, 15_000_000
+_MAX_TRIES, _TRIES_PER_PIECE, _MAX_UPDATES = 600_000, 5000, 15_000_000
 """Of one annealing: tries, and tries times the loads that a moved piece touches."""
 _GRAINS = ((0.3, 0.1), (0.12,), (0.06,))
 """Per start, the largest time of a cluster as parts of the load aimed at, coarse to fine."""
@@ -53,7 +53,8 @@ class _Search:
     def anneal(self, grain: Pieces, device_of: IntArray, heat: float, seed: int) -> Annealed:
         nets_per_piece = len(grain.net_pieces) / max(grain.num_pieces, 1)
         updates_per_try = (1 + nets_per_piece) * self.problem.cluster.num_devices
-        settings = Heat(num_tries=int(min(_MAX_UPDATES / updates_per_try, _MAX_TRIES)), start=heat)
+        most = min(_MAX_TRIES, _TRIES_PER_PIECE * grain.num_pieces)
+        settings = Heat(num_tries=int(min(_MAX_UPDATES / updates_per_try, most)), start=heat)
         if grain.num_pieces > _MANY:
             settings = settings._replace(start=min(heat, _LAST))
         return annealed(

@@ -30,7 +30,7 @@ _Planner = Callable[[Problem, Plan], Plan]
 
 
 def _kept(make: Callable[[Problem], Coarse]) -> Callable[[Problem], Coarse]:
-    """The same, made once per problem and kept as long as the problem is: a portfolio asks often."""
+    """The same, made once per problem and kept as long as the problem: a portfolio asks often."""
     known: WeakKeyDictionary[Problem, Coarse] = WeakKeyDictionary()
 
     @wraps(make)

@@ -6,7 +6,7 @@ together, then with as little as may be separated. Between the two a random walk
 away from plans whose every neighbour is worse; small graphs are walked through most of the time and
 then searched move by move (`iterate`). A plan is better if devices lack less memory, then if its
 step is shorter, then if it sends fewer bytes, so the result is never worse than what came in.
-The number of evaluations falls with the size of the graph: O(a few seconds), whatever its size.
+The number of evaluations falls with the size of the graph, so that time hardly grows with it.
 
 The moves on the critical path follow ParDNN's refinement (Qararyah et al., 2021) and FAST (Kwok and
 Ahmad, 1999), which move random critical nodes within a budget.
@@ -51,7 +51,7 @@ def local_search(problem: Problem, plan: Plan) -> Plan:
         return plan
     search = Search(problem, plan, _budget(problem.graph.num_ops))
     before = search.score
-    search.try_bottom_level()
+    search.try_fresh_order()
     search.try_latest_starts()
     fine = units_of(problem, bound_ops(problem.graph))
     random = np.random.default_rng(problem.seed)

@@ -1,9 +1,10 @@
 """m-ETF: the op that can start earliest goes first, on the device where it can.
 
 Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 2020, after Hwang et
-al., "Scheduling precedence graphs in systems with interprocessor communication times", 1989. A clock
-moves from event to event; every free device offers the ready op that it could start first, counting
-transfers, queues and memory, and the earliest offer is taken. `list_schedule` has the rules.
+al., "Scheduling precedence graphs in systems with interprocessor communication times", 1989. A
+clock moves from event to event; every free device offers the ready op that it could start first,
+counting transfers, queues and memory, and the earliest offer is taken. `list_schedule` has the
+rules.
 O(ops · devices · log(ready ops)) in practice.
 """
 

@@ -9,14 +9,21 @@ O(ops · devices · log(ready ops)) in practice, besides finding the favourites.
 
 from __future__ import annotations
 
+import numpy as np
+
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.favourites.find import find_favourites
+from hocket.planners.favourites import favourite_children
 from hocket.planners.placement.list_schedule.schedule import list_schedule
+
+_LEAST_NEED = 0.5 - 1e-6
+"""Baechi rounds as much of a favour up, or only nine tenths; for less, a device waits in vain more
+often than not, and the graph of Hanen and Munier takes 42 instead of 36 on two devices."""
 
 
 def m_sct(problem: Problem, plan: Plan) -> Plan:
     """Place every op by m-SCT and run them in the order in which it starts them."""
-    favourites = find_favourites(problem)
-    schedule = list_schedule(problem, favourites.child, favourites.spared_s)
-    return schedule.added_to(plan, favourites=favourites.count)
+    favourites = favourite_children(problem)
+    child = np.where(favourites.need >= _LEAST_NEED, favourites.child, -1).astype(np.int32)
+    schedule = list_schedule(problem, child, favourites.spared_s)
+    return schedule.added_to(plan, favourites=int((child >= 0).sum()))

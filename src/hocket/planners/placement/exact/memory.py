@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 def add_memory(
     model: Model, memory_bytes: ByteArray, transfer_start: dict[tuple[int, int], IntVar]
-) -> None:
-    """Keep every device within its usable bytes, where it could need more."""
+) -> bool:
+    """Keep every device within its usable bytes; whether some device could need more over time."""
     instance, graph = model.instance, model.instance.problem.graph
     units = instance.units
     room = memory_bytes.copy()
@@ -37,6 +37,7 @@ def add_memory(
     scarce = [device for device in model.devices if room[device] < most]
     if scarce:
         _add_activations(model, scarce, room, transfer_start)
+    return bool(scarce)
 
 
 class _Demands:

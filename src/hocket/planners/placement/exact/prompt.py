@@ -1,7 +1,8 @@
 """Promptness in the model: an op starts the moment it can, as the simulator starts it.
 
-Where transfers queue, an op that waits on purpose could let another's tensor go first; no plan can
-say that, so schedules which do are left out. Each op must start at time 0, when something that it
+Where transfers queue, an op that waits on purpose could let another's tensor go first, and where
+memory is scarce it could let bytes be released first; no plan can say that, so schedules which do
+are left out. Each op must start at time 0, when something that it
 reads arrives, or when another op of its device ends. Times that were rounded down can differ by one
 tick from the rounded moment of their cause, and are allowed to.
 """

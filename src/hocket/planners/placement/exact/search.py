@@ -65,15 +65,16 @@ def search(
     model = build_model(instance, int(instance.ticks(np.array([longest_s]))[0]) + 1)
     add_devices(model, classes, heads)
     transfer_start = add_transfers(model)
-    add_memory(model, memory_bytes, transfer_start)
+    is_scarce = add_memory(model, memory_bytes, transfer_start)
+    # Among others a transfer takes longer than the model knows, and so may what waits for it.
+    if (is_scarce or transfer_start) and instance.problem.transfers != "shared":
+        add_promptness(model, transfer_start)
     fixed = frozenset({0} if instance.units.unread_bytes else ())
     sets = interchangeable(instance.problem, instance.tasks, fixed)
     break_symmetry(model, sets)
     if known is not None:
         _hint(model, known, sets)
     model.cp.minimize(model.makespan)
-    if transfer_start:
-        add_promptness(model, transfer_start)
     solver, bound_s = _solve_twice(model)
     if solver is None:
         is_bound = known is None or np.isfinite(bound_s)

@@ -43,7 +43,8 @@ def _free_s(net: Net, ready_s: float, src: int, dst: int) -> float:
     route = net.routes[src, dst]
     if route.send_queue < 0:
         return ready_s
-    send_s, receive_s = net.queue_free_s[route.send_queue], net.queue_free_s[route.receive_queue]
+    send_s: float = net.queue_free_s[route.send_queue]
+    receive_s: float = net.queue_free_s[route.receive_queue]
     return max(ready_s, max(send_s, receive_s))
 
 

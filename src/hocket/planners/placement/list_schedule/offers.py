@@ -22,10 +22,11 @@ from hocket.planners.placement.list_schedule.state import (
 @compiled
 def may_run(world: World, op: int, device: int) -> bool:
     """Whether an op may run on a device, memory aside."""
-    bound = world.groups[world.net.ops[op].group].bound
+    bound: int = world.groups[world.net.ops[op].group].bound
     if bound >= 0:
         return bound == device
-    return world.kind_s[world.devices[device].kind, op] < np.inf
+    seconds: float = world.kind_s[world.devices[device].kind, op]
+    return seconds < np.inf
 
 
 @compiled
@@ -33,7 +34,8 @@ def _earliest_s(world: World, op: int, device: int) -> float:
     """When an op could start on a device; infinite where it may not run or does not fit."""
     if not may_run(world, op, device) or lacking_bytes(world, op, device) > 0:
         return np.inf
-    return max(data_s(world.net, op, device), world.devices[device].avail_s)
+    avail_s: float = world.devices[device].avail_s
+    return max(data_s(world.net, op, device), avail_s)
 
 
 @compiled
@@ -111,22 +113,19 @@ def _is_before(world: World, op: int, device: int, here_s: float) -> bool:
 @compiled
 def _starts_before(world: World, op: int, here_s: float) -> bool:
     """Whether some device could start an op before the given time."""
-    net = world.net
+    net, found = world.net, False
     tensor, sent_s = remote_s(net, op)
     if tensor < 0 or sent_s < here_s:
         for device in range(len(world.devices)):
-            if _is_before(world, op, device, here_s):
-                return True
-        return False
+            found = found or _is_before(world, op, device, here_s)
+        return found
     # That tensor cannot have been sent by then: only devices that hold it come into question.
-    if _is_before(world, op, home_of(net, tensor), here_s):
-        return True
+    found = _is_before(world, op, home_of(net, tensor), here_s)
     copy = net.tensors[tensor].last_copy
-    while copy >= 0:
-        if _is_before(world, op, net.copies[copy].device, here_s):
-            return True
+    while copy >= 0 and not found:
+        found = _is_before(world, op, net.copies[copy].device, here_s)
         copy = net.copies[copy].older
-    return False
+    return found
 
 
 @compiled

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
 from hocket.compiled.containers import new_heaps, table, zeros
-from hocket.graph.graph import PERSISTENT_ROLES, Graph, distinct
+from hocket.graph.graph import Graph, distinct
 from hocket.plan.problem import Problem
 from hocket.planners.placement.list_schedule import state
 from hocket.planners.placement.list_schedule.state import Net, Queues, Rows, World
@@ -28,39 +28,11 @@ def breadth_first(tasks: TaskTable) -> ByteArray:
     return order
 
 
-def tied_ops(graph: Graph) -> ByteArray:
-    """A number per op, from 0 on, equal for ops that must share a device.
-
-    These are the ops of one group, and an op that updates a tensor that exists before the step with
-    the first op that reads the same storage, because that is where it lives.
-    """
-    grouped = np.flatnonzero(graph.group >= 0)
-    before = graph.tensor_producer < 0
-    is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & ~before & before[graph.root_of]
-    updates = np.flatnonzero(is_update)
-    if not len(grouped) and not len(updates):
-        return np.arange(graph.num_ops)
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    _, first, inverse = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
-    first_reader = np.full(graph.num_tensors, graph.num_ops)
-    read = np.flatnonzero(before & (np.diff(graph.user_ptr) > 0))
-    np.minimum.at(first_reader, graph.root_of[read], graph.users[graph.user_ptr[read]])
-    row = np.concatenate((grouped, graph.tensor_producer[updates]))
-    column = np.concatenate((grouped[first][inverse], first_reader[graph.root_of[updates]]))
-    ones = np.ones(len(row), dtype=np.bool_)
-    matrix = coo_array((ones, (row, column)), (graph.num_ops, graph.num_ops))
-    _, label = connected_components(matrix, directed=False)
-    tied: ByteArray = label.astype(np.int64)
-    return tied
-
-
 def make_world(
     problem: Problem,
     tasks: TaskTable,
     order: ByteArray,
-    group: ByteArray,
+    group: IntArray,
     favourite: IntArray,
     spared_s: FloatArray,
 ) -> World:
@@ -68,14 +40,14 @@ def make_world(
     rank = np.empty(len(order) + 1, dtype=np.int64)
     rank[order] = np.arange(len(order))
     rank[-1] = -1
-    group = group[order]
+    group_of = group[order].astype(np.int64)
     read_ptr, reads = _rows(tasks.read_ptr, tasks.reads, order)
-    owner, family = _group_families(tasks, problem.graph, group, read_ptr, reads)
-    groups = _groups(tasks, order, group, owner)
-    ops = _ops(tasks, order, group, read_ptr, reads)
-    most = groups["reserve_bytes"].copy()
-    np.add.at(most, owner, tasks.copy_bytes[family])
-    ops["most_bytes"] += most[group]
+    owner, family = _group_families(tasks, problem.graph, group_of, read_ptr, reads)
+    groups = _groups(tasks, order, group_of, owner)
+    ops = _ops(tasks, order, group_of, read_ptr, reads)
+    most_bytes = groups["reserve_bytes"].copy()
+    np.add.at(most_bytes, owner, tasks.copy_bytes[family])
+    ops["most_bytes"] += most_bytes[group_of]
     ops["favourite"], ops["spared_s"] = rank[favourite[order]], spared_s[order]
     num_tensors, num_reads = problem.graph.num_tensors, len(reads)
     return World(
@@ -89,9 +61,9 @@ def make_world(
         ),
         queues=_queues(len(order), problem.cluster.num_devices),
         devices=_devices(problem),
-        kind_s=table(_kind_s(problem, order, group), np.float64),
+        kind_s=table(_kind_s(problem, order, group_of), np.float64),
         groups=groups,
-        members=table(np.argsort(group, kind="stable"), np.int64),
+        members=table(np.argsort(group_of, kind="stable"), np.int64),
         families=table(family, np.int64),
         family_ptr=table(_pointers(np.bincount(family, minlength=num_tensors)), np.int64),
         readers=table(owner[np.argsort(family, kind="stable")], np.int64),
@@ -207,7 +179,7 @@ def _devices(problem: Problem) -> Rows:
         peak_bytes=unread_bytes,
         last_op=-1,
         wake_s=np.inf,
-        runs_all=np.isfinite(problem.costs.op_s).all(axis=1)[problem.costs.device_row],
+        runs_all=np.isfinite(problem.costs.op_s.max(axis=1, initial=0.0))[problem.costs.device_row],
     )
 
 

@@ -8,9 +8,11 @@ import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
 from hocket.errors import NoFeasiblePlanError
+from hocket.graph.coarsen import bound_ops
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.list_schedule.prepare import breadth_first, make_world, tied_ops
+from hocket.planners.placement.devices import runnable
+from hocket.planners.placement.list_schedule.prepare import breadth_first, make_world
 from hocket.planners.placement.list_schedule.state import World
 from hocket.planners.tables import task_table
 from hocket.units import format_bytes
@@ -44,7 +46,7 @@ def list_schedule(
     num_ops = problem.graph.num_ops
     if favourite is None or spared_s is None:
         favourite, spared_s = np.full(num_ops, -1, dtype=np.int32), np.zeros(num_ops)
-    group = tied_ops(problem.graph)
+    group = bound_ops(problem.graph)
     _require_able_devices(problem, group)
     tasks = task_table(problem)
     order = breadth_first(tasks)
@@ -61,17 +63,16 @@ def list_schedule(
     return Schedule(device_of=device_of, start_s=start_s, step_s=step_s)
 
 
-def _require_able_devices(problem: Problem, group: ByteArray) -> None:
-    able = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.bool_)
-    for row in np.unique(problem.costs.device_row):
-        stuck = np.zeros(len(able), dtype=np.bool_)
-        stuck[group[~np.isfinite(problem.costs.op_s[row])]] = True
-        able |= ~stuck
-    for op in np.flatnonzero(~able[group])[:1].tolist():
-        raise NoFeasiblePlanError(
-            f"no device can run op {problem.graph.op_names[op]!r} and the ops that must sit with it",
-            hint="add a device of a kind that can run them",
-        )
+def _require_able_devices(problem: Problem, group: IntArray) -> None:
+    num_able = runnable(problem, group).sum(axis=0)
+    stuck = np.flatnonzero(num_able[group] == 0)
+    if not len(stuck):
+        return
+    op = problem.graph.op_names[int(stuck[0])]
+    raise NoFeasiblePlanError(
+        f"no device can run op {op!r} with the ops that must sit with it",
+        hint="add a device of a kind that can run it",
+    )
 
 
 def _require_all_placed(problem: Problem, order: ByteArray, world: World) -> None:

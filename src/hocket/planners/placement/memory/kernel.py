@@ -386,6 +386,8 @@ def move_units(
     for index in range(len(candidates)):
         if _held_at(ledger, source, instant) <= limit_bytes[source] or wasted > max_wasted:
             break
+        if targets[index, 0] < 0:
+            continue
         unit = candidates[index]
         before = overflow(ledger, limit_bytes)
         take_unit(tasks, facts, ledger, units, unit, source)

@@ -38,6 +38,8 @@ MAX_CANDIDATES = 2000
 MAX_TARGETS = 4
 MAX_WASTED = 200_000
 """Entries of the ledger that a batch may look at in vain."""
+MAX_UNIT_WORK = 2_000_000
+"""Larger units stay where they are: trying one would take as long as all smaller ones."""
 
 
 class Level:
@@ -151,7 +153,8 @@ def _batch(board: Board, level: Level, device: int, limit_bytes: ByteArray) -> i
     bytes_of_unit = np.zeros(level.num_units)
     instant = credit(board.tasks, board.facts, board.ledger, level.units, device, bytes_of_unit)
     device_of_unit = level.devices(board.ledger.device_of)
-    candidates = np.flatnonzero((device_of_unit == device) & (bytes_of_unit > 0))
+    can_move = (device_of_unit == device) & (level.work <= MAX_UNIT_WORK)
+    candidates = np.flatnonzero(can_move & (bytes_of_unit > 0))
     damage_s = _damage_s(board, level, device_of_unit, candidates, device)
     slack = limit_bytes - board.peak_bytes
     floor_s = level.unit_s[device][candidates].mean() if len(candidates) else 0.0

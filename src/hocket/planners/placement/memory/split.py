@@ -24,8 +24,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import elsewhere, workers
 from hocket.planners.placement.memory.attempt import Attempt, attempt
-from hocket.planners.placement.memory.mend import LARGE_OPS, in_graph_order
 from hocket.planners.placement.memory.ledger import clear, spans_in_graph_order, unread_bytes
+from hocket.planners.placement.memory.mend import LARGE_OPS, in_graph_order
 from hocket.planners.placement.memory.relieve import Board, Level
 from hocket.planners.placement.memory.units import layers, units
 

@@ -65,12 +65,13 @@ def pardnn(problem: Problem, plan: Plan) -> Plan:
 
 
 def _or_one_device(trials: Trials, trial: Trial) -> Trial:
-    """All ops on the fastest device where splitting gains nothing."""
+    """All ops on the fastest device, where splitting gains nothing and they fit."""
     total_s = trials.devices.op_s.sum(axis=1)
     device = int(np.argmin(total_s))
     if not total_s[device] < trial.score.step_s:
         return trial
-    return faster(trial, trials(np.full_like(trial.device_of, device)))
+    alone = trials(np.full_like(trial.device_of, device))
+    return faster(trial, alone) if alone.score.overflow_bytes == 0 else trial
 
 
 def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
@@ -79,8 +80,12 @@ def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
     for start in (fastest, fittest):
         if best.score.overflow_bytes == 0:
             break
-        if start.score.overflow_bytes > 0:
-            found = fit_memory(trials.problem, start.device_of, start.priority)
-            start = Trial(found, start.priority, trials.evaluate(found, start.priority))
-        best = fitter(best, start)
+        best = fitter(best, _fitted(trials, start))
     return best
+
+
+def _fitted(trials: Trials, trial: Trial) -> Trial:
+    if trial.score.overflow_bytes == 0:
+        return trial
+    device_of = fit_memory(trials.problem, trial.device_of, trial.priority)
+    return Trial(device_of, trial.priority, trials.evaluate(device_of, trial.priority))

@@ -20,8 +20,8 @@ from hocket.simulate.bench import Changes
 
 _COOLING = 1 / 40
 """How much less willing the walk is at its end than at its start."""
-_KINDS = ((0.45, 0.25), 0.30)
-"""Shares of moves: of units and of clusters to devices, and exchanges of priorities."""
+_UNITS, _CLUSTERS = 0.45, 0.25
+"""Shares of moves that are of units and of clusters; the others exchange priorities."""
 _NUM_CLUSTERS = 256
 
 
@@ -32,11 +32,10 @@ def anneal(
 
     ``heat`` is the share of the step by which the first moves may make it longer, on average.
     """
-    (units_share, clusters_share), _ = _KINDS
     kind = random.random(num_moves)
     pool = _Pool(search, units, random)
-    which = pool.draw(kind < units_share, random)
-    is_exchange = kind >= units_share + clusters_share
+    which = pool.draw(kind < _UNITS, random)
+    is_exchange = kind >= _UNITS + _CLUSTERS
     which[is_exchange] = -1
     search.walk(pool.changes(which, _tolerances(num_moves, heat, random), random))
 

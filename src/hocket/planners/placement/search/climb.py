@@ -51,7 +51,7 @@ def climb(search: Search, units: Units, budget: int) -> bool:
         if found:
             num_accepted, num_since = num_accepted + 1, num_since + 1
             if num_accepted % _FRESH_ORDER == 0 and not search.is_strict:
-                search.try_bottom_level() or search.try_latest_starts()
+                search.try_fresh_order()
         elif num_since:
             # What failed before may work now that other things moved.
             tried.clear()

@@ -79,7 +79,7 @@ def _path_s(
             if step.unit_of[user] != unit:
                 sent_s = _transfer_s(fixed, tensor, device, ops.device[user])
             tail_s = max(tail_s, step.step_s[0] - step.latest_s[user] + sent_s)
-    duration_s = fixed.op_s[fixed.row[device], op]
+    duration_s: float = fixed.op_s[fixed.row[device], op]
     occupied_s = 0.0
     if device != ops.device[op]:
         occupied_s = _busy_until(step, ops, device, head_s + duration_s) - _busy_until(

@@ -1,8 +1,8 @@
 """What a local search tries: moves that might make the critical path shorter, best guess first.
 
 Single units, swaps with the op that is in the way, runs of the critical path that share a device,
-shifts of the boundary between two devices, several promising moves at once, and ops put before the
-op that kept their device busy.
+shifts of the boundary between two devices, several promising moves at once, a device given up or
+shared out, and ops put before the op that kept their device busy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAST_RESORT = 0.1
 
 
 class Move(NamedTuple):
-    """A change with a guess at what it gains. Of many moves few are tried, so it is not yet made."""
+    """A guess at what a change gains. Of many moves few are tried, so the change is made later."""
 
     kind: str
     key: tuple[int | bytes, ...]
@@ -178,7 +178,8 @@ def _near(search: Search, units: Units, op: int, is_last: bool) -> ByteArray:
     here = np.flatnonzero(search.device_of[first] == search.device_of[op])
     here = here[first[here] <= first[own]] if is_last else here[first[here] >= first[own]]
     order = np.argsort(first[here], kind="stable")
-    return here[order[::-1] if is_last else order][: max(1, units.num_units // 8)]
+    near: ByteArray = here[order[::-1] if is_last else order]
+    return near[: max(1, units.num_units // 8)]
 
 
 def _merged(search: Search, units: Units) -> Iterator[Move]:

@@ -75,13 +75,17 @@ class Search:
         return found
 
     def walk(self, changes: Changes) -> None:
-        """Go through changes that may also make things worse; ends at the best that was met."""
+        """Go through changes that may also make things worse; ends at the best that was met.
+
+        Devices are not held to their order on the way, nor then at its end.
+        """
         self._draft()
         self.budget -= len(changes.tolerance)
         score, device_of, priority = self.evaluator.walk(changes, self.score)
         self.is_shown = False
         if score < self.score:
             self.score, self.device_of, self.priority = score, device_of, priority
+            self.is_strict = False
             self._number()
 
     def try_order(self, priority: FloatArray, *, is_strict: bool = False) -> bool:
@@ -95,17 +99,19 @@ class Search:
             self.score = score
         return self.is_shown
 
-    def try_bottom_level(self) -> bool:
-        """Accept bottom levels as priorities if they are better."""
-        return self.try_order(-levels(self.problem, self.device_of).to_end_s)
+    def try_fresh_order(self) -> None:
+        """Accept, if they are better, bottom levels as priorities, else latest starts.
 
-    def try_latest_starts(self) -> bool:
-        """Accept, if they are better, priorities by how late ops could start in the present step.
-
-        Unlike bottom levels they know how long transfers wait for each other.
+        The latter are how late ops could start in the present step, so unlike bottom levels they
+        know how long transfers wait for each other.
         """
+        if not self.try_order(-levels(self.problem, self.device_of).to_end_s):
+            self.try_latest_starts()
+
+    def try_latest_starts(self) -> None:
+        """Accept latest starts as priorities if they are better."""
         self.show()
-        return self.try_order(latest_starts(self.evaluator, keeps_order=False))
+        self.try_order(latest_starts(self.evaluator, keeps_order=False))
 
     def make_strict(self) -> None:
         """Hold devices to the order in which they run ops now, which changes nothing yet."""
