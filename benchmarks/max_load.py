@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/max_load.py                # all 16 instances, about two minutes
     .venv/bin/python benchmarks/max_load.py bert24 gnmt    # those whose names contain one of these
 
-Reads ``../shared/data/placement/dnn-partitioning`` (graphs of Tarnawski et al., NeurIPS 2020, and
-``reference_max_load.csv`` with the values of the authors' programs and of a CP-SAT model). Loads are
-in the files' unit, taken as milliseconds; seconds are CPU seconds of one core, after compiling.
-Results: ``docs/throughput.md``.
+Reads ``../shared/data/placement/dnn-partitioning``: graphs of Tarnawski et al., NeurIPS 2020, and
+``reference_max_load.csv`` with the values of the authors' programs and of a CP-SAT model. Loads are
+in the unit of the files, taken as milliseconds; seconds are CPU seconds of one core, after
+compiling. Results: ``docs/throughput.md``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def timed(planner: Callable[[Problem, Plan], Plan], problem: Problem) -> tuple[P
 
 
 def contiguous_table(rows: list[dict[str, str]]) -> None:
-    print("\n| instance | pieces of work | pipedream | dpl | throughput | reference | proven | s |")
+    print("\n| instance | size | pipedream | dpl | throughput | reference | proven | s |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         problem = problem_of(row["instance"], contiguous=True)

@@ -58,7 +58,7 @@ def _poset(num: int, pairs: list[tuple[int, int]]) -> Pieces:
 # ── loads ────────────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=problems(), data=st.data())
 def test_device_load_is_that_of_the_plain_definition(problem, data):
     device_of = data.draw(placements(problem))
@@ -67,7 +67,7 @@ def test_device_load_is_that_of_the_plain_definition(problem, data):
     )
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=problems(), data=st.data())
 def test_pieces_and_nets_have_the_loads_of_their_ops(problem, data):
     pieces = pieces_of(problem)
@@ -81,7 +81,7 @@ def test_pieces_and_nets_have_the_loads_of_their_ops(problem, data):
     assert found.max_load_s == pytest.approx(expected, rel=1e-12)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=problems(), seed=st.integers(0, 5))
 def test_annealing_reports_the_load_of_what_it_returns(problem, seed):
     pieces = pieces_of(problem)
@@ -98,7 +98,7 @@ def test_annealing_reports_the_load_of_what_it_returns(problem, seed):
 # ── contiguous splits ────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=80)
 @given(problem=stated_problems())
 def test_contiguous_throughput_is_the_optimum_of_brute_force(problem):
     feasible = [d for d in all_placements(problem) if is_ordered(problem, d)]
@@ -114,7 +114,7 @@ def test_contiguous_throughput_is_the_optimum_of_brute_force(problem):
     assert not returns_to_a_device(problem, plan.device_of)
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=stated_problems(max_nodes=9))
 def test_one_order_is_never_better_than_all_and_pipedream_never_better_than_it(problem):
     loads = []
@@ -130,7 +130,7 @@ def test_one_order_is_never_better_than_all_and_pipedream_never_better_than_it(p
     assert loads[0] <= loads[2] * (1 + 1e-9)
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=stated_problems(max_nodes=8))
 def test_contraction_keeps_the_optimum(problem):
     pieces, _ = acyclic(pieces_of(problem), merge=True)
@@ -184,7 +184,7 @@ def test_necks_keep_branches_together():
 # ── any placement ────────────────────────────────────────────────────────────────────────────────
 
 
-@settings(derandomize=True, deadline=None, max_examples=60)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=stated_problems(max_nodes=5))
 def test_free_throughput_is_the_optimum_of_brute_force_on_tiny_graphs(problem):
     loads = [max_load_s(problem, device_of) for device_of in all_placements(problem)]
@@ -196,14 +196,14 @@ def test_free_throughput_is_the_optimum_of_brute_force_on_tiny_graphs(problem):
     assert plan.notes["max_load_s"] == pytest.approx(min(loads), rel=1e-9, abs=1e-15)
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=stated_problems(max_nodes=5))
 def test_no_placement_is_below_the_bound(problem):
     loads = [max_load_s(problem, device_of) for device_of in all_placements(problem)]
     assert max_load_bound(problem) <= min(loads, default=np.inf) * (1 + 1e-9)
 
 
-@settings(derandomize=True, deadline=None, max_examples=80)
+@settings(derandomize=True, deadline=None, max_examples=50)
 @given(problem=problems(max_ops=6), data=st.data())
 def test_no_placement_is_below_the_bound_where_links_differ(problem, data):
     pieces = pieces_of(problem)
@@ -213,7 +213,7 @@ def test_no_placement_is_below_the_bound_where_links_differ(problem, data):
     assert max_load_bound(problem) <= max_load_s(problem, device_of) * (1 + 1e-9)
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(derandomize=True, deadline=None, max_examples=10)
 @given(problem=stated_problems(max_nodes=6, max_size=0))
 def test_the_solver_agrees_with_brute_force(problem):
     pytest.importorskip("ortools")
@@ -249,7 +249,7 @@ def test_smallest_home_proves_a_split_that_no_sum_of_work_does():
 
 
 @pytest.mark.parametrize("name", PLANNERS)
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(problem=problems(max_ops=10))
 def test_planner_gives_a_legal_plan_that_tells_its_load(name, problem):
     problem = contiguously(problem)
@@ -262,7 +262,7 @@ def test_planner_gives_a_legal_plan_that_tells_its_load(name, problem):
     assert not returns_to_a_device(problem, plan.device_of)
 
 
-@settings(derandomize=True, deadline=None, max_examples=30)
+@settings(derandomize=True, deadline=None, max_examples=15)
 @given(problem=problems(max_ops=10))
 def test_free_throughput_is_legal_and_no_worse_than_contiguous(problem):
     free = throughput(freely(problem), Plan())

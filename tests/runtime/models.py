@@ -1,4 +1,4 @@
-"""Models put together from steps that are hard to place."""
+"""Models put together from steps that are hard to place, and tensors that share storages."""
 
 import torch
 from torch import nn
@@ -75,3 +75,79 @@ class Patchwork(nn.Module):
 
     def _column(self, x, layer):
         return torch.cat([x[:, ::2], x.t()[:, 1::2]], 1)
+
+
+class FlatParameters(nn.Module):
+    """Parameters that look at one storage, neither at its beginning, one of them transposed."""
+
+    def __init__(self):
+        super().__init__()
+        flat = torch.randn(40)
+        self.first = nn.Parameter(flat[4:20].view(4, 4))
+        self.second = nn.Parameter(flat[20:36].view(4, 4).t())
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return (self.layer(x @ self.first) @ self.second).square().mean()
+
+
+class OverlappingBuffers(nn.Module):
+    """Buffers that overlap and are written through each other, and a parameter with gaps."""
+
+    def __init__(self):
+        super().__init__()
+        base = torch.randn(6, 8)
+        self.register_buffer("row", base[2])
+        self.register_buffer("rows", base[1:])
+        self.register_buffer("wide", torch.randn(1, 4).expand(4, 4))
+        self.layer = nn.Linear(4, 4)
+        self.spaced = nn.Parameter(torch.randn(8, 8)[::2, ::2])
+
+    def forward(self, x):
+        self.row.add_(x.detach().mean())
+        y = self.layer(x) + self.rows[1, :4] + self.wide
+        self.rows.mul_(1.5)
+        return (y @ self.spaced + self.row[4:]).square().mean()
+
+
+class ShiftedLabels(nn.Module):
+    """A batch whose parts are one tensor, shifted."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, labels):
+        return (self.layer(x) - labels).square().mean()
+
+
+class NamedLikeItsBatch(nn.Module):
+    """A parameter with the name of an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.x = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return (x @ self.x).square().mean()
+
+
+class LateWrite(nn.Module):
+    """Returns a view that was made before the last write to its memory."""
+
+    def forward(self, x):
+        made = x * 1
+        view = made.view(-1)
+        made.mul_(2.0)
+        return view
+
+
+def shared_storages():
+    """Models and batches by name."""
+    tokens = torch.randn(4, 5)
+    return {
+        "flat parameters": (FlatParameters(), {"x": torch.randn(4, 4)}),
+        "overlapping buffers": (OverlappingBuffers(), {"x": torch.randn(4, 4)}),
+        "shifted labels": (ShiftedLabels(), {"x": tokens[:, :-1], "labels": tokens[:, 1:]}),
+        "named like its batch": (NamedLikeItsBatch(), {"x": torch.randn(4, 4)}),
+    }

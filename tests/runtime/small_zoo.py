@@ -44,7 +44,7 @@ SMALL_ZOO = {
     "wide-resnet": lambda: vision.resnet(50, 2, width_factor=2, size=32),
     "inception-v3": lambda: vision.inception_v3(2, 0),
     "gnmt-4": lambda: recurrent.gnmt(4, 2, 3, vocabulary=32, width=8),
-    "gnmt-8": lambda: recurrent.gnmt(8, 2, 3, vocabulary=32, width=8),
+    "gnmt-8": lambda: recurrent.gnmt(8, 2, 2, vocabulary=32, width=8),
     "lstm": lambda: recurrent.lstm(2, 4, vocabulary=32, width=8),
     "moe-12x32": lambda: experts.moe(
         2, 8, layers=2, experts=4, width=64, hidden=32, vocabulary=64

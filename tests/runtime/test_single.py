@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runtime.models import STEPS, Patchwork
+from runtime.models import STEPS, LateWrite, Patchwork, shared_storages
 from runtime.placements import random_placement
 from runtime.small_zoo import SMALL_ZOO
 from simulate.problems import joined, problem_of
@@ -27,12 +27,12 @@ ONE_STEP = {"resnet50", "resnet101", "resnet152", "resnet1001", "wide-resnet", "
 """Large enough that one step must do; the others run three."""
 
 
-def place(model, batch, seed, optimizer="adamw", device="cpu"):
+def place(model, batch, seed, optimizer="adamw", device="cpu", num_devices=NUM_DEVICES):
     graph, program = capture_program(model, batch, optimizer=optimizer, device=device)
-    device_of = random_placement(graph, NUM_DEVICES, seed)
-    problem = problem_of(graph, joined(NUM_DEVICES), 1.0)
+    device_of = random_placement(graph, num_devices, seed)
+    problem = problem_of(graph, joined(num_devices), 1.0)
     assert not list(update_violations(device_of, problem))
-    parts = split(graph, device_of, NUM_DEVICES)
+    parts = split(graph, device_of, num_devices)
     return Setup(graph, program, device_of, parts)
 
 
@@ -83,6 +83,29 @@ def test_models_that_write_in_place_are_right_on_any_placement(steps, seed, opti
     process, records = run_single(setup, model, batch, 2, seed)
     reference = reference_steps(model, batch, steps=2, seed=seed, optimizer=optimizer)
     assert_same(setup, process.results(), [record.loss for record in records], reference)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", shared_storages())
+def test_tensors_that_share_a_storage_or_a_name_stay_what_they_are(name, seed):
+    torch.manual_seed(seed)
+    model, batch = shared_storages()[name]
+    before = {name: value.clone() for name, value in named_tensors(model, batch).items()}
+    setup = place(model, batch, seed)
+    process, records = run_single(setup, model, batch, 3)
+    for name, value in named_tensors(model, batch).items():
+        assert torch.equal(value, before[name]), f"{name} of the user was changed"
+    reference = reference_steps(model, batch, steps=3, seed=5)
+    assert_same(setup, process.results(), [record.loss for record in records], reference)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_view_that_is_returned_has_seen_the_last_write(seed):
+    model, batch = LateWrite(), torch.ones(3, 2)
+    setup = place(model, batch, seed, optimizer=None)
+    process, _ = run_single(setup, model, batch, 1)
+    (output,) = setup.program.outputs
+    assert torch.equal(process.results()[output], torch.full((6,), 2.0))
 
 
 def test_default_adamw_gives_the_same_losses_to_a_millionth():

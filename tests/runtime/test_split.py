@@ -85,7 +85,7 @@ def test_every_interleaving_completes_with_every_read_there(case, seed):
 
 
 @given(cases())
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 def test_only_what_is_kept_is_left_at_the_end(case):
     problem, plan, _, made = case
     graph = problem.graph
@@ -102,7 +102,7 @@ def test_only_what_is_kept_is_left_at_the_end(case):
 
 
 @given(cases())
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 def test_transfers_are_those_of_the_simulator_once_each(case):
     problem, plan, timeline, made = case
     timeline = timeline or simulate(problem, plan)
@@ -112,7 +112,7 @@ def test_transfers_are_those_of_the_simulator_once_each(case):
 
 
 @given(cases())
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 def test_both_sides_of_a_pair_have_the_same_sequence(case):
     *_, made = case
     for a in range(made.num_devices):
@@ -126,7 +126,7 @@ def test_both_sides_of_a_pair_have_the_same_sequence(case):
 
 
 @given(cases())
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=50)
 def test_devices_run_their_ops_in_planned_or_simulated_order(case):
     _, plan, timeline, made = case
     for device in range(made.num_devices):

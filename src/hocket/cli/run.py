@@ -13,6 +13,8 @@ from hocket.cli.output import console, emit, json_option, say, working
 from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, require_folder
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from hocket.plan.problem import Problem
     from hocket.runtime.record import StepRecord
     from hocket.runtime.session import RunResult
@@ -117,26 +119,18 @@ def command(
     _say_what_stood_in(saved.problem, result)
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
+    if not as_json:
+        # Before the trace is written: a full disk must not swallow what was measured.
+        console().print(_table(saved.problem, result))
     if trace_file is not None:
         from hocket.view.trace import write_traces
 
         timelines = {"predicted": result.predicted, "measured": result.measured}
         write_traces(trace_file, saved.problem, saved.plan, timelines)
+        say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         written = {"trace": None if trace_file is None else str(trace_file)}
         emit({"planner": saved.plan.planner, **_as_dict(saved.problem, result), **written})
-        return
-    from hocket.view.measured import run_table
-
-    table = run_table(
-        saved.problem,
-        result.predicted,
-        result.measured,
-        step_s=result.median_step_s,
-        runs_on=result.runs_on,
-    )
-    console().print(table)
-    say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
 
 
 def _beside(plan_file: Path) -> Path:
@@ -175,6 +169,18 @@ def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
             f"note: {', '.join(names)} run on the processor here, so times are not those of the "
             "planned devices"
         )
+
+
+def _table(problem: Problem, result: RunResult) -> RenderableType:
+    from hocket.view.measured import run_table
+
+    return run_table(
+        problem,
+        result.predicted,
+        result.measured,
+        step_s=result.median_step_s,
+        runs_on=result.runs_on,
+    )
 
 
 def _as_dict(problem: Problem, result: RunResult) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def effort_for(problem: Problem) -> Effort:
     if problem.objective == "throughput":
         return Effort(THROUGHPUT_PORTFOLIO, ordered=0, searched=0)
     if problem.graph.num_ops <= 5_000:
-        return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=12, searched=3)
+        return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=12, searched=2)
     if problem.graph.num_ops <= 50_000:
         return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=4, searched=2)
     return Effort(LATENCY_PORTFOLIO, ordered=2, searched=1)
@@ -87,7 +87,8 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     repaired = [_improved(problem, c, fit_memory, "fit-memory") for c in _worth_repair(pool)]
     if problem.contiguous:
         return [*ordered, *repaired]
-    starts = _distinct(sorted([*pool, *repaired], key=rank))[: effort.searched]
+    fitting = [candidate for candidate in (*pool, *repaired) if candidate.feasible]
+    starts = _distinct(sorted(fitting, key=rank))[: effort.searched]
     searched = [_improved(problem, start, local_search, "local-search") for start in starts]
     return [*ordered, *repaired, *searched]
 
@@ -107,6 +108,8 @@ def _worth_repair(ranked: list[Candidate], most: int = 2) -> list[Candidate]:
     """Candidates that lack memory but would be faster than all that do not."""
     best_s = min((c.step_s for c in ranked if c.step_s is not None), default=np.inf)
     lacking = [c for c in ranked if not c.feasible and c.timeline is not None]
+    if np.isinf(best_s):
+        return lacking[:1]  # nothing fits: only what lacks least is worth the effort
     faster = [c for c in lacking if c.timeline is not None and c.timeline.makespan_s < best_s]
     return sorted(faster, key=lambda c: c.timeline.makespan_s if c.timeline else 0.0)[:most]
 

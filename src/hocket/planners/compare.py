@@ -51,7 +51,7 @@ def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
     tried: list[Candidate] = []
     for name in names or (AUTO,):
         tried += portfolio(problem) if name == AUTO else [_single(problem, name)]
-    bound = lower_bound(problem)
+    bound = _bound(problem, tried)
     ranked = sorted(
         (i for i, c in enumerate(tried) if c.value_s is not None),
         key=lambda i: (tried[i].value_s, i),
@@ -66,6 +66,17 @@ def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
         problem=problem, candidates=_with_reasons(tried, ranked), chosen=ranked[0], why=why,
         bound=bound,
     )  # fmt: skip
+
+
+def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
+    """The largest lower bound known: for the load of devices, planners prove their own."""
+    bound = lower_bound(problem)
+    if problem.objective == "throughput":
+        for candidate in tried:
+            proven_s = candidate.plan.notes.get("lower_bound_s") if candidate.plan else None
+            if isinstance(proven_s, float) and proven_s > bound.seconds:
+                bound = replace(bound, seconds=proven_s, why=f"proven by {candidate.planner}")
+    return bound
 
 
 def _single(problem: Problem, name: str) -> Candidate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,6 +17,10 @@ from hocket.graph.graph import Graph
 
 _NOT_COMPARED = frozenset({"name", "workspace_bytes", "tensor_bytes", "stated", "meta"})
 """Fields that a profile changes, or that do not say what is computed."""
+_KINDS: Mapping[str, type] = {
+    "batch": int, "seq": int, "dtype": str, "optimizer": str, "device": str,
+}  # fmt: skip
+"""What a graph says about its capture. Anyone may have written it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +44,35 @@ def rebuild(graph: Graph, *, model: str | None = None, seed: int = 0) -> Rebuilt
             f"graph {graph.name!r} was not captured op by op from a model, so it cannot be run",
             hint="plan a model of the zoo or package.module:function",
         )
+    _check_types(graph)
+    read_off = {key: meta[key] for key in ("batch", "seq", "dtype") if meta.get(key) is not None}
+    if ":" not in name:
+        return _rebuilt(graph, name, read_off, seed, is_named=model is not None)
+    try:
+        return _rebuilt(graph, name, read_off, seed)
+    except UsageError:
+        # The sizes were read off the batch; to the user's function they may mean something else.
+        with suppress(UsageError):
+            return _rebuilt(graph, name, {}, seed)
+        raise
+
+
+def _check_types(graph: Graph) -> None:
+    for key, kind in _KINDS.items():
+        value = graph.meta.get(key)
+        if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+            raise UsageError(
+                f"graph {graph.name!r} says that its {key} was {value!r}", hint="plan again"
+            )
+
+
+def _rebuilt(
+    graph: Graph, name: str, options: Mapping[str, Any], seed: int, *, is_named: bool = True
+) -> Rebuilt:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        built, batch = _load(name, meta)
+        built, batch = _load(name, dict(options), is_named=is_named)
+    meta = graph.meta
     captured, program = capture_program(
         built, batch, optimizer=meta.get("optimizer"), name=name, device=str(meta.get("device"))
     )
@@ -49,21 +80,24 @@ def rebuild(graph: Graph, *, model: str | None = None, seed: int = 0) -> Rebuilt
     return Rebuilt(program, named_tensors(built, batch))
 
 
-def _load(name: str, meta: Mapping[str, Any]) -> tuple[Any, Any]:
-    options = {key: meta.get(key) for key in ("batch", "seq", "dtype")}
-    try:
-        return load_model(name, **options, device="cpu")
-    except UsageError as error:
-        if ":" in name and "has no parameter" in error.message:
+def _load(name: str, options: dict[str, Any], *, is_named: bool) -> tuple[Any, Any]:
+    while True:
+        try:
+            return load_model(name, **options, device="cpu")
+        except UsageError as error:
             # The user's function decides by itself what it was not asked for.
-            return _load(name, {key: meta.get(key) for key in options if repr(key) not in
-                                error.message})  # fmt: skip
-        if ":" not in name and "unknown model" in error.message:
-            raise UsageError(
-                f"the plan's model {name!r} is not known here",
-                hint="name it with --model: a model of the zoo or package.module:function",
-            ) from None
-        raise
+            refusals = {key: (f"has no parameter {key!r}", f"unknown {key} ") for key in options}
+            refused = [key for key, texts in refusals.items()
+                       if any(text in error.message for text in texts)]  # fmt: skip
+            if ":" in name and refused:
+                del options[refused[0]]
+                continue
+            if not is_named and "unknown model" in error.message:
+                raise UsageError(
+                    f"the plan's model {name!r} is not known here",
+                    hint="name it with --model: a model of the zoo or package.module:function",
+                ) from None
+            raise
 
 
 def require_same(planned: Graph, captured: Graph, name: str) -> None:

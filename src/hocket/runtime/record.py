@@ -90,9 +90,7 @@ def measured_timeline(
     ready_s = _since([record.sent_s[n] for n in numbers], record.start_s)
     posted_s = _since([record.posted_s[n] for n in numbers], record.start_s)
     begun_s = np.maximum(ready_s, posted_s)
-    # A transfer that is never waited for (nothing reads it in this step) ends where it began.
-    seen_s = [record.arrived_s.get(n, record.sent_s[n]) for n in numbers]
-    done_s = np.maximum(_since(seen_s, record.start_s), begun_s)
+    done_s = np.maximum(_since([record.arrived_s[n] for n in numbers], record.start_s), begun_s)
     columns = np.array(transfers, dtype=np.int32).reshape(-1, 3)
     order = np.lexsort((columns[:, 2], columns[:, 0], begun_s))
     memory_ptr, memory_time_s, memory_bytes = _curves(record, num_devices)

@@ -133,8 +133,9 @@ def choose_backend(
     accelerators = [device for device in used if not devices[device].kind.is_cpu]
     if wanted == "nccl" and (num_gpus < len(used) or len(accelerators) < len(used)):
         raise UsageError(
-            f"backend 'nccl' needs a CUDA device for each of the {len(used)} used devices, "
-            f"this machine has {num_gpus}",
+            f"backend 'nccl' needs accelerators only and a CUDA device for each: the plan uses "
+            f"{len(accelerators)} accelerators and {len(used) - len(accelerators)} processors, "
+            f"this machine has {num_gpus} CUDA devices",
             hint="use --backend gloo for processes on the processor, or single",
         )
     if wanted == "auto":

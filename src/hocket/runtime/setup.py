@@ -53,12 +53,16 @@ class Setup:
             if output is not None
         )
 
-    def home_of_made(self, tensor: int) -> int:
-        """The device that makes a tensor; for one that exists before the step, where it is."""
+    @cached_property
+    def loss(self) -> tuple[int, int] | None:
+        """The tensor of the loss and the device that has it; None in inference."""
+        if not self.program.gradients or not self.program.outputs:
+            return None
+        tensor = self.program.outputs[0]
         producer = self.program.tensors[tensor].producer
         if producer >= 0:
-            return self.device_of[producer]
-        return next(d for d, present in enumerate(self.split.present) if tensor in present)
+            return tensor, self.device_of[producer]
+        return tensor, next(d for d, there in enumerate(self.split.present) if tensor in there)
 
     def _readers(self, tensor: int, device: int) -> list[int]:
         users = self.graph.users_of(tensor).tolist()

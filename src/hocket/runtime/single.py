@@ -191,8 +191,7 @@ class SingleProcess:
             )
 
     def _loss(self) -> float | None:
-        outputs = self.program.outputs
-        if not self.program.gradients or not outputs:
+        if self.setup.loss is None:
             return None
-        device = self.setup.home_of_made(outputs[0])
-        return float(self.workers[device].held[outputs[0]])
+        tensor, device = self.setup.loss
+        return float(self.workers[device].held[tensor])

@@ -101,7 +101,7 @@ def _rank_spec(
         "threads": options.threads,
         "slowdown": (options.slowdown or {}).get(device, 1.0),
         "wants_results": options.wants_results,
-        "loss": _loss_of(setup, device),
+        "loss": setup.loss[0] if setup.loss is not None and setup.loss[1] == device else None,
         "calls": encoded,
         "constants": [(str(c.dtype).removeprefix("torch."), list(c.shape)) for c in constants],
         "draws": [(op, draw) for op, draw in program.draws.items() if op in calls],
@@ -145,13 +145,6 @@ def _tensors_of(setup: Setup, device: int) -> list[int]:
         found |= {*call.reads, *call.written, *setup.graph.made_by(op)}
     found |= {t.tensor for t in setup.split.transfers if device in (t.src, t.dst)}
     return sorted(found)
-
-
-def _loss_of(setup: Setup, device: int) -> int | None:
-    outputs = setup.program.outputs
-    if not setup.program.gradients or not outputs:
-        return None
-    return outputs[0] if setup.home_of_made(outputs[0]) == device else None
 
 
 def _describer(

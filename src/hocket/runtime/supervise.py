@@ -1,8 +1,8 @@
 """Start one process per rank, watch them, and leave nothing behind.
 
 A rank that ends early, says that it failed, or gives no sign of life is named with its device and
-with what it was doing; then all ranks are killed. Ranks hold no file and no listening port of their
-own, and end by themselves when this process is gone.
+with what it was doing; then all ranks are killed. Ranks hold no file, listen on loopback only, and
+end by themselves when this process is gone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ STOPPED_S = 2.0
 _START_PATIENCE = 4
 """How many times as long before the first step."""
 _LOOK_S = 0.1
+_MAX_WAITING = 64
+"""Messages that wait to be looked at: ranks do not run far ahead of who reads the output."""
 _CAUSE_S = 0.7
 """The failure of one rank makes others fail: how long to wait for the first cause to show."""
 
@@ -102,8 +104,10 @@ class _Rank:
         """End the process, stopped or not, and everything that belongs to it here."""
         self.process.kill()
         self.process.wait()
-        for thread in self.threads:
-            thread.join()
+        while any(thread.is_alive() for thread in self.threads):
+            # Whoever listens may stand before a full inbox.
+            with suppress(queue.Empty):
+                self.inbox.get(timeout=_LOOK_S / 10)
         self._result_stream.close()
         self._errors.close()
         self.progress.close()
@@ -136,7 +140,7 @@ class Supervisor:
 
     def __init__(self, specs: Sequence[RankSpec], *, silence_s: float = SILENCE_S) -> None:
         self._specs, self._silence_s = specs, silence_s
-        self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue()
+        self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue(_MAX_WAITING)
         self._ranks: list[_Rank] = []
         self._life: tuple[int, int] | None = None
 

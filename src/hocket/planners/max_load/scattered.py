@@ -26,7 +26,7 @@ _MANY = 5000
 that heat would spoil more than the tries that there is time for could mend."""
 _MAX_TRIES, _TRIES_PER_PIECE, _MAX_UPDATES = 600_000, 5000, 15_000_000
 """Of one annealing: tries, and tries times the loads that a moved piece touches."""
-_GRAINS = ((0.3, 0.1), (0.12,), (0.06,))
+_GRAINS = ((0.3, 0.1), (0.12,), (0.06,), (0.2,))
 """Per start, the largest time of a cluster as parts of the load aimed at, coarse to fine."""
 _WARM = (0.01, 0.03)
 """Heats from which the contiguous split is annealed."""

@@ -9,7 +9,11 @@ from hocket.planners.placement.list_schedule.state import Net
 @compiled
 def copy_on(net: Net, tensor: int, device: int) -> int:
     """The copy of a tensor on a device; -1 for none."""
-    copy: int = net.tensors[tensor].last_copy
+    row = net.tensors[tensor]
+    copy: int = row.last_copy
+    if copy >= 0 and row.directory >= 0:
+        copy = net.directory[row.directory, device]
+        return copy
     while copy >= 0 and net.copies[copy].device != device:
         copy = net.copies[copy].older
     return copy
@@ -19,7 +23,7 @@ def copy_on(net: Net, tensor: int, device: int) -> int:
 def home_of(net: Net, tensor: int) -> int:
     """The device on which a tensor first is; -1 while none is known."""
     row = net.tensors[tensor]
-    home: int = net.tensors[row.family].home if row.producer < 0 else net.ops[row.producer].device
+    home: int = row.home if row.producer >= 0 else net.tensors[row.family].home
     return home
 
 
@@ -28,13 +32,6 @@ def is_missing(net: Net, tensor: int, device: int) -> bool:
     """Whether a tensor has a home, and neither that nor a copy is on the device."""
     home = home_of(net, tensor)
     return home >= 0 and home != device and copy_on(net, tensor, device) < 0
-
-
-@compiled
-def _made_s(net: Net, tensor: int) -> float:
-    producer = net.tensors[tensor].producer
-    end_s: float = net.ops[producer].end_s if producer >= 0 else 0.0
-    return end_s
 
 
 @compiled
@@ -59,7 +56,7 @@ def data_s(net: Net, op: int, device: int) -> float:
         if src < 0 or net.tensors[tensor].is_everywhere:
             continue
         if src == device:
-            latest_s = max(latest_s, _made_s(net, tensor))
+            latest_s = max(latest_s, net.tensors[tensor].made_s)
             continue
         copy = copy_on(net, tensor, device)
         if copy >= 0:
@@ -71,7 +68,7 @@ def data_s(net: Net, op: int, device: int) -> float:
         follows = producer == sender and producer >= 0 and route.send_queue >= 0
         sent_s = sent_s + transfer_s if follows else transfer_s
         sender = producer
-        arrival_s = _free_s(net, _made_s(net, tensor), src, device) + sent_s
+        arrival_s = _free_s(net, net.tensors[tensor].made_s, src, device) + sent_s
         latest_s = max(latest_s, arrival_s)
     return latest_s
 
@@ -91,7 +88,7 @@ def remote_s(net: Net, op: int) -> tuple[int, float]:
             continue
         route = net.routes[src, src]
         transfer_s = route.least_latency_s + net.tensors[tensor].work * route.least_unit_s
-        free_s = _made_s(net, tensor)
+        free_s = net.tensors[tensor].made_s
         if route.send_queue >= 0:
             free_s = max(free_s, net.queue_free_s[route.send_queue])
         if latest < 0 or free_s + transfer_s > latest_s:
@@ -106,7 +103,7 @@ def send(net: Net, copy: int, tensor: int, device: int) -> None:
     if not net.tensors[tensor].is_everywhere:
         route = net.routes[src, device]
         transfer_s = route.latency_s + net.tensors[tensor].work * route.unit_s
-        arrival_s = _free_s(net, _made_s(net, tensor), src, device) + transfer_s
+        arrival_s = _free_s(net, net.tensors[tensor].made_s, src, device) + transfer_s
         if route.send_queue >= 0:
             net.queue_free_s[route.send_queue] = arrival_s
             net.queue_free_s[route.receive_queue] = arrival_s
@@ -115,3 +112,5 @@ def send(net: Net, copy: int, tensor: int, device: int) -> None:
     row.arrival_s = arrival_s
     row.older = net.tensors[tensor].last_copy
     net.tensors[tensor].last_copy = copy
+    if net.tensors[tensor].directory >= 0:
+        net.directory[net.tensors[tensor].directory, device] = copy

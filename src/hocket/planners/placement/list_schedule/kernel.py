@@ -167,6 +167,7 @@ def _commit(world: World, op: int, device: int, now: float) -> None:
     place.last_op = op
     push(world.running, _ZERO, row.end_s, op)
     for tensor in range(row.made_start, row.made_stop):
+        net.tensors[tensor].made_s = row.end_s
         add_result(world, tensor, device)
 
 

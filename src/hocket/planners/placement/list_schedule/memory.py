@@ -75,6 +75,7 @@ def add_copy(world: World, tensor: int, copy: int, device: int) -> None:
 def add_result(world: World, tensor: int, device: int) -> None:
     """The storage of what a placed op makes: its own, or that of the tensor it is an alias of."""
     row = world.net.tensors[tensor]
+    row.home = device
     number = tensor
     if row.alias_of >= 0:
         copy = copy_on(world.net, row.alias_of, device)

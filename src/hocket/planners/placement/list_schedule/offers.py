@@ -58,8 +58,10 @@ def _sort_by_now(world: World, device: int, now: float) -> None:
         arrival_s = data_s(world.net, op, device)
         if arrival_s > now:
             move(queues, device, LATER, arrival_s, op)
-        elif _fits_or_parks(world, op, device):
+        elif arrival_s > row.avail_s:
             move(queues, device, ARRIVED, arrival_s, op)
+        else:
+            move(queues, device, DUE, float(op), op)
     while top_key(queues, device, ARRIVED) <= row.avail_s:
         op = op_at(queues, device, ARRIVED, 0)
         move(queues, device, DUE, float(op), op)

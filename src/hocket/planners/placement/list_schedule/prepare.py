@@ -50,12 +50,15 @@ def make_world(
     ops["most_bytes"] += most_bytes[group_of]
     ops["favourite"], ops["spared_s"] = rank[favourite[order]], spared_s[order]
     num_tensors, num_reads = problem.graph.num_tensors, len(reads)
+    tensors = _tensors(problem.graph, tasks, rank)
+    num_listed = int(tensors["directory"].max(initial=-1)) + 1
     return World(
         net=Net(
             ops=ops,
             reads=table(reads, np.int64),
-            tensors=_tensors(problem.graph, tasks, rank),
+            tensors=tensors,
             copies=_filled(state.COPY_ROW, num_reads),
+            directory=np.full((num_listed, problem.cluster.num_devices), -1, dtype=np.int64),
             routes=_routes(problem, tasks),
             queue_free_s=np.zeros(2 * problem.cluster.num_devices),
         ),
@@ -106,6 +109,8 @@ def _ops(
 
 
 def _tensors(graph: Graph, tasks: TaskTable, rank: ByteArray) -> Rows:
+    num_readers = np.diff(tasks.user_ptr)
+    is_popular = num_readers > state.MAX_LISTED
     return _filled(
         state.TENSOR_ROW,
         graph.num_tensors,
@@ -121,7 +126,8 @@ def _tensors(graph: Graph, tasks: TaskTable, rank: ByteArray) -> Rows:
         home=-1,
         last_copy=-1,
         storage=-1,
-        num_left=np.diff(tasks.user_ptr),
+        directory=np.where(is_popular, np.cumsum(is_popular) - 1, -1),
+        num_left=num_readers,
     )
 
 

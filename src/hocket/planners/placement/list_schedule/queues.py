@@ -93,8 +93,16 @@ def remove(queues: Queues, device: int, op: int) -> None:
 @compiled
 def move(queues: Queues, device: int, heap: int, key: float, op: int) -> None:
     """Put an op into one of the device's heaps, out of whichever it is in."""
-    remove(queues, device, op)
-    _insert(queues, device, heap, key, op)
+    place, number = queues.where[op, device] + 0, device * NUM_HEAPS + heap
+    if place < 0 or place % NUM_HEAPS != heap:
+        remove(queues, device, op)
+        _insert(queues, device, heap, key, op)
+        return
+    base = number * queues.where.shape[0]
+    if key < queues.entries[base + place // NUM_HEAPS].key:
+        _rise(queues, base, place, device, key, op)
+    else:
+        _sink(queues, base, queues.size[number], place, device, key, op)
 
 
 @compiled

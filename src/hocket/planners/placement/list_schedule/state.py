@@ -23,6 +23,8 @@ LATER, ARRIVED, DUE, PARKED = (cast(int, np.int64(heap)) for heap in range(4))
 """The heaps of a device. Data comes after now (by that time); has come, but after the device's last
 op ended (by that time); had come before that (by rank); or the op does not fit (by bytes)."""
 NUM_HEAPS = 4
+MAX_LISTED = 6
+"""Tensors with more readers than this have a row in the directory of copies."""
 
 OP_ROW = np.dtype(
     [
@@ -47,15 +49,17 @@ TENSOR_ROW = np.dtype(
     [
         ("producer", "i8"),  # rank, or -1 for what exists before the step
         ("family", "i8"),  # the owner of the storage that it lives in
+        ("home", "i8"),  # device, -1 while unknown; before the step that of the family counts
+        ("made_s", "f8"),
+        ("work", "f8"),
+        ("last_copy", "i8"),  # the newest copy, or -1
+        ("directory", "i8"),  # its row in the directory, or -1
+        ("is_everywhere", "i8"),
+        ("num_bytes", "i8"),
         ("alias_of", "i8"),
         ("user_start", "i8"),
         ("user_stop", "i8"),
-        ("num_bytes", "i8"),
-        ("work", "f8"),
         ("is_held", "i8"),
-        ("is_everywhere", "i8"),
-        ("home", "i8"),  # of a family that exists before the step; -1 until a reader is placed
-        ("last_copy", "i8"),  # the newest copy, or -1
         ("storage", "i8"),  # where it lives at home; -1 for what never goes
         ("num_left", "i8"),  # readers that have not ended
     ]
@@ -126,6 +130,8 @@ class Net(NamedTuple):
     reads: ByteArray
     tensors: Rows
     copies: Rows
+    directory: ByteArray
+    """[row, device]: the copy on the device, or -1; for tensors that may have many copies."""
     routes: Rows
     """[src, dst]"""
     queue_free_s: FloatArray

@@ -17,8 +17,7 @@ from hocket.planners.placement.memory.relieve import Level
 from hocket.planners.placement.memory.split import split_attempts
 
 MAX_OPS_TO_MEND = 100_000
-"""Of all starts together; one start is always mended."""
-MAX_STARTS = 4
+"""Of all splits that are mended together; one always is."""
 
 
 def fit_memory(problem: Problem, plan: Plan) -> Plan:
@@ -37,23 +36,24 @@ def fit_memory(problem: Problem, plan: Plan) -> Plan:
 
 def memory_split(problem: Problem, plan: Plan) -> Plan:
     """Contiguous blocks that fit, or the plan that lacks least of all that were tried."""
-    return _split(problem, plan, None).plan
+    if problem.contiguous:
+        return split_attempts(problem, plan)[0].plan
+    levels = levels_of(problem)
+    best = _split(problem, plan, levels)
+    if best.overflow_bytes:
+        best = min(best, searched(problem, best, levels), key=Attempt.rank)
+    if best.plan.order is not None:
+        best = min(best, attempt(problem, replace(best.plan, order=None)), key=Attempt.rank)
+    return best.plan
 
 
-def _split(problem: Problem, plan: Plan, levels: Sequence[Level] | None) -> Attempt:
+def _split(problem: Problem, plan: Plan, levels: Sequence[Level]) -> Attempt:
     """The model split anew, and mended where no split fits by itself."""
     starts = split_attempts(problem, plan)
     best = starts[0]
-    if not best.overflow_bytes or problem.contiguous:
-        return best
-    levels = levels_of(problem) if levels is None else levels
-    for start in starts[:_num_starts(problem)]:
-        best = min(best, moved(problem, start, levels), key=Attempt.rank)
+    num_mended = max(1, MAX_OPS_TO_MEND // max(problem.graph.num_ops, 1))
+    for start in starts[:num_mended]:
         if not best.overflow_bytes:
-            return best
-    best = min(best, searched(problem, best, levels), key=Attempt.rank)
-    return min(best, attempt(problem, replace(best.plan, order=None)), key=Attempt.rank)
-
-
-def _num_starts(problem: Problem) -> int:
-    return max(1, min(MAX_STARTS, MAX_OPS_TO_MEND // max(problem.graph.num_ops, 1)))
+            break
+        best = min(best, moved(problem, start, levels), key=Attempt.rank)
+    return best

@@ -26,11 +26,11 @@ from hocket.planners.placement.memory.units import layers, ties, units
 MAX_ROUNDS = 4
 """Rounds of moves and a simulation, per size of unit."""
 LARGE_OPS = 50_000
-"""From here on, all sizes of unit move in the same round, and less is tried."""
+"""From here on only units move, neither layers nor single ops, and less is tried."""
 ROUNDS_WHEN_LARGE = 2
-BATCHES_WHEN_LARGE = 20
+BATCHES_WHEN_LARGE = 40
 HEATS = (0.0, 0.001, 0.004)
-"""Of the mean memory of a device: by how much a random move may worsen things at first, per search."""
+"""Per search: by how much of a device's memory a random move may worsen things at first."""
 MAX_TRIES = 30_000
 MAX_WORK = 20_000_000
 """Entries of the ledger that a search may look at: bounds its time on large units."""
@@ -39,8 +39,14 @@ MAX_WORK = 20_000_000
 def levels_of(problem: Problem) -> list[Level]:
     """Units of all sizes, the largest first."""
     unit_of = units(problem.graph)
+    if _is_large(problem):
+        return [Level(problem, unit_of)]
     sizes = (layers(problem.graph, unit_of), unit_of, ties(problem.graph))
     return [Level(problem, size) for size in sizes]
+
+
+def _is_large(problem: Problem) -> bool:
+    return problem.graph.num_ops >= LARGE_OPS
 
 
 def reordered(problem: Problem, start: Attempt) -> Attempt:
@@ -67,15 +73,15 @@ def in_graph_order(problem: Problem, plan: Plan) -> Plan:
 
 def moved(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attempt:
     """Few moves: of the largest units first, with smaller ones while it does not fit."""
-    is_large = problem.graph.num_ops >= LARGE_OPS
+    max_rounds = ROUNDS_WHEN_LARGE if _is_large(problem) else MAX_ROUNDS
+    max_batches = BATCHES_WHEN_LARGE if _is_large(problem) else MAX_BATCHES
     best = start
-    for count in range(len(levels) if is_large else 1, len(levels) + 1):
+    for count in range(1, len(levels) + 1):
         current = best
-        for _ in range(ROUNDS_WHEN_LARGE if is_large else MAX_ROUNDS):
+        for _ in range(max_rounds):
             if not best.overflow_bytes:
                 return best
             board, limit_bytes = _board(problem, current)
-            max_batches = BATCHES_WHEN_LARGE if is_large else MAX_BATCHES
             if not relieve(board, levels[:count], limit_bytes, max_batches):
                 break
             current = attempt(problem, _placed(problem, current.plan, board.ledger.device_of))
@@ -86,6 +92,8 @@ def moved(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attempt:
 def searched(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attempt:
     """Moves and then random ones, with each device bound to the order of the graph."""
     best = attempt(problem, in_graph_order(problem, start.plan))
+    if _is_large(problem):
+        return best
     best = moved(problem, best, levels)
     state = np.array([problem.seed * 2**20 + 0x330E], dtype=np.int64)
     for heat in HEATS:

@@ -116,7 +116,7 @@ class Board:
 
     def place(self, device_of: IntArray) -> None:
         """Put every op on its device."""
-        from hocket.planners.placement.memory.kernel import place_all
+        from hocket.planners.placement.memory.entries import place_all
 
         place_all(self.tasks, self.facts, self.ledger, table(device_of, np.int64))
 
@@ -148,7 +148,7 @@ def relieve(
 
 def _batch(board: Board, level: Level, device: int, limit_bytes: ByteArray) -> int:
     """Move units off one device, preferably to where they fit; how many moved."""
-    from hocket.planners.placement.memory.kernel import credit, move_units
+    from hocket.planners.placement.memory.entries import credit, move_units
 
     bytes_of_unit = np.zeros(level.num_units)
     instant = credit(board.tasks, board.facts, board.ledger, level.units, device, bytes_of_unit)

@@ -1,31 +1,34 @@
 """Why nothing fits, and the smallest change found that would make it fit.
 
-The plan that lacks the fewest bytes says which device lacks how much. What would help is tried, not
-guessed: more memory on the one device that lacks most, halved while a plan is still found that
-fits, and one more device of the kind that there is most of. A few repairs of the plan in all;
-large graphs keep to the first.
+Where ops that must sit together are larger than every device, or the step holds more at its end
+than all devices have, no plan can fit and that is said. Otherwise the plan that lacks the fewest
+bytes tells which device lacks how much. What would help is tried, not guessed: that much memory
+more, less of it on one device by bisection, one more device. Amounts are rounded up to what is
+shown before they are tried. A bounded number of repairs; large graphs keep to the plans at hand.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.cost.roofline import costs_from_settings
+from hocket.arrays import ByteArray
+from hocket.cost.costs import device_rows
 from hocket.hardware.cluster import Cluster, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.fit import fit_memory, memory_split
+from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
+from hocket.planners.placement.memory.units import ties
 from hocket.units import format_bytes
 
-_TRIES = 4
-"""How often the extra memory is halved."""
-_MAX_OPS = 20_000
-"""Above this many ops mending again and again would take minutes."""
-_ROUND_BYTES = 2**20
+BISECTIONS = 4
+MAX_OPS = 20_000
+"""Above this many ops, mending again and again would take too long."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,9 @@ class Shortage:
     """What is missing for a plan to fit."""
 
     device: str
-    """The device that lacks most, in the plan that lacks least."""
+    """The device that lacks most."""
     lacking_bytes: int
+    """0 where a plan that fits was found after all."""
     message: str
     smallest_change: str
     """A change after which a plan was found that fits; empty where none was found."""
@@ -42,77 +46,124 @@ class Shortage:
 
 def explain_shortage(problem: Problem, plans: Sequence[Plan]) -> Shortage:
     """What is missing, told of the best of ``plans`` and of what can be made of it."""
-    tried = [attempt(problem, plan) for plan in (*plans, memory_split(problem, _base(plans)))]
-    best = min(tried, key=Attempt.rank)
+    impossible = _too_large(problem) or _too_much(problem)
+    if impossible is not None:
+        return impossible
+    tried = [attempt(problem, plan) for plan in plans]
+    if problem.graph.num_ops <= MAX_OPS or not tried:
+        start = replace(plans[0], order=None, priority=None) if plans else Plan()
+        tried.append(attempt(problem, memory_split(problem, start)))
+    return _lacking(problem, min(tried, key=Attempt.rank))
+
+
+# ── what no plan can do ──────────────────────────────────────────────────────────────────────────
+
+
+def _too_large(problem: Problem) -> Shortage | None:
+    """Ops that must sit together and need more than any device has."""
+    graph, memory = problem.graph, problem.memory_bytes
+    tie_of = ties(graph)
+    needs = tie_needs(graph, tie_of)
+    largest, device = int(np.argmax(needs)), int(np.argmax(memory))
+    lacking = int(needs[largest] - memory[device])
+    if lacking <= 0:
+        return None
+    ops = np.flatnonzero(tie_of == largest)
+    together = " with what must sit with it" if len(ops) > 1 else ""
+    name = problem.cluster.device_names[device]
+    need = _rounded_up(int(needs[largest]))
+    return Shortage(
+        name,
+        lacking,
+        f"op {graph.op_names[ops[0]]!r}{together} needs {format_bytes(int(needs[largest]))}, "
+        f"the largest device, {name}, has {format_bytes(int(memory[device]))}",
+        f"nothing smaller than a device with {format_bytes(need)} free can help",
+    )
+
+
+def _too_much(problem: Problem) -> Shortage | None:
+    """A step that holds more at its end than all devices have."""
+    held, total = held_at_end_bytes(problem.graph), int(problem.memory_bytes.sum())
+    if held <= total:
+        return None
+    name = problem.cluster.device_names[int(np.argmax(problem.memory_bytes))]
+    return Shortage(
+        name,
+        held - total,
+        f"the step holds at least {format_bytes(held)} at its end, all devices together have "
+        f"{format_bytes(total)}",
+        f"at least {format_bytes(_rounded_up(held - total))} more memory is needed",
+    )
+
+
+# ── what the best plan lacks, and what would help ────────────────────────────────────────────────
+
+
+def _lacking(problem: Problem, best: Attempt) -> Shortage:
     over = np.maximum(best.timeline.peak_bytes - problem.memory_bytes, 0)
     worst = int(np.argmax(over))
-    name = problem.cluster.device_names[worst]
-    peak = format_bytes(int(best.timeline.peak_bytes[worst]))
+    name, peak = problem.cluster.device_names[worst], int(best.timeline.peak_bytes[worst])
     message = (
-        f"{name} lacks {format_bytes(int(over[worst]))} of the {peak} it needs in the plan that "
-        f"lacks least ({best.plan.planner or 'memory-split'})"
+        f"{name} lacks {format_bytes(int(over[worst]))} of the {format_bytes(peak)} it needs in "
+        f"the plan that lacks least ({best.plan.planner or 'memory-split'})"
     )
-    changes = [_enlarged(problem, best, over)]
-    if problem.graph.num_ops <= _MAX_OPS:
-        changes.append(_one_more(problem, best.plan))
+    if not over[worst]:
+        return Shortage(name, 0, f"{best.plan.planner or 'memory-split'} fits", "")
+    changes = [_more_memory(problem, best, over), _one_more(problem, best)]
     change = " or ".join(part for part in changes if part)
-    return Shortage(name, int(over[worst]), message, f"it would fit {change}" if change else "")
+    return Shortage(name, int(over[worst]), message, f"it would fit {change}")
 
 
-def _base(plans: Sequence[Plan]) -> Plan:
-    return replace(plans[0], order=None, priority=None) if plans else Plan()
-
-
-def _enlarged(problem: Problem, best: Attempt, over: np.ndarray) -> str:
-    """More memory where it lacks: all of it as the plan says, or less on the worst device alone."""
-    worst = int(np.argmax(over))
-    names = problem.cluster.device_names
-    if problem.graph.num_ops <= _MAX_OPS:
-        enough, too_little = _smallest_extra(problem, best.plan, worst, int(over.sum())), 0
-        if enough > too_little:
-            return f"with {format_bytes(enough)} more on {names[worst]}"
-    parts = [f"{format_bytes(int(over[d]))} more on {names[d]}" for d in np.flatnonzero(over)]
+def _more_memory(problem: Problem, best: Attempt, over: ByteArray) -> str:
+    """More memory where it lacks, or, if less, on the device that lacks most alone."""
+    names, worst = problem.cluster.device_names, int(np.argmax(over))
+    extra = {int(device): _rounded_up(int(over[device])) for device in np.flatnonzero(over)}
+    alone = _smallest_extra(problem, best.plan, worst, sum(extra.values()))
+    if alone is not None:
+        extra = {worst: alone}
+    parts = [f"{format_bytes(size)} more on {names[device]}" for device, size in extra.items()]
     return f"with {' and '.join(parts)}"
 
 
-def _smallest_extra(problem: Problem, plan: Plan, device: int, most: int) -> int:
-    """Extra bytes on one device with which a plan that fits was found; 0 where none was."""
-    if not _fits(_with_memory(problem, device, most), plan):
-        return 0
+def _smallest_extra(problem: Problem, plan: Plan, device: int, most: int) -> int | None:
+    """Extra bytes on one device with which a plan that fits was found; None where none was."""
+    most = _rounded_up(most)
+    if problem.graph.num_ops > MAX_OPS or not _fits(_enlarged(problem, device, most), plan):
+        return None
     low, high = 0, most
-    for _ in range(_TRIES):
-        middle = -(-(low + high) // 2 // _ROUND_BYTES) * _ROUND_BYTES
+    for _ in range(BISECTIONS):
+        middle = _rounded_up((low + high) // 2)
         if not low < middle < high:
             break
-        if _fits(_with_memory(problem, device, middle), plan):
+        if _fits(_enlarged(problem, device, middle), plan):
             high = middle
         else:
             low = middle
     return high
 
 
-def _one_more(problem: Problem, plan: Plan) -> str:
+def _one_more(problem: Problem, best: Attempt) -> str:
     """One more device like the first of the most frequent kind, if the step then fits."""
     kinds = [device.kind.name for device in problem.cluster.devices if not device.kind.is_cpu]
-    if not kinds:
+    if not kinds or problem.graph.num_ops > MAX_OPS:
         return ""
     kind = max(kinds, key=kinds.count)
     cluster = _with_twin(problem.cluster, kind)
-    costs = costs_from_settings(problem.graph, cluster, problem.costs.settings)
+    costs = replace(problem.costs, device_row=device_rows(cluster), routes=cluster.routes)
     larger = replace(problem, cluster=cluster, costs=costs)
-    plan = replace(plan, cluster_hash="", order=None)
-    return f"with one more {kind}" if _fits(larger, plan) else ""
+    start = replace(best.plan, order=None, cluster_hash="")
+    fits = _fits(larger, start) or attempt(larger, memory_split(larger, start)).overflow_bytes == 0
+    return f"with one more {kind}" if fits else ""
 
 
 def _fits(problem: Problem, plan: Plan) -> bool:
     return attempt(problem, fit_memory(problem, plan)).overflow_bytes == 0
 
 
-def _with_memory(problem: Problem, device: int, extra_bytes: int) -> Problem:
+def _enlarged(problem: Problem, device: int, extra_bytes: int) -> Problem:
     devices = list(problem.cluster.devices)
-    devices[device] = replace(
-        devices[device], memory_bytes=devices[device].memory_bytes + extra_bytes
-    )
+    memory_bytes = devices[device].memory_bytes + extra_bytes
+    devices[device] = replace(devices[device], memory_bytes=memory_bytes)
     return replace(problem, cluster=replace(problem.cluster, devices=tuple(devices)))
 
 
@@ -122,11 +173,22 @@ def _with_twin(cluster: Cluster, kind: str) -> Cluster:
     twin = replace(model, name=f"another {model.name}")
     links: list[Link] = []
     for link in cluster.links:
+        links.append(link)
         if model.name not in link.ends:
-            links.append(link)
-        elif link.is_bus:
-            links.append(replace(link, ends=(*link.ends, twin.name)))
-        else:
-            ends = tuple(twin.name if end == model.name else end for end in link.ends)
-            links += [link, replace(link, name=f"another {link.name}", ends=ends)]
+            continue
+        if link.is_bus:
+            links[-1] = replace(link, ends=(*link.ends, twin.name))
+            continue
+        ends = tuple(twin.name if end == model.name else end for end in link.ends)
+        links.append(replace(link, name=f"another {link.name}", ends=ends))
     return replace(cluster, devices=(*cluster.devices, twin), links=tuple(links))
+
+
+def _rounded_up(size_bytes: int) -> int:
+    """The smallest size that is not less and that `format_bytes` shows without rounding."""
+    unit = 1
+    while size_bytes >= 1024 * unit:
+        unit *= 1024
+    if unit == 1:
+        return size_bytes
+    return math.ceil(math.ceil(size_bytes / unit * 10) / 10 * unit)

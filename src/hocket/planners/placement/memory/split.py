@@ -1,10 +1,10 @@
 """Memory split: contiguous blocks of the model, each no larger than its device can hold.
 
 Units stand in a line, in the order of the forward pass or layer by layer; devices are filled one
-after another, on a ledger that counts what a block really holds at every instant. Of the splits that
-fit, the one with the smallest load of the busiest device is found by bisection; where none fits, the
-one that exceeds every device by the smallest factor, which moves then mend. What the simulator sees
-and the ledger does not is kept free and the devices are filled again.
+after another, on a ledger that counts what a block really holds at every instant. Of the splits
+that fit, the one with the smallest load of the busiest device is found by bisection; where none
+fits, those that exceed every device by the smallest factor, for moves to mend. What the simulator
+sees and the ledger does not is kept free and the devices are filled again.
 O(fills · (ops + reads) · log ops) and a handful of simulations.
 """
 
@@ -123,7 +123,7 @@ class Filler:
 
     def _fits(self, option: Option, cap_bytes: ByteArray, cap_s: float = UNLIMITED_S) -> bool:
         """Whether all units find room; those that do are on the board then."""
-        from hocket.planners.placement.memory.kernel import fill
+        from hocket.planners.placement.memory.entries import fill
 
         board = self.board
         clear(board.ledger)
@@ -186,7 +186,7 @@ def _device_lines(problem: Problem) -> list[list[ByteArray]]:
     memory = problem.memory_bytes
     listed = workers(problem)
     others = np.setdiff1d(np.arange(len(memory)), listed)
-    lines: list[ByteArray] = []
+    lines: list[IntArray] = []
     for line in (
         listed[np.lexsort((listed, -memory[listed], seconds[listed]))],
         listed,
