@@ -124,7 +124,7 @@ def test_plan_that_cannot_fit_ends_with_4_and_says_what_is_missing(folder, tmp_p
     done = hocket("plan", folder / "g.json.gz", "--on", tmp_path / "tiny.toml", "--json", expect=4)
     result = json.loads(done.stdout)
     assert result["error"]["code"] == "no-feasible-plan"
-    assert "lacks" in result["error"]["message"]
+    assert "the largest device, gpu0, has 1.0 MiB" in result["error"]["message"]
     assert result["chosen"] is None
     assert all(not candidate["feasible"] for candidate in result["candidates"])
 

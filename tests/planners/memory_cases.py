@@ -1,4 +1,4 @@
-"""Training steps and clusters for the tests of memory fitting: just enough memory, or too little."""
+"""Training steps and clusters for tests of memory fitting: just enough memory, or too little."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,10 +17,10 @@ PROMISED = 0.92
 
 
 @st.composite
-def training_steps(draw: Any, max_layers: int = 24) -> Graph:
-    """Layers in a chain with skips; forward, backward and optimizer op of each, every size drawn."""
+def training_steps(draw: Any, min_layers: int = 12) -> Graph:
+    """A chain of layers with skips: forward, backward and optimizer ops, every size drawn."""
     builder = GraphBuilder("training")
-    num_layers = draw(st.integers(12, max_layers))
+    num_layers = draw(st.integers(min_layers, min_layers + 12))
     sizes = st.sampled_from([0, 40, 60, 80, 100])
     x = builder.tensor("x", 20, role=Role.INPUT)
     outputs, inputs, weights, forward = [x], [], [], []

@@ -1,5 +1,7 @@
 """The models of the zoo at sizes that train in a moment, all parts of each still there."""
 
+from unittest import mock
+
 from hocket.capture.zoo import experts, language, recurrent, vision
 
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
@@ -14,6 +16,16 @@ def gpt2(layers, heads=2):
 def llama(layers, **more):
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
     return lambda: language.llama_7b(2, 8, num_hidden_layers=layers, **sizes, **TOKENS, **more)
+
+
+def resnet(*blocks, **options):
+    """A residual network with this many blocks in each stage."""
+
+    def build():
+        with mock.patch.object(vision, "_stage_sizes", return_value=blocks):
+            return vision.resnet(sum(blocks), 2, size=32, **options)
+
+    return build
 
 
 SMALL_ZOO = {
@@ -38,10 +50,10 @@ SMALL_ZOO = {
         num_key_value_heads=2, num_local_experts=4, vocab_size=64, **TOKENS,
     ),
     "resnet50": lambda: vision.resnet(50, 2, size=32),
-    "resnet101": lambda: vision.resnet(101, 2, size=32),
-    "resnet152": lambda: vision.resnet(152, 2, size=32),
-    "resnet1001": lambda: vision.resnet(200, 2, size=32),
-    "wide-resnet": lambda: vision.resnet(50, 2, width_factor=2, size=32),
+    "resnet101": resnet(1, 1, 3, 1),
+    "resnet152": resnet(1, 2, 3, 1),
+    "resnet1001": resnet(1, 2, 9, 1),
+    "wide-resnet": resnet(1, 1, 2, 1, width_factor=2),
     "inception-v3": lambda: vision.inception_v3(2, 0),
     "gnmt-4": lambda: recurrent.gnmt(4, 2, 3, vocabulary=32, width=8),
     "gnmt-8": lambda: recurrent.gnmt(8, 2, 2, vocabulary=32, width=8),

@@ -103,7 +103,11 @@ def test_candidate_table_shows_prices_only_when_known():
 def test_candidate_table_without_a_winner_has_no_tick():
     made = comparison_of(sample())
     none = Comparison(
-        problem=made.problem, candidates=made.candidates[:2], chosen=None, why="gpu0 lacks 1 GiB"
+        problem=made.problem,
+        candidates=made.candidates[:2],
+        chosen=None,
+        why="gpu0 lacks 1 GiB",
+        bound=made.bound,
     )
     text = plain(candidate_table(none))
     assert "✔" not in text

@@ -15,7 +15,9 @@ from hocket.graph import Graph, GraphBuilder, Phase, Role
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.compare import Candidate, Comparison
+from hocket.planners.bounds import LowerBound
+from hocket.planners.candidates import Candidate
+from hocket.planners.compare import Comparison
 from hocket.simulate.timeline import Timeline
 
 HOSTILE = (
@@ -270,4 +272,5 @@ def comparison_of(chosen: Sample, *, planner: str = "m-topo, recompute 4 of 48")
                   reason="its step is 18% shorter than the next", plan_seconds=0.03),
     )  # fmt: skip
     why = "chosen because its step is 18% shorter than the next (pipeline 3, even); limited by gpu1"
-    return Comparison(problem=problem, candidates=candidates, chosen=3, why=why)
+    bound = LowerBound(timeline.makespan_s / 2, "the work of all devices together", {})
+    return Comparison(problem=problem, candidates=candidates, chosen=3, why=why, bound=bound)

@@ -28,13 +28,13 @@ class Candidate:
     """None where the planner found nothing."""
     timeline: Timeline | None
     """None where there is no plan."""
-    max_load_s: float | None
-    """Load of the busiest device; only where throughput is the objective."""
     feasible: bool
     reason: str
     """Why it lost or cannot be used; for the winner, why it won."""
     plan_seconds: float
     """Time that the planner took."""
+    max_load_s: float | None = None
+    """Load of the busiest device; only where throughput is the objective."""
 
     @property
     def step_s(self) -> float | None:
@@ -63,7 +63,7 @@ def propose(problem: Problem, name: str, planner: Callable[[Problem, Plan], Plan
         plan = planner(problem, empty_plan(problem, name))
     except NoFeasiblePlanError as error:
         return Candidate(
-            planner=name, plan=None, timeline=None, max_load_s=None, feasible=False,
+            planner=name, plan=None, timeline=None, feasible=False,
             reason=error.message, plan_seconds=time.perf_counter() - started,
         )  # fmt: skip
     return judge(problem, name, plan, time.perf_counter() - started)

@@ -124,15 +124,17 @@ def _merged(spans: Spans, problem: Problem) -> Spans:
 
 def ledger_table(graph: Graph, spans: Spans) -> LedgerTable:
     """The table of a graph on an axis."""
-    before = graph.tensor_producer < 0
-    root = graph.root_of
+    before, root = graph.tensor_producer < 0, graph.root_of
+    stands_for = np.where(before, root, np.arange(graph.num_tensors))
     sizes = np.bincount(root, minlength=graph.num_tensors)
     return LedgerTable(
         first=table(spans.first, np.int64),
         last=table(spans.last, np.int64),
         sent=table(spans.sent, np.int64),
-        uses=table(np.where(before[graph.reads], root[graph.reads], graph.reads), np.int64),
-        alias_of=table(np.where(before, -1, graph.alias_of), np.int64),
+        uses=table(stands_for[graph.reads], np.int64),
+        alias_of=table(
+            np.where(before | (graph.alias_of < 0), -1, stands_for[graph.alias_of]), np.int64
+        ),
         num_bytes=table(graph.tensor_bytes, np.int64),
         home_op=table(home_ops(graph), np.int64),
         root=table(root, np.int64),

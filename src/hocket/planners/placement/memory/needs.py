@@ -44,17 +44,33 @@ def _op_bytes(graph: Graph, tie_of: IntArray, home_of_storage: IntArray) -> Byte
 
     Of several views of one storage only the largest is sure to take bytes of its own.
     """
+    size = _least_bytes(graph)
     reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
     home = home_of_storage[graph.reads]
     lives_here = (home >= 0) & (tie_of[home] == tie_of[reader])
     reader, tensor = reader[~lives_here], graph.reads[~lives_here]
-    order = np.lexsort((-graph.tensor_bytes[tensor], graph.root_of[tensor], reader))
+    order = np.lexsort((-size[tensor], graph.root_of[tensor], reader))
     reader, tensor = reader[order], tensor[order]
     storage = graph.root_of[tensor]
     is_largest = np.ones(len(reader), dtype=np.bool_)
     is_largest[1:] = (reader[1:] != reader[:-1]) | (storage[1:] != storage[:-1])
     needed = graph.workspace_bytes.astype(np.int64)
-    np.add.at(needed, reader[is_largest], graph.tensor_bytes[tensor[is_largest]])
+    np.add.at(needed, reader[is_largest], size[tensor[is_largest]])
     made = np.flatnonzero(graph.tensor_producer >= 0)
     np.add.at(needed, graph.tensor_producer[made], graph.held_bytes[made])
     return needed
+
+
+def _least_bytes(graph: Graph) -> ByteArray:
+    """Bytes that each tensor takes where it is, at least: as a copy, or in what it is a view of.
+
+    An expanded view is larger than its storage, a slice smaller.
+    """
+    least = graph.tensor_bytes.astype(np.int64)
+    base = np.where(graph.alias_of >= 0, graph.alias_of, np.arange(graph.num_tensors))
+    while True:
+        # Each round doubles the length of the chains that are followed.
+        least = np.minimum(least, least[base])
+        if np.array_equal(further := base[base], base):
+            return least
+        base = further
