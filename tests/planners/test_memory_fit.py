@@ -152,11 +152,11 @@ def test_repairs_are_deterministic(graph, num_devices):
         assert broken_rules(problem, first) == []
 
 
-@given(graph=training_steps(min_layers=36), shares=st.sampled_from(SHARES))
-@settings(derandomize=True, deadline=None, max_examples=25)
+@given(graph=training_steps(min_layers=60), shares=st.sampled_from(SHARES))
+@settings(derandomize=True, deadline=None, max_examples=15)
 def test_steps_of_small_parts_fit_at_the_promised_share(graph, shares):
     problem = tight(on_joined(graph, len(shares)), shares)
-    assert tie_needs(graph, ties(graph)).max() < problem.memory_bytes.min() / 4
+    assert tie_needs(graph, ties(graph)).max() < problem.memory_bytes.min() / 6
     plan = memory_split(problem, Plan())
     assert overflow_bytes(problem, plan) == 0
     assert broken_rules(problem, plan) == []
