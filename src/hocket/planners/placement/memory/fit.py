@@ -6,14 +6,12 @@ in which devices run freely. The best plan that was seen is returned, so the ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.mend import levels_of, moved, reordered, searched
-from hocket.planners.placement.memory.relieve import Level
 from hocket.planners.placement.memory.split import split_attempts
 
 MAX_OPS_TO_MEND = 100_000
@@ -27,10 +25,9 @@ def fit_memory(problem: Problem, plan: Plan) -> Plan:
         best = reordered(problem, best)
     if not best.overflow_bytes or problem.contiguous:
         return best.plan
-    levels = levels_of(problem)
-    best = moved(problem, best, levels)
+    best = moved(problem, best, levels_of(problem))
     if best.overflow_bytes:
-        best = min(best, _split(problem, plan, levels), key=Attempt.rank)
+        best = min(best, _split(problem, plan), key=Attempt.rank)
     return best.plan
 
 
@@ -38,22 +35,24 @@ def memory_split(problem: Problem, plan: Plan) -> Plan:
     """Contiguous blocks that fit, or the plan that lacks least of all that were tried."""
     if problem.contiguous:
         return split_attempts(problem, plan)[0].plan
-    levels = levels_of(problem)
-    best = _split(problem, plan, levels)
+    best = _split(problem, plan)
     if best.overflow_bytes:
-        best = min(best, searched(problem, best, levels), key=Attempt.rank)
+        best = min(best, searched(problem, best, levels_of(problem)), key=Attempt.rank)
     if best.plan.order is not None:
         best = min(best, attempt(problem, replace(best.plan, order=None)), key=Attempt.rank)
     return best.plan
 
 
-def _split(problem: Problem, plan: Plan, levels: Sequence[Level]) -> Attempt:
+def _split(problem: Problem, plan: Plan) -> Attempt:
     """The model split anew, and mended where no split fits by itself."""
     starts = split_attempts(problem, plan)
     best = starts[0]
+    if not best.overflow_bytes:
+        return best
+    levels = levels_of(problem)
     num_mended = max(1, MAX_OPS_TO_MEND // max(problem.graph.num_ops, 1))
     for start in starts[:num_mended]:
+        best = min(best, moved(problem, start, levels), key=Attempt.rank)
         if not best.overflow_bytes:
             break
-        best = min(best, moved(problem, start, levels), key=Attempt.rank)
     return best

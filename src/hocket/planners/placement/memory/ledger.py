@@ -20,8 +20,8 @@ from hocket.graph.graph import Graph
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 
-MAX_LEAVES = 2**22
-"""Leaves of the trees of all devices together; beyond, several instants share one. 64 MiB."""
+MAX_LEAVES = 2**20
+"""Leaves of the trees of all devices together; beyond, several instants share one. 32 MiB."""
 
 
 class Spans(NamedTuple):

@@ -28,7 +28,7 @@ MAX_ROUNDS = 4
 LARGE_OPS = 50_000
 """From here on only units move, neither layers nor single ops, and less is tried."""
 ROUNDS_WHEN_LARGE = 2
-BATCHES_WHEN_LARGE = 40
+BATCHES_WHEN_LARGE = 30
 HEATS = (0.0, 0.001, 0.004)
 """Per search: by how much of a device's memory a random move may worsen things at first."""
 MAX_TRIES = 30_000

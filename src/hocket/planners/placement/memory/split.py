@@ -29,13 +29,15 @@ from hocket.planners.placement.memory.mend import LARGE_OPS, in_graph_order
 from hocket.planners.placement.memory.relieve import Board, Level
 from hocket.planners.placement.memory.units import layers, units
 
-BISECTIONS = 6
+BISECTIONS = 4
+BISECTIONS_WHEN_LARGE = 2
 STEP_UP = 1.2
 WORTHWHILE = 0.97
 """A further option is looked into only if it beats the best by this factor."""
 MAX_CORRECTIONS = 4
 MAX_STARTS = 4
 """Splits that are handed on for mending where none fits."""
+MOST_BYTES = 2.0**62
 UNLIMITED_S = 1e300
 """Infinity would also let a device take units that it cannot run."""
 
@@ -92,12 +94,18 @@ class Filler:
         self.sequences = self._sequences()
 
     def splits(self, free: ByteArray) -> Iterator[Result]:
-        """Splits worth simulating; the first has the smallest load, or lacks least."""
+        """Splits worth simulating: those of small load and one that fills the fastest devices.
+
+        Where none fits, those that lack least.
+        """
         for lines in _device_lines(self.problem):
             options = [Option(sequence, line) for sequence in self.sequences for line in lines]
             fitting = [option for option in options if self._fits(option, free)]
+            for sequence in self.sequences:
+                alike = [option for option in fitting if option.sequence is sequence]
+                if alike:
+                    yield self._least_load(alike, free)
             if fitting:
-                yield self._least_load(fitting, free)
                 self._fits(fitting[0], free)
                 yield self._result()
                 return
@@ -117,7 +125,7 @@ class Filler:
         np.minimum.at(first_of_layer, layer_of_unit, position)
         lines = [np.argsort(position, kind="stable")]
         by_layer = np.lexsort((position, first_of_layer[layer_of_unit]))
-        if not np.array_equal(by_layer, lines[0]):
+        if not self.problem.contiguous and not np.array_equal(by_layer, lines[0]):
             lines.append(by_layer)
         return [table(line[self.fixed[line] < 0], np.int64) for line in lines]
 
@@ -145,7 +153,7 @@ class Filler:
         """The split that exceeds every device by the smallest factor."""
 
         def fits(option: Option, scale: float) -> bool:
-            return self._fits(option, (free * scale).astype(np.int64))
+            return self._fits(option, np.minimum(free * scale, MOST_BYTES).astype(np.int64))
 
         return self._least(options, 1.0, fits)
 
@@ -153,6 +161,8 @@ class Filler:
         self, options: Sequence[Option], low: float, fits: Callable[[Option, float], bool]
     ) -> Result:
         """The split for the smallest number above ``low`` with which one of the options fits."""
+        is_large = self.problem.graph.num_ops >= LARGE_OPS
+        bisections = BISECTIONS_WHEN_LARGE if is_large else BISECTIONS
         best: Result | None = None
         high = STEP_UP * low
         for option in options:
@@ -165,7 +175,7 @@ class Filler:
             else:
                 high *= WORTHWHILE
             best = self._result()
-            for _ in range(BISECTIONS):
+            for _ in range(bisections):
                 middle = math.sqrt(floor * high)
                 if fits(option, middle):
                     best, high = self._result(), middle
