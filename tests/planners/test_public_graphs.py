@@ -19,6 +19,8 @@ GRAPHS = [*PARTITIONING, *(path for path in PIPEDREAM if path.name != "LICENSE.t
 
 pytestmark = pytest.mark.skipif(not GRAPHS, reason="no ../shared/data beside the repository")
 
+QUICK = ("one-device", "m-topo", "m-etf", "pardnn")
+
 
 def _name(path: Path) -> str:
     return "/".join(path.parts[-3:])
@@ -26,7 +28,7 @@ def _name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", GRAPHS, ids=_name)
 def test_public_graph_plans_and_simulates_on_four_cards(path):
-    planned = best_of(compare(make_problem(read_graph(path), "4xv100-32g")))
+    planned = best_of(compare(make_problem(read_graph(path), "4xv100-32g"), QUICK))
     verify(planned.plan, planned.problem)
     assert simulate(planned.problem, planned.plan).makespan_s == planned.step_s
     used = {len(set(c.plan.device_of.tolist())) for c in planned.comparison.candidates}
@@ -41,7 +43,7 @@ def test_public_graph_plans_on_the_devices_of_its_own_file(path):
     stated = graph.meta["cluster"]
     assert problem.cluster.num_devices == stated["accelerators"] + stated["cpus"]
     try:
-        planned = best_of(compare(problem))
+        planned = best_of(compare(problem, QUICK))
     except NoFeasiblePlanError:
         pytest.fail("a processor of the file holds everything, so one-device always fits")
     verify(planned.plan, problem)
