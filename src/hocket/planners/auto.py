@@ -54,7 +54,7 @@ def effort_for(problem: Problem) -> Effort:
         return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=12, searched=2)
     if problem.graph.num_ops <= 50_000:
         return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=4, searched=2)
-    return Effort(LATENCY_PORTFOLIO, ordered=2, searched=1)
+    return Effort(LATENCY_PORTFOLIO, ordered=1, searched=1)
 
 
 def auto(problem: Problem, plan: Plan) -> Plan:
@@ -74,8 +74,8 @@ def portfolio(problem: Problem) -> list[Candidate]:
     refined = _refined(problem, proposed, effort) if effort.ordered else []
     best = min((c for c in (*proposed, *refined) if c.plan is not None), key=_rank(problem))
     assert best.plan is not None
-    chosen = judge(problem, AUTO, _named(best), time.perf_counter() - started)
-    return [*proposed, chosen]
+    seconds = time.perf_counter() - started
+    return [*proposed, replace(best, planner=AUTO, plan=_named(best), plan_seconds=seconds)]
 
 
 def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> list[Candidate]:

@@ -10,7 +10,8 @@ from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, propose
-from hocket.planners.placement.memory import explain_shortage
+from hocket.planners.placement.memory import explain_shortage, fit_memory
+from hocket.planners.registry import BASE, LAST_RESORT, MENDED
 from hocket.simulate.analysis import bottleneck
 from hocket.units import format_percent
 
@@ -50,7 +51,7 @@ def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
     """
     tried: list[Candidate] = []
     for name in names or (AUTO,):
-        tried += portfolio(problem) if name == AUTO else [_single(problem, name)]
+        tried += portfolio(problem) if name == AUTO else _single(problem, name)
     bound = _bound(problem, tried)
     ranked = sorted(
         (i for i, c in enumerate(tried) if c.value_s is not None),
@@ -79,8 +80,16 @@ def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
     return bound
 
 
-def _single(problem: Problem, name: str) -> Candidate:
-    return propose(problem, name, find_planner(name))
+def _single(problem: Problem, name: str) -> list[Candidate]:
+    """What one planner proposes and, where that lacks memory, what it takes to make it fit."""
+    candidate = propose(problem, name, find_planner(name))
+    if candidate.feasible or name not in MENDED:
+        return [candidate]
+    start = candidate.plan
+    if start is None:  # it gave up: nothing to mend
+        return [candidate, propose(problem, f"{name} + {LAST_RESORT}", BASE[LAST_RESORT])]
+    mended = propose(problem, f"{name} + fit-memory", lambda p, _: fit_memory(p, start))
+    return [candidate, mended]
 
 
 def _shortage(problem: Problem, tried: list[Candidate]) -> str:

@@ -36,6 +36,8 @@ PLACERS: dict[str, Planner] = {
     # the same on the whole step, the forward pass or single ops instead
     "m-etf-step": coarsely(m_etf),
     "m-sct-step": coarsely(m_sct),
+    "m-etf-fine": m_etf,
+    "m-sct-fine": m_sct,
     "pardnn-forward": forward_coarsely(pardnn),
     "pardnn-fine": pardnn,
     "memory-split": memory_split,
@@ -63,6 +65,10 @@ LATENCY_PORTFOLIO = (
 
 FURTHER = ("m-etf-step", "m-sct-step", "pardnn-forward", "pardnn-fine")
 """What it also tries where graphs are not large."""
+
+MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
+"""Planners whose placements are mended where they lack memory; what baselines and experts lack is
+shown as it is."""
 
 LAST_RESORT = "memory-split"
 """What fits where little fits."""

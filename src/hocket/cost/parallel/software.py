@@ -1,0 +1,27 @@
+"""What the training program does that its speed and memory depend on, besides the division."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Attention = Literal["plain", "flash"]
+"""``plain`` keeps the matrix of all pairs of tokens; ``flash`` never writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """A training program and how it is set."""
+
+    name: str
+    dtype: str = "bfloat16"
+    """Arithmetic of matrix products: float16, bfloat16 or float8."""
+    attention: Attention = "flash"
+    gradient_bytes: int = 4
+    """Bytes per parameter in which gradients are summed."""
+    scatters_activations: bool = True
+    """Whether tensor-parallel ranks each send their part to the next stage, which gathers it."""
+    overlaps_tensor: bool = False
+    """Whether tensor-parallel collectives hide behind matrix products."""
+    overlaps_data: bool = False
+    """Whether collectives of data-parallel ranks hide behind the backward pass."""

@@ -1,0 +1,121 @@
+"""How the training of a transformer is divided over devices: one way, or millions as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+Recompute = Literal["none", "selective", "full"]
+"""What the backward pass computes again: nothing, the inside of attention, or whole layers."""
+ScheduleName = Literal[
+    "gpipe", "1f1b", "interleaved", "looped-bfs",
+    "zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v",
+]  # fmt: skip
+"""The order in which pipeline stages work; ``interleaved`` with one chunk is ``1f1b``."""
+
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """One way to train a transformer on ``num_devices`` devices.
+
+    Ranks count tensor parallel first, then context, data and pipeline, so that tensor-parallel
+    groups are neighbours. The expert degree divides experts over ranks of the data, context and
+    (where it exceeds these) tensor dimensions; it adds no devices.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+    chunks: int = 1
+    """Model chunks per device: virtual stages are ``pipeline * chunks``."""
+    microbatch: int = 1
+    """Sequences per microbatch and data-parallel rank."""
+    global_batch: int = 1
+    """Sequences per step."""
+    schedule: ScheduleName = "1f1b"
+    recompute: Recompute = "none"
+    zero: int = 0
+    """What data-parallel ranks divide: 0 nothing, 1 optimizer state, 2 gradients too, 3 all."""
+    sequence_parallel: bool = False
+    """Whether norms and dropout are divided over the tensor-parallel ranks."""
+    layers: tuple[int, ...] | None = None
+    """Layers of each virtual stage in order; None where they are divided evenly."""
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that take part."""
+        return self.tensor * self.pipeline * self.data * self.context
+
+    @property
+    def num_microbatches(self) -> int:
+        """Microbatches that each pipeline works on in a step."""
+        return self.global_batch // (self.microbatch * self.data)
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages."""
+        return self.pipeline * self.chunks
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Divisions:
+    """Many divisions of one model with even stages: one array per field, all of one length.
+
+    ``schedule`` and ``recompute`` hold positions in `SCHEDULES` and `RECOMPUTES`.
+    """
+
+    tensor: NDArray[np.int32]
+    pipeline: NDArray[np.int32]
+    data: NDArray[np.int32]
+    context: NDArray[np.int32]
+    expert: NDArray[np.int32]
+    chunks: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    global_batch: NDArray[np.int32]
+    schedule: NDArray[np.int8]
+    recompute: NDArray[np.int8]
+    zero: NDArray[np.int8]
+    sequence_parallel: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, index: int) -> Division:
+        """One of them as a value."""
+        values = {f.name: getattr(self, f.name)[index].item() for f in fields(self)}
+        values["schedule"] = SCHEDULES[values["schedule"]]
+        values["recompute"] = RECOMPUTES[values["recompute"]]
+        return Division(**values)
+
+    def take(self, indices: NDArray[np.intp]) -> Divisions:
+        """Those at the given positions."""
+        return Divisions(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
+
+    @staticmethod
+    def of(divisions: Iterable[Division]) -> Divisions:
+        """The arrays of single divisions; their own layers per stage are not kept."""
+        rows = list(divisions)
+
+        def column(name: str, dtype: type[np.generic]) -> NDArray[np.generic]:
+            return np.array([getattr(row, name) for row in rows], dtype=dtype)
+
+        ints = (
+            "tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch",
+            "global_batch",
+        )  # fmt: skip
+        return Divisions(
+            **{name: column(name, np.int32) for name in ints},  # type: ignore[arg-type]
+            schedule=np.array([SCHEDULES.index(row.schedule) for row in rows], dtype=np.int8),
+            recompute=np.array([RECOMPUTES.index(row.recompute) for row in rows], dtype=np.int8),
+            zero=np.array([row.zero for row in rows], dtype=np.int8),
+            sequence_parallel=np.array([row.sequence_parallel for row in rows], dtype=np.bool_),
+        )

@@ -1,0 +1,53 @@
+"""The shape of a decoder-only transformer: all that its size, work and traffic follow from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MlpKind = Literal["gelu", "swiglu"]
+"""``gelu``: two matrices; ``swiglu``: three, the third one gates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the dense MLP."""
+
+    count: int
+    """Routed experts per layer."""
+    active: int
+    """Routed experts that each token visits."""
+    mlp_width: int
+    """Inner width of one expert."""
+    shared_width: int = 0
+    """Inner width of the experts that every token visits, together; 0 for none."""
+    dense_layers: int = 0
+    """Layers at the start that keep the dense MLP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transformer:
+    """A decoder-only transformer as it is trained."""
+
+    name: str
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    """Heads of keys and values: ``heads`` without sharing, 1 where all share one."""
+    head_width: int
+    mlp_width: int
+    mlp: MlpKind
+    vocabulary: int
+    sequence: int
+    """Tokens of one training sequence."""
+    tied_embeddings: bool
+    """Whether the output layer is the embedding's matrix."""
+    learned_positions: bool
+    biases: bool
+    """Whether linear layers and norms have biases."""
+    dropout: bool
+    """Whether dropout masks are kept for the backward pass."""
+    experts: Experts | None = None
+    source: str = ""
+    """Where the figures come from."""
