@@ -46,7 +46,6 @@ def planning_s(comparison: Comparison) -> float:
 def growth(sizes: tuple[int, ...]) -> None:
     from hocket.api import make_problem
     from hocket.graph.generators import generate
-    from hocket.plan.plan import Plan
     from hocket.planners.compare import compare
 
     print(f"\n| ops | edges | cluster | {' | '.join(f'{name}, s' for name in PLANNERS)} |")

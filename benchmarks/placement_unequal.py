@@ -4,17 +4,15 @@
     .venv/bin/python benchmarks/placement_unequal.py gpt2       # names that contain a word
 
 Every model of the zoo whose step fits, with PCIe x16 and with PCIe x4 between the cards. Steps are
-what the simulator says; ``accelerate`` is called live with the same memory and its map placed op by
-op. Results: ``docs/placement.md``.
+what the simulator says. What libraries make of some models: ``placement_peers.py``. Results:
+``docs/placement.md``.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-import time
 from dataclasses import replace
-from typing import Any
 
 import suite
 from placement_quality import geometric_mean
@@ -22,7 +20,6 @@ from placement_quality import geometric_mean
 from hocket.api import make_problem
 from hocket.capture import ZOO, capture, load_model
 from hocket.hardware import Cluster
-from hocket.plan.problem import Problem
 from hocket.planners.auto import AUTO, portfolio
 
 BATCH = {
@@ -41,19 +38,6 @@ def slower(cluster: Cluster, factor: float) -> Cluster:
         replace(link, bandwidth_bps=link.bandwidth_bps * factor) for link in cluster.links
     )
     return replace(cluster, name=f"{cluster.name}, slow links", links=links)
-
-
-def accelerate_seconds(model: Any, problem: Problem) -> float:
-    """How long Accelerate itself takes to map the model on the same memory."""
-    from accelerate import infer_auto_device_map
-    from accelerate.utils import get_balanced_memory
-
-    memory = {index: int(size) for index, size in enumerate(problem.memory_bytes)}
-    started = time.process_time()
-    blocks = getattr(model, "_no_split_modules", None) or []
-    limits = get_balanced_memory(model, memory, no_split_module_classes=blocks)
-    infer_auto_device_map(model, limits, no_split_module_classes=blocks)
-    return time.process_time() - started
 
 
 def main() -> None:

@@ -1,0 +1,46 @@
+"""What a policy answers: the share of time that each job gets on each kind of device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SharedTime:
+    """Time that jobs spend two on a device, by profile; rounds choose the single jobs."""
+
+    profile_a: Counts
+    profile_b: Counts
+    kind: Counts
+    amount: FloatArray
+    """Summed shares of all pairs of these two profiles on this kind."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Allocation:
+    """Shares of time, and how good they are proven to be."""
+
+    policy: str
+    shares: FloatArray
+    """``[job, kind]``: part of its time that a job has devices of a kind alone."""
+    shared: SharedTime | None = None
+    """Time spent two on a device."""
+    objective: float
+    """What the policy makes large or small, in its own unit."""
+    bound: float
+    """What no allocation can exceed (or undercut)."""
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the policy wants to tell, such as the deadlines that it had to drop."""
+
+    @property
+    def gap(self) -> float:
+        """How far the objective may be from the optimum, relative to the bound."""
+        scale = max(abs(self.bound), 1e-300)
+        return abs(self.bound - self.objective) / scale

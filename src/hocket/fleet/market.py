@@ -1,0 +1,76 @@
+"""What an allocation policy sees: kinds of devices and jobs, as arrays.
+
+Jobs stand in rows, kinds of devices in columns. A share is the part of its time that a job spends
+on a kind; shares of a job sum to at most one, and a job that runs holds as many devices as its gang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Pairs:
+    """Throughputs of two jobs of equal gang that share the same devices, by profile.
+
+    Jobs with one profile behave the same, alone and in any company.
+    """
+
+    profile_of: Counts
+    """The profile of each job."""
+    steps_per_s: FloatArray
+    """``[a, b, kind]``: what a job of profile a does beside one of profile b; 0 where they may not
+    share a device of that kind."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Market:
+    """Devices to share and the jobs that want them, at one moment."""
+
+    kinds: tuple[str, ...]
+    num_devices: Counts
+    """Devices of each kind."""
+    price_per_hour: FloatArray
+    """Of one device of each kind."""
+    ids: tuple[str, ...]
+    """Names of the jobs."""
+    steps_per_s: FloatArray
+    """``[job, kind]``: of the whole gang; 0 where the job may not or cannot run."""
+    gang: Counts
+    """Devices that each job holds when it runs."""
+    weight: FloatArray
+    """A job of weight 2 is owed twice the share."""
+    remaining_steps: FloatArray
+    """Infinite where unknown."""
+    elapsed_s: FloatArray
+    """Since submission."""
+    deadline_s: FloatArray
+    """From now; infinite for none."""
+    isolated_s: FloatArray
+    """Time that the work done so far would have taken alone on an equal part of the cluster."""
+    arrival: Counts
+    """Rank of arrival: 0 came first."""
+    team_of: Counts
+    """The team of each job; all 0 where there are no teams."""
+    teams: tuple[str, ...] = ("",)
+    team_weight: FloatArray
+    """One per team."""
+    pairs: Pairs | None = None
+    """Present where jobs may share devices."""
+
+    @property
+    def num_jobs(self) -> int:
+        """Number of jobs."""
+        return len(self.ids)
+
+    @property
+    def num_kinds(self) -> int:
+        """Number of kinds of devices."""
+        return len(self.kinds)

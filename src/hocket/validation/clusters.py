@@ -1,0 +1,60 @@
+"""The clusters that the published measurements were made on, as hocket describes hardware.
+
+All are presets with the network that their owners state; only its bandwidth is changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+
+from hocket.errors import unknown_name
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.shorthand import NETWORK, cluster_from_text
+
+_DEVICES_PER_HOST = 8
+
+
+@dataclass(frozen=True)
+class Site:
+    """A kind of machine and its network."""
+
+    machine: str
+    network_bps: float
+    """Bytes per second and host, each way."""
+    source: str
+
+
+SITES = MappingProxyType(
+    {
+        "selene": Site("dgx-a100-80g", 8 * 25e9, "eight HDR adapters of 200 Gbit/s per DGX A100"),
+        "jean-zay": Site("dgx-a100-80g", 4 * 12.5e9, "four Omni-Path adapters of 100 Gbit/s"),
+        # Its network is stated as 800 Gbit/s per host; the size of its GPUs' memory is not stated.
+        "vtrain": Site("dgx-a100-80g", 100e9, "800 Gbit/s per host, in the files of vTrain"),
+        "eos": Site("dgx-h100", 8 * 50e9, "eight NDR adapters of 400 Gbit/s per DGX H100"),
+        "dgx-a100-2020": Site("dgx-a100-40g", 8 * 25e9, "the first DGX A100, 40 GB per GPU"),
+    }
+)
+"""Sites by the name that the tables use."""
+
+
+@lru_cache(maxsize=64)
+def site_cluster(name: str, num_devices: int) -> Cluster:
+    """The least number of a site's hosts that hold ``num_devices`` devices."""
+    if name not in SITES:
+        raise unknown_name("site", name, SITES)
+    site = SITES[name]
+    num_hosts = max(1, -(-num_devices // _DEVICES_PER_HOST))
+    cluster = cluster_from_text(f"{num_hosts}x{site.machine}")
+    num_links = sum(NETWORK in link.ends for link in cluster.links) // num_hosts
+    return replace(
+        cluster,
+        name=f"{num_hosts} hosts of {name}",
+        links=tuple(
+            replace(link, bandwidth_bps=site.network_bps / num_links)
+            if NETWORK in link.ends
+            else link
+            for link in cluster.links
+        ),
+    )

@@ -1,0 +1,146 @@
+"""The tables of measurements: those that come with hocket, and public files where they are at hand.
+
+Tables that come with hocket have one row per run and the same columns; lines that begin with ``#``
+say where the figures come from and what was assumed.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hocket.errors import InputFileError
+from hocket.transformer import Division, Transformer
+from hocket.validation.rows import PROGRAMS, Measured
+
+TABLES = Path(__file__).parent / "tables"
+"""Folder of the tables that come with hocket."""
+COLUMNS = (
+    "row", "cluster", "software", "gradient_bytes", "hidden", "layers", "heads", "vocabulary",
+    "sequence", "dropout", "tensor", "pipeline", "data", "chunks", "microbatch", "global_batch",
+    "recompute", "zero", "sequence_parallel", "stages", "step_s", "memory_gb", "oom",
+)  # fmt: skip
+"""Columns of a table; ``stages`` has the layers of each stage, such as ``5 6 6 5``, or nothing."""
+
+
+def load_tables(data_dir: str | Path | None = None) -> dict[str, list[Measured]]:
+    """All tables by name; a public file under ``data_dir`` replaces the part that is shipped."""
+    tables = {path.stem: read_table(path) for path in sorted(TABLES.glob("*.csv"))}
+    if data_dir is not None:
+        from hocket.validation.public import read_public
+
+        tables.update(read_public(Path(data_dir)))
+    return tables
+
+
+def read_table(path: Path) -> list[Measured]:
+    """The rows of one table."""
+    records = read_records(path)
+    for record in records:
+        if set(record) != set(COLUMNS):
+            raise InputFileError("has other columns than a table has", where=str(path))
+    return [_measured(path.stem, record) for record in records]
+
+
+def read_records(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column, without the lines that state its source."""
+    with path.open(encoding="utf-8", newline="") as file:
+        # Headers of some public files begin with "# " themselves.
+        lines = [line for line in file if not line.startswith(("# source", "# note"))]
+    return list(csv.DictReader(lines))
+
+
+def write_rows(rows: list[Measured]) -> Iterator[dict[str, str]]:
+    """Rows as the columns of a table, such as `read_table` reads."""
+    for row in rows:
+        division, model = row.division, row.model
+        yield {
+            "row": row.row,
+            "cluster": row.cluster,
+            "software": row.software.name,
+            "gradient_bytes": str(row.software.gradient_bytes),
+            "hidden": str(model.hidden),
+            "layers": str(model.layers),
+            "heads": str(model.heads),
+            "vocabulary": str(model.vocabulary),
+            "sequence": str(model.sequence),
+            "dropout": str(int(model.dropout)),
+            "tensor": str(division.tensor),
+            "pipeline": str(division.pipeline),
+            "data": str(division.data),
+            "chunks": str(division.chunks),
+            "microbatch": str(division.microbatch),
+            "global_batch": str(division.global_batch),
+            "recompute": division.recompute,
+            "zero": str(division.zero),
+            "sequence_parallel": str(int(division.sequence_parallel)),
+            "stages": " ".join(map(str, division.layers or ())),
+            "step_s": "" if row.step_s is None else f"{row.step_s:.6g}",
+            "memory_gb": "" if row.memory_bytes is None else f"{row.memory_bytes / 1e9:.6g}",
+            "oom": str(int(row.is_oom)),
+        }
+
+
+def gpt(
+    *, hidden: int, layers: int, heads: int, sequence: int, vocabulary: int, dropout: bool = True
+) -> Transformer:
+    """A GPT as Megatron trains it: every row of the tables is one of these."""
+    return Transformer(
+        name=f"gpt-h{hidden}-l{layers}-a{heads}",
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_width=hidden // heads,
+        mlp_width=4 * hidden,
+        mlp="gelu",
+        vocabulary=vocabulary,
+        sequence=sequence,
+        tied_embeddings=True,
+        learned_positions=True,
+        biases=True,
+        dropout=dropout,
+    )
+
+
+def _measured(table: str, record: Mapping[str, str]) -> Measured:
+    def whole(column: str) -> int:
+        return int(record[column])
+
+    def real(column: str, scale: float = 1.0) -> float | None:
+        return float(record[column]) * scale if record[column] else None
+
+    chunks = whole("chunks")
+    program = PROGRAMS[record["software"]]
+    return Measured(
+        table=table,
+        row=record["row"],
+        model=gpt(
+            hidden=whole("hidden"),
+            layers=whole("layers"),
+            heads=whole("heads"),
+            sequence=whole("sequence"),
+            vocabulary=whole("vocabulary"),
+            dropout=bool(whole("dropout")),
+        ),
+        division=Division(
+            tensor=whole("tensor"),
+            pipeline=whole("pipeline"),
+            data=whole("data"),
+            chunks=chunks,
+            microbatch=whole("microbatch"),
+            global_batch=whole("global_batch"),
+            schedule="interleaved" if chunks > 1 else "1f1b",
+            recompute=record["recompute"],  # type: ignore[arg-type]
+            zero=whole("zero"),
+            sequence_parallel=bool(whole("sequence_parallel")),
+            layers=tuple(map(int, record["stages"].split())) or None,
+        ),
+        cluster=record["cluster"],
+        software=replace(program, gradient_bytes=whole("gradient_bytes")),
+        step_s=real("step_s"),
+        memory_bytes=real("memory_gb", 1e9),
+        is_oom=bool(whole("oom")),
+    )
