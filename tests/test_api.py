@@ -41,6 +41,26 @@ def test_auto_plans_a_model_and_shows_it(model, tmp_path):
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
+def test_a_planned_step_can_be_run(tmp_path, monkeypatch):
+    from hocket.runtime.session import RunOptions
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def net():\n"
+        "    layers = torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)\n"
+        "    return torch.nn.Sequential(*layers, torch.nn.Flatten(0)), torch.ones(4, 16)\n"
+    )
+    from hocket.capture import load_model
+
+    graph = hocket.capture(*load_model("mine.py:net"), name="mine.py:net", device="cpu")
+    planned = hocket.plan_graph(graph, "2xv100-16g", planners=["m-topo"])
+    assert len(planned.run().losses) == 1
+    result = planned.run(RunOptions(steps=3, backend="single"))
+    assert len(result.losses) == 3
+    assert result.predicted.makespan_s == planned.step_s
+
+
 def test_auto_on_this_machine_uses_what_is_detected(model):
     planned = hocket.auto(model, torch.randn(4, 16))
     assert planned.problem.cluster.name == "this-machine"

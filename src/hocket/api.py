@@ -1,8 +1,9 @@
-"""The public face in Python: from a model or a graph to a plan that can be looked at.
+"""The public face in Python: from a model or a graph to a plan that can be looked at and run.
 
 planned = hocket.auto(model, batch, on="4xv100-16g")
 planned.explain()
 planned.save("plan.json")
+planned.run(RunOptions(steps=20, model="package.module:function"))
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, 
 
 if TYPE_CHECKING:
     from hocket.planners.compare import Comparison
+    from hocket.runtime.session import RunOptions, RunResult
     from hocket.simulate.timeline import Timeline
 
 ON_FILE = "file"
@@ -60,6 +62,19 @@ class Planned:
     def explain(self) -> str:
         """Why this plan, and what limits it."""
         return self.comparison.why
+
+    def run(self, options: RunOptions | None = None) -> RunResult:
+        """Carry out the plan for some steps, one by default.
+
+        The model is built anew, so ``options.model`` must name it (a model of the zoo or
+        ``package.module:function``) unless the name given to `hocket.capture` does.
+        """
+        from hocket.extras import require
+
+        require("torch", "running a plan")
+        from hocket.runtime.session import RunOptions, run_plan
+
+        return run_plan(self.problem, self.plan, options or RunOptions())
 
     def save(self, path: str | Path, *, graph_file: str | Path | None = None) -> None:
         """Write the plan; the graph is put inside unless its file is named."""

@@ -239,6 +239,18 @@ def test_reader_of_the_output_may_go_away():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("arguments", [["schema", "plan"], ["--help"], ["doctor"]])
+def test_reader_of_the_output_may_be_gone_before_there_is_any(arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket", *arguments],
+        stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_interrupt_ends_with_130_and_an_error_object():
     script = (
         "import hocket.graph.generators as g\n"

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from hocket.api import make_problem
-from hocket.errors import InputFileError, UsageError
+from hocket.errors import InputFileError
 from hocket.graph import GraphBuilder, Role
 from hocket.plan.plan import Plan
+from hocket.planners import find_planner
 from hocket.planners.placement.device_map_auto import device_map_auto
 from hocket.planners.placement.expert import expert
 from hocket.simulate.verify import violations
@@ -31,6 +32,13 @@ def test_device_map_auto_ignores_everything_but_parameter_bytes():
     # The first takes 400 and 1.25 blocks, and of these keeps room for one block.
     assert placed.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert violations(Plan(device_of=placed), problem) == []
+
+
+def test_device_map_auto_keeps_room_for_numbered_blocks_not_for_names_that_end_in_a_digit():
+    sizes = {"fc1": 400, "fc2": 100, "fc3": 100, "fc4": 100, "fc5": 100}
+    problem = make_problem(layered_model(sizes), "2xv100-16g")
+    # 400 and 1.25 times the mean of 160, less the 100 that are still to come.
+    assert device_map_auto(problem, Plan()).device_of.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_device_map_auto_splits_as_accelerate_does():
@@ -71,19 +79,32 @@ def test_expert_file_places_by_the_longest_module_path(tmp_path):
     assert violations(plan, problem) == []
 
 
+def test_expert_file_may_list_a_module_all_of_whose_parts_it_lists(tmp_path):
+    problem = make_problem(layered_model({"blocks.0": 1, "blocks.1": 1}), "2xv100-16g")
+    path = expert_file(tmp_path, {"gpu0": ["blocks"], "gpu1": ["blocks.0", "blocks.1"]})
+    assert expert(path)(problem, Plan()).device_of.tolist() == [1, 1]
+
+
+def test_expert_file_may_have_a_plus_in_its_name(tmp_path):
+    problem = make_problem(layered_model({"stem": 1, "head": 1}), "2xv100-16g")
+    path = expert_file(tmp_path, {"gpu0": ["stem"], "gpu1": ["head"]}).rename(tmp_path / "a+b.json")
+    for name in (f"expert:{path}", f"expert:{path}+order-topological", f" expert:{path} "):
+        assert find_planner(name)(problem, Plan()).device_of.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
-    ("devices", "error", "needle"),
+    ("devices", "needle"),
     [
-        ({"gpu7": ["stem"]}, UsageError, "unknown device 'gpu7'"),
-        ({"gpu0": ["stm"]}, UsageError, "unknown module or op 'stm'"),
-        ({"gpu0": ["stem"]}, InputFileError, "says nothing of op 'blocks.0/mm'"),
-        ({"gpu0": ["stem"], "gpu1": ["stem"]}, InputFileError, "on two devices"),
-        ({"gpu0": "stem"}, InputFileError, "devices.gpu0"),
+        ({"gpu7": ["stem"]}, "unknown device 'gpu7'"),
+        ({"gpu0": ["stm"]}, "unknown module or op 'stm'"),
+        ({"gpu0": ["stem"]}, "says nothing of op 'blocks.0/mm'"),
+        ({"gpu0": ["stem"], "gpu1": ["stem"]}, "on two devices"),
+        ({"gpu0": "stem"}, "devices.gpu0"),
     ],
 )
-def test_expert_file_mistakes_are_named(tmp_path, devices, error, needle):
+def test_expert_file_mistakes_are_named(tmp_path, devices, needle):
     problem = make_problem(layered_model({"stem": 1, "blocks.0": 1}), "2xv100-16g")
-    with pytest.raises(error, match=needle):
+    with pytest.raises(InputFileError, match=needle):
         expert(expert_file(tmp_path, devices))(problem, Plan())
 
 

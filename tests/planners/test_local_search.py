@@ -45,6 +45,19 @@ def test_the_result_is_legal_and_never_worse(data):
     assert _score(problem, found) <= _score(problem, plan)
 
 
+@given(st.data())
+@settings(derandomize=True, deadline=None, max_examples=8)
+def test_the_result_is_legal_where_memory_is_lacking(data):
+    problem = data.draw(problems(max_ops=8, max_devices=3))
+    problem = replace(problem, cluster=_with_memory(problem.cluster, 24))
+    plan = data.draw(plans(problem))
+    if any(v.rule != "memory" for v in violations(plan, problem)):
+        return
+    found = local_search(problem, plan)
+    _require_legal(problem, found)
+    assert _score(problem, found).step_s < np.inf
+
+
 @pytest.mark.parametrize(
     ("family", "num_ops", "transfers"),
     [("gnmt", 300, "parallel"), ("layered", 90, "shared"), ("layered", 20, "queued")],

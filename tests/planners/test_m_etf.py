@@ -16,7 +16,6 @@ from hocket.plan.plan import Plan
 from hocket.plan.verify import structure_violations
 from hocket.planners.placement.list_schedule.prepare import breadth_first
 from hocket.planners.placement.m_etf import m_etf
-from hocket.planners.tables import task_table
 from hocket.simulate import simulate
 from hocket.simulate.verify import update_violations
 
@@ -78,7 +77,7 @@ def test_m_etf_notes_its_starts_as_priorities_and_drops_an_older_order():
 @pytest.mark.parametrize("family", ["layered", "gnmt", "series-parallel"])
 def test_rank_is_the_breadth_first_order(family):
     problem = make_problem(generate(family, 500, 3), "2xt4")
-    order = breadth_first(task_table(problem))
+    order = breadth_first(problem.graph)
     assert order.tolist() == in_breadth_first_order(problem.graph)
 
 

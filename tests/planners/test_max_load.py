@@ -17,11 +17,11 @@ from planners.max_load_cases import (
     returns_to_a_device,
     stated_problems,
 )
-from simulate.problems import placements, problems
+from simulate.problems import joined, placements, problem_of, problems
 
 from hocket.api import make_problem
 from hocket.errors import NoFeasiblePlanError
-from hocket.graph import GraphBuilder, Role
+from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import require_structure
@@ -260,6 +260,23 @@ def test_planner_gives_a_legal_plan_that_tells_its_load(name, problem):
     assert plan.notes["max_load_s"] == max_load_s(problem, plan.device_of)
     assert plan.notes["lower_bound_s"] <= plan.notes["max_load_s"]
     assert not returns_to_a_device(problem, plan.device_of)
+
+
+def test_no_bound_counts_on_partners_that_a_free_placement_may_separate():
+    builder = GraphBuilder("pair")
+    forward = builder.op("f")
+    made = builder.tensor("y", 1, producer=forward)
+    builder.op("b", reads=[made], phase=Phase.BACKWARD, partner=forward)
+    problem = problem_of(builder.build(), joined(2, 1e9, 0.0), np.ones(2))
+    free = replace(problem, objective="throughput")
+    apart_s = max_load_s(free, np.array([0, 1], dtype=np.int32))
+    assert apart_s < 2
+    assert max_load_bound(free) <= apart_s
+    for planner in (throughput, dpl, pipedream):
+        assert planner(free, Plan()).notes["lower_bound_s"] <= apart_s
+    together = throughput(replace(free, contiguous=True), Plan()).notes
+    assert together["proven"]
+    assert together["lower_bound_s"] == 2
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)

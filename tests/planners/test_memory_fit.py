@@ -22,6 +22,7 @@ from simulate.problems import joined, plans, problem_of, problems
 from hocket.api import make_problem
 from hocket.compiled.containers import table
 from hocket.graph import GraphBuilder, Phase, Role
+from hocket.graph.coarsen import bound_ops
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
@@ -30,7 +31,7 @@ from hocket.planners.placement.memory.attempt import attempt
 from hocket.planners.placement.memory.ledger import spans_in_graph_order, spans_of_run
 from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
 from hocket.planners.placement.memory.relieve import Board, Level
-from hocket.planners.placement.memory.units import layers, ties, units
+from hocket.planners.placement.memory.units import layers, units
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import update_violations, violations
 from hocket.units import parse_bytes
@@ -70,7 +71,7 @@ def test_ledger_after_random_moves_is_that_of_the_moved_placement(problem, data)
     spans = spans_of_run(problem, simulate(problem, plan))
     board = Board(problem, spans)
     board.place(plan.device_of)
-    level = Level(problem, data.draw(st.sampled_from([units, ties]))(problem.graph))
+    level = Level(problem, data.draw(st.sampled_from([units, bound_ops]))(problem.graph))
     best = np.empty(problem.graph.num_ops, dtype=np.int64)
     limits = table(np.full(problem.cluster.num_devices, -1), np.int64)
     anneal(
@@ -107,7 +108,7 @@ def test_ledger_peaks_are_those_of_the_simulator(family, form):
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_ties_are_enough_for_a_legal_plan_and_larger_units_keep_them(problem, data):
     graph = problem.graph
-    tie_of, unit_of = ties(graph), units(graph)
+    tie_of, unit_of = bound_ops(graph), units(graph)
     last = problem.cluster.num_devices - 1
     count = int(tie_of.max()) + 1
     device_of_tie = data.draw(st.lists(st.integers(0, last), min_size=count, max_size=count))
@@ -131,7 +132,7 @@ def test_layers_of_a_recurrent_net_are_its_weights():
 def test_fit_memory_never_lacks_more_and_stays_legal(problem, data, filled):
     problem = tight(problem, (1,) * problem.cluster.num_devices, filled)
     plan = data.draw(plans(problem))
-    tie_of = ties(problem.graph)
+    tie_of = bound_ops(problem.graph)
     first = np.unique(tie_of, return_index=True)[1]
     plan = replace(plan, device_of=plan.device_of[first][tie_of], order=None)
     fitted = fit_memory(problem, plan)
@@ -156,7 +157,7 @@ def test_repairs_are_deterministic(graph, num_devices):
 @settings(derandomize=True, deadline=None, max_examples=15)
 def test_steps_of_small_parts_fit_at_the_promised_share(graph, shares):
     problem = tight(on_joined(graph, len(shares)), shares)
-    assert tie_needs(graph, ties(graph)).max() < problem.memory_bytes.min() / 6
+    assert tie_needs(graph, bound_ops(graph)).max() < problem.memory_bytes.min() / 6
     plan = memory_split(problem, Plan())
     assert overflow_bytes(problem, plan) == 0
     assert broken_rules(problem, plan) == []
@@ -278,7 +279,7 @@ def test_an_order_that_releases_early_is_enough_where_it_fits():
 @given(problem=problems(max_ops=16), data=st.data())
 @settings(derandomize=True, deadline=None, max_examples=150)
 def test_no_plan_gets_below_the_stated_needs(problem, data):
-    graph, tie_of = problem.graph, ties(problem.graph)
+    graph, tie_of = problem.graph, bound_ops(problem.graph)
     first = np.unique(tie_of, return_index=True)[1]
     device_of = data.draw(plans(problem, orders=("none",))).device_of[first][tie_of]
     peaks = simulate(problem, Plan(device_of=device_of)).peak_bytes
@@ -289,7 +290,7 @@ def test_no_plan_gets_below_the_stated_needs(problem, data):
 def test_shortage_names_the_op_that_is_larger_than_every_device():
     graph = generate("transformer", 100, 1)
     problem = make_problem(graph, "2xv100-16g")
-    needs = tie_needs(graph, ties(graph))
+    needs = tie_needs(graph, bound_ops(graph))
     problem = with_memory(problem, [int(needs.max()) - 10**6, int(needs.max()) - 10**7])
     shortage = explain_shortage(problem, [])
     assert shortage.device == "gpu0"

@@ -17,6 +17,7 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
 from hocket.planners.bounds.units import find_units
+from hocket.planners.compare import compare
 from hocket.planners.placement.exact.instance import make_instance
 from hocket.planners.placement.exact.symmetry import first_use_order, interchangeable
 from hocket.planners.placement.optimal import MAX_OPS, PROVEN_GAP, optimal
@@ -41,6 +42,18 @@ def test_optimal_proves_the_published_optimum(example, num_devices, memory_bytes
     assert simulate(problem, plan).makespan_s == step_s
     assert plan.notes["proven"]
     assert plan.notes["lower_bound_s"] == pytest.approx(step_s)
+
+
+def test_what_is_proven_is_the_bound_that_is_shown():
+    comparison = compare(EXAMPLE_B.problem(3), ["optimal"])
+    assert comparison.bound.seconds == pytest.approx(29)
+    assert comparison.bound.why == "proven by optimal"
+    assert comparison.gap <= PROVEN_GAP
+
+
+def test_what_is_proven_of_a_load_does_not_bound_a_step():
+    problem = EXAMPLE_B.problem(3)
+    assert compare(problem, ["throughput"]).bound.seconds == lower_bound(problem).seconds
 
 
 @pytest.mark.parametrize("duplex", ["half", "full"])

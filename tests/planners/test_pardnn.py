@@ -258,6 +258,18 @@ def test_fit_memory_never_overflows_more_and_stays_legal(problem, data, share):
     assert [v for v in violations(plan, tight) if v.rule != "memory"] == []
 
 
+@given(problem=tied_problems(), share=st.sampled_from([0.5, 0.7, 0.9]))
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_what_fits_by_itself_is_not_given_up_for_something_slower(problem, share):
+    peak = int(simulate(problem, planned(problem)).peak_bytes.max())
+    tight = with_memory(problem, max(int(peak * share), 1))
+    devices, work, slices, mapping = prepared(tight)
+    trials = Trials(tight, work, devices, Evaluator(tight))
+    mapped = trials(mapping.ledger.device.astype(np.int32))
+    _, fittest = refine(work, slices, mapping, trials, mapped)
+    assert Evaluator(tight).plan(pardnn(tight, Plan()))[:2] <= fittest.score[:2]
+
+
 def potentials(problem, run, unit, moment_s):
     """Bytes that each unit alone holds when all ops are on one device, storage by storage."""
     graph, end_s = problem.graph, run.timeline.op_end_s

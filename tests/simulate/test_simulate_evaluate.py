@@ -123,7 +123,8 @@ def test_an_order_that_deadlocks_has_no_end():
     graph = generate("chain", 3)
     problem = problem_of(graph, joined(1), np.ones(3))
     backwards = Plan(device_of=np.zeros(3, np.int32), order=(np.array([2, 1, 0], np.int32),))
-    assert Evaluator(problem).plan(backwards).step_s == np.inf
+    score = Evaluator(problem).plan(backwards)
+    assert (score.overflow_bytes, score.step_s) == (np.inf, np.inf)
 
 
 def test_order_priority_gives_positions_on_each_device():

@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> None:
     from hocket.errors import HocketError, InterruptedByUserError, UsageError
 
     arguments = sys.argv[1:] if argv is None else argv
-    as_json = wants_json(arguments)
+    as_json, stdout = wants_json(arguments), sys.stdout
     try:
         root.main(args=arguments, prog_name="hocket", standalone_mode=False)
     except HocketError as error:
@@ -35,8 +35,10 @@ def main(argv: list[str] | None = None) -> None:
     except (KeyboardInterrupt, click.Abort):
         sys.exit(fail(InterruptedByUserError("interrupted"), as_json=as_json))
     except SystemExit as done:
-        # The reader of a pipe went away, as `| head` does; click ends with 1 then, but it is fine.
-        raise SystemExit(0) if isinstance(done.__context__, BrokenPipeError) else done from None
+        # The reader of a pipe went away, as `| head` does; click and rich end with 1 then, but it
+        # is fine. Click leaves no trace of the error but a stand-in for standard output.
+        is_unread = sys.stdout is not stdout or isinstance(done.__context__, BrokenPipeError)
+        raise SystemExit(0) if is_unread else done from None
     except OSError as error:
         # Files are opened where their errors are understood; what comes here is the terminal,
         # a pipe or a full disk behind standard output.

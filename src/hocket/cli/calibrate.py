@@ -1,19 +1,43 @@
-"""``hocket calibrate``: fit the cost model to measured profiles."""
+"""``hocket calibrate``: fit the cost models to what was measured."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from hocket.cli.output import emit, json_option, output_option
 
 if TYPE_CHECKING:
+    from hocket.arrays import FloatArray
+    from hocket.cost.parallel.coefficients import Coefficients
     from hocket.hardware.cluster import DeviceKind
+    from hocket.transformer import Recompute
+
+_DEFAULT = "profiles"
 
 
-@click.command("calibrate")
+class _Calibrations(click.Group):
+    """Without the name of a subcommand, arguments are profiles."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("calibrate", cls=_Calibrations, subcommand_metavar="[PROFILES]... | parallel DATA")
+def command() -> None:
+    """Fit the cost models to what was measured on a machine.
+
+    \b
+    hocket calibrate profile.json -o calibration.json      ops of one kind of device
+    hocket calibrate parallel runs.csv --on 64xdgx-a100-80g   steps of parallel training
+    """
+
+
+@command.command(_DEFAULT)
 @click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
 @output_option("Calibration file")
 @click.option(
@@ -24,7 +48,7 @@ if TYPE_CHECKING:
     help="A cluster with the profiles' kind of device; 'auto' is this machine.",
 )
 @json_option
-def command(profiles: tuple[Path, ...], output: Path, on: str, as_json: bool) -> None:
+def profiles_command(profiles: tuple[Path, ...], output: Path, on: str, as_json: bool) -> None:
     """Fit efficiencies per family of ops from PROFILES of one kind of device."""
     from hocket.cost.calibrate import calibrate, calibration_errors, write_calibration
     from hocket.cost.profile import merge_profiles, read_profile
@@ -52,6 +76,94 @@ def command(profiles: tuple[Path, ...], output: Path, on: str, as_json: bool) ->
             f" {row.error:>+7.1%}"
         )
     click.echo(f"wrote {output} — next: hocket plan MODEL --on CLUSTER --calibration {output}")
+
+
+@command.command("parallel")
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option("--on", required=True, metavar="CLUSTER", help="What the runs were measured on.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("coefficients.json"),
+    show_default=True,
+    help="Coefficients file to write.",
+)
+@click.option(
+    "--software",
+    default="megatron-core",
+    show_default=True,
+    metavar="NAME",
+    help="The program that the runs were made with.",
+)
+@click.option(
+    "--recompute",
+    type=click.Choice(["none", "selective", "full"]),
+    default="full",
+    show_default=True,
+    help="What the backward pass computed again, where DATA does not say.",
+)
+@click.option(
+    "--sequence",
+    type=click.IntRange(1, 10**9),
+    default=2048,
+    show_default=True,
+    help="Tokens of a sequence, where DATA does not say.",
+)
+@json_option
+def parallel_command(
+    data: Path, on: str, output: Path, software: str, recompute: str, sequence: int, as_json: bool
+) -> None:
+    """Fit the step predictor from a table of measured runs on one cluster."""
+    from hocket.cost.parallel.calibrate import calibrate, prediction_errors
+    from hocket.cost.parallel.coefficients import Coefficients, write_coefficients
+    from hocket.cost.parallel.measurements import read_runs
+    from hocket.cost.parallel.softwares import find_software
+    from hocket.hardware.shorthand import cluster_from_text
+
+    cluster = cluster_from_text(on)
+    table = read_runs(data, find_software(software), cast("Recompute", recompute), sequence)
+    coefficients = calibrate(table.runs, cluster, source=f"{len(table.runs)} runs of {data.name}")
+    write_coefficients(coefficients, output)
+    before = prediction_errors(table.runs, cluster, Coefficients())
+    after = prediction_errors(table.runs, cluster, coefficients)
+    if as_json:
+        emit(_as_json(coefficients, output, table.num_skipped, before, after))
+        return
+    _show(coefficients, before, after)
+    skipped = f" ({table.num_skipped} rows without a usable time)" if table.num_skipped else ""
+    click.echo(f"{len(table.runs)} runs{skipped}; these errors are of the runs that were fitted")
+    click.echo(f"wrote {output} — next: hocket parallel MODEL --on {on} --coefficients {output}")
+
+
+def _as_json(
+    coefficients: Coefficients,
+    output: Path,
+    num_skipped: int,
+    before: FloatArray,
+    after: FloatArray,
+) -> dict[str, object]:
+    from hocket.cost.parallel.coefficients import NAMES
+
+    return {
+        "file": str(output),
+        "runs": len(after),
+        "skipped": num_skipped,
+        "coefficients": {name: getattr(coefficients, name) for name in NAMES},
+        "mean_error_before": float(abs(before).mean()),
+        "mean_error_after": float(abs(after).mean()),
+        "errors": after.tolist(),
+    }
+
+
+def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> None:
+    from hocket.cost.parallel.coefficients import NAMES
+
+    for name in NAMES:
+        click.echo(f"{name:<12}{getattr(coefficients, name):>7.3f}")
+    for name, errors in (("before", before), ("after", after)):
+        sizes = abs(errors)
+        click.echo(f"{name:<8} mean error {sizes.mean():>6.1%}, largest {sizes.max():>6.1%}")
 
 
 def _find_kind(name: str, on: str) -> DeviceKind:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hocket.cli.output import console, emit, json_option
-from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, refuse_graph
 
 
 @click.command("explain")
@@ -15,6 +15,14 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 @json_option
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Explain PLAN: its critical path, why devices wait, and what limits the step."""
+    from hocket.plan.parallel_files import holds_parallel_plan
+
+    if holds_parallel_plan(plan_file):
+        from hocket.cli.parallel_plans import explain_parallel
+
+        refuse_graph(graph_file)
+        explain_parallel(plan_file, as_json)
+        return
     from hocket.simulate.analysis import bottleneck, critical_path
     from hocket.simulate.engine import simulate
 

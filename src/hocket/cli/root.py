@@ -12,13 +12,16 @@ from hocket.cli import (
     detect,
     doctor,
     explain,
+    export,
     generate,
+    parallel,
     plan,
     profile,
     run,
     schema,
     show,
     simulate,
+    validate,
     verify,
 )
 from hocket.errors import unknown_name
@@ -44,8 +47,11 @@ def root() -> None:
 
     \b
     hocket plan gpt2 --on 4xv100-16g     plan a training step and compare the candidates
+    hocket parallel llama3-8b --on 2xdgx-h100 --batch 512
+                                         choose data x tensor x pipeline degrees
     hocket show plan.json                look at a plan
     hocket explain plan.json             what limits it
+    hocket run plan.json                 carry it out
 
     Exit codes: 0 ok, 1 a bug of ours, 2 usage, 3 bad input file, 4 no feasible plan,
     5 run failed, 6 a check failed, 130 interrupted.
@@ -53,7 +59,7 @@ def root() -> None:
 
 
 for module in (
-    plan, run, show, explain, simulate, verify, capture, generate, detect, profile, calibrate,
-    schema, doctor, completion,
+    plan, parallel, run, show, explain, simulate, verify, export, capture, generate, detect,
+    profile, calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hocket.cli.output import console, emit, json_option, say, working
-from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, require_folder
+from hocket.cli.sources import (
+    announce_compilation,
+    load_plan,
+    plan_arguments,
+    refuse_graph,
+    require_folder,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -71,6 +77,11 @@ if TYPE_CHECKING:
     help="Trace to write, measured beside predicted. [default: run.trace.json beside the plan, "
     "nothing with --json]",
 )
+@click.option(
+    "--check-only",
+    is_flag=True,
+    help="For a parallel plan: only compare its division with one device at toy size.",
+)
 @json_option
 def command(
     plan_file: Path,
@@ -82,16 +93,27 @@ def command(
     threads: int | None,
     slowdown: tuple[str, ...],
     trace_file: Path | None,
+    check_only: bool,
     as_json: bool,
 ) -> None:
     """Carry out PLAN: train for some steps, print losses and times, compare with the prediction.
 
     The model is built again with random weights, captured again, and refused where it is not the
-    one that was planned.
+    one that was planned. A parallel plan is first compared with one device at toy size.
     """
     from hocket.extras import require
 
     require("torch", "running a plan")
+    if _holds_parallel_plan(plan_file, graph_file, check_only=check_only, only_placement={
+        "--model": model, "--slowdown": slowdown, "--trace": trace_file,
+        "--backend single": backend == "single",
+    }):  # fmt: skip
+        from hocket.cli import run_parallel
+        from hocket.runtime.parallel.session import ParallelOptions
+
+        parallel = ParallelOptions(steps=steps, backend=backend, seed=seed, threads=threads)
+        run_parallel.run(plan_file, parallel, check_only=check_only, as_json=as_json)
+        return
     from hocket.runtime.session import RunOptions, run_plan
 
     options = RunOptions(
@@ -131,6 +153,28 @@ def command(
     if as_json:
         written = {"trace": None if trace_file is None else str(trace_file)}
         emit({"planner": saved.plan.planner, **_as_dict(saved.problem, result), **written})
+
+
+def _holds_parallel_plan(
+    plan_file: Path,
+    graph_file: Path | None,
+    *,
+    check_only: bool,
+    only_placement: dict[str, Any],
+) -> bool:
+    """Whether the file is a parallel plan; refuses options that its kind of plan does not take."""
+    from hocket.errors import UsageError
+    from hocket.plan.parallel_files import holds_parallel_plan
+
+    is_parallel = holds_parallel_plan(plan_file)
+    if is_parallel:
+        refuse_graph(graph_file)
+        given = [name for name, value in only_placement.items() if value]
+        if given:
+            raise UsageError(f"{given[0]} has no meaning for a parallel plan", hint="leave it out")
+    elif check_only:
+        raise UsageError("--check-only is for parallel plans", hint="leave it out")
+    return is_parallel
 
 
 def _beside(plan_file: Path) -> Path:

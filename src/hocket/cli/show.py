@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hocket.cli.output import console, emit, json_option, say
-from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, refuse_graph
 
 
 @click.command("show")
@@ -33,6 +33,14 @@ def command(
     as_json: bool,
 ) -> None:
     """Show PLAN: devices, memory, links and the ops that take the most time."""
+    from hocket.plan.parallel_files import holds_parallel_plan
+
+    if holds_parallel_plan(plan_file):
+        from hocket.cli.parallel_plans import show_parallel
+
+        refuse_graph(graph_file)
+        show_parallel(plan_file, report, trace, as_json)
+        return
     from hocket.simulate.engine import simulate
     from hocket.view.report import write_report
     from hocket.view.text import plan_summary

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hocket.cli.output import console, emit, json_option, working
-from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, refuse_graph
 
 
 @click.command("simulate")
@@ -23,6 +23,14 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 @json_option
 def command(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: bool) -> None:
     """Simulate PLAN and print its step time, memory and use of devices and links."""
+    from hocket.plan.parallel_files import holds_parallel_plan
+
+    if holds_parallel_plan(plan_file):
+        from hocket.cli.parallel_plans import simulate_parallel
+
+        refuse_graph(graph_file)
+        simulate_parallel(plan_file, as_json)
+        return
     from hocket.simulate.analysis import bottleneck, channel_busy_s, device_busy_s
     from hocket.simulate.engine import simulate
     from hocket.simulate.verify import violations

@@ -159,6 +159,14 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
         return read_plan(path, graph_file=graph_file)
 
 
+def refuse_graph(graph_file: Path | None) -> None:
+    """A parallel plan holds its model: a graph beside it is a mistake."""
+    from hocket.errors import UsageError
+
+    if graph_file is not None:
+        raise UsageError("a parallel plan has no graph", hint="leave out --graph")
+
+
 def require_folder(output: Path) -> None:
     """Refuse an output in a folder that is not there, before any work is done for it."""
     from hocket.errors import UsageError

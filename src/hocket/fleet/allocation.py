@@ -13,6 +13,17 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Warm:
+    """What an answer knew that speeds up the next one."""
+
+    prices: FloatArray
+    """``[question, pool]``: prices of devices that are good to ask first."""
+    level: float
+    columns: Counts | None = None
+    """``[pair, 3]``: classes that shared a device, and its kind, where jobs may share."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SharedTime:
     """Time that jobs spend two on a device, by profile; rounds choose the single jobs."""
 
@@ -38,6 +49,8 @@ class Allocation:
     """What no allocation can exceed (or undercut)."""
     notes: dict[str, str] = field(default_factory=dict)
     """What the policy wants to tell, such as the deadlines that it had to drop."""
+    warm: Warm | None = None
+    """A good start for the next moment's solve."""
 
     @property
     def gap(self) -> float:

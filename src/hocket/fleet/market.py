@@ -1,7 +1,7 @@
 """What an allocation policy sees: kinds of devices and jobs, as arrays.
 
 Jobs stand in rows, kinds of devices in columns. A share is the part of its time that a job spends
-on a kind; shares of a job sum to at most one, and a job that runs holds as many devices as its gang.
+on a kind; shares of a job sum to at most one; a job that runs holds as many devices as its gang.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Market:
     """One per team."""
     pairs: Pairs | None = None
     """Present where jobs may share devices."""
+    column_kind: Counts | None = None
+    """The kind whose devices each kind uses, where some are other ways to use the same devices (a
+    gang spread over servers); the number and price of devices are read from that kind."""
 
     @property
     def num_jobs(self) -> int:
@@ -74,3 +77,14 @@ class Market:
     def num_kinds(self) -> int:
         """Number of kinds of devices."""
         return len(self.kinds)
+
+    @property
+    def pool_of(self) -> Counts:
+        """The kind whose devices each column uses."""
+        return np.arange(self.num_kinds) if self.column_kind is None else self.column_kind
+
+    @property
+    def usable_steps_per_s(self) -> FloatArray:
+        """Throughputs, 0 also where the kind has no device or fewer than the gang needs."""
+        devices = self.num_devices[self.pool_of]
+        return np.where(self.gang[:, None] <= devices[None, :], self.steps_per_s, 0.0)

@@ -218,6 +218,20 @@ class Graph:
             root = further
         return _frozen(root.astype(np.int32))
 
+    @cached_property
+    def home_op(self) -> IntArray:
+        """For each tensor, the op on whose device it first is; -1 where that is no op's.
+
+        That is its producer; for what exists before the step, the first op that reads any tensor
+        of the same storage.
+        """
+        first = np.full(self.num_tensors, self.num_ops, dtype=np.int32)
+        early = np.flatnonzero((self.tensor_producer < 0) & (np.diff(self.user_ptr) > 0))
+        np.minimum.at(first, self.root_of[early], self.users[self.user_ptr[early]])
+        first = np.where(first < self.num_ops, first, -1)[self.root_of]
+        made = self.tensor_producer >= 0
+        return _frozen(np.where(made, self.tensor_producer, first).astype(np.int32))
+
     def bytes_by_role(self) -> dict[str, int]:
         """Storage bytes summed by role, for tables."""
         sums = np.zeros(len(Role), dtype=np.int64)

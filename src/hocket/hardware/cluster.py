@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hocket.errors import InputFileError
 
 if TYPE_CHECKING:
+    from hocket.hardware.network import Network
     from hocket.hardware.routes import Routes
 
 Duplex = Literal["full", "half"]
@@ -115,6 +116,20 @@ class Cluster:
         from hocket.hardware.routes import find_routes
 
         return find_routes(self)
+
+    @cached_property
+    def network(self) -> Network:
+        """What each device gets inside its host and between hosts, for clusters of any size."""
+        from hocket.hardware.network import find_network
+
+        return find_network(self)
+
+    @cached_property
+    def networks(self) -> Mapping[str, Network]:
+        """The same among the devices of each kind alone, by the kind's name."""
+        from hocket.hardware.network import find_networks
+
+        return find_networks(self)
 
     @cached_property
     def content_hash(self) -> str:

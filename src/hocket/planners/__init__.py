@@ -19,7 +19,18 @@ _EXPERT = "expert:"
 
 def find_planner(name: str) -> Planner:
     """The planner of that name; several joined by ``+`` run one after another."""
-    return chain(*(_one(part.strip()) for part in name.split("+")))
+    return chain(*(_one(part.strip()) for part in _parts(name)))
+
+
+def _parts(name: str) -> list[str]:
+    """The joined names; what follows an expert's file and names no planner is part of its path."""
+    parts: list[str] = []
+    for part in name.split("+"):
+        if parts and parts[-1].lstrip().startswith(_EXPERT) and part.strip() not in PLANNERS:
+            parts[-1] += f"+{part}"
+        else:
+            parts.append(part)
+    return parts
 
 
 def _one(name: str) -> Planner:

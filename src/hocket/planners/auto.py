@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hocket.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Candidate, judge, propose
@@ -60,20 +61,27 @@ def effort_for(problem: Problem) -> Effort:
 def auto(problem: Problem, plan: Plan) -> Plan:
     """The best plan of the portfolio; the shortest overflow of memory where nothing fits."""
     best = portfolio(problem)[-1]
-    assert best.plan is not None, "one-device always proposes something where anything can run"
+    assert best.plan is not None, "the portfolio ends with a plan"
     return replace(best.plan, planner=plan.planner or AUTO)
 
 
 def portfolio(problem: Problem) -> list[Candidate]:
-    """What each planner of the portfolio proposes, and ``auto`` made from them as the last."""
+    """What each planner of the portfolio proposes, and ``auto`` made from them as the last.
+
+    Raises `NoFeasiblePlanError` where no planner has a plan at all, fitting or not.
+    """
     started = time.perf_counter()
     effort = effort_for(problem)
     proposed = [propose(problem, name, BASE[name]) for name in effort.names]
     if not any(c.feasible for c in proposed) and LAST_RESORT not in effort.names:
         proposed.append(propose(problem, LAST_RESORT, BASE[LAST_RESORT]))
     refined = _refined(problem, proposed, effort) if effort.ordered else []
-    best = min((c for c in (*proposed, *refined) if c.plan is not None), key=_rank(problem))
-    assert best.plan is not None
+    placed = [candidate for candidate in (*proposed, *refined) if candidate.plan is not None]
+    if not placed:
+        raise NoFeasiblePlanError(
+            proposed[-1].reason, hint="add a device of a kind that can run it"
+        )
+    best = min(placed, key=_rank(problem))
     seconds = time.perf_counter() - started
     return [*proposed, replace(best, planner=AUTO, plan=_named(best), plan_seconds=seconds)]
 

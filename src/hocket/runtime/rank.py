@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hocket.runtime.progress import BEAT_S, Progress
@@ -26,16 +27,20 @@ if TYPE_CHECKING:
 _SET_PARENT_DEATH_SIGNAL = 1
 _FAILED = 1
 
+Header = dict[str, Any]
+CarryOut = Callable[[Header, list[bytearray], Progress, BinaryIO], None]
+"""Does what a header says, and writes what happened as frames."""
 
-def main() -> None:
-    """Run until the last step is done."""
+
+def main(carry_out: CarryOut | None = None) -> None:
+    """Run until the last step is done; other kinds of ranks say how they are carried out."""
     spec_fd, result_fd, progress_fd, life_fd = (int(text) for text in sys.argv[1:5])
     _die_with_parent()
     progress = Progress(mmap.mmap(progress_fd, Progress.SIZE))
     threading.Thread(target=_live, args=(progress, life_fd), daemon=True).start()
     with os.fdopen(spec_fd, "rb", buffering=0) as spec, os.fdopen(result_fd, "wb") as results:
         # The end of the interpreter would wait for threads of the backend that wait for others.
-        os._exit(_run(spec, results, progress))
+        os._exit(_run(spec, results, progress, carry_out or _carry_out))
 
 
 def _die_with_parent() -> None:
@@ -52,7 +57,7 @@ def _live(progress: Progress, life_fd: int) -> None:
             os._exit(_FAILED)
 
 
-def _run(spec: BinaryIO, results: BinaryIO, progress: Progress) -> int:
+def _run(spec: BinaryIO, results: BinaryIO, progress: Progress, carry_out: CarryOut) -> int:
     from hocket.runtime.wire import read_frame, write_frame
 
     frame = read_frame(spec)
@@ -60,14 +65,7 @@ def _run(spec: BinaryIO, results: BinaryIO, progress: Progress) -> int:
         return _FAILED
     header, buffers = frame
     try:
-        runner = _prepare(header, buffers, progress)
-        # Its tensors are copies: without this every parameter would be there twice.
-        buffers.clear()
-        for number in range(1, header["steps"] + 1):
-            record = runner.step(number)
-            _report(results, header, number, record, runner)
-        if header["wants_results"]:
-            _report_results(results, runner)
+        carry_out(header, buffers, progress, results)
         write_frame(results, {"what": "done"})
     # Whatever an op of a stranger's model raises is told, with its message, by the parent.
     except Exception as error:
@@ -79,7 +77,20 @@ def _run(spec: BinaryIO, results: BinaryIO, progress: Progress) -> int:
     return 0
 
 
-def _prepare(header: dict[str, Any], buffers: list[bytearray], progress: Progress) -> RankRunner:
+def _carry_out(
+    header: Header, buffers: list[bytearray], progress: Progress, results: BinaryIO
+) -> None:
+    runner = _prepare(header, buffers, progress)
+    # Its tensors are copies: without this every parameter would be there twice.
+    buffers.clear()
+    for number in range(1, header["steps"] + 1):
+        record = runner.step(number)
+        _report(results, header, number, record, runner)
+    if header["wants_results"]:
+        _report_results(results, runner)
+
+
+def _prepare(header: Header, buffers: list[bytearray], progress: Progress) -> RankRunner:
     import torch
 
     from hocket.runtime.connect import join_group
@@ -117,7 +128,7 @@ def _prepare(header: dict[str, Any], buffers: list[bytearray], progress: Progres
 
 
 def _report(
-    results: BinaryIO, header: dict[str, Any], number: int, record: StepRecord, runner: RankRunner
+    results: BinaryIO, header: Header, number: int, record: StepRecord, runner: RankRunner
 ) -> None:
     from hocket.runtime.wire import write_frame
 

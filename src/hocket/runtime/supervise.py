@@ -52,6 +52,8 @@ class RankSpec:
     describe: Callable[[Position], str]
     """What a rank does at a position, for people: ``running op …``."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    program: str = "hocket.runtime.rank"
+    """The module that a rank runs."""
 
 
 class _Rank:
@@ -70,7 +72,7 @@ class _Rank:
             self.progress = Progress(mmap.mmap(shared.fileno(), Progress.SIZE))
             given = (spec_read, result_write, shared.fileno(), life_fd)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "hocket.runtime.rank", *map(str, given)],
+                [sys.executable, "-m", spec.program, *map(str, given)],
                 pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

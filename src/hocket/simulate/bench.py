@@ -157,7 +157,7 @@ def _fixed(problem: Problem, route_of_pair: ByteArray) -> Fixed:
     capacity = costs.channel_capacity()
     hops = routes.hops.ravel() if stated else np.ones(routes.hops.size)
     return Fixed(
-        home_reader=table(_home_readers(graph), np.int64),
+        home_reader=table(graph.home_op, np.int64),
         is_made=table(graph.tensor_producer >= 0, np.bool_),
         is_input=table(graph.tensor_role == Role.INPUT, np.bool_),
         is_held=table(graph.is_held, np.bool_),
@@ -178,20 +178,6 @@ def _fixed(problem: Problem, route_of_pair: ByteArray) -> Fixed:
         receive_queue=table(routes.receive_queue, np.int64),
         mode=table([TRANSFER_MODES.index(problem.transfers)], np.int64),
     )
-
-
-def _home_readers(graph: Graph) -> ByteArray:
-    """Per tensor the op whose device is its home; see `hocket.simulate.places.home_devices`."""
-    before = int(np.searchsorted(graph.tensor_producer, 0))
-    found = graph.tensor_producer.astype(np.int64)
-    root = graph.root_of[:before]
-    first_reader = np.full(before, graph.num_ops)
-    early = np.flatnonzero(graph.reads < before)
-    reader = np.searchsorted(graph.read_ptr, early, side="right") - 1
-    np.minimum.at(first_reader, root[graph.reads[early]], reader)
-    first_reader[first_reader == graph.num_ops] = -1
-    found[:before] = first_reader[root]
-    return found
 
 
 def _slowest(problem: Problem, capacity: FloatArray) -> FloatArray:

@@ -24,7 +24,7 @@ class Score(NamedTuple):
     overflow_bytes: float
     """Bytes that devices need beyond what they have, summed over devices."""
     step_s: float
-    """Infinite where an order makes ops wait for each other."""
+    """Infinite, as ``overflow_bytes`` then, where an order makes ops wait for each other."""
     moved_bytes: float
     """Bytes of all transfers."""
 

@@ -48,25 +48,8 @@ class Places:
 
 
 def home_devices(graph: Graph, device_of: IntArray) -> IntArray:
-    """The device on which each tensor first is.
-
-    That is where its producer runs; before the step, where the first op runs that reads any tensor
-    of the same storage, or device 0 where none does.
-    """
-    before = int(np.searchsorted(graph.tensor_producer, 0))
-    home = np.zeros(graph.num_tensors, dtype=np.int32)
-    home[before:] = device_of[graph.tensor_producer[before:]]
-    if before == 0 or graph.num_ops == 0:
-        return home
-    root = graph.root_of[:before]
-    early = np.flatnonzero(graph.reads < before)
-    reader = np.searchsorted(graph.read_ptr, early, side="right") - 1
-    first_reader = np.full(before, graph.num_ops)
-    np.minimum.at(first_reader, root[graph.reads[early]], reader)
-    is_read = first_reader < graph.num_ops
-    device_of_root = np.where(is_read, device_of[np.where(is_read, first_reader, 0)], 0)
-    home[:before] = device_of_root[root]
-    return home
+    """The device on which each tensor first is: that of its `Graph.home_op`, or device 0."""
+    return np.append(device_of, 0)[graph.home_op].astype(np.int32)
 
 
 def find_places(graph: Graph, device_of: IntArray, num_devices: int) -> Places:

@@ -13,8 +13,6 @@ from hocket.errors import unknown_name
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.shorthand import NETWORK, cluster_from_text
 
-_DEVICES_PER_HOST = 8
-
 
 @dataclass(frozen=True)
 class Site:
@@ -32,7 +30,10 @@ SITES = MappingProxyType(
         "jean-zay": Site("dgx-a100-80g", 4 * 12.5e9, "four Omni-Path adapters of 100 Gbit/s"),
         # Its network is stated as 800 Gbit/s per host; the size of its GPUs' memory is not stated.
         "vtrain": Site("dgx-a100-80g", 100e9, "800 Gbit/s per host, in the files of vTrain"),
+        # One host alone is calibrated apart from the many: no run of it uses the network.
+        "vtrain-host": Site("dgx-a100-80g", 100e9, "the same machines"),
         "eos": Site("dgx-h100", 8 * 50e9, "eight NDR adapters of 400 Gbit/s per DGX H100"),
+        "dgx2": Site("dgx2", 8 * 12.5e9, "eight adapters of 100 Gbit/s per DGX-2"),
         "dgx-a100-2020": Site("dgx-a100-40g", 8 * 25e9, "the first DGX A100, 40 GB per GPU"),
     }
 )
@@ -45,7 +46,8 @@ def site_cluster(name: str, num_devices: int) -> Cluster:
     if name not in SITES:
         raise unknown_name("site", name, SITES)
     site = SITES[name]
-    num_hosts = max(1, -(-num_devices // _DEVICES_PER_HOST))
+    per_host = cluster_from_text(site.machine).num_devices
+    num_hosts = max(1, -(-num_devices // per_host))
     cluster = cluster_from_text(f"{num_hosts}x{site.machine}")
     num_links = sum(NETWORK in link.ends for link in cluster.links) // num_hosts
     return replace(

@@ -11,16 +11,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hocket.cost.parallel.softwares import find_software
 from hocket.errors import InputFileError
 from hocket.transformer import Division, Transformer
-from hocket.validation.rows import PROGRAMS, Measured
+from hocket.validation.rows import Measured
 
 TABLES = Path(__file__).parent / "tables"
 """Folder of the tables that come with hocket."""
 COLUMNS = (
-    "row", "cluster", "software", "gradient_bytes", "hidden", "layers", "heads", "vocabulary",
-    "sequence", "dropout", "tensor", "pipeline", "data", "chunks", "microbatch", "global_batch",
-    "recompute", "zero", "sequence_parallel", "stages", "step_s", "memory_gb", "oom",
+    "row", "cluster", "software", "gradient_bytes", "spare_gradient_bytes", "hidden", "layers",
+    "heads", "vocabulary", "sequence", "dropout", "tensor", "pipeline", "data", "chunks",
+    "microbatch", "global_batch", "recompute", "zero", "sequence_parallel", "stages", "step_s",
+    "memory_gib", "oom",
 )  # fmt: skip
 """Columns of a table; ``stages`` has the layers of each stage, such as ``5 6 6 5``, or nothing."""
 
@@ -46,10 +48,13 @@ def read_table(path: Path) -> list[Measured]:
 
 def read_records(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column, without the lines that state its source."""
-    with path.open(encoding="utf-8", newline="") as file:
-        # Headers of some public files begin with "# " themselves.
-        lines = [line for line in file if not line.startswith(("# source", "# note"))]
-    return list(csv.DictReader(lines))
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            # Headers of some public files begin with "# " themselves.
+            lines = [line for line in file if not line.startswith(("# source", "# note"))]
+        return list(csv.DictReader(lines))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputFileError(f"cannot be read as CSV: {error}", where=str(path)) from None
 
 
 def write_rows(rows: list[Measured]) -> Iterator[dict[str, str]]:
@@ -61,6 +66,7 @@ def write_rows(rows: list[Measured]) -> Iterator[dict[str, str]]:
             "cluster": row.cluster,
             "software": row.software.name,
             "gradient_bytes": str(row.software.gradient_bytes),
+            "spare_gradient_bytes": str(row.software.spare_gradient_bytes),
             "hidden": str(model.hidden),
             "layers": str(model.layers),
             "heads": str(model.heads),
@@ -78,7 +84,7 @@ def write_rows(rows: list[Measured]) -> Iterator[dict[str, str]]:
             "sequence_parallel": str(int(division.sequence_parallel)),
             "stages": " ".join(map(str, division.layers or ())),
             "step_s": "" if row.step_s is None else f"{row.step_s:.6g}",
-            "memory_gb": "" if row.memory_bytes is None else f"{row.memory_bytes / 1e9:.6g}",
+            "memory_gib": "" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.6g}",
             "oom": str(int(row.is_oom)),
         }
 
@@ -113,7 +119,7 @@ def _measured(table: str, record: Mapping[str, str]) -> Measured:
         return float(record[column]) * scale if record[column] else None
 
     chunks = whole("chunks")
-    program = PROGRAMS[record["software"]]
+    program = find_software(record["software"])
     return Measured(
         table=table,
         row=record["row"],
@@ -139,8 +145,12 @@ def _measured(table: str, record: Mapping[str, str]) -> Measured:
             layers=tuple(map(int, record["stages"].split())) or None,
         ),
         cluster=record["cluster"],
-        software=replace(program, gradient_bytes=whole("gradient_bytes")),
+        software=replace(
+            program,
+            gradient_bytes=whole("gradient_bytes"),
+            spare_gradient_bytes=whole("spare_gradient_bytes"),
+        ),
         step_s=real("step_s"),
-        memory_bytes=real("memory_gb", 1e9),
+        memory_bytes=real("memory_gib", 2**30),
         is_oom=bool(whole("oom")),
     )

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # Two voices that alternate: what a hocket is.
-_LOGO = (
+LOGO = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 16" aria-hidden="true">'
     '<path fill="#3c72b4" d="M0 1h7v6H0zM16 1h7v6h-7z"/>'
     '<path fill="#c8752f" d="M8 9h7v6H8zM24 9h7v6h-7z"/></svg>'
 )
+"""The mark of the page, as SVG."""
 
 
 def report_html(
@@ -46,16 +48,16 @@ def report_html(
 ) -> str:
     """The report as one HTML text."""
     facts = facts_of(problem, plan, timeline)
-    css = picture_css() + _template("report.css")
-    js = _template("paint.js") + _template("report.js")
+    css = picture_css() + template("report.css")
+    js = template("paint.js") + template("report.js")
     data = report_data(problem, timeline, facts)
     values = {
-        "policy": _policy(css, js),
+        "policy": policy(css, js),
         "generator": f"hocket {__version__}",
         "title": escape(facts.title),
-        "icon": "data:image/svg+xml," + quote(_LOGO),
+        "icon": "data:image/svg+xml," + quote(LOGO),
         "css": css,
-        "logo": _LOGO,
+        "logo": LOGO,
         "lead": escape(_lead(facts)),
         "stats": sections.stats(facts),
         "candidates": sections.candidates(comparison),
@@ -71,8 +73,7 @@ def report_html(
         "data": _script_json(data),
         "js": js,
     }
-    # One pass over the template: a value that looks like a placeholder is not filled again.
-    return _PLACEHOLDER.sub(lambda match: values[match[1]], _template("report.html"))
+    return fill(template("report.html"), values)
 
 
 def write_report(
@@ -86,11 +87,20 @@ def write_report(
     write_atomically(path, report_html(problem, plan, timeline, comparison).encode())
 
 
-def _template(name: str) -> str:
+def fill(page: str, values: Mapping[str, str]) -> str:
+    """A template with its placeholders filled; values must be HTML already."""
+    # One pass over the template: a value that looks like a placeholder is not filled again.
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], page)
+
+
+def template(name: str) -> str:
+    """A file of the folder of templates."""
     return (files("hocket.view") / "templates" / name).read_text("utf-8")
 
 
-def _policy(css: str, js: str) -> str:
+def policy(css: str, js: str) -> str:
+    """The content security policy of a page with this style and this script."""
+
     def allowed(text: str) -> str:
         digest = hashlib.sha256(text.encode()).digest()
         return f"'sha256-{base64.b64encode(digest).decode()}'"

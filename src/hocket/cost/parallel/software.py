@@ -25,3 +25,13 @@ class Software:
     """Whether tensor-parallel collectives hide behind matrix products."""
     overlaps_data: bool = False
     """Whether collectives of data-parallel ranks hide behind the backward pass."""
+    fuses_accumulation: bool = True
+    """Whether matrix products add to the gradients of earlier microbatches themselves; otherwise
+    one more pass over all gradients does, after each microbatch."""
+    gathers_by_tensor: bool = False
+    """Whether fully divided weights are gathered tensor by tensor, which fills one network adapter
+    at a time, instead of layer by layer."""
+    spare_gradient_bytes: int = 0
+    """Bytes per parameter of gradients that stay in memory beside their sum."""
+    pause_s: float = 0.0
+    """What the program adds to each pass over each layer, whatever its size, and nothing hides."""

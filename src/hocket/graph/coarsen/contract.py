@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray
 from hocket.compiled.containers import new_heaps, table
-from hocket.graph.coarsen.units import NO_BYTES_CAP, NO_SECONDS_CAP, numbered, single_units
+from hocket.graph.coarsen.ties import Ties
+from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct
 
 
@@ -36,7 +37,7 @@ def contracted(part_of_op: ByteArray, edges: Edges, label: ByteArray) -> ByteArr
         end = edges.dst if by_target else edges.src
         is_only = np.bincount(end, minlength=len(label))[end] == 1
         chosen = np.flatnonzero(is_only & (label[edges.src] == label[edges.dst]))
-        part = _joined(len(label), edges.src[chosen], edges.dst[chosen])
+        part = _joined(len(label), Ties(edges.src[chosen], edges.dst[chosen]))
         num_idle_rounds = 0 if len(chosen) else num_idle_rounds + 1
         by_target = not by_target
         part_of_op, edges = part[part_of_op], quotient(part, edges)
@@ -56,8 +57,7 @@ def joined_ends(edges: Edges, label: ByteArray, is_last: NDArray[np.bool_]) -> B
     last = np.flatnonzero(is_last & ~has_target & ~is_alone)
     with_alone = _first_of_label(label, alone, np.flatnonzero(~is_alone))
     with_last = _first_of_label(label, last)
-    ties = np.concatenate((alone, last)), np.concatenate((with_alone[alone], with_last[last]))
-    return _joined(len(label), *ties)
+    return _joined(len(label), Ties(alone, with_alone[alone]), Ties(last, with_last[last]))
 
 
 def _first_of_label(label: ByteArray, *ops: ByteArray) -> ByteArray:
@@ -103,13 +103,8 @@ def in_order(part_of_op: ByteArray, edges: Edges) -> ByteArray:
     return rank[part_of_op]
 
 
-def _joined(count: int, src: ByteArray, dst: ByteArray) -> ByteArray:
-    from hocket.graph.coarsen.unit_kernels import join_ties
-
-    units = single_units(np.zeros(count), np.zeros(count, dtype=np.int64))
-    first, second = table(src, np.int64), table(dst, np.int64)
-    join_ties(units, first, second, NO_SECONDS_CAP, NO_BYTES_CAP)
-    return numbered(units).astype(np.int64)
+def _joined(count: int, *ties: Ties) -> ByteArray:
+    return joined(count, *ties).astype(np.int64)
 
 
 def _label_of_parts(part: ByteArray, label: ByteArray) -> ByteArray:

@@ -18,7 +18,6 @@ from hocket.arrays import ByteArray, FloatArray, IntArray
 from hocket.compiled.containers import table
 from hocket.graph.coarsen.ties import (
     Ties,
-    first_readers,
     followers,
     hard_ties,
     in_place,
@@ -29,14 +28,7 @@ from hocket.graph.coarsen.ties import (
     partners,
     views,
 )
-from hocket.graph.coarsen.units import (
-    NO_BYTES_CAP,
-    NO_SECONDS_CAP,
-    Readers,
-    Units,
-    numbered,
-    single_units,
-)
+from hocket.graph.coarsen.units import Readers, Units, join, joined, numbered, single_units
 from hocket.graph.graph import Graph, Phase
 
 CHAIN_SHARE = 0.25
@@ -62,29 +54,23 @@ def co_placed(
     """
     units = single_units(np.where(np.isfinite(op_s), op_s, 0.0), brought_bytes(graph))
     for ties in (*hard_ties(graph), partners(graph), views(graph)):
-        _join(units, ties)
+        join(units, ties)
     worked_on = in_place(graph) if joins_gradients else of_forward_ops(graph, in_place(graph))
     for ties in (worked_on, optimizers(graph), followers(graph), isolated(graph)):
-        _join(units, ties, max_group_s, max_group_bytes)
+        join(units, ties, max_group_s, max_group_bytes)
     _join_chains(graph, units, CHAIN_SHARE * max_group_s, max_group_bytes)
     return numbered(units)
 
 
 def tied_ops(graph: Graph) -> IntArray:
     """As `co_placed` without chains and without caps: what moves with each forward op."""
-    units = _unweighted(graph)
     soft = (partners(graph), views(graph), optimizers(graph), followers(graph))
-    for ties in (*hard_ties(graph), *soft):
-        _join(units, ties)
-    return numbered(units)
+    return joined(graph.num_ops, *hard_ties(graph), *soft)
 
 
 def bound_ops(graph: Graph) -> IntArray:
     """As `co_placed` with hard ties only: ops that no legal plan may separate."""
-    units = _unweighted(graph)
-    for ties in hard_ties(graph):
-        _join(units, ties)
-    return numbered(units)
+    return joined(graph.num_ops, *hard_ties(graph))
 
 
 def anchor_of(graph: Graph, unit_of: IntArray) -> IntArray:
@@ -114,26 +100,10 @@ def brought_bytes(graph: Graph) -> ByteArray:
     is_saved[root[read_tensor[reader_phase == Phase.BACKWARD]]] = True
     is_saved &= made & (graph.op_phase[np.where(made, graph.tensor_producer, 0)] == Phase.FORWARD)
     is_saved[root[graph.is_held]] = True
-    owner = np.where(made, graph.tensor_producer, first_readers(graph)[root])
-    counted = np.flatnonzero(is_saved & (graph.alias_of < 0) & (owner < graph.num_ops))
+    counted = np.flatnonzero(is_saved & (graph.alias_of < 0) & (graph.home_op >= 0))
     sums = np.zeros(graph.num_ops, dtype=np.int64)
-    np.add.at(sums, owner[counted], graph.tensor_bytes[counted])
+    np.add.at(sums, graph.home_op[counted], graph.tensor_bytes[counted])
     return sums
-
-
-def _unweighted(graph: Graph) -> Units:
-    return single_units(np.zeros(graph.num_ops), np.zeros(graph.num_ops, dtype=np.int64))
-
-
-def _join(
-    units: Units, ties: Ties, max_s: float = NO_SECONDS_CAP, max_bytes: int = NO_BYTES_CAP
-) -> int:
-    if not len(ties.first):
-        return 0
-    from hocket.graph.coarsen.unit_kernels import join_ties
-
-    first, second = table(ties.first, np.int64), table(ties.second, np.int64)
-    return join_ties(units, first, second, float(max_s), int(max_bytes))
 
 
 def _join_chains(graph: Graph, units: Units, max_s: float, max_bytes: int) -> None:
@@ -156,5 +126,5 @@ def _join_chains(graph: Graph, units: Units, max_s: float, max_bytes: int) -> No
         find_sole_readers(units, readers, sole)
         ops = np.flatnonzero((sole >= 0) & (graph.op_phase == Phase.FORWARD))
         ops = ops[np.lexsort((-ops, -weight[ops]))]
-        if not _join(units, Ties(ops, sole[ops]), max_s, max_bytes):
+        if not join(units, Ties(ops, sole[ops]), max_s, max_bytes):
             break

@@ -22,17 +22,6 @@ class Ties(NamedTuple):
     second: NDArray[np.integer[Any]]
 
 
-def first_readers(graph: Graph) -> IntArray:
-    """Per storage that exists before the step: the first op that reads any tensor of it from then.
-
-    Indexed by the tensor that owns the storage; ``num_ops`` where none does.
-    """
-    first = np.full(graph.num_tensors, graph.num_ops, dtype=np.int32)
-    early = np.flatnonzero((graph.tensor_producer < 0) & (np.diff(graph.user_ptr) > 0))
-    np.minimum.at(first, graph.root_of[early], graph.users[graph.user_ptr[early]])
-    return first
-
-
 def hard_ties(graph: Graph) -> Iterator[Ties]:
     """Ops of one group; ops that update a tensor from before the step with its first reader.
 
@@ -43,8 +32,8 @@ def hard_ties(graph: Graph) -> Iterator[Ties]:
     yield Ties(grouped, grouped[first][inverse])
     before, root = graph.tensor_producer < 0, graph.root_of
     is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & ~before & before[root]
-    updates = np.flatnonzero(is_update & (first_readers(graph)[root] < graph.num_ops))
-    yield Ties(graph.tensor_producer[updates], first_readers(graph)[root[updates]])
+    updates = np.flatnonzero(is_update)
+    yield Ties(graph.tensor_producer[updates], graph.home_op[root[updates]])
 
 
 def partners(graph: Graph) -> Ties:
@@ -108,8 +97,11 @@ def is_linked(graph: Graph) -> NDArray[np.bool_]:
 def optimizers(graph: Graph) -> Ties:
     """Optimizer ops, each with the first op that reads the largest parameter that it reads."""
     reader = np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
-    first = first_readers(graph)[graph.root_of[graph.reads]]
-    is_parameter = graph.tensor_role[graph.reads] == Role.PARAMETER
+    root = graph.root_of[graph.reads]
+    first = graph.home_op[root]
+    is_parameter = (graph.tensor_role[graph.reads] == Role.PARAMETER) & (
+        graph.tensor_producer[root] < 0
+    )
     tells = (graph.op_phase[reader] == Phase.OPTIMIZER) & is_parameter & (first < reader)
     return _largest(graph, np.flatnonzero(tells), reader, first)
 

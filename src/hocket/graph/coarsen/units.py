@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table
+from hocket.graph.coarsen.ties import Ties
 
 NO_SECONDS_CAP = float("inf")
 NO_BYTES_CAP = 2**62
@@ -35,6 +37,26 @@ class Readers(NamedTuple):
 def single_units(op_s: FloatArray, op_bytes: ByteArray) -> Units:
     """Every op a unit of its own."""
     return Units(np.arange(len(op_s), dtype=np.int64), op_s.copy(), op_bytes.copy())
+
+
+def join(
+    units: Units, ties: Ties, max_s: float = NO_SECONDS_CAP, max_bytes: int = NO_BYTES_CAP
+) -> int:
+    """Join the ops of each tie while the result stays under the caps; how many were joined."""
+    if not len(ties.first):
+        return 0
+    from hocket.graph.coarsen.unit_kernels import join_ties
+
+    first, second = table(ties.first, np.int64), table(ties.second, np.int64)
+    return join_ties(units, first, second, float(max_s), int(max_bytes))
+
+
+def joined(count: int, *ties: Ties) -> IntArray:
+    """The set of each of ``count`` things when all ties are joined, numbered by first members."""
+    units = single_units(np.zeros(count), np.zeros(count, dtype=np.int64))
+    for pairs in ties:
+        join(units, pairs)
+    return numbered(units)
 
 
 def numbered(units: Units) -> IntArray:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.planners.max_load.pieces import Pieces, components, gathered
+from hocket.planners.max_load.pieces import Pieces, gathered, strong_components
 
 _MAX_CLOSED_PAIRS = 16
 """A piece leaves the precedence only where closing the gap takes at most so many pairs."""
@@ -60,7 +60,7 @@ class Contracted:
 
 def acyclic(pieces: Pieces, *, merge: bool) -> tuple[Pieces, IntArray]:
     """The pieces with every cycle of the precedence as one piece, and the way there."""
-    label = components(pieces.before, pieces.after, pieces.num_pieces, strong=True)
+    label = strong_components(pieces.before, pieces.after, pieces.num_pieces)
     if int(label.max(initial=-1)) + 1 == pieces.num_pieces:
         return pieces, label
     return gathered(pieces, label, merge=merge), label

@@ -1,11 +1,12 @@
 """Pieces: what moves as a whole when loads are balanced, and the nets that tie pieces together.
 
-Ops that must share a device are one piece: a group, a backward op with its forward partner, an op
-that updates a tensor in place with the op where that tensor lives. A net is a tensor as the set of
-pieces that make or read it. A device that holds some but not all pieces of a net has the tensor
-cross its boundary once, in whichever direction, so where all links are alike the direction does not
-matter and nets over the same pieces become one with the sum of their times. All of it is
-exact: each placement of pieces is a placement of ops with the same loads. O(ops + reads log reads).
+Ops that must share a device are one piece: a group, an op that updates a tensor in place with the
+op where that tensor lives. So are a backward op and its forward partner: contiguous splits need it,
+and others hardly gain without. A net is a tensor as the set of pieces that make or read it. A
+device that holds some but not all pieces of a net has the tensor cross its boundary once, in
+whichever direction, so where all links are alike the direction does not matter and nets over the
+same pieces become one with the sum of their times. All of it is exact: each placement of pieces is
+a placement of ops with the same loads. O(ops + reads log reads).
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase
+from hocket.graph.coarsen.ties import hard_ties, partners
+from hocket.graph.coarsen.units import joined
+from hocket.graph.graph import Graph, Phase
 from hocket.plan.problem import Problem
 from hocket.simulate.load import LinkTimes, link_times, summed
 
@@ -68,11 +71,15 @@ class Pieces:
         return ordered
 
 
-def pieces_of(problem: Problem) -> Pieces:
-    """The pieces of a problem, numbered by their first ops."""
+def pieces_of(problem: Problem, *, with_partners: bool = True) -> Pieces:
+    """The pieces of a problem, numbered by their first ops.
+
+    Without partners they are what no legal plan separates, which bounds are to be proven on.
+    """
     graph, links = problem.graph, link_times(problem)
-    home = _home_ops(graph)
-    piece_of = _tied(graph, home)
+    home = graph.home_op
+    soft = (partners(graph),) if with_partners else ()
+    piece_of = joined(graph.num_ops, *hard_ties(graph), *soft)
     num_pieces = int(piece_of.max(initial=-1)) + 1
     by_kind = np.array([summed(piece_of, row, num_pieces) for row in problem.costs.op_s])
     memory_bytes = np.zeros(num_pieces, dtype=np.int64)
@@ -91,6 +98,14 @@ def pieces_of(problem: Problem) -> Pieces:
         after=after,
     )
     return merged_nets(pieces) if is_uniform(links) else pieces
+
+
+def lawful_pieces(problem: Problem, pieces: Pieces) -> Pieces:
+    """Of the pieces of a problem, what no legal placement separates.
+
+    In a contiguous split backward ops sit with their forward partners; elsewhere they need not.
+    """
+    return pieces if problem.contiguous else pieces_of(problem, with_partners=False)
 
 
 def is_uniform(links: LinkTimes) -> bool:
@@ -176,37 +191,13 @@ def staying_bytes(graph: Graph, home: IntArray) -> ByteArray:
     return total
 
 
-def _home_ops(graph: Graph) -> IntArray:
-    """Per tensor: the op on whose device it first is; -1 for tensors that nothing touches."""
-    first_reader = np.full(graph.num_tensors, graph.num_ops)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
-    np.minimum.at(first_reader, graph.root_of[graph.reads], reader)
-    early = first_reader[graph.root_of]
-    early = np.where(early < graph.num_ops, early, -1)
-    home: IntArray = np.where(graph.tensor_producer >= 0, graph.tensor_producer, early)
-    return home.astype(np.int32)
-
-
-def _tied(graph: Graph, home: IntArray) -> IntArray:
-    """The piece of each op: connected components of what must share a device."""
-    partnered = np.flatnonzero(graph.partner >= 0)
-    grouped = np.flatnonzero(graph.group >= 0)
-    _, first, inverse = np.unique(graph.group[grouped], return_index=True, return_inverse=True)
-    is_update = np.isin(graph.tensor_role, PERSISTENT_ROLES) & (graph.tensor_producer >= 0)
-    updates = np.flatnonzero(is_update & (graph.tensor_producer[graph.root_of] < 0))
-    ops = (partnered, grouped, graph.tensor_producer[updates])
-    others = (graph.partner[partnered], grouped[first][inverse], home[graph.root_of[updates]])
-    return components(np.concatenate(ops), np.concatenate(others), graph.num_ops)
-
-
-def components(src: IntArray, dst: IntArray, count: int, *, strong: bool = False) -> IntArray:
-    """Connected (or strongly connected) components, numbered by their smallest member."""
+def strong_components(src: IntArray, dst: IntArray, count: int) -> IntArray:
+    """Strongly connected components, numbered by their smallest member."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     matrix = coo_array((np.ones(len(src), dtype=np.bool_), (src, dst)), (count, count))
-    kind = "strong" if strong else "weak"
-    _, label = connected_components(matrix, directed=True, connection=kind)
+    _, label = connected_components(matrix, directed=True, connection="strong")
     _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int32)
     rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)

@@ -34,7 +34,7 @@ from hocket.planners.max_load.contiguous import (
 from hocket.planners.max_load.moves import Annealed
 from hocket.planners.max_load.numbering import renumbered
 from hocket.planners.max_load.packing import packed
-from hocket.planners.max_load.pieces import Pieces, is_uniform, pieces_of
+from hocket.planners.max_load.pieces import Pieces, is_uniform, lawful_pieces, pieces_of
 from hocket.planners.max_load.prove import Proof, can_prove, proven_best
 from hocket.planners.max_load.scattered import scattered
 from hocket.simulate.engine import simulate
@@ -63,7 +63,12 @@ class _Case:
     @cached_property
     def bound_s(self) -> float:
         """What no placement is better than."""
-        return bound_s(self.pieces, self.classes)
+        return bound_s(self.lawful, self.classes)
+
+    @cached_property
+    def lawful(self) -> Pieces:
+        """Pieces that no legal placement separates."""
+        return lawful_pieces(self.problem, self.pieces)
 
     @property
     def memory_is_exact(self) -> bool:
@@ -166,8 +171,8 @@ def _scattered(case: _Case) -> _Answer | None:
         limit_bytes=limit_bytes, is_alike=case.is_alike, good_s=case.bound_s * (1 + _EXACT),
     )  # fmt: skip
     proof = _second_opinion(case, best)
-    bound = proof.lower_bound_s if case.memory_is_exact else 0.0
-    return _Answer(proof.device_of, lower_bound_s=bound)
+    holds = case.memory_is_exact and case.lawful.num_pieces == case.pieces.num_pieces
+    return _Answer(proof.device_of, lower_bound_s=proof.lower_bound_s if holds else 0.0)
 
 
 def _second_opinion(case: _Case, best: Annealed) -> Proof:

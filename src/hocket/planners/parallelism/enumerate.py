@@ -9,20 +9,25 @@ of divisions cost some repeats and tiles of small columns: O(divisions) with no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from itertools import product
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.arrays import IntArray
-from hocket.transformer import Division, Divisions, Transformer
+from hocket.planners.parallelism.pools import Pool
+from hocket.transformer import Divisions, Transformer
 from hocket.transformer.division import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
 
-BLOCK_DIVISIONS = 1 << 18
-"""Divisions of one block: its columns stay in the processor's caches."""
+BLOCK_DIVISIONS = 1 << 20
+"""Divisions of one block: enough that tables made for each do not count, and few for memory."""
 FEW_DEVICES = 128
 """Up to this many devices every number of replicas is tried, else only the largest that fits."""
+MAX_ACTIONS = 2_000_000
+"""Stages times microbatches: a schedule of more is longer than any that is run."""
 PLAIN: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 """Schedules with one chunk per device."""
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
@@ -44,6 +49,8 @@ class Limits:
     schedules: tuple[ScheduleName, ...] = SCHEDULES
     recomputes: tuple[Recompute, ...] = RECOMPUTES
     zeros: tuple[int, ...] = (0, 1, 2, 3)
+    pipelined_zeros: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that are tried where there is a pipeline."""
     fixed: tuple[tuple[str, int], ...] = ()
     """Pairs of a whole-number field of `Division` and its value."""
 
@@ -59,13 +66,17 @@ class Block:
 
     divisions: Divisions
     num_variants: int
+    num_recomputes: int
+    """Variants are all with the first mode of recomputation, then all with the next."""
+    shapes: NDArray[np.intp]
+    """Positions of the rows among the shapes that they were made from."""
 
 
 def enumerate_divisions(
-    model: Transformer, num_devices: int, global_batch: int, limits: Limits
+    model: Transformer, pool: Pool, global_batch: int, limits: Limits
 ) -> Divisions:
     """All divisions that exist, as one set of arrays; see `division_blocks` for their order."""
-    blocks = [b.divisions for b in division_blocks(model, num_devices, global_batch, limits)]
+    blocks = [b.divisions for b in division_blocks(model, pool, global_batch, limits)]
     if not blocks:
         return Divisions.of([])
     return Divisions(
@@ -75,46 +86,46 @@ def enumerate_divisions(
 
 def division_blocks(
     model: Transformer,
-    num_devices: int,
+    pool: Pool,
     global_batch: int,
     limits: Limits,
     block_divisions: int = BLOCK_DIVISIONS,
 ) -> Iterator[Block]:
     """All divisions that exist, in blocks of about ``block_divisions`` and in a fixed order."""
-    columns = _shapes(model, num_devices, global_batch, limits)
-    groups = _variant_group(columns)
+    shapes = _shapes(model, pool, global_batch, limits)
+    yield from shape_blocks(shapes, global_batch, limits, block_divisions)
+
+
+def shape_blocks(
+    shapes: IntArray, global_batch: int, limits: Limits, block_divisions: int = BLOCK_DIVISIONS
+) -> Iterator[Block]:
+    """Rows of the columns in `SHAPE` with all ways to spend memory."""
+    groups = _variant_group(shapes)
     for group in np.unique(groups).tolist():
         variants = _variants(group, limits)
-        rows = columns[groups == group]
+        own = np.flatnonzero(groups == group)
         if not variants:
             continue
         step = max(1, block_divisions // len(variants))
-        for start in range(0, len(rows), step):
-            yield _block(rows[start : start + step], variants, global_batch)
-
-
-def is_regular(model: Transformer, division: Division) -> bool:
-    """Whether the layers divide evenly over the virtual stages."""
-    return model.layers % division.num_stages == 0
+        for start in range(0, len(own), step):
+            yield _block(shapes, own[start : start + step], variants, global_batch)
 
 
 # ── shapes: everything but how memory is spent ───────────────────────────────────────────────────
 
-_SHAPE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule", "chunks")
+SHAPE = ("tensor", "pipeline", "data", "context", "expert", "microbatch", "schedule", "chunks")
+"""Columns of a shape."""
 _T, _P, _D, _C = range(4)
-_SCHEDULE = _SHAPE.index("schedule")
+_SCHEDULE = SHAPE.index("schedule")
 
 
-def _shapes(model: Transformer, num_devices: int, global_batch: int, limits: Limits) -> IntArray:
-    """Rows of the columns in `_SHAPE`: degrees with each microbatch size and each schedule."""
-    degrees = _degrees(model, num_devices, global_batch, limits)
+def _shapes(model: Transformer, pool: Pool, global_batch: int, limits: Limits) -> IntArray:
+    """Rows of the columns in `SHAPE`: degrees with each microbatch size and each schedule."""
+    degrees = _degrees(model, pool, global_batch, limits)
     sizes, size_range = _table(
-        {d: [(b,) for b in _microbatches(global_batch // d, limits)] for d in set(degrees[:, _D].tolist())},
-        degrees[:, _D],
+        degrees[:, _D], 1, lambda d: [(b,) for b in microbatches(global_batch // d, limits)]
     )
-    orders, order_range = _table(
-        {p: _orders(model, p, limits) for p in set(degrees[:, _P].tolist())}, degrees[:, _P]
-    )
+    orders, order_range = _table(degrees[:, _P], 3, lambda p: _orders(model, p, limits))
     num_orders = order_range[:, 1]
     counts = size_range[:, 1] * num_orders
     row = np.repeat(np.arange(len(degrees)), counts)
@@ -123,34 +134,37 @@ def _shapes(model: Transformer, num_devices: int, global_batch: int, limits: Lim
     order = orders[order_range[row, 0] + within % num_orders[row]]
     shapes = np.hstack([degrees[row], size, order[:, :2]])
     num_microbatches = global_batch // (shapes[:, _D] * size[:, 0])
-    is_possible = (order[:, 2] == 0) | (num_microbatches % shapes[:, _P] == 0)
+    is_possible = num_microbatches >= shapes[:, _P] * (order[:, 2] >= _FILLED)
+    is_possible &= (order[:, 2] != _IN_ROUNDS) | (num_microbatches % shapes[:, _P] == 0)
+    is_possible &= num_microbatches * shapes[:, _P] * order[:, 1] <= MAX_ACTIONS
     return np.ascontiguousarray(shapes[is_possible])
 
 
-def _table(entries: dict[int, list[tuple[int, ...]]], keys: IntArray) -> tuple[IntArray, IntArray]:
-    """The entries of all keys below each other, and where those of each of ``keys`` start, and
-    how many they are."""
-    starts, start = {}, 0
-    for key, rows in entries.items():
-        starts[key] = (start, len(rows))
-        start += len(rows)
-    width = max((len(row) for rows in entries.values() for row in rows), default=1)
-    table = np.array([row for rows in entries.values() for row in rows], dtype=np.int32)
-    ranges = np.array([starts[key] for key in keys.tolist()], dtype=np.int32)
-    return table.reshape(-1, width), ranges.reshape(-1, 2)
+def _table(
+    keys: IntArray, width: int, rows_of: Callable[[int], list[tuple[int, ...]]]
+) -> tuple[IntArray, IntArray]:
+    """The rows of all keys below each other; for each key, where its rows start and how many."""
+    distinct, which = np.unique(keys, return_inverse=True)
+    rows = [rows_of(key) for key in distinct.tolist()]
+    counts = np.array([len(own) for own in rows], dtype=np.int32)
+    table = np.array([row for own in rows for row in own], dtype=np.int32).reshape(-1, width)
+    ranges = np.stack([np.cumsum(counts) - counts, counts], axis=1)
+    return table, ranges[which].astype(np.int32)
 
 
-def _degrees(model: Transformer, num_devices: int, global_batch: int, limits: Limits) -> IntArray:
+def _degrees(model: Transformer, pool: Pool, global_batch: int, limits: Limits) -> IntArray:
     """Tensor, pipeline, data, context and expert degrees."""
     tensors = limits.allowed("tensor", tensor_degrees(model, limits.max_tensor))
     contexts = limits.allowed("context", context_degrees(model, limits.max_context))
     pipelines = limits.allowed("pipeline", list(range(1, model.layers + 1)))
     batch_divisors = divisors(global_batch)
+    num_groups = {tensor: pool.num_groups(tensor) for tensor in tensors}
+    is_small = pool.num_devices <= FEW_DEVICES
     found = [
         (tensor, pipeline, data, context, expert)
         for tensor, pipeline, context in product(tensors, pipelines, contexts)
         for data in _replicas(
-            batch_divisors, num_devices // (tensor * pipeline * context), num_devices, limits
+            batch_divisors, num_groups[tensor] // (pipeline * context), is_small, limits
         )
         for expert in limits.allowed("expert", expert_degrees(model, tensor, data * context))
     ]
@@ -185,9 +199,7 @@ def context_degrees(model: Transformer, largest: int) -> list[int]:
     under a causal mask.
     """
     return [1] + [
-        c
-        for c in (2**k for k in range(1, 20))
-        if c <= largest and model.sequence % (2 * c) == 0
+        c for c in (2**k for k in range(1, 20)) if c <= largest and model.sequence % (2 * c) == 0
     ]
 
 
@@ -198,54 +210,61 @@ def expert_degrees(model: Transformer, tensor: int, replicas: int) -> list[int]:
     return [e for e in divisors(model.experts.count) if (tensor * replicas) % e == 0]
 
 
-def _replicas(
-    batch_divisors: list[int], most: int, num_devices: int, limits: Limits
-) -> list[int]:
+def _replicas(batch_divisors: list[int], most: int, is_small: bool, limits: Limits) -> list[int]:
     """Data degrees: on a large cluster only the largest, for replicas left out only lose time."""
     possible = limits.allowed("data", [d for d in batch_divisors if d <= most])
-    return possible if num_devices <= FEW_DEVICES else possible[-1:]
+    return possible if is_small else possible[-1:]
 
 
-def _microbatches(local_batch: int, limits: Limits) -> list[int]:
+def microbatches(local_batch: int, limits: Limits) -> list[int]:
     """Microbatch sizes that divide what one replica works on."""
     sizes = [b for b in divisors(local_batch) if b <= limits.max_microbatch]
     return limits.allowed("microbatch", sizes)
 
 
-def _orders(model: Transformer, pipeline: int, limits: Limits) -> list[tuple[int, int, bool]]:
-    """Schedule, chunks, and whether microbatches must come in multiples of the pipeline.
+_ANY, _FILLED, _IN_ROUNDS = range(3)
+"""How many microbatches a schedule takes: any number, as many as ranks, or multiples of them."""
 
-    One device needs no schedule but its chunks in turn, which ``1f1b`` says.
+
+def _orders(model: Transformer, pipeline: int, limits: Limits) -> list[tuple[int, ...]]:
+    """Schedule, chunks, and what the schedule asks of the number of microbatches.
+
+    One device needs no schedule but its chunks in turn, which ``1f1b`` says. With fewer
+    microbatches than ranks, chunks and gradients that are put off only cost, so that the plain
+    schedules are enough.
     """
     most = model.layers // pipeline
-    ways = [("1f1b", 1, False)] if pipeline == 1 else _ways(most)
+    ways = _ways(most) if pipeline > 1 else [("1f1b", 1, _ANY)]
     return [
-        (SCHEDULES.index(name), chunks, divides)
-        for name, chunks, divides in ways
+        (SCHEDULES.index(name), chunks, asks)
+        for name, chunks, asks in ways
         if name in limits.schedules and limits.allowed("chunks", [chunks])
     ]
 
 
-def _ways(most_chunks: int) -> list[tuple[ScheduleName, int, bool]]:
-    looped = [(name, v, name == "interleaved") for name in LOOPED for v in range(2, most_chunks + 1)]
-    folded = [(name, 2, False) for name in FOLDED] if most_chunks >= 2 else []
-    return [*((name, 1, False) for name in PLAIN), *looped, *folded]
+def _ways(most_chunks: int) -> list[tuple[ScheduleName, int, int]]:
+    chunks = range(2, most_chunks + 1)
+    plain = [(name, 1, _FILLED if name in SPLIT else _ANY) for name in PLAIN]
+    looped = [(n, v, _IN_ROUNDS if n == "interleaved" else _FILLED) for n in LOOPED for v in chunks]
+    folded = [(name, 2, _FILLED) for name in FOLDED] if most_chunks >= 2 else []
+    return [*plain, *looped, *folded]
 
 
 # ── variants: how memory is spent ────────────────────────────────────────────────────────────────
 
-_DIVIDES_TENSORS, _HAS_REPLICAS, _KEEPS_WEIGHTS = 1, 2, 4
+_DIVIDES_TENSORS, _HAS_REPLICAS, _KEEPS_WEIGHTS, _IS_PIPELINE = 1, 2, 4, 8
 _Variant = tuple[int, int, int]
 
 
 def _variant_group(shapes: IntArray) -> IntArray:
     """Shapes with equal bits have the same variants."""
     split = np.isin(shapes[:, _SCHEDULE], [SCHEDULES.index(name) for name in SPLIT])
-    return (
-        _DIVIDES_TENSORS * (shapes[:, _T] > 1)
-        + _HAS_REPLICAS * (shapes[:, _D] * shapes[:, _C] > 1)
-        + _KEEPS_WEIGHTS * split
-    ).astype(np.int32)
+    tensor, pipeline, data, context = shapes[:, : _C + 1].T
+    bits = [tensor > 1, data * context > 1, split, pipeline > 1]
+    weights = np.array(
+        [_DIVIDES_TENSORS, _HAS_REPLICAS, _KEEPS_WEIGHTS, _IS_PIPELINE], dtype=np.int32
+    )
+    return np.asarray(weights @ np.array(bits, dtype=np.int32), dtype=np.int32)
 
 
 def _variants(group: int, limits: Limits) -> list[_Variant]:
@@ -256,22 +275,29 @@ def _variants(group: int, limits: Limits) -> list[_Variant]:
     use: where weight gradients are put off, the weights would have to stay, which no runtime does.
     """
     most_zero = 0 if not group & _HAS_REPLICAS else 1 if group & _KEEPS_WEIGHTS else 3
-    zeros = [z for z in limits.allowed("zero", list(limits.zeros)) if z <= most_zero]
+    tried = [z for z in limits.allowed("zero", list(limits.zeros)) if z <= most_zero]
+    zeros = [z for z in tried if z in limits.pipelined_zeros or not group & _IS_PIPELINE]
     flags = limits.allowed("sequence_parallel", [0, 1] if group & _DIVIDES_TENSORS else [0])
-    recomputes = [RECOMPUTES.index(name) for name in limits.recomputes]
+    recomputes = [RECOMPUTES.index(name) for name in RECOMPUTES if name in limits.recomputes]
     return list(product(recomputes, zeros, flags))
 
 
-def _block(rows: IntArray, variants: list[_Variant], global_batch: int) -> Block:
-    count = len(variants)
-    shape = {name: np.repeat(rows[:, i], count) for i, name in enumerate(_SHAPE)}
+def _block(
+    shapes: IntArray, own: NDArray[np.intp], variants: list[_Variant], global_batch: int
+) -> Block:
+    rows, count = shapes[own], len(variants)
     recompute, zero, flag = np.array(variants, dtype=np.int8).T
-    schedule = np.repeat(rows[:, _SCHEDULE].astype(np.int8), count)
-    divisions = Divisions(
-        **(shape | {"schedule": schedule}),
-        global_batch=np.full(len(rows) * count, global_batch, dtype=np.int32),
-        recompute=np.tile(recompute, len(rows)),
-        zero=np.tile(zero, len(rows)),
-        sequence_parallel=np.tile(flag.astype(np.bool_), len(rows)),
+    columns: dict[str, Any] = {name: np.repeat(rows[:, i], count) for i, name in enumerate(SHAPE)}
+    columns |= {
+        "schedule": columns["schedule"].astype(np.int8),
+        "global_batch": np.full(len(rows) * count, global_batch, dtype=np.int32),
+        "recompute": np.tile(recompute, len(rows)),
+        "zero": np.tile(zero, len(rows)),
+        "sequence_parallel": np.tile(flag.astype(np.bool_), len(rows)),
+    }
+    return Block(
+        divisions=Divisions(**columns),
+        num_variants=count,
+        num_recomputes=len(set(recompute.tolist())),
+        shapes=own,
     )
-    return Block(divisions=divisions, num_variants=count)

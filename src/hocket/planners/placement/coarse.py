@@ -63,7 +63,8 @@ def coarse_problem(problem: Problem, coarse: Coarse) -> Problem:
     """The same problem for the coarse graph."""
     costs, num_nodes = problem.costs, coarse.graph.num_ops
     op_s = np.array(
-        [np.bincount(coarse.node_of, row, minlength=num_nodes) for row in costs.op_s]
+        [np.bincount(coarse.node_of, row, minlength=num_nodes) for row in costs.op_s],
+        dtype=np.float64,
     ).reshape(len(costs.op_s), num_nodes)
     # A node's time is as sure as its least sure op: `Source` counts from the model up.
     op_source = np.full(op_s.shape, np.iinfo(np.uint8).max, dtype=np.uint8)

@@ -55,7 +55,7 @@ def _fill(blocks: list[_Block], memory_bytes: list[int], leaf_bytes: float) -> d
     """The position of the device that each block goes to."""
     last = len(memory_bytes) - 1
     total = sum(block.size_bytes for block in blocks)
-    numbered = (block.size_bytes for block in blocks if block.path[-1:].isdigit())
+    numbered = (b.size_bytes for b in blocks if b.path.rpartition(".")[2].isdigit())
     largest = max(numbered, default=0)
     share = total // (last + 1) + int(_ROOM_FOR_BLOCK * max(largest, leaf_bytes))
     limits = [min(share, has) for has in memory_bytes[:last]] + [memory_bytes[last]]

@@ -8,7 +8,7 @@ processor, are read as they are. O(ops + paths).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from hocket import fields
 from hocket.arrays import IntArray
-from hocket.errors import InputFileError, unknown_name
+from hocket.errors import InputFileError, did_you_mean
 from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
@@ -56,22 +56,26 @@ def _by_path(data: object, graph: Graph, cluster: Cluster, where: str) -> IntArr
     device_of_path: dict[str, int] = {}
     for name, paths in devices.items():
         if name not in number:
-            raise unknown_name("device", name, number, where=where)
+            raise _unknown("device", name, number, where)
         for index, item in enumerate(fields.items(paths, f"devices.{name}")):
             path = fields.text(item, f"devices.{name}[{index}]")
             if device_of_path.setdefault(path, number[name]) != number[name]:
                 raise InputFileError(f"{path!r} is listed on two devices", where=where)
-    used: set[str] = set()
+    met: set[str] = set()
     listed = np.full(graph.num_ops, -1, dtype=np.int32)
     for op in range(graph.num_ops):
-        chosen = next((p for p in _paths_of(graph, op) if p in device_of_path), None)
-        if chosen is not None:
-            used.add(chosen)
-            listed[op] = device_of_path[chosen]
+        containing = [path for path in _paths_of(graph, op) if path in device_of_path]
+        met.update(containing)
+        if containing:
+            listed[op] = device_of_path[containing[0]]
     for path in device_of_path:
-        if path not in used:
-            raise unknown_name("module or op", path, (*graph.modules, *graph.op_names), where=where)
+        if path not in met:
+            raise _unknown("module or op", path, (*graph.modules, *graph.op_names), where)
     return listed
+
+
+def _unknown(what: str, name: str, known: Iterable[str], where: str) -> InputFileError:
+    return InputFileError(f"unknown {what} {name!r}", hint=did_you_mean(name, known), where=where)
 
 
 def _paths_of(graph: Graph, op: int) -> list[str]:

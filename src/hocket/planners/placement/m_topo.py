@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import new_heaps, table
 from hocket.errors import NoFeasiblePlanError
 from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import elsewhere, runnable, workers
+from hocket.planners.placement.list_schedule.prepare import breadth_first
 
 
 def m_topo(problem: Problem, plan: Plan) -> Plan:
@@ -32,7 +32,7 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
     device_of_unit = elsewhere(problem, unit_of)
     need = unit_memory_bytes(graph, unit_of)
     anchor = anchor_of(graph, unit_of)
-    order = breadth_first_order(graph)
+    order = breadth_first(graph)
     walk = unit_of[order[anchor[unit_of[order]] == order]]
     walk = walk[device_of_unit[walk] < 0]
     memory = problem.memory_bytes[devices]
@@ -76,21 +76,3 @@ def unit_memory_bytes(graph: Graph, unit_of: IntArray) -> ByteArray:
     np.add.at(brought, unit_of[graph.tensor_producer[made]], graph.held_bytes[made])
     np.add.at(brought, unit_of[graph.users[graph.user_ptr[before]]], graph.held_bytes[before])
     return brought + workspace
-
-
-def breadth_first_order(graph: Graph) -> IntArray:
-    """Kahn's topological order with a first-in first-out queue."""
-    from hocket.planners.placement.list_schedule.breadth_first import walk
-
-    order = np.zeros(graph.num_ops, dtype=np.int64)
-    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
-    late = graph.tensor_producer[graph.reads] >= 0
-    walk(
-        table(graph.made_ptr, np.int64),
-        table(graph.user_ptr, np.int64),
-        table(graph.users, np.int64),
-        np.bincount(reader[late], minlength=graph.num_ops).astype(np.int64),
-        new_heaps(np.array([0, graph.num_ops])),
-        order,
-    )
-    return order.astype(np.int32)

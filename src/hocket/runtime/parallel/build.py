@@ -47,9 +47,7 @@ def build_stage(
     return stage
 
 
-def whole_model(
-    model: Transformer, *, seed: int = 0, dtype: torch.dtype = torch.float32
-) -> Stage:
+def whole_model(model: Transformer, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Stage:
     """The model in one piece, as one device holds it."""
     part = Slice(first_layer=0, num_layers=model.layers, has_embedding=True, has_head=True)
     return build_stage(model, part, seed=seed, dtype=dtype)

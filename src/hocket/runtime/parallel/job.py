@@ -6,17 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hocket.plan.schedule import Schedule, Work
-from hocket.runtime.parallel.refusals import DataProgram, data_program
+from hocket.runtime.parallel.refusals import DataProgram
 from hocket.transformer import Division, Experts, Transformer
 
-LETTERS: Mapping[Work, str] = {
-    Work.FORWARD: "F",
-    Work.BACKWARD: "B",
-    Work.INPUT_GRADIENT: "I",
-    Work.WEIGHT_GRADIENT: "W",
-}
-"""How PyTorch's pipelines name what is done."""
+Actions = tuple[tuple[tuple[int, str, int], ...], ...]
+"""By pipeline rank: virtual stage, letter and microbatch of each action, in order.
+
+Letters are those of PyTorch's pipelines: F forward, B backward, I and W its halves for inputs and
+weights.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +25,7 @@ class Job:
     division: Division
     layers: tuple[int, ...]
     """Layers of each virtual stage."""
-    actions: tuple[tuple[tuple[int, str, int], ...], ...]
-    """By pipeline rank: virtual stage, letter and microbatch of each action, in order."""
+    actions: Actions
     device_of_stage: tuple[int, ...]
     data: DataProgram
     steps: int = 1
@@ -62,45 +59,3 @@ class Job:
             "data": DataProgram(**data["data"]),
         }
         return Job(**{**data, **given})
-
-
-def make_job(
-    model: Transformer,
-    division: Division,
-    schedule: Schedule,
-    *,
-    data: DataProgram | None = None,
-    **options: Any,
-) -> Job:
-    """The job of a division with its schedule; ``options`` are the remaining fields of `Job`.
-
-    ``data`` overrides the program that is known to give the right gradients.
-    """
-    return Job(
-        model=model,
-        division=division,
-        layers=division.layers or even_layers(model.layers, division.num_stages),
-        actions=actions_of(schedule),
-        device_of_stage=tuple(schedule.device_of_stage.tolist()),
-        data=data or data_program(division, splits_backward=schedule.splits_backward),
-        **options,
-    )
-
-
-def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage, where they are divided evenly; earlier stages get what remains."""
-    least, extra = divmod(num_layers, num_stages)
-    return tuple(least + (stage < extra) for stage in range(num_stages))
-
-
-def actions_of(schedule: Schedule) -> tuple[tuple[tuple[int, str, int], ...], ...]:
-    """By pipeline rank: virtual stage, letter and microbatch of each action."""
-    works, stages = schedule.work.tolist(), schedule.stage.tolist()
-    microbatches, start = schedule.microbatch.tolist(), schedule.start.tolist()
-    return tuple(
-        tuple(
-            (stages[index], LETTERS[Work(works[index])], microbatches[index])
-            for index in range(start[device], start[device + 1])
-        )
-        for device in range(schedule.num_devices)
-    )

@@ -82,7 +82,8 @@ class Attention(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
     def _heads(self, part: torch.Tensor) -> torch.Tensor:
-        return part.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        shape = *part.shape[:-1], -1, self.head_width
+        return part.view(shape).transpose(1, 2)
 
 
 def _rotated(heads: torch.Tensor) -> torch.Tensor:
@@ -152,8 +153,8 @@ class Embedding(nn.Module):
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """The first layer's input."""
-        x = self.tokens(ids)
-        return x if self.positions is None else x + self.positions  # type: ignore[no-any-return]
+        x: torch.Tensor = self.tokens(ids)
+        return x if self.positions is None else x + self.positions
 
 
 class Head(nn.Module):
@@ -188,7 +189,7 @@ class Stage(nn.Module):
             x = self.embedding(x)
         for layer in self.layers.values():
             x = layer(x)
-        return x if self.head is None else self.head(x)  # type: ignore[no-any-return]
+        return x if self.head is None else self.head(x)
 
 
 TIED = ("embedding.tokens.weight", "head.logits.weight")

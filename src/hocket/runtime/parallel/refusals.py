@@ -63,14 +63,17 @@ RULES: tuple[Rule, ...] = (
         "use zero=2, or a schedule with whole backward passes (1f1b, interleaved)",
     ),
     Rule(
-        lambda case: case.model.heads % case.division.tensor > 0
-        or case.model.kv_heads % case.division.tensor > 0,
+        lambda case: (
+            case.model.heads % case.division.tensor > 0
+            or case.model.kv_heads % case.division.tensor > 0
+        ),
         "the tensor-parallel ranks cannot share the heads evenly",
         "choose a tensor degree that divides heads and key-value heads",
     ),
     Rule(
-        lambda case: case.division.sequence_parallel
-        and case.model.sequence % case.division.tensor > 0,
+        lambda case: (
+            case.division.sequence_parallel and case.model.sequence % case.division.tensor > 0
+        ),
         "the tensor-parallel ranks cannot share the sequence evenly",
         "turn sequence parallelism off",
     ),

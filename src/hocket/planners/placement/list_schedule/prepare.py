@@ -16,15 +16,19 @@ from hocket.planners.placement.list_schedule.state import Net, Queues, Rows, Wor
 from hocket.planners.tables import TaskTable
 
 
-def breadth_first(tasks: TaskTable) -> ByteArray:
+def breadth_first(graph: Graph) -> ByteArray:
     """The ops in Kahn's topological order with a first-in first-out queue."""
     from hocket.planners.placement.list_schedule.breadth_first import walk
 
-    num_ops = len(tasks.workspace_bytes)
-    waits = _sums(tasks.read_ptr, tasks.producer[tasks.reads] >= 0)
-    order = zeros(num_ops)
-    freed = new_heaps(np.array([0, num_ops]))
-    walk(tasks.made_ptr, tasks.user_ptr, tasks.users, waits, freed, order)
+    order = zeros(graph.num_ops)
+    walk(
+        table(graph.made_ptr, np.int64),
+        table(graph.user_ptr, np.int64),
+        table(graph.users, np.int64),
+        _sums(graph.read_ptr, graph.tensor_producer[graph.reads] >= 0),
+        new_heaps(np.array([0, graph.num_ops])),
+        order,
+    )
     return order
 
 
@@ -174,8 +178,9 @@ def _kind_s(problem: Problem, order: ByteArray, group: ByteArray) -> FloatArray:
 
 
 def _devices(problem: Problem) -> Rows:
+    # What is there before the step and no op reads is all on the first device.
     unread_bytes = zeros(problem.cluster.num_devices)
-    unread_bytes[0] = _unread_bytes(problem.graph)
+    unread_bytes[0] = problem.graph.held_bytes[problem.graph.home_op < 0].sum()
     return _filled(
         state.DEVICE_ROW,
         problem.cluster.num_devices,
@@ -187,15 +192,6 @@ def _devices(problem: Problem) -> Rows:
         wake_s=np.inf,
         runs_all=np.isfinite(problem.costs.op_s.max(axis=1, initial=0.0))[problem.costs.device_row],
     )
-
-
-def _unread_bytes(graph: Graph) -> int:
-    """Bytes that are there before the step and that no op reads: all on the first device."""
-    family = graph.root_of[graph.tensor_producer < 0]
-    num_readers = zeros(graph.num_tensors)
-    np.add.at(num_readers, family, np.diff(graph.user_ptr)[: len(family)])
-    owners = np.unique(family)
-    return int(graph.tensor_bytes[owners[num_readers[owners] == 0]].sum())
 
 
 def _routes(problem: Problem, tasks: TaskTable) -> Rows:

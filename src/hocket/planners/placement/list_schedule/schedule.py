@@ -49,7 +49,7 @@ def list_schedule(
     group = bound_ops(problem.graph)
     _require_able_devices(problem, group)
     tasks = task_table(problem)
-    order = breadth_first(tasks)
+    order = breadth_first(problem.graph)
     world = make_world(problem, tasks, order, group, favourite, spared_s)
 
     from hocket.planners.placement.list_schedule.kernel import run

@@ -144,21 +144,15 @@ def ledger_table(graph: Graph, spans: Spans) -> LedgerTable:
 
 
 def home_ops(graph: Graph) -> IntArray:
-    """Per tensor from before the step: the first op that reads its storage; -1 where none does."""
-    before = graph.tensor_producer < 0
-    first_reader = np.full(graph.num_tensors, graph.num_ops)
-    read = np.flatnonzero(before & (np.diff(graph.user_ptr) > 0))
-    np.minimum.at(first_reader, graph.root_of[read], graph.users[graph.user_ptr[read]])
-    home = first_reader[graph.root_of]
-    return np.where(before & (home < graph.num_ops), home, -1).astype(np.int32)
+    """Per tensor from before the step: the first op that reads its storage; -1 for others."""
+    return np.where(graph.tensor_producer < 0, graph.home_op, -1)
 
 
 def unread_bytes(problem: Problem) -> ByteArray:
     """Per device: bytes of tensors that are there before the step though nothing reads them."""
     graph = problem.graph
-    is_unread = (graph.tensor_producer < 0) & (home_ops(graph) < 0)
     unread = np.zeros(problem.cluster.num_devices, dtype=np.int64)
-    unread[0] = graph.held_bytes[is_unread].sum()
+    unread[0] = graph.held_bytes[graph.home_op < 0].sum()
     return unread
 
 

@@ -15,13 +15,14 @@ import numpy as np
 
 from hocket.arrays import ByteArray
 from hocket.compiled.containers import table
+from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.ledger import spans_of_run
 from hocket.planners.placement.memory.relieve import MAX_BATCHES, Board, Level, relieve
-from hocket.planners.placement.memory.units import layers, ties, units
+from hocket.planners.placement.memory.units import layers, units
 
 MAX_ROUNDS = 4
 """Rounds of moves and a simulation, per size of unit."""
@@ -41,7 +42,7 @@ def levels_of(problem: Problem) -> list[Level]:
     unit_of = units(problem.graph)
     if _is_large(problem):
         return [Level(problem, unit_of)]
-    sizes = (layers(problem.graph, unit_of), unit_of, ties(problem.graph))
+    sizes = (layers(problem.graph, unit_of), unit_of, bound_ops(problem.graph))
     return [Level(problem, size) for size in sizes]
 
 

@@ -26,7 +26,6 @@ from hocket.planners.placement.memory.ledger import (
     LedgerTable,
     Spans,
     Units,
-    home_ops,
     ledger_table,
     new_ledger,
     units_of,
@@ -56,9 +55,7 @@ class Level:
              for seconds in problem.costs.op_s]
         )[problem.costs.device_row]  # fmt: skip
         reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
-        maker = np.where(
-            graph.tensor_producer >= 0, graph.tensor_producer, home_ops(graph)
-        )[graph.reads]  # fmt: skip
+        maker = graph.home_op[graph.reads]
         seconds = mean_transfer_s(problem)[graph.reads]
         counts = (unit_of[reader] != unit_of[maker]) & (seconds > 0)
         self._ends = (unit_of[maker[counts]], unit_of[reader[counts]])

@@ -17,13 +17,13 @@ import numpy as np
 
 from hocket.arrays import ByteArray
 from hocket.cost.costs import device_rows
+from hocket.graph.coarsen import bound_ops
 from hocket.hardware.cluster import Cluster, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.fit import fit_memory, memory_split
 from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
-from hocket.planners.placement.memory.units import ties
 from hocket.units import format_bytes
 
 BISECTIONS = 4
@@ -62,7 +62,7 @@ def explain_shortage(problem: Problem, plans: Sequence[Plan]) -> Shortage:
 def _too_large(problem: Problem) -> Shortage | None:
     """Ops that must sit together and need more than any device has."""
     graph, memory = problem.graph, problem.memory_bytes
-    tie_of = ties(graph)
+    tie_of = bound_ops(graph)
     needs = tie_needs(graph, tie_of)
     largest, device = int(np.argmax(needs)), int(np.argmax(memory))
     lacking = int(needs[largest] - memory[device])

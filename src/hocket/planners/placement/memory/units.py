@@ -1,8 +1,8 @@
 """What moves as one when memory is short, from large to small.
 
 Layers are units that read the same parameters: together they need them once. Units are ops that
-gain nothing from being apart (an op, its backward op, its optimizer op). Ties are the least that
-every plan must keep: groups, and updates in place with the tensor that they update. O(ops + reads).
+gain nothing from being apart (an op, its backward op, its optimizer op). The least is what every
+plan must keep together (`bound_ops`). O(ops + reads).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import numpy as np
 
 from hocket.arrays import IntArray
 from hocket.graph.coarsen.ties import Ties, followers, hard_ties, optimizers, partners, views
+from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.planners.placement.memory.ledger import home_ops
 
@@ -27,12 +28,7 @@ def units(graph: Graph) -> IntArray:
         optimizers(graph),
         followers(graph),
     )
-    return _joined(graph.num_ops, [*hard_ties(graph), *soft])
-
-
-def ties(graph: Graph) -> IntArray:
-    """The smallest sets of ops that may move, per op."""
-    return _joined(graph.num_ops, list(hard_ties(graph)))
+    return joined(graph.num_ops, *hard_ties(graph), *soft)
 
 
 def layers(graph: Graph, unit_of: IntArray) -> IntArray:
@@ -42,25 +38,6 @@ def layers(graph: Graph, unit_of: IntArray) -> IntArray:
     reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
     kept = is_shared[root]
     num_units = int(unit_of.max(initial=-1)) + 1
-    layer_of_unit = _joined(num_units, [Ties(unit_of[reader[kept]], unit_of[home[root[kept]]])])
-    return _numbered(layer_of_unit[unit_of])
-
-
-def _joined(count: int, pairs: list[Ties]) -> IntArray:
-    """Components of the given pairs, numbered by their first member."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    rows = np.concatenate([tie.first for tie in pairs]).astype(np.int32)
-    cols = np.concatenate([tie.second for tie in pairs]).astype(np.int32)
-    matrix = coo_array((np.ones(len(rows), dtype=bool), (rows, cols)), (count, count))
-    _, label = connected_components(matrix, directed=False)
-    return _numbered(label)
-
-
-def _numbered(label: IntArray) -> IntArray:
-    """The same sets, numbered by their first member."""
-    _, first, inverse = np.unique(label, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int32)
-    rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
-    return rank[inverse].astype(np.int32)
+    same = Ties(unit_of[reader[kept]], unit_of[home[root[kept]]])
+    # Units and layers are both numbered by their first members, so layers are by their first ops.
+    return joined(num_units, same)[unit_of]

@@ -26,6 +26,8 @@ from hocket.simulate.places import home_devices
 _MAX_ROUNDS = 30
 _EMULATED_OPS = 600_000
 """Rounds end when they have emulated this many ops, if that is sooner."""
+_LARGE = 50_000
+"""Above this many ops only the better of two starts is relieved."""
 _MAX_FAILED = 3
 _NUM_BUCKETS = 256
 """Parts of the step for which the bytes on each device are followed between emulations."""
@@ -45,12 +47,19 @@ def fit_memory(
     problem: Problem, device_of: IntArray, priority: FloatArray | None = None
 ) -> IntArray:
     """The placement with the least overflow that the two heuristics find."""
-    best = emulate(problem, device_of, priority)
-    if best.overflow_bytes == 0:
+    start = emulate(problem, device_of, priority)
+    if start.overflow_bytes == 0:
         return device_of
     spread = emulate(problem, spread_variables(problem, device_of), priority)
-    best = min(best, spread, key=lambda run: (run.overflow_bytes, run.timeline.makespan_s))
-    return relieve(problem, best, priority).device_of
+    runs = [spread, start]
+    if problem.graph.num_ops > _LARGE:
+        runs = [min(runs, key=_rank)]
+    return min((relieve(problem, run, priority) for run in runs), key=_rank).device_of
+
+
+def _rank(run: Emulation) -> tuple[float, float]:
+    """What is better comes first."""
+    return run.overflow_bytes, run.timeline.makespan_s
 
 
 # ── heuristic II ─────────────────────────────────────────────────────────────────────────────────

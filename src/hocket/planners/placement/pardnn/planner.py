@@ -75,13 +75,11 @@ def _or_one_device(trials: Trials, trial: Trial) -> Trial:
 
 
 def _in_memory(trials: Trials, fastest: Trial, fittest: Trial) -> Trial:
-    """The fastest trial made to fit, or else what overflows least."""
-    best = fastest
-    for start in (fastest, fittest):
-        if best.score.overflow_bytes == 0:
-            break
-        best = fitter(best, _fitted(trials, start))
-    return best
+    """The fastest trial if it fits, else the fastest that does once moves have made room in both,
+    or what overflows least."""
+    if fastest.score.overflow_bytes == 0:
+        return fastest
+    return fitter(_fitted(trials, fastest), _fitted(trials, fittest))
 
 
 def _fitted(trials: Trials, trial: Trial) -> Trial:

@@ -1,0 +1,115 @@
+"""``hocket fleet allocate``: the share of time that each job gets on each kind of device."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, json_option
+
+if TYPE_CHECKING:
+    from hocket.fleet.allocation import Allocation
+    from hocket.fleet.market import Market
+
+_MAX_SHOWN = 50
+_TINY = {
+    "devices": {"a": 1, "b": 1},
+    "jobs": [
+        {"id": "1", "throughputs": {"a": 2, "b": 1}, "remaining_steps": 1},
+        {"id": "2", "throughputs": {"a": 3, "b": 1}, "remaining_steps": 1},
+        {"id": "3", "throughputs": {"a": 1, "b": 1}, "remaining_steps": 1},
+    ],
+}
+
+
+@click.command("allocate")
+@click.argument("problem", type=click.Path(path_type=Path))
+@click.option("--policy", default="las", show_default=True, help="How devices are shared.")
+@json_option
+def command(problem: Path, policy: str, as_json: bool) -> None:
+    """Share the devices of PROBLEM, a JSON file of devices and jobs, by a policy.
+
+    \b
+    las, las-lexicographic       equal normalised throughput for all
+    finish-time-fairness         nobody ends much later than on an equal part
+    makespan                     the last job ends as early as can be
+    hierarchical[-fifo]          teams by weight; fair, or a queue, inside
+    max-throughput, min-cost     most steps, most steps for their price
+    min-cost-slo                 the same with deadlines
+    fifo, shortest-job-first, allox, gandiva, *-agnostic
+    """
+    from hocket.fleet.policies import find_policy
+    from hocket.fleet.problem_file import parse_problem, read_problem
+    from hocket.fleet.solve.check import verify_allocation
+
+    solve = find_policy(policy)
+    market = read_problem(problem)
+    # Loading compiled code and scipy takes longer than most answers and is no part of them.
+    solve(parse_problem(_TINY))
+    start_s = time.process_time()
+    answer = solve(market)
+    solve_seconds = time.process_time() - start_s
+    verify_allocation(market, answer)
+    if as_json:
+        emit(_as_json(market, answer, solve_seconds))
+    else:
+        _print(market, answer, solve_seconds)
+
+
+def _as_json(market: Market, answer: Allocation, solve_seconds: float) -> dict[str, Any]:
+    allocation = {
+        job: {
+            kind: share
+            for kind, share in zip(market.kinds, row, strict=True)
+            if share > 0.0
+        }
+        for job, row in zip(market.ids, answer.shares.tolist(), strict=True)
+    }
+    return {
+        "policy": answer.policy,
+        "allocation": allocation,
+        "objective": _number(answer.objective),
+        "bound": _number(answer.bound),
+        "gap": _number(answer.gap),
+        "solve_seconds": solve_seconds,
+        "notes": answer.notes,
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON knows no infinity: what no job limits is null."""
+    return value if abs(value) < float("inf") else None
+
+
+def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
+    from rich.text import Text
+
+    from hocket.fleet.solve.check import throughputs
+    from hocket.units import format_seconds
+    from hocket.view.names import inert
+    from hocket.view.table import Column, FittedTable
+
+    steps = throughputs(market, answer)
+    kinds = [Column(title=inert(kind, 24), align="right") for kind in market.kinds]
+    rows = [
+        [
+            Text(inert(market.ids[job], 80)),
+            *(Text(f"{share:.1%}" if share > 0 else "–") for share in answer.shares[job]),
+            Text(f"{steps[job]:.4g}"),
+        ]
+        for job in range(min(market.num_jobs, _MAX_SHOWN))
+    ]
+    columns = (Column(title="job", is_name=True), *kinds, Column(title="steps/s", align="right"))
+    out = console()
+    out.print(FittedTable(columns=columns, rows=rows))
+    if market.num_jobs > _MAX_SHOWN:
+        out.print(f"  … and {market.num_jobs - _MAX_SHOWN} more jobs; --json has all of them")
+    for note, value in answer.notes.items():
+        out.print(Text(f"  {note}: {inert(value, 400)}"))
+    out.print(
+        f"  {answer.policy}: objective {answer.objective:.6g}, gap {answer.gap:.1e}, "
+        f"solved in {format_seconds(solve_seconds)}"
+    )

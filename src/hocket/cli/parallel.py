@@ -1,0 +1,282 @@
+"""``hocket parallel``: choose how the training of a transformer is divided over a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.sources import require_folder
+
+if TYPE_CHECKING:
+    from hocket.hardware.cluster import Cluster
+    from hocket.planners.parallelism.candidates import ParallelComparison, Training
+    from hocket.planners.parallelism.enumerate import Limits
+    from hocket.planners.parallelism.recheck import Effort
+
+MAX_BATCH = 2**24
+NUM_SYNTHESISED = 3
+
+
+@click.command("parallel")
+@click.argument("model", required=False, metavar="MODEL")
+@click.option("--on", metavar="CLUSTER", help="A TOML file, a preset, shorthand such as "
+              "512xdgx-a100-80g, or 'auto' for this machine.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(1, MAX_BATCH), help="Sequences per step.")
+@click.option("--seq", type=click.IntRange(1, 2**24),
+              help="Tokens per sequence. [default: the model's]")  # fmt: skip
+@click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float8"]),
+              help="Arithmetic of matrix products. [default: the software's]")  # fmt: skip
+@click.option("--software", metavar="NAME", default=None,
+              help="The training program; only what it can run is tried. [default: the speed of "
+              "megatron-core, everything tried]")  # fmt: skip
+@click.option("--coefficients", type=click.Path(path_type=Path), default=None,
+              help="Fitted coefficients from hocket calibrate parallel.")  # fmt: skip
+@click.option("--fix", "fixed", multiple=True, metavar="NAME=VALUE,...",
+              help="Try only this value of a degree or mode: tensor=8,recompute=full.")  # fmt: skip
+@click.option("--schedule", "schedules", multiple=True, metavar="NAME",
+              help="Try only this pipeline schedule; may be given several times.")  # fmt: skip
+@click.option("--max-tensor", type=click.IntRange(1, 4096), default=None,
+              help="Largest tensor degree. [default: the devices of a host]")  # fmt: skip
+@click.option(
+    "--synthesise",
+    is_flag=True,
+    help="Also make schedules of their own for the best pipelines (some seconds more).",
+)
+@click.option("--top", type=click.IntRange(1, 200), default=10, show_default=True,
+              help="Candidates to show.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=None,
+              help="Plan file to write. [default: plan.json, nothing with --json]")  # fmt: skip
+@click.option("--report", type=click.Path(path_type=Path), default=None,
+              help="Also write the HTML report here.")  # fmt: skip
+@click.option("--predict", "config", type=click.Path(path_type=Path), default=None,
+              metavar="CONFIG", help="Predict the one division of a TOML file.")  # fmt: skip
+@json_option
+def command(
+    model: str | None,
+    on: str | None,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    software: str | None,
+    coefficients: Path | None,
+    fixed: tuple[str, ...],
+    schedules: tuple[str, ...],
+    max_tensor: int | None,
+    synthesise: bool,
+    top: int,
+    output: Path | None,
+    report: Path | None,
+    config: Path | None,
+    as_json: bool,
+) -> None:
+    """Divide the training of MODEL over a cluster: data x tensor x pipeline, and how.
+
+    MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph.
+    """
+    from hocket.planners.parallelism.recheck import Effort
+
+    if config is not None:
+        _refuse_besides_predict(model, on, batch)
+        _predict(config, output, report, as_json)
+        return
+    training = _training(model, on, batch, seq, dtype, software, coefficients)
+    limits = _limits(training, software, fixed, schedules, max_tensor)
+    if output is None and not as_json:
+        output = Path("plan.json")
+    for path in (output, report):
+        if path is not None:
+            require_folder(path)
+    effort = Effort(num_synthesised=NUM_SYNTHESISED if synthesise else 0)
+    _search(training, limits, effort, top, output, report, as_json)
+
+
+def _search(
+    training: Training,
+    limits: Limits,
+    effort: Effort,
+    top: int,
+    output: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    from hocket.errors import NoFeasiblePlanError
+    from hocket.planners.parallelism.search import plan_of, search
+    from hocket.view.parallel import comparison_dict
+    from hocket.view.parallel_text import comparison_table
+
+    with working("searching"):
+        comparison = search(training, limits, effort)
+    if not as_json:
+        console().print(comparison_table(comparison, top))
+    result = comparison_dict(comparison, top)
+    try:
+        plan_of(comparison)
+    except NoFeasiblePlanError as error:
+        raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
+    written = _write(comparison, output, report)
+    if as_json:
+        emit({**result, "written": [str(path) for path in written]})
+    elif written:
+        following = f" — next: hocket show {output}, hocket run {output}" if output else ""
+        say(f"wrote {', '.join(path.name for path in written)}{following}")
+
+
+def _write(comparison: ParallelComparison, output: Path | None, report: Path | None) -> list[Path]:
+    from hocket.plan.parallel_files import write_parallel_plan
+    from hocket.planners.parallelism.search import plan_of
+
+    plan = plan_of(comparison)
+    written = []
+    if output is not None:
+        write_parallel_plan(output, plan)
+        written.append(output)
+    if report is not None:
+        from hocket.view.parallel_report import write_parallel_report
+
+        write_parallel_report(report, plan, comparison)
+        written.append(report)
+    return written
+
+
+# ── what is asked ────────────────────────────────────────────────────────────────────────────────
+
+
+def _training(
+    model: str | None,
+    on: str | None,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    software: str | None,
+    coefficients: Path | None,
+) -> Training:
+    from dataclasses import replace
+
+    from hocket.errors import UsageError
+    from hocket.transformer.files import check_model, find_model
+
+    for value, what in ((model, "MODEL"), (on, "--on CLUSTER"), (batch, "--batch N")):
+        if value is None:
+            raise UsageError(
+                f"{what} is missing",
+                hint="hocket parallel gpt3-175b --on 512xdgx-a100-80g --batch 1536",
+            )
+    assert model is not None
+    assert on is not None
+    assert batch is not None
+    shape = find_model(model)
+    if seq is not None:
+        shape = replace(shape, sequence=seq)
+        check_model(shape)
+    return make_training(shape, on, batch, dtype, software, coefficients)
+
+
+def make_training(
+    model: Any,
+    on: str,
+    batch: int,
+    dtype: str | None,
+    software: str | None,
+    coefficients: Path | None,
+) -> Training:
+    """What is trained on what, from the texts of the options."""
+    from dataclasses import replace
+
+    from hocket.cost.parallel.coefficients import Coefficients, read_coefficients
+    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
+    from hocket.planners.parallelism.candidates import Training
+
+    program, cluster = find_software(software or DEFAULT_SOFTWARE), _cluster(on)
+    program = replace(program, dtype=dtype or _usual_dtype(program.dtype, cluster))
+    return Training(
+        model=model,
+        cluster=cluster,
+        global_batch=batch,
+        software=program,
+        coefficients=read_coefficients(coefficients) if coefficients else Coefficients(),
+    )
+
+
+def _usual_dtype(wanted: str, cluster: Cluster) -> str:
+    """The software's type, or one that all devices have where some lack it."""
+    for dtype in (wanted, "float16", "bfloat16", "float32"):
+        if all(dtype in kind.peak_flops for kind in cluster.kinds):
+            if dtype != wanted:
+                say(f"{cluster.name} has no {wanted} everywhere: {dtype} is taken")
+            return dtype
+    return wanted
+
+
+def _cluster(on: str) -> Cluster:
+    if on == "auto":
+        from hocket.hardware.detect import detect
+
+        return detect()
+    from hocket.hardware.shorthand import cluster_from_text
+
+    with working(f"reading {on}"):
+        return cluster_from_text(on)
+
+
+def _limits(
+    training: Training,
+    software: str | None,
+    fixed: tuple[str, ...],
+    schedules: tuple[str, ...],
+    max_tensor: int | None,
+) -> Limits:
+    from dataclasses import replace
+
+    from hocket.errors import unknown_name
+    from hocket.planners.parallelism.limits import fixed_limits
+    from hocket.planners.parallelism.programs import program_limits
+    from hocket.planners.parallelism.search import default_limits
+    from hocket.transformer import SCHEDULES
+
+    limits = default_limits(training)
+    if max_tensor is not None:
+        limits = replace(limits, max_tensor=max_tensor)
+    for name in schedules:
+        if name not in SCHEDULES:
+            raise unknown_name("schedule", name, SCHEDULES)
+    if schedules:
+        limits = replace(limits, schedules=tuple(s for s in SCHEDULES if s in schedules))
+    limits = fixed_limits(limits, ",".join(fixed))
+    return limits if software is None else program_limits(limits, software)
+
+
+# ── one division ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _refuse_besides_predict(model: str | None, on: str | None, batch: int | None) -> None:
+    from hocket.errors import UsageError
+
+    if model is not None or on is not None or batch is not None:
+        raise UsageError(
+            "with --predict the file states model, cluster and batch",
+            hint="leave out MODEL, --on and --batch",
+        )
+
+
+def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
+    from hocket.planners.parallelism.configuration import read_configuration
+    from hocket.planners.parallelism.search import single
+    from hocket.view.parallel import candidate_dict, parts_dict
+    from hocket.view.parallel_text import comparison_table
+
+    asked = read_configuration(config)
+    training = make_training(
+        asked.model, asked.on, asked.batch, None, asked.software, asked.coefficients
+    )
+    with working("predicting"):
+        comparison = single(training, asked, str(config))
+    candidate = comparison.candidates[0]
+    if not as_json:
+        console().print(comparison_table(comparison, 1))
+    written = _write(comparison, output, report) if candidate.feasible else []
+    if as_json:
+        result = candidate_dict(candidate) | parts_dict(candidate)
+        emit({**result, "written": [str(path) for path in written]})

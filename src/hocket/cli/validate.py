@@ -1,0 +1,150 @@
+"""``hocket validate``: predict published measurements again and compare."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, fail, json_option
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hocket.validation.validate import Part, TableResult
+
+_PARTS = ("zero-shot", "calibrated")
+
+
+@click.command("validate")
+@click.argument("tables", nargs=-1, metavar="[TABLE]...")
+@click.option(
+    "--data",
+    "data_dir",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Folder with public files of measurements, to be read besides what comes with hocket.",
+)
+@json_option
+def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
+    """Compare predictions of parallel training with published TABLEs. Exit 6 outside tolerance.
+
+    Without a name all tables are compared. Zero-shot uses nothing that was measured; calibrated
+    uses at most ten runs per site, which are not scored.
+    """
+    from hocket.errors import CheckError, unknown_name
+    from hocket.validation.tables import load_tables
+    from hocket.validation.validate import validate
+
+    known = load_tables(data_dir)
+    for name in tables:
+        if name not in known:
+            raise unknown_name("table", name, known)
+    results = validate(known, tables)
+    violations = [text for result in results for text in result.violations]
+    listed = {"tables": [_as_json(result) for result in results]}
+    if not as_json:
+        screen = console()
+        for shown in (_steps(results), _choices(results), _memory(results)):
+            if shown.row_count:
+                screen.print(shown)
+    if violations:
+        error = CheckError("; ".join(violations), hint="see the columns that name what is allowed")
+        raise SystemExit(fail(error, as_json=as_json, extra=listed))
+    if as_json:
+        emit({"ok": True, **listed})
+    else:
+        click.echo("all within tolerance")
+
+
+def _as_json(result: TableResult) -> dict[str, Any]:
+    return {**asdict(result), "ok": not result.violations, "violations": list(result.violations)}
+
+
+def _steps(results: list[TableResult]) -> Table:
+    shown = _empty_table(
+        "step time: errors in %", ("runs", "mean", "limit", "median", "p95", "max", "bias")
+    )
+    for result in results:
+        allowed = (result.tolerance.zero_shot_mean, result.tolerance.calibrated_mean)
+        parts = (result.zero_shot, result.calibrated)
+        for what, part, limit in zip(_PARTS, parts, allowed, strict=True):
+            if part.step:
+                shown.add_row(_name(result, what), what, *_step_cells(part, limit))
+    return shown
+
+
+def _step_cells(part: Part, limit: float | None) -> list[str]:
+    score = part.step
+    assert score is not None
+    figures = (score.mean, limit, score.median, score.p95, score.max)
+    return [str(score.rows), *map(_percent, figures), f"{100 * score.bias:+.1f}"]
+
+
+def _choices(results: list[TableResult]) -> Table:
+    shown = _empty_table(
+        "choice among measured alternatives: % longer than the best",
+        ("groups", "mean", "limit", "worst", "limit", "Kendall tau"),
+    )
+    for result in results:
+        for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
+            if part.ranking:
+                limits = (result.tolerance.mean_regret, result.tolerance.max_regret)
+                is_judged = what == "calibrated"
+                shown.add_row(
+                    _name(result, what),
+                    what,
+                    *_choice_cells(part, limits if is_judged else (None, None)),
+                )
+    return shown
+
+
+def _choice_cells(part: Part, limits: tuple[float | None, float | None]) -> list[str]:
+    score = part.ranking
+    assert score is not None
+    figures = (score.mean_regret, limits[0], score.max_regret, limits[1])
+    return [str(score.groups), *map(_percent, figures), f"{score.kendall_tau:.2f}"]
+
+
+def _memory(results: list[TableResult]) -> Table:
+    shown = _empty_table(
+        "memory of the fullest device: errors in %",
+        ("runs", "mean", "limit", "bias", "OOM seen", "false alarms"),
+    )
+    for result in results:
+        for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
+            if part.memory:
+                limit = result.tolerance.memory_mean if what == "calibrated" else None
+                shown.add_row(_name(result, what), what, *_memory_cells(part, limit))
+    return shown
+
+
+def _memory_cells(part: Part, limit: float | None) -> list[str]:
+    score, outcome = part.memory, part.out_of_memory
+    assert score is not None
+    cells = [str(score.rows), _percent(score.mean), _percent(limit), f"{100 * score.bias:+.1f}"]
+    if outcome is None:
+        return [*cells, "–", "–"]
+    foreseen = f"{outcome.ran_out - outcome.missed} of {outcome.ran_out}"
+    return [*cells, foreseen, f"{outcome.false_alarms} of {outcome.ran}"]
+
+
+def _empty_table(title: str, headings: tuple[str, ...]) -> Table:
+    from rich.table import Table
+
+    shown = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("table", ""):
+        shown.add_column(heading, no_wrap=True)
+    for heading in headings:
+        shown.add_column(heading, justify="right", no_wrap=True)
+    return shown
+
+
+def _name(result: TableResult, what: str) -> str:
+    return result.table if what == _PARTS[0] else ""
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"

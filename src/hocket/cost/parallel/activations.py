@@ -1,0 +1,127 @@
+"""Bytes that one layer keeps of one sequence between its forward and its backward pass.
+
+Korthikanti et al. 2022: 16-bit tensors, one-byte dropout masks. The familiar ``34 + 5as/h`` is the
+sum for a GPT; here each tensor stands for itself, so that other shapes need no other formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel.software import Software
+from hocket.transformer import Transformer
+
+_ELEMENT = 2
+"""Bytes of a 16-bit number."""
+_LOGIT = 4
+_TOKEN = 8
+
+NUM_MODES = 4
+SPLIT_FULL = 3
+"""Full recomputation under a schedule that computes weight gradients later: what was computed again
+must then stay. Modes 0 to 2 are positions in `RECOMPUTES`."""
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationTables:
+    """Bytes per sequence, at ``[tensor, sequence_parallel, mode]``; context degree 1."""
+
+    dense_layer: FloatArray
+    sparse_layer: FloatArray
+    dense_working: FloatArray
+    """What one layer needs while it is computed again; 0 where nothing is."""
+    sparse_working: FloatArray
+    weight_gradient: FloatArray
+    """Inputs and output gradients of a layer's matrix products: what its weight gradients need."""
+    first: FloatArray
+    """What the embedding keeps."""
+    last: FloatArray
+    """What the last norm, the output layer and the loss keep."""
+
+
+def activation_tables(model: Transformer, software: Software, max_tensor: int) -> ActivationTables:
+    """The tables for every tensor degree up to the largest."""
+    shape = _Shape.of(model, max_tensor)
+    dense = _layer(model, software, shape, model.mlp_width, 1, 0)
+    dense_gradient = _weight_gradient(model, shape, model.mlp_width, 1)
+    sparse, sparse_gradient = dense, dense_gradient
+    experts = model.experts
+    if experts:
+        width = experts.active * experts.mlp_width + experts.shared_width
+        visits = experts.active + (1 if experts.shared_width else 0)
+        sparse = _layer(model, software, shape, width, visits, experts.count)
+        sparse_gradient = _weight_gradient(model, shape, width, visits)
+    return ActivationTables(
+        dense_layer=_modes(dense, dense_gradient, shape),
+        sparse_layer=_modes(sparse, sparse_gradient, shape),
+        dense_working=_working(dense),
+        sparse_working=_working(sparse),
+        weight_gradient=sparse_gradient,
+        first=_TOKEN * shape.tokens + float(model.dropout) * shape.whole,
+        last=2 * _ELEMENT * shape.whole + _LOGIT * model.vocabulary * shape.tokens / shape.tensor,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Shape:
+    """Sizes that all terms share, as arrays ``[tensor, sequence_parallel]``."""
+
+    tensor: FloatArray
+    tokens: float
+    whole: FloatArray
+    """Elements of the hidden state: divided only by sequence parallelism."""
+
+    @classmethod
+    def of(cls, model: Transformer, max_tensor: int) -> _Shape:
+        degrees = np.maximum(np.arange(max_tensor + 1, dtype=np.float64), 1.0)[:, None]
+        tensor = np.repeat(degrees, 2, axis=1)
+        divided = np.stack([np.ones(max_tensor + 1), degrees[:, 0]], axis=1)
+        tokens = float(model.sequence)
+        return cls(tensor, tokens, tokens * model.hidden / divided)
+
+
+def _layer(
+    model: Transformer, software: Software, shape: _Shape, width: int, visits: int, routed: int
+) -> FloatArray:
+    """Bytes of one layer ``[tensor, sequence_parallel, plain or selective]``."""
+    dropout = float(model.dropout)
+    # Inputs of both norms, inputs of attention and of each visited MLP; masks of both residuals.
+    whole = (_ELEMENT * (3 + visits) + 2 * dropout) * shape.whole
+    if routed:
+        # Each expert's output is kept for the gradient of the router, with the router's choices.
+        whole = whole + _ELEMENT * visits * shape.whole + _LOGIT * routed * shape.tokens
+    query = model.heads * model.head_width / shape.tensor
+    key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
+    inner = (2 if model.mlp == "gelu" else 3) * width / shape.tensor
+    divided = _ELEMENT * shape.tokens * (2 * query + 2 * key + inner)
+    # The matrix of all pairs: softmax, and with dropout its mask and its result.
+    per_pair = _ELEMENT + dropout * (_ELEMENT + 1)
+    pairs = per_pair * model.heads * shape.tokens**2 / shape.tensor
+    kept_pairs = pairs if software.attention == "plain" else 0.0 * pairs
+    return np.stack([whole + divided + kept_pairs, whole + divided], axis=-1)
+
+
+def _weight_gradient(model: Transformer, shape: _Shape, width: int, visits: int) -> FloatArray:
+    """Inputs and output gradients of the matrix products of one layer."""
+    query = model.heads * model.head_width / shape.tensor
+    key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
+    wide = (1 if model.mlp == "gelu" else 2) * width / shape.tensor
+    narrow = width / shape.tensor
+    whole = 2 * (1 + visits) * shape.whole
+    return np.asarray(_ELEMENT * (whole + shape.tokens * (2 * query + 2 * key + wide + narrow)))
+
+
+def _modes(layer: FloatArray, weight_gradient: FloatArray, shape: _Shape) -> FloatArray:
+    inputs = _ELEMENT * shape.whole
+    modes = [layer[..., 0], layer[..., 1], inputs, np.maximum(inputs, weight_gradient)]
+    return np.stack(modes, axis=-1)
+
+
+def _working(layer: FloatArray) -> FloatArray:
+    """Full recomputation makes all of one layer; selective only what `_layer` leaves out."""
+    nothing = np.zeros_like(layer[..., 0])
+    pairs = layer[..., 0] - layer[..., 1]
+    return np.stack([nothing, pairs, layer[..., 0], layer[..., 0]], axis=-1)

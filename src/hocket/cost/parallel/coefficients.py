@@ -1,0 +1,85 @@
+"""The dozen numbers by which predictions of parallel training are fitted to a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from hocket.atomic import write_atomically
+from hocket.fields import located, number, record, text, wrong
+from hocket.jsonfile import dump_json, read_json
+
+COEFFICIENTS_SCHEMA = "hocket.parallel-coefficients/1"
+MAX_FILE_BYTES = 1_000_000
+MIN_COEFFICIENT, MAX_COEFFICIENT = 1e-3, 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coefficients:
+    """Each multiplies a part of the predicted time; 1 where nothing was measured."""
+
+    matrix: float = 1.0
+    """Matrix products with weights."""
+    shape: float = 1.0
+    """What small matrices lose against large ones."""
+    attention: float = 1.0
+    """Matrix products between tokens."""
+    unaligned: float = 1.0
+    """The same, where the width of heads is no multiple of eight."""
+    memory: float = 1.0
+    """Operations that wait for memory: norms, dropout, softmax, optimizer."""
+    host: float = 1.0
+    """The host's work to launch a layer, which counts where the device would be done sooner."""
+    layer: float = 1.0
+    """What each layer takes besides, whatever its size."""
+    tensor: float = 1.0
+    """Bytes of collectives inside a host."""
+    latency: float = 1.0
+    """Start of collectives."""
+    network: float = 1.0
+    """Bytes of collectives between hosts."""
+    pipeline: float = 1.0
+    """Transfers between pipeline stages."""
+    gradients: float = 1.0
+    """Adding each microbatch's gradients to the sum."""
+    source: str = ""
+    """What they were fitted from."""
+
+
+NAMES = tuple(field.name for field in fields(Coefficients) if field.name != "source")
+"""Names of the numbers, in order."""
+
+
+def coefficients_to_dict(coefficients: Coefficients) -> dict[str, object]:
+    """The content of a coefficients file."""
+    return {"schema": COEFFICIENTS_SCHEMA, **asdict(coefficients)}
+
+
+def coefficients_from_dict(data: object, where: str = "coefficients") -> Coefficients:
+    """The coefficients of such content; those that are not named are 1."""
+    with located(where):
+        entries = record(data, "the file", required=("schema",), optional=(*NAMES, "source"))
+        if entries["schema"] != COEFFICIENTS_SCHEMA:
+            raise wrong("schema", entries["schema"], repr(COEFFICIENTS_SCHEMA))
+        values = _values(entries)
+        source = text(entries.get("source", ""), "source")
+    return Coefficients(**values, source=source)
+
+
+def read_coefficients(path: str | Path) -> Coefficients:
+    """The coefficients of a file that `write_coefficients` wrote."""
+    return coefficients_from_dict(read_json(path, MAX_FILE_BYTES), str(path))
+
+
+def write_coefficients(coefficients: Coefficients, path: str | Path) -> None:
+    """Write them as JSON, whole or not at all."""
+    write_atomically(path, dump_json(coefficients_to_dict(coefficients)))
+
+
+def _values(entries: Mapping[str, object]) -> dict[str, float]:
+    return {
+        name: number(entries[name], name, MIN_COEFFICIENT, MAX_COEFFICIENT)
+        for name in NAMES
+        if name in entries
+    }

@@ -1,0 +1,100 @@
+"""Divisions and the tables of their times, as the arrays that compiled code reads."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.compiled.containers import table
+from hocket.transformer import Divisions
+
+Bytes = NDArray[np.int8]
+
+
+class Columns(NamedTuple):
+    """The fields of divisions."""
+
+    tensor: IntArray
+    pipeline: IntArray
+    data: IntArray
+    context: IntArray
+    expert: IntArray
+    chunks: IntArray
+    microbatch: IntArray
+    global_batch: IntArray
+    schedule: Bytes
+    recompute: Bytes
+    zero: Bytes
+    sequence_parallel: Bytes
+
+
+class Places(NamedTuple):
+    """For each value of a field: its position among those that occur, times a stride."""
+
+    tensor: IntArray
+    context: IntArray
+    expert: IntArray
+    microbatch: IntArray
+    recompute: IntArray
+    sequence_parallel: IntArray
+    pipeline: IntArray
+    crosses: IntArray
+
+
+class RankPlaces(NamedTuple):
+    """As `Places`, for the fields that holding weights depends on."""
+
+    tensor: IntArray
+    context: IntArray
+    expert: IntArray
+    pipeline: IntArray
+    data: IntArray
+    zero: IntArray
+
+
+class Seen(NamedTuple):
+    """Values that occur, per field; written by compiled code."""
+
+    tensor: NDArray[np.bool_]
+    pipeline: NDArray[np.bool_]
+    data: NDArray[np.bool_]
+    context: NDArray[np.bool_]
+    expert: NDArray[np.bool_]
+    microbatch: NDArray[np.bool_]
+    recompute: NDArray[np.bool_]
+    zero: NDArray[np.bool_]
+    sequence_parallel: NDArray[np.bool_]
+    crosses: NDArray[np.bool_]
+
+
+class StepTables(NamedTuple):
+    """Times of distinct stages and ranks; see `StageTimes` and `RankTimes`."""
+
+    busy_s: FloatArray
+    exchange_s: FloatArray
+    fill_s: FloatArray
+    lag_s: FloatArray
+    once_s: FloatArray
+    each_s: FloatArray
+    fixed_s: FloatArray
+    way: IntArray
+    """How each schedule fills the pipeline."""
+
+
+def columns_of(divisions: Divisions) -> Columns:
+    """The fields of divisions, read-only."""
+    numbers = {
+        name: table(getattr(divisions, name), np.int32)
+        for name in Columns._fields
+        if getattr(divisions, name).dtype == np.int32
+    }
+    return Columns(
+        **numbers,
+        schedule=table(divisions.schedule, np.int8),
+        recompute=table(divisions.recompute, np.int8),
+        zero=table(divisions.zero, np.int8),
+        sequence_parallel=table(divisions.sequence_parallel, np.int8),
+    )

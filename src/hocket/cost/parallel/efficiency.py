@@ -1,0 +1,137 @@
+"""How long the kernels of a transformer take: matrix products by their shape, the rest by bytes.
+
+A matrix product reaches a fixed share of the device's peak when it is large. It loses where the
+summed dimension is short, for each tile of the result has a start and an end to pay, and where the
+result fills the multiprocessors only a few times, for the last wave leaves some of them idle.
+Everything else moves bytes through the device's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.setting import Setting
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """What is assumed of every cluster: one set, from data sheets and public measurements.
+
+    Those of kernels were chosen so that the published tables of A100 clusters come out on average;
+    those of collectives restate the all-reduce times that vTrain's authors measured with NCCL on
+    2 to 8 A100 (1 MiB to 1 GiB).
+    """
+
+    matrix_share: float = 0.82
+    """Of the peak, by large matrix products."""
+    matrix_depth: float = 400.0
+    """Summed dimension at which half of the time is lost to the ends of a tile."""
+    matrix_wave: float = 3.5e6
+    """Elements of a result that keep all multiprocessors busy once."""
+    matrix_tail: float = 0.14
+    """Of a wave, lost per product."""
+    expert_rows: float = 64.0
+    """Half of the rows of a tile: lost per expert."""
+    attention_share: float = 0.75
+    """Of the peak, by products between tokens with very wide heads."""
+    attention_width: float = 52.0
+    """Head width at which these reach half of that."""
+    unaligned_share: float = 0.037
+    """Of the peak, where the width of heads is no multiple of eight."""
+    flash_share: float = 0.38
+    """Of the peak, by attention that never writes its matrix."""
+    memory_share: float = 0.87
+    """Of the memory's bandwidth."""
+    score_bytes: tuple[float, float] = (13.0, 19.0)
+    """Moved per pair of tokens and head, forward and backward, where the matrix is written."""
+    backward_bytes: float = 1.5
+    """What the backward of norms, dropouts and activations moves, to what their forward does."""
+    host_s: float = 1.15e-3
+    """The host's time to launch one pass over one layer, with plain attention."""
+    flash_host_s: float = 0.7e-3
+    """The same with fused kernels."""
+    host_tensor: float = 0.05
+    """More of it per tensor-parallel rank."""
+    layer_s: float = 0.4e-3
+    """Gaps between the kernels of one pass over one layer."""
+    softness: float = 4.0
+    """How sharply the longer of host and device decides; infinite would be their maximum."""
+    microbatch_s: float = 0.8e-3
+    step_s: float = 2.5e-3
+    optimizer_bytes: float = 33.0
+    """Moved per parameter by the optimizer with gradient clipping."""
+    start_s: float = 30e-6
+    hop_s: float = 6e-6
+    """Per rank of a collective inside a host, with the latency of the link."""
+    far_hop_s: float = 10e-6
+    """Per doubling of the hosts, with the latency of the network, there and back."""
+    inside_share: float = 0.83
+    """Of the link's bandwidth, by large collectives among many ranks."""
+    inside_ranks: float = 0.37
+    """Ranks at which half of that is lost."""
+    between_share: float = 0.9
+    send_share: float = 0.71
+    """Of the bandwidth, by transfers between pipeline stages."""
+    send_s: float = 50e-6
+    hidden_tensor: float = 0.6
+    """Of tensor-parallel collectives, where the program overlaps them."""
+    never_hidden: float = 0.1
+    """Of data-parallel collectives, whatever they overlap with."""
+    gather_share: float = 0.7
+    """Of one adapter's bandwidth, where weights are gathered tensor by tensor."""
+
+
+CONSTANTS = Constants()
+
+
+def matrix_s(
+    rows: FloatArray,
+    columns: FloatArray,
+    depth: FloatArray,
+    setting: Setting,
+    coefficients: Coefficients,
+) -> FloatArray:
+    """Time of a product of a ``rows`` x ``depth`` with a ``depth`` x ``columns`` matrix."""
+    best_s = 2 * rows * columns * depth / (setting.peak_flops * CONSTANTS.matrix_share)
+    waves = rows * columns / CONSTANTS.matrix_wave
+    loss = (1 + coefficients.shape * CONSTANTS.matrix_depth / depth) * (
+        1 + coefficients.shape * CONSTANTS.matrix_tail / waves
+    )
+    return coefficients.matrix * best_s * loss
+
+
+def attention_s(
+    flops: FloatArray, setting: Setting, coefficients: Coefficients
+) -> tuple[FloatArray, FloatArray]:
+    """Forward and backward time of products between tokens, of ``flops`` forward without a mask.
+
+    Fused attention skips the half that causal masking leaves out, and computes the forward again.
+    """
+    width = setting.head_width
+    plain_share = np.where(
+        width % 8 == 0,
+        CONSTANTS.attention_share * width / (width + CONSTANTS.attention_width),
+        CONSTANTS.unaligned_share / coefficients.unaligned,
+    )
+    peak_s = coefficients.attention * flops / setting.peak_flops
+    flash_s = 0.5 * peak_s / CONSTANTS.flash_share
+    plain_s = peak_s / plain_share
+    is_flash = setting.is_flash > 0
+    return np.where(is_flash, flash_s, plain_s), np.where(is_flash, 2.75 * flash_s, 2 * plain_s)
+
+
+def memory_s(size_bytes: FloatArray, setting: Setting, coefficients: Coefficients) -> FloatArray:
+    """Time to move bytes through the device's memory."""
+    return coefficients.memory * size_bytes / (setting.memory_bps * CONSTANTS.memory_share)
+
+
+def softly_longer(one: FloatArray, other: FloatArray) -> FloatArray:
+    """Somewhat more than the longer of two times that overlap: neither hides the other fully."""
+    power = CONSTANTS.softness
+    longer, shorter = np.maximum(one, other), np.minimum(one, other)
+    ratio = np.divide(shorter, longer, out=np.zeros_like(longer), where=longer > 0)
+    return np.asarray(longer * (1 + ratio**power) ** (1 / power))

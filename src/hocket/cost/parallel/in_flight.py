@@ -1,0 +1,40 @@
+"""How many microbatches a device holds at once, by schedule.
+
+Counted in chunks: one microbatch on one of a device's virtual stages. The counts are those of each
+schedule's warm-up with enough microbatches; fewer microbatches bound them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.transformer import SCHEDULES, ScheduleName
+
+SPLITS_BACKWARD = np.array(
+    [name in ("zb-h1", "zb-h2", "zb-v", "v-half", "dualpipe-v") for name in SCHEDULES]
+)
+"""Whether a schedule computes gradients of weights apart from those of inputs."""
+V_SHAPED = np.array([name in ("zb-v", "v-half", "dualpipe-v") for name in SCHEDULES])
+"""Whether a schedule puts the first and the last stage on one device."""
+UNBOUNDED = np.inf
+
+
+def in_flight_chunks(
+    schedule: ScheduleName, pipeline: FloatArray, chunks: FloatArray, rank: FloatArray
+) -> FloatArray:
+    """Most chunks that a pipeline rank holds at once, if there are microbatches enough."""
+    after = pipeline - 1 - rank
+    if schedule in ("gpipe", "looped-bfs"):
+        return np.full(np.broadcast(pipeline, chunks, rank).shape, UNBOUNDED)
+    if schedule in ("1f1b", "interleaved"):
+        # With one chunk, interleaving is plain 1F1B; with more, a rank runs one more round ahead.
+        return np.where(chunks > 1, (chunks - 1) * pipeline + 2 * after + 1, after + 1)
+    held = {
+        "zb-h1": pipeline,
+        "zb-h2": 2 * pipeline - 1,
+        "zb-v": 2 * pipeline,
+        "v-half": pipeline + 2,
+        "dualpipe-v": 2 * pipeline + 1,
+    }[schedule]
+    return held + 0 * (chunks + rank)

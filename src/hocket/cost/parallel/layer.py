@@ -1,0 +1,309 @@
+"""What one layer, the embedding and the output layer take for one microbatch on one device.
+
+Layers with and without experts are averaged over the model, so that stages of equally many layers
+are alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel import efficiency
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.efficiency import attention_s, matrix_s, memory_s, softly_longer
+from hocket.cost.parallel.setting import Setting
+from hocket.cost.parallel.traffic import Group, all_gather_s, all_reduce_s, all_to_all_s, send_s
+from hocket.transformer import RECOMPUTES
+
+ACTIVATION_BYTES = 2
+"""Activations and weights are sent and moved in 16 bits."""
+FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Slices:
+    """How a layer is divided: one entry per distinct way."""
+
+    tensor: FloatArray
+    context: FloatArray
+    expert: FloatArray
+    microbatch: FloatArray
+    recompute: FloatArray
+    sequence_parallel: FloatArray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LayerTimes:
+    """Seconds per microbatch; a full backward takes all but ``forward_s``."""
+
+    forward_s: FloatArray
+    input_gradient_s: FloatArray
+    """With what is computed again."""
+    weight_gradient_s: FloatArray
+    """With adding to the sum of earlier microbatches."""
+    tensor_s: FloatArray
+    """Of these together: collectives of tensor-parallel ranks."""
+    other_s: FloatArray
+    """Of these together: traffic of context and expert parallelism."""
+    embedding_s: FloatArray
+    """Forward and backward, on the first stage."""
+    logits_s: FloatArray
+    """Forward of the output layer and the loss, on the last stage."""
+    logits_backward_s: FloatArray
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Forward and backward of a layer."""
+        return self.forward_s + self.input_gradient_s + self.weight_gradient_s
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Pass:
+    """One direction through one layer, without weight gradients."""
+
+    matrix_s: FloatArray
+    core_s: FloatArray
+    """Inside of attention."""
+    around_s: FloatArray
+    """Norms, dropouts, activations."""
+    tensor_s: FloatArray
+    other_s: FloatArray
+
+    @property
+    def total_s(self) -> FloatArray:
+        return self.matrix_s + self.core_s + self.around_s + self.tensor_s + self.other_s
+
+
+def layer_times(setting: Setting, slices: Slices, coefficients: Coefficients) -> LayerTimes:
+    """The times of all the given ways to divide a layer."""
+    matrix = _matrix_s(setting, slices, coefficients)
+    forward, backward = _passes(matrix, setting, slices, coefficients)
+    again = np.select(
+        [slices.recompute == FULL, slices.recompute == SELECTIVE],
+        [forward.total_s, forward.core_s],
+        0.0,
+    )
+    communicates_again = slices.recompute == FULL
+    device_s = forward.total_s + backward.total_s + matrix + again
+    stretch = _stretch(device_s, setting, slices, coefficients)
+    parameters = layer_parameters(setting, slices.tensor, slices.expert)
+    first_s, logits_s, logits_backward_s = _ends(setting, slices, coefficients)
+    return LayerTimes(
+        forward_s=stretch * forward.total_s,
+        input_gradient_s=stretch * (backward.total_s + again),
+        weight_gradient_s=stretch * matrix + accumulation_s(parameters, setting, coefficients),
+        tensor_s=stretch * (forward.tensor_s * (1 + communicates_again) + backward.tensor_s),
+        other_s=stretch * (forward.other_s * (1 + communicates_again) + backward.other_s),
+        embedding_s=first_s,
+        logits_s=logits_s,
+        logits_backward_s=logits_backward_s,
+    )
+
+
+def layer_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) -> FloatArray:
+    """Parameters of a layer on one device, norms and biases left out."""
+    attention = 2 * setting.hidden * (setting.query_width + setting.key_width)
+    num_matrices = setting.num_wide + 1
+    dense = num_matrices * setting.hidden * setting.mlp_width
+    shared = num_matrices * setting.hidden * setting.shared_width
+    sparse = setting.num_sparse / setting.layers
+    common = (attention + (1 - sparse) * dense + sparse * shared) / tensor
+    return common + expert_parameters(setting, tensor, expert)
+
+
+def expert_parameters(setting: Setting, tensor: FloatArray, expert: FloatArray) -> FloatArray:
+    """The part of it that belongs to routed experts."""
+    one = (setting.num_wide + 1) * setting.hidden * setting.expert_width
+    sparse = setting.num_sparse / setting.layers
+    return sparse * one * setting.expert_count / (tensor * expert)
+
+
+def accumulation_s(
+    parameters: FloatArray, setting: Setting, coefficients: Coefficients
+) -> FloatArray:
+    """Adding a microbatch's gradients to the sum, where this is a pass of its own."""
+    moved_bytes = (ACTIVATION_BYTES + 2 * setting.gradient_bytes) * parameters
+    is_extra = 1 - setting.fuses_accumulation
+    return is_extra * coefficients.gradients * memory_s(moved_bytes, setting, coefficients)
+
+
+def boundary_s(
+    setting: Setting, slices: Slices, crosses_hosts: FloatArray, coefficients: Coefficients
+) -> FloatArray:
+    """Time to hand one microbatch's activations to the next stage."""
+    size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
+    is_divided = (slices.sequence_parallel > 0) | (setting.scatters > 0)
+    parts = np.where(is_divided, slices.tensor, 1.0)
+    group = Group(slices.tensor, np.ones_like(slices.tensor))
+    gather_s = all_gather_s(size_bytes, group, setting, coefficients)
+    needs_whole = (setting.scatters > 0) & (slices.sequence_parallel == 0)
+    sent_s = send_s(size_bytes / parts, crosses_hosts, setting, coefficients)
+    return sent_s + np.where(needs_whole, gather_s, 0.0)
+
+
+# ── parts of a layer ─────────────────────────────────────────────────────────────────────────────
+
+
+def _tokens(setting: Setting, slices: Slices) -> FloatArray:
+    return slices.microbatch * setting.sequence / slices.context
+
+
+def _matrix_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+    """Products with weights, forward; both gradients take as long each."""
+    rows, hidden, tensor = _tokens(setting, slices), setting.hidden, slices.tensor
+
+    def product_s(columns: FloatArray, depth: FloatArray) -> FloatArray:
+        return matrix_s(rows, columns, depth, setting, coefficients)
+
+    projections = setting.query_width + 2 * setting.key_width
+    attention = product_s(projections / tensor, hidden)
+    attention = attention + product_s(hidden, setting.query_width / tensor)
+    dense = product_s(setting.num_wide * setting.mlp_width / tensor, hidden)
+    dense = dense + product_s(hidden, setting.mlp_width / tensor)
+    if not np.any(setting.num_sparse > 0):
+        return attention + dense
+    sparse = setting.num_sparse / setting.layers
+    experts = _experts_s(setting, slices, coefficients)
+    return attention + (1 - sparse) * dense + sparse * experts
+
+
+def _experts_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+    """Routed experts, evenly visited, and those that every token visits."""
+    rows = _tokens(setting, slices) * np.maximum(setting.expert_active, 1)
+    rows_each = rows * slices.expert / setting.expert_count
+    width = np.maximum(setting.expert_width, 1) / slices.tensor
+    loss = 1 + efficiency.CONSTANTS.expert_rows / rows_each
+    routed = matrix_s(rows, setting.num_wide * width, setting.hidden, setting, coefficients)
+    routed = routed + matrix_s(rows, setting.hidden, width, setting, coefficients)
+    shared_width = np.maximum(setting.shared_width, 1) / slices.tensor
+    tokens = _tokens(setting, slices)
+    shared = matrix_s(
+        tokens, setting.num_wide * shared_width, setting.hidden, setting, coefficients
+    ) + matrix_s(tokens, setting.hidden, shared_width, setting, coefficients)
+    return loss * routed + np.where(setting.shared_width > 0, shared, 0.0)
+
+
+def _passes(
+    matrix: FloatArray, setting: Setting, slices: Slices, coefficients: Coefficients
+) -> tuple[_Pass, _Pass]:
+    core, core_backward = _core_s(setting, slices, coefficients)
+    around = memory_s(_around_bytes(setting, slices), setting, coefficients)
+    tensor, tensor_backward = _tensor_s(setting, slices, coefficients)
+    ring = _ring_s(setting, slices, coefficients)
+    experts = _expert_traffic_s(setting, slices, coefficients)
+    forward = _Pass(
+        matrix_s=matrix,
+        core_s=core,
+        around_s=around,
+        tensor_s=tensor,
+        other_s=_beside(ring, core) + experts,
+    )
+    backward = _Pass(
+        matrix_s=matrix,
+        core_s=core_backward,
+        around_s=efficiency.CONSTANTS.backward_bytes * around,
+        tensor_s=tensor_backward,
+        other_s=_beside(2 * ring, core_backward) + 2 * experts,
+    )
+    return forward, backward
+
+
+def _core_s(
+    setting: Setting, slices: Slices, coefficients: Coefficients
+) -> tuple[FloatArray, FloatArray]:
+    """Products between tokens, and what softmax and dropout move where their matrix is written."""
+    pairs = _tokens(setting, slices) * setting.sequence / slices.tensor
+    flops = 4 * pairs * setting.query_width
+    forward, backward = attention_s(flops, setting, coefficients)
+    is_written = 1 - setting.is_flash
+    forward_bytes, backward_bytes = efficiency.CONSTANTS.score_bytes
+    scores = is_written * pairs * setting.heads
+    return (
+        forward + memory_s(forward_bytes * scores, setting, coefficients),
+        backward + memory_s(backward_bytes * scores, setting, coefficients),
+    )
+
+
+def _around_bytes(setting: Setting, slices: Slices) -> FloatArray:
+    """Moved forward by two norms and two dropouts with residuals (22 bytes per element), by the
+    activation and by the copies of queries, keys, values and their result."""
+    copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
+    divided = (2 + 2 * setting.num_wide) * setting.mlp_width
+    divided = divided + 4 * (2 * setting.query_width + 2 * setting.key_width)
+    return _tokens(setting, slices) * (22 * setting.hidden / copies + divided / slices.tensor)
+
+
+def _tensor_s(
+    setting: Setting, slices: Slices, coefficients: Coefficients
+) -> tuple[FloatArray, FloatArray]:
+    """Two all-reduces each way; sequence parallelism gathers once more in the backward pass."""
+    size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
+    group = Group(slices.tensor, np.ones_like(slices.tensor))
+    whole = 2 * all_reduce_s(size_bytes, group, setting, coefficients)
+    half = all_gather_s(size_bytes, group, setting, coefficients)
+    is_divided = slices.sequence_parallel > 0
+    exposed = 1 - setting.overlaps_tensor * efficiency.CONSTANTS.hidden_tensor
+    forward, backward = np.where(is_divided, 4 * half, whole), np.where(is_divided, 5 * half, whole)
+    return exposed * forward, exposed * backward
+
+
+def _ring_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+    """Ring attention: keys and values go around, gradients of both with them on the way back."""
+    size_bytes = 2 * ACTIVATION_BYTES * _tokens(setting, slices) * setting.key_width / slices.tensor
+    group = Group(slices.context, slices.tensor)
+    # As an all-gather of all blocks: each passes through every rank.
+    return all_gather_s(size_bytes * slices.context, group, setting, coefficients)
+
+
+def _beside(ring_s: FloatArray, core_s: FloatArray) -> FloatArray:
+    """What attention on the keys at hand does not hide of passing on the others."""
+    return np.maximum(efficiency.CONSTANTS.never_hidden * ring_s, ring_s - core_s)
+
+
+def _expert_traffic_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+    """Tokens to their experts and back."""
+    sparse = setting.num_sparse / setting.layers
+    size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
+    size_bytes = size_bytes * setting.expert_active / slices.tensor
+    group = Group(slices.expert, slices.tensor)
+    return 2 * sparse * all_to_all_s(size_bytes, group, setting, coefficients)
+
+
+def _stretch(
+    device_s: FloatArray, setting: Setting, slices: Slices, coefficients: Coefficients
+) -> FloatArray:
+    """What the host's launches and the gaps between kernels make of the device's own time."""
+    constants = efficiency.CONSTANTS
+    num_passes = np.select(
+        [slices.recompute == FULL, slices.recompute == SELECTIVE], [3.0, 2.3], 2.0
+    )
+    per_pass = np.where(setting.is_flash > 0, constants.flash_host_s, constants.host_s)
+    # Ranks of a group that share a host share its processors too.
+    beside = np.minimum(slices.tensor, setting.devices_per_host) - 1
+    per_pass = per_pass * (1 + constants.host_tensor * beside)
+    # Saving and restoring the state of random numbers is as much work again for the host.
+    num_launched = num_passes + (slices.recompute == FULL)
+    host_s = coefficients.host * num_launched * per_pass
+    gaps_s = coefficients.layer * num_passes * (constants.layer_s + setting.pause_s)
+    return (softly_longer(device_s, host_s) + gaps_s) / device_s
+
+
+def _ends(
+    setting: Setting, slices: Slices, coefficients: Coefficients
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Embedding (both ways), output layer with the loss forward, and backward."""
+    tokens, hidden = _tokens(setting, slices), setting.hidden
+    copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
+    group = Group(slices.tensor, np.ones_like(slices.tensor))
+    reduce_s = all_reduce_s(ACTIVATION_BYTES * tokens * hidden, group, setting, coefficients)
+    words = setting.vocabulary / slices.tensor
+    added_s = accumulation_s(words * hidden, setting, coefficients)
+    first = memory_s(10 * tokens * hidden / copies, setting, coefficients) + reduce_s + added_s
+    product = matrix_s(tokens, words, hidden, setting, coefficients)
+    # Logits are turned to 32 bits, and the loss passes over them several times.
+    forward = product + memory_s(12 * tokens * words, setting, coefficients)
+    backward = 2 * product + memory_s(18 * tokens * words, setting, coefficients)
+    return first, forward, backward + reduce_s + added_s

@@ -1,0 +1,85 @@
+"""Memory of the fullest device for millions of divisions of a transformer, in closed form.
+
+State follows Rajbhandari et al. 2020 (ZeRO); activations follow Korthikanti et al. 2022;
+microbatches in flight follow each schedule's warm-up. Whatever depends on few values is a small
+table; a division is then a few look-ups and products: O(divisions), about 20 ns each.
+`stage_memory` is the same for one division with all its stages, of any size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel.memory_tables import memory_tables
+from hocket.cost.parallel.overheads import (
+    DEFAULT_OVERHEADS,
+    FORMULAS_ONLY,
+    GIVEN_BACK,
+    MemoryOverheads,
+    fit_overheads,
+)
+from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.stage_memory import StageMemory, stage_memory
+from hocket.transformer import Divisions, Transformer
+
+__all__ = [
+    "DEFAULT_OVERHEADS",
+    "FORMULAS_ONLY",
+    "GIVEN_BACK",
+    "Memory",
+    "MemoryOverheads",
+    "StageMemory",
+    "fit_overheads",
+    "memory",
+    "stage_memory",
+]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Memory:
+    """Bytes on the fullest device of each division; overheads are in the total only."""
+
+    state_bytes: FloatArray
+    """Weights, gradients and optimizer state, and layers that ZeRO holds whole for a while."""
+    activation_bytes: FloatArray
+    """What the layers keep for the microbatches in flight, and one that is computed again."""
+    edge_bytes: FloatArray
+    """What the embedding or the logits keep."""
+    total_bytes: FloatArray
+    """Everything, with overheads."""
+
+
+def memory(
+    model: Transformer,
+    divisions: Divisions,
+    software: Software,
+    overheads: MemoryOverheads = DEFAULT_OVERHEADS,
+) -> Memory:
+    """Memory of the fullest device of each division.
+
+    Stages are even; where layers do not divide, the first stages have one more. The first and the
+    last rank of each pipeline are looked at: one of them is the fullest.
+    """
+    from hocket.cost.parallel.memory_kernel import Columns, fill
+
+    num = len(divisions)
+    result = Memory(**{field.name: np.empty(num) for field in fields(Memory)})
+    if num:
+        columns = Columns(**{name: getattr(divisions, name) for name in Columns._fields})
+        tables = memory_tables(
+            model,
+            software,
+            int(divisions.tensor.max()),
+            int(divisions.pipeline.max()),
+            int(divisions.chunks.max()),
+        )
+        figures = (
+            overheads.constant_bytes,
+            overheads.state_factor,
+            overheads.activation_factor,
+        )
+        fill(columns, tables, figures, *(getattr(result, f.name) for f in fields(Memory)))
+    return result

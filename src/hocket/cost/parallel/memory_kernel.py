@@ -1,0 +1,113 @@
+"""Memory of every division, compiled: a few look-ups and two dozen products for each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.cost.parallel.activations import NUM_MODES
+from hocket.cost.parallel.memory_tables import (
+    BOTH_ENDS,
+    FIRST_END,
+    LAST_END,
+    NUM_RECOMPUTES,
+    MemoryTables,
+)
+
+Small = NDArray[np.int8]
+
+
+class Columns(NamedTuple):
+    """The fields of `Divisions`."""
+
+    tensor: IntArray
+    pipeline: IntArray
+    data: IntArray
+    context: IntArray
+    expert: IntArray
+    chunks: IntArray
+    microbatch: IntArray
+    global_batch: IntArray
+    schedule: Small
+    recompute: Small
+    zero: Small
+    sequence_parallel: NDArray[np.bool_]
+
+
+@compiled
+def _state_bytes(
+    of: Columns, i: int, tables: MemoryTables, layers: float, num_dense: float, end: int
+) -> float:
+    """State of a rank that has the first end of the model, the last or both."""
+    figures = tables.by_tensor[of.tensor[i]]
+    layer, more_if_dense, routed = figures[0], figures[1], figures[2]
+    kept, divided, live = tables.by_zero[of.zero[i]]
+    ranks = float(of.data[i] * of.context[i])
+    share = 1.0 / ranks
+    per_parameter = kept + divided * share
+    total: float = (layers * layer + figures[end]) * per_parameter
+    if routed > 0.0:
+        expert_ranks = min(float(of.expert[i]), ranks)
+        routed /= expert_ranks
+        routed_bytes = routed * (kept + divided * expert_ranks * share)
+        layer += routed
+        more = more_if_dense * per_parameter - routed_bytes
+        # In a pipeline, the next rank may be all experts: the heavier kind stands for both.
+        if of.pipeline[i] > 1:
+            more = max(more, 0.0)
+        total += layers * routed_bytes + num_dense * more
+        if num_dense > 0.0:
+            layer = max(layer, figures[0] + more_if_dense)
+    total += live * layer
+    return total
+
+
+@compiled_entry("hocket.cost.parallel.memory_tables", "hocket.cost.parallel.activations")
+def fill(
+    of: Columns,
+    tables: MemoryTables,
+    overheads: tuple[float, float, float],
+    state_bytes: FloatArray,
+    activation_bytes: FloatArray,
+    edge_bytes: FloatArray,
+    total_bytes: FloatArray,
+) -> None:
+    """Write the figures of every division."""
+    constant, state_factor, activation_factor = overheads
+    for i in range(len(of.tensor)):
+        schedule = of.schedule[i]
+        place = (schedule * tables.num_pipelines + of.pipeline[i]) * tables.num_chunks
+        layers, last_layers, first_held, last_held, logits_held, both, num_dense = tables.by_place[
+            place + of.chunks[i]
+        ]
+        mode = tables.mode[schedule * NUM_RECOMPUTES + of.recompute[i]]
+        along = 1 if of.sequence_parallel[i] else 0
+        layer, less_if_dense, working, embedding, logits = tables.by_kept[
+            (of.tensor[i] * 2 + along) * NUM_MODES + mode
+        ]
+        share = of.microbatch[i] / of.context[i]
+        # Exact for whole numbers of this size, and several times as fast as dividing integers.
+        num = np.floor(float(of.global_batch[i]) / float(of.microbatch[i] * of.data[i]))
+        if of.pipeline[i] > 1:
+            less_if_dense = min(less_if_dense, 0.0)
+        first_held = min(num, first_held)
+        kept = share * (layer * layers - num_dense * less_if_dense) * first_held
+        last_edge = share * logits * min(num, logits_held)
+        edge = share * embedding * first_held + both * last_edge
+        state = _state_bytes(of, i, tables, layers, num_dense, BOTH_ENDS if both else FIRST_END)
+        work = share * working
+        total = state_factor * state + activation_factor * (kept + edge)
+        if not both:
+            last = share * layer * last_layers * min(num, last_held)
+            last_state = _state_bytes(of, i, tables, last_layers, 0.0, LAST_END)
+            last_total = state_factor * last_state + activation_factor * (last + last_edge)
+            if last_total > total:
+                total, state, kept, edge = last_total, last_state, last, last_edge
+        state_bytes[i] = state
+        activation_bytes[i] = kept + work
+        edge_bytes[i] = edge
+        total_bytes[i] = constant + total + activation_factor * work

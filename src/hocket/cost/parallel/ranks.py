@@ -1,0 +1,119 @@
+"""What follows the last microbatch, or goes on beside all of them: gradients, weights, optimizer.
+
+Data-parallel ranks (context-parallel ones hold the same weights and count among them) add up their
+gradients once per step. Where optimizer state is divided (ZeRO), gradients are scattered and new
+weights gathered; divided gradients are scattered after every microbatch, and divided weights are
+gathered for every pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel import efficiency
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.efficiency import memory_s
+from hocket.cost.parallel.layer import ACTIVATION_BYTES, expert_parameters, layer_parameters
+from hocket.cost.parallel.setting import Setting
+from hocket.cost.parallel.stage import ends_and_middle
+from hocket.cost.parallel.traffic import Group, all_gather_s, all_reduce_s
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Degrees:
+    """Distinct ways to hold weights and state."""
+
+    tensor: FloatArray
+    pipeline: FloatArray
+    data: FloatArray
+    context: FloatArray
+    expert: FloatArray
+    zero: FloatArray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RankTimes:
+    """Seconds, one entry per distinct way."""
+
+    once_s: FloatArray
+    """Collectives of a step that can hide behind one microbatch's work."""
+    each_s: FloatArray
+    """Collectives of every microbatch that can hide behind its work."""
+    ends_s: FloatArray
+    """Adding up the gradients of an embedding that first and last stage share."""
+    optimizer_s: FloatArray
+
+
+def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -> RankTimes:
+    """The times of all the given ways."""
+    common, experts = _parameters(setting, degrees)
+    copies = degrees.data * degrees.context
+    expert_copies = np.maximum(copies / degrees.expert, 1)
+    common_group = Group(copies, degrees.tensor)
+    expert_group = Group(expert_copies, degrees.tensor * degrees.expert)
+    once = each = np.zeros(1)
+    for parameters, group in ((common, common_group), (experts, expert_group)):
+        part_once, part_each = _collectives_s(parameters, group, setting, degrees, coefficients)
+        once, each = once + part_once, each + part_each
+    is_divided = degrees.zero > 0
+    own = np.where(is_divided, common / copies + experts / expert_copies, common + experts)
+    moved_bytes = efficiency.CONSTANTS.optimizer_bytes * own
+    return RankTimes(
+        once_s=once,
+        each_s=each,
+        ends_s=_shared_embedding_s(setting, degrees, coefficients),
+        optimizer_s=memory_s(moved_bytes, setting, coefficients) + efficiency.CONSTANTS.step_s,
+    )
+
+
+def _parameters(setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatArray]:
+    """Parameters on the device that holds most: those of all layers alike, and of experts."""
+    ends, middle = ends_and_middle(setting.layers, degrees.pipeline)
+    words = setting.vocabulary * setting.hidden / degrees.tensor
+    at_ends = np.where((degrees.pipeline == 1) & (setting.is_tied == 0), 2, 1) * words
+    every = layer_parameters(setting, degrees.tensor, degrees.expert)
+    experts = expert_parameters(setting, degrees.tensor, degrees.expert)
+    is_middle = (degrees.pipeline > 2) & (middle * every > ends * every + at_ends)
+    layers = np.where(is_middle, middle, ends)
+    return layers * (every - experts) + np.where(is_middle, 0.0, at_ends), layers * experts
+
+
+def _collectives_s(
+    parameters: FloatArray,
+    group: Group,
+    setting: Setting,
+    degrees: Degrees,
+    coefficients: Coefficients,
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds once per step, and per microbatch, for parameters that a group holds copies of."""
+    gradient_bytes, weight_bytes = (
+        parameters * setting.gradient_bytes,
+        parameters * ACTIVATION_BYTES,
+    )
+    reduce_s = all_reduce_s(gradient_bytes, group, setting, coefficients)
+    scatter_s = all_gather_s(gradient_bytes, group, setting, coefficients)
+    gather_s = all_gather_s(weight_bytes, group, setting, coefficients)
+    passes_s = 2 * gather_s + scatter_s
+    alone_bps = setting.between_bps * efficiency.CONSTANTS.gather_share / coefficients.network
+    slow_s = (2 * weight_bytes + gradient_bytes) / alone_bps * (group.num_ranks > 1)
+    is_slow = (setting.gathers_by_tensor > 0) & ~group.is_inside(setting)
+    passes_s = np.where(is_slow, slow_s, passes_s)
+    zero = degrees.zero
+    once = np.select(
+        [zero == 0, zero == 1, zero == 2], [reduce_s, scatter_s + gather_s, gather_s], 0.0
+    )
+    each = np.select([zero == 2, zero == 3], [scatter_s, passes_s], 0.0)
+    return once, each
+
+
+def _shared_embedding_s(
+    setting: Setting, degrees: Degrees, coefficients: Coefficients
+) -> FloatArray:
+    words = setting.vocabulary * setting.hidden / degrees.tensor
+    num_devices = degrees.tensor * degrees.context * degrees.data * degrees.pipeline
+    group = Group(np.full_like(num_devices, 2.0), num_devices / 2)
+    both_s = all_reduce_s(words * setting.gradient_bytes, group, setting, coefficients)
+    return np.where((degrees.pipeline > 1) & (setting.is_tied > 0), both_s, 0.0)

@@ -1,0 +1,120 @@
+"""Model, program and machine as the numbers that the formulas need.
+
+Every number is an array: of no dimension where it is the same for all divisions, or of one where
+divisions of different models are computed at once, as calibration does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel.network import Network
+from hocket.cost.parallel.software import Software
+from hocket.errors import UsageError, did_you_mean
+from hocket.hardware.cluster import DeviceKind
+from hocket.transformer import Experts, Transformer
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Setting:
+    """All that a step's time depends on besides the division and the coefficients."""
+
+    hidden: FloatArray
+    layers: FloatArray
+    heads: FloatArray
+    head_width: FloatArray
+    query_width: FloatArray
+    """All heads together."""
+    key_width: FloatArray
+    """All heads of keys together; values are as wide."""
+    mlp_width: FloatArray
+    num_wide: FloatArray
+    """Matrices from the hidden width to the MLP's: two where one gates."""
+    vocabulary: FloatArray
+    sequence: FloatArray
+    is_tied: FloatArray
+    num_sparse: FloatArray
+    """Layers with experts."""
+    expert_count: FloatArray
+    expert_active: FloatArray
+    expert_width: FloatArray
+    shared_width: FloatArray
+    is_flash: FloatArray
+    gradient_bytes: FloatArray
+    scatters: FloatArray
+    overlaps_tensor: FloatArray
+    overlaps_data: FloatArray
+    fuses_accumulation: FloatArray
+    gathers_by_tensor: FloatArray
+    pause_s: FloatArray
+    peak_flops: FloatArray
+    memory_bps: FloatArray
+    devices_per_host: FloatArray
+    inside_bps: FloatArray
+    inside_latency_s: FloatArray
+    between_bps: FloatArray
+    between_latency_s: FloatArray
+
+
+def setting_of(
+    model: Transformer, software: Software, kind: DeviceKind, network: Network
+) -> Setting:
+    """The numbers of one model, program and kind of device."""
+    experts = model.experts or Experts(count=1, active=0, mlp_width=0, dense_layers=model.layers)
+    values: dict[str, float] = {
+        "hidden": model.hidden,
+        "layers": model.layers,
+        "heads": model.heads,
+        "head_width": model.head_width,
+        "query_width": model.heads * model.head_width,
+        "key_width": model.kv_heads * model.head_width,
+        "mlp_width": model.mlp_width,
+        "num_wide": 1 if model.mlp == "gelu" else 2,
+        "vocabulary": model.vocabulary,
+        "sequence": model.sequence,
+        "is_tied": model.tied_embeddings,
+        "num_sparse": model.layers - experts.dense_layers,
+        "expert_count": experts.count,
+        "expert_active": experts.active,
+        "expert_width": experts.mlp_width,
+        "shared_width": experts.shared_width,
+        "is_flash": software.attention == "flash",
+        "gradient_bytes": software.gradient_bytes,
+        "scatters": software.scatters_activations,
+        "overlaps_tensor": software.overlaps_tensor,
+        "overlaps_data": software.overlaps_data,
+        "fuses_accumulation": software.fuses_accumulation,
+        "gathers_by_tensor": software.gathers_by_tensor,
+        "pause_s": software.pause_s,
+        "peak_flops": _peak_flops(kind, software),
+        "memory_bps": kind.memory_bandwidth_bps,
+        "devices_per_host": network.devices_per_host,
+        "inside_bps": network.inside_bps,
+        "inside_latency_s": network.inside_latency_s,
+        "between_bps": network.between_bps,
+        "between_latency_s": network.between_latency_s,
+    }
+    return Setting(**{name: np.asarray(value, np.float64) for name, value in values.items()})
+
+
+def stack_settings(settings: Sequence[Setting]) -> Setting:
+    """Many settings as one, an entry of each array for each of them."""
+    return Setting(
+        **{
+            field.name: np.array([getattr(setting, field.name) for setting in settings])
+            for field in fields(Setting)
+        }
+    )
+
+
+def _peak_flops(kind: DeviceKind, software: Software) -> float:
+    if software.dtype not in kind.peak_flops:
+        raise UsageError(
+            f"{kind.name!r} has no rate for {software.dtype!r}",
+            hint=did_you_mean(software.dtype, kind.peak_flops),
+        )
+    return kind.peak_flops[software.dtype]

@@ -1,0 +1,190 @@
+"""Memory of every stage and every device of one division, with stages of any size.
+
+The same tables as `memory`, but each stage keeps its own layers and each rank its own stages. Time
+is linear in the number of virtual stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.cost.parallel.activations import SPLIT_FULL, ActivationTables, activation_tables
+from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, in_flight_chunks
+from hocket.cost.parallel.overheads import DEFAULT_OVERHEADS, MemoryOverheads
+from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.state import (
+    StateTables,
+    bytes_per_parameter,
+    live_bytes_per_parameter,
+    state_tables,
+)
+from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Transformer
+from hocket.transformer.stages import stage_layers, stage_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Bytes of one division, overheads included."""
+
+    activation_bytes: tuple[int, ...]
+    """Per virtual stage: what it keeps of one microbatch until the end of its backward."""
+    weight_gradient_bytes: tuple[int, ...]
+    """Per virtual stage: of that, what the gradients of the weights need."""
+    state_bytes: tuple[int, ...]
+    """Per pipeline rank: weights, gradients, optimizer state, working buffers, libraries."""
+    peak_bytes: tuple[int, ...]
+    """Per pipeline rank: the state and the most microbatches that its schedule keeps."""
+
+
+def stage_memory(
+    model: Transformer,
+    division: Division,
+    software: Software,
+    overheads: MemoryOverheads = DEFAULT_OVERHEADS,
+) -> StageMemory:
+    """Memory of the stages and devices of one division."""
+    rates = _Rates.of(model, division, software)
+    stages = _stages(model, division, rates)
+    factor = overheads.activation_factor
+    ranks = stage_ranks(division)
+    states, peaks = [], []
+    for rank in range(division.pipeline):
+        mine = [stage for stage, on in zip(stages, ranks, strict=True) if on == rank]
+        state = sum(stage.state for stage in mine) + max(stage.live for stage in mine)
+        if rank == ranks[0] == ranks[-1]:
+            state += rates.both_ends(division.num_stages)
+        working = max(stage.working for stage in mine)
+        fixed = overheads.constant_bytes + overheads.state_factor * state + factor * working
+        states.append(fixed)
+        peaks.append(fixed + factor * _held_bytes(division, rank, mine))
+    return StageMemory(
+        activation_bytes=tuple(round(factor * stage.activation) for stage in stages),
+        weight_gradient_bytes=tuple(round(factor * stage.weight_gradient) for stage in stages),
+        state_bytes=tuple(map(round, states)),
+        peak_bytes=tuple(map(round, peaks)),
+    )
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Bytes of one virtual stage; activations per microbatch."""
+
+    layers: float
+    edge: float
+    logits: float
+    weight_gradient: float
+    working: float
+    state: float
+    live: float
+
+    @property
+    def activation(self) -> float:
+        """All that the stage keeps of a microbatch."""
+        return self.layers + self.edge + self.logits
+
+
+@dataclass(frozen=True, eq=False)
+class _Rates:
+    """Figures of one division that all its stages share."""
+
+    held: StateTables
+    kept: ActivationTables
+    tensor: int
+    mode: tuple[int, int, int]
+    """Where the division is in the tables of activations."""
+    share: float
+    """Sequences of one microbatch on one device."""
+    per_parameter: float
+    per_routed: float
+    routed: float
+    """Routed experts of one layer on one device."""
+    live: float
+
+    @classmethod
+    def of(cls, model: Transformer, division: Division, software: Software) -> _Rates:
+        mode = RECOMPUTES.index(division.recompute)
+        if division.recompute == "full" and SPLITS_BACKWARD[SCHEDULES.index(division.schedule)]:
+            mode = SPLIT_FULL
+        ranks = division.data * division.context
+        expert_ranks = min(division.expert, ranks)
+        held = state_tables(model, division.tensor)
+        kept, divided = (float(table[division.zero]) for table in bytes_per_parameter(software))
+        return cls(
+            held=held,
+            kept=activation_tables(model, software, division.tensor),
+            tensor=division.tensor,
+            mode=(division.tensor, int(division.sequence_parallel), mode),
+            share=division.microbatch / division.context,
+            per_parameter=kept + divided / ranks,
+            per_routed=kept + divided * expert_ranks / ranks,
+            routed=float(held.routed[division.tensor]) / expert_ranks,
+            live=float(live_bytes_per_parameter(software)[division.zero]),
+        )
+
+    def stage(self, num_dense: int, num_sparse: int, is_first: bool, is_last: bool) -> _Stage:
+        """A stage with some layers of both kinds, at either end of the model or inside."""
+        kept, ends = self.kept, self.mode[:2]
+        layers = num_dense * kept.dense_layer[self.mode] + num_sparse * kept.sparse_layer[self.mode]
+        working = max(
+            kept.dense_working[self.mode] if num_dense else 0.0,
+            kept.sparse_working[self.mode] if num_sparse else 0.0,
+        )
+        edge = kept.first[ends] if is_first else 0.0
+        logits = kept.last[ends] if is_last else 0.0
+        # Half of what the loss keeps is what the output layer's weights need.
+        gradient = (num_dense + num_sparse) * kept.weight_gradient[ends] + logits / 2
+        return _Stage(
+            layers=self.share * float(layers),
+            edge=self.share * float(edge),
+            logits=self.share * float(logits),
+            weight_gradient=self.share * min(float(gradient), float(layers + edge + logits)),
+            working=self.share * float(working),
+            state=self._state(num_dense, num_sparse, is_first, is_last),
+            live=self.live * self._largest_layer(num_dense, num_sparse),
+        )
+
+    def both_ends(self, num_stages: int) -> float:
+        """What the state changes by where one device has the first and the last stage."""
+        # A tied output layer on another device is a copy of the embedding; on the same, nothing.
+        counted = 0.0 if num_stages == 1 else self.held.last[self.tensor]
+        return float((self.held.untied[self.tensor] - counted) * self.per_parameter)
+
+    def _state(self, num_dense: int, num_sparse: int, is_first: bool, is_last: bool) -> float:
+        held, tensor = self.held, self.tensor
+        parameters = num_dense * held.dense_layer[tensor] + num_sparse * held.sparse_layer[tensor]
+        parameters += held.first[tensor] if is_first else 0.0
+        parameters += held.last[tensor] if is_last and not is_first else 0.0
+        return float(parameters) * self.per_parameter + num_sparse * self.routed * self.per_routed
+
+    def _largest_layer(self, num_dense: int, num_sparse: int) -> float:
+        """Parameters of the largest layer that the stage has."""
+        dense = float(self.held.dense_layer[self.tensor]) if num_dense else 0.0
+        sparse = float(self.held.sparse_layer[self.tensor]) + self.routed if num_sparse else 0.0
+        return max(dense, sparse)
+
+
+def _stages(model: Transformer, division: Division, rates: _Rates) -> list[_Stage]:
+    dense_left = model.experts.dense_layers if model.experts else model.layers
+    sizes = stage_layers(model, division)
+    stages = []
+    for index, size in enumerate(sizes):
+        num_dense = min(size, dense_left)
+        dense_left -= num_dense
+        is_last = index == len(sizes) - 1
+        stages.append(rates.stage(num_dense, size - num_dense, index == 0, is_last))
+    return stages
+
+
+def _held_bytes(division: Division, rank: int, stages: list[_Stage]) -> float:
+    """Activations of all microbatches that a rank keeps at its fullest moment."""
+    pipeline, chunks, index = np.array(
+        [[division.pipeline], [division.chunks], [rank]], dtype=float
+    )
+    held = in_flight_chunks(division.schedule, pipeline, chunks, index).item() / division.chunks
+    num_microbatches = min(float(division.num_microbatches), held)
+    # The loss is at the last stage: where its backward follows at once, one microbatch has logits.
+    num_logits = division.num_microbatches if np.isinf(held) else 1
+    total = sum(stage.layers + stage.edge for stage in stages) * num_microbatches
+    return total + sum(stage.logits for stage in stages) * num_logits

@@ -1,0 +1,166 @@
+"""What every virtual stage of one division costs, for the simulation of its schedule.
+
+The same physics as `predict`, but each stage has its own number of layers, its own kind of device
+and its own neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel import efficiency
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.costs import StageCosts
+from hocket.cost.parallel.layer import LayerTimes, Slices, boundary_s, layer_times
+from hocket.cost.parallel.ranks import Degrees, rank_times
+from hocket.cost.parallel.setting import Setting, setting_of
+from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.stage import stage_times
+from hocket.cost.parallel.stage_memory import stage_memory
+from hocket.cost.parallel.step import exposed_s, slowest_kind
+from hocket.errors import UsageError, unknown_name
+from hocket.hardware.cluster import Cluster, DeviceKind
+from hocket.transformer import RECOMPUTES, Division, Transformer
+from hocket.transformer.stages import stage_layers, stage_ranks
+
+
+def stage_costs(
+    model: Transformer,
+    division: Division,
+    cluster: Cluster,
+    software: Software,
+    coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
+    kinds: Sequence[str] | None = None,
+) -> StageCosts:
+    """Costs of the virtual stages; ``kinds`` names the kind of device of each pipeline rank."""
+    of_rank = _kinds(division, cluster, software, kinds)
+    parts = {
+        kind.name: _parts(
+            division, setting_of(model, software, kind, cluster.networks[kind.name]), coefficients
+        )
+        for kind in {kind.name: kind for kind in of_rank}.values()
+    }
+    layers, ranks = stage_layers(model, division), stage_ranks(division)
+    last = len(layers) - 1
+    times = [
+        parts[of_rank[rank].name].stage_s(division, count, stage == 0, stage == last)
+        for stage, (count, rank) in enumerate(zip(layers, ranks, strict=True))
+    ]
+    held = stage_memory(model, division, software)
+    between = setting_of(model, software, of_rank[0], cluster.network)
+    return StageCosts(
+        forward_s=tuple(stage[0] for stage in times),
+        input_gradient_s=tuple(stage[1] for stage in times),
+        weight_gradient_s=tuple(stage[2] for stage in times),
+        send_s=_sends_s(division, ranks, between, coefficients),
+        activation_bytes=held.activation_bytes,
+        weight_gradient_bytes=held.weight_gradient_bytes,
+        state_bytes=held.state_bytes,
+        after_s=tuple(parts[kind.name].after_s for kind in of_rank),
+    )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Parts:
+    """The times of one kind of device."""
+
+    layer: LayerTimes
+    each_s: float
+    """Per microbatch: collectives of data-parallel ranks that nothing hides."""
+    after_s: float
+    """The same after the last backward, and the optimizer."""
+
+    def stage_s(
+        self, division: Division, layers: int, is_first: bool, is_last: bool
+    ) -> tuple[float, float, float]:
+        """Forward, gradient of the inputs and of the weights of one virtual stage."""
+        times = self.layer
+        constant_s = (efficiency.CONSTANTS.microbatch_s + self.each_s) / division.chunks
+        embedding_s = times.embedding_s.item() / 2 * is_first
+        logits_s = times.logits_s.item() * is_last
+        backward_s = times.logits_backward_s.item() / 2 * is_last
+        return (
+            layers * times.forward_s.item() + embedding_s + logits_s,
+            layers * times.input_gradient_s.item() + embedding_s + backward_s + constant_s,
+            layers * times.weight_gradient_s.item() + backward_s,
+        )
+
+
+def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> _Parts:
+    slices, degrees = _slices(division), _degrees(division)
+    one = np.ones(1)
+    ranks = rank_times(setting, degrees, coefficients)
+    # A microbatch's work as `predict` sees it is what collectives can hide behind.
+    busy_s = stage_times(setting, slices, degrees.pipeline, one, coefficients).busy_s
+    hidden_s = setting.overlaps_data * busy_s
+    after_s = exposed_s(ranks.once_s, hidden_s) + ranks.ends_s + ranks.optimizer_s
+    return _Parts(
+        layer=layer_times(setting, slices, coefficients),
+        each_s=exposed_s(ranks.each_s, hidden_s).item(),
+        after_s=after_s.item(),
+    )
+
+
+def _kinds(
+    division: Division, cluster: Cluster, software: Software, names: Sequence[str] | None
+) -> list[DeviceKind]:
+    """The kind of device of each pipeline rank."""
+    if names is None:
+        return [slowest_kind(cluster, software)] * division.pipeline
+    if len(names) != division.pipeline:
+        raise UsageError(
+            f"{len(names)} kinds of device for {division.pipeline} pipeline ranks",
+            hint="name one kind per rank",
+        )
+    known = {kind.name: kind for kind in cluster.kinds}
+    for name in names:
+        if name not in known:
+            raise unknown_name("device kind", name, known, where=cluster.name)
+    return [known[name] for name in names]
+
+
+def _sends_s(
+    division: Division, ranks: Sequence[int], setting: Setting, coefficients: Coefficients
+) -> tuple[float, ...]:
+    """Time from each stage to the next: nothing on one device, less inside a host."""
+    per_rank = division.tensor * division.context * division.data
+    per_host = int(setting.devices_per_host)
+    hosts = [rank * per_rank // per_host for rank in ranks]
+    near, far = (
+        boundary_s(setting, _slices(division), np.full(1, flag), coefficients).item()
+        for flag in (0.0, 1.0)
+    )
+    return tuple(
+        0.0 if ranks[i] == ranks[i + 1] else near if hosts[i] == hosts[i + 1] else far
+        for i in range(len(ranks) - 1)
+    )
+
+
+def _slices(division: Division) -> Slices:
+    return Slices(
+        tensor=_one(division.tensor),
+        context=_one(division.context),
+        expert=_one(division.expert),
+        microbatch=_one(division.microbatch),
+        recompute=_one(RECOMPUTES.index(division.recompute)),
+        sequence_parallel=_one(division.sequence_parallel),
+    )
+
+
+def _degrees(division: Division) -> Degrees:
+    return Degrees(
+        tensor=_one(division.tensor),
+        pipeline=_one(division.pipeline),
+        data=_one(division.data),
+        context=_one(division.context),
+        expert=_one(division.expert),
+        zero=_one(division.zero),
+    )
+
+
+def _one(value: float) -> FloatArray:
+    return np.full(1, value, dtype=np.float64)

@@ -1,0 +1,94 @@
+"""Parameters that one device holds, and the bytes of state for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.cost.parallel.software import Software
+from hocket.transformer import Transformer
+from hocket.transformer.counts import mlp_parameters, norm_parameters
+
+WEIGHT_BYTES = 2
+"""16-bit weights."""
+OPTIMIZER_BYTES = 12
+"""Adam: a 32-bit copy of the weight and two moments."""
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class StateTables:
+    """Parameters of one device by tensor degree: entry ``t`` is for degree ``t``."""
+
+    dense_layer: FloatArray
+    """A layer with the dense MLP."""
+    sparse_layer: FloatArray
+    """A layer with experts, without the routed experts."""
+    routed: FloatArray
+    """Routed experts of one layer, before they are divided over the expert degree."""
+    first: FloatArray
+    """Embeddings."""
+    last: FloatArray
+    """The last norm and the output layer, or the copy of the embedding that serves as one."""
+    untied: FloatArray
+    """As ``last``, on a device that holds the embedding too."""
+
+
+def state_tables(model: Transformer, max_tensor: int) -> StateTables:
+    """Parameters of one device for every tensor degree up to the largest."""
+    tensor = np.maximum(np.arange(max_tensor + 1, dtype=np.float64), 1.0)
+    hidden, bias = model.hidden, float(model.biases)
+    query = model.heads * model.head_width / tensor
+    # Heads of keys and values are copied where tensor-parallel ranks outnumber them.
+    key = np.maximum(model.kv_heads / tensor, 1.0) * model.head_width
+    attention = 2 * hidden * query + 2 * hidden * key + bias * (query + 2 * key + hidden)
+    around = attention + 2 * norm_parameters(model)
+    vocabulary = model.vocabulary * hidden / tensor
+    positions = model.sequence * hidden if model.learned_positions else 0
+    norm = norm_parameters(model)
+    experts = model.experts
+    shared = _mlp(model, experts.shared_width, tensor) if experts else 0.0
+    router = hidden * experts.count if experts else 0
+    return StateTables(
+        dense_layer=around + _mlp(model, model.mlp_width, tensor),
+        sparse_layer=around + router + shared,
+        routed=experts.count * _mlp(model, experts.mlp_width, tensor)
+        if experts
+        else np.zeros_like(tensor),
+        first=vocabulary + positions,
+        last=vocabulary + norm,
+        untied=norm + (np.zeros_like(tensor) if model.tied_embeddings else vocabulary),
+    )
+
+
+def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
+    """For each ZeRO stage: bytes that every rank holds, and bytes that the ranks divide.
+
+    The optimizer works on 32-bit gradients: where they are summed in fewer bits, it makes a copy of
+    its share. So a parameter takes 18 bytes in all with 32-bit sums and 20 with 16-bit ones.
+    """
+    gradient = software.gradient_bytes + software.spare_gradient_bytes
+    copied = _FLOAT32_BYTES if software.gradient_bytes < _FLOAT32_BYTES else 0
+    optimizer = OPTIMIZER_BYTES + copied
+    kept = np.cumsum([0, WEIGHT_BYTES, gradient, optimizer], dtype=np.float64)[::-1]
+    return kept, kept[0] - kept
+
+
+def live_bytes_per_parameter(software: Software) -> FloatArray:
+    """For each ZeRO stage: bytes per parameter of a layer that are whole only while it runs.
+
+    ZeRO-2 makes one layer's gradients before they are divided; ZeRO-3 also gathers a layer's
+    weights, and those of the next one ahead of time.
+    """
+    gradient = software.gradient_bytes
+    return np.array([0, 0, gradient, gradient + 2 * WEIGHT_BYTES], dtype=np.float64)
+
+
+def _mlp(model: Transformer, width: int, tensor: FloatArray) -> FloatArray:
+    """Parameters of an MLP on one rank: the last bias is whole on each."""
+    if not width:
+        return np.zeros_like(tensor)
+    last_bias = model.hidden if model.biases else 0
+    return (mlp_parameters(model, width) - last_bias) / tensor + last_bias

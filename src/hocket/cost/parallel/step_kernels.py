@@ -1,0 +1,114 @@
+"""Distinct combinations among millions of divisions, and their steps, in compiled code."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.compiled.jit import compiled_entry
+from hocket.cost.parallel.columns import Columns, Places, RankPlaces, Seen, StepTables
+from hocket.cost.parallel.stage import FLUSH, V_HALF
+
+# Compiled code keeps values, not names: changing them must change the kept code.
+_STAGE = "hocket.cost.parallel.stage"
+_COLUMNS = "hocket.cost.parallel.columns"
+
+
+@compiled_entry(_COLUMNS)
+def mark_values(columns: Columns, devices_per_host: int, seen: Seen) -> None:
+    """Note which values each field takes."""
+    for i in range(len(columns.tensor)):
+        tensor, pipeline = columns.tensor[i], columns.pipeline[i]
+        data, context = columns.data[i], columns.context[i]
+        seen.tensor[tensor] = True
+        seen.pipeline[pipeline] = True
+        seen.data[data] = True
+        seen.context[context] = True
+        seen.expert[columns.expert[i]] = True
+        seen.microbatch[columns.microbatch[i]] = True
+        seen.recompute[columns.recompute[i]] = True
+        seen.zero[columns.zero[i]] = True
+        seen.sequence_parallel[columns.sequence_parallel[i]] = True
+        seen.crosses[int(tensor * pipeline * data * context > devices_per_host)] = True
+
+
+@compiled_entry(_COLUMNS)
+def mark_stages(
+    columns: Columns,
+    devices_per_host: int,
+    places: Places,
+    code: IntArray,
+    seen: NDArray[np.bool_],
+) -> None:
+    """Number the stages of all divisions, and note which numbers occur."""
+    for i in range(len(columns.tensor)):
+        tensor, pipeline, context = columns.tensor[i], columns.pipeline[i], columns.context[i]
+        crosses = int(tensor * pipeline * columns.data[i] * context > devices_per_host)
+        number = (
+            places.tensor[tensor]
+            + places.context[context]
+            + places.expert[columns.expert[i]]
+            + places.microbatch[columns.microbatch[i]]
+            + places.recompute[columns.recompute[i]]
+            + places.sequence_parallel[columns.sequence_parallel[i]]
+            + places.pipeline[pipeline]
+            + places.crosses[crosses]
+        )
+        code[i] = number
+        seen[number] = True
+
+
+@compiled_entry(_COLUMNS)
+def mark_ranks(
+    columns: Columns, places: RankPlaces, code: IntArray, seen: NDArray[np.bool_]
+) -> None:
+    """Number the ways to hold weights of all divisions, and note which numbers occur."""
+    for i in range(len(columns.tensor)):
+        number = (
+            places.tensor[columns.tensor[i]]
+            + places.context[columns.context[i]]
+            + places.expert[columns.expert[i]]
+            + places.pipeline[columns.pipeline[i]]
+            + places.data[columns.data[i]]
+            + places.zero[columns.zero[i]]
+        )
+        code[i] = number
+        seen[number] = True
+
+
+@compiled_entry(_COLUMNS)
+def rename(code: IntArray, position: IntArray) -> None:
+    """Replace numbers by their positions among those that occur."""
+    for i in range(len(code)):
+        code[i] = position[code[i]]
+
+
+@compiled_entry(_COLUMNS, _STAGE)
+def add_up(
+    columns: Columns,
+    stage: IntArray,
+    rank: IntArray,
+    tables: StepTables,
+    hiding: tuple[float, float],
+    step_s: FloatArray,
+) -> None:
+    """The step of every division; ``hiding``: whether collectives overlap, and what never hides."""
+    overlaps, never = hiding
+    for i in range(len(stage)):
+        s, r = stage[i], rank[i]
+        count = columns.global_batch[i] // (columns.microbatch[i] * columns.data[i])
+        way = tables.way[columns.schedule[i]]
+        chunks = columns.chunks[i]
+        bubble_s = tables.fill_s[way, s]
+        if way == FLUSH:
+            bubble_s /= chunks
+        if way == V_HALF:
+            bubble_s += count * tables.lag_s[s]
+        busy_s = tables.busy_s[s]
+        hidden_s = overlaps * busy_s
+        once_s, each_s = tables.once_s[r], tables.each_s[r]
+        once_s = max(never * once_s, once_s - hidden_s)
+        each_s = max(never * each_s, each_s - hidden_s)
+        each_s += busy_s + chunks * tables.exchange_s[s]
+        step_s[i] = count * each_s + bubble_s + once_s + tables.fixed_s[r]

@@ -1,0 +1,72 @@
+"""What the exports share: refusals, layers of stages, and how ranks lie on machines."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from hocket.errors import UsageError
+from hocket.plan.parallel import ParallelPlan
+from hocket.runtime.parallel.refusals import str_of
+
+_LONGEST_NAME = 80
+
+
+def cannot(plan: ParallelPlan, program: str, what: str, instead: str) -> UsageError:
+    """The error for a part of a plan that a program has no words for."""
+    return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.division))
+
+
+def plain(name: str) -> str:
+    """A name that ends neither a comment nor a text: plan files may come from anyone."""
+    return re.sub(r"[^A-Za-z0-9 ._+:/,()-]", "_", name)[:_LONGEST_NAME]
+
+
+def stage_layers(plan: ParallelPlan) -> tuple[int, ...]:
+    """Layers of each virtual stage."""
+    division = plan.division
+    if division.layers is not None:
+        return division.layers
+    least, extra = divmod(plan.model.layers, division.num_stages)
+    return tuple(least + (stage < extra) for stage in range(division.num_stages))
+
+
+def is_even(layers: tuple[int, ...]) -> bool:
+    """Whether all stages have the same number of layers."""
+    return len(set(layers)) == 1
+
+
+def is_looped(plan: ParallelPlan) -> bool:
+    """Whether stages go round the devices in order, as all programs place them by default."""
+    devices: list[int] = plan.schedule.device_of_stage.tolist()
+    return devices == [stage % plan.division.pipeline for stage in range(len(devices))]
+
+
+def ranks_per_machine(plan: ParallelPlan) -> int:
+    """Ranks on each machine; raises where machines do not carry the same number.
+
+    Launchers number ranks machine by machine, which is the order of the plan's devices.
+    """
+    host_of = {device.name: device.host for device in plan.cluster.devices}
+    hosts = [host_of[name] for devices in plan.devices for name in devices]
+    counts = Counter(hosts)
+    size = counts[hosts[0]]
+    groups = [hosts[start : start + size] for start in range(0, len(hosts), size)]
+    if any(len(set(group)) > 1 for group in groups) or set(counts.values()) != {size}:
+        raise UsageError(
+            "the plan's ranks do not fill one machine after another, which launchers need",
+            hint="plan for machines of one kind: hocket parallel … --on NxKIND",
+        )
+    return size
+
+
+def launch(plan: ParallelPlan, program: str) -> str:
+    """The command that starts a program on every machine."""
+    size = ranks_per_machine(plan)
+    machines = plan.division.num_devices // size
+    where = (
+        "--standalone"
+        if machines == 1
+        else f'--nnodes={machines} --rdzv-backend=c10d --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT"'
+    )
+    return f"torchrun --nproc-per-node={size} {where} {program}"

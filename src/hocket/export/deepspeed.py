@@ -1,0 +1,129 @@
+"""DeepSpeed: its JSON file, and what it wants to be told in code.
+
+Keys follow DeepSpeed's configuration reference. The pipeline degree and recomputation are code
+there, so they are written as code, not left out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hocket.export.common import cannot, is_even, plain, stage_layers
+from hocket.plan.parallel import ParallelPlan
+
+_NAME = "DeepSpeed"
+
+
+def deepspeed_files(plan: ParallelPlan) -> dict[str, str]:
+    """The configuration, and a module for the parts that are code."""
+    _refuse(plan)
+    files = {"deepspeed.json": json.dumps(deepspeed_config(plan), indent=2) + "\n"}
+    if plan.division.pipeline > 1:
+        files["pipeline.py"] = _pipeline_module(plan)
+    elif plan.division.recompute == "full":
+        files["recompute.py"] = _RECOMPUTE
+    return files
+
+
+def _refuse(plan: ParallelPlan) -> None:
+    division = plan.division
+    reasons = (
+        (
+            division.tensor > 1 and division.pipeline > 1,
+            "joins tensor and pipeline parallelism only inside Megatron-DeepSpeed",
+            "export --to megatron",
+        ),
+        (
+            division.pipeline > 1 and (division.schedule != "1f1b" or division.chunks > 1
+                                       or plan.schedule.name != "1f1b"),
+            f"has no schedule {plan.schedule.name!r}; its pipelines run 1f1b",
+            "plan again with --schedule 1f1b",
+        ),
+        (
+            division.pipeline > 1 and division.zero >= 2,
+            "runs pipelines with ZeRO 0 and 1 only",
+            "plan again with --fix zero=1",
+        ),
+        (
+            division.pipeline > 1 and not is_even(stage_layers(plan)),
+            "takes no list of layers per stage",
+            "plan with layers that divide evenly, or export --to megatron",
+        ),
+        (
+            division.tensor > 1 and division.zero == 3,
+            "runs tensor parallelism with ZeRO 0, 1 and 2 only",
+            "plan again with --fix zero=2",
+        ),
+        (
+            division.sequence_parallel,
+            "has no sequence parallelism over tensor-parallel ranks",
+            "plan again with --fix sequence_parallel=false",
+        ),
+        (
+            division.context > 1,
+            "has no ring attention over context-parallel ranks",
+            "plan again with --fix context=1",
+        ),
+        (
+            plan.model.experts is not None,
+            "takes experts in the code of the model, not in its configuration",
+            "export --to megatron",
+        ),
+        (
+            division.recompute == "selective",
+            "cannot recompute the inside of attention alone",
+            "plan again with --fix recompute=none: fused attention keeps as little",
+        ),
+    )  # fmt: skip
+    for applies, what, instead in reasons:
+        if applies:
+            raise cannot(plan, _NAME, what, instead)
+
+
+def deepspeed_config(plan: ParallelPlan) -> dict[str, Any]:
+    """The JSON file's content."""
+    division = plan.division
+    config: dict[str, Any] = {
+        "train_batch_size": division.global_batch,
+        "train_micro_batch_size_per_gpu": division.microbatch,
+        "gradient_accumulation_steps": division.num_microbatches,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": division.zero},
+    }
+    if division.tensor > 1:
+        config["tensor_parallel"] = {"autotp_size": division.tensor}
+    return config
+
+
+def _pipeline_module(plan: ParallelPlan) -> str:
+    interval = int(plan.division.recompute == "full")
+    return f'''"""The pipeline of {plain(plan.model.name)}: DeepSpeed is told about it in code."""
+
+from deepspeed.pipe import PipelineModule
+
+NUM_STAGES = {plan.division.pipeline}
+LAYERS_PER_STAGE = {stage_layers(plan)[0]}
+ACTIVATION_CHECKPOINT_INTERVAL = {interval}
+
+
+def pipelined(layers, loss_fn):
+    """Divide a model given as a list of layers: embedding, {plan.model.layers} blocks, head."""
+    return PipelineModule(
+        layers=layers,
+        loss_fn=loss_fn,
+        num_stages=NUM_STAGES,
+        partition_method="type:Block",
+        activation_checkpoint_interval=ACTIVATION_CHECKPOINT_INTERVAL,
+    )
+'''
+
+
+_RECOMPUTE = '''"""Recomputation of whole layers: DeepSpeed is told about it in code."""
+
+
+def recomputing(model):
+    """Turn it on in a model of Hugging Face; other models call deepspeed.checkpointing."""
+    model.gradient_checkpointing_enable()
+    return model
+'''

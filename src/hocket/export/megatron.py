@@ -1,0 +1,198 @@
+"""Megatron-LM: the flags of ``pretrain_gpt.py``.
+
+Flag names follow ``megatron/training/arguments.py`` of core 0.13 and later. Ranks count tensor,
+context, data, pipeline, as in plans. Uneven stages become ``--decoder-first/last-pipeline-num-
+layers`` where only the ends differ, else ``--pipeline-model-parallel-layout``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from itertools import groupby
+
+from hocket.export.common import cannot, is_even, is_looped, launch, plain, stage_layers
+from hocket.plan.parallel import ParallelPlan
+from hocket.transformer import Transformer
+
+_NAME = "Megatron-LM"
+_OWN_SCHEDULES = ("1f1b", "interleaved")
+Flags = dict[str, str | None]
+"""Values by flag; None for a flag without one."""
+
+
+def megatron_files(plan: ParallelPlan) -> dict[str, str]:
+    """One shell script with all flags; data, tokenizer and learning rate are the user's."""
+    flags = megatron_flags(plan)
+    lines = [
+        f"  {name}" if value is None else f"  {name} {shlex.quote(value)}"
+        for name, value in flags.items()
+    ]
+    text = "\n".join(
+        [
+            "#!/usr/bin/env bash",
+            f"# {plain(plan.model.name)} on {plan.division.num_devices} devices of "
+            f"{plain(plan.cluster.name)}.",
+            "# Run it in the folder of Megatron-LM and add data, tokenizer and learning rate:",
+            "#   ./megatron.sh --data-path … --tokenizer-type … --lr … --train-iters …",
+            "set -euo pipefail",
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+            "PLAN=(",
+            *lines,
+            ")",
+            launch(plan, 'pretrain_gpt.py "${PLAN[@]}" "$@"'),
+            "",
+        ]
+    )
+    return {"megatron.sh": text}
+
+
+def megatron_flags(plan: ParallelPlan) -> Flags:
+    """All flags that a plan decides."""
+    _refuse(plan)
+    return {
+        **_model_flags(plan.model),
+        **_degree_flags(plan),
+        **_stage_flags(plan),
+        **_data_flags(plan),
+        **_recompute_flags(plan),
+    }
+
+
+def _refuse(plan: ParallelPlan) -> None:
+    division = plan.division
+    is_own = division.schedule in _OWN_SCHEDULES and plan.schedule.name in _OWN_SCHEDULES
+    if division.pipeline > 1 and not (is_own and is_looped(plan)):
+        raise cannot(
+            plan, _NAME, f"has no schedule {plan.schedule.name!r}; it runs 1f1b and interleaved",
+            "plan again with --schedule 1f1b or interleaved, or export --to torch",
+        )  # fmt: skip
+    if division.zero >= 2 and division.pipeline > 1:
+        raise cannot(
+            plan, _NAME, "divides gradients and weights (ZeRO 2, 3) by its FSDP only, which is not "
+            "exported together with a pipeline",
+            "plan again with --fix zero=1",
+        )  # fmt: skip
+    if division.num_microbatches % division.pipeline and division.chunks > 1:
+        raise cannot(
+            plan, _NAME, "interleaves only where microbatches divide by the pipeline degree",
+            "choose another batch or microbatch size",
+        )  # fmt: skip
+
+
+def _model_flags(model: Transformer) -> Flags:
+    flags: Flags = {
+        "--num-layers": str(model.layers),
+        "--hidden-size": str(model.hidden),
+        "--ffn-hidden-size": str(model.mlp_width),
+        "--num-attention-heads": str(model.heads),
+        "--kv-channels": str(model.head_width),
+        "--seq-length": str(model.sequence),
+        "--max-position-embeddings": str(model.sequence),
+        "--vocab-size": str(model.vocabulary),
+        "--position-embedding-type": "learned_absolute" if model.learned_positions else "rope",
+        "--normalization": "LayerNorm" if model.biases else "RMSNorm",
+    }
+    if model.kv_heads != model.heads:
+        flags |= {"--group-query-attention": None, "--num-query-groups": str(model.kv_heads)}
+    if model.mlp == "swiglu":
+        flags["--swiglu"] = None
+    if not model.tied_embeddings:
+        flags["--untie-embeddings-and-output-weights"] = None
+    if not model.biases:
+        flags["--disable-bias-linear"] = None
+    if not model.dropout:
+        flags |= {"--attention-dropout": "0", "--hidden-dropout": "0"}
+    return flags | _expert_flags(model)
+
+
+def _expert_flags(model: Transformer) -> Flags:
+    experts = model.experts
+    if experts is None:
+        return {}
+    flags: Flags = {
+        "--num-experts": str(experts.count),
+        "--moe-router-topk": str(experts.active),
+        "--moe-ffn-hidden-size": str(experts.mlp_width),
+    }
+    if experts.shared_width:
+        flags["--moe-shared-expert-intermediate-size"] = str(experts.shared_width)
+    if experts.dense_layers:
+        rest = model.layers - experts.dense_layers
+        flags["--moe-layer-freq"] = f"[0]*{experts.dense_layers}+[1]*{rest}"
+    return flags
+
+
+def _degree_flags(plan: ParallelPlan) -> Flags:
+    division = plan.division
+    flags: Flags = {
+        "--tensor-model-parallel-size": str(division.tensor),
+        "--pipeline-model-parallel-size": str(division.pipeline),
+        "--micro-batch-size": str(division.microbatch),
+        "--global-batch-size": str(division.global_batch),
+        "--bf16": None,
+    }
+    if division.context > 1:
+        flags["--context-parallel-size"] = str(division.context)
+    if plan.model.experts is not None:
+        flags["--expert-model-parallel-size"] = str(division.expert)
+    if division.sequence_parallel:
+        flags["--sequence-parallel"] = None
+    return flags
+
+
+def _stage_flags(plan: ParallelPlan) -> Flags:
+    """How layers lie on stages."""
+    division, layers = plan.division, stage_layers(plan)
+    if division.pipeline == 1:
+        return {}
+    if is_even(layers):
+        if division.chunks == 1:
+            return {}
+        return {"--num-virtual-stages-per-pipeline-rank": str(division.chunks)}
+    middle = layers[1:-1]
+    if division.chunks == 1 and middle and is_even(middle):
+        return {
+            "--decoder-first-pipeline-num-layers": str(layers[0]),
+            "--decoder-last-pipeline-num-layers": str(layers[-1]),
+        }
+    return {"--pipeline-model-parallel-layout": pipeline_layout(layers)}
+
+
+def pipeline_layout(layers: tuple[int, ...]) -> str:
+    """Stages in Megatron's words: ``E`` embedding, ``t`` a layer, ``L`` loss, ``|`` between."""
+    stages = ["t" * count for count in layers]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "L"
+    parts = []
+    for stage, same in groupby(stages[:-1]):
+        count = len(list(same))
+        parts.append(f"({stage}|)*{count}" if count > 1 and stage else f"{stage}|" * count)
+    return "".join(parts) + stages[-1]
+
+
+def _data_flags(plan: ParallelPlan) -> Flags:
+    strategies = {2: "optim_grads", 3: "optim_grads_params"}
+    zero = plan.division.zero
+    if plan.division.data * plan.division.context == 1 or zero == 0:
+        return {}
+    if zero == 1:
+        return {"--use-distributed-optimizer": None}
+    return {
+        "--use-distributed-optimizer": None,
+        "--use-megatron-fsdp": None,
+        "--data-parallel-sharding-strategy": strategies[zero],
+        "--no-gradient-accumulation-fusion": None,
+        "--ckpt-format": "fsdp_dtensor",
+    }
+
+
+def _recompute_flags(plan: ParallelPlan) -> Flags:
+    if plan.division.recompute == "none":
+        return {}
+    if plan.division.recompute == "selective":
+        return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
+    return {
+        "--recompute-granularity": "full",
+        "--recompute-method": "uniform",
+        "--recompute-num-layers": "1",
+    }

@@ -1,0 +1,30 @@
+"""The programs that plans can be written for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, get_args
+
+from hocket.errors import unknown_name
+from hocket.plan.parallel import ParallelPlan
+
+Target = Literal["megatron", "torchtitan", "deepspeed", "torch"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+
+def export_plan(plan: ParallelPlan, target: str) -> dict[str, str]:
+    """Files for a training program by name; raises `UsageError` where it cannot say the plan."""
+    from hocket.export.deepspeed import deepspeed_files
+    from hocket.export.megatron import megatron_files
+    from hocket.export.torch import torch_files
+    from hocket.export.torchtitan import torchtitan_files
+
+    writers: Mapping[str, Callable[[ParallelPlan], dict[str, str]]] = {
+        "megatron": megatron_files,
+        "torchtitan": torchtitan_files,
+        "deepspeed": deepspeed_files,
+        "torch": torch_files,
+    }
+    if target not in writers:
+        raise unknown_name("export target", target, writers)
+    return writers[target](plan)

@@ -1,0 +1,130 @@
+"""Plain PyTorch: one script that needs nothing but PyTorch, and the schedule as CSV.
+
+The script is put together from the very modules with which `hocket run` carries out a plan and
+checks its gradients, so what is handed over is what was checked.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from importlib.resources import files
+
+from hocket.export.common import launch, plain, stage_layers
+from hocket.plan.parallel import ParallelPlan
+from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
+from hocket.runtime.parallel.refusals import data_program, refuse
+
+Imports = dict[str, set[str]]
+"""Names by the module that they come from; whole modules under the empty name."""
+CSV = "schedule.csv"
+_NOT_NEEDED = ("hocket", "__future__", "numpy", "difflib")
+"""Packages whose imports have no place in the script: ours, and those of parts left out."""
+_RUNTIME = "hocket.runtime.parallel"
+_PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
+    ("hocket", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
+    ("hocket.transformer", "shape.py", None),
+    ("hocket.transformer", "division.py", ("Recompute", "ScheduleName", "Division")),
+    (_RUNTIME, "refusals.py", ("DataKind", "DataProgram")),
+    (_RUNTIME, "job.py", None),
+    (_RUNTIME, "model.py", None),
+    (_RUNTIME, "build.py", None),
+    (_RUNTIME, "tensor.py", None),
+    (_RUNTIME, "data.py", None),
+    (_RUNTIME, "batch.py", None),
+    (_RUNTIME, "pipeline.py", None),
+    (_RUNTIME, "trainer.py", None),
+    (_RUNTIME, "standalone.py", None),
+)
+"""Packages, files and the names that are taken from them; None takes all."""
+
+
+def torch_files(plan: ParallelPlan) -> dict[str, str]:
+    """The script and its schedule; raises where PyTorch cannot carry the plan out rightly."""
+    refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
+    return {"train.py": _script(plan), CSV: to_torch_csv(plan.schedule)}
+
+
+def _script(plan: ParallelPlan) -> str:
+    imports: Imports = {}
+    bodies = []
+    for package, name, wanted in _PARTS:
+        text = files(package).joinpath(name).read_text(encoding="utf-8")
+        bodies.append(_taken(text, wanted, imports))
+    head = (
+        f'"""Train {plain(plan.model.name)} on {plan.division.num_devices} devices of '
+        f"{plain(plan.cluster.name)}, divided as planned.\n\n"
+        f'Start on every machine: {launch(plan, "train.py")}\n"""'
+    )
+    parts = [head, "from __future__ import annotations", _import_lines(imports)]
+    return "\n\n".join(parts) + "\n\n\n" + "\n\n\n".join([*bodies, _start(plan)])
+
+
+def _taken(text: str, wanted: Collection[str] | None, imports: Imports) -> str:
+    """The parts of a module; what it imports from elsewhere is added to ``imports``."""
+    lines = text.splitlines()
+    tree = ast.parse(text)
+    taken: list[str] = []
+    keeps_text = False
+    for position, node in enumerate(tree.body):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            _note_imports(node, imports)
+            continue
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_text:
+            keeps_text = wanted is None or bool(set(_names(node)) & set(wanted))
+        if keeps_text and not (is_text and position == 0):
+            taken.append(_source(lines, node, joins=is_text or not _is_block(node)))
+    return "".join(taken).strip("\n")
+
+
+def _source(lines: list[str], node: ast.stmt, *, joins: bool) -> str:
+    decorators = getattr(node, "decorator_list", [])
+    first = min([node.lineno, *(found.lineno for found in decorators)])
+    code = "\n".join(lines[first - 1 : node.end_lineno])
+    return f"{code}\n" if joins else f"\n\n{code}\n\n\n"
+
+
+def _is_block(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef)
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def _note_imports(node: ast.Import | ast.ImportFrom, imports: Imports) -> None:
+    """Add what a module imports from other packages."""
+    module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+    for name in node.names:
+        if (module or name.name).partition(".")[0] not in _NOT_NEEDED:
+            imports.setdefault(module, set()).add(ast.unparse(name))
+
+
+def _import_lines(imports: Imports) -> str:
+    whole = [f"import {name}" for name in sorted(imports.get("", ()))]
+    parts = [
+        f"from {module} import ({', '.join(sorted(names))})"
+        for module, names in sorted(imports.items())
+        if module
+    ]
+    return "\n".join([*whole, *parts])
+
+
+def _start(plan: ParallelPlan) -> str:
+    data = data_program(plan.division, splits_backward=plan.schedule.splits_backward)
+    return f"""if __name__ == "__main__":
+    train(
+        Job(
+            model={plan.model!r},
+            division={plan.division!r},
+            layers={stage_layers(plan)!r},
+            actions=read_actions(Path(__file__).with_name("{CSV}")),
+            device_of_stage={tuple(plan.schedule.device_of_stage.tolist())!r},
+            data={data!r},
+        )
+    )
+"""

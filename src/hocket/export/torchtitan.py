@@ -1,0 +1,151 @@
+"""torchtitan: a Python function that returns its ``Trainer.Config``, and the schedule as CSV.
+
+Field names follow ``ParallelismConfig`` of 2026. The schedule always goes by CSV, so it is the
+planned one to the last action; its name there only says how stages lie on ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hocket.export.common import cannot, is_looped, launch, plain, stage_layers
+from hocket.plan.parallel import ParallelPlan
+from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
+from hocket.runtime.parallel.refusals import refuse
+
+_NAME = "torchtitan"
+_KNOWN = {"llama3-8b": "llama3_8b", "llama3-70b": "llama3_70b", "llama3-405b": "llama3_405b"}
+"""Models of torchtitan by our names for them."""
+CSV = "schedule.csv"
+
+
+def torchtitan_files(plan: ParallelPlan) -> dict[str, str]:
+    """A module with the configuration, and the schedule where there is a pipeline."""
+    _refuse(plan)
+    files = {"hocket_plan.py": _module(plan)}
+    if plan.division.pipeline > 1:
+        files[CSV] = to_torch_csv(plan.schedule)
+    return files
+
+
+def _refuse(plan: ParallelPlan) -> None:
+    division, splits = plan.division, plan.schedule.splits_backward
+    if division.context == 1 and plan.model.experts is None:
+        refuse(plan.model, division, splits_backward=splits)
+    if division.data > 1 and division.zero == 0 and division.tensor * division.pipeline > 1:
+        raise cannot(
+            plan, _NAME, "replicates weights (ZeRO 0) only where there is no other parallelism",
+            "plan again with --fix zero=1: weights stay whole during a step then, too",
+        )  # fmt: skip
+    if division.pipeline > 1 and not is_looped(plan) and not _is_folded(plan):
+        raise cannot(
+            plan, _NAME, "places stages in a loop or in a V, not as the plan does",
+            "export --to torch",
+        )  # fmt: skip
+    if plan.model.tied_embeddings and division.pipeline > 1:
+        raise cannot(
+            plan, _NAME, "cannot tie embeddings over pipeline stages", "plan with --fix pipeline=1"
+        )
+
+
+def _is_folded(plan: ParallelPlan) -> bool:
+    """Whether the second half of the stages goes back over the devices."""
+    devices: list[int] = plan.schedule.device_of_stage.tolist()
+    there = list(range(plan.division.pipeline))
+    return devices == there + there[::-1]
+
+
+def parallelism_fields(plan: ParallelPlan) -> dict[str, Any]:
+    """Values of ``ParallelismConfig``."""
+    division = plan.division
+    replicates = division.zero == 0
+    fields: dict[str, Any] = {
+        "data_parallel_replicate_degree": division.data if replicates else 1,
+        "data_parallel_shard_degree": 1 if replicates else division.data,
+        "fsdp_reshard_after_forward": "always" if division.zero == 3 else "never",
+        "tensor_parallel_degree": division.tensor,
+        "enable_sequence_parallel": division.sequence_parallel,
+        "context_parallel_degree": division.context,
+        "expert_parallel_degree": division.expert,
+        "pipeline_parallel_degree": division.pipeline,
+    }
+    if division.pipeline > 1:
+        fields |= {
+            "pipeline_parallel_schedule": _placement(plan),
+            "pipeline_parallel_schedule_csv": CSV,
+            "pipeline_parallel_microbatch_size": division.microbatch,
+            "module_fqns_per_model_part": _module_names(plan),
+        }
+    return fields
+
+
+def _placement(plan: ParallelPlan) -> str:
+    if not is_looped(plan):
+        return "ZBVZeroBubble"
+    return "PipelineScheduleMulti" if plan.division.chunks > 1 else "PipelineScheduleSingle"
+
+
+def _module_names(plan: ParallelPlan) -> list[list[str]]:
+    names, first = [], 0
+    for count in stage_layers(plan):
+        names.append([f"layers.{number}" for number in range(first, first + count)])
+        first += count
+    names[0].insert(0, "tok_embeddings")
+    names[-1] += ["norm", "output"]
+    return names
+
+
+def _training_fields(plan: ParallelPlan) -> dict[str, Any]:
+    division = plan.division
+    # Without a pipeline torchtitan repeats local batches until the global one is done.
+    rounds = division.num_microbatches if division.pipeline > 1 else 1
+    return {
+        "local_batch_size": division.microbatch * rounds,
+        "global_batch_size": division.global_batch,
+        "seq_len": plan.model.sequence,
+    }
+
+
+def _module(plan: ParallelPlan) -> str:
+    known, name = _KNOWN.get(plan.model.name), plain(plan.model.name)
+    start = launch(plan, "-m torchtitan.train --module hocket_plan --config planned")
+    lines = [
+        f'"""{name} on {plan.division.num_devices} devices of {plain(plan.cluster.name)}.',
+        "",
+        f"Start on every machine: {start}",
+        '"""',
+        "",
+        "from torchtitan.trainer import Trainer",
+        *([f"from torchtitan.models.llama3.config_registry import {known}"] if known else []),
+        "",
+        "",
+        "def divide(config: Trainer.Config) -> Trainer.Config:",
+        f'    """Set what the plan decides in a configuration of {name}."""',
+        *_assignments("parallelism", parallelism_fields(plan)),
+        *_assignments("training", _training_fields(plan)),
+        *_recompute_lines(plan),
+        "    return config",
+        "",
+    ]
+    if known:
+        lines += [
+            "",
+            "def planned() -> Trainer.Config:",
+            '    """torchtitan\'s own configuration of the model, divided as planned."""',
+            f"    return divide({known}())",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _assignments(owner: str, fields: dict[str, Any]) -> list[str]:
+    return [f"    config.{owner}.{name} = {value!r}" for name, value in fields.items()]
+
+
+def _recompute_lines(plan: ParallelPlan) -> list[str]:
+    if plan.division.recompute == "full":
+        return ['    config.activation_checkpoint.mode = "full"']
+    lines = ['    config.activation_checkpoint.mode = "none"']
+    if plan.division.recompute == "selective":
+        lines.insert(0, "    # The fused attention recomputes its inside by itself, as planned.")
+    return lines

@@ -1,0 +1,58 @@
+"""Allocation policies: each a function from a market to shares of time, found by name."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hocket.errors import unknown_name
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.policies.agnostic import ftf_agnostic, las_agnostic, makespan_agnostic
+from hocket.fleet.policies.allox import allox
+from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
+from hocket.fleet.policies.gandiva import gandiva
+from hocket.fleet.policies.hierarchical import hierarchical, hierarchical_fifo
+from hocket.fleet.policies.las import las
+from hocket.fleet.policies.las_lexicographic import las_lexicographic
+from hocket.fleet.policies.lists import fifo, fifo_agnostic, shortest_job_first
+from hocket.fleet.policies.makespan import makespan
+from hocket.fleet.policies.max_throughput import max_throughput
+from hocket.fleet.policies.min_cost import min_cost
+from hocket.fleet.policies.min_cost_slo import min_cost_slo
+
+__all__ = ["POLICIES", "Policy", "find_policy"]
+
+
+class Policy(Protocol):
+    """Shares of time for the jobs of a market; ``warm`` is a start from an earlier answer."""
+
+    def __call__(self, market: Market, warm: Warm | None = None) -> Allocation:
+        """The allocation."""
+
+
+POLICIES: dict[str, Policy] = {
+    "las": las,
+    "las-lexicographic": las_lexicographic,
+    "las-agnostic": las_agnostic,
+    "finish-time-fairness": finish_time_fairness,
+    "ftf-agnostic": ftf_agnostic,
+    "makespan": makespan,
+    "makespan-agnostic": makespan_agnostic,
+    "hierarchical": hierarchical,
+    "hierarchical-fifo": hierarchical_fifo,
+    "max-throughput": max_throughput,
+    "min-cost": min_cost,
+    "min-cost-slo": min_cost_slo,
+    "fifo": fifo,
+    "fifo-agnostic": fifo_agnostic,
+    "shortest-job-first": shortest_job_first,
+    "allox": allox,
+    "gandiva": gandiva,
+}
+
+
+def find_policy(name: str) -> Policy:
+    """A policy by its name; raises `UsageError` for an unknown one."""
+    if name not in POLICIES:
+        raise unknown_name("policy", name, POLICIES)
+    return POLICIES[name]

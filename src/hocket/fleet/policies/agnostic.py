@@ -1,0 +1,52 @@
+"""What a policy does that takes all kinds of devices for equal: the baselines of OSDI 2020.
+
+Max-min fairness then takes every throughput for 1; where steps have to be counted, every kind is as
+fast as the fastest one. Objectives are in the eyes of the policy, not what the jobs will see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.policies.finish_time_fairness import finish_time_fairness
+from hocket.fleet.policies.las import las
+from hocket.fleet.policies.makespan import makespan
+
+_SEEN = "as seen by a policy that takes all kinds of devices for equal"
+
+
+def las_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+    """Max-min fairness of time, wherever it is spent."""
+    time = (market.steps_per_s > 0.0).astype(float)
+    return _renamed("las-agnostic", las, replace(market, steps_per_s=time, pairs=None), warm)
+
+
+def ftf_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+    """Finish-time fairness as if every kind were the fastest."""
+    return _renamed("ftf-agnostic", finish_time_fairness, _all_fastest(market), warm)
+
+
+def makespan_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+    """Makespan as if every kind were the fastest."""
+    return _renamed("makespan-agnostic", makespan, _all_fastest(market), warm)
+
+
+def _all_fastest(market: Market) -> Market:
+    fastest = market.steps_per_s.max(axis=1, initial=0.0)[:, None]
+    steps_per_s = np.where(market.steps_per_s > 0.0, fastest, 0.0)
+    return replace(market, steps_per_s=steps_per_s, pairs=None)
+
+
+def _renamed(
+    name: str,
+    policy: Callable[[Market, Warm | None], Allocation],
+    market: Market,
+    warm: Warm | None,
+) -> Allocation:
+    answer = policy(market, warm)
+    return replace(answer, policy=name, notes={**answer.notes, "objective": _SEEN})

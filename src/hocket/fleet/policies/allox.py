@@ -1,0 +1,74 @@
+"""AlloX: the least average completion time of jobs of one device on mixed devices, as a matching.
+
+Le et al., "AlloX", EuroSys 2020 (after Horn, 1973): a job that is q-th from the end on its device
+delays q jobs, itself included, so jobs are matched with (device, q) at the least sum of
+q x duration. Jobs that are last to be delayed on their device run now. O(n^2 x places).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.policies.normalise import known_remaining_steps
+
+Counts = NDArray[np.int64]
+
+_NEVER_S = 1e15
+
+
+def allox(market: Market, warm: Warm | None = None) -> Allocation:
+    """The average completion time of what is here now is least; shares are 0 or 1."""
+    remaining = known_remaining_steps(market, "allox")
+    if np.any(market.gang > 1) or market.column_kind is not None:
+        raise UsageError(
+            "policy 'allox' knows jobs of one device only", hint="choose makespan or las"
+        )
+    speed = market.usable_steps_per_s
+    jobs = np.flatnonzero(speed.any(axis=1))
+    duration = remaining[jobs, None] / np.where(speed[jobs] > 0.0, speed[jobs], np.nan)
+    duration = np.where(np.isnan(duration), _NEVER_S, duration)
+    kind, place, total_s = _match(duration, market.num_devices)
+    runs = _first_on_each_device(kind, place, market.num_devices)
+    shares = np.zeros(speed.shape)
+    shares[jobs[runs], kind[runs]] = 1.0
+    objective = (total_s + float(market.elapsed_s[jobs].sum())) / max(len(jobs), 1)
+    return Allocation(
+        policy="allox",
+        shares=shares,
+        objective=objective,
+        bound=objective,
+        notes={"objective": "average completion time in seconds, without later arrivals"},
+    )
+
+
+def _match(duration: FloatArray, num_devices: Counts) -> tuple[Counts, Counts, float]:
+    """The kind of each job, its place from the end there, and the summed completion time."""
+    from scipy.optimize import linear_sum_assignment
+
+    depth = 1 + 2 * -(-len(duration) // max(int(num_devices.sum()), 1))
+    while True:
+        # No more places of a kind than jobs: the first devices of a kind are as good as any.
+        width = np.minimum(num_devices, len(duration))
+        kind = np.repeat(np.arange(len(width)), width * depth)
+        place = np.concatenate([np.repeat(np.arange(1, depth + 1), count) for count in width])
+        row, column = linear_sum_assignment(duration[:, kind] * place[None, :])
+        is_deepest = np.any(place[column] == depth)
+        if not is_deepest or depth >= len(duration):
+            total_s = float((duration[row, kind[column]] * place[column]).sum())
+            return kind[column], place[column], total_s
+        depth = min(2 * depth, len(duration))
+
+
+def _first_on_each_device(kind: Counts, place: Counts, num_devices: Counts) -> NDArray[np.bool_]:
+    """Jobs that run now: the furthest from the end, as many as there are devices of the kind."""
+    runs = np.zeros(len(kind), dtype=bool)
+    for one in range(len(num_devices)):
+        jobs = np.flatnonzero(kind == one)
+        furthest = jobs[np.lexsort((jobs, -place[jobs]))]
+        runs[furthest[: num_devices[one]]] = True
+    return runs

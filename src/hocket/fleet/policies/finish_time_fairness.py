@@ -1,0 +1,48 @@
+"""No job ends much later than it would have on an equal part of the cluster.
+
+Mahajan et al., "Themis", NSDI 2020; in the form of OSDI 2020, section 4.2: make the largest
+rho_m = (e_m + r_m / thr_m) / D_m as small as can be, D_m being the same time on an equal part. One
+over rho is a level at which every job is owed 1 / (D_m rho - e_m) of its remaining steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.policies.normalise import isolated_steps_per_s, known_remaining_steps, per_unit
+from hocket.fleet.solve.ladder import DemandAt, Ladder
+from hocket.fleet.solve.water_filling import climb
+
+
+def finish_time_fairness(market: Market, warm: Warm | None = None) -> Allocation:
+    """The largest ratio of finish time to finish time on an equal part is smallest."""
+    remaining = known_remaining_steps(market, "finish-time-fairness")
+    isolated = isolated_steps_per_s(market)
+    alone_s = market.isolated_s + remaining / np.where(isolated > 0.0, isolated, np.inf)
+    alone_s = np.maximum(alone_s, 1e-9)
+    rates = per_unit(market.usable_steps_per_s, remaining)
+
+    def largest_ratio(progress: FloatArray) -> float:
+        with np.errstate(divide="ignore"):
+            ratio = (market.elapsed_s + 1.0 / progress) / alone_s
+        return float(ratio[np.isfinite(progress)].max(initial=0.0))
+
+    marks = np.stack([alone_s, market.elapsed_s], axis=1)
+    ladder = Ladder(
+        rates=rates, marks=marks, demands=_demands, score=largest_ratio, is_cost=True
+    )
+    return climb("finish-time-fairness", market, ladder, warm)
+
+
+def _demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:
+    alone_s, elapsed_s = marks[:, 0], marks[:, 1]
+
+    def demand_at(level: float) -> FloatArray:
+        left_s = alone_s - elapsed_s * level
+        # A job that is too late for this level runs as fast as it can.
+        return np.where(left_s > level / np.maximum(cap, 1e-300), level / left_s, cap)
+
+    return demand_at

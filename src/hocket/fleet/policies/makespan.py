@@ -1,0 +1,30 @@
+"""The last job ends as early as can be.
+
+OSDI 2020, section 4.2: make the largest r_m / thr_m as small as can be. One over the makespan is a
+level at which every job is owed its remaining steps per second, so no bisection is needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
+from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.water_filling import climb
+
+
+def makespan(market: Market, warm: Warm | None = None) -> Allocation:
+    """The time until all jobs have ended, in seconds, is smallest."""
+    remaining = known_remaining_steps(market, "makespan")
+    rates = per_unit(market.usable_steps_per_s, remaining)
+    marks = np.empty((len(rates), 0))
+    ladder = Ladder(rates=rates, marks=marks, score=_longest_s, is_cost=True)
+    return climb("makespan", market, ladder, warm)
+
+
+def _longest_s(progress: FloatArray) -> float:
+    lowest = float(progress.min(initial=np.inf))
+    return 1.0 / lowest if lowest > 0.0 else np.inf

@@ -1,0 +1,31 @@
+"""The most steps per second for the price of the devices (OSDI 2020, section 4.2).
+
+Every step counts as one over the price of the device that does it, so that a fast device is used
+where it is worth its price. The ratio of all steps to all costs would be best with a single job.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.solve.sums import best_sum
+
+
+def min_cost(market: Market, warm: Warm | None = None) -> Allocation:
+    """The sum of throughputs, each divided by the price of its devices, is largest."""
+    return best_sum("min-cost", market, values_per_step(market))
+
+
+def values_per_step(market: Market) -> FloatArray:
+    """``[job, kind]``: one over the price of a device per hour, by weight."""
+    price = market.price_per_hour[market.pool_of]
+    if not np.all(price > 0.0):
+        raise UsageError(
+            "a policy that minimises cost needs a price for every kind of device",
+            hint="give each kind a price per hour above 0",
+        )
+    return np.asarray(market.weight[:, None] / price[None, :])

@@ -1,0 +1,69 @@
+"""Least cost, with deadlines: a job that has one is owed its remaining steps until then.
+
+OSDI 2020, section 4.2. Where not all deadlines can be met, they are taken in by weight, heaviest
+first, then earliest first, and one that no longer fits beside those taken in is dropped and named.
+A bisection per dropped deadline over the least load of what is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.policies.min_cost import values_per_step
+from hocket.fleet.policies.normalise import known_remaining_steps
+from hocket.fleet.solve.sums import best_sum, can_serve
+
+_MAX_NAMED = 50
+
+
+def min_cost_slo(market: Market, warm: Warm | None = None) -> Allocation:
+    """`min_cost` among the allocations that keep the deadlines."""
+    has_deadline = np.isfinite(market.deadline_s)
+    asked = np.flatnonzero(has_deadline)
+    known = replace(market, remaining_steps=np.where(has_deadline, market.remaining_steps, 0.0))
+    needs = known_remaining_steps(known, "min-cost-slo") / np.maximum(market.deadline_s, 1e-300)
+    kept = _keep(market, asked[np.lexsort((market.deadline_s[asked], -market.weight[asked]))], needs)
+    answer = best_sum("min-cost-slo", market, values_per_step(market), np.where(kept, needs, 0.0))
+    dropped = [market.ids[job] for job in asked if not kept[job]]
+    named = ", ".join(dropped[:_MAX_NAMED]) + (", …" if len(dropped) > _MAX_NAMED else "")
+    notes = {"deadlines kept": str(int(kept.sum())), "deadlines dropped": named or "none"}
+    return replace(answer, notes={**answer.notes, **notes})
+
+
+def _keep(
+    market: Market, order: NDArray[np.int64], needs: FloatArray
+) -> NDArray[np.bool_]:
+    """The deadlines that are taken in, in order, each if all before it still fit."""
+    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
+    order = order[needs[order] <= fastest[order]]
+    kept = np.zeros(market.num_jobs, dtype=bool)
+    while len(order):
+        fitting = _longest_fitting(market, kept, order, needs)
+        kept[order[:fitting]] = True
+        order = order[fitting + 1 :]
+    return kept
+
+
+def _longest_fitting(
+    market: Market, kept: NDArray[np.bool_], order: NDArray[np.int64], needs: FloatArray
+) -> int:
+    """How many more deadlines, in order, fit beside those kept."""
+
+    def fits(count: int) -> bool:
+        tried = kept.copy()
+        tried[order[:count]] = True
+        return can_serve(market, np.where(tried, needs, 0.0))
+
+    if fits(len(order)):
+        return len(order)
+    low, high = 0, len(order)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,48 @@
+"""Throughputs that jobs are measured against (closed forms; section 1 of the OSDI 2020 paper)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError
+from hocket.fleet.market import Market
+
+
+def proportional_steps_per_s(market: Market) -> FloatArray:
+    """Running all the time, split over kinds by their number of devices."""
+    devices, best = _kinds(market)
+    return np.asarray(best @ (devices / max(devices.sum(), 1.0)))
+
+
+def isolated_steps_per_s(market: Market) -> FloatArray:
+    """Running on an equal part of the cluster, one of ``num_jobs``."""
+    devices, best = _kinds(market)
+    shares = devices[None, :] / (max(market.num_jobs, 1) * market.gang[:, None])
+    shares = shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True))
+    return np.asarray((best * shares).sum(axis=1))
+
+
+def per_unit(steps_per_s: FloatArray, unit: FloatArray) -> FloatArray:
+    """Throughputs in units of each job's own; 0 where a job has none."""
+    return np.asarray(steps_per_s / np.where(unit > 0.0, unit, np.inf)[:, None])
+
+
+def _kinds(market: Market) -> tuple[FloatArray, FloatArray]:
+    """Devices of each kind, and the throughput of the best way to use them."""
+    pools = np.unique(market.pool_of)
+    best = [market.steps_per_s[:, market.pool_of == pool].max(axis=1) for pool in pools]
+    if not best:
+        return np.zeros(0), np.zeros((market.num_jobs, 0))
+    return market.num_devices[pools].astype(float), np.stack(best, axis=1)
+
+
+def known_remaining_steps(market: Market, policy: str) -> FloatArray:
+    """Remaining steps, at least a little; raises `UsageError` where they are not known."""
+    unknown = np.flatnonzero(~np.isfinite(market.remaining_steps))
+    if len(unknown):
+        raise UsageError(
+            f"policy {policy!r} needs the remaining steps of job {market.ids[unknown[0]]!r}",
+            hint="give 'remaining_steps' for every job, or choose las",
+        )
+    return np.maximum(market.remaining_steps, 1e-9)

@@ -1,0 +1,285 @@
+"""The compiled part of the price search: what jobs buy at given prices, and the next prices.
+
+Demands are served with the least load (the share of its devices that the fullest pool needs) when
+prices are such that jobs which buy as cheaply as they can fill all priced pools equally. Each
+question, "what would you buy at these prices", yields one vector of loads; the mix of vectors with
+the least maximum is a linear program with one row per pool, solved by the simplex method, whose
+duals are the next prices to ask for. Asking half-way to the best prices so far keeps them from
+jumping about. O(classes x columns^2) per question, O(questions x pools + pools^2) per pivot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.fleet.solve.crowd import Crowd, Search
+
+_TABLES = "hocket.fleet.solve.crowd"
+_LOAD = -1
+"""The variable of the simplex method that stands for the load of the fullest pool."""
+_MAX_PIVOTS = 200
+_TINY = 1e-13
+
+
+@compiled
+def cheapest(
+    rates: FloatArray, price: FloatArray, one: int, demand: float
+) -> tuple[int, int, float, float, float]:
+    """Two columns, the time on each, and the price of a little more progress.
+
+    Walks the lower convex hull of (progress, price) from the column with the cheapest progress to
+    faster ones, until the demand is met.
+    """
+    num_columns = rates.shape[1]
+    low = -1
+    slope = np.inf
+    for j in range(num_columns):
+        rate = rates[one, j]
+        if rate > 0.0:
+            ratio = price[j] / rate
+            if ratio < slope or (ratio == slope and rate > rates[one, low]):
+                low, slope = j, ratio
+    if low < 0 or demand <= 0.0:
+        return max(low, 0), max(low, 0), 0.0, 0.0, slope
+    if rates[one, low] >= demand:
+        return low, low, demand / rates[one, low], 0.0, slope
+    while True:
+        high = -1
+        slope = np.inf
+        for j in range(num_columns):
+            more = rates[one, j] - rates[one, low]
+            if more > 0.0:
+                ratio = (price[j] - price[low]) / more
+                if ratio < slope or (ratio == slope and rates[one, j] > rates[one, high]):
+                    high, slope = j, ratio
+        if high < 0:
+            return low, low, 1.0, 0.0, np.inf
+        if rates[one, high] >= demand:
+            part = (demand - rates[one, low]) / (rates[one, high] - rates[one, low])
+            return low, high, 1.0 - part, part, slope
+        low = high
+
+
+@compiled
+def set_prices(crowd: Crowd, prices: FloatArray, price: FloatArray) -> None:
+    """The price of one device of each column."""
+    for j in range(crowd.pool_of.shape[0]):
+        pool = crowd.pool_of[j]
+        price[j] = prices[pool] / crowd.capacity[pool]
+
+
+@compiled
+def ask(crowd: Crowd, demand: FloatArray, search: Search, at: int) -> float:
+    """Note what everybody buys at ``search.asked`` as question ``at``; returns the bill."""
+    num_pools = crowd.capacity.shape[0]
+    set_prices(crowd, search.asked, search.price)
+    for pool in range(num_pools):
+        search.prices[at, pool] = search.asked[pool]
+        search.load[at, pool] = 0.0
+    for one in range(demand.shape[0]):
+        low, high, time_low, time_high, _ = cheapest(crowd.rates, search.price, one, demand[one])
+        devices = crowd.gang[one] * crowd.num_jobs[one]
+        search.load[at, crowd.pool_of[low]] += devices * time_low
+        search.load[at, crowd.pool_of[high]] += devices * time_high
+    bill = 0.0
+    for pool in range(num_pools):
+        search.load[at, pool] /= crowd.capacity[pool]
+        bill += search.asked[pool] * search.load[at, pool]
+    return bill
+
+
+@compiled
+def start_basis(search: Search, num_pools: int) -> None:
+    """The basis of question 0 alone: the load is that of its fullest pool."""
+    fullest = 0
+    for pool in range(num_pools):
+        if search.load[0, pool] > search.load[0, fullest]:
+            fullest = pool
+    search.inverse[:, :] = 0.0
+    # Rows: one per pool (load of the mix - load + slack = 0), then the weights sum to one.
+    for pool in range(num_pools):
+        search.basis[pool] = pool
+        search.inverse[pool, pool] = 1.0
+        search.inverse[pool, fullest] = -1.0
+        search.inverse[pool, num_pools] = search.load[0, fullest] - search.load[0, pool]
+    search.basis[fullest] = _LOAD
+    search.inverse[fullest, :] = 0.0
+    search.inverse[fullest, fullest] = -1.0
+    search.inverse[fullest, num_pools] = search.load[0, fullest]
+    search.basis[num_pools] = num_pools
+    search.inverse[num_pools, num_pools] = 1.0
+
+
+@compiled
+def load_row(search: Search, num_pools: int) -> int:
+    """Where the load stands in the basis; it never leaves."""
+    for row in range(num_pools + 1):
+        if search.basis[row] == _LOAD:
+            return row
+    return 0
+
+
+@compiled
+def pick_entering(search: Search, num_pools: int, num_asked: int, row: int) -> int:
+    """The variable whose entry lowers the load fastest, or ``_LOAD`` where none does."""
+    chosen, steepest = _LOAD, -_TINY * max(1.0, abs(search.inverse[row, num_pools]))
+    for pool in range(num_pools):
+        if -search.inverse[row, pool] < steepest:
+            chosen, steepest = pool, -search.inverse[row, pool]
+    for question in range(num_asked):
+        cost = -search.inverse[row, num_pools]
+        for pool in range(num_pools):
+            cost -= search.inverse[row, pool] * search.load[question, pool]
+        if cost < steepest:
+            chosen, steepest = num_pools + question, cost
+    return chosen
+
+
+@compiled
+def pivot(search: Search, num_pools: int, entering: int, load_at: int) -> bool:
+    """Bring a variable into the basis; returns whether one could leave for it."""
+    rows = num_pools + 1
+    search.entering[:] = 0.0
+    if entering < num_pools:
+        search.entering[entering] = 1.0
+    else:
+        search.entering[num_pools] = 1.0
+        for pool in range(num_pools):
+            search.entering[pool] = search.load[entering - num_pools, pool]
+    leaving, shortest = -1, np.inf
+    for row in range(rows):
+        step = 0.0
+        for k in range(rows):
+            step += search.inverse[row, k] * search.entering[k]
+        search.step[row] = step
+        if row != load_at and step > _TINY:
+            length = max(search.inverse[row, num_pools], 0.0) / step
+            # Among ties the lowest variable leaves, so that no circle is run through.
+            if length < shortest or (
+                length == shortest and search.basis[row] < search.basis[leaving]
+            ):
+                leaving, shortest = row, length
+    if leaving < 0:
+        return False
+    for k in range(rows):
+        search.inverse[leaving, k] /= search.step[leaving]
+    for row in range(rows):
+        if row != leaving:
+            for k in range(rows):
+                search.inverse[row, k] -= search.step[row] * search.inverse[leaving, k]
+    search.basis[leaving] = entering
+    return True
+
+
+@compiled
+def settle(search: Search, num_pools: int, num_asked: int) -> float:
+    """Pivot to the mix of questions with the least load; returns that load."""
+    row = load_row(search, num_pools)
+    for _ in range(_MAX_PIVOTS):
+        entering = pick_entering(search, num_pools, num_asked, row)
+        if entering == _LOAD or not pivot(search, num_pools, entering, row):
+            break
+    return float(search.inverse[row, num_pools])
+
+
+@compiled
+def propose(search: Search, num_pools: int, caution: float) -> None:
+    """The next prices: the duals of the mix, drawn towards the best prices by ``caution``."""
+    row = load_row(search, num_pools)
+    total = 0.0
+    for pool in range(num_pools):
+        search.asked[pool] = max(-search.inverse[row, pool], 0.0)
+        total += search.asked[pool]
+    for pool in range(num_pools):
+        dual = search.asked[pool] / total
+        search.asked[pool] = caution * search.best[pool] + (1.0 - caution) * dual
+
+
+@compiled
+def read_weights(search: Search, num_pools: int, num_asked: int) -> None:
+    """The weight of each question in the mix."""
+    search.weight[:num_asked] = 0.0
+    for row in range(num_pools + 1):
+        if search.basis[row] >= num_pools:
+            weight = max(search.inverse[row, num_pools], 0.0)
+            search.weight[search.basis[row] - num_pools] = weight
+
+
+@compiled_entry(_TABLES)
+def find_load(
+    crowd: Crowd, demand: FloatArray, search: Search, num_known: int, tolerance: float
+) -> tuple[int, float, float]:
+    """Search for the prices at which the bill is highest; the first ``num_known`` are given.
+
+    Returns the number of questions asked, the load of the mix and the highest bill: no way to
+    serve the demands has a load below that bill. Stops where the two meet, or where both are so
+    far above 1 that the demands are certainly too high.
+    """
+    num_pools, room = crowd.capacity.shape[0], search.prices.shape[0]
+    highest, num_asked = -1.0, 0
+    caution = 0.0
+    load = np.inf
+    is_mispriced = False
+    while num_asked < room:
+        if num_asked < num_known:
+            for pool in range(num_pools):
+                search.asked[pool] = search.prices[num_asked, pool]
+        else:
+            propose(search, num_pools, 0.0 if is_mispriced else caution)
+        bill = ask(crowd, demand, search, num_asked)
+        if bill > highest:
+            highest = bill
+            for pool in range(num_pools):
+                search.best[pool] = search.asked[pool]
+        num_asked += 1
+        if num_asked < num_known:
+            continue
+        if num_asked == num_known:
+            start_basis(search, num_pools)
+            caution = 0.5
+            load = settle(search, num_pools, num_asked)
+        else:
+            before = load
+            load = settle(search, num_pools, num_asked)
+            is_mispriced = not is_mispriced and load >= before - tolerance
+            if load >= before - tolerance and not is_mispriced:
+                break
+        gap = load - highest
+        if gap <= tolerance or gap < 0.1 * (highest - 1.0 - tolerance):
+            break
+    read_weights(search, num_pools, num_asked)
+    return num_asked, load, highest
+
+
+@compiled_entry(_TABLES)
+def find_bill(
+    crowd: Crowd, demand: FloatArray, prices: FloatArray, price: FloatArray, slope: FloatArray
+) -> float:
+    """What serving the demands costs at given prices, and what a little more of each would."""
+    set_prices(crowd, prices, price)
+    bill = 0.0
+    for one in range(demand.shape[0]):
+        low, high, time_low, time_high, rise = cheapest(crowd.rates, price, one, demand[one])
+        slope[one] = crowd.gang[one] * rise
+        cost = time_low * price[low] + time_high * price[high]
+        bill += crowd.gang[one] * crowd.num_jobs[one] * cost
+    return bill
+
+
+@compiled_entry(_TABLES)
+def mix_purchases(
+    crowd: Crowd, demand: FloatArray, search: Search, num_asked: int, shares: FloatArray
+) -> None:
+    """The time of one job of each class on each column, mixed over the questions."""
+    for question in range(num_asked):
+        weight = search.weight[question]
+        if weight > 0.0:
+            set_prices(crowd, search.prices[question], search.price)
+            for one in range(demand.shape[0]):
+                low, high, time_low, time_high, _ = cheapest(
+                    crowd.rates, search.price, one, demand[one]
+                )
+                shares[one, low] += weight * time_low
+                shares[one, high] += weight * time_high

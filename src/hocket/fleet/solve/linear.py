@@ -1,0 +1,196 @@
+"""The class program as a plain linear program, for sums, for pairs, and as a second opinion.
+
+Variables are the summed time of each class on each column, alone and in pairs. Solved by HiGHS
+(Huangfu and Hall, Mathematical Programming Computation 2018) through scipy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.errors import NoFeasiblePlanError
+from hocket.fleet.solve.crowd import Crowd
+from hocket.fleet.solve.prices import Duals
+
+Counts = NDArray[np.int64]
+
+_LARGE = 300
+"""Rows."""
+
+if TYPE_CHECKING:
+    from hocket.fleet.solve.sharing import PairColumns
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Program:
+    """Who may run where, alone and two on a device."""
+
+    crowd: Crowd
+    pairs: FloatArray | None = None
+    """``[class a, class b, column]``: progress of a beside b."""
+    columns: PairColumns | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Solved:
+    """The summed time of classes, and what rows are worth."""
+
+    level: float
+    alone: FloatArray
+    """``[class, column]``."""
+    together: FloatArray
+    """One per pair column."""
+    pair_value: float
+    """Part of the sum that is earned in pairs."""
+    bound: float
+    """What no answer exceeds, by the duals."""
+    duals: Duals
+
+
+def solve(program: Program, *, base: FloatArray, slope: FloatArray, near: float) -> Solved:
+    """The highest level at which every class makes ``base + slope x level`` progress per job.
+
+    Levels and demands may be of any size, and the solver's tolerances are absolute: ``near`` is a
+    level of the right size to measure in.
+    """
+    num_jobs = np.asarray(program.crowd.num_jobs)
+    parts = _Parts(program)
+    matrix = parts.matrix(level_column=num_jobs * slope * near)
+    # Demands that no longer rise are met already, to the last digit: they leave room for rounding.
+    owed = np.where(slope > 0.0, base, base * (1.0 - 1e-9))
+    limits = np.concatenate([-num_jobs * owed, num_jobs, program.crowd.capacity])
+    value = np.zeros(matrix.shape[1])
+    value[-1] = 1.0
+    demand = base + slope * near
+    unit = np.where(demand > 0.0, demand, parts.fastest)
+    return parts.answer(value, matrix, limits, unit, near)
+
+
+def maximise(program: Program, step_value: FloatArray, need: FloatArray) -> Solved:
+    """The most summed value of progress ``[class, column]``, each job making ``need``."""
+    num_jobs = np.asarray(program.crowd.num_jobs)
+    parts = _Parts(program)
+    matrix = parts.matrix(level_column=np.zeros(len(num_jobs)))
+    limits = np.concatenate([-num_jobs * need, num_jobs, program.crowd.capacity])
+    alone = (step_value * program.crowd.rates)[parts.one, parts.at]
+    together = parts.pair_values(step_value)
+    value = np.concatenate([alone, together, [0.0]])
+    unit = np.where(need > 0.0, need, parts.fastest)
+    return parts.answer(value, matrix, limits, unit, float(value.max(initial=1e-300)))
+
+
+class _Parts:
+    """Rows: demands of classes, times of classes, devices of pools; then the level's column."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.one, self.at = np.nonzero(np.asarray(program.crowd.rates) > 0.0)
+        fastest = program.crowd.rates.max(axis=1, initial=0.0)
+        self.fastest = np.where(fastest > 0.0, fastest, 1.0)
+
+    def matrix(self, level_column: FloatArray) -> Any:
+        from scipy.sparse import csc_array
+
+        crowd = self.program.crowd
+        num_classes, num_pools = len(crowd.gang), len(crowd.capacity)
+        one, at = self.one, self.at
+        single = np.arange(len(one))
+        rows = [one, num_classes + one, 2 * num_classes + crowd.pool_of[at]]
+        values = [-crowd.rates[one, at], np.ones(len(one)), crowd.gang[one]]
+        places = [single, single, single]
+        num_columns = len(one)
+        columns = self.program.columns
+        if columns is not None and self.program.pairs is not None:
+            a, b, j = columns.class_a, columns.class_b, columns.column
+            pair = num_columns + np.arange(len(a))
+            ones = np.ones(len(a))
+            rows += [a, b, num_classes + a, num_classes + b, 2 * num_classes + crowd.pool_of[j]]
+            rates = self.program.pairs
+            values += [-rates[a, b, j], -rates[b, a, j], ones, ones, crowd.gang[a]]
+            places += [pair] * 5
+            num_columns += len(a)
+        rows.append(np.arange(num_classes))
+        values.append(level_column)
+        places.append(np.full(num_classes, num_columns))
+        return csc_array(
+            (np.concatenate(values), (np.concatenate(rows), np.concatenate(places))),
+            shape=(2 * num_classes + num_pools, num_columns + 1),
+        )
+
+    def pair_values(self, step_value: FloatArray) -> FloatArray:
+        columns, pairs = self.program.columns, self.program.pairs
+        if columns is None or pairs is None:
+            return np.zeros(0)
+        a, b, j = columns.class_a, columns.class_b, columns.column
+        return np.asarray(step_value[a, j] * pairs[a, b, j] + step_value[b, j] * pairs[b, a, j])
+
+    def answer(
+        self, value: FloatArray, matrix: Any, limits: FloatArray, unit: FloatArray, large: float
+    ) -> Solved:
+        """Solve, and read the result back into classes and columns.
+
+        ``unit`` is the size of a demand per job, ``large`` that of the sum or of the level.
+        """
+        from scipy.sparse import diags_array
+
+        crowd = self.program.crowd
+        num_classes, num_single = len(crowd.gang), len(self.one)
+        is_level = value[-1] > 0.0
+        row_unit = np.concatenate([crowd.num_jobs * unit, crowd.num_jobs, crowd.capacity])
+        cost = -value if is_level else -value / large
+        result = _highs(cost, diags_array(1.0 / row_unit) @ matrix, limits / row_unit)
+        worth = np.maximum(-result.ineqlin.marginals, 0.0) / row_unit
+        bound = self._bound(cost, matrix, limits, worth) * large
+        time = np.maximum(result.x[:-1], 0.0)
+        alone = np.zeros(crowd.rates.shape)
+        alone[self.one, self.at] = time[:num_single]
+        together = time[num_single:]
+        # The solver keeps limits to seven digits, which is not enough for devices.
+        filled = (matrix @ np.append(time, 0.0) / row_unit)[num_classes:]
+        over = max(1.0, float(filled.max()))
+        return Solved(
+            level=float(result.x[-1]) * large if is_level else 0.0,
+            alone=alone / over,
+            together=together / over,
+            pair_value=float(value[num_single:-1] @ together) / over,
+            bound=bound,
+            duals=Duals(
+                worth=worth[:num_classes] * large,
+                rent=worth[num_classes : 2 * num_classes] * large,
+                price=worth[2 * num_classes :] * large,
+            ),
+        )
+
+    def _bound(
+        self, cost: FloatArray, matrix: Any, limits: FloatArray, worth: FloatArray
+    ) -> float:
+        """What the duals prove, whatever the solver says: no time exceeds that of a class."""
+        if cost[-1] < 0.0:
+            # The level has no limit of its own, so its column must balance exactly.
+            worth = worth / max(float((matrix.T @ worth)[-1]), 1e-300)
+        unpaid = np.maximum(-cost - matrix.T @ worth, 0.0)[:-1]
+        longest = self.program.crowd.num_jobs[self.one]
+        if self.program.columns is not None:
+            others = self.program.crowd.num_jobs[self.program.columns.class_a]
+            longest = np.concatenate([longest, others])
+        return float(limits @ worth + unpaid @ longest)
+
+
+def _highs(cost: FloatArray, matrix: Any, limits: FloatArray) -> Any:
+    from scipy.optimize import linprog
+
+    # Interior points are quicker on large programs, the simplex method on small ones.
+    methods = ("highs-ds", "highs-ipm") if len(limits) < _LARGE else ("highs-ipm", "highs-ds")
+    for method in methods:
+        result = linprog(cost, A_ub=matrix, b_ub=limits, method=method)
+        if result.status == 0:
+            return result
+    raise NoFeasiblePlanError(
+        f"the allocation program has no answer: {result.message}",
+        hint="check throughputs and numbers of devices for extreme values",
+    )

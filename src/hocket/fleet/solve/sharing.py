@@ -1,0 +1,227 @@
+"""Levels where two jobs may share a device: the class program with pairs, columns by price.
+
+Narayanan et al. (OSDI 2020, section 3.1) give every pair of jobs its own variable, n(n+1)/2 of
+them. Summed over classes, a variable per pair of classes and column is exact, and a pair that does
+no more than two jobs taking turns is never needed. Where many classes are left, the program starts
+with the pairs that pay at the prices of the answer without sharing, and takes in what its own duals
+ask for until none pays. One program of 2 x classes + pools rows per round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.fleet.allocation import SharedTime, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.solve.crowd import Crowd
+from hocket.fleet.solve.ladder import DemandAt
+from hocket.fleet.solve.linear import Duals, Program, Solved, solve
+from hocket.fleet.solve.prices import PairTime, Rung, highest_rung
+from hocket.fleet.solve.setup import Setup
+
+Counts = NDArray[np.int64]
+
+_MAX_STEPS = 20
+_MAX_GENERATIONS = 30
+_FEW = 6000
+"""Pairs of classes that are all taken in at once."""
+_PER_CLASS = 2
+_ENOUGH = 1e-6
+"""Relative gap at which no more pairs are looked for."""
+_SAME = 1e-8
+_PAYS = 1e-9
+"""Dual value below which a row has none."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairRates:
+    """What classes do beside each other."""
+
+    rates: FloatArray
+    """``[class a, class b, column]``: progress of a job of a beside one of b, in the unit of a."""
+    profile_of: Counts
+    """The profile of each class."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairColumns:
+    """Pairs of classes, a no later than b, on a column."""
+
+    class_a: Counts
+    class_b: Counts
+    column: Counts
+
+    def __len__(self) -> int:
+        return len(self.class_a)
+
+    def joined(self, other: PairColumns) -> PairColumns:
+        """The columns of both, each once."""
+        return _columns(
+            np.concatenate([self.class_a, other.class_a]),
+            np.concatenate([self.class_b, other.class_b]),
+            np.concatenate([self.column, other.column]),
+        )
+
+
+def pair_rates(market: Market, setup: Setup, rates: FloatArray) -> PairRates:
+    """Rates of pairs of classes; 0 where they may not share a device, or had better take turns."""
+    assert market.pairs is not None
+    first = setup.classes.first
+    profile = market.pairs.profile_of[first]
+    unit = market.usable_steps_per_s[first].max(axis=1) / np.maximum(
+        rates[first].max(axis=1), 1e-300
+    )
+    can_meet = market.gang[first][:, None] == market.gang[first][None, :]
+    single = np.flatnonzero(setup.classes.num_jobs < 2)
+    can_meet[single, single] = False
+    scale = 1.0 / np.where(unit > 0.0, unit, np.inf)
+    result = np.empty((len(first), len(first), market.num_kinds))
+    for kind in range(market.num_kinds):
+        beside = market.pairs.steps_per_s[profile[:, None], profile[None, :], kind]
+        beside = beside * scale[:, None]
+        alone = np.where(setup.crowd.rates[:, kind] > 0.0, setup.crowd.rates[:, kind], np.inf)
+        relative = beside / alone[:, None]
+        pays = can_meet & (relative + relative.T > 1.0 + _PAYS) & (beside > 0.0) & (beside.T > 0.0)
+        result[:, :, kind] = np.where(pays, beside, 0.0)
+    return PairRates(rates=result, profile_of=profile)
+
+
+def highest_shared_rung(
+    crowd: Crowd, pairs: PairRates, demand_at: DemandAt, cap: FloatArray, warm: Warm | None
+) -> Rung:
+    """Climb as high as the devices allow where jobs may share them."""
+    alone = highest_rung(crowd, demand_at, cap, warm)
+    if np.all(alone.demand >= cap * (1.0 - 1e-12)):
+        return replace(alone, pairs=_no_pairs(len(cap)))
+    level = alone.level if warm is None else max(alone.level, warm.level)
+    columns = first_columns(crowd, pairs, alone.duals)
+    tangent = _tangent(demand_at, level)
+    for _ in range(_MAX_STEPS):
+        solved, columns, ceiling = _generate(crowd, pairs, columns, tangent, level)
+        before, level = level, solved.level
+        # At a level where a job is as high as it can be, only what lies above tells who can rise.
+        used, tangent = tangent, _tangent(demand_at, level)
+        is_straight = np.allclose(used[1], tangent[1], rtol=_SAME, atol=0.0)
+        if is_straight or abs(level - before) <= _SAME * level:
+            break
+    demand = demand_at(level)
+    is_stuck = solved.duals.worth * np.maximum(demand, 1e-300) > _PAYS * level
+    return Rung(
+        level=level,
+        demand=demand,
+        shares=solved.alone / crowd.num_jobs[:, None],
+        cap=np.where(is_stuck, demand, cap),
+        ceiling=ceiling,
+        warm=replace(alone.warm, level=level),
+        duals=solved.duals,
+        pairs=pair_time(crowd, pairs, columns, solved),
+    )
+
+
+def _generate(
+    crowd: Crowd,
+    pairs: PairRates,
+    columns: PairColumns,
+    tangent: tuple[FloatArray, FloatArray],
+    level: float,
+) -> tuple[Solved, PairColumns, float]:
+    """Solve, take in the pairs that would pay, and again; with the columns and a bound."""
+    for _ in range(_MAX_GENERATIONS):
+        program = Program(crowd=crowd, pairs=pairs.rates, columns=columns)
+        solved = solve(program, base=tangent[0], slope=tangent[1], near=level)
+        gain = gains(crowd, pairs, solved.duals)
+        unpaid = gain.max(axis=(1, 2), initial=0.0)
+        # Half of what a pair would gain, added to the rent of both, makes the duals feasible.
+        ceiling = solved.bound + 0.5 * float(crowd.num_jobs @ np.maximum(unpaid, 0.0))
+        if ceiling - solved.level <= _ENOUGH * abs(solved.level):
+            break
+        columns = columns.joined(_most_gaining(gain, _PER_CLASS))
+    return solved, columns, ceiling
+
+
+def gains(crowd: Crowd, pairs: PairRates, duals: Duals) -> FloatArray:
+    """``[class a, class b, column]``: what an hour of a pair is worth above what it costs."""
+    gain = np.empty(pairs.rates.shape)
+    for column in range(pairs.rates.shape[2]):
+        earned = pairs.rates[:, :, column] * duals.worth[:, None]
+        price = crowd.gang * duals.price[crowd.pool_of[column]]
+        spent = 0.5 * price + duals.rent
+        np.add(earned, earned.T, out=gain[:, :, column])
+        gain[:, :, column] -= spent[:, None]
+        gain[:, :, column] -= spent[None, :]
+        gain[:, :, column][pairs.rates[:, :, column] <= 0.0] = -np.inf
+    return gain
+
+
+def first_columns(crowd: Crowd, pairs: PairRates, duals: Duals) -> PairColumns:
+    """All pairs where they are few, else the best partners of each class at given prices."""
+    columns = all_columns(pairs)
+    if len(columns) <= _FEW:
+        return columns
+    return _most_gaining(gains(crowd, pairs, duals), _PER_CLASS)
+
+
+def _most_gaining(gain: FloatArray, per_class: int) -> PairColumns:
+    """For every class and column, the partners that gain most, if any gain."""
+    num_classes = gain.shape[0]
+    count = min(per_class, num_classes)
+    best = np.argpartition(-gain, count - 1, axis=1)[:, :count, :]
+    a = np.broadcast_to(np.arange(num_classes)[:, None, None], best.shape)
+    j = np.broadcast_to(np.arange(gain.shape[2])[None, None, :], best.shape)
+    keep = gain[a, best, j] > 0.0
+    return _columns(a[keep], best[keep], j[keep])
+
+
+def _columns(class_a: Counts, class_b: Counts, column: Counts) -> PairColumns:
+    low, high = np.minimum(class_a, class_b), np.maximum(class_a, class_b)
+    rows = np.unique(np.stack([low, high, column], axis=1), axis=0)
+    return PairColumns(class_a=rows[:, 0], class_b=rows[:, 1], column=rows[:, 2])
+
+
+def shared_time(pairs: PairTime, profile_of: Counts) -> SharedTime:
+    """Time in pairs, summed over the classes of each profile."""
+    low = np.minimum(profile_of[pairs.class_a], profile_of[pairs.class_b])
+    high = np.maximum(profile_of[pairs.class_a], profile_of[pairs.class_b])
+    keys, at = np.unique(np.stack([low, high, pairs.column], axis=1), axis=0, return_inverse=True)
+    amount = np.bincount(at.reshape(-1), pairs.amount, len(keys))
+    return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=amount)
+
+
+def all_columns(pairs: PairRates) -> PairColumns:
+    """Every pair of classes that gains by sharing."""
+    class_a, class_b, column = np.nonzero(pairs.rates)
+    keep = class_a <= class_b
+    return PairColumns(class_a=class_a[keep], class_b=class_b[keep], column=column[keep])
+
+
+def _tangent(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]:
+    """Demands near a level as base + slope x level; exact where they are straight above it."""
+    higher = level * (1.0 + 1e-7)
+    demand = demand_at(level)
+    slope = (demand_at(higher) - demand) / (higher - level)
+    return demand - slope * level, slope
+
+
+def pair_time(
+    crowd: Crowd, pairs: PairRates, columns: PairColumns, solved: Solved
+) -> PairTime:
+    """Time in pairs of a solved program, and the progress made in it."""
+    used = np.flatnonzero(solved.together > 1e-12)
+    a, b, j = columns.class_a[used], columns.class_b[used], columns.column[used]
+    amount = solved.together[used]
+    progress = np.bincount(a, amount * pairs.rates[a, b, j], len(crowd.gang))
+    progress += np.bincount(b, amount * pairs.rates[b, a, j], len(crowd.gang))
+    return PairTime(
+        class_a=a, class_b=b, column=j, amount=amount, progress=progress / crowd.num_jobs
+    )
+
+
+def _no_pairs(num_classes: int) -> PairTime:
+    none = np.zeros(0, dtype=np.int64)
+    return PairTime(
+        class_a=none, class_b=none, column=none, amount=np.zeros(0), progress=np.zeros(num_classes)
+    )

@@ -1,0 +1,58 @@
+"""Policies that make a sum large: the class program, solved once, with a bound from its duals."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.fleet.allocation import Allocation
+from hocket.fleet.market import Market
+from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.linear import Program, maximise
+from hocket.fleet.solve.prices import highest_rung
+from hocket.fleet.solve.setup import Setup, set_up, trim
+from hocket.fleet.solve.sharing import all_columns, pair_rates, pair_time, shared_time
+
+
+def best_sum(
+    name: str, market: Market, step_value: FloatArray, needs: FloatArray | None = None
+) -> Allocation:
+    """The largest summed value of steps per second ``[job, kind]``, each job making ``needs``."""
+    needed = np.zeros(market.num_jobs) if needs is None else needs
+    setup = _classes(market, step_value, needed)
+    first = setup.classes.first
+    program = Program(crowd=setup.crowd)
+    if market.pairs is not None:
+        pairs = pair_rates(market, setup, market.usable_steps_per_s)
+        program = Program(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
+    # Doing what a deadline asks for exactly would fail by a rounding error.
+    solved = maximise(program, step_value[first], needed[first] * (1.0 - 1e-12))
+    shares = trim(setup.expand(solved.alone / setup.crowd.num_jobs[:, None]))
+    objective, shared = float((step_value * market.steps_per_s * shares).sum()), None
+    if market.pairs is not None and program.columns is not None:
+        time = pair_time(setup.crowd, pairs, program.columns, solved)
+        shared = shared_time(time, market.pairs.profile_of[first])
+        objective += solved.pair_value
+    return Allocation(
+        policy=name,
+        shares=shares,
+        shared=shared,
+        objective=objective,
+        bound=solved.bound * (1.0 + 2.0 * setup.snapping),
+        notes={"classes": str(len(first))},
+    )
+
+
+def can_serve(market: Market, needs: FloatArray) -> bool:
+    """Whether every job can make ``needs`` steps per second, alone on its devices."""
+    setup = _classes(market, np.zeros((market.num_jobs, 0)), needs)
+    demand = needs[setup.classes.first]
+    rung = highest_rung(setup.crowd, lambda level: np.minimum(level, 1.0) * demand, demand, None)
+    return rung.level >= 1.0 - 1e-9
+
+
+def _classes(market: Market, step_value: FloatArray, needs: FloatArray) -> Setup:
+    """Classes of jobs of equal throughput, value and need; kinds differ in value, so none pool."""
+    marks = np.hstack([step_value, needs[:, None]])
+    ladder = Ladder(rates=market.usable_steps_per_s, marks=marks)
+    return set_up(market, ladder, pools_kinds=False)

@@ -1,0 +1,115 @@
+"""Lexicographic max-min: raise all jobs together, leave those behind that cannot rise, go on.
+
+A job stays behind where it runs all the time on the fastest column that it can still have, or where
+a little more of it costs something at the prices that stopped the others (Bertsekas and Gallager,
+Data Networks, section 6.5.2, for the principle). A pool that has a price is full for good, so jobs
+that rise further do it on pools without one, and there are no more rounds than pools: no integer
+program is needed to find who is stuck. At most ``pools`` searches for prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.fleet.allocation import Allocation, SharedTime, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level
+from hocket.fleet.solve.prices import Rung, highest_rung
+from hocket.fleet.solve.setup import Setup, set_up, trim
+from hocket.fleet.solve.sharing import highest_shared_rung, pair_rates, shared_time
+
+_NOT_HIGHER = 1e-11
+_ROOM = 1e-10
+_MAX_RUNGS = 8
+"""Without sharing no more than kinds of devices are needed, and nearly always one or two."""
+
+
+def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -> Allocation:
+    """The allocation whose lowest job is as high as can be, then the next lowest, and so on."""
+    setup = set_up(market, ladder)
+    rungs = fill(setup, ladder, _search(market, setup, ladder), warm)
+    shares = trim(setup.expand(rungs[-1].shares))
+    progress = (ladder.rates * shares).sum(axis=1)
+    if rungs[-1].pairs is not None:
+        progress = progress + rungs[-1].pairs.progress[setup.classes.of]
+    objective, bound = _measure(setup, ladder, progress, rungs[0].ceiling)
+    return Allocation(
+        policy=name,
+        shares=shares,
+        shared=_shared(market, setup, rungs[-1]),
+        objective=objective,
+        bound=bound,
+        notes=_notes(market, setup, rungs),
+        warm=rungs[0].warm,
+    )
+
+
+def _measure(
+    setup: Setup, ladder: Ladder, progress: FloatArray, ceiling: float
+) -> tuple[float, float]:
+    """The objective of what the jobs get, and its bound, widened by what snapping changed."""
+    classes, slack = setup.classes, 2.0 * setup.snapping + 1e-11
+    demand_at = _demands(setup, ladder, _caps(setup))
+    if ladder.score is None:
+        met = np.full(len(classes.first), np.inf)
+        # What snapping took from a rate is no fault of the answer.
+        np.minimum.at(met, classes.of, progress * (1.0 + slack))
+        return reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
+    best = np.where(setup.can_run, demand_at(ceiling)[classes.of], np.inf)
+    bound = ladder.score(best) * (1.0 - slack if ladder.is_cost else 1.0 + slack)
+    return ladder.score(np.where(setup.can_run, progress, np.inf)), bound
+
+
+def _demands(setup: Setup, ladder: Ladder, cap: FloatArray) -> DemandAt:
+    return ladder.demands(ladder.marks[setup.classes.first], setup.crowd.num_jobs, cap)
+
+
+def _caps(setup: Setup) -> FloatArray:
+    return np.asarray(setup.crowd.rates.max(axis=1, initial=0.0))
+
+
+def fill(
+    setup: Setup,
+    ladder: Ladder,
+    search: Callable[[DemandAt, FloatArray, Warm | None], Rung],
+    warm: Warm | None,
+) -> list[Rung]:
+    """All rungs up to the one from which nobody can rise."""
+    cap = _caps(setup)
+    rungs: list[Rung] = []
+    while True:
+        rung = search(_demands(setup, ladder, cap), cap, warm)
+        rungs.append(rung)
+        can_rise = rung.cap > rung.demand * (1.0 + _NOT_HIGHER)
+        if not can_rise.any() or len(rungs) >= _MAX_RUNGS:
+            return rungs
+        # A hair of room, or rounding would make pools that are full look overfull.
+        cap, warm = np.where(can_rise, rung.cap, rung.demand * (1.0 - _ROOM)), rung.warm
+
+
+def _search(
+    market: Market, setup: Setup, ladder: Ladder
+) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
+    crowd = setup.crowd
+    if market.pairs is None:
+        return lambda demand_at, cap, warm: highest_rung(crowd, demand_at, cap, warm)
+    pairs = pair_rates(market, setup, ladder.rates)
+    return lambda demand_at, cap, warm: highest_shared_rung(crowd, pairs, demand_at, cap, warm)
+
+
+def _shared(market: Market, setup: Setup, rung: Rung) -> SharedTime | None:
+    if market.pairs is None or rung.pairs is None:
+        return None
+    return shared_time(rung.pairs, market.pairs.profile_of[setup.classes.first])
+
+
+def _notes(market: Market, setup: Setup, rungs: list[Rung]) -> dict[str, str]:
+    notes = {"classes": str(len(setup.classes.first)), "levels": str(len(rungs))}
+    left_out = np.flatnonzero(~setup.can_run)
+    if len(left_out):
+        names = ", ".join(market.ids[job] for job in left_out[:20])
+        notes["cannot run"] = names + (", …" if len(left_out) > 20 else "")
+    return notes

@@ -1,0 +1,189 @@
+"""What a search for a division asks, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.software import Software
+from hocket.hardware.cluster import Cluster
+from hocket.plan.parallel import StageCosts
+from hocket.plan.schedule import Schedule
+from hocket.planners.parallelism.pools import Pool, alone, pools_of
+from hocket.transformer import Division, Transformer
+from hocket.transformer.counts import step_flops
+
+SECONDS_PER_HOUR = 3600
+SYNTHESISED = "synthesised"
+"""Name of schedules that are made for given stages."""
+EXPOSED = ("tensor", "other", "pipeline", "data")
+"""Parts of a step that are communication."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Training:
+    """What is trained, on what, and with which program."""
+
+    model: Transformer
+    cluster: Cluster
+    global_batch: int
+    """Sequences per step."""
+    software: Software
+    coefficients: Coefficients
+
+    @cached_property
+    def pools(self) -> tuple[Pool, ...]:
+        """The cluster's accelerators by kind."""
+        return pools_of(self.cluster)
+
+    @cached_property
+    def pool_clusters(self) -> tuple[Cluster, ...]:
+        """The cluster with the devices of one pool alone, for each pool."""
+        return tuple(alone(self.cluster, pool) for pool in self.pools)
+
+    @cached_property
+    def step_flops(self) -> float:
+        """Arithmetic of one step without recomputation: what MFU counts."""
+        return step_flops(self.model, self.global_batch, "model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Where pipeline ranks are: so many of each pool, one pool after the other."""
+
+    pools: tuple[int, ...]
+    """Positions of pools in the cluster."""
+    ranks: tuple[int, ...]
+    """Pipeline ranks on each of them."""
+
+    @property
+    def pool_of_rank(self) -> tuple[int, ...]:
+        """The pool of every rank."""
+        pairs = zip(self.pools, self.ranks, strict=True)
+        return tuple(pool for pool, count in pairs for _ in range(count))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ParallelCandidate:
+    """One division and what is predicted for it."""
+
+    training: Training
+    division: Division
+    stages: Stages
+    estimate_s: float
+    """Step time by the closed form, which chose what is simulated."""
+    parts_s: Mapping[str, float]
+    """What the closed form's step time consists of."""
+    step_s: float
+    """Step time in the event simulator; the closed form's where it was not simulated."""
+    bubble: float
+    """Share of the devices' time in which they wait for other stages."""
+    peak_bytes: tuple[int, ...]
+    """Of one device of each pipeline rank."""
+    simulated: bool
+    feasible: bool
+    reason: str = ""
+    """Why it lost or cannot be used; for the winner, why it won."""
+    schedule: Schedule | None = None
+    costs: StageCosts | None = None
+
+    @property
+    def schedule_name(self) -> str:
+        """The division's schedule, or that one was made for its stages."""
+        own = self.schedule is not None and self.schedule.name == SYNTHESISED
+        return SYNTHESISED if own else self.division.schedule
+
+    @property
+    def cluster(self) -> Cluster:
+        """What it runs on: one pool alone, or all of them."""
+        if len(self.stages.pools) == 1:
+            return self.training.pool_clusters[self.stages.pools[0]]
+        return self.training.cluster
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The device kind of each pipeline rank."""
+        return tuple(self.training.pools[pool].kind.name for pool in self.stages.pool_of_rank)
+
+    @property
+    def capacity_bytes(self) -> tuple[int, ...]:
+        """Usable memory of one device of each pipeline rank."""
+        pools = self.training.pools
+        return tuple(pools[pool].memory_bytes for pool in self.stages.pool_of_rank)
+
+    @property
+    def fullest_rank(self) -> int:
+        """The pipeline rank that lacks most, or has least to spare."""
+        pairs = zip(self.peak_bytes, self.capacity_bytes, strict=True)
+        spare = [capacity - peak for peak, capacity in pairs]
+        return spare.index(min(spare))
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What the fullest rank's devices lack; 0 where all fits."""
+        rank = self.fullest_rank
+        return max(0, self.peak_bytes[rank] - self.capacity_bytes[rank])
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all replicas per second."""
+        return self.training.global_batch * self.training.model.sequence / self.step_s
+
+    @property
+    def mfu(self) -> float:
+        """The model's arithmetic over what the used devices could do at their peak."""
+        return self.training.step_flops / (self.step_s * self._peak_flops)
+
+    @property
+    def _peak_flops(self) -> float:
+        dtype, per_rank = self.training.software.dtype, self._devices_per_rank
+        kinds = [self.training.pools[pool].kind for pool in self.stages.pool_of_rank]
+        return sum(
+            per_rank * kind.peak_flops.get(dtype, max(kind.peak_flops.values())) for kind in kinds
+        )
+
+    @property
+    def _devices_per_rank(self) -> int:
+        return self.division.num_devices // self.division.pipeline
+
+    @property
+    def exposed_share(self) -> float:
+        """Share of the step in which devices wait for communication that nothing hides."""
+        return sum(self.parts_s.get(name, 0.0) for name in EXPOSED) / self.estimate_s
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Dollars per hour of the used devices; None where a price is unknown."""
+        kinds = [self.training.pools[pool].kind for pool in self.stages.pool_of_rank]
+        prices = [kind.price_per_hour * self._devices_per_rank for kind in kinds]
+        return sum(prices) if all(price > 0 for price in prices) else None
+
+    @property
+    def price_per_step(self) -> float | None:
+        """Dollars per step; None where a price is unknown."""
+        hourly = self.price_per_hour
+        return None if hourly is None else hourly * self.step_s / SECONDS_PER_HOUR
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ParallelComparison:
+    """Candidates from the shortest step to the longest, then those that do not fit."""
+
+    training: Training
+    candidates: tuple[ParallelCandidate, ...]
+    chosen: int | None
+    """Index of the winner; None where nothing fits."""
+    why: str
+    """Why it won and what limits it; or what is missing where nothing fits."""
+    num_divisions: int
+    """Divisions that were tried."""
+    num_fitting: int
+    """Those of them that fit by the closed form."""
+    num_simulated: int
+
+    @property
+    def winner(self) -> ParallelCandidate | None:
+        """The chosen candidate."""
+        return None if self.chosen is None else self.candidates[self.chosen]

@@ -1,0 +1,120 @@
+"""One division from a TOML file, to be predicted as it is.
+
+The file names the model (``model = "gpt3-175b"`` or a ``[model]`` table), the cluster (``on``), the
+batch and the degrees (``[division]``); what is left out is 1 or off, and replicas fill the cluster.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hocket import fields
+from hocket.errors import InputFileError
+from hocket.jsonfile import read_bounded
+from hocket.planners.parallelism.rules import broken_rules
+from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Transformer
+from hocket.transformer.files import find_model, model_from_dict
+
+MAX_FILE_BYTES = 1_000_000
+MAX_DEGREE = 1_000_000
+COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
+"""Whole numbers of a division from 1 up."""
+CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """What the file states; names of files and clusters as it spells them."""
+
+    model: Transformer
+    on: str
+    batch: int
+    software: str | None
+    coefficients: Path | None
+    division: Division
+    fills_cluster: bool
+    """Whether the file leaves the data degree to the cluster's size."""
+
+
+def read_configuration(path: str | Path) -> Configuration:
+    """The configuration of a file; raises `InputFileError` that names key and remedy."""
+    path = Path(path)
+    with fields.located(str(path)):
+        return _configuration(_parsed(path), path.parent)
+
+
+def filled(configuration: Configuration, num_groups: int) -> Division:
+    """The division, with as many replicas as tensor-parallel groups allow where none are stated."""
+    division = configuration.division
+    if configuration.fills_cluster:
+        most = num_groups // (division.pipeline * division.context)
+        division = replace(division, data=max(most, 1))
+    return division
+
+
+def check_configuration(model: Transformer, division: Division, where: str) -> None:
+    """Raise `InputFileError` where the division is impossible for the model."""
+    broken = list(broken_rules(model, division))
+    if broken:
+        raise InputFileError("; ".join(broken[:3]), hint="change [division] or batch", where=where)
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    data = read_bounded(path, MAX_FILE_BYTES, lambda head: True, "TOML")
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise InputFileError("is not text in UTF-8", hint="save it as UTF-8") from None
+    except RecursionError:
+        raise InputFileError("is nested too deeply") from None
+    except ValueError as error:  # tomllib's own error, and integers of over 4300 digits
+        text = str(error)[:200]
+        raise InputFileError(
+            f"is not TOML: {text[:1].lower()}{text[1:]}", hint="texts need quotes"
+        ) from None
+
+
+def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
+    top = fields.record(
+        data, "the file", required=("model", "on", "batch", "division"),
+        optional=("software", "coefficients"),
+    )  # fmt: skip
+    model = top["model"]
+    batch = fields.integer(top["batch"], "batch", 1, 2**31 - 1)
+    file = top.get("coefficients")
+    return Configuration(
+        model=model_from_dict(model) if isinstance(model, Mapping) else _named(model),
+        on=fields.text(top["on"], "on"),
+        batch=batch,
+        software=fields.text(top["software"], "software") if "software" in top else None,
+        coefficients=None if file is None else folder / fields.text(file, "coefficients"),
+        division=_division(top["division"], batch),
+        fills_cluster="data" not in top["division"],
+    )
+
+
+def _named(value: object) -> Transformer:
+    return find_model(fields.text(value, "model"))
+
+
+def _division(value: object, batch: int) -> Division:
+    flags = ("sequence_parallel",)
+    table = fields.record(value, "division", optional=(*COUNTS, *CHOICES, *flags, "zero", "layers"))
+    stated: dict[str, Any] = {"global_batch": batch}
+    for key, entry in table.items():
+        place = f"division.{key}"
+        if key in COUNTS:
+            stated[key] = fields.integer(entry, place, 1, MAX_DEGREE)
+        elif key in CHOICES:
+            stated[key] = fields.choice(entry, place, CHOICES[key])
+        elif key in flags:
+            stated[key] = fields.flag(entry, place)
+        elif key == "zero":
+            stated[key] = fields.integer(entry, place, 0, 3)
+        else:
+            stated[key] = tuple(fields.int_column(entry, place, 0, MAX_DEGREE).tolist())
+    return Division(**stated)

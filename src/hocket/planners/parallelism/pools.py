@@ -1,0 +1,108 @@
+"""The accelerators of a cluster by kind and host, as divisions take them.
+
+Tensor-parallel ranks exchange most and so stay on one host: a host of 8 offers two groups of 4 or
+one of 6. Groups of data-parallel replicas and their tensor ranks are of one kind, so that none
+waits for a slower twin; unequal kinds meet at the borders of pipeline stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hocket.errors import UsageError
+from hocket.hardware.cluster import Cluster, Device, DeviceKind
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The accelerators of one kind."""
+
+    kind: DeviceKind
+    hosts: tuple[tuple[Device, ...], ...]
+    """Devices of this kind on each host that has some."""
+
+    @cached_property
+    def num_devices(self) -> int:
+        """Devices of this kind."""
+        return sum(len(devices) for devices in self.hosts)
+
+    @cached_property
+    def per_host(self) -> int:
+        """Devices of the fullest host."""
+        return max(len(devices) for devices in self.hosts)
+
+    @cached_property
+    def memory_bytes(self) -> int:
+        """Usable bytes of the device that has least."""
+        return min(device.memory_bytes for devices in self.hosts for device in devices)
+
+    def num_groups(self, tensor: int) -> int:
+        """How many tensor-parallel groups of a size there are.
+
+        A group that is wider than a host takes whole hosts, all with the same number of devices.
+        """
+        if tensor <= self.per_host:
+            return sum(len(devices) // tensor for devices in self.hosts)
+        if tensor % self.per_host or any(len(d) != self.per_host for d in self.hosts):
+            return 0
+        return self.num_devices // tensor
+
+    def groups(self, tensor: int) -> list[tuple[str, ...]]:
+        """Names of the devices of each tensor-parallel group, host by host."""
+        if tensor > self.per_host:
+            runs = [tuple(device.name for host in self.hosts for device in host)]
+        else:
+            runs = [tuple(device.name for device in host) for host in self.hosts]
+        return [
+            run[start : start + tensor]
+            for run in runs
+            for start in range(0, len(run) - tensor + 1, tensor)
+        ]
+
+
+def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
+    """The pools of a cluster, in order of first appearance; processors only where all are."""
+    devices = [d for d in cluster.devices if not d.kind.is_cpu] or list(cluster.devices)
+    if not devices:
+        raise UsageError("there are no devices to train on", where=cluster.name)
+    found: dict[str, dict[str, list[Device]]] = {}
+    for device in devices:
+        found.setdefault(device.kind.name, {}).setdefault(device.host, []).append(device)
+    return tuple(
+        Pool(
+            next(iter(hosts.values()))[0].kind,
+            tuple(tuple(own) for own in sorted(hosts.values(), key=len, reverse=True)),
+        )
+        for hosts in found.values()
+    )
+
+
+def alone(cluster: Cluster, pool: Pool) -> Cluster:
+    """The cluster without the devices of other pools."""
+    if pool.num_devices == cluster.num_devices:
+        return cluster
+    kept = {device.name for host in pool.hosts for device in host}
+    gone = set(cluster.device_names) - kept
+    return replace(
+        cluster,
+        name=f"{cluster.name} ({pool.kind.name})",
+        devices=tuple(d for d in cluster.devices if d.name in kept),
+        links=tuple(link for link in cluster.links if gone.isdisjoint(link.ends)),
+    )
+
+
+def rank_devices(
+    pools: tuple[Pool, ...], ranks_of_pool: tuple[int, ...], tensor: int, num_groups: int
+) -> tuple[tuple[str, ...], ...]:
+    """Names of the devices of each pipeline rank.
+
+    Pool ``i`` gives the next ``ranks_of_pool[i]`` ranks; each takes ``num_groups`` groups.
+    """
+    found: list[tuple[str, ...]] = []
+    for pool, num_ranks in zip(pools, ranks_of_pool, strict=True):
+        groups = pool.groups(tensor)
+        for rank in range(num_ranks):
+            own = groups[rank * num_groups : (rank + 1) * num_groups]
+            found.append(tuple(name for group in own for name in group))
+    return tuple(found)

@@ -1,0 +1,61 @@
+"""What training programs can run: schedules, ZeRO stages and modes that they have.
+
+A plan for a program that cannot carry it out helps nobody, so that naming one limits the search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hocket.planners.parallelism.enumerate import Limits
+from hocket.transformer import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
+
+
+@dataclass(frozen=True, kw_only=True)
+class Abilities:
+    """What one program can run."""
+
+    schedules: tuple[ScheduleName, ...] = SCHEDULES
+    recomputes: tuple[Recompute, ...] = RECOMPUTES
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    pipelined_zeros: tuple[int, ...] = (0, 1, 2, 3)
+    """ZeRO stages that go together with a pipeline."""
+    fixed: tuple[tuple[str, int], ...] = ()
+
+
+_MEGATRON: tuple[ScheduleName, ...] = ("1f1b", "interleaved")
+PROGRAMS = {
+    # The distributed optimizer, selective recomputation and sequence parallelism came in 2022.
+    "megatron-2021": Abilities(
+        schedules=_MEGATRON, recomputes=("none", "full"), zeros=(0,),
+        fixed=(("sequence_parallel", 0), ("context", 1)),
+    ),
+    "megatron-2022": Abilities(schedules=_MEGATRON, zeros=(0, 1), fixed=(("context", 1),)),
+    # DeepSpeed's pipeline engine refuses to divide gradients, which it sums over microbatches.
+    "megatron-deepspeed": Abilities(
+        schedules=("1f1b",), pipelined_zeros=(0, 1), recomputes=("none", "full"),
+        fixed=(("context", 1), ("sequence_parallel", 0)),
+    ),
+    "deepspeed-zero3": Abilities(
+        schedules=("1f1b",), zeros=(3,), recomputes=("none", "full"),
+        fixed=(("pipeline", 1), ("context", 1), ("sequence_parallel", 0)),
+    ),
+    # Its fully divided modes (FSDP) do not combine with its pipelines.
+    "megatron-core": Abilities(schedules=_MEGATRON, pipelined_zeros=(0, 1)),
+}  # fmt: skip
+"""Programs with limits of their own; others run everything."""
+
+
+def program_limits(limits: Limits, program: str) -> Limits:
+    """The limits, narrowed to what a program can run."""
+    can = PROGRAMS.get(program, Abilities())
+    stated = dict(limits.fixed)
+    return replace(
+        limits,
+        schedules=tuple(name for name in limits.schedules if name in can.schedules),
+        recomputes=tuple(name for name in limits.recomputes if name in can.recomputes),
+        zeros=tuple(zero for zero in limits.zeros if zero in can.zeros),
+        pipelined_zeros=tuple(z for z in limits.pipelined_zeros if z in can.pipelined_zeros),
+        # What the person fixes stands: the plan is then theirs to carry out.
+        fixed=(*limits.fixed, *(pair for pair in can.fixed if pair[0] not in stated)),
+    )

@@ -1,0 +1,167 @@
+"""Candidates of the closed form, checked in the event simulator.
+
+A candidate's stages get their own costs (embedding, output layer and uneven shares included), its
+schedule is carried out action by action, and step time, waiting and memory are those of the
+simulation. Where the layers do not divide, or the ends of the pipeline are heavier, shares of
+layers come from the exact partitioner and are kept where the simulator agrees. O(actions) each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hocket.cost.parallel.stages import stage_costs
+from hocket.errors import NoFeasiblePlanError
+from hocket.plan.parallel import StageCosts
+from hocket.plan.schedule import Schedule
+from hocket.planners.parallelism.candidates import ParallelCandidate
+from hocket.planners.parallelism.enumerate import FOLDED
+from hocket.planners.parallelism.schedules import make_schedule, synthesise
+from hocket.planners.parallelism.uneven import best_layers, even_layers
+from hocket.simulate.pipeline import simulate_pipeline
+from hocket.transformer import Division
+
+AS_SHORT = 0.001
+"""Steps that differ by less are equally long: no prediction is that good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much is simulated; counts, so that the answer does not hang on the machine."""
+
+    num_simulated: int = 200
+    num_balanced: int = 24
+    """Of the best with one stage per rank, how many have their layers divided anew."""
+    num_balanced_chunks: int = 4
+    """The same for those with several stages per rank, which take longer to divide."""
+    num_synthesised: int = 0
+    """Of the best pipelines, how many get a schedule made for them; some seconds each."""
+
+
+def recheck(candidates: Sequence[ParallelCandidate], effort: Effort) -> list[ParallelCandidate]:
+    """The candidates as the simulator sees them: fitting ones by step time, then the others."""
+    seen = ranked([simulated(candidate) for candidate in candidates[: effort.num_simulated]])
+    chosen = _to_balance(seen, effort)
+    better = ranked([balanced(c) if i in chosen else c for i, c in enumerate(seen)])
+    pipelines = [i for i, c in enumerate(better) if c.division.pipeline > 1 and c.feasible]
+    for index in pipelines[: effort.num_synthesised]:
+        better[index] = synthesised(better[index])
+    return ranked([*better, *candidates[effort.num_simulated :]])
+
+
+def _to_balance(candidates: Sequence[ParallelCandidate], effort: Effort) -> set[int]:
+    """Positions of the best candidates with one stage and with several stages per rank."""
+    plain = [i for i, c in enumerate(candidates) if c.division.chunks == 1]
+    others = [i for i, c in enumerate(candidates) if c.division.chunks > 1]
+    return {*plain[: effort.num_balanced], *others[: effort.num_balanced_chunks]}
+
+
+def ranked(candidates: Sequence[ParallelCandidate]) -> list[ParallelCandidate]:
+    """Fitting ones by step time, then the others by what they lack; equals keep their order.
+
+    Of those that are as short as the shortest, the plainest comes first.
+    """
+    order = sorted(candidates, key=lambda c: (not c.feasible, c.lacking_bytes, c.step_s))
+    if not order or not order[0].feasible:
+        return order
+    longest_s = order[0].step_s * (1 + AS_SHORT)
+    equals = [c for c in order if c.feasible and c.step_s <= longest_s]
+    first = min(equals, key=lambda c: _fuss(c.division))
+    return [first, *(candidate for candidate in order if candidate is not first)]
+
+
+def _fuss(division: Division) -> tuple[int, ...]:
+    """What a division asks of a program, the least usual first."""
+    return (
+        division.context,
+        division.schedule not in ("1f1b", "interleaved"),
+        division.zero if division.zero > 1 else 0,
+        division.pipeline,
+        division.tensor,
+        division.chunks,
+        division.zero,
+        division.sequence_parallel,
+    )
+
+
+def simulated(candidate: ParallelCandidate) -> ParallelCandidate:
+    """The candidate with even shares of layers or, on unequal devices, with the best ones."""
+    division, model = candidate.division, candidate.training.model
+    if len(candidate.stages.pools) > 1:
+        return _with_best_layers(candidate)
+    if division.layers is None and model.layers % division.num_stages:
+        division = replace(division, layers=even_layers(model.layers, division.num_stages))
+    return run(candidate, division)
+
+
+def balanced(candidate: ParallelCandidate) -> ParallelCandidate:
+    """The candidate, with other shares of layers where these are shorter and fit."""
+    if candidate.division.num_stages == 1 or not candidate.simulated:
+        return candidate
+    other = _with_best_layers(candidate)
+    if not other.feasible or (candidate.feasible and other.step_s >= candidate.step_s):
+        return candidate
+    return other
+
+
+def synthesised(candidate: ParallelCandidate) -> ParallelCandidate:
+    """The candidate with a schedule made for its stages, where that is shorter.
+
+    ZeRO 2 and 3 drop gathered weights after use, so that their backwards are not split.
+    """
+    assert candidate.schedule is not None
+    assert candidate.costs is not None
+    schedule = synthesise(
+        candidate.costs,
+        candidate.division.num_microbatches,
+        candidate.capacity_bytes,
+        is_folded=candidate.division.schedule in FOLDED,
+        split_backward=candidate.division.zero < 2,
+    )
+    other = _seen(candidate, candidate.division, schedule, candidate.costs)
+    is_better = other.feasible and other.step_s < candidate.step_s * (1 - AS_SHORT)
+    return other if is_better else candidate
+
+
+def _with_best_layers(candidate: ParallelCandidate) -> ParallelCandidate:
+    try:
+        layers = best_layers(candidate)
+    except NoFeasiblePlanError as error:
+        return replace(candidate, feasible=False, reason=error.message)
+    return run(candidate, replace(candidate.division, layers=_or_none(layers)))
+
+
+def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if len(set(layers)) == 1 else layers
+
+
+def run(candidate: ParallelCandidate, division: Division) -> ParallelCandidate:
+    """The candidate with this division, carried out in the simulator."""
+    training = candidate.training
+    costs = stage_costs(
+        training.model, division, candidate.cluster, training.software, training.coefficients,
+        kinds=candidate.kinds,
+    )  # fmt: skip
+    schedule = make_schedule(
+        division.schedule, division.pipeline, division.num_microbatches, division.chunks
+    )
+    return _seen(candidate, division, schedule, costs)
+
+
+def _seen(
+    candidate: ParallelCandidate, division: Division, schedule: Schedule, costs: StageCosts
+) -> ParallelCandidate:
+    """The candidate as the simulator sees this schedule with these costs."""
+    timeline = simulate_pipeline(schedule, costs)
+    seen = replace(
+        candidate,
+        division=division,
+        step_s=timeline.makespan_s,
+        bubble=timeline.bubble_share,
+        peak_bytes=tuple(timeline.peak_bytes.tolist()),
+        simulated=True,
+        schedule=schedule,
+        costs=costs,
+    )
+    return replace(seen, feasible=seen.lacking_bytes == 0, reason="")

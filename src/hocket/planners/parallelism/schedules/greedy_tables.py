@@ -1,0 +1,89 @@
+"""The arrays on which the list scheduler's compiled code works."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+
+
+class PipelineTable(NamedTuple):
+    """A pipeline to schedule."""
+
+    num_microbatches: int
+    stage_of: ByteArray
+    """[device, chunk], in order of the model."""
+    device_of_stage: ByteArray
+    duration_s: FloatArray
+    """[work, stage]."""
+    send_s: FloatArray
+    """From each stage to the next; 0 where both are on one device."""
+    held_bytes: ByteArray
+    """Per stage: what a microbatch takes from its forward on."""
+    whole_bytes: ByteArray
+    """Per device: what a microbatch takes on all its stages."""
+    late_bytes: ByteArray
+    """Per stage: what of this is kept until the gradient of the weights."""
+    room_bytes: ByteArray
+    """Per device: memory for activations."""
+    after_s: FloatArray
+
+
+class PolicyTable(NamedTuple):
+    """How the list scheduler chooses."""
+
+    max_in_flight: ByteArray
+    """Per stage: microbatches after their forward and before their backward."""
+    max_late: ByteArray
+    """Per device: gradients of weights that may wait; beyond it they go first."""
+    preference: int
+    """Of a forward and a backward that are ready: 0 the forward, 1 the backward, 2 by turns."""
+    group: int
+    """So many microbatches pass a chunk before the next chunk has its turn."""
+    deepest_first: int
+    """Whether later chunks go forward first within a group, instead of earlier ones."""
+    follows: int
+    """Whether positions decide instead of preference, group and depth."""
+    position: ByteArray
+    """[forward, input gradient, weight gradient; stage, microbatch]: what is ready and has the
+    least goes first."""
+    patience: float
+    """A device rather waits than begin a gradient of weights if something else arrives within
+    this share of its time."""
+
+
+class GreedyState(NamedTuple):
+    """What has been scheduled so far."""
+
+    num_done: ByteArray
+    """[forward, input gradient, weight gradient; stage]: each stage takes microbatches in order."""
+    end_s: FloatArray
+    """[forward, input gradient; stage, microbatch]."""
+    free_s: FloatArray
+    """Per device: end of its last action."""
+    try_s: FloatArray
+    """Per device: when it next looks for something to do."""
+    used_bytes: ByteArray
+    last_work: ByteArray
+    row_size: ByteArray
+    rows: NDArray[np.int32]
+    """[work, stage, microbatch; device, position]: the actions in order."""
+
+
+def new_state(table: PipelineTable) -> GreedyState:
+    """Room for a schedule of the pipeline."""
+    num_devices, chunks = table.stage_of.shape
+    num_stages, count = num_devices * chunks, table.num_microbatches
+    return GreedyState(
+        num_done=np.zeros((3, num_stages), dtype=np.int64),
+        end_s=np.zeros((2, num_stages, count)),
+        free_s=np.zeros(num_devices),
+        try_s=np.zeros(num_devices),
+        used_bytes=np.zeros(num_devices, dtype=np.int64),
+        last_work=np.zeros(num_devices, dtype=np.int64),
+        row_size=np.zeros(num_devices, dtype=np.int64),
+        rows=np.zeros((3, num_devices, 3 * chunks * count), dtype=np.int32),
+    )

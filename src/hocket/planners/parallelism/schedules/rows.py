@@ -1,0 +1,145 @@
+"""What all schedules are made from: where stages are, and rows of actions put in order.
+
+A row is what one device does. Schedules with one rhythm (a forward, a backward, perhaps a gradient
+of weights per round) differ in how many forwards come first and how late the gradients of weights
+are, so `rounds` makes all of them at once, as arrays over devices. Others state each row's pattern
+and `numbered` finds the microbatches. O(actions), but for the sort of rows that are merged already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import IntArray
+from hocket.plan.schedule import Schedule, Work
+
+Row = NDArray[np.int64]
+"""Codes of one device's actions, see `code`."""
+
+
+def code(work: Work, chunk: int) -> int:
+    """An action without its microbatch as one number."""
+    return chunk * 4 + work
+
+
+def looped(num_devices: int, chunks: int) -> IntArray:
+    """The device of each stage where the model goes round all devices ``chunks`` times."""
+    return np.tile(np.arange(num_devices, dtype=np.int32), chunks)
+
+
+def folded(num_devices: int) -> IntArray:
+    """The device of each stage where the model goes to the last device and back, as a V."""
+    there = np.arange(num_devices, dtype=np.int32)
+    return np.concatenate([there, there[::-1]])
+
+
+def is_folded(device_of_stage: IntArray) -> bool:
+    """Whether stages lie as a V over at least two devices."""
+    num_stages = len(device_of_stage)
+    if num_stages < 4 or num_stages % 2:
+        return False
+    return bool(np.array_equal(device_of_stage, folded(num_stages // 2)))
+
+
+def stages_of_chunks(device_of_stage: IntArray, num_devices: int) -> NDArray[np.int64]:
+    """[device, chunk]: the stages of each device in order of the model."""
+    order = np.argsort(device_of_stage, kind="stable")
+    return order.reshape(num_devices, -1)
+
+
+def rounds(
+    name: str,
+    num_devices: int,
+    num_microbatches: int,
+    groups: Sequence[int],
+    *,
+    chunks: int,
+    warm_up: NDArray[np.int64],
+    weight_lag: NDArray[np.int64] | None = None,
+) -> Schedule:
+    """Looped stages: ``warm_up`` forwards per device, then a forward and a backward by turns.
+
+    Microbatches go in groups: each group passes a device's first chunk, then the next one. With
+    ``weight_lag``, backwards are split, and the gradient of the weights comes that many rounds
+    later.
+    """
+    chunk, microbatch = _forward_order(groups, chunks)
+    count = len(chunk)
+    number = np.arange(count)
+    is_split = weight_lag is not None
+    # Three slots per round: the forward, the backward and the gradient of the weights.
+    keys = [3 * (number - warm_up[:, None]), np.tile(3 * number + 1, (num_devices, 1))]
+    works = [Work.FORWARD, Work.INPUT_GRADIENT if is_split else Work.BACKWARD]
+    if weight_lag is not None:
+        keys.append(3 * (number + weight_lag[:, None]) + 2)
+        works.append(Work.WEIGHT_GRADIENT)
+    order = np.argsort(np.concatenate(keys, axis=1), axis=1, kind="stable")
+    back = chunks - 1 - chunk
+    all_chunks = np.concatenate([chunk, *([back] * (len(works) - 1))])[order]
+    layout = looped(num_devices, chunks)
+    stage = all_chunks * num_devices + np.arange(num_devices)[:, None]
+    return Schedule(
+        name=name,
+        num_microbatches=num_microbatches,
+        device_of_stage=layout,
+        start=(np.arange(num_devices + 1) * order.shape[1]).astype(np.int32),
+        work=np.repeat(np.array(works, dtype=np.int32), count)[order].ravel(),
+        stage=stage.astype(np.int32).ravel(),
+        microbatch=np.tile(microbatch, len(works))[order].astype(np.int32).ravel(),
+    )
+
+
+def _forward_order(
+    groups: Sequence[int], chunks: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Chunk and microbatch of a device's forwards in order; backwards mirror the chunks."""
+    chunk, microbatch, first = [], [], 0
+    for size in groups:
+        chunk.append(np.repeat(np.arange(chunks), size))
+        microbatch.append(np.tile(np.arange(first, first + size), chunks))
+        first += size
+    return np.concatenate(chunk), np.concatenate(microbatch)
+
+
+def from_rows(
+    name: str, num_microbatches: int, device_of_stage: IntArray, rows: Sequence[Row]
+) -> Schedule:
+    """A schedule from one row of codes per device; microbatches beyond the last are left out."""
+    stages = stages_of_chunks(device_of_stage, len(rows))
+    parts = []
+    for row, own in zip(rows, stages, strict=True):
+        microbatch = numbered(row)
+        kept = microbatch < num_microbatches
+        parts.append((row[kept] % 4, own[row[kept] // 4], microbatch[kept]))
+    work, stage, microbatch = (np.concatenate(part) for part in zip(*parts, strict=True))
+    sizes = [len(part[0]) for part in parts]
+    return Schedule(
+        name=name,
+        num_microbatches=num_microbatches,
+        device_of_stage=device_of_stage,
+        start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+        work=work.astype(np.int32),
+        stage=stage.astype(np.int32),
+        microbatch=microbatch.astype(np.int32),
+    )
+
+
+def numbered(row: Row) -> Row:
+    """The microbatch of each action of a row: every chunk takes them in order.
+
+    Backwards count together whether split or not; a gradient of weights belongs to the earliest
+    gradient of inputs of its chunk that has none yet.
+    """
+    work, chunk = row % 4, row // 4
+    microbatch = np.zeros(len(row), dtype=np.int64)
+    for own in range(int(chunk.max(initial=0)) + 1):
+        is_own = chunk == own
+        for is_kind in (work == Work.FORWARD, (work == Work.BACKWARD) | (work == 2)):
+            at = np.flatnonzero(is_own & is_kind)
+            microbatch[at] = np.arange(len(at))
+        split = np.flatnonzero(is_own & (work == Work.INPUT_GRADIENT))
+        microbatch[is_own & (work == Work.WEIGHT_GRADIENT)] = microbatch[split]
+    return microbatch

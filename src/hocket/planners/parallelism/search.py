@@ -1,0 +1,212 @@
+"""Choose how a transformer's training is divided: scan all divisions, simulate the best.
+
+This is PTD-P (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
+Using Megatron-LM", SC 2021) made automatic: instead of rules for tensor, pipeline and data degrees,
+all of them go through a closed form of memory and step time, and the best few hundred through the
+event simulator, which decides. Unequal device kinds are joined as stages of one pipeline.
+O(divisions) array work, then O(actions) per simulated candidate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hocket.cost.parallel.memory import memory
+from hocket.cost.parallel.step import predict
+from hocket.errors import InputFileError, NoFeasiblePlanError
+from hocket.plan.parallel import ParallelPlan
+from hocket.planners.parallelism.candidates import (
+    ParallelCandidate,
+    ParallelComparison,
+    Stages,
+    Training,
+)
+from hocket.planners.parallelism.configuration import (
+    Configuration,
+    check_configuration,
+    filled,
+)
+from hocket.planners.parallelism.enumerate import Limits
+from hocket.planners.parallelism.mixed import scan_mixed
+from hocket.planners.parallelism.pools import rank_devices
+from hocket.planners.parallelism.recheck import Effort, ranked, recheck, run, simulated
+from hocket.planners.parallelism.scan import Scan, scan
+from hocket.planners.parallelism.why import explain, shortage
+from hocket.transformer import Division, Divisions
+
+
+def search(
+    training: Training, limits: Limits | None = None, effort: Effort | None = None
+) -> ParallelComparison:
+    """All divisions within the limits, the best of them simulated, and the one to take."""
+    effort = effort or Effort()
+    limits = limits or default_limits(training)
+    scans = [
+        scan(training, pool, limits, effort.num_simulated) for pool in range(len(training.pools))
+    ]
+    mixed = scan_mixed(training, limits, effort.num_simulated)
+    fitting = [c for pool, s in enumerate(scans) for c in described(training, pool, s.fitting)]
+    fitting += [judged(training, pair.division, pair.stages, pair.estimate_s) for pair in mixed]
+    fitting.sort(key=lambda candidate: candidate.estimate_s)
+    nearly = [c for pool, s in enumerate(scans) for c in described(training, pool, s.nearly)]
+    seen = recheck(fitting[: effort.num_simulated], effort)
+    return _compared(training, scans, [*seen, *ranked(nearly)], len(mixed))
+
+
+def default_limits(training: Training) -> Limits:
+    """Everything, with tensor-parallel groups that stay on one host."""
+    return Limits(max_tensor=max(pool.per_host for pool in training.pools))
+
+
+def _compared(
+    training: Training, scans: list[Scan], candidates: list[ParallelCandidate], num_mixed: int
+) -> ParallelComparison:
+    fits = bool(candidates) and candidates[0].feasible
+    if not fits:
+        smallest = [c for i, s in enumerate(scans) for c in described(training, i, s.smallest)]
+        candidates = ranked([*candidates, *smallest])
+    told = explain(candidates) if fits else shortage(training, candidates)
+    return ParallelComparison(
+        training=training,
+        candidates=tuple(told.candidates),
+        chosen=0 if fits else None,
+        why=told.sentence,
+        num_divisions=sum(s.num_divisions for s in scans) + num_mixed,
+        num_fitting=sum(s.num_fitting for s in scans),
+        num_simulated=sum(candidate.simulated for candidate in candidates),
+    )
+
+
+# ── candidates ───────────────────────────────────────────────────────────────────────────────────
+
+
+def described(training: Training, pool: int, divisions: Divisions) -> list[ParallelCandidate]:
+    """Divisions over the devices of one pool, as the closed forms see them."""
+    if not len(divisions):
+        return []
+    own = training.pools[pool]
+    held = memory(training.model, divisions, training.software).total_bytes
+    prediction = predict(
+        training.model, divisions, training.pool_clusters[pool], training.software,
+        training.coefficients,
+    )  # fmt: skip
+    parts = prediction.parts()
+    return [
+        ParallelCandidate(
+            training=training,
+            division=divisions[i],
+            stages=Stages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
+            estimate_s=float(prediction.step_s[i]),
+            parts_s={name: float(values[i]) for name, values in parts.items()},
+            step_s=float(prediction.step_s[i]),
+            bubble=float(prediction.bubble[i]),
+            peak_bytes=(int(held[i]),) * int(divisions.pipeline[i]),
+            simulated=False,
+            feasible=bool(held[i] <= own.memory_bytes),
+        )
+        for i in range(len(divisions))
+    ]
+
+
+def judged(
+    training: Training, division: Division, stages: Stages, estimate_s: float
+) -> ParallelCandidate:
+    """A division over several pools: parts and memory as the first of them sees it."""
+    (first,) = described(training, stages.pools[0], Divisions.of([division]))
+    scale = estimate_s / first.estimate_s
+    return replace(
+        first,
+        stages=stages,
+        estimate_s=estimate_s,
+        step_s=estimate_s,
+        parts_s={name: scale * value for name, value in first.parts_s.items()},
+    )
+
+
+# ── one division ─────────────────────────────────────────────────────────────────────────────────
+
+
+def single(training: Training, asked: Configuration, where: str) -> ParallelComparison:
+    """One division alone, simulated; ``where`` names its file in errors."""
+    stages, division = _seated(training, asked, where)
+    check_configuration(training.model, division, where)
+    (seen,) = described(training, stages.pools[0], Divisions.of([division]))
+    seen = replace(seen, division=division, stages=stages)
+    seen = simulated(seen) if division.layers is None else run(seen, division)
+    told = explain([seen]) if seen.feasible else shortage(training, [seen])
+    return ParallelComparison(
+        training=training,
+        candidates=tuple(told.candidates),
+        chosen=0 if seen.feasible else None,
+        why=told.sentence,
+        num_divisions=1,
+        num_fitting=int(seen.feasible),
+        num_simulated=1,
+    )
+
+
+def _seated(training: Training, asked: Configuration, where: str) -> tuple[Stages, Division]:
+    """The pools of a division's ranks: one that holds all, else several, large memory first."""
+    pools, tensor = training.pools, asked.division.tensor
+    groups = [pool.num_groups(tensor) for pool in pools]
+    division = filled(asked, max(groups))
+    per_rank = division.data * division.context
+    for index, count in enumerate(groups):
+        if count >= per_rank * division.pipeline:
+            return Stages(pools=(index,), ranks=(division.pipeline,)), division
+    left, used = division.pipeline, []
+    for index in sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i)):
+        ranks = min(left, groups[index] // per_rank)
+        used += [(index, ranks)] if ranks else []
+        left -= ranks
+    if left:
+        raise InputFileError(
+            f"{division.num_devices} devices are needed in groups of {tensor}, "
+            f"but {training.cluster.name} has {training.cluster.num_devices}",
+            hint="lower a degree in [division], or name a larger cluster",
+            where=where,
+        )
+    return Stages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used)), division
+
+
+# ── the plan ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def plan_of(comparison: ParallelComparison) -> ParallelPlan:
+    """The winner as a plan; raises `NoFeasiblePlanError` where nothing fits."""
+    winner = comparison.winner
+    if winner is None:
+        raise NoFeasiblePlanError(
+            comparison.why, hint="more devices, a smaller model, or wider limits (--max-tensor)"
+        )
+    return candidate_plan(winner, comparison.why)
+
+
+def candidate_plan(candidate: ParallelCandidate, why: str = "") -> ParallelPlan:
+    """A simulated candidate as a plan, with its devices."""
+    assert candidate.schedule is not None
+    assert candidate.costs is not None
+    training, division = candidate.training, candidate.division
+    pools = tuple(training.pools[pool] for pool in candidate.stages.pools)
+    per_rank = division.data * division.context
+    return ParallelPlan(
+        model=training.model,
+        cluster=training.cluster,
+        division=division,
+        devices=rank_devices(pools, candidate.stages.ranks, division.tensor, per_rank),
+        schedule=candidate.schedule,
+        costs=candidate.costs,
+        step_s=candidate.step_s,
+        peak_bytes=candidate.peak_bytes,
+        notes={
+            "software": training.software.name,
+            "why": why,
+            "predicted": {
+                "mfu": candidate.mfu,
+                "tokens_per_s": candidate.tokens_per_s,
+                "bubble": candidate.bubble,
+                "estimate_s": candidate.estimate_s,
+                **{f"{name}_s": value for name, value in candidate.parts_s.items()},
+            },
+        },
+    )

@@ -1,0 +1,120 @@
+"""Why a division won, why the others lost, and what is missing where none fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hocket.planners.parallelism.candidates import ParallelCandidate, Training
+from hocket.planners.parallelism.recheck import AS_SHORT
+from hocket.planners.parallelism.shortage import smallest_change
+from hocket.transformer import Division
+from hocket.units import format_bytes, format_percent, format_seconds
+
+PARTS = {
+    "compute": "arithmetic",
+    "bubble": "waiting for other stages",
+    "tensor": "tensor-parallel communication",
+    "pipeline": "transfers between stages",
+    "data": "communication between replicas",
+    "other": "communication of context and expert parallelism",
+    "optimizer": "the optimizer",
+}
+"""What a step's time goes into, in words; names that are not here speak for themselves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Told:
+    """Candidates with their reasons, and the sentence about the choice."""
+
+    candidates: list[ParallelCandidate]
+    sentence: str
+
+
+def label(division: Division) -> str:
+    """A division in one short line: ``t8 p12 d32 b1, interleaved x2, selective, zero 1``."""
+    degrees = [f"t{division.tensor}", f"p{division.pipeline}", f"d{division.data}"]
+    degrees += [f"c{division.context}"] * (division.context > 1)
+    degrees += [f"e{division.expert}"] * (division.expert > 1)
+    words = [" ".join([*degrees, f"b{division.microbatch}"])]
+    if division.pipeline > 1:
+        many = f" x{division.chunks}" if division.chunks > 1 else ""
+        words.append(division.schedule + many)
+    words += [f"{division.recompute} recompute"] * (division.recompute != "none")
+    words += [f"zero {division.zero}"] * (division.zero > 0)
+    words += ["sequence parallel"] * division.sequence_parallel
+    return ", ".join(words)
+
+
+def explain(candidates: list[ParallelCandidate]) -> Told:
+    """Reasons of all candidates, of which the first has won."""
+    best = candidates[0]
+    others = [c for c in candidates[1:] if c.feasible]
+    won = replace(best, reason=_advantage(best, others))
+    told = [won, *(replace(c, reason=_why_lost(c, best)) for c in candidates[1:])]
+    return Told(told, f"chosen because {won.reason}; {limit_sentence(best)}")
+
+
+def limit_sentence(best: ParallelCandidate) -> str:
+    """What takes the winner's time, largest first."""
+    parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
+    shares = [(PARTS.get(name, name), value / best.estimate_s) for name, value in parts]
+    listed = ", ".join(f"{name} {format_percent(share)}" for name, share in shares[:3] if share > 0)
+    rank = best.fullest_rank
+    full = best.peak_bytes[rank] / best.capacity_bytes[rank]
+    return f"its time is {listed}; memory is {format_percent(full)} full on pipeline rank {rank}"
+
+
+def _advantage(best: ParallelCandidate, others: list[ParallelCandidate]) -> str:
+    if not others:
+        return "nothing else fits"
+    shorter = 1 - best.step_s / others[0].step_s
+    if shorter < AS_SHORT:
+        return f"no step is shorter and it is plainer than the next ({label(others[0].division)})"
+    amount = f"{100 * shorter:.1f} %" if shorter < 0.02 else format_percent(shorter)
+    return f"its step is {amount} shorter than the next ({label(others[0].division)})"
+
+
+def _why_lost(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
+    if not candidate.feasible:
+        return lacking(candidate)
+    longer = candidate.step_s / best.step_s - 1
+    if longer < AS_SHORT:
+        return "no shorter, and less plain"
+    amount = f"{100 * longer:.1f} %" if longer < 0.02 else format_percent(longer)
+    return f"{amount} longer: {_cause(candidate, best)}"
+
+
+def _cause(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
+    """What takes more time than in the winner, the largest difference alone."""
+    mine, theirs = _parts_s(candidate), _parts_s(best)
+    more_s = {name: value - theirs.get(name, 0.0) for name, value in mine.items()}
+    name = max(more_s, key=lambda name: more_s[name])
+    if name == "bubble":
+        bubble, instead = format_percent(candidate.bubble), format_percent(best.bubble)
+        return f"bubble {bubble} instead of {instead}"
+    return f"{PARTS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
+
+
+def _parts_s(candidate: ParallelCandidate) -> dict[str, float]:
+    """Parts of the step, with the waiting that the simulator saw."""
+    return {**candidate.parts_s, "bubble": candidate.bubble * candidate.step_s}
+
+
+def lacking(candidate: ParallelCandidate) -> str:
+    """What a candidate that does not fit lacks, and where."""
+    if not candidate.lacking_bytes:
+        return candidate.reason
+    return (
+        f"lacks {format_bytes(candidate.lacking_bytes)} on pipeline rank {candidate.fullest_rank}"
+    )
+
+
+def shortage(training: Training, candidates: list[ParallelCandidate]) -> Told:
+    """What is missing where nothing fits: the division that lacks least, and what would do."""
+    told = [replace(c, reason=lacking(c)) for c in candidates]
+    if not told:
+        sentence = "no division exists within what is asked for"
+        return Told([], f"{sentence}: allow other degrees, another batch or more devices")
+    least = told[0]
+    sentence = f"nothing fits: {label(least.division)} {least.reason}, less than any other"
+    return Told(told, "; ".join([sentence, *smallest_change(training, least)]))

@@ -1,0 +1,61 @@
+"""From a division and its schedule to the job that ranks carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hocket.plan.schedule import Schedule, Work
+from hocket.runtime.parallel.job import Actions, Job
+from hocket.runtime.parallel.refusals import DataProgram, data_program
+from hocket.transformer import Division, Transformer
+
+LETTERS: Mapping[Work, str] = {
+    Work.FORWARD: "F",
+    Work.BACKWARD: "B",
+    Work.INPUT_GRADIENT: "I",
+    Work.WEIGHT_GRADIENT: "W",
+}
+"""How PyTorch's pipelines name what is done."""
+
+
+def make_job(
+    model: Transformer,
+    division: Division,
+    schedule: Schedule,
+    *,
+    data: DataProgram | None = None,
+    **options: Any,
+) -> Job:
+    """The job of a division with its schedule; ``options`` are the remaining fields of `Job`.
+
+    ``data`` overrides the program that is known to give the right gradients.
+    """
+    return Job(
+        model=model,
+        division=division,
+        layers=division.layers or even_layers(model.layers, division.num_stages),
+        actions=actions_of(schedule),
+        device_of_stage=tuple(schedule.device_of_stage.tolist()),
+        data=data or data_program(division, splits_backward=schedule.splits_backward),
+        **options,
+    )
+
+
+def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage, where they are divided evenly; earlier stages get what remains."""
+    least, extra = divmod(num_layers, num_stages)
+    return tuple(least + (stage < extra) for stage in range(num_stages))
+
+
+def actions_of(schedule: Schedule) -> Actions:
+    """By pipeline rank: virtual stage, letter and microbatch of each action."""
+    works, stages = schedule.work.tolist(), schedule.stage.tolist()
+    microbatches, start = schedule.microbatch.tolist(), schedule.start.tolist()
+    return tuple(
+        tuple(
+            (stages[index], LETTERS[Work(works[index])], microbatches[index])
+            for index in range(start[device], start[device + 1])
+        )
+        for device in range(schedule.num_devices)
+    )

@@ -1,0 +1,98 @@
+"""The program of one rank of parallel jobs: ``python -m hocket.runtime.parallel.rank``.
+
+It carries out its jobs one after another with the same other ranks; see `hocket.runtime.rank` for
+the four file descriptors that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, BinaryIO
+
+from hocket.runtime.progress import Progress
+from hocket.runtime.rank import Header, main
+
+if TYPE_CHECKING:
+    import torch
+
+    from hocket.runtime.parallel.job import Job
+    from hocket.runtime.parallel.trainer import Step, Trainer
+    from hocket.runtime.record import StepRecord
+
+_SIGNS_OF_LOSS = ("gloo", "connection closed", "connection reset", "nccl", "broken pipe")
+
+
+def carry_out(
+    header: Header, buffers: list[bytearray], progress: Progress, results: BinaryIO
+) -> None:
+    """Run all jobs of a header and report each step."""
+    del buffers
+    import torch
+
+    from hocket.runtime.connect import join_group
+    from hocket.runtime.parallel.job import Job
+
+    torch.set_num_threads(header["threads"])
+    device = torch.device(header["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    join_group(header, device)
+    try:
+        for index, job in enumerate(header["jobs"]):
+            _run_job(index, Job.from_dict(job), device, progress, results)
+    except RuntimeError as error:
+        if _lost_another(error):
+            from hocket.runtime.ranks import CommunicationError
+
+            raise CommunicationError(f"lost another rank: {error}") from error
+        raise
+
+
+def _run_job(
+    index: int, job: Job, device: torch.device, progress: Progress, results: BinaryIO
+) -> None:
+    from hocket.runtime.parallel.trainer import Trainer
+    from hocket.runtime.wire import raw, write_frame
+
+    trainer = Trainer(job, device, progress.move)
+    for number in range(1, job.steps + 1):
+        record = _record(trainer, trainer.step(number))
+        if number == 1 and job.wants_gradients:
+            gradients = trainer.gradients()
+            header = {"what": "gradients", "job": index, "names": list(gradients)}
+            write_frame(results, header, [raw(value) for value in gradients.values()])
+        plain, arrays = record.to_arrays()
+        step = {"what": "step", "job": index, "number": number, "record": plain}
+        write_frame(results, step, arrays)
+
+
+def _record(trainer: Trainer, step: Step) -> StepRecord:
+    """A step as runs write it down: actions by their number in the schedule."""
+    import torch.distributed as dist
+
+    from hocket.runtime.record import StepRecord
+
+    record = StepRecord(start_s=step.start_s, end_s=step.end_s, loss=step.loss)
+    if step.peak_bytes:
+        record.peak_bytes[dist.get_rank()] = step.peak_bytes
+    if not trainer.data_rank and not trainer.tensor_rank:
+        first = sum(len(row) for row in trainer.job.actions[: trainer.pipeline_rank])
+        record.op_start_s.update(enumerate(step.action_start_s, first))
+        record.op_end_s.update(enumerate(step.action_end_s, first))
+    return record
+
+
+def _lost_another(error: BaseException) -> bool:
+    """Whether an error only tells that another rank is gone."""
+    texts = [f"{type(found).__name__} {found}".lower() for found in _causes(error)]
+    return any(sign in text for text in texts for sign in _SIGNS_OF_LOSS)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+if __name__ == "__main__":
+    main(carry_out)

@@ -1,0 +1,162 @@
+"""A parallel run from beginning to end: refuse, check at toy size, train, compare."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from hocket.errors import UsageError
+from hocket.plan.parallel import ParallelPlan
+from hocket.plan.schedule import Work
+from hocket.runtime.parallel.check import Agreement, check_division
+from hocket.runtime.parallel.fits import require_memory
+from hocket.runtime.parallel.jobs import make_job
+from hocket.runtime.parallel.pipeline import require_pipelining
+from hocket.runtime.parallel.refusals import refuse
+from hocket.runtime.parallel.spawn import Backend, OnStart, OnStep, run_jobs
+from hocket.runtime.record import StepRecord
+from hocket.runtime.supervise import SILENCE_S
+
+ParallelBackend = Literal["auto", "gloo", "nccl"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelOptions:
+    """How a parallel plan is carried out."""
+
+    steps: int = 1
+    backend: ParallelBackend = "auto"
+    seed: int = 0
+    threads: int | None = None
+    """Threads of each process on processors; None shares the cores among them."""
+    checks: bool = True
+    """Whether the division is first compared with one device at toy size."""
+    dtype: str | None = None
+    """Type of weights and activations; None: float32 on processors, bfloat16 on GPUs."""
+    silence_s: float = SILENCE_S
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ParallelRunResult:
+    """What happened, beside what was predicted."""
+
+    backend: str
+    runs_on: Mapping[str, str]
+    """By device of the plan: what it was carried out on."""
+    losses: tuple[float, ...]
+    step_s: tuple[float, ...]
+    predicted_step_s: float
+    predicted_busy_s: tuple[float, ...]
+    """Of one device of each pipeline rank, in a step."""
+    measured_busy_s: tuple[float, ...]
+    """The same in the step of middle length; empty on GPUs, whose actions are not timed."""
+    peak_bytes: Mapping[str, int]
+    """By device, on GPUs."""
+    agreement: Agreement | None
+    """How far the division is from one device at toy size, where that was checked."""
+
+    @property
+    def median_step_s(self) -> float:
+        """Middle time of all steps but the first, which warms up, where there are more."""
+        return statistics.median(self.step_s[1:] or self.step_s)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every loss is a number."""
+        return all(math.isfinite(loss) for loss in self.losses)
+
+
+def run_parallel(
+    plan: ParallelPlan,
+    options: ParallelOptions,
+    *,
+    on_start: OnStart = lambda process_ids: None,
+    on_step: OnStep = lambda number, record: None,
+) -> ParallelRunResult:
+    """Carry out a parallel plan for some steps; ``on_step`` is told each one when it is done.
+
+    Refuses what PyTorch cannot do or does wrongly, and what this machine has no room for.
+    """
+    require_pipelining()
+    refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
+    backend = choose_backend(options.backend, plan.division.num_devices)
+    dtype = options.dtype or ("bfloat16" if backend == "nccl" else "float32")
+    if backend == "gloo":
+        require_memory(plan.model, plan.division, getattr(torch, dtype))
+    agreement = check_division(plan) if options.checks else None
+    names = [name for devices in plan.devices for name in devices]
+    job = make_job(
+        plan.model, plan.division, plan.schedule,
+        steps=options.steps, seed=options.seed, dtype=dtype,
+    )  # fmt: skip
+    (result,) = run_jobs(
+        [job],
+        names,
+        backend=backend,
+        threads=options.threads or max(1, (os.cpu_count() or 1) // len(names)),
+        silence_s=options.silence_s,
+        on_start=on_start,
+        on_step=on_step,
+    )
+    middle = sorted(result.records, key=lambda record: record.step_s)[len(result.records) // 2]
+    return ParallelRunResult(
+        backend=backend,
+        runs_on={n: f"cuda:{rank}" if backend == "nccl" else "cpu" for rank, n in enumerate(names)},
+        losses=result.losses,
+        step_s=tuple(record.step_s for record in result.records),
+        predicted_step_s=plan.step_s,
+        predicted_busy_s=predicted_busy_s(plan),
+        measured_busy_s=_measured_busy_s(plan, middle),
+        peak_bytes={names[rank]: size for rank, size in middle.peak_bytes.items()},
+        agreement=agreement,
+    )
+
+
+def choose_backend(wanted: ParallelBackend, num_devices: int) -> Backend:
+    """NCCL where this machine has a GPU for each device, else gloo."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "nccl" and num_gpus < num_devices:
+        raise UsageError(
+            f"the plan takes {num_devices} devices, this machine has {num_gpus} CUDA devices",
+            hint="use --backend gloo for processes on the processor, or export the plan and start "
+            "it with torchrun on several machines",
+        )
+    if wanted == "auto":
+        return "nccl" if num_devices <= num_gpus else "gloo"
+    return wanted
+
+
+def predicted_busy_s(plan: ParallelPlan) -> tuple[float, ...]:
+    """How long one device of each pipeline rank computes in a step."""
+    costs = plan.costs
+    backward = [i + w for i, w in zip(costs.input_gradient_s, costs.weight_gradient_s, strict=True)]
+    takes = {
+        Work.FORWARD: costs.forward_s,
+        Work.BACKWARD: backward,
+        Work.INPUT_GRADIENT: costs.input_gradient_s,
+        Work.WEIGHT_GRADIENT: costs.weight_gradient_s,
+    }
+    schedule = plan.schedule
+    works, stages, start = schedule.work.tolist(), schedule.stage.tolist(), schedule.start.tolist()
+    return tuple(
+        math.fsum(takes[Work(works[n])][stages[n]] for n in range(start[rank], start[rank + 1]))
+        for rank in range(schedule.num_devices)
+    )
+
+
+def _measured_busy_s(plan: ParallelPlan, record: StepRecord) -> tuple[float, ...]:
+    if not record.op_start_s:
+        return ()
+    start = plan.schedule.start.tolist()
+    return tuple(
+        math.fsum(
+            record.op_end_s[n] - record.op_start_s[n] for n in range(start[rank], start[rank + 1])
+        )
+        for rank in range(plan.schedule.num_devices)
+    )

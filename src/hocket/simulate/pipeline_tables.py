@@ -1,0 +1,69 @@
+"""The arrays on which the pipeline simulator's compiled code works."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray
+
+
+class ActionTable(NamedTuple):
+    """A schedule: the actions of device i are those from ``start[i]`` to ``start[i + 1]``."""
+
+    start: IntArray
+    work: IntArray
+    stage: IntArray
+    microbatch: IntArray
+    device_of_stage: IntArray
+
+
+class StageTable(NamedTuple):
+    """What stages cost."""
+
+    duration_s: FloatArray
+    """[work, stage]."""
+    change_bytes: ByteArray
+    """[work, stage]: what an action takes at its start, or, negative, gives back at its end."""
+    send_s: FloatArray
+    """From each stage to the next."""
+
+
+class Progress(NamedTuple):
+    """What has happened so far."""
+
+    cursor: ByteArray
+    """Per device: its next action."""
+    pending: ByteArray
+    """Devices that may have something to do, as a stack; its size stands at the end."""
+    is_pending: ByteArray
+    free_s: FloatArray
+    """Per device: end of its last action."""
+    held_bytes: ByteArray
+    peak_bytes: ByteArray
+    busy_s: FloatArray
+    forward_end_s: FloatArray
+    """[stage, microbatch] as one row; negative while it has not run."""
+    backward_end_s: FloatArray
+    """As `forward_end_s`, for the gradient of the inputs, alone or with that of the weights."""
+    start_s: FloatArray
+    end_s: FloatArray
+
+
+def new_progress(actions: ActionTable, num_cells: int) -> Progress:
+    """Nothing has happened; ``num_cells`` are stages times microbatches."""
+    num_devices, num_actions = len(actions.start) - 1, len(actions.work)
+    return Progress(
+        cursor=actions.start[:-1].astype(np.int64),
+        pending=np.zeros(num_devices + 1, dtype=np.int64),
+        is_pending=np.zeros(num_devices, dtype=np.int64),
+        free_s=np.zeros(num_devices),
+        held_bytes=np.zeros(num_devices, dtype=np.int64),
+        peak_bytes=np.zeros(num_devices, dtype=np.int64),
+        busy_s=np.zeros(num_devices),
+        forward_end_s=np.full(num_cells, -1.0),
+        backward_end_s=np.full(num_cells, -1.0),
+        start_s=np.zeros(num_actions),
+        end_s=np.zeros(num_actions),
+    )

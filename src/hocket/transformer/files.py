@@ -1,0 +1,189 @@
+"""Find a transformer by name or file: a preset, a TOML file, an HF ``config.json``, or a graph.
+
+TOML files state the keys of `Transformer`; what most GPTs share may be left out. All files are read
+strictly: unknown keys and impossible figures are refused with the key's name.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from hocket import fields
+from hocket.errors import InputFileError, UsageError, did_you_mean
+from hocket.jsonfile import looks_like_json, parse_json, read_bounded
+from hocket.transformer.hf import from_hf_config
+from hocket.transformer.shape import Experts, MlpKind, Transformer
+
+PRESETS = Path(__file__).parent / "presets"
+"""Folder of the models that come with hocket."""
+MAX_SIZE = 2**31 - 1
+_MAX_TOML_BYTES = 1_000_000
+_MAX_JSON_BYTES = 512 * 2**20
+_REQUIRED = ("hidden", "layers", "heads", "vocabulary", "sequence")
+_OPTIONAL = (
+    "name", "kv_heads", "head_width", "mlp_width", "mlp", "tied_embeddings", "learned_positions",
+    "biases", "dropout", "experts", "source",
+)  # fmt: skip
+_MLPS = ("gelu", "swiglu")
+
+
+def find_model(text: str) -> Transformer:
+    """The model of a preset name or of a file."""
+    lower = text.strip().lower()
+    if lower in preset_names():
+        return read_model(PRESETS / f"{lower}.toml")
+    path = Path(text)
+    if path.suffix in (".toml", ".json", ".gz") or _is_file(path):
+        return read_model(path)
+    raise UsageError(
+        f"unknown model {text[:100]!r}",
+        hint=f"{did_you_mean(lower, preset_names())} or give a TOML file, a config.json or a graph",
+    )
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """Names of the models that come with hocket."""
+    return tuple(sorted(path.stem for path in PRESETS.glob("*.toml")))
+
+
+def read_model(path: str | Path) -> Transformer:
+    """The model of a TOML file, an HF ``config.json`` or a graph; raises `InputFileError`."""
+    path = Path(path)
+    where = str(path)
+    with fields.located(where):
+        if path.suffix == ".toml":
+            data = read_bounded(path, _MAX_TOML_BYTES, lambda head: True, "TOML")
+            return model_from_dict(_parse_toml(data), default_name=path.stem)
+        data = read_bounded(path, _MAX_JSON_BYTES, looks_like_json)
+        value = fields.mapping(parse_json(data, where), "the file")
+        if "model_type" in value:
+            return from_hf_config(value, name=_config_name(path))
+        if "schema" in value:
+            return _from_graph_file(value)
+    raise InputFileError(
+        "is neither a model's config.json (no key 'model_type') nor a graph (no key 'schema')",
+        hint=f"describe the model in a TOML file with {', '.join(_REQUIRED)}",
+        where=where,
+    )
+
+
+def model_from_dict(data: Mapping[str, Any], default_name: str = "model") -> Transformer:
+    """The model of a mapping in the schema of the TOML files."""
+    fields.record(data, "the model", required=_REQUIRED, optional=_OPTIONAL)
+    hidden, heads = _size(data, "hidden"), _size(data, "heads")
+    mlp = cast(MlpKind, fields.choice(data.get("mlp", "gelu"), "mlp", _MLPS))
+    if mlp == "swiglu" and "mlp_width" not in data:
+        raise fields.missing("the model", "mlp_width", "a gated MLP has no usual width: state it")
+    model = Transformer(
+        name=fields.text(data.get("name", default_name), "name")[:100],
+        hidden=hidden,
+        layers=_size(data, "layers"),
+        heads=heads,
+        kv_heads=_size(data, "kv_heads", heads),
+        head_width=_size(data, "head_width", hidden // heads),
+        mlp_width=_size(data, "mlp_width", 4 * hidden),
+        mlp=mlp,
+        vocabulary=_size(data, "vocabulary"),
+        sequence=_size(data, "sequence"),
+        tied_embeddings=_flag(data, "tied_embeddings"),
+        learned_positions=_flag(data, "learned_positions"),
+        biases=_flag(data, "biases"),
+        dropout=_flag(data, "dropout"),
+        experts=_experts(data["experts"]) if "experts" in data else None,
+        source=fields.text(data.get("source", ""), "source"),
+    )
+    check_model(model)
+    return model
+
+
+def model_to_dict(model: Transformer) -> dict[str, Any]:
+    """A mapping that `model_from_dict` reads back to an equal model."""
+    data = {key: getattr(model, key) for key in (*_REQUIRED, *_OPTIONAL)}
+    if model.experts is None:
+        del data["experts"]
+    else:
+        data["experts"] = dict(vars(model.experts))
+    return data
+
+
+def check_model(model: Transformer) -> None:
+    """Refuse shapes that no transformer has."""
+    if model.heads % model.kv_heads:
+        raise InputFileError(
+            f"{model.heads} heads cannot share {model.kv_heads} heads of keys and values",
+            hint="kv_heads must divide heads",
+        )
+    if model.head_width < 1:
+        raise InputFileError("there are more heads than hidden has elements", hint="lower heads")
+    experts = model.experts
+    if experts is None:
+        return
+    if experts.active > experts.count:
+        raise InputFileError(
+            f"each token visits {experts.active} of {experts.count} experts",
+            hint="experts.active must not exceed experts.count",
+        )
+    if experts.dense_layers >= model.layers:
+        raise InputFileError(
+            f"{experts.dense_layers} of {model.layers} layers are dense",
+            hint="leave out [experts] where no layer has any",
+        )
+
+
+def _experts(data: Any) -> Experts:
+    required, optional = ("count", "active", "mlp_width"), ("shared_width", "dense_layers")
+    table = fields.record(data, "experts", required=required, optional=optional)
+    sizes = {key: fields.integer(table[key], f"experts.{key}", 1, MAX_SIZE) for key in required}
+    rest = {
+        key: fields.integer(table[key], f"experts.{key}", 0, MAX_SIZE)
+        for key in optional
+        if key in table
+    }
+    return Experts(**sizes, **rest)
+
+
+def _from_graph_file(value: Mapping[str, Any]) -> Transformer:
+    from hocket.graph.files import graph_from_dict
+    from hocket.transformer.captured import from_graph
+
+    return from_graph(graph_from_dict(value, ""))
+
+
+def _size(data: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = data[key] if default is None else data.get(key, default)
+    # A width that was derived may be 0 where heads exceed hidden; `check_model` says so.
+    return value if value is default and value == 0 else fields.integer(value, key, 1, MAX_SIZE)
+
+
+def _flag(data: Mapping[str, Any], key: str) -> bool:
+    return fields.flag(data.get(key, True), key)
+
+
+def _parse_toml(data: bytes) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise InputFileError("is not text in UTF-8", hint="save it as UTF-8") from None
+    except RecursionError:
+        raise InputFileError("is nested too deeply") from None
+    except ValueError as error:  # tomllib's own error, and integers of over 4300 digits
+        text = str(error)[:200]
+        raise InputFileError(
+            f"is not TOML: {text[:1].lower()}{text[1:]}", hint="texts need quotes"
+        ) from None
+
+
+def _config_name(path: Path) -> str:
+    return path.absolute().parent.name if path.stem == "config" else path.stem
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a path, or a null character
+        return False

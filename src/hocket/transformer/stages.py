@@ -1,0 +1,27 @@
+"""Layers of each virtual stage, and the pipeline rank that each stage is on."""
+
+from __future__ import annotations
+
+from hocket.transformer.division import Division
+from hocket.transformer.shape import Transformer
+
+_V_SHAPED = ("zb-v", "v-half", "dualpipe-v")
+
+
+def stage_layers(model: Transformer, division: Division) -> tuple[int, ...]:
+    """Layers of each virtual stage; where they do not divide, the first stages have one more."""
+    if division.layers is not None:
+        return division.layers
+    even, rest = divmod(model.layers, division.num_stages)
+    return tuple(even + (stage < rest) for stage in range(division.num_stages))
+
+
+def stage_ranks(division: Division) -> tuple[int, ...]:
+    """The pipeline rank of each virtual stage: round after round, or down and up again (V)."""
+    pipeline = division.pipeline
+    ranks = []
+    for stage in range(division.num_stages):
+        turn, rank = divmod(stage, pipeline)
+        goes_back = division.schedule in _V_SHAPED and turn % 2 == 1
+        ranks.append(pipeline - 1 - rank if goes_back else rank)
+    return tuple(ranks)

@@ -1,0 +1,275 @@
+"""Readers of public files of measurements, in the form in which they were collected.
+
+Each reader knows one file, takes its columns as they are, and states what the file leaves open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from hocket.cost.parallel.softwares import find_software
+from hocket.errors import InputFileError
+from hocket.transformer import Division
+from hocket.transformer.counts import step_flops
+from hocket.validation.public_dgx import (
+    dgx2_2020,
+    dgx_a100_2020,
+    h100_strong_scaling,
+    h100_weak_scaling,
+    nemo_float8,
+)
+from hocket.validation.records import Record, division_of, gpt_of
+from hocket.validation.rows import Measured
+from hocket.validation.tables import gpt, read_records
+
+_GIB = 2**30
+"""What the driver's tool calls a gigabyte."""
+
+
+def read_public(data_dir: Path) -> dict[str, list[Measured]]:
+    """The tables of all known files under a folder; files that are not there are left out."""
+    if not data_dir.is_dir():
+        raise InputFileError("no such folder", where=str(data_dir))
+    tables: dict[str, list[Measured]] = {}
+    for name, (file, read) in READERS.items():
+        path = data_dir / file
+        if path.is_file():
+            tables[name] = _rows(name, path, read)
+    return tables
+
+
+def _rows(name: str, path: Path, read: Callable[[Record], list[Measured]]) -> list[Measured]:
+    rows = []
+    for number, record in enumerate(read_records(path), start=1):
+        try:
+            found = read(record)
+        except (KeyError, ValueError, TypeError, ArithmeticError) as error:
+            raise InputFileError(
+                f"row {number} cannot be read: {error}",
+                hint="the file is not the one that this reader knows",
+                where=str(path),
+            ) from None
+        rows += [replace(row, table=name, row=f"{number} {row.row}".strip()) for row in found]
+    return rows
+
+
+# ── Selene ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sc21_table1(record: Record) -> list[Measured]:
+    return [_selene(record, row=record["model"], chunks=int(record["v"]))]
+
+
+def _sc21_table2(record: Record) -> list[Measured]:
+    if record["scheme"] != "PTD-P":
+        return []
+    # Its throughputs fall with the number of microbatches as they do without interleaving.
+    return [_selene(record, row=f"{record['params_billion']}B on {record['n_gpus']}")]
+
+
+def _sc21_zero3(record: Record) -> list[Measured]:
+    if record["scheme"] != "ZeRO-3":
+        return []
+    row = _selene(record, row=f"{record['params_billion']}B on {record['n_gpus']}")
+    return [
+        replace(
+            row, division=replace(row.division, zero=3), software=find_software("deepspeed-zero3")
+        )
+    ]
+
+
+def _selene(record: Record, row: str, chunks: int = 1) -> Measured:
+    return Measured(
+        table="",
+        row=row,
+        model=gpt_of(record),
+        division=division_of(record, chunks=chunks, recompute="full"),
+        cluster="selene",
+        software=find_software("megatron-2021"),
+        step_s=float(record["iter_time_s"]),
+    )
+
+
+def _january_2021(record: Record) -> list[Measured]:
+    """Degrees and microbatches as in the table of April, without interleaving."""
+    model_parallel, num_devices = int(record["model_parallel_size"]), int(record["n_gpus"])
+    tensor = min(model_parallel, 8)
+    microbatches = {"1.7B": 16, "3.6B": 16, "7.5B": 16, "18B": 8, "39B": 4, "76B": 2, "145B": 2}
+    model = gpt(
+        hidden=int(record["hidden"]), layers=int(record["layers"]), heads=int(record["heads"]),
+        sequence=2048, vocabulary=51200,
+    )  # fmt: skip
+    batch = int(record["global_batch"])
+    flops = step_flops(model, batch, "hardware-full-recompute")
+    return [
+        Measured(
+            table="",
+            row=record["model"],
+            model=model,
+            division=Division(
+                tensor=tensor,
+                pipeline=model_parallel // tensor,
+                data=num_devices // model_parallel,
+                microbatch=microbatches.get(record["model"], 1),
+                global_batch=batch,
+                recompute="full",
+            ),
+            cluster="selene",
+            software=replace(find_software("megatron-2021"), scatters_activations=False),
+            step_s=flops / (float(record["tflops_per_gpu"]) * 1e12 * num_devices),
+        )
+    ]
+
+
+def _korthikanti(record: Record) -> list[Measured]:
+    common = {**record, "seq": "2048", "vocab": "51200", "dp": "1"}
+    row = Measured(
+        table="",
+        row=f"{record['model']} full recompute",
+        model=gpt_of(common),
+        division=division_of(common, chunks=int(record["v"]), recompute="full"),
+        cluster="selene",
+        software=find_software("megatron-2022"),
+        step_s=float(record["iter_full_recompute_s"]),
+    )
+    both = replace(
+        row,
+        row=f"{record['model']} sequence parallel, selective recompute",
+        division=replace(row.division, recompute="selective", sequence_parallel=True),
+        step_s=float(record["iter_seqpar_selective_s"]),
+    )
+    return [row, both]
+
+
+def _mt_nlg(record: Record) -> list[Measured]:
+    common = {
+        **record, "hidden": "20480", "layers": "105", "heads": "128", "seq": "2048",
+        "vocab": "51200", "microbatch": "1",
+    }  # fmt: skip
+    return [
+        Measured(
+            table="",
+            row=f"on {record['n_gpus']}",
+            model=gpt_of(common),
+            division=division_of(common, recompute="full", zero=1),
+            cluster="selene",
+            software=find_software("megatron-deepspeed"),
+            step_s=float(record["iter_time_s"]),
+        )
+    ]
+
+
+# ── BLOOM ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bloom(record: Record) -> list[Measured]:
+    """Rows without a time, without memory and not out of memory say nothing and are left out."""
+    is_oom = record["oom"] == "1"
+    step_s = float(record["iter_time_s"]) if record["iter_time_s"] else None
+    memory = float(record["mem_gb_max"]) * _GIB if record["mem_gb_max"] else None
+    if not is_oom and step_s is None and memory is None:
+        return []
+    division = division_of(record, recompute="full", zero=int(record["zero_stage"]))
+    if division.num_devices != int(record["n_gpus"]):
+        return []  # a slip in the source: its degrees need another number of devices
+    sums_in_float32 = "fp32" in record["precision"]
+    return [
+        Measured(
+            table="",
+            row=f"line {record['source_line']}",
+            model=gpt_of(record),
+            division=replace(
+                division, layers=bloom_stages(int(record["layers"]), division.pipeline)
+            ),
+            cluster="jean-zay",
+            software=replace(
+                find_software("megatron-deepspeed"),
+                dtype="float16" if record["precision"] == "fp16" else "bfloat16",
+                gradient_bytes=4 if sums_in_float32 else 2,
+                # DeepSpeed's optimizer for bfloat16 keeps the gradients that it has summed.
+                spare_gradient_bytes=2 if sums_in_float32 else 0,
+            ),
+            step_s=step_s,
+            memory_bytes=memory,
+            is_oom=is_oom,
+        )
+    ]
+
+
+def bloom_stages(layers: int, pipeline: int) -> tuple[int, ...] | None:
+    """Layers per stage: None where even, one less at both ends, or full stages and a rest."""
+    if layers % pipeline == 0:
+        return None
+    if (layers + 2) % pipeline == 0:
+        inner = (layers + 2) // pipeline
+        return (inner - 1, *[inner] * (pipeline - 2), inner - 1)
+    full = -(-layers // pipeline)
+    num_full = layers // full
+    rest = [layers - num_full * full] if layers > num_full * full else []
+    # Stages that would stay empty take a layer from the full ones.
+    stages = [full] * num_full + rest
+    while len(stages) < pipeline:
+        stages[stages.index(max(stages))] -= 1
+        stages.append(1)
+    return tuple(stages)
+
+
+# ── vTrain ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _vtrain(record: Record, cluster: str, recompute: str) -> list[Measured]:
+    common = {
+        "hidden": record["hidden size"],
+        "layers": record["# layers"],
+        "heads": record["attention heads"],
+        "seq": record["sequence length"],
+        "vocab": "51200",
+        "tp": record["tensor parallelism"],
+        "dp": record["data parallelism"],
+        "pp": record["pipeline parallelism"],
+        "microbatch": record["micro batch"],
+        "global_batch": record["global batch"],
+    }
+    return [
+        Measured(
+            table="",
+            row="",
+            model=gpt_of(common),
+            division=division_of(common, recompute=recompute),
+            cluster=cluster,
+            # Megatron's own pipeline: that of DeepSpeed would send whole activations between hosts.
+            software=find_software("megatron-2021"),
+            step_s=float(record["iteration time (ms)"]) / 1e3,
+        )
+    ]
+
+
+def _vtrain_single(record: Record) -> list[Measured]:
+    # Its best rows would reach 61 % of the peak if they computed the layers twice.
+    return _vtrain(record, "vtrain-host", "none")
+
+
+def _vtrain_multi(record: Record) -> list[Measured]:
+    # Its large microbatches fit no GPU of that time unless layers are computed again.
+    return _vtrain(record, "vtrain", "full")
+
+
+READERS: Mapping[str, tuple[str, Callable[[Record], list[Measured]]]] = {
+    "sc21-table1": ("megatron_sc21_table1.csv", _sc21_table1),
+    "sc21-table2": ("megatron_sc21_table2.csv", _sc21_table2),
+    "sc21-zero3": ("megatron_sc21_table2.csv", _sc21_zero3),
+    "megatron-january-2021": ("megatron_readme_jan2021.csv", _january_2021),
+    "korthikanti-table5": ("korthikanti_table5.csv", _korthikanti),
+    "mt-nlg": ("mt_nlg_530b.csv", _mt_nlg),
+    "h100-weak-scaling": ("megatron_h100_weak_scaling.csv", h100_weak_scaling),
+    "h100-strong-scaling": ("megatron_h100_strong_scaling.csv", h100_strong_scaling),
+    "nemo-h100-float8": ("nemo_2407_h100_fp8.csv", nemo_float8),
+    "dgx-a100-2020": ("megatron_readme_2020_dgx.csv", dgx_a100_2020),
+    "dgx2-v100-2020": ("megatron_readme_2020_dgx.csv", dgx2_2020),
+    "bloom": ("bloom_176b_topology_search.csv", _bloom),
+    "vtrain-multi": ("vtrain/ground_truth_multi.csv", _vtrain_multi),
+    "vtrain-single": ("vtrain/ground_truth_single.csv", _vtrain_single),
+}
+"""Name of each table, its file and the reader of its rows."""

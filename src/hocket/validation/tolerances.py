@@ -1,0 +1,89 @@
+"""How far off predictions may be, table by table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hocket.validation.validate import Part
+
+MIN_GROUPS = 4
+"""Fewer groups of alternatives make no mean worth judging; the worst of them still counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """Largest errors that pass; None where a table is shown but does not fail."""
+
+    zero_shot_mean: float | None = 0.15
+    calibrated_mean: float | None = 0.07
+    calibrated_p95: float | None = 0.18
+    memory_mean: float | None = 0.06
+    """Of calibrated overheads, or of formulas where the table counts memory."""
+    mean_regret: float | None = 0.02
+    max_regret: float | None = 0.10
+    runs_per_false_alarm: int = 60
+    """One run in so many may be taken for one that does not fit."""
+
+    def violations(self, part: Part, is_calibrated: bool) -> list[str]:
+        """What of the scores is outside, in sentences."""
+        checks = self._calibrated(part) if is_calibrated else self._zero_shot(part)
+        found = [
+            f"{what} is {value:.1%}, allowed {limit:.1%}"
+            for what, value, limit in checks
+            if limit is not None and value > limit
+        ]
+        return found + (self._out_of_memory(part) if is_calibrated else [])
+
+    def _zero_shot(self, part: Part) -> list[tuple[str, float, float | None]]:
+        return [("mean error", part.step.mean, self.zero_shot_mean)] if part.step else []
+
+    def _calibrated(self, part: Part) -> list[tuple[str, float, float | None]]:
+        checks: list[tuple[str, float, float | None]] = []
+        if part.step:
+            checks.append(("mean error", part.step.mean, self.calibrated_mean))
+            checks.append(("95th percentile of the error", part.step.p95, self.calibrated_p95))
+        if part.ranking:
+            if part.ranking.groups >= MIN_GROUPS:
+                checks.append(("mean regret", part.ranking.mean_regret, self.mean_regret))
+            checks.append(("largest regret", part.ranking.max_regret, self.max_regret))
+        if part.memory:
+            checks.append(("mean error of memory", part.memory.mean, self.memory_mean))
+        return checks
+
+    def _out_of_memory(self, part: Part) -> list[str]:
+        score = part.out_of_memory
+        if score is None:
+            return []
+        found = []
+        if score.missed:
+            found.append(f"{score.missed} of {score.ran_out} runs out of memory are not foreseen")
+        allowed = -(-score.ran // self.runs_per_false_alarm)
+        if score.false_alarms > allowed:
+            found.append(f"{score.false_alarms} of {score.ran} runs are wrongly said not to fit")
+        return found
+
+
+_TRANSFER = Tolerance(calibrated_mean=None, calibrated_p95=None, mean_regret=None, max_regret=None)
+"""Judged only where nothing was measured: other programs than the site was calibrated with."""
+_SHOWN = replace(_TRANSFER, zero_shot_mean=None)
+_H100 = replace(_TRANSFER, zero_shot_mean=0.25)
+"""Microbatches and chunks are not published: nothing to calibrate with."""
+_TOLERANCES = {
+    "vtrain-single": Tolerance(calibrated_mean=0.10, calibrated_p95=None),
+    "h100-weak-scaling": _H100,
+    "h100-strong-scaling": _H100,
+    "korthikanti-memory": Tolerance(memory_mean=0.05),
+    "sc21-zero3": _TRANSFER,
+    "mt-nlg": _TRANSFER,
+    "megatron-january-2021": _TRANSFER,
+    "dgx-a100-2020": _TRANSFER,
+    "dgx2-v100-2020": _SHOWN,
+    "nemo-h100-float8": _SHOWN,
+}
+
+
+def tolerance_of(table: str) -> Tolerance:
+    """The tolerance of a table."""
+    return _TOLERANCES.get(table, Tolerance())

@@ -1,0 +1,226 @@
+"""What there is to tell about divisions and parallel plans, worked out once for text and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.plan.parallel import ParallelPlan
+from hocket.simulate.pipeline import PipelineTimeline
+from hocket.transformer import Division
+from hocket.units import format_percent, format_seconds
+from hocket.view.names import inert
+from hocket.view.wording import dollars
+
+if TYPE_CHECKING:
+    from hocket.planners.parallelism.candidates import ParallelCandidate, ParallelComparison
+
+HOURS_PER_DAY = 24
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of the table of candidates."""
+
+    title: str
+    values: tuple[str, ...]
+    is_number: bool = True
+    rank: int = 0
+    """The higher, the sooner it is dropped where the width is short."""
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether no candidate has anything here."""
+        return not any(value not in ("", "–") for value in self.values)
+
+
+def fields_of(candidates: tuple[ParallelCandidate, ...]) -> list[Field]:
+    """The columns of the table of candidates but the memory, those that say nothing left out."""
+    divisions = [candidate.division for candidate in candidates]
+
+    def whole(name: str, *, skip: int = 0) -> tuple[str, ...]:
+        numbers = [getattr(division, name) for division in divisions]
+        return tuple("" if set(numbers) == {skip} else str(number) for number in numbers)
+
+    def told(text: Any) -> tuple[str, ...]:
+        return tuple(text(candidate) for candidate in candidates)
+
+    columns = [
+        Field("on", kinds_text(candidates), is_number=False, rank=1),
+        Field("tensor", whole("tensor")),
+        Field("pipe", whole("pipeline")),
+        Field("data", whole("data")),
+        Field("context", whole("context", skip=1)),
+        Field("expert", whole("expert", skip=1)),
+        Field("micro", whole("microbatch"), rank=3),
+        Field(
+            "schedule",
+            told(lambda c: schedule_text(c.division, c.schedule_name)),
+            is_number=False,
+            rank=1,
+        ),
+        Field("recompute", whole("recompute"), is_number=False, rank=2),
+        Field("zero", whole("zero"), rank=4),
+        Field("step", told(lambda c: format_seconds(c.step_s))),
+        Field("tokens/s", told(lambda c: f"{c.tokens_per_s:,.0f}"), rank=5),
+        Field("MFU", told(lambda c: format_percent(c.mfu)), rank=1),
+        Field("bubble", told(lambda c: format_percent(c.bubble)), rank=2),
+        Field("exposed", told(lambda c: format_percent(c.exposed_share)), rank=6),
+        Field("per day", told(price_text), rank=7),
+    ]
+    return [column for column in columns if not column.says_nothing]
+
+
+def kinds_text(candidates: tuple[ParallelCandidate, ...]) -> tuple[str, ...]:
+    """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind; nothing where all are alike."""
+    if not candidates or len(candidates[0].training.pools) == 1:
+        return ("",) * len(candidates)
+    texts = []
+    for candidate in candidates:
+        pairs = zip(candidate.stages.pools, candidate.stages.ranks, strict=True)
+        names = [(candidate.training.pools[pool].kind.name, ranks) for pool, ranks in pairs]
+        texts.append(" + ".join(f"{ranks} {inert(name)}" for name, ranks in names))
+    return tuple(texts)
+
+
+def schedule_text(division: Division, name: str) -> str:
+    """``interleaved x4``, or nothing where there is no pipeline."""
+    if division.pipeline == 1:
+        return "–"
+    return inert(name) + (f" x{division.chunks}" if division.chunks > 1 else "")
+
+
+def price_text(candidate: ParallelCandidate) -> str:
+    """Dollars per day, or nothing where prices are unknown."""
+    hourly = candidate.price_per_hour
+    return "" if hourly is None else dollars(hourly * HOURS_PER_DAY)
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def candidate_dict(candidate: ParallelCandidate) -> dict[str, Any]:
+    """A candidate as ``--json`` prints it."""
+    division = asdict(candidate.division)
+    return {
+        **{name: value for name, value in division.items() if name != "layers"},
+        "schedule": candidate.schedule_name,
+        "layers": list(candidate.division.layers) if candidate.division.layers else None,
+        "kinds": [
+            {"kind": candidate.training.pools[pool].kind.name, "ranks": ranks}
+            for pool, ranks in zip(candidate.stages.pools, candidate.stages.ranks, strict=True)
+        ],
+        "num_devices": candidate.division.num_devices,
+        "num_microbatches": candidate.division.num_microbatches,
+        "step_s": candidate.step_s,
+        "estimate_s": candidate.estimate_s,
+        "tokens_per_s": candidate.tokens_per_s,
+        "mfu": candidate.mfu,
+        "peak_bytes": max(candidate.peak_bytes),
+        "rank_peak_bytes": list(candidate.peak_bytes),
+        "bubble": candidate.bubble,
+        "exposed": candidate.exposed_share,
+        "price_per_step": candidate.price_per_step,
+        "price_per_hour": candidate.price_per_hour,
+        "simulated": candidate.simulated,
+        "feasible": candidate.feasible,
+        "reason": candidate.reason,
+    }
+
+
+def comparison_dict(comparison: ParallelComparison, top: int) -> dict[str, Any]:
+    """A comparison as ``--json`` prints it, with the first ``top`` candidates and misfits."""
+    training, winner = comparison.training, comparison.winner
+    return {
+        "model": training.model.name,
+        "cluster": {"name": training.cluster.name, "hash": training.cluster.content_hash},
+        "software": training.software.name,
+        "global_batch": training.global_batch,
+        "num_divisions": comparison.num_divisions,
+        "num_fitting": comparison.num_fitting,
+        "num_simulated": comparison.num_simulated,
+        "chosen": None if winner is None else candidate_dict(winner) | parts_dict(winner),
+        "candidates": [candidate_dict(candidate) for candidate in shown(comparison, top)],
+        "why": comparison.why,
+    }
+
+
+def parts_dict(candidate: ParallelCandidate) -> dict[str, Any]:
+    """What the closed form's step time consists of."""
+    return {"breakdown": {f"{name}_s": value for name, value in candidate.parts_s.items()}}
+
+
+def shown(comparison: ParallelComparison, top: int) -> tuple[ParallelCandidate, ...]:
+    """The first ``top`` that fit, and a few that do not."""
+    fitting = [c for c in comparison.candidates if c.feasible]
+    others = [c for c in comparison.candidates if not c.feasible]
+    num_others = min(len(others), max(top // 3, 1)) if fitting else top
+    return (*fitting[:top], *others[:num_others])
+
+
+# ── plans ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFacts:
+    """One pipeline rank: what it has, does and holds."""
+
+    rank: int
+    kind: str
+    num_devices: int
+    first_device: str
+    stages: tuple[int, ...]
+    num_layers: int
+    busy_share: float
+    state_bytes: int
+    peak_bytes: int
+    capacity_bytes: int
+
+
+def rank_facts(plan: ParallelPlan, timeline: PipelineTimeline) -> list[RankFacts]:
+    """Facts of each pipeline rank."""
+    devices = {device.name: device for device in plan.cluster.devices}
+    layers = plan.division.layers or (
+        (plan.model.layers // plan.division.num_stages,) * plan.division.num_stages
+    )
+    step_s = timeline.makespan_s or 1.0
+    found = []
+    for rank, names in enumerate(plan.devices):
+        home = plan.schedule.device_of_stage.tolist()
+        stages = tuple(stage for stage, device in enumerate(home) if device == rank)
+        found.append(
+            RankFacts(
+                rank=rank,
+                kind=devices[names[0]].kind.name,
+                num_devices=len(names),
+                first_device=names[0],
+                stages=stages,
+                num_layers=sum(layers[stage] for stage in stages),
+                busy_share=float(timeline.busy_s[rank] + timeline.after_s[rank]) / step_s,
+                state_bytes=plan.costs.state_bytes[rank],
+                peak_bytes=int(timeline.peak_bytes[rank]),
+                capacity_bytes=min(devices[name].memory_bytes for name in names),
+            )
+        )
+    return found
+
+
+def plan_numbers(plan: ParallelPlan) -> Mapping[str, float]:
+    """Numbers that the plan's maker noted: parts of the step, MFU, prices."""
+    noted = plan.notes.get("predicted", {})
+    if not isinstance(noted, Mapping):
+        return {}
+    return {str(k): float(v) for k, v in noted.items() if isinstance(v, (int, float))}
+
+
+def step_parts(plan: ParallelPlan) -> dict[str, float]:
+    """What the step's time consists of by the closed form, largest first."""
+    parts = {
+        name.removesuffix("_s"): value
+        for name, value in plan_numbers(plan).items()
+        if name.endswith("_s")
+        and name not in ("step_s", "estimate_s", "tokens_per_s")
+        and value > 0
+    }
+    return dict(sorted(parts.items(), key=lambda part: -part[1]))

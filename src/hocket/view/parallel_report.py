@@ -1,0 +1,213 @@
+"""The report of a parallel plan: one HTML file that needs nothing else and runs no script.
+
+Candidates, the picture of the pipeline, what the step's time goes into, and memory per rank.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from hocket import __version__
+from hocket.atomic import write_atomically
+from hocket.plan.parallel import ParallelPlan
+from hocket.planners.parallelism.why import PARTS, label
+from hocket.simulate.pipeline import PipelineTimeline, simulate_pipeline
+from hocket.units import format_bytes, format_percent, format_seconds
+from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.parallel import (
+    RankFacts,
+    fields_of,
+    plan_numbers,
+    rank_facts,
+    shown,
+    step_parts,
+)
+from hocket.view.picture import picture_css
+from hocket.view.pipeline import pipeline_svg
+from hocket.view.report import LOGO, fill, policy, template
+from hocket.view.sections import Cell, Head, Html, bar, legend, section, stack, table
+from hocket.view.wording import of_capacity, sentence
+
+if TYPE_CHECKING:
+    from hocket.planners.parallelism.candidates import ParallelCandidate, ParallelComparison
+
+NUM_CANDIDATES = 20
+MAX_RANKS = 64
+
+
+def parallel_report_html(plan: ParallelPlan, comparison: ParallelComparison | None = None) -> str:
+    """The report as one HTML text."""
+    timeline = simulate_pipeline(plan.schedule, plan.costs)
+    css = picture_css() + template("report.css")
+    title = f"{inert(plan.model.name)} on {inert(plan.cluster.name)}"
+    facts = rank_facts(plan, timeline)
+    why = plan.notes.get("why", "")
+    lead = inert(why, LONGEST_SENTENCE) if isinstance(why, str) and why else label(plan.division)
+    values = {
+        "policy": policy(css, ""),
+        "generator": f"hocket {__version__}",
+        "title": escape(title),
+        "icon": "data:image/svg+xml," + quote(LOGO),
+        "css": css,
+        "logo": LOGO,
+        "lead": escape(sentence(lead)),
+        "stats": _stats(plan, timeline, facts),
+        "candidates": _candidates(comparison),
+        "pipeline": _pipeline(timeline),
+        "parts": _parts(plan, timeline),
+        "ranks": _ranks(facts),
+        "plan": _plan(plan),
+        "footer": escape(f"Predicted by simulation with hocket {__version__}."),
+    }
+    return fill(template("parallel.html"), values)
+
+
+def write_parallel_report(
+    path: str | Path, plan: ParallelPlan, comparison: ParallelComparison | None = None
+) -> None:
+    """Write the report to a file."""
+    write_atomically(path, parallel_report_html(plan, comparison).encode())
+
+
+# ── sections ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _stats(plan: ParallelPlan, timeline: PipelineTimeline, facts: list[RankFacts]) -> str:
+    division, numbers = plan.division, plan_numbers(plan)
+    tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
+    full = max(facts, key=lambda fact: fact.peak_bytes / max(fact.capacity_bytes, 1))
+    entries = [
+        ("Step", format_seconds(timeline.makespan_s), f"{tokens:,.0f} tokens per second"),
+        ("Bubble", format_percent(timeline.bubble_share), "of the devices' time"),
+        (
+            "Fullest rank",
+            of_capacity(full.peak_bytes, full.capacity_bytes),
+            f"pipeline rank {full.rank}",
+        ),
+        ("Devices", f"{division.num_devices:,}", label(division)),
+    ]
+    if "mfu" in numbers:
+        entries.insert(1, ("MFU", format_percent(numbers["mfu"]), "of the peak arithmetic"))
+    return "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+        for name, value, note in entries
+    )
+
+
+def _candidates(comparison: ParallelComparison | None) -> str:
+    if comparison is None:
+        return ""
+    candidates = shown(comparison, NUM_CANDIDATES)
+    fields = fields_of(candidates)
+    heads = [
+        Head("", "tick"),
+        *(Head(f.title.capitalize(), "number" if f.is_number else "") for f in fields),
+        Head("Fullest rank", "nowrap"),
+        Head("Reason", "wide"),
+    ]
+    rows = [
+        _candidate(candidate, [f.values[i] for f in fields], candidate is comparison.winner)
+        for i, candidate in enumerate(candidates)
+    ]
+    classes = [
+        "chosen" if c is comparison.winner else "" if c.feasible else "infeasible"
+        for c in candidates
+    ]
+    counts = (
+        f"{comparison.num_divisions:,} divisions, {comparison.num_fitting:,} fit, "
+        f"{comparison.num_simulated:,} simulated."
+    )
+    note = f'<p class="note">{escape(counts)}</p>'
+    return section("candidates", "Candidates", table(heads, rows, classes), note)
+
+
+def _candidate(candidate: ParallelCandidate, cells: list[str], chosen: bool) -> list[Cell]:
+    rank = candidate.fullest_rank
+    size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
+    memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
+    tick = Html('✔<span class="visually-hidden"> chosen</span>' if chosen else "")
+    return [tick, *cells, memory, inert(candidate.reason, LONGEST_SENTENCE)]
+
+
+def _pipeline(timeline: PipelineTimeline) -> str:
+    if timeline.schedule.num_devices == 1:
+        return ""
+    picture = pipeline_svg(timeline, width=1080)
+    note = '<p class="note">Pipeline ranks over one step; what is empty is the bubble.</p>'
+    region = 'class="scroll" tabindex="0" role="region" aria-label="Pipeline, picture"'
+    return section("pipeline", "Pipeline", f"<div {region}>{picture}</div>", note)
+
+
+def _parts(plan: ParallelPlan, timeline: PipelineTimeline) -> str:
+    parts = step_parts(plan)
+    total_s = sum(parts.values())
+    if not total_s:
+        return ""
+    classes = [f"share-{index % 6}" for index in range(len(parts))]
+    shares = [value / total_s for value in parts.values()]
+    names = [inert(PARTS.get(name, name)) for name in parts]
+    entries = [
+        (css, f"{name} {format_percent(share)}")
+        for css, name, share in zip(classes, names, shares, strict=True)
+    ]
+    rows: list[list[Cell]] = [
+        [name, format_seconds(value), format_percent(share)]
+        for name, value, share in zip(names, parts.values(), shares, strict=True)
+    ]
+    heads = (Head("Part", "name"), Head("Time", "number"), Head("Of step", "number"))
+    note = (
+        f'<p class="note">By the closed form; simulated: {format_seconds(timeline.makespan_s)}.</p>'
+    )
+    body = stack(shares, classes) + legend(entries) + table(heads, rows)
+    return section("parts", "Where the step's time goes", body, note)
+
+
+def _ranks(facts: list[RankFacts]) -> str:
+    heads = (
+        Head("Rank", "number"),
+        Head("From device", "name"),
+        Head("Kind", "wide"),
+        Head("Layers", "number"),
+        Head("Busy", "nowrap"),
+        Head("State", "number wide"),
+        Head("Peak memory", "nowrap"),
+    )
+    rows: list[list[Cell]] = [
+        [
+            str(fact.rank),
+            inert(fact.first_device),
+            inert(fact.kind),
+            str(fact.num_layers),
+            Html(bar(fact.busy_share) + escape(format_percent(fact.busy_share))),
+            format_bytes(fact.state_bytes),
+            _memory(fact),
+        ]
+        for fact in facts[:MAX_RANKS]
+    ]
+    hidden = len(facts) - MAX_RANKS
+    note = f'<p class="note">and {hidden} ranks more</p>' if hidden > 0 else ""
+    return section("ranks", "Pipeline ranks", table(heads, rows), note)
+
+
+def _memory(fact: RankFacts) -> Html:
+    size = of_capacity(fact.peak_bytes, fact.capacity_bytes)
+    text = size if fact.peak_bytes <= fact.capacity_bytes else f'<span class="over">{size} ✗</span>'
+    return Html(bar(fact.peak_bytes / max(fact.capacity_bytes, 1), "transfer") + text)
+
+
+def _plan(plan: ParallelPlan) -> str:
+    division = plan.division
+    layers = division.layers
+    entries = [
+        ("Division", label(division)),
+        ("Microbatches", f"{division.num_microbatches:,} of {division.microbatch}"),
+        ("Batch", f"{division.global_batch:,} sequences of {plan.model.sequence:,} tokens"),
+        ("Layers per stage", " ".join(map(str, layers)) if layers else "even"),
+        ("Software", inert(str(plan.notes.get("software", "–")))),
+        ("Cluster", f"{inert(plan.cluster.name)}, {plan.cluster.content_hash[:12]}"),
+    ]
+    listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries)
+    return section("plan", "Plan", f'<dl class="facts">{listed}</dl>')

@@ -1,0 +1,184 @@
+"""Divisions and parallel plans for the terminal, as rich renderables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hocket.plan.parallel import ParallelPlan
+from hocket.simulate.pipeline import PipelineTimeline
+from hocket.units import format_bytes, format_percent, format_seconds
+from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.parallel import (
+    fields_of,
+    plan_numbers,
+    rank_facts,
+    schedule_text,
+    shown,
+    step_parts,
+)
+from hocket.view.table import Column, FittedTable
+from hocket.view.wording import count_of, of_capacity
+
+if TYPE_CHECKING:
+    from hocket.planners.parallelism.candidates import ParallelCandidate, ParallelComparison
+
+MAX_REASONS = 3
+"""Candidates that lost, and candidates that do not fit, whose reason is told."""
+MAX_RANKS = 16
+"""Pipeline ranks that are listed; the rest is said to be there."""
+
+
+def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType:
+    """A line per candidate with ✔ at the chosen one, why the others lost, then the sentence."""
+    candidates = shown(comparison, top)
+    fields = fields_of(candidates)
+    columns = [
+        Column(title="", align="right"),
+        *(
+            Column(title=f.title, align="right" if f.is_number else "left", rank=f.rank)
+            for f in fields
+        ),
+        Column(title="peak memory  ", align="right"),
+    ]
+    rows = [
+        _row(candidate, index, [f.values[index] for f in fields], candidate is comparison.winner)
+        for index, candidate in enumerate(candidates)
+    ]
+    parts: list[RenderableType] = []
+    if candidates:
+        parts.append(FittedTable(columns=tuple(columns), rows=rows))
+        reasons = _reasons(comparison, candidates)
+        parts += [reasons] if reasons.plain else []
+    sentence = inert(comparison.why, LONGEST_SENTENCE)
+    parts.append(Text(sentence, style="" if comparison.winner else "red"))
+    return Group(*parts, Text(_counts(comparison), style="dim"))
+
+
+def _reasons(comparison: ParallelComparison, candidates: tuple[ParallelCandidate, ...]) -> Text:
+    """Why the first few others lost, and why some cannot be used, by their line's number."""
+    others = [(i, c) for i, c in enumerate(candidates, 1) if c is not comparison.winner]
+    losers = [pair for pair in others if pair[1].feasible][:MAX_REASONS]
+    misfits = [pair for pair in others if not pair[1].feasible][:MAX_REASONS]
+    told = [f"{i:>4}  {inert(c.reason, LONGEST_SENTENCE)}" for i, c in (*losers, *misfits)]
+    return Text("\n".join(told), style="dim")
+
+
+def _row(candidate: ParallelCandidate, index: int, cells: list[str], chosen: bool) -> list[Text]:
+    style = "bold" if chosen else "" if candidate.feasible else "dim"
+    tick = Text("✔", style="bold green") if chosen else Text(str(index + 1), style="dim")
+    return [
+        tick,
+        *(Text(cell, style=style) for cell in cells),
+        _memory_cell(candidate, style),
+    ]
+
+
+def _memory_cell(candidate: ParallelCandidate, style: str) -> Text:
+    rank = candidate.fullest_rank
+    size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
+    return Text.assemble((size, style), ("  " if candidate.feasible else " ✗", "bold red"))
+
+
+def _counts(comparison: ParallelComparison) -> str:
+    return (
+        f"{count_of(comparison.num_divisions, 'division')}, {comparison.num_fitting:,} fit, "
+        f"{comparison.num_simulated:,} simulated"
+    )
+
+
+# ── plans ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def parallel_summary(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+    """What ``hocket show`` prints of a parallel plan."""
+    return Group(headline(plan, timeline), Text(), _rank_table(plan, timeline))
+
+
+def headline(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+    """The model, how it is divided, and the step."""
+    division = plan.division
+    title = Text(f"{inert(plan.model.name)} on {inert(plan.cluster.name)}", style="bold")
+    degrees = [
+        f"tensor {division.tensor}",
+        f"pipeline {division.pipeline}",
+        f"data {division.data}",
+    ]
+    degrees += [f"context {division.context}"] * (division.context > 1)
+    degrees += [f"expert {division.expert}"] * (division.expert > 1)
+    degrees.append(f"microbatches {division.num_microbatches} of {division.microbatch}")
+    modes = [schedule_text(division, plan.schedule.name)] * (division.pipeline > 1)
+    modes += [f"recompute {division.recompute}", f"ZeRO {division.zero}"]
+    modes += ["sequence parallel"] * division.sequence_parallel
+    tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
+    numbers = [f"step {format_seconds(timeline.makespan_s)}", f"{tokens:,.0f} tokens/s"]
+    mfu = plan_numbers(plan).get("mfu")
+    numbers += [f"MFU {format_percent(mfu)}"] if mfu is not None else []
+    numbers.append(f"bubble {format_percent(timeline.bubble_share)}")
+    numbers.append(count_of(division.num_devices, "device"))
+    return Group(title, *(Text(" · ".join(words)) for words in (degrees, modes, numbers)))
+
+
+def _rank_table(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+    facts = rank_facts(plan, timeline)
+    rows = [
+        [
+            Text(str(fact.rank)),
+            Text(inert(fact.first_device)),
+            Text(inert(fact.kind), style="dim"),
+            Text(str(fact.num_layers)),
+            Text(format_percent(fact.busy_share)),
+            Text(format_bytes(fact.state_bytes)),
+            Text(of_capacity(fact.peak_bytes, fact.capacity_bytes)),
+            Text("✗" if fact.peak_bytes > fact.capacity_bytes else "", style="bold red"),
+        ]
+        for fact in facts[:MAX_RANKS]
+    ]
+    table = FittedTable(
+        columns=(
+            Column(title="rank", align="right"),
+            Column(title="from device", is_name=True, rank=1),
+            Column(title="kind", is_name=True, rank=2),
+            Column(title="layers", align="right"),
+            Column(title="busy", align="right"),
+            Column(title="state", align="right", rank=3),
+            Column(title="peak memory", align="right"),
+            Column(title=""),
+        ),
+        rows=rows,
+    )
+    hidden = len(facts) - MAX_RANKS
+    if hidden <= 0:
+        return table
+    return Group(table, Text(f"  and {hidden} ranks more", style="dim"))
+
+
+def parallel_explanation(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+    """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
+    from hocket.planners.parallelism.why import PARTS
+
+    step_s = timeline.makespan_s or 1.0
+    rows = [
+        [
+            Text(inert(PARTS.get(name, name))),
+            Text(format_seconds(value)),
+            Text(format_percent(value / step_s)),
+        ]
+        for name, value in step_parts(plan).items()
+    ]
+    columns = (
+        Column(title="the step's time goes into", is_name=True),
+        Column(title="time", align="right"),
+        Column(title="of step", align="right"),
+    )
+    slowest = max(rank_facts(plan, timeline), key=lambda fact: fact.busy_share)
+    why = plan.notes.get("why")
+    told = [Text(inert(why, LONGEST_SENTENCE))] if isinstance(why, str) else []
+    busiest = (
+        f"pipeline rank {slowest.rank} is busiest ({format_percent(slowest.busy_share)}); devices "
+        f"wait {format_percent(timeline.bubble_share)} of their time"
+    )
+    table: list[RenderableType] = [FittedTable(columns=columns, rows=rows), Text()] if rows else []
+    return Group(headline(plan, timeline), Text(), *table, Text(busiest), *told)

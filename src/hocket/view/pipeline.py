@@ -1,0 +1,250 @@
+"""A pipeline's schedule as the well-known picture: devices over time, and gaps are the bubble.
+
+As static SVG, with the number of the microbatch on each mark that is wide enough and later chunks
+paler, and as a few lines of text. Marks are thinned to the pixels that there are, so the picture
+of 100,000 actions is as large as that of 5,000. O(actions log actions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+import numpy as np
+from rich.text import Text
+
+from hocket.plan.schedule import Work
+from hocket.simulate.pipeline import PipelineTimeline
+from hocket.units import format_bytes, format_percent, format_seconds
+from hocket.view.picture import picture_css, tick_step
+from hocket.view.spans import Row, part, thinned
+
+LABEL_PX, MARGIN_PX, AXIS_PX, LEGEND_PX = 150, 14, 30, 26
+BAR_PX, GAP_PX = 20, 4
+DIGIT_PX, SPACE_PX = 6, 5
+"""Width of a digit of a number, and of the space around the number."""
+MAX_NUMBERS = 5000
+COLOURS = {
+    Work.FORWARD: ("forward", "forward"),
+    Work.BACKWARD: ("backward", "backward"),
+    Work.INPUT_GRADIENT: ("backward", "gradient of inputs"),
+    Work.WEIGHT_GRADIENT: ("optimizer", "gradient of weights"),
+}
+"""Class and legend of each kind of work."""
+LETTERS = {
+    Work.FORWARD: ("F", "blue"),
+    Work.BACKWARD: ("B", "yellow"),
+    Work.INPUT_GRADIENT: ("I", "yellow"),
+    Work.WEIGHT_GRADIENT: ("W", "green"),
+}
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where a time stands on the page."""
+
+    width: float
+    makespan_s: float
+
+    @property
+    def px_per_s(self) -> float:
+        span = self.width - LABEL_PX - 2 * MARGIN_PX
+        return span / self.makespan_s if self.makespan_s > 0 else 0.0
+
+    def x(self, time_s: float) -> float:
+        return MARGIN_PX + LABEL_PX + time_s * self.px_per_s
+
+
+def pipeline_svg(timeline: PipelineTimeline, *, width: int = 960, styled: bool = True) -> str:
+    """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
+    schedule = timeline.schedule
+    scale = _Scale(width, timeline.makespan_s)
+    bottom = MARGIN_PX + AXIS_PX + schedule.num_devices * (BAR_PX + GAP_PX)
+    height = bottom + LEGEND_PX
+    label = escape(
+        f"Schedule {schedule.name} of {schedule.num_microbatches} microbatches on "
+        f"{schedule.num_devices} devices: {format_seconds(timeline.makespan_s)}"
+    )
+    body = [*_axis(scale, bottom)]
+    for device in range(schedule.num_devices):
+        body += _device(timeline, device, scale, MARGIN_PX + AXIS_PX + device * (BAR_PX + GAP_PX))
+    body += _legend(timeline, height - 10)
+    style = f"<style>{picture_css()}</style>" if styled else ""
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
+        f'aria-label="{label}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}"><title>{label}</title>{style}'
+        f'<rect class="paper" width="{width}" height="{height}"/>' + "".join(body) + "</svg>\n"
+    )
+
+
+def _device(timeline: PipelineTimeline, device: int, scale: _Scale, top: float) -> Iterator[str]:
+    left, right = scale.x(0), scale.width - MARGIN_PX
+    yield _rect("lane", left, top, right - left, BAR_PX)
+    yield _text(MARGIN_PX, top + 14, f"device {device}", "")
+    peak = format_bytes(int(timeline.peak_bytes[device]))
+    yield _text(left - 10, top + 14, peak, "muted", "end")
+    row = _row(timeline, device)
+    if not row.num_marks or not scale.px_per_s:
+        return
+    shown = thinned(row, 1 / scale.px_per_s)
+    work, chunk = _kinds(timeline, shown)
+    for kind in Work:
+        for own in np.unique(chunk[work == kind]).tolist():
+            marks = part(shown, np.flatnonzero((work == kind) & (chunk == own)))
+            yield _marks(COLOURS[kind][0], _opacity(own), marks, scale, top)
+    yield from _numbers(timeline, shown, chunk, scale, top)
+    yield from _after(timeline, device, scale, top)
+
+
+def _row(timeline: PipelineTimeline, device: int) -> Row:
+    """A device's actions that take time."""
+    start, stop = timeline.schedule.start[device : device + 2].tolist()
+    own = np.arange(start, stop)
+    own = own[timeline.end_s[own] > timeline.start_s[own]]
+    return Row(
+        is_link=False,
+        index=device,
+        num_lanes=1,
+        start_s=timeline.start_s[own],
+        end_s=timeline.end_s[own],
+        lane=np.zeros(len(own), dtype=np.int32),
+        span=own.astype(np.int32),
+        count=np.ones(len(own), dtype=np.int32),
+        busy_s=timeline.end_s[own] - timeline.start_s[own],
+    )
+
+
+def _kinds(timeline: PipelineTimeline, row: Row) -> tuple[np.ndarray, np.ndarray]:
+    """Work and chunk of each mark."""
+    schedule = timeline.schedule
+    own = np.flatnonzero(schedule.device_of_stage == row.index)
+    return schedule.work[row.span], np.searchsorted(own, schedule.stage[row.span])
+
+
+def _opacity(chunk: int) -> float:
+    """Later chunks are paler; beyond the fourth the difference would not be seen."""
+    return (1.0, 0.62, 0.42, 0.28)[min(chunk, 3)]
+
+
+def _marks(name: str, opacity: float, row: Row, scale: _Scale, top: float) -> str:
+    """All marks of one colour as one path; a merged mark is as high as its actions fill it."""
+    x = MARGIN_PX + LABEL_PX + row.start_s * scale.px_per_s
+    length_s = row.end_s - row.start_s
+    wide = np.maximum(length_s * scale.px_per_s, 0.4)
+    # A hairline between neighbours keeps long marks apart without hiding short ones.
+    wide = np.where(wide > 4, wide - 0.8, wide)
+    fill = np.clip(row.busy_s / np.maximum(length_s, 1e-30), 0.1, 1.0)
+    high = np.where(row.count > 1, fill, 1.0) * BAR_PX
+    bottom = top + BAR_PX
+    path = "".join(
+        f"M{a:.1f} {bottom:.1f}h{w:.1f}v-{h:.1f}h-{w:.1f}z"
+        for a, w, h in zip(x.tolist(), wide.tolist(), high.tolist(), strict=True)
+    )
+    pale = f' fill-opacity="{opacity}"' if opacity < 1 else ""
+    return f'<path class="{name}"{pale} d="{path}"/>'
+
+
+def _numbers(
+    timeline: PipelineTimeline, row: Row, chunk: np.ndarray, scale: _Scale, top: float
+) -> Iterator[str]:
+    if len(timeline.schedule.work) > MAX_NUMBERS:
+        return
+    digits = SPACE_PX + DIGIT_PX * len(str(timeline.schedule.num_microbatches - 1))
+    wide = (row.end_s - row.start_s) * scale.px_per_s
+    microbatch = timeline.schedule.microbatch[row.span]
+    for mark in np.flatnonzero((wide >= digits) & (row.count == 1)).tolist():
+        x = scale.x(float(row.start_s[mark] + row.end_s[mark]) / 2)
+        # On full colours the number has that of the paper, on pale ones that of ink.
+        style = ' style="fill:var(--paper)"' if chunk[mark] == 0 else ""
+        yield (
+            f'<text class="small" x="{x:.1f}" y="{top + 14:.1f}" text-anchor="middle"{style}>'
+            f"{microbatch[mark]}</text>"
+        )
+
+
+def _after(timeline: PipelineTimeline, device: int, scale: _Scale, top: float) -> Iterator[str]:
+    """What follows a device's last action."""
+    after_s = float(timeline.after_s[device])
+    stop = int(timeline.schedule.start[device + 1])
+    if after_s > 0:
+        end_s = float(timeline.end_s[stop - 1])
+        yield _rect("memory", scale.x(end_s), top, after_s * scale.px_per_s, BAR_PX)
+
+
+def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
+    if not scale.px_per_s:
+        return
+    step_s = tick_step(scale.makespan_s, max(int(scale.width // 120), 2))
+    for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
+        x = scale.x(tick * step_s)
+        yield f'<path class="grid" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 10}V{bottom:.1f}"/>'
+        # The label of the last tick would leave the page to the right.
+        if x < scale.width - MARGIN_PX - 40 or tick == 0:
+            yield _text(x + 3, MARGIN_PX + 12, format_seconds(tick * step_s), "muted")
+
+
+def _legend(timeline: PipelineTimeline, y: float) -> Iterator[str]:
+    used = set(timeline.schedule.work.tolist())
+    entries = [COLOURS[kind] for kind in Work if kind in used]
+    if timeline.after_s.any():
+        entries.append(("memory", "after the last backward"))
+    x = float(MARGIN_PX + LABEL_PX)
+    for name, label in entries:
+        yield _rect(name, x, y - 9, 10, 10)
+        yield _text(x + 15, y, label, "muted")
+        x += 15 + 6.2 * len(label) + 18
+    bubble = f"devices wait {format_percent(timeline.bubble_share)} of the time"
+    yield _text(x, y, bubble, "muted")
+
+
+def _rect(name: str, x: float, y: float, width: float, height: float) -> str:
+    return (
+        f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+    )
+
+
+def _text(x: float, y: float, text: str, name: str, anchor: str = "start") -> str:
+    kind = f' class="{name}"' if name else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
+
+
+# ── for the terminal ─────────────────────────────────────────────────────────────────────────────
+
+
+def pipeline_text(timeline: PipelineTimeline, *, width: int = 72, max_devices: int = 16) -> Text:
+    """A line per device, a letter per moment: F, B, I or W, and a dot where the device waits.
+
+    What follows the last backward is a line.
+    """
+    schedule = timeline.schedule
+    digits = len(str(schedule.num_devices - 1))
+    text = Text(no_wrap=True)
+    for device in range(min(schedule.num_devices, max_devices)):
+        text.append(f"{device:>{digits}} ", style="dim")
+        for letter, style in _letters(timeline, device, width - digits - 1):
+            text.append(letter, style=style)
+        text.append("\n")
+    if schedule.num_devices > max_devices:
+        text.append(f"and {schedule.num_devices - max_devices} more devices\n", style="dim")
+    share = format_percent(timeline.bubble_share)
+    text.append(f"{format_seconds(timeline.makespan_s)}, devices wait {share} of it", style="dim")
+    return text
+
+
+def _letters(timeline: PipelineTimeline, device: int, width: int) -> list[tuple[str, str]]:
+    """What the device does in the middle of each moment."""
+    start, stop = timeline.schedule.start[device : device + 2].tolist()
+    moments = (np.arange(width) + 0.5) * timeline.makespan_s / max(width, 1)
+    at = np.searchsorted(timeline.start_s[start:stop], moments, side="right") - 1 + start
+    letters = []
+    for moment_s, action in zip(moments.tolist(), at.tolist(), strict=True):
+        late_s = moment_s - float(timeline.end_s[action]) if action >= start else np.inf
+        if late_s <= 0:
+            letters.append(LETTERS[Work(int(timeline.schedule.work[action]))])
+        elif action == stop - 1 and late_s <= timeline.after_s[device]:
+            letters.append(("─", "dim"))
+        else:
+            letters.append(("·", "dim"))
+    return letters

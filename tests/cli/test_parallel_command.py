@@ -1,0 +1,241 @@
+"""``hocket parallel`` and what other commands do with its plans, in this process for speed."""
+
+import json
+
+import pytest
+
+from hocket.cli import main, parallel
+from hocket.cli.root import root
+
+if "parallel" not in root.commands:
+    root.add_command(parallel.command)
+
+KEYS = {
+    "tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch", "schedule",
+    "recompute", "zero", "sequence_parallel", "step_s", "tokens_per_s", "mfu", "peak_bytes",
+    "bubble", "feasible", "reason",
+}  # fmt: skip
+
+
+def _exit_code(arguments):
+    try:
+        main(arguments)
+    except SystemExit as done:
+        return done.code or 0
+    return 0
+
+
+@pytest.fixture
+def hocket(capsys, monkeypatch):
+    """Run a command; its exit code, standard output and error output."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*arguments, expect=0):
+        code = _exit_code([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert code == expect, f"{code}\n{out}\n{err}"
+        assert "Traceback" not in err
+        assert "unexpected" not in err
+        return out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("plans") / "plan.json"
+    question = "parallel gpt-3.6b --on 4xa100-80g --batch 16 --json --fix"
+    assert _exit_code([*question.split(), "pipeline=2,schedule=1f1b", "-o", str(path)]) == 0
+    return path
+
+
+def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, err = hocket(
+        "parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--top", 5,
+        "--report", "report.html",
+    )  # fmt: skip
+    assert out.count("✔") == 1
+    assert "chosen because" in out
+    assert "divisions" in out
+    assert "wrote plan.json, report.html" in err
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "hocket.parallel/1"
+    page = (tmp_path / "report.html").read_text()
+    assert "src=" not in page
+    assert "url(" not in page
+    assert "<script" not in page
+    assert "Candidates" in page
+
+
+def test_json_has_the_keys_and_the_chosen_first(hocket):
+    out, _ = hocket("parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--json")
+    result = json.loads(out)
+    assert set(result["chosen"]) >= KEYS
+    assert all(set(candidate) >= KEYS for candidate in result["candidates"])
+    assert result["candidates"][0]["step_s"] == result["chosen"]["step_s"]
+    assert result["chosen"]["feasible"]
+    parts = result["chosen"]["breakdown"]
+    assert sum(parts.values()) == pytest.approx(result["chosen"]["estimate_s"], rel=1e-6)
+    assert result["written"] == []
+
+
+def test_nothing_fits_is_exit_4_and_says_what_would_do(hocket):
+    out, err = hocket(
+        "parallel", "gpt-39b", "--on", "4xv100-16g", "--batch", 16, "--json", expect=4
+    )
+    result = json.loads(out)
+    assert result["error"]["code"] == "no-feasible-plan"
+    assert "pipeline rank" in result["error"]["message"]
+    assert "hosts of 4" in result["error"]["message"]
+    assert result["chosen"] is None
+    assert not any(candidate["feasible"] for candidate in result["candidates"])
+    assert "float16 is taken" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["gpt-3.6b", "--on", "4xa100-80g"], 2, "--batch N is missing"),
+        (["gpt-3.7b", "--on", "4xa100-80g", "--batch", "8"], 2, "did you mean"),
+        (["gpt-3.6b", "--on", "4xa100", "--batch", "8"], 2, "a100-40g"),
+        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--schedule", "1f1"], 2, "'1f1b'"),
+        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensr=2"], 2, "'tensor'"),
+        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--software", "megatrn"], 2, "unknown"),
+        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensor=7"], 4, "no division"),
+        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "-o", "no/such/x.json"], 2, "folder"),
+        (["--predict", "missing.toml"], 3, "no such file"),
+        (["gpt-3.6b", "--predict", "x.toml"], 2, "leave out MODEL"),
+    ],
+)  # fmt: skip
+def test_wrong_questions_are_answered_in_a_sentence(
+    arguments, code, said, hocket, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    out, err = hocket("parallel", *arguments, expect=code)
+    assert said in out + err
+
+
+# ── one configuration ────────────────────────────────────────────────────────────────────────────
+
+CONFIG = """\
+model = "gpt-18b"
+on = "4xdgx-a100-80g"
+batch = 64
+software = "megatron-2021"
+[division]
+tensor = 8
+pipeline = 2
+microbatch = 2
+recompute = "full"
+"""
+
+
+def _config(tmp_path, text):
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_predict_one_configuration(hocket, tmp_path):
+    out, _ = hocket("parallel", "--predict", _config(tmp_path, CONFIG), "--json")
+    result = json.loads(out)
+    assert set(result) >= KEYS
+    assert (result["tensor"], result["pipeline"], result["data"]) == (8, 2, 2)
+    assert sum(result["breakdown"].values()) == pytest.approx(result["estimate_s"], rel=1e-6)
+    assert result["step_s"] == pytest.approx(result["estimate_s"], rel=0.1)
+
+
+def test_predict_with_own_model_and_uneven_layers(hocket, tmp_path):
+    text = """\
+on = "4xa100-80g"
+batch = 8
+[model]
+hidden = 1024
+layers = 10
+heads = 16
+vocabulary = 32000
+sequence = 1024
+[division]
+pipeline = 4
+layers = [2, 3, 3, 2]
+schedule = "1f1b"
+"""
+    out, _ = hocket("parallel", "--predict", _config(tmp_path, text), "--json")
+    assert json.loads(out)["layers"] == [2, 3, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("tensor = 8", "tensr = 8"), "did you mean 'tensor'?"),
+        (("tensor = 8", "tensor = 7"), "cannot be divided by tensor 7"),
+        (("tensor = 8", "tensor = 'x'"), "division.tensor"),
+        (("pipeline = 2", "pipeline = 99"), "needed"),
+        (("microbatch = 2", "microbatch = 3"), "microbatches of 3"),
+        (('"full"', '"ful"'), "did you mean 'full'?"),
+        (("batch = 64", "batch = 0"), "batch is 0"),
+        (("[division]", "[divisions]"), "did you mean 'division'?"),
+        (("[division]", "division = 3\n[x]"), "unknown key"),
+        (("batch = 64", "batch = "), "is not TOML"),
+        (('"gpt-18b"', "3"), "model is 3"),
+    ],
+)
+def test_bad_configurations_are_refused_with_their_place(change, said, hocket, tmp_path):
+    path = _config(tmp_path, CONFIG.replace(*change))
+    out, err = hocket("parallel", "--predict", path, "--json", expect=3)
+    assert said in out
+    assert "config.toml" in err
+
+
+def test_predict_of_what_does_not_fit_is_told_not_refused(hocket, tmp_path):
+    text = CONFIG.replace('"gpt-18b"', '"gpt-145b"').replace(
+        "pipeline = 2", "pipeline = 2\ndata = 1"
+    )
+    out, _ = hocket("parallel", "--predict", _config(tmp_path, text), "--json")
+    result = json.loads(out)
+    assert not result["feasible"]
+    assert result["reason"].startswith("lacks")
+
+
+# ── plans in other commands ──────────────────────────────────────────────────────────────────────
+
+
+def test_show_simulate_explain_verify_know_parallel_plans(hocket, plan_file, tmp_path):
+    out, _ = hocket("show", plan_file)
+    assert "gpt-3.6b on 4xa100-80g" in out
+    assert "pipeline 2" in out
+    shown = json.loads(hocket("show", plan_file, "--json")[0])
+    simulated = json.loads(hocket("simulate", plan_file, "--json")[0])
+    assert shown["step_s"] == simulated["step_s"] == simulated["predicted_step_s"]
+    assert simulated["feasible"]
+    assert len(shown["ranks"]) == 2
+    assert "the step's time goes into" in hocket("explain", plan_file)[0]
+    assert json.loads(hocket("explain", plan_file, "--json")[0])["why"]
+    assert "legal" in hocket("verify", plan_file)[0]
+    report = tmp_path / "report.html"
+    hocket("show", plan_file, "--report", report)
+    assert "<svg" in report.read_text()
+
+
+def test_verify_finds_a_schedule_that_waits_for_itself(hocket, plan_file, tmp_path):
+    data = json.loads(plan_file.read_text())
+    words = data["schedule"]["actions"][1].split()
+    data["schedule"]["actions"][1] = " ".join(reversed(words))
+    path = tmp_path / "broken.json"
+    path.write_text(json.dumps(data))
+    out, _ = hocket("verify", path, "--json", expect=6)
+    assert "can never start" in json.loads(out)["error"]["message"]
+
+
+def test_verify_finds_memory_that_the_file_hides(hocket, plan_file, tmp_path):
+    data = json.loads(plan_file.read_text())
+    data["costs"]["state_bytes"][0] = 10**12
+    path = tmp_path / "large.json"
+    path.write_text(json.dumps(data))
+    out, _ = hocket("verify", path, "--json", expect=6)
+    assert "pipeline rank 0 lacks" in json.loads(out)["error"]["message"]
+
+
+def test_graph_option_has_no_meaning_for_parallel_plans(hocket, plan_file):
+    for name in ("show", "simulate", "explain", "verify"):
+        assert "no graph" in hocket(name, plan_file, "--graph", "x.json", expect=2)[1]

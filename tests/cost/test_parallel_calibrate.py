@@ -1,0 +1,240 @@
+"""Fitting coefficients: what is hidden is found, what is wrong is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from cost.parallel_samples import cluster_of, gpt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.cli.root import root
+from hocket.cost.parallel.calibrate import calibrate, prediction_errors
+from hocket.cost.parallel.coefficients import (
+    NAMES,
+    Coefficients,
+    coefficients_from_dict,
+    coefficients_to_dict,
+    read_coefficients,
+    write_coefficients,
+)
+from hocket.cost.parallel.measurements import Run, read_runs
+from hocket.cost.parallel.softwares import find_software
+from hocket.cost.parallel.step import predict
+from hocket.errors import InputFileError, UsageError
+from hocket.transformer import Division, Divisions
+
+ON = "8xdgx-a100-80g"
+SOFTWARE = find_software("megatron-2021")
+DIVISIONS = [
+    Division(tensor=t, pipeline=p, data=64 // (t * p), microbatch=b, global_batch=256,
+             recompute="full")
+    for t, p, b in (
+        (1, 1, 1), (1, 1, 4), (2, 1, 2), (4, 1, 4), (8, 1, 1), (8, 2, 4), (4, 4, 1), (2, 8, 2),
+        (1, 8, 1), (8, 8, 2), (2, 2, 1), (1, 4, 2), (4, 2, 2), (8, 4, 1),
+    )
+]  # fmt: skip
+MODELS = (gpt(2048, 24, 16), gpt(6144, 40, 48))
+
+
+def runs_with(coefficients: Coefficients, seed: int = 0, noise: float = 0.0) -> list[Run]:
+    random = np.random.default_rng(seed)
+    runs = []
+    for index, division in enumerate(DIVISIONS):
+        model = MODELS[index % 2]
+        exact = predict(model, Divisions.of([division]), cluster_of(ON), SOFTWARE, coefficients)
+        step_s = float(exact.step_s[0] * np.exp(noise * random.standard_normal()))
+        runs.append(Run(model=model, division=division, software=SOFTWARE, step_s=step_s))
+    return runs
+
+
+def test_runs_as_predicted_leave_all_coefficients_at_one() -> None:
+    fitted = calibrate(runs_with(Coefficients()), cluster_of(ON))
+    assert all(getattr(fitted, name) == pytest.approx(1.0, abs=1e-6) for name in NAMES)
+    assert fitted.source == f"14 runs on {ON}"
+
+
+@settings(derandomize=True, deadline=None, max_examples=8)
+@given(st.lists(st.floats(0.75, 1.33), min_size=12, max_size=12))
+def test_other_runs_of_the_same_cluster_are_predicted_better(values: list[float]) -> None:
+    truth = Coefficients(**dict(zip(NAMES, values, strict=True)))
+    runs = runs_with(truth)
+    fitted = calibrate(runs[:10], cluster_of(ON))
+    before = np.abs(prediction_errors(runs[10:], cluster_of(ON), Coefficients())).mean()
+    after = np.abs(prediction_errors(runs[10:], cluster_of(ON), fitted)).mean()
+    assert after < 0.05
+    assert after < 0.03 or after < 0.7 * before
+
+
+def test_one_wrong_run_changes_little() -> None:
+    runs = runs_with(Coefficients(matrix=1.15), noise=0.01)
+    wrong = [replace(runs[0], step_s=3 * runs[0].step_s), *runs[1:10]]
+    fitted = calibrate(wrong, cluster_of(ON))
+    assert np.abs(prediction_errors(runs[10:], cluster_of(ON), fitted)).max() < 0.06
+
+
+def test_what_no_run_depends_on_stays_one() -> None:
+    alone = [
+        Run(model=MODELS[0], division=Division(microbatch=b, global_batch=b * m), software=SOFTWARE,
+            step_s=0.3 * b * m)
+        for b, m in ((1, 4), (2, 4), (4, 2))
+    ]  # fmt: skip
+    fitted = calibrate(alone, cluster_of("1xdgx-a100-80g"))
+    for name in ("tensor", "network", "pipeline", "latency", "unaligned"):
+        assert getattr(fitted, name) == pytest.approx(1.0)
+
+
+def test_too_few_runs_and_too_small_clusters_are_refused() -> None:
+    runs = runs_with(Coefficients())
+    with pytest.raises(UsageError, match="2 measured runs are too few"):
+        calibrate(runs[:2], cluster_of(ON))
+    with pytest.raises(UsageError, match="a run used 64 devices but '1xdgx-a100-80g' has 8"):
+        calibrate(runs, cluster_of("1xdgx-a100-80g"))
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_coefficients_survive_their_file(tmp_path: Path) -> None:
+    coefficients = Coefficients(matrix=1.25, network=0.5, source="here")
+    write_coefficients(coefficients, tmp_path / "c.json")
+    assert read_coefficients(tmp_path / "c.json") == coefficients
+    assert coefficients_from_dict(coefficients_to_dict(Coefficients())) == Coefficients()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"matrx": 1.0}, "unknown key 'matrx'"),
+        ({"matrix": "fast"}, "matrix is 'fast'"),
+        ({"matrix": 0}, "matrix is 0"),
+        ({"matrix": 1e9}, "matrix is 1000000000.0"),
+        ({"schema": "other/1"}, "schema is 'other/1'"),
+    ],
+)
+def test_wrong_coefficient_files_are_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputFileError, match=message):
+        coefficients_from_dict({**coefficients_to_dict(Coefficients()), **change})
+
+
+HEADER = "tensor,pipeline,data,microbatch,global_batch,hidden,layers,heads,iter_time_s"
+
+
+def table(tmp_path: Path, *rows: str, header: str = HEADER) -> Path:
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(["# source: a test", header, *rows]) + "\n")
+    return path
+
+
+def test_runs_are_read_with_their_defaults(tmp_path: Path) -> None:
+    path = table(tmp_path, "8,2,4,1,64,4096,32,32,3.5", "1,1,1,1,4,1024,12,16,")
+    found = read_runs(path, SOFTWARE)
+    (run,) = found.runs
+    assert found.num_skipped == 1
+    assert run.step_s == 3.5
+    assert run.division == Division(
+        tensor=8, pipeline=2, data=4, microbatch=1, global_batch=64, recompute="full"
+    )
+    assert (run.model.sequence, run.model.vocabulary, run.model.head_width) == (2048, 51200, 128)
+
+
+def test_public_headers_are_understood(tmp_path: Path) -> None:
+    header = (
+        "# GPUs,global batch,micro batch,hidden size,attention heads,# layers,sequence length,"
+        "tensor parallelism,data parallelism,pipeline parallelism,iteration time (ms)"
+    )
+    path = table(tmp_path, "8,16,2,1024,16,24,1024,2,2,2,140.5", header=header)
+    (run,) = read_runs(path, SOFTWARE, "none").runs
+    assert run.step_s == pytest.approx(0.1405)
+    assert run.division.recompute == "none"
+    assert run.model.sequence == 1024
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "message"),
+    [
+        (HEADER.replace("tensor", "tensr"), "1,1,1,1,1,64,2,2,1", "unknown column 'tensr'"),
+        (HEADER.replace(",hidden", ""), "1,1,1,1,1,2,2,1", "has no column 'hidden'"),
+        (HEADER.replace(",iter_time_s", ""), "1,1,1,1,1,64,2,2", "has no column 'step_s'"),
+        (HEADER + ",tp", "1,1,1,1,1,64,2,2,1,1", "two columns mean 'tensor'"),
+        (HEADER, "0,1,1,1,1,64,2,2,1", "tensor of row 1 is '0'"),
+        (HEADER, "1.5,1,1,1,1,64,2,2,1", "tensor of row 1 is '1.5'"),
+        (HEADER, "1,1,1,1,1,64,2,2,-1", "step_s of row 1 is '-1'"),
+        (HEADER, "1,1,1,1,1,64,2,2,nan", "step_s of row 1 is 'nan'"),
+        (HEADER, "1,1,1,1,1,65,2,2,1", "heads of row 1 is '2'"),
+        (HEADER, "1,1,8,1,4,64,2,2,1", "global_batch of row 1 is '4'"),
+        (HEADER + ",recompute", "1,1,1,1,1,64,2,2,1,some", "recompute of row 1 is 'some'"),
+        (HEADER + ",zero", "1,1,1,1,1,64,2,2,1,7", "zero of row 1 is '7'"),
+        (HEADER, "1,1", "step_s|microbatch|data"),
+    ],
+)
+def test_wrong_tables_are_refused(tmp_path: Path, header: str, row: str, message: str) -> None:
+    if row == "1,1":
+        assert read_runs(table(tmp_path, row, header=header), SOFTWARE).num_skipped == 1
+        return
+    with pytest.raises(InputFileError, match=message):
+        read_runs(table(tmp_path, row, header=header), SOFTWARE)
+
+
+def test_rows_whose_degrees_need_other_devices_are_skipped(tmp_path: Path) -> None:
+    path = table(tmp_path, "8,8,10,4,2048,1024,80,16,147,320", header=HEADER + ",n_gpus")
+    assert read_runs(path, SOFTWARE) == read_runs(path, SOFTWARE)
+    assert read_runs(path, SOFTWARE).num_skipped == 1
+
+
+# ── the command ──────────────────────────────────────────────────────────────────────────────────
+
+
+def written(tmp_path: Path, runs: list[Run]) -> Path:
+    rows = [
+        ",".join(
+            map(str, (run.division.tensor, run.division.pipeline, run.division.data,
+                      run.division.microbatch, run.division.global_batch, run.model.hidden,
+                      run.model.layers, run.model.heads, run.step_s))
+        )
+        for run in runs
+    ]  # fmt: skip
+    return table(tmp_path, *rows)
+
+
+def test_the_command_writes_what_the_fit_gives(tmp_path: Path) -> None:
+    runs = runs_with(Coefficients(matrix=1.2))[:10]
+    path, output = written(tmp_path, runs), tmp_path / "coefficients.json"
+    result = CliRunner().invoke(
+        root,
+        ["calibrate", "parallel", str(path), "--on", ON, "-o", str(output), "--software",
+         "megatron-2021", "--json"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.stdout)
+    fitted = calibrate(runs, cluster_of(ON))
+    assert answer["runs"] == 10
+    assert answer["mean_error_after"] < 0.02 < answer["mean_error_before"]
+    for name in NAMES:
+        assert answer["coefficients"][name] == pytest.approx(getattr(fitted, name), rel=1e-6)
+        assert getattr(read_coefficients(output), name) == answer["coefficients"][name]
+
+
+def test_the_command_shows_a_table(tmp_path: Path) -> None:
+    path = written(tmp_path, runs_with(Coefficients())[:5])
+    result = CliRunner().invoke(
+        root,
+        ["calibrate", "parallel", str(path), "--on", ON, "-o", str(tmp_path / "c.json"),
+         "--software", "megatron-2021"],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "before   mean error   0.0%" in result.stdout
+    assert "5 runs" in result.stdout
+
+
+def test_profiles_still_are_the_usual_argument(tmp_path: Path) -> None:
+    for order in (["none.json", "-o", "x.json"], ["-o", "x.json", "none.json"]):
+        result = CliRunner().invoke(root, ["calibrate", *order])
+        assert isinstance(result.exception, InputFileError)
+        assert "no such file" in str(result.exception)
+    assert "parallel" in CliRunner().invoke(root, ["calibrate", "--help"]).stdout

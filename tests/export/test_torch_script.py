@@ -1,0 +1,82 @@
+"""The exported script stands alone, and trains as one device does; and the command."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
+
+from hocket.cli.export import command
+from hocket.errors import UsageError
+from hocket.export import export_plan
+from hocket.plan.parallel_files import write_parallel_plan
+from hocket.runtime.parallel.jobs import make_job
+from hocket.runtime.parallel.reference import reference_run
+
+
+def test_the_script_runs_by_itself_and_trains_as_one_device(tmp_path):
+    model, division, schedule = divided(GPT, "zb-v", 2, layers=(1, 2, 1, 1), recompute="full")
+    for name, text in export_plan(plan_of(model, division, schedule), "torch").items():
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+         "train.py", "--steps=2", "--seed=4", "--dtype=float64"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    losses = [float(line.split()[3]) for line in done.stdout.splitlines() if "loss" in line]
+    job = make_job(model, division, schedule, steps=2, seed=4, dtype="float64")
+    assert losses == pytest.approx(reference_run(job).losses, abs=1e-6)
+
+
+def test_the_script_needs_nothing_of_ours_and_names_nothing_twice():
+    name = '"""\nimport subprocess'
+    model, division, schedule = divided(replace(LLAMA, name=name), "1f1b", 2)
+    tree = ast.parse(export_plan(plan_of(model, division, schedule), "torch")["train.py"])
+    modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    whole = {n.name for node in ast.walk(tree) if isinstance(node, ast.Import) for n in node.names}
+    assert not any(found.startswith(("hocket", "numpy")) for found in modules | whole)
+    assert "subprocess" not in whole
+    defined = Counter(
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    )
+    defined += Counter(
+        target.id
+        for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Name)
+    )  # fmt: skip
+    assert [found for found, times in defined.items() if times > 1] == []
+    assert {"Trainer", "Job", "train", "Division", "Transformer"} <= defined.keys()
+
+
+def test_what_pytorch_gets_wrong_is_not_written():
+    with pytest.raises(UsageError, match="loses gradients"):
+        export_plan(plan_of(*divided(GPT, "zb-v", 2, data=2, zero=3)), "torch")
+    with pytest.raises(UsageError, match="unknown export target 'jax'"):
+        export_plan(plan_of(*divided(GPT, "1f1b", 2)), "jax")
+
+
+def test_the_command_writes_files_or_prints_them(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    write_parallel_plan(path, plan_of(*divided(GPT, "1f1b", 2)))
+    folder = tmp_path / "new" / "out"
+    command.main([str(path), "--to", "torch", "-o", str(folder)], standalone_mode=False)
+    assert sorted(p.name for p in folder.iterdir()) == ["schedule.csv", "train.py"]
+    assert str(folder / "train.py") in capsys.readouterr().out
+    command.main([str(path), "--to", "megatron", "--json"], standalone_mode=False)
+    result = json.loads(capsys.readouterr().out)
+    assert result["target"] == "megatron"
+    assert "--tensor-model-parallel-size 1" in result["files"]["megatron.sh"]
+    command.main([str(path), "--to", "deepspeed"], standalone_mode=False)
+    assert '"train_batch_size": 4' in capsys.readouterr().out
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot make the folder"):
+        command.main(
+            [str(path), "--to", "torch", "-o", str(tmp_path / "file" / "x")], standalone_mode=False
+        )

@@ -1,0 +1,150 @@
+"""Small random markets, and the plain linear programs that policies are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from hocket.fleet.market import Market, Pairs
+
+
+def make_market(
+    steps_per_s, num_devices, *, gang=None, weight=None, pairs=None, team_of=None, **changes
+) -> Market:
+    steps = np.asarray(steps_per_s, dtype=float)
+    n, k = steps.shape
+    team = np.zeros(n, dtype=np.int64) if team_of is None else np.asarray(team_of)
+    num_teams = int(team.max(initial=0)) + 1
+    market = Market(
+        kinds=tuple(f"kind{j}" for j in range(k)),
+        num_devices=np.asarray(num_devices, dtype=np.int64),
+        price_per_hour=np.arange(1.0, k + 1.0),
+        ids=tuple(f"job{m}" for m in range(n)),
+        steps_per_s=steps,
+        gang=np.ones(n, dtype=np.int64) if gang is None else np.asarray(gang, dtype=np.int64),
+        weight=np.ones(n) if weight is None else np.asarray(weight, dtype=float),
+        remaining_steps=np.full(n, 1e4),
+        elapsed_s=np.zeros(n),
+        deadline_s=np.full(n, np.inf),
+        isolated_s=np.zeros(n),
+        arrival=np.arange(n),
+        team_of=team,
+        teams=tuple(f"team{e}" for e in range(num_teams)),
+        team_weight=np.ones(num_teams),
+        pairs=pairs,
+    )
+    return replace(market, **changes)
+
+
+def random_market(seed: int, max_jobs: int = 60, max_kinds: int = 5, num_teams: int = 1) -> Market:
+    random = np.random.default_rng(seed)
+    n, k = int(random.integers(1, max_jobs + 1)), int(random.integers(1, max_kinds + 1))
+    num_profiles = int(random.integers(1, n + 1)) if random.random() < 0.5 else n
+    table = random.uniform(0.1, 10.0, (num_profiles, k)) * random.uniform(0.1, 100, (num_profiles, 1))
+    table[random.random(table.shape) < 0.15] = 0.0
+    table[:, int(random.integers(0, k))] += 0.05
+    profile = np.arange(n) if num_profiles == n else random.integers(0, num_profiles, n)
+    return make_market(
+        table[profile],
+        random.integers(4, 4 + 2 * n, k),
+        gang=random.choice([1, 1, 2, 4], n),
+        weight=random.choice([1.0, 1.0, 2.0, 5.0], n),
+        team_of=random.permutation(np.arange(n) % num_teams),
+        team_weight=random.choice([1.0, 2.0], min(n, num_teams)),
+        remaining_steps=random.uniform(1e2, 1e6, n),
+        elapsed_s=random.uniform(0.0, 1e4, n),
+        isolated_s=random.uniform(0.0, 1e4, n),
+    )
+
+
+def shared_market(seed: int, max_jobs: int = 24) -> Market:
+    """Jobs of a few profiles that may share devices, at 0.3 to 1 of their own speed."""
+    random = np.random.default_rng(seed)
+    n, k, p = int(random.integers(2, max_jobs + 1)), int(random.integers(1, 4)), int(random.integers(1, 6))
+    alone = random.uniform(1.0, 10.0, (p, k))
+    beside = alone[:, None, :] * random.uniform(0.3, 1.0, (p, p, k))
+    beside[random.random((p, p)) < 0.2] = 0.0
+    profile = random.integers(0, p, n)
+    gang = random.choice([1, 2], p)
+    return make_market(
+        alone[profile],
+        random.integers(2, 2 + n, k),
+        gang=gang[profile],
+        weight=random.choice([1.0, 2.0], n),
+        pairs=Pairs(profile_of=profile, steps_per_s=beside),
+        remaining_steps=random.uniform(1e2, 1e4, n),
+        elapsed_s=random.uniform(0.0, 1e3, n),
+    )
+
+
+markets = st.builds(random_market, st.integers(0, 10**6))
+team_markets = st.builds(lambda seed: random_market(seed, num_teams=4), st.integers(0, 10**6))
+shared_markets = st.builds(shared_market, st.integers(0, 10**6))
+
+
+class PlainProgram:
+    """One variable per job (or pair of jobs) and kind, one row per job; no classes, no prices."""
+
+    def __init__(self, market: Market) -> None:
+        self.market = market
+        n, k = market.steps_per_s.shape
+        steps = market.usable_steps_per_s
+        self.members: list[tuple[tuple[int, float], ...]] = []
+        self.kind: list[int] = []
+        for m in range(n):
+            for j in range(k):
+                self.members.append(((m, steps[m, j]),))
+                self.kind.append(j)
+        if market.pairs is not None:
+            profile, beside = market.pairs.profile_of, market.pairs.steps_per_s
+            for m in range(n):
+                for other in range(m + 1, n):
+                    if market.gang[m] != market.gang[other]:
+                        continue
+                    for j in range(k):
+                        mine = beside[profile[m], profile[other], j]
+                        theirs = beside[profile[other], profile[m], j]
+                        if mine > 0 and theirs > 0 and steps[m, j] > 0:
+                            self.members.append(((m, mine), (other, theirs)))
+                            self.kind.append(j)
+        size = len(self.kind)
+        self.rate = np.zeros((n, size))
+        self.time = np.zeros((n, size))
+        self.devices = np.zeros((k, size))
+        for column, members in enumerate(self.members):
+            for job, rate in members:
+                self.rate[job, column] = rate
+                self.time[job, column] = 1.0
+            self.devices[market.pool_of[self.kind[column]], column] = market.gang[members[0][0]]
+
+    def _limits(self):
+        rows = np.vstack([self.time, self.devices])
+        return rows, np.concatenate([np.ones(len(self.time)), self.market.num_devices])
+
+    def highest_level(self, owed, base=None) -> float:
+        """The largest t with rate x >= base + t owed for all jobs."""
+        base = np.zeros(len(owed)) if base is None else base
+        limits, most = self._limits()
+        top = np.hstack([-self.rate, owed[:, None]])
+        rows = np.vstack([top, np.hstack([limits, np.zeros((len(limits), 1))])])
+        cost = np.zeros(rows.shape[1])
+        cost[-1] = -1.0
+        result = linprog(cost, A_ub=rows, b_ub=np.concatenate([-base, most]), method="highs")
+        return -result.fun if result.status == 0 else -np.inf
+
+    def largest_sum(self, value, needs=None) -> float:
+        """The most sum of value (per step, [job, kind]) with needs met; -inf where impossible."""
+        limits, most = self._limits()
+        cost = np.array(
+            [
+                -sum(rate * value[job, kind] for job, rate in members)
+                for members, kind in zip(self.members, self.kind, strict=True)
+            ]
+        )
+        needs = np.zeros(len(self.time)) if needs is None else needs
+        rows, most = np.vstack([-self.rate, limits]), np.concatenate([-needs, most])
+        result = linprog(cost, A_ub=rows, b_ub=most, method="highs")
+        return -result.fun if result.status == 0 else -np.inf

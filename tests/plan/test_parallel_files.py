@@ -1,0 +1,223 @@
+import contextlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.errors import InputFileError
+from hocket.hardware import cluster_from_text
+from hocket.plan.parallel import ParallelPlan, StageCosts
+from hocket.plan.parallel_files import (
+    parallel_plan_from_dict,
+    parallel_plan_to_dict,
+    read_parallel_plan,
+    write_parallel_plan,
+)
+from hocket.plan.parallel_schema import parallel_json_schema
+from hocket.plan.parallel_verify import memory_violations, parallel_structure_violations
+from hocket.plan.schedule import Schedule, Work
+from hocket.transformer import Division, Experts, Transformer
+
+MODEL = Transformer(
+    name="small", hidden=64, layers=6, heads=4, kv_heads=2, head_width=16, mlp_width=128,
+    mlp="swiglu", vocabulary=1000, sequence=32, tied_embeddings=False, learned_positions=False,
+    biases=False, dropout=False,
+)  # fmt: skip
+
+
+def _schedule(num_devices, num_microbatches, *, split=False):
+    """All forwards, then all backwards: legal on one stage per device."""
+    rows = []
+    for device in range(num_devices):
+        rows += [(Work.FORWARD, device, m) for m in range(num_microbatches)]
+        for m in range(num_microbatches):
+            if split:
+                rows += [(Work.INPUT_GRADIENT, device, m), (Work.WEIGHT_GRADIENT, device, m)]
+            else:
+                rows.append((Work.BACKWARD, device, m))
+    per_device = len(rows) // num_devices
+    work, stage, microbatch = np.array(rows, dtype=np.int32).T
+    return Schedule(
+        name="gpipe",
+        num_microbatches=num_microbatches,
+        device_of_stage=np.arange(num_devices, dtype=np.int32),
+        start=np.arange(num_devices + 1, dtype=np.int32) * per_device,
+        work=work,
+        stage=stage,
+        microbatch=microbatch,
+    )
+
+
+def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, layers=None):
+    division = Division(
+        tensor=2, pipeline=pipeline, data=data, microbatch=1,
+        global_batch=num_microbatches * data, schedule="gpipe", recompute="selective", zero=1,
+        sequence_parallel=True, layers=layers,
+    )  # fmt: skip
+    cluster = cluster_from_text("8xa100-80g")
+    names, each = cluster.device_names, 2 * data
+    stages = (0.25,) * pipeline
+    return ParallelPlan(
+        model=replace(MODEL, experts=experts),
+        cluster=cluster,
+        division=division,
+        devices=tuple(names[i * each : (i + 1) * each] for i in range(pipeline)),
+        schedule=_schedule(pipeline, num_microbatches, split=split),
+        costs=StageCosts(
+            forward_s=stages,
+            input_gradient_s=stages,
+            weight_gradient_s=stages,
+            send_s=(0.001,) * (pipeline - 1),
+            activation_bytes=(1000,) * pipeline,
+            weight_gradient_bytes=(10,) * pipeline,
+            state_bytes=(10**6,) * pipeline,
+            after_s=(0.5,) * pipeline,
+        ),
+        step_s=1.5,
+        peak_bytes=(10**6 + 3000,) * pipeline,
+        notes={"why": "because"},
+    )
+
+
+def _data(plan):
+    return json.loads(json.dumps(parallel_plan_to_dict(plan)))
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(
+    shape=st.sampled_from([(1, 4), (2, 2), (3, 1), (1, 1)]),
+    num_microbatches=st.integers(1, 5),
+    split=st.booleans(),
+    experts=st.sampled_from([None, Experts(count=4, active=2, mlp_width=32)]),
+)
+def test_plan_read_back_is_the_plan(shape, num_microbatches, split, experts):
+    plan = _plan(*shape, num_microbatches, split=split, experts=experts)
+    again = parallel_plan_from_dict(_data(plan), "plan.json")
+    assert again.model == plan.model
+    assert again.division == plan.division
+    assert again.cluster.content_hash == plan.cluster.content_hash
+    assert again.devices == plan.devices
+    assert vars(again.costs) == vars(plan.costs)
+    for name in ("device_of_stage", "start", "work", "stage", "microbatch"):
+        assert np.array_equal(getattr(again.schedule, name), getattr(plan.schedule, name))
+    assert parallel_plan_to_dict(again) == parallel_plan_to_dict(plan)
+
+
+def test_equal_plans_give_equal_bytes_and_the_file_is_compact(tmp_path):
+    for name in ("a.json", "b.json"):
+        write_parallel_plan(tmp_path / name, _plan())
+    written = (tmp_path / "a.json").read_bytes()
+    assert written == (tmp_path / "b.json").read_bytes()
+    assert b'"F0.0 F0.1 F0.2 B0.0 B0.1 B0.2"' in written
+    assert read_parallel_plan(tmp_path / "a.json").step_s == 1.5
+
+
+def test_uneven_layers_are_kept():
+    plan = _plan(layers=(2, 4))
+    assert parallel_plan_from_dict(_data(plan), "x").division.layers == (2, 4)
+
+
+def _set(*path_and_value):
+    *path, key, value = path_and_value
+
+    def edit(data):
+        for part in path:
+            data = data[part]
+        data[key] = value
+
+    return edit
+
+
+BROKEN = {
+    "another schema": (_set("schema", "hocket.plan/1"), "not a hocket.parallel/1 file"),
+    "unknown key": (_set("division", "tensors", 8), "unknown key 'division.tensors'"),
+    "text for a number": (_set("division", "tensor", "8"), "division.tensor"),
+    "huge degree": (_set("division", "pipeline", 10**18), "division.pipeline"),
+    "negative microbatch": (_set("division", "microbatch", -1), "division.microbatch"),
+    "infinite cost": (_set("costs", "forward_s", [1e300, 1.0]), "costs.forward_s"),
+    "another cluster": (_set("cluster", "hash", "0" * 64), "not the one"),
+    "device twice": (_set("devices", 0, 0, "gpu5"), "device 'gpu5' has 2 places"),
+    "no such device": (_set("devices", 0, 0, "gpu77"), "no device 'gpu77'"),
+    "too few devices": (_set("devices", 0, ["gpu0"]), "rank 0 has 1 devices, not 4"),
+    "layers missing": (_set("division", "layers", [3, 2]), "5 layers, the model 6"),
+    "batch": (_set("division", "global_batch", 7), "batch of 7"),
+    "heads": (_set("model", "heads", 3), "heads"),
+    "stage of nobody": (_set("schedule", "device_of_stage", [0, 9]), "rank that does not exist"),
+    "word": (_set("schedule", "actions", 0, "F0.0 X1.1"), "'X1.1'"),
+    "action of another": (
+        _set("schedule", "actions", 0, "F1.0 F0.1 F0.2 B0.0 B0.1 B0.2"), "stage 1 is worked on",
+    ),
+    "action twice": (
+        _set("schedule", "actions", 0, "F0.0 F0.0 F0.2 B0.0 B0.1 B0.2"),
+        "forward of stage 0, microbatch 0",
+    ),
+    "half a backward": (
+        _set("schedule", "actions", 0, "F0.0 F0.1 F0.2 B0.0 B0.1 I0.2"),
+        "weight gradient of stage 0, microbatch 2",
+    ),
+    "microbatch beyond": (
+        _set("schedule", "actions", 0, "F0.0 F0.1 F0.999999999 B0.0 B0.1 B0.2"), "does not exist",
+    ),
+    "costs of too few": (_set("costs", "send_s", []), "costs.send_s must have 1"),
+    "peaks of too few": (_set("predicted", "peak_bytes", [1]), "peak_bytes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_file_is_refused_with_its_place(name):
+    edit, said = BROKEN[name]
+    data = _data(_plan())
+    edit(data)
+    with pytest.raises(InputFileError) as caught:
+        parallel_plan_from_dict(data, "plan.json")
+    assert said in str(caught.value)
+    assert caught.value.where.startswith("plan.json")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b"nonsense", b'{"schema": "hocket.parallel/1"}', b"\x00" * 50]
+)
+def test_what_is_no_plan_is_refused(content, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_bytes(content)
+    with pytest.raises(InputFileError):
+        read_parallel_plan(path)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.data())
+def test_a_file_with_one_value_replaced_never_ends_in_another_error(draw):
+    data = _data(_plan())
+    place, key = data, draw.draw(st.sampled_from(sorted(data)))
+    while isinstance(place[key], (dict, list)) and place[key] and draw.draw(st.booleans()):
+        place = place[key]
+        keys = sorted(place) if isinstance(place, dict) else range(len(place))
+        key = draw.draw(st.sampled_from(list(keys)))
+    place[key] = draw.draw(st.sampled_from([None, -1, 2**70, "", "x", [], {}, True, 0.5, [[]]]))
+    with contextlib.suppress(InputFileError):
+        parallel_plan_from_dict(data, "plan.json")
+
+
+def test_did_you_mean_for_a_wrong_key():
+    data = _data(_plan())
+    data["division"]["tensr"] = data["division"].pop("tensor")
+    with pytest.raises(InputFileError) as caught:
+        parallel_plan_from_dict(data, "plan.json")
+    assert caught.value.hint == "did you mean 'tensor'?"
+
+
+def test_memory_that_does_not_fit_is_named():
+    plan = _plan()
+    assert list(memory_violations(plan)) == []
+    (found,) = memory_violations(replace(plan, peak_bytes=(10**6, 100 * 2**30)))
+    assert found.rule == "memory"
+    assert "rank 1 lacks 20.0 GiB" in found.message
+    assert list(parallel_structure_violations(plan)) == []
+
+
+def test_schema_says_what_files_hold():
+    properties = parallel_json_schema()["properties"]
+    assert set(_data(_plan())) == set(properties)

@@ -1,0 +1,69 @@
+"""Small models to divide, and every way to divide them."""
+
+from itertools import combinations, pairwise, permutations, product
+
+import numpy as np
+from hypothesis import strategies as st
+
+from hocket.planners.parallelism.partition import LayerCosts
+
+
+@st.composite
+def layer_costs(draw, max_layers=7, max_kinds=2, max_ways=3):
+    """Layers with small whole costs, so that sums are exact and ties are frequent."""
+    num_layers = draw(st.integers(1, max_layers))
+    num_kinds, num_ways = draw(st.integers(1, max_kinds)), draw(st.integers(1, max_ways))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    backward = rng.integers(0, 12, (num_ways, num_layers, num_kinds)).astype(float)
+    kept = rng.integers(0, 6, (num_ways, num_layers))
+    if draw(st.booleans()):
+        # Layers alike, as in a transformer.
+        backward[:], kept[:] = backward[:, :1], kept[:, :1]
+    counts = np.ones(num_layers, dtype=bool)
+    if num_layers > 2 and draw(st.booleans()):
+        counts[[0, -1]] = False
+    return LayerCosts(
+        forward_s=rng.integers(1, 9, (num_layers, num_kinds)).astype(float),
+        backward_s=backward,
+        activation_bytes=kept,
+        state_bytes=rng.integers(0, 4, num_layers),
+        send_s=rng.integers(0, 3, num_layers).astype(float),
+        counts=counts,
+    )
+
+
+def stage_choices(costs, start, stop, kind, in_flight, limit):
+    """The least time of a stage over all ways to run its layers; None if none fits."""
+    best = None
+    for ways in product(range(costs.num_ways), repeat=stop - start):
+        layers = np.arange(start, stop)
+        held = in_flight * costs.activation_bytes[ways, layers].sum()
+        if held + costs.state_bytes[start:stop].sum() > limit:
+            continue
+        time_s = costs.forward_s[layers, kind].sum() + costs.backward_s[ways, layers, kind].sum()
+        best = time_s if best is None else min(best, time_s)
+    return best
+
+
+def brute_force(costs, kinds, memory, in_flight, num_microbatches, reorder):
+    """The least step over all cuts, choices and orders; None if nothing fits."""
+    best, known = None, {}
+    orders = set(permutations(kinds)) if reorder else {tuple(kinds)}
+    for inner in combinations(range(1, costs.num_layers), len(kinds) - 1):
+        starts = (0, *inner, costs.num_layers)
+        spans = list(pairwise(starts))
+        if not all(costs.counts[a:b].any() for a, b in spans):
+            continue
+        for order in orders:
+            times = []
+            for stage, (a, b) in enumerate(spans):
+                key = (a, b, order[stage], in_flight[stage])
+                if key not in known:
+                    known[key] = stage_choices(costs, *key, memory[order[stage]])
+                times.append(known[key])
+            if None in times:
+                continue
+            sent = 2 * costs.send_s[np.array(inner, dtype=int) - 1].sum()
+            step = sum(times) + sent + (num_microbatches - 1) * max(times)
+            best = step if best is None else min(best, step)
+    return best

@@ -1,0 +1,256 @@
+"""The search against plain enumeration, and what it promises about its answer."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.memory import memory
+from hocket.cost.parallel.softwares import find_software
+from hocket.cost.parallel.step import predict
+from hocket.errors import NoFeasiblePlanError
+from hocket.hardware import cluster_from_text
+from hocket.jsonfile import dump_json
+from hocket.plan.parallel_files import parallel_plan_from_dict, parallel_plan_to_dict
+from hocket.planners.parallelism import enumerate as enumeration
+from hocket.planners.parallelism.candidates import Training
+from hocket.planners.parallelism.enumerate import Limits, enumerate_divisions
+from hocket.planners.parallelism.limits import fixed_limits
+from hocket.planners.parallelism.programs import program_limits
+from hocket.planners.parallelism.recheck import AS_SHORT, Effort
+from hocket.planners.parallelism.scan import scan
+from hocket.planners.parallelism.search import default_limits, plan_of, search
+from hocket.planners.parallelism.uneven import even_layers
+from hocket.planners.parallelism.verify import parallel_violations
+from hocket.transformer import RECOMPUTES, Transformer
+from hocket.transformer.files import find_model
+
+SMALL = Transformer(
+    name="small", hidden=2048, layers=12, heads=16, kv_heads=16, head_width=128, mlp_width=8192,
+    mlp="gelu", vocabulary=51200, sequence=2048, tied_embeddings=True, learned_positions=True,
+    biases=True, dropout=True,
+)  # fmt: skip
+QUICK = Effort(num_simulated=30, num_balanced=4, num_balanced_chunks=1)
+
+
+def _training(model=SMALL, on="8xa100-80g", batch=16, software="megatron-core", dtype=None):
+    program = find_software(software)
+    return Training(
+        model=model if isinstance(model, Transformer) else find_model(model),
+        cluster=cluster_from_text(on),
+        global_batch=batch,
+        software=program if dtype is None else replace(program, dtype=dtype),
+        coefficients=Coefficients(),
+    )
+
+
+def _judged(training, divisions):
+    """What memory and time the closed forms give, asked without any of the scan's shortcuts."""
+    held = memory(training.model, divisions, training.software).total_bytes
+    step_s = predict(
+        training.model, divisions, training.cluster, training.software, training.coefficients
+    ).step_s
+    return held, step_s
+
+
+# ── scan ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "batch"),
+    [
+        ("gpt-7.5b", "8xa100-80g", 8),
+        ("gpt-18b", "2xdgx-a100-80g", 12),
+        ("mixtral-8x7b", "2xdgx-h100", 4),
+    ],
+)
+def test_scan_finds_the_best_of_all_divisions(model, on, batch):
+    training = _training(model, on, batch)
+    limits = default_limits(training)
+    found = scan(training, 0, limits, 50)
+    every = enumerate_divisions(training.model, training.pools[0], batch, limits)
+    held, step_s = _judged(training, every)
+    fits = held <= training.pools[0].memory_bytes
+    assert found.num_divisions == len(every)
+    assert found.num_fitting == fits.sum()
+    kept_held, kept_s = _judged(training, found.fitting)
+    assert np.all(kept_held <= training.pools[0].memory_bytes)
+    assert np.all(np.diff(kept_s) >= 0)
+    assert kept_s[0] == step_s[fits].min()
+    lacking, _ = _judged(training, found.nearly)
+    assert np.all(lacking > training.pools[0].memory_bytes)
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "torch", "megatron-2021"])
+def test_more_recomputation_never_shortens_a_step(software):
+    """What lets the scan skip recomputation where less of it fits.
+
+    Communication that waits anyway may hide behind the work done again, hence the allowance.
+    """
+    training = _training("gpt-18b", "16xdgx-a100-80g", 96, software)
+    limits = replace(default_limits(training), recomputes=("none",))
+    every = enumerate_divisions(training.model, training.pools[0], 96, limits)
+    some = every.take(np.random.default_rng(1).integers(0, len(every), 20_000))
+    none_s, selective_s, full_s = (
+        _judged(training, replace(some, recompute=some.recompute + np.int8(mode)))[1]
+        for mode in range(len(RECOMPUTES))
+    )
+    assert np.all(none_s <= selective_s * 1.005)
+    assert np.all(selective_s <= full_s * 1.005)
+
+
+def test_replicas_left_out_on_large_clusters_would_not_be_chosen(monkeypatch):
+    training = _training("gpt-18b", "32xdgx-a100-80g", 48)
+    limits = replace(default_limits(training), schedules=("1f1b", "interleaved"), max_context=2)
+    reduced = scan(training, 0, limits, 20).fitting[0]
+    monkeypatch.setattr(enumeration, "FEW_DEVICES", 10**6)
+    assert scan(training, 0, limits, 20).fitting[0] == reduced
+
+
+# ── search ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "batch"),
+    [(SMALL, "8xa100-80g", 16), ("gpt-39b", "4xdgx-a100-80g", 32), ("llama3-8b", "3xh100-80g", 6)],
+    ids=["small", "gpt-39b", "three devices"],
+)
+def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
+    comparison = search(_training(model, on, batch), effort=QUICK)
+    winner = comparison.winner
+    fitting = [c for c in comparison.candidates if c.feasible]
+    assert winner is comparison.candidates[0]
+    assert winner.step_s <= min(c.step_s for c in fitting) * (1 + AS_SHORT)
+    assert all(c.reason for c in comparison.candidates)
+    assert all(c.reason.startswith("lacks") for c in comparison.candidates if c.lacking_bytes)
+    plan = plan_of(comparison)
+    assert parallel_violations(plan) == []
+    assert plan.step_s == winner.step_s
+    assert 0 < winner.mfu < 1
+    assert winner.tokens_per_s == pytest.approx(
+        batch * winner.training.model.sequence / winner.step_s
+    )
+    assert sum(len(names) for names in plan.devices) == winner.division.num_devices
+    again = parallel_plan_from_dict(parallel_plan_to_dict(plan), "plan")
+    assert parallel_plan_to_dict(again) == parallel_plan_to_dict(plan)
+
+
+def test_same_question_same_plan():
+    plans = [plan_of(search(_training(), effort=QUICK)) for _ in range(2)]
+    assert len({dump_json(parallel_plan_to_dict(plan)) for plan in plans}) == 1
+
+
+def test_simulator_and_closed_form_agree_on_even_pipelines():
+    training = _training("gpt-39b", "4xdgx-a100-80g", 64)
+    limits = fixed_limits(default_limits(training), "pipeline=4,chunks=1,schedule=1f1b")
+    effort = Effort(num_simulated=30, num_balanced=0, num_balanced_chunks=0)
+    fitting = [c for c in search(training, limits, effort).candidates if c.simulated]
+    assert len(fitting) > 10
+    off = [abs(c.step_s / c.estimate_s - 1) for c in fitting]
+    assert np.mean(off) < 0.05
+    assert max(off) < 0.15
+
+
+def test_layers_that_do_not_divide_are_shared_out():
+    training = _training(replace(SMALL, layers=30), "4xa100-80g", 32)
+    limits = fixed_limits(default_limits(training), "pipeline=4,chunks=1,tensor=1")
+    winner = search(training, limits, QUICK).winner
+    assert len(winner.division.layers) == 4
+    assert sum(winner.division.layers) == 30
+    assert max(winner.division.layers) <= 9
+
+
+def test_heavy_output_layer_gets_fewer_layers():
+    training = _training(replace(SMALL, vocabulary=500_000), "4xa100-80g", 32)
+    limits = fixed_limits(default_limits(training), "pipeline=4,schedule=1f1b,tensor=1")
+    winner = search(training, limits, QUICK).winner
+    assert winner.division.layers[-1] < 3
+    even = search(training, limits, replace(QUICK, num_balanced=0)).winner
+    assert even.division.layers is None
+    assert winner.step_s < even.step_s
+
+
+@pytest.mark.parametrize("layers", [7, 12, 13, 96])
+@pytest.mark.parametrize("stages", [1, 2, 5, 7])
+def test_even_shares_differ_by_one_and_ends_are_never_larger(layers, stages):
+    shares = even_layers(layers, stages)
+    assert sum(shares) == layers
+    assert max(shares) - min(shares) <= 1
+    if stages > 2:
+        assert shares[0] <= max(shares[1:-1])
+
+
+# ── what does not fit ────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_fits_names_the_least_lack_and_what_would_do():
+    training = _training("gpt-39b", "4xdgx1-v100", 16, dtype="float16")
+    small = replace(training, cluster=cluster_from_text("8xv100-16g"))
+    comparison = search(small, effort=QUICK)
+    assert comparison.winner is None
+    assert comparison.candidates[0].lacking_bytes == min(
+        c.lacking_bytes for c in comparison.candidates
+    )
+    with pytest.raises(NoFeasiblePlanError) as caught:
+        plan_of(comparison)
+    hosts = int(re.search(r"(\d+) hosts of 8 v100-16g instead of 1", str(caught.value))[1])
+    for count, fits in ((hosts, True), (hosts - 1, False)):
+        other = replace(small, cluster=cluster_from_text(f"{8 * count}xv100-16g"))
+        found = scan(other, 0, default_limits(other), 1)
+        assert (found.num_fitting > 0) == fits
+
+
+def test_limits_that_leave_nothing_say_so():
+    training = _training()
+    comparison = search(training, fixed_limits(default_limits(training), "tensor=7"), QUICK)
+    assert comparison.winner is None
+    assert "no division exists" in comparison.why
+
+
+# ── unequal devices ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
+    training = _training("gpt-3.6b", "4xa100-80g+4xv100-32g", 32, dtype="float16")
+    comparison = search(training, effort=Effort(num_simulated=60))
+    both = [c for c in comparison.candidates if c.feasible and len(c.stages.pools) == 2]
+    assert both
+    kinds = {device.name: device.kind.name for device in training.cluster.devices}
+    best = both[0]
+    plan = plan_of(replace(comparison, candidates=(best,), chosen=0))
+    assert parallel_violations(plan) == []
+    assert all(len({kinds[name] for name in names}) == 1 for names in plan.devices)
+    layers = np.array(best.division.layers or [30 // best.division.pipeline])
+    fast = np.array([kinds[names[0]] == "a100-80g" for names in plan.devices])
+    assert layers[fast].mean() > layers[~fast].mean()
+
+
+def test_a_kind_alone_is_tried_on_mixed_clusters():
+    training = _training(SMALL, "4xa100-80g+2xv100-16g", 16, dtype="float16")
+    comparison = search(training, effort=QUICK)
+    alone = search(_training(SMALL, "4xa100-80g", 16, dtype="float16"), effort=QUICK)
+    assert comparison.winner.step_s <= alone.winner.step_s * (1 + AS_SHORT)
+
+
+# ── programs ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_named_program_limits_what_is_tried():
+    training = _training("gpt-39b", "4xdgx-a100-80g", 32, software="megatron-2021")
+    limits = program_limits(default_limits(training), "megatron-2021")
+    found = enumerate_divisions(training.model, training.pools[0], 32, limits)
+    assert set(found.zero.tolist()) == {0}
+    assert not found.sequence_parallel.any()
+    assert set(found.context.tolist()) == {1}
+    every = program_limits(Limits(max_tensor=8), "torch")
+    assert every == Limits(max_tensor=8)
+
+
+def test_megatron_core_divides_gradients_without_pipelines_only():
+    training = _training("gpt-7.5b", "16xa100-80g", 32)
+    limits = program_limits(default_limits(training), "megatron-core")
+    found = enumerate_divisions(training.model, training.pools[0], 32, limits)
+    assert found.zero[found.pipeline > 1].max() == 1
+    assert found.zero[found.pipeline == 1].max() == 3

@@ -1,0 +1,211 @@
+"""Layers over stages: optimal where one stage is on each rank, within memory always."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planners.partition_cases import brute_force, layer_costs
+
+from hocket.errors import HocketError, NoFeasiblePlanError, UsageError
+from hocket.plan.parallel import StageCosts
+from hocket.planners.parallelism.partition import (
+    LayerCosts,
+    in_flight_counts,
+    partition_layers,
+)
+from hocket.planners.parallelism.schedules import make_schedule
+from hocket.simulate.pipeline import simulate_pipeline
+
+
+def _uniform(num_layers, *, num_kinds=1, speed=(1.0,), state=1, kept=1):
+    """Layers that take 1 s forward and 2 s backward on a device of speed 1."""
+    scale = 1.0 / np.array(speed[:num_kinds])
+    return LayerCosts(
+        forward_s=np.ones((num_layers, 1)) * scale,
+        backward_s=np.ones((1, num_layers, 1)) * 2.0 * scale,
+        activation_bytes=np.full((1, num_layers), kept),
+        state_bytes=np.full(num_layers, state),
+        send_s=np.zeros(num_layers),
+        counts=np.ones(num_layers, dtype=bool),
+    )
+
+
+@given(layer_costs(), st.data())
+@settings(derandomize=True, deadline=None, max_examples=150)
+def test_partition_equals_brute_force(costs, data):
+    num_kinds = costs.forward_s.shape[1]
+    kinds = data.draw(st.lists(st.integers(0, num_kinds - 1), min_size=1, max_size=4))
+    memory = data.draw(st.lists(st.integers(2, 40), min_size=num_kinds, max_size=num_kinds))
+    num_microbatches = data.draw(st.integers(1, 9))
+    in_flight = [min(num_microbatches, len(kinds) - i) for i in range(len(kinds))]
+    reorder = data.draw(st.booleans())
+    best = brute_force(costs, kinds, memory, in_flight, num_microbatches, reorder)
+    arguments = {
+        "kinds": kinds, "memory_bytes": memory, "in_flight": in_flight,
+        "num_microbatches": num_microbatches, "reorder": reorder,
+    }  # fmt: skip
+    if best is None:
+        with pytest.raises(HocketError):
+            partition_layers(costs, **arguments)
+        return
+    found = partition_layers(costs, **arguments)
+    assert found.step_s == pytest.approx(best, rel=1e-9)
+    assert sum(found.layers) == costs.counts.sum()
+    assert min(found.layers) >= 1
+    assert sorted(found.kinds) == sorted(kinds)
+    for peak, kind in zip(found.peak_bytes, found.kinds, strict=True):
+        assert peak <= memory[kind]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_simulated_pipeline_takes_at_most_the_step(seed):
+    rng = np.random.default_rng(seed)
+    num_ranks, num_microbatches = int(rng.integers(2, 7)), int(rng.integers(7, 30))
+    costs = _uniform(14, num_kinds=2, speed=(1.0, 1.7))
+    costs.forward_s[:] *= rng.uniform(0.5, 1.5, (14, 1))
+    schedule = make_schedule("1f1b", num_ranks, num_microbatches, 1)
+    found = partition_layers(
+        costs, kinds=rng.integers(0, 2, num_ranks).tolist(), memory_bytes=[1000, 1000],
+        in_flight=in_flight_counts(schedule).tolist(), num_microbatches=num_microbatches,
+    )  # fmt: skip
+    third = tuple(stage_s / 3 for stage_s in found.stage_s)
+    none, whole = (0.0,) * num_ranks, (0,) * num_ranks
+    stages = StageCosts(
+        forward_s=third, input_gradient_s=third, weight_gradient_s=third, send_s=none[1:],
+        activation_bytes=whole, weight_gradient_bytes=whole, state_bytes=whole, after_s=none,
+    )  # fmt: skip
+    makespan_s = simulate_pipeline(schedule, stages).makespan_s
+    assert 0.9 * found.step_s <= makespan_s <= found.step_s * (1 + 1e-9)
+
+
+def test_faster_devices_get_more_layers():
+    costs = _uniform(12, num_kinds=2, speed=(1.0, 2.0))
+    found = partition_layers(
+        costs, kinds=[0, 1], memory_bytes=[100, 100], in_flight=[2, 1], num_microbatches=64
+    )
+    assert found.layers == (4, 8)
+    assert found.step_s == pytest.approx(12.0 + 12.0 + 63 * 12.0)
+
+
+def test_memory_moves_layers_to_later_stages():
+    costs = _uniform(12, kept=1, state=0)
+    found = partition_layers(
+        costs, kinds=[0] * 3, memory_bytes=[8], in_flight=[3, 2, 1], num_microbatches=64
+    )
+    assert found.layers[0] <= 2
+    assert max(found.peak_bytes) <= 8
+
+
+def test_reordering_puts_the_large_memory_first():
+    costs = _uniform(6, num_kinds=2, speed=(1.0, 1.0), kept=1, state=0)
+    arguments = {
+        "memory_bytes": [3, 6], "in_flight": [2, 1], "num_microbatches": 8, "reorder": True
+    }  # fmt: skip
+    found = partition_layers(costs, kinds=[0, 1], **arguments)
+    assert found.kinds == (1, 0)
+    assert found.layers == (3, 3)
+
+
+def test_embedding_and_output_are_balanced_against_layers():
+    costs = _uniform(14)
+    costs.counts[[0, -1]] = False
+    costs.backward_s[0, -1, 0] = 8.0
+    found = partition_layers(
+        costs, kinds=[0] * 4, memory_bytes=[100], in_flight=[4, 3, 2, 1], num_microbatches=32
+    )
+    assert sum(found.layers) == 12
+    assert found.layers[-1] == min(found.layers)
+    assert max(found.stage_s) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("num_layers", [24, 26, 30])
+def test_interleaved_stages_are_even_over_ranks(num_layers):
+    ranks = [0, 1, 2, 3] * 2
+    found = partition_layers(
+        _uniform(num_layers), kinds=[0] * 4, memory_bytes=[10**6], in_flight=[8] * 8,
+        num_microbatches=16, rank_of_stage=ranks,
+    )  # fmt: skip
+    per_rank = np.bincount(ranks, weights=found.layers)
+    assert per_rank.max() == -(-num_layers // 4)
+    if num_layers == 24:
+        # The closed form of interleaved schedules: (m + (p - 1) / v) times the time of a rank.
+        assert found.step_s == pytest.approx((16 + 3 / 2) * 18.0)
+
+
+def test_interleaved_ranks_share_memory_between_their_stages():
+    costs = _uniform(8, kept=0)
+    costs.state_bytes[:] = [5, 1, 1, 1, 1, 1, 1, 1]
+    found = partition_layers(
+        costs, kinds=[0, 0], memory_bytes=[8], in_flight=[1] * 4, num_microbatches=4,
+        rank_of_stage=[0, 1, 0, 1],
+    )  # fmt: skip
+    assert max(found.peak_bytes) <= 8
+
+
+def test_interleaved_ranks_without_memory_are_refused():
+    with pytest.raises(NoFeasiblePlanError, match="lacks"):
+        partition_layers(
+            _uniform(8, kept=0, state=3), kinds=[0, 0], memory_bytes=[11], in_flight=[1] * 4,
+            num_microbatches=4, rank_of_stage=[0, 1, 0, 1],
+        )  # fmt: skip
+
+
+@given(layer_costs(max_layers=8, max_kinds=1), st.integers(6, 60), st.integers(1, 6))
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_interleaved_partition_is_legal_and_fits(costs, memory, num_microbatches):
+    arguments = {
+        "kinds": [0, 0], "memory_bytes": [memory], "in_flight": [3, 2, 2, 1],
+        "num_microbatches": num_microbatches, "rank_of_stage": [0, 1, 1, 0],
+    }  # fmt: skip
+    try:
+        found = partition_layers(costs, **arguments)
+    except HocketError:
+        return
+    assert sum(found.layers) == costs.counts.sum()
+    assert min(found.layers) >= 1
+    layers, held = np.arange(costs.num_layers), np.zeros(2)
+    kept = costs.activation_bytes[list(found.ways), layers]
+    for stage, (rank, count) in enumerate(zip([0, 1, 1, 0], [3, 2, 2, 1], strict=True)):
+        span = slice(*found.starts[stage : stage + 2])
+        held[rank] += count * kept[span].sum() + costs.state_bytes[span].sum()
+    assert max(held) <= memory
+    assert held.tolist() == list(found.peak_bytes)
+
+
+def test_in_flight_counts_are_those_of_one_forward_one_backward():
+    schedule = make_schedule("1f1b", 4, 6, 1)
+    assert in_flight_counts(schedule).tolist() == [4, 3, 2, 1]
+
+
+def test_error_names_the_stage_that_lacks_memory():
+    with pytest.raises(NoFeasiblePlanError, match="stage 1 lacks 2 B"):
+        partition_layers(
+            _uniform(4, state=0, kept=1), kinds=[0, 0], memory_bytes=[1], in_flight=[2, 1],
+            num_microbatches=4,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kinds": [0, 3]}, "device kinds"),
+        ({"memory_bytes": [1, 2]}, "memory of 2"),
+        ({"in_flight": [1]}, "in flight"),
+        ({"num_microbatches": 0}, "microbatches"),
+        ({"rank_of_stage": [0, 1, 1]}, "stages are on"),
+        ({"kinds": [0] * 9, "in_flight": [1] * 9}, "cannot be divided"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, message):
+    good = {"kinds": [0, 0], "memory_bytes": [100], "in_flight": [2, 1], "num_microbatches": 4}
+    with pytest.raises(UsageError, match=message):
+        partition_layers(_uniform(4), **{**good, **change})
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(UsageError, match="state_bytes"):
+        LayerCosts(
+            forward_s=np.ones((3, 1)), backward_s=np.ones((1, 3, 1)),
+            activation_bytes=np.ones((1, 3), dtype=int), state_bytes=np.ones(2, dtype=int),
+            send_s=np.zeros(3), counts=np.ones(3, dtype=bool),
+        )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Small models, divisions and plans for tests of parallel runs."""
+
+from dataclasses import replace
+
+from hocket.hardware.shorthand import cluster_from_text
+from hocket.plan.parallel import ParallelPlan, StageCosts
+from hocket.planners.parallelism.schedules import make_schedule, synthesise
+from hocket.transformer import Division, Transformer
+
+GPT = Transformer(
+    name="toy-gpt", hidden=16, layers=4, heads=4, kv_heads=4, head_width=4, mlp_width=24,
+    mlp="gelu", vocabulary=32, sequence=8, tied_embeddings=True, learned_positions=True,
+    biases=True, dropout=False,
+)  # fmt: skip
+LLAMA = replace(
+    GPT, name="toy-llama", kv_heads=2, mlp="swiglu", tied_embeddings=False,
+    learned_positions=False, biases=False,
+)  # fmt: skip
+
+
+def costs_of(num_stages, num_devices, forward_s=1.0):
+    """Equal stages."""
+    every = (forward_s,) * num_stages
+    return StageCosts(
+        forward_s=every, input_gradient_s=every, weight_gradient_s=every,
+        send_s=(0.0,) * (num_stages - 1), activation_bytes=(1,) * num_stages,
+        weight_gradient_bytes=(1,) * num_stages, state_bytes=(1,) * num_devices,
+        after_s=(0.0,) * num_devices,
+    )  # fmt: skip
+
+
+def divided(model, schedule_name, pipeline, microbatches=4, **fields):
+    """A model with enough layers, its division and schedule."""
+    if schedule_name == "synthesised":
+        uneven = replace(costs_of(pipeline, pipeline), forward_s=(1.0, 2.0, 1.0, 3.0)[:pipeline])
+        schedule = synthesise(uneven, microbatches, (8,) * pipeline)
+        schedule_name = "zb-h1"
+    else:
+        schedule = make_schedule(schedule_name, pipeline, microbatches)
+    division = Division(
+        pipeline=pipeline, chunks=schedule.num_stages // pipeline, schedule=schedule_name, **fields
+    )
+    division = replace(division, global_batch=microbatches * division.microbatch * division.data)
+    layers = division.layers or (1,) * division.num_stages
+    return replace(model, layers=sum(layers)), division, schedule
+
+
+def plan_of(model, division, schedule, on=None):
+    """A plan on the first devices of a cluster."""
+    cluster = cluster_from_text(on or f"{division.num_devices}xv100-16g")
+    names, size = cluster.device_names, division.num_devices // division.pipeline
+    return ParallelPlan(
+        model=model,
+        cluster=cluster,
+        division=division,
+        devices=tuple(
+            tuple(names[rank * size : (rank + 1) * size]) for rank in range(division.pipeline)
+        ),
+        schedule=schedule,
+        costs=costs_of(division.num_stages, division.pipeline),
+        step_s=1.5,
+        peak_bytes=(10,) * division.pipeline,
+    )

@@ -1,0 +1,195 @@
+"""Parallel plans as a user runs them, also when a rank dies."""
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+import torch
+from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
+
+from hocket.cli import main
+from hocket.errors import MissingExtraError, RunError, UsageError
+from hocket.plan.parallel_files import write_parallel_plan
+from hocket.runtime.parallel import check, fits, pipeline
+from hocket.runtime.parallel.build import build_stage, whole_model
+from hocket.runtime.parallel.check import Agreement
+from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.jobs import make_job
+from hocket.runtime.parallel.model import Slice
+from hocket.runtime.parallel.rank import _lost_another
+from hocket.runtime.parallel.reference import reference_run
+from hocket.runtime.parallel.session import (
+    ParallelOptions,
+    choose_backend,
+    predicted_busy_s,
+    run_parallel,
+)
+from hocket.runtime.parallel.spawn import _describer
+from hocket.runtime.progress import Position
+
+FOREVER = 10**6
+
+
+def small_plan():
+    return plan_of(*divided(LLAMA, "zb-h1", 2, microbatches=3, layers=(1, 2)))
+
+
+def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys):
+    plan = small_plan()
+    path = tmp_path / "plan.json"
+    write_parallel_plan(path, plan)
+    main(["run", str(path), "--steps", "2", "--seed", "3", "--json"])
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    expected = reference_run(make_job(plan.model, plan.division, plan.schedule, steps=2, seed=3))
+    assert result["losses"] == pytest.approx(expected.losses, abs=1e-5)
+    assert result["backend"] == "gloo"
+    assert result["check"]["is_right"]
+    assert result["step_s"]["predicted"] == plan.step_s
+    assert result["step_s"]["measured"] > 0
+    assert [rank["devices"] for rank in result["pipeline_ranks"]] == [["gpu0"], ["gpu1"]]
+    for rank in result["pipeline_ranks"]:
+        assert rank["busy_s"]["predicted"] == pytest.approx(9.0)
+        assert 0 < rank["busy_s"]["measured"] < max(step["seconds"] for step in result["steps"])
+    assert err.count("loss") == 2
+    assert "run on the processor here" in err
+
+
+def run_and_hurt(signal_number):
+    """Run without end and send a signal to rank 1 after the second step."""
+    pids, sent_s = [], []
+
+    def hurt(number, record):
+        if number == 2:
+            os.kill(pids[1], signal_number)
+            sent_s.append(time.monotonic())
+
+    options = ParallelOptions(steps=FOREVER, checks=False)
+    with pytest.raises(RunError) as caught:
+        run_parallel(small_plan(), options, on_start=pids.extend, on_step=hurt)
+    took_s = time.monotonic() - sent_s[0]
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    return caught.value, took_s
+
+
+@pytest.mark.parametrize(
+    ("signal_number", "message"),
+    [
+        (signal.SIGKILL, "rank 1 (gpu1) was killed by signal 9 (SIGKILL) while at "),
+        (signal.SIGSTOP, "rank 1 (gpu1) has stopped answering for 2 s while at "),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_rank_that_is_lost_is_named_and_all_is_gone(signal_number, message):
+    error, took_s = run_and_hurt(signal_number)
+    assert error.message.startswith(message)
+    assert error.exit_code == 5
+    assert took_s < 10
+
+
+def test_only_the_check_can_be_asked_for(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "plan.json"
+    write_parallel_plan(path, small_plan())
+    right = Agreement(loss_error=0.0, gradient_error=2e-9, worst="head.logits.weight")
+    monkeypatch.setattr(check, "check_jobs", lambda jobs: [right])
+    main(["run", str(path), "--check-only"])
+    assert "(largest difference 2.0e-09)" in capsys.readouterr().out
+    main(["run", str(path), "--check-only", "--json"])
+    assert json.loads(capsys.readouterr().out)["check"]["is_right"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--model", "gpt2"], ["--slowdown", "gpu0=2"], ["--trace", "t.json"],
+     ["--backend", "single"], ["--graph", "g.json"], ["--backend", "nccl"]],
+)  # fmt: skip
+def test_options_without_meaning_are_refused(options, tmp_path, capsys):
+    if options == ["--backend", "nccl"] and torch.cuda.device_count() > 1:
+        pytest.skip("this machine has GPUs")
+    path = tmp_path / "plan.json"
+    write_parallel_plan(path, small_plan())
+    with pytest.raises(SystemExit) as caught:
+        main(["run", str(path), *options])
+    assert caught.value.code == 2
+    assert "hint:" in capsys.readouterr().err
+
+
+def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
+    large = replace(LLAMA, name="large", hidden=16384, layers=126, mlp_width=53248)
+    _, division, schedule = divided(large, "1f1b", 2)
+    with pytest.raises(UsageError, match=r"training large here takes .* TiB") as caught:
+        run_parallel(plan_of(large, division, schedule), ParallelOptions())
+    assert "--check-only" in caught.value.hint
+    wide = replace(division, data=64, global_batch=256)
+    with pytest.raises(UsageError, match="takes 128 devices"):
+        fits.require_memory(large, wide, torch.float32)
+
+
+def test_state_follows_from_parameters_and_zero():
+    held = sum(p.numel() for p in whole_model(GPT).parameters())
+    assert fits.num_parameters(GPT) == held
+    _, division, _ = divided(GPT, "1f1b", 1, data=4)
+    sizes = [
+        fits.state_bytes(GPT, replace(division, zero=zero), torch.float32) / (4 * held)
+        for zero in range(4)
+    ]
+    assert sizes == [16, 10, 10, 4]
+
+
+def test_gpus_are_chosen_where_there_are_enough(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_backend("auto", 2) == "nccl"
+    assert choose_backend("auto", 3) == "gloo"
+    assert choose_backend("gloo", 2) == "gloo"
+    with pytest.raises(UsageError, match="takes 3 devices, this machine has 2"):
+        choose_backend("nccl", 3)
+
+
+def test_a_changed_pytorch_is_told(monkeypatch):
+    pipeline.require_pipelining()
+    monkeypatch.delattr(pipeline.schedules._Action, "from_str")
+    with pytest.raises(MissingExtraError, match=r"has no .*_Action\.from_str"):
+        pipeline.require_pipelining()
+
+
+def test_jobs_survive_as_json_and_positions_are_told_in_words():
+    job = make_job(*divided(LLAMA, "zb-v", 2, layers=(1, 2, 2, 1)))
+    assert Job.from_dict(json.loads(json.dumps(job.as_dict()))) == job
+    describe = _describer(job, 1)
+    assert describe(Position(0.0, 0, 0)) == "starting"
+    assert describe(Position(1.0, 3, 0)) == "at forward of microbatch 0 on stage 1 in step 3"
+    texts = {describe(Position(1.0, 1, n)).partition(" of microbatch")[0]
+             for n in range(len(job.actions[1]))}  # fmt: skip
+    assert "at the gradient of the weights" in texts
+
+
+def test_every_part_draws_the_values_of_the_whole_model():
+    whole = whole_model(LLAMA, seed=5).state_dict()
+    part = Slice(first_layer=2, num_layers=2, has_embedding=False, has_head=True)
+    drawn = build_stage(LLAMA, part, seed=5).state_dict()
+    assert drawn.keys() == {n for n in whole if n.startswith(("layers.2", "layers.3", "head"))}
+    assert all(torch.equal(drawn[name], whole[name]) for name in drawn)
+    other = build_stage(LLAMA, part, seed=6).state_dict()
+    assert not torch.equal(other["head.logits.weight"], whole["head.logits.weight"])
+    tied = whole_model(GPT).state_dict()
+    assert torch.equal(tied["embedding.tokens.weight"], tied["head.logits.weight"])
+
+
+def test_only_the_loss_of_another_rank_is_no_failure_of_ones_own():
+    lost = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]")
+    outer = RuntimeError("stage 1 failed to run forward")
+    outer.__cause__ = lost
+    assert _lost_another(outer)
+    assert not _lost_another(RuntimeError("out of memory"))
+
+
+def test_predicted_busy_time_counts_every_action():
+    for name in ("1f1b", "zb-v", "interleaved"):
+        plan = plan_of(*divided(GPT, name, 2, microbatches=4))
+        each = 3.0 * 4 * plan.division.chunks
+        assert predicted_busy_s(plan) == pytest.approx((each, each))

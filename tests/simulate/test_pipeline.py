@@ -1,0 +1,94 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulate.pipelines import CASES, even_costs, schedules, stage_costs, twin, with_row
+
+from hocket.errors import CheckError, UsageError
+from hocket.planners.parallelism.schedules import make_schedule
+from hocket.simulate.engine import simulate
+from hocket.simulate.pipeline import simulate_pipeline
+from hocket.simulate.pipeline_graph import pipeline_problem
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.data())
+def test_quick_path_equals_event_engine(data):
+    schedule = data.draw(schedules())
+    chunks = schedule.num_stages // schedule.num_devices
+    costs = data.draw(stage_costs(schedule.num_devices, chunks))
+    quick = simulate_pipeline(schedule, costs)
+    problem, plan = pipeline_problem(schedule, costs)
+    engine = simulate(problem, plan)
+    assert quick.makespan_s == pytest.approx(engine.makespan_s, rel=1e-12)
+    np.testing.assert_array_equal(quick.peak_bytes, engine.peak_bytes)
+    actions = np.concatenate([row[:-1] for row in plan.order])
+    np.testing.assert_allclose(quick.start_s, engine.op_start_s[actions], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(quick.end_s, engine.op_end_s[actions], rtol=1e-12, atol=1e-12)
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(st.data())
+def test_any_order_equals_plain_twin_and_deadlocks_with_it(data):
+    schedule = data.draw(schedules(max_devices=3, max_microbatches=4))
+    swaps = data.draw(st.integers(0, 3))
+    work, stage, microbatch = (
+        array.copy() for array in (schedule.work, schedule.stage, schedule.microbatch)
+    )
+    for _ in range(swaps):
+        device = data.draw(st.integers(0, schedule.num_devices - 1))
+        row = st.integers(int(schedule.start[device]), int(schedule.start[device + 1]) - 1)
+        a, b = data.draw(row), data.draw(row)
+        for array in (work, stage, microbatch):
+            array[[a, b]] = array[[b, a]]
+    changed = with_row(schedule, work=work, stage=stage, microbatch=microbatch)
+    chunks = schedule.num_stages // schedule.num_devices
+    costs = data.draw(stage_costs(schedule.num_devices, chunks))
+    expected = twin(changed, costs)
+    if expected is None:
+        with pytest.raises(CheckError, match="can never start"):
+            simulate_pipeline(changed, costs)
+        return
+    timeline = simulate_pipeline(changed, costs)
+    np.testing.assert_allclose(timeline.end_s, expected[0], rtol=1e-12)
+    assert timeline.peak_bytes.tolist() == expected[1]
+
+
+@pytest.mark.parametrize(("name", "chunks"), CASES, ids=[f"{n}-{c}" for n, c in CASES])
+def test_busy_time_and_bubble_add_up(name, chunks):
+    schedule = make_schedule(name, 4, 8, chunks)
+    timeline = simulate_pipeline(schedule, even_costs(4, chunks, (1.0, 1.5, 0.5)))
+    np.testing.assert_allclose(timeline.busy_s, 24.0)
+    assert timeline.bubble_share == pytest.approx(1 - 24 / timeline.makespan_s)
+    assert timeline.bubble_ratio == pytest.approx(timeline.makespan_s / 24 - 1)
+
+
+def test_what_follows_the_last_action_counts_on_its_own_device():
+    schedule = make_schedule("1f1b", 2, 2)
+    costs = even_costs(2)
+    plain = simulate_pipeline(schedule, costs)
+    late = replace(costs, after_s=(0.0, 5.0))
+    last_device_end_s = plain.end_s[-1]
+    assert simulate_pipeline(schedule, late).makespan_s == last_device_end_s + 5.0
+
+
+def test_costs_of_other_stages_are_refused():
+    schedule = make_schedule("1f1b", 2, 2)
+    with pytest.raises(UsageError, match="2 stages"):
+        simulate_pipeline(schedule, even_costs(3))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("forward_s", (1.0, float("nan")), "negative or not finite"),
+        ("state_bytes", (0, -1), "negative or not finite"),
+        ("weight_gradient_bytes", (1, 2), "more for the gradient of its weights"),
+        ("after_s", (0.0,), "2 devices"),
+    ],
+)
+def test_costs_without_sense_are_refused(field, value, message):
+    with pytest.raises(UsageError, match=message):
+        simulate_pipeline(make_schedule("1f1b", 2, 2), replace(even_costs(2), **{field: value}))

@@ -1,0 +1,135 @@
+"""The tables that come with hocket, and the public files where they are at hand."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hocket.errors import InputFileError, UsageError
+from hocket.transformer.counts import parameter_counts, step_flops
+from hocket.validation.clusters import SITES, site_cluster
+from hocket.validation.public import bloom_stages
+from hocket.validation.tables import COLUMNS, TABLES, load_tables, read_table, write_rows
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "parallelism"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the repository")
+SHIPPED = {
+    "bloom": 30, "h100-weak-scaling": 9, "korthikanti-memory": 8, "korthikanti-table5": 8,
+    "mt-nlg": 3, "sc21-table1": 10, "sc21-table2": 6, "sc21-zero3": 6,
+}  # fmt: skip
+
+
+def test_shipped_tables_have_their_rows():
+    assert {name: len(rows) for name, rows in load_tables().items()} == SHIPPED
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_rows_are_consistent(name):
+    for row in load_tables()[name]:
+        division = row.division
+        assert division.global_batch % (division.microbatch * division.data) == 0
+        assert row.model.heads % division.tensor == 0
+        assert row.model.layers >= division.num_stages
+        assert division.layers is None or sum(division.layers) == row.model.layers
+        assert division.layers is None or len(division.layers) == division.num_stages
+        assert row.step_s or row.memory_bytes or row.is_oom
+        assert row.cluster in SITES
+        assert row.table == name
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_tables_name_their_source(name):
+    assert (TABLES / f"{name}.csv").read_text().startswith("# source: ")
+
+
+def test_sc21_rates_follow_from_the_times():
+    rates = [137, 138, 142, 135, 138, 140, 148, 155, 163, 163]
+    for row, rate in zip(load_tables()["sc21-table1"], rates, strict=True):
+        flops = step_flops(row.model, row.division.global_batch, "hardware-full-recompute")
+        found = flops / row.step_s / row.division.num_devices / 1e12
+        assert found == pytest.approx(rate, rel=0.011)
+
+
+def test_names_of_sc21_rows_are_their_parameters():
+    for row in load_tables()["sc21-table1"]:
+        billions = parameter_counts(row.model).total / 1e9
+        named = 1000 if row.row == "1T" else float(row.row.removesuffix("B"))
+        assert billions == pytest.approx(named, rel=0.03)
+
+
+def test_a_table_survives_writing(tmp_path):
+    rows = load_tables()["bloom"]
+    lines = [",".join(COLUMNS)] + [",".join(record.values()) for record in write_rows(rows)]
+    path = tmp_path / "bloom.csv"
+    path.write_text("\n".join(lines))
+    assert read_table(path) == rows
+
+
+def test_other_columns_are_refused(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputFileError, match="other columns"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_sites_have_the_network_that_is_stated(name):
+    cluster = site_cluster(name, 64)
+    num_hosts = len(cluster.hosts)
+    network = sum(link.bandwidth_bps for link in cluster.links if "network" in link.ends)
+    per_host = network / num_hosts
+    assert cluster.num_devices == 64
+    assert per_host == pytest.approx(SITES[name].network_bps)
+
+
+def test_unknown_site_is_refused():
+    with pytest.raises(UsageError, match="unknown site"):
+        site_cluster("selen", 8)
+
+
+def test_stages_of_bloom_follow_deepspeed():
+    assert bloom_stages(72, 12) is None
+    assert bloom_stages(70, 12) == (5, *[6] * 10, 5)
+    assert bloom_stages(78, 12) == (*[7] * 11, 1)
+    for layers in range(13, 90):
+        stages = bloom_stages(layers, 12)
+        assert stages is None or (len(stages) == 12 and sum(stages) == layers and min(stages) > 0)
+
+
+@needs_data
+def test_shipped_rows_are_those_of_the_public_files():
+    shipped, public = load_tables(), load_tables(DATA)
+    for name, rows in shipped.items():
+        if name == "korthikanti-memory":
+            continue
+        known = {_facts(row) for row in public[name]}
+        assert {_facts(row) for row in rows} <= known, name
+
+
+@needs_data
+def test_public_files_hold_more():
+    public = load_tables(DATA)
+    assert len(public["vtrain-single"]) > 500
+    assert len(public["vtrain-multi"]) > 40
+    assert len(public["bloom"]) > 60
+    assert sum(row.is_oom for row in public["bloom"]) >= 2
+
+
+def test_missing_folder_is_an_input_error(tmp_path):
+    with pytest.raises(InputFileError, match="no such folder"):
+        load_tables(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "content", [b"n_gpus,tp\n8,x\n", b"n_gpus,tp,pp,dp,global_batch,iter_time_s\n8\n", b"a\n\xff\n"]
+)
+def test_a_public_file_that_is_another_one_is_an_input_error(tmp_path, content):
+    (tmp_path / "mt_nlg_530b.csv").write_bytes(content)
+    with pytest.raises(InputFileError, match="cannot be read"):
+        load_tables(tmp_path)
+
+
+def _facts(row):
+    step_s = None if row.step_s is None else f"{row.step_s:.5g}"
+    memory = None if row.memory_bytes is None else round(row.memory_bytes / 2**30, 3)
+    return (row.model, replace(row.division), row.cluster, step_s, memory, row.is_oom)
