@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from hocket.api import make_problem
+from hocket.graph.coarsen import bound_ops
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.graph.graph import Graph
@@ -30,7 +31,6 @@ from hocket.plan.problem import Problem
 from hocket.planners import find_planner
 from hocket.planners.placement.memory import fit_memory, memory_split
 from hocket.planners.placement.memory.needs import tie_needs
-from hocket.planners.placement.memory.units import ties
 from hocket.simulate import simulate
 
 SHARES = ((1, 1), (1, 1, 1), (1,) * 4, (1,) * 8, (2, 1, 1))
@@ -127,7 +127,7 @@ def table(wanted: list[str]) -> None:
             share, seconds = largest_share(problem, shares)
             slowest_s = max(slowest_s, seconds)
             smallest = tight(problem, shares, PROMISED).memory_bytes.min()
-            part = tie_needs(graph, ties(graph)).max() / smallest
+            part = tie_needs(graph, bound_ops(graph)).max() / smallest
             cells.append(f"{share:.2f} ({part:.2f})")
         print(f"| {name} | {graph.num_ops:,} | " + " | ".join(cells) + " |", flush=True)
     print(f"\nslowest plan at a share of {PROMISED}: {slowest_s:.1f} s")

@@ -1,6 +1,6 @@
 """How long dividing layers over stages takes, and what comes out.
 
-    .venv/bin/python benchmarks/partition.py               # all, about half a minute
+    .venv/bin/python benchmarks/partition.py               # all, about two minutes
     .venv/bin/python benchmarks/partition.py layers        # layers over stages of given degrees
     .venv/bin/python benchmarks/partition.py piper         # Piper's inputs, ../shared/data
 

@@ -70,7 +70,7 @@ def test_plan_graph_takes_a_cluster_value_or_its_name():
     graph = generate("chain", 20, 0)
     cluster = hocket.cluster_from_text("2xt4")
     by_value = hocket.plan_graph(graph, cluster, planners=["m-topo"])
-    by_name = hocket.plan_graph(graph, "2xt4", planners=["m-topo"])
+    by_name = hocket.plan_graph(graph, "2xt4", planners="m-topo")
     assert by_value.step_s == by_name.step_s
 
 

@@ -128,7 +128,7 @@ def plan_graph(
     graph: Graph,
     on: str | Path | Cluster = ON_THIS_MACHINE,
     *,
-    planners: Sequence[str] = (),
+    planners: str | Sequence[str] = (),
     transfers: TransferMode = "shared",
     objective: Objective = "latency",
     contiguous: bool = False,
@@ -138,11 +138,12 @@ def plan_graph(
     """Compare planners (the portfolio of ``auto`` by default) and return the best plan."""
     from hocket.planners.compare import compare
 
+    names = (planners,) if isinstance(planners, str) else planners
     problem = make_problem(
         graph, on, transfers=transfers, objective=objective, contiguous=contiguous,
         profile=profile, calibration=calibration,
     )  # fmt: skip
-    return best_of(compare(problem, planners))
+    return best_of(compare(problem, names))
 
 
 def best_of(comparison: Comparison) -> Planned:

@@ -239,3 +239,18 @@ def test_verify_finds_memory_that_the_file_hides(hocket, plan_file, tmp_path):
 def test_graph_option_has_no_meaning_for_parallel_plans(hocket, plan_file):
     for name in ("show", "simulate", "explain", "verify"):
         assert "no graph" in hocket(name, plan_file, "--graph", "x.json", expect=2)[1]
+
+
+def test_schema_of_parallel_plans_is_printed(hocket):
+    assert json.loads(hocket("schema", "parallel")[0])["title"] == "ParallelPlanFile"
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_table_keeps_its_numbers_at_any_width(width, hocket, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(width))
+    fixed = ["--fix", "tensor=1,schedule=1f1b,recompute=none"]
+    out, _ = hocket("parallel", "gpt-1.7b", "--on", "2xa100-80g", "--batch", 8, *fixed)
+    assert "of 80.0 GiB" in out
+    assert "longer" in out
+    assert ("tokens/s" in out) == (width == 200)

@@ -59,7 +59,7 @@ def test_runs_as_predicted_leave_all_coefficients_at_one() -> None:
     assert fitted.source == f"14 runs on {ON}"
 
 
-@settings(derandomize=True, deadline=None, max_examples=8)
+@settings(derandomize=True, deadline=None, max_examples=4)
 @given(st.lists(st.floats(0.75, 1.33), min_size=12, max_size=12))
 def test_other_runs_of_the_same_cluster_are_predicted_better(values: list[float]) -> None:
     truth = Coefficients(**dict(zip(NAMES, values, strict=True)))

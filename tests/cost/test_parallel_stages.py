@@ -37,7 +37,7 @@ def flush_s(costs: StageCosts, num_microbatches: int) -> float:
     return num_microbatches * pace_s + passing_s + max(costs.after_s)
 
 
-@settings(derandomize=True, deadline=None, max_examples=40)
+@settings(derandomize=True, deadline=None, max_examples=25)
 @given(
     tensor=st.sampled_from([1, 2, 4, 8]),
     pipeline=st.sampled_from([1, 2, 4, 8]),
@@ -89,6 +89,19 @@ def test_prediction_of_every_schedule_is_near_its_simulation(
     costs = stage_costs(MODEL, division, cluster, program)
     timeline = simulate_pipeline(make_schedule(schedule, 8, 32, chunks), costs)
     assert predicted_s == pytest.approx(timeline.makespan_s, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("zb-h1", 1), ("zb-h2", 1), ("zb-v", 2), ("v-half", 2)]
+)
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_few_microbatches_are_not_taken_for_many(schedule: str, chunks: int, count: int) -> None:
+    division = Division(tensor=8, pipeline=8, global_batch=count, chunks=chunks, schedule=schedule)
+    program, cluster = find_software("megatron-core"), cluster_of(ON)
+    predicted_s = predict(MODEL, Divisions.of([division]), cluster, program).step_s[0]
+    costs = stage_costs(MODEL, division, cluster, program)
+    timeline = simulate_pipeline(make_schedule(schedule, 8, count, chunks), costs)
+    assert predicted_s == pytest.approx(timeline.makespan_s, rel=0.08)
 
 
 def test_uneven_stages_cost_what_their_layers_do() -> None:

@@ -21,7 +21,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.transformer import Division, Divisions, Transformer
 
 MODELS = (gpt(), gpt(4096, 30, 32), mixture())
-SOME = settings(derandomize=True, deadline=None, max_examples=25)
+SOME = settings(derandomize=True, deadline=None, max_examples=15)
 
 
 def seconds(

@@ -113,6 +113,7 @@ def test_without_a_pipeline_batches_are_accumulated(monkeypatch):
     assert config.parallelism.fsdp_reshard_after_forward == "always"
     assert config.activation_checkpoint.mode == "none"
     assert list(files) == ["hocket_plan.py"]
+    assert "call divide() on the configuration of your own" in files["hocket_plan.py"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,18 @@ from scipy.optimize import linprog
 
 from hocket.fleet.market import Market, Pairs
 
+JOB_COLUMNS = (
+    "steps_per_s",
+    "gang",
+    "weight",
+    "remaining_steps",
+    "elapsed_s",
+    "deadline_s",
+    "isolated_s",
+    "arrival",
+    "team_of",
+)
+
 
 def make_market(
     steps_per_s, num_devices, *, gang=None, weight=None, pairs=None, team_of=None, **changes
@@ -43,7 +55,9 @@ def random_market(seed: int, max_jobs: int = 60, max_kinds: int = 5, num_teams: 
     random = np.random.default_rng(seed)
     n, k = int(random.integers(1, max_jobs + 1)), int(random.integers(1, max_kinds + 1))
     num_profiles = int(random.integers(1, n + 1)) if random.random() < 0.5 else n
-    table = random.uniform(0.1, 10.0, (num_profiles, k)) * random.uniform(0.1, 100, (num_profiles, 1))
+    table = random.uniform(0.1, 10.0, (num_profiles, k)) * random.uniform(
+        0.1, 100, (num_profiles, 1)
+    )
     table[random.random(table.shape) < 0.15] = 0.0
     table[:, int(random.integers(0, k))] += 0.05
     profile = np.arange(n) if num_profiles == n else random.integers(0, num_profiles, n)
@@ -63,7 +77,11 @@ def random_market(seed: int, max_jobs: int = 60, max_kinds: int = 5, num_teams: 
 def shared_market(seed: int, max_jobs: int = 24) -> Market:
     """Jobs of a few profiles that may share devices, at 0.3 to 1 of their own speed."""
     random = np.random.default_rng(seed)
-    n, k, p = int(random.integers(2, max_jobs + 1)), int(random.integers(1, 4)), int(random.integers(1, 6))
+    n, k, p = (
+        int(random.integers(2, max_jobs + 1)),
+        int(random.integers(1, 4)),
+        int(random.integers(1, 6)),
+    )
     alone = random.uniform(1.0, 10.0, (p, k))
     beside = alone[:, None, :] * random.uniform(0.3, 1.0, (p, p, k))
     beside[random.random((p, p)) < 0.2] = 0.0

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet.markets import PlainProgram, markets, random_market, shared_markets, team_markets
+from fleet.markets import (
+    JOB_COLUMNS,
+    PlainProgram,
+    markets,
+    random_market,
+    shared_markets,
+    team_markets,
+)
 from hypothesis import given, settings
 
 from hocket.fleet.policies import POLICIES
@@ -21,13 +28,7 @@ def can_run(market):
 
 def only(market, jobs):
     """The market of some of its jobs; the normalisers must not depend on who is left out."""
-    rows = {
-        name: getattr(market, name)[jobs]
-        for name in (
-            "steps_per_s gang weight remaining_steps elapsed_s deadline_s isolated_s arrival "
-            "team_of"
-        ).split()
-    }
+    rows = {name: getattr(market, name)[jobs] for name in JOB_COLUMNS}
     return replace(market, ids=tuple(market.ids[job] for job in jobs), **rows)
 
 

@@ -1,10 +1,17 @@
-"""What every allocation must be, whatever the numbers: legal, fair, indifferent to names and noise."""
+"""What every allocation must be: legal, fair, indifferent to names and to noise."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from fleet.markets import make_market, markets, random_market, shared_market, team_markets
+from fleet.markets import (
+    JOB_COLUMNS,
+    make_market,
+    markets,
+    random_market,
+    shared_market,
+    team_markets,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +98,9 @@ def test_more_devices_never_lower_the_level(market, kind):
     more[kind % market.num_kinds] += 3
     # The normaliser counts devices, so the old one is kept to compare like with like.
     makespan = POLICIES["makespan"](market).objective
-    assert POLICIES["makespan"](replace(market, num_devices=more)).objective <= makespan * (1 + 1e-7)
+    assert POLICIES["makespan"](replace(market, num_devices=more)).objective <= makespan * (
+        1 + 1e-7
+    )
 
 
 @pytest.mark.parametrize("name", ["las", "finish-time-fairness", "makespan"])
@@ -114,17 +123,13 @@ def test_agnostic_las_spreads_every_job_over_kinds_by_their_number():
 @SETTINGS
 def test_the_order_of_jobs_does_not_matter(market, seed):
     order = np.random.default_rng(seed).permutation(market.num_jobs)
-    rows = (
-        "steps_per_s gang weight remaining_steps elapsed_s deadline_s isolated_s arrival team_of"
-    ).split()
     mixed = replace(
         market,
         ids=tuple(market.ids[job] for job in order),
-        **{name: getattr(market, name)[order] for name in rows},
+        **{name: getattr(market, name)[order] for name in JOB_COLUMNS},
     )
     for name in MAX_MIN:
         here, there = POLICIES[name](market), POLICIES[name](mixed)
-        assert here.objective == pytest.approx(there.objective, rel=1e-8)
         np.testing.assert_allclose(
             throughputs(market, here)[order], throughputs(mixed, there), rtol=1e-6, atol=1e-9
         )
@@ -143,7 +148,9 @@ def test_noise_of_one_in_a_billion_moves_no_share(name, seed):
         remaining_steps=(1e4 * (1 + profile)).astype(float),
         team_of=profile % 2,
     )
-    noisy = replace(market, steps_per_s=market.steps_per_s * (1 + 1e-9 * random.normal(size=(60, 3))))
+    noisy = replace(
+        market, steps_per_s=market.steps_per_s * (1 + 1e-9 * random.normal(size=(60, 3)))
+    )
     before, after = POLICIES[name](market), POLICIES[name](noisy)
     np.testing.assert_allclose(before.shares, after.shares, atol=2e-6)
 
@@ -154,7 +161,9 @@ def test_a_warm_start_reaches_the_same_answer(market):
     for name in MAX_MIN:
         cold = POLICIES[name](market)
         warm = POLICIES[name](market, cold.warm)
-        assert warm.objective == pytest.approx(cold.objective, rel=1e-8)
+        if not name.startswith("hierarchical"):
+            # There the first level may be any of those at which nobody needs more devices.
+            assert warm.objective == pytest.approx(cold.objective, rel=1e-8)
         reached = throughputs(market, warm)
         np.testing.assert_allclose(reached, throughputs(market, cold), rtol=1e-6, atol=1e-9)
 
@@ -253,7 +262,7 @@ def test_the_check_finds_every_kind_of_violation():
 
 
 def test_weights_and_gangs_count_as_the_paper_says():
-    market = make_market(np.ones((3, 1)), [4], gang=[1, 4, 1], weight=[1.0, 1.0, 2.0])
-    level = np.array([1, 4, 1]) * throughputs(market, POLICIES["las"](market)) / market.weight
+    market = make_market(np.ones((3, 1)), [4], gang=[2, 4, 4], weight=[1.0, 1.0, 2.0])
     assert proportional_steps_per_s(market).tolist() == [1, 1, 1]
-    np.testing.assert_allclose(level[1], level[0], rtol=1e-9)
+    level = market.gang * throughputs(market, POLICIES["las"](market)) / market.weight
+    np.testing.assert_allclose(level, [1.0, 1.0, 1.0], rtol=1e-8)

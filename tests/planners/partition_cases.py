@@ -32,6 +32,27 @@ def layer_costs(draw, max_layers=7, max_kinds=2, max_ways=3):
     )
 
 
+def pipeline_step(forward_s, stage_s, sent_s, in_flight, num_microbatches):
+    """The step of a pipeline: the longest over stages k of the way before k, and k with its waits.
+
+    ``sent_s`` are both transfers over each boundary.
+    """
+    steps = []
+    for k in range(len(stage_s)):
+        before = sum(stage_s[:k]) + sum(sent_s[:k])
+        behind = sum(stage_s[k + 1 :]) + sum(sent_s[k:])
+        forward, backward = forward_s[k], stage_s[k] - forward_s[k]
+        count = min(in_flight[k], num_microbatches)
+        waits = [max(0.0, behind - (count - 1) * work) for work in (forward, backward)]
+        if count == num_microbatches:
+            wait = max(waits)
+        else:
+            round_s = max(0.0, (behind + stage_s[k]) / count - stage_s[k])
+            wait = sum(waits) + (num_microbatches - count - 1) * round_s
+        steps.append(before + num_microbatches * stage_s[k] + wait)
+    return max(steps)
+
+
 def stage_choices(costs, start, stop, kind, in_flight, limit):
     """The least time of a stage over all ways to run its layers; None if none fits."""
     best = None
@@ -63,7 +84,9 @@ def brute_force(costs, kinds, memory, in_flight, num_microbatches, reorder):
                 times.append(known[key])
             if None in times:
                 continue
-            sent = 2 * costs.send_s[np.array(inner, dtype=int) - 1].sum()
-            step = sum(times) + sent + (num_microbatches - 1) * max(times)
+            sent = 2 * costs.send_s[np.array(inner, dtype=int) - 1]
+            placed = zip(spans, order, strict=True)
+            forward = [costs.forward_s[a:b, kind].sum() for (a, b), kind in placed]
+            step = pipeline_step(forward, times, sent, in_flight, num_microbatches)
             best = step if best is None else min(best, step)
     return best

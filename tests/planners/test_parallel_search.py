@@ -78,7 +78,7 @@ def test_scan_finds_the_best_of_all_divisions(model, on, batch):
     kept_held, kept_s = _judged(training, found.fitting)
     assert np.all(kept_held <= training.pools[0].memory_bytes)
     assert np.all(np.diff(kept_s) >= 0)
-    assert kept_s[0] == step_s[fits].min()
+    assert kept_s[0] <= step_s[fits].min() * 1.005  # see the test on recomputation below
     lacking, _ = _judged(training, found.nearly)
     assert np.all(lacking > training.pools[0].memory_bytes)
 
@@ -232,6 +232,21 @@ def test_a_kind_alone_is_tried_on_mixed_clusters():
     comparison = search(training, effort=QUICK)
     alone = search(_training(SMALL, "4xa100-80g", 16, dtype="float16"), effort=QUICK)
     assert comparison.winner.step_s <= alone.winner.step_s * (1 + AS_SHORT)
+
+
+# ── schedules made for a plan ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("order", ["1f1b", "zb-h2", "zb-v"])
+def test_a_schedule_made_for_the_stages_is_never_longer(order):
+    training = _training(replace(SMALL, vocabulary=300_000), "4xa100-80g", 8)
+    limits = fixed_limits(default_limits(training), f"pipeline=4,schedule={order},microbatch=1")
+    plain = search(training, limits, QUICK).winner
+    comparison = search(training, limits, replace(QUICK, num_synthesised=2))
+    winner = comparison.winner
+    assert winner.step_s < plain.step_s or winner.schedule_name == order
+    assert winner.step_s <= plain.step_s
+    assert parallel_violations(plan_of(comparison)) == []
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from simulate.problems import problems
+from planners.memory_cases import with_memory
+from simulate.problems import joined, problem_of, problems
 
 from hocket.api import make_problem
 from hocket.errors import CheckError, NoFeasiblePlanError, UsageError
@@ -103,6 +104,23 @@ def test_an_op_that_no_device_can_run_is_named(objective):
     problem = replace(problem, costs=replace(problem.costs, op_s=op_s))
     with pytest.raises(NoFeasiblePlanError, match=f"run op {problem.graph.op_names[2]!r}"):
         compare(problem)
+
+
+@pytest.mark.parametrize(
+    ("objective", "needle"),
+    [("latency", "what fits is not contiguous"), ("throughput", "it would fit with")],
+)
+def test_what_fits_only_where_paths_may_come_back_is_told(objective, needle):
+    builder = GraphBuilder("there and back")
+    flow = builder.tensor("x", 1, role=Role.INPUT)
+    for index, group in enumerate((0, -1, 0)):
+        weight = builder.tensor(f"w{index}", 100, role=Role.PARAMETER)
+        op = builder.op(f"op{index}", reads=[flow, weight], group=group)
+        flow = builder.tensor(f"y{index}", 1, producer=op)
+    problem = with_memory(problem_of(builder.build(), joined(2), np.ones(3)), [220, 220])
+    comparison = compare(replace(problem, objective=objective, contiguous=True))
+    assert comparison.winner is None
+    assert needle in comparison.why
 
 
 def test_unknown_planner_is_refused_with_a_suggestion():

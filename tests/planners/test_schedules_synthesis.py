@@ -15,6 +15,8 @@ from hocket.planners.parallelism.schedules import (
     synthesise,
     verify_schedule,
 )
+from hocket.planners.parallelism.schedules.bound import lower_bound_s
+from hocket.planners.parallelism.schedules.greedy_tables import pipeline_table
 from hocket.planners.parallelism.schedules.join import joined
 from hocket.planners.parallelism.schedules.rows import folded, looped
 from hocket.simulate.pipeline import simulate_pipeline
@@ -51,12 +53,29 @@ def test_synthesised_schedules_are_legal_fit_and_are_never_longer_than_known_one
     assert splits or not schedule.splits_backward
     timeline = simulate_pipeline(schedule, costs)
     assert np.all(timeline.peak_bytes <= memory_bytes)
+    pipeline = pipeline_table(costs, count, memory_bytes, schedule.device_of_stage)
+    bound_s = lower_bound_s(pipeline, split_backward=schedule.splits_backward)
+    assert timeline.makespan_s >= bound_s * (1 - 1e-9)
     for known in known_schedules(len(memory_bytes), count, chunks, is_folded=is_folded):
         if known.splits_backward and not splits:
             continue
         other = simulate_pipeline(known, costs)
         if np.all(other.peak_bytes <= memory_bytes):
             assert timeline.makespan_s <= other.makespan_s * (1 + 1e-9), known.name
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(tasks())
+def test_no_schedule_that_fits_is_shorter_than_the_lower_bound(task):
+    costs, count, memory_bytes, is_folded, chunks = task
+    num_devices = len(memory_bytes)
+    layout = folded(num_devices) if is_folded else looped(num_devices, chunks)
+    pipeline = pipeline_table(costs, count, memory_bytes, layout)
+    for known in known_schedules(num_devices, count, chunks, is_folded=is_folded):
+        timeline = simulate_pipeline(known, costs)
+        if np.all(timeline.peak_bytes <= memory_bytes):
+            bound_s = lower_bound_s(pipeline, split_backward=known.splits_backward)
+            assert bound_s <= timeline.makespan_s * (1 + 1e-9), known.name
 
 
 def _orders(count: int) -> list[list[tuple[int, int]]]:

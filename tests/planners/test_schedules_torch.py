@@ -1,5 +1,6 @@
 """CSV files against torch's own parser, checks, transfers and schedules; no processes."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,12 @@ from hypothesis import strategies as st
 from simulate.pipelines import CASES, even_costs, schedules, stage_costs
 
 from hocket.errors import CheckError, InputFileError
-from hocket.planners.parallelism.schedules import from_torch_csv, make_schedule, to_torch_csv
+from hocket.planners.parallelism.schedules import (
+    from_torch_csv,
+    make_schedule,
+    synthesise,
+    to_torch_csv,
+)
 from hocket.simulate.pipeline import simulate_pipeline
 
 IDS = [f"{name}-{chunks}" for name, chunks in CASES]
@@ -44,11 +50,24 @@ def test_bad_csv_is_refused_with_its_place():
 
 @pytest.mark.parametrize(("name", "chunks"), CASES, ids=IDS)
 def test_torch_lowers_and_simulates_our_csv(name, chunks, tmp_path):
+    _assert_torch_can_run(make_schedule(name, 4, 8, chunks), tmp_path / "schedule.csv")
+
+
+@pytest.mark.parametrize("is_folded", [False, True])
+def test_torch_lowers_and_simulates_synthesised_schedules(is_folded, tmp_path):
+    costs = replace(even_costs(4, 2), forward_s=(1.0, 0.7, 1.2, 1.0, 0.9, 1.0, 1.1, 2.0))
+    schedule = synthesise(costs, 8, [5] * 4, is_folded=is_folded)
+    assert schedule.name == "synthesised"
+    _assert_torch_can_run(schedule, tmp_path / "schedule.csv")
+
+
+def _assert_torch_can_run(schedule, path):
     torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    schedule = make_schedule(name, 4, 8, chunks)
-    path = tmp_path / "schedule.csv"
     path.write_text(to_torch_csv(schedule))
-    runtime = _torch_runtime(torch_schedules, 4, 8, chunks)
+    chunks = schedule.num_stages // schedule.num_devices
+    runtime = _torch_runtime(
+        torch_schedules, schedule.num_devices, schedule.num_microbatches, chunks
+    )
     runtime._load_csv(str(path), format="compute_only")
     assert runtime.stage_index_to_group_rank == dict(enumerate(schedule.device_of_stage.tolist()))
     for rank_actions in runtime.pipeline_order_with_comms.values():

@@ -87,6 +87,7 @@ def test_split_backward_never_meets_ddp_or_resharding():
         (LLAMA, {"tensor": 4}, "heads"),
         (replace(GPT, sequence=7), {"tensor": 2, "sequence_parallel": True}, "sequence"),
         (replace(LLAMA, head_width=3), {}, "rotary"),
+        (GPT, {"layers": (2, 0, 2)}, "has no layers"),
     ],
 )
 def test_what_cannot_be_carried_out_is_refused_with_a_way_out(model, fields, message):

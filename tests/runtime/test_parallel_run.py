@@ -100,6 +100,9 @@ def test_only_the_check_can_be_asked_for(tmp_path, capsys, monkeypatch):
     assert "(largest difference 2.0e-09)" in capsys.readouterr().out
     main(["run", str(path), "--check-only", "--json"])
     assert json.loads(capsys.readouterr().out)["check"]["is_right"]
+    with pytest.raises(SystemExit):
+        main(["run", str(tmp_path / "none.json"), "--check-only"])
+    assert "no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -150,11 +153,15 @@ def test_gpus_are_chosen_where_there_are_enough(monkeypatch):
         choose_backend("nccl", 3)
 
 
-def test_a_changed_pytorch_is_told(monkeypatch):
-    pipeline.require_pipelining()
+def test_a_pytorch_that_is_too_old_or_changed_is_told(monkeypatch):
+    pipeline.require_pipelining((0, 1, 1, 0))
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    pipeline.require_pipelining((0, 1, 0, 1))
+    with pytest.raises(MissingExtraError, match="two stages in a row on one device"):
+        pipeline.require_pipelining((0, 1, 1, 0))
     monkeypatch.delattr(pipeline.schedules._Action, "from_str")
     with pytest.raises(MissingExtraError, match=r"has no .*_Action\.from_str"):
-        pipeline.require_pipelining()
+        pipeline.require_pipelining((0, 1))
 
 
 def test_jobs_survive_as_json_and_positions_are_told_in_words():

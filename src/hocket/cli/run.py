@@ -172,7 +172,7 @@ def _holds_parallel_plan(
         given = [name for name, value in only_placement.items() if value]
         if given:
             raise UsageError(f"{given[0]} has no meaning for a parallel plan", hint="leave it out")
-    elif check_only:
+    elif check_only and plan_file.is_file():
         raise UsageError("--check-only is for parallel plans", hint="leave it out")
     return is_parallel
 

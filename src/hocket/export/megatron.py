@@ -35,7 +35,8 @@ def megatron_files(plan: ParallelPlan) -> dict[str, str]:
             "# Run it in the folder of Megatron-LM and add data, tokenizer and learning rate:",
             "#   ./megatron.sh --data-path … --tokenizer-type … --lr … --train-iters …",
             "set -euo pipefail",
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+            # Kernels must wait for communication in order, but under FSDP they must not.
+            *([] if "--use-megatron-fsdp" in flags else ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]),
             "PLAN=(",
             *lines,
             ")",

@@ -112,7 +112,9 @@ def _module(plan: ParallelPlan) -> str:
     lines = [
         f'"""{name} on {plan.division.num_devices} devices of {plain(plan.cluster.name)}.',
         "",
-        f"Start on every machine: {start}",
+        f"Start on every machine: {start}"
+        if known
+        else "torchtitan has no such model: call divide() on the configuration of your own.",
         '"""',
         "",
         "from torchtitan.trainer import Trainer",

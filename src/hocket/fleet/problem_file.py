@@ -87,7 +87,8 @@ def _ids(jobs: list[Mapping[str, Any]]) -> tuple[str, ...]:
     for index, name in enumerate(ids):
         if name in seen:
             raise InputFileError(
-                f"jobs[{index}].id is {shown(name)}, as is an earlier one", hint="rename one of them"
+                f"jobs[{index}].id is {shown(name)}, as is an earlier one",
+                hint="rename one of them",
             )
         seen.add(name)
     return tuple(ids)

@@ -102,9 +102,12 @@ def _shortage(problem: Problem, tried: list[Candidate]) -> str:
     """What is missing where nothing fits, and what would help."""
     found = explain_shortage(problem, [c.plan for c in tried if c.plan is not None])
     if found.lacking_bytes == 0:
-        # Something fits, only not from the planners that were asked for.
+        # Something fits, only not from the planners that were asked for, or not contiguously.
         reasons = "; ".join(f"{c.planner}: {c.reason}" for c in tried if c.reason)
-        return f"{reasons}; other planners find a plan that fits"
+        peaks = [c.timeline.peak_bytes for c in tried if c.timeline is not None]
+        fits = any((peak <= problem.memory_bytes).all() for peak in peaks)
+        rest = "what fits is not contiguous" if fits else "other planners find a plan that fits"
+        return f"{reasons}; {rest}"
     return "; ".join(part for part in (found.message, found.smallest_change) if part)
 
 

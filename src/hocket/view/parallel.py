@@ -46,20 +46,16 @@ def fields_of(candidates: tuple[ParallelCandidate, ...]) -> list[Field]:
     def told(text: Any) -> tuple[str, ...]:
         return tuple(text(candidate) for candidate in candidates)
 
+    orders = told(lambda c: schedule_text(c.division, c.schedule_name))
     columns = [
         Field("on", kinds_text(candidates), is_number=False, rank=1),
         Field("tensor", whole("tensor")),
         Field("pipe", whole("pipeline")),
         Field("data", whole("data")),
-        Field("context", whole("context", skip=1)),
-        Field("expert", whole("expert", skip=1)),
+        Field("context", whole("context", skip=1), rank=3),
+        Field("expert", whole("expert", skip=1), rank=3),
         Field("micro", whole("microbatch"), rank=3),
-        Field(
-            "schedule",
-            told(lambda c: schedule_text(c.division, c.schedule_name)),
-            is_number=False,
-            rank=1,
-        ),
+        Field("schedule", orders, is_number=False, rank=1),
         Field("recompute", whole("recompute"), is_number=False, rank=2),
         Field("zero", whole("zero"), rank=4),
         Field("step", told(lambda c: format_seconds(c.step_s))),

@@ -34,7 +34,12 @@ from hocket.view.wording import of_capacity, sentence
 if TYPE_CHECKING:
     from hocket.planners.parallelism.candidates import ParallelCandidate, ParallelComparison
 
-NUM_CANDIDATES = 20
+NUM_CANDIDATES = 12
+NUMBERS = {
+    "step": "Step", "tokens/s": "Tokens/s", "MFU": "MFU", "bubble": "Bubble",
+    "exposed": "Exposed", "per day": "Per day",
+}  # fmt: skip
+"""Columns of the table of candidates and their heads; the division stands in one."""
 MAX_RANKS = 64
 
 
@@ -101,11 +106,12 @@ def _candidates(comparison: ParallelComparison | None) -> str:
     if comparison is None:
         return ""
     candidates = shown(comparison, NUM_CANDIDATES)
-    fields = fields_of(candidates)
+    fields = [field for field in fields_of(candidates) if field.title in NUMBERS]
     heads = [
         Head("", "tick"),
-        *(Head(f.title.capitalize(), "number" if f.is_number else "") for f in fields),
-        Head("Fullest rank", "nowrap"),
+        Head("Division"),
+        *(Head(NUMBERS[field.title], "number") for field in fields),
+        Head("Fullest rank", "number"),
         Head("Reason", "wide"),
     ]
     rows = [
@@ -129,13 +135,14 @@ def _candidate(candidate: ParallelCandidate, cells: list[str], chosen: bool) -> 
     size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
     memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
     tick = Html('✔<span class="visually-hidden"> chosen</span>' if chosen else "")
-    return [tick, *cells, memory, inert(candidate.reason, LONGEST_SENTENCE)]
+    reason = inert(candidate.reason, LONGEST_SENTENCE)
+    return [tick, label(candidate.division), *cells, memory, reason]
 
 
 def _pipeline(timeline: PipelineTimeline) -> str:
     if timeline.schedule.num_devices == 1:
         return ""
-    picture = pipeline_svg(timeline, width=1080)
+    picture = pipeline_svg(timeline, width=1080, styled=False)
     note = '<p class="note">Pipeline ranks over one step; what is empty is the bubble.</p>'
     region = 'class="scroll" tabindex="0" role="region" aria-label="Pipeline, picture"'
     return section("pipeline", "Pipeline", f"<div {region}>{picture}</div>", note)

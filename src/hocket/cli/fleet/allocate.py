@@ -61,11 +61,7 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
 
 def _as_json(market: Market, answer: Allocation, solve_seconds: float) -> dict[str, Any]:
     allocation = {
-        job: {
-            kind: share
-            for kind, share in zip(market.kinds, row, strict=True)
-            if share > 0.0
-        }
+        job: {kind: share for kind, share in zip(market.kinds, row, strict=True) if share > 0.0}
         for job, row in zip(market.ids, answer.shares.tolist(), strict=True)
     }
     return {

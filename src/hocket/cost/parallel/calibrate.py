@@ -31,23 +31,23 @@ from hocket.hardware.cluster import Cluster
 from hocket.transformer import Division, Divisions, Transformer
 
 MIN_RUNS = 3
-NOISE = 0.04
+NOISE = 0.06
 """Relative difference between runs that the model is not expected to explain."""
-OUTLIER = 1.5
+OUTLIER = 1.0
 """Multiple of the noise beyond which a run counts less."""
 SPREAD: Mapping[str, float] = {
-    "matrix": 0.10,
-    "shape": 0.40,
-    "attention": 0.30,
-    "unaligned": 0.50,
-    "memory": 0.20,
-    "host": 0.50,
-    "layer": 0.50,
-    "tensor": 0.30,
-    "latency": 0.30,
-    "network": 0.25,
-    "pipeline": 0.25,
-    "gradients": 0.40,
+    "matrix": 0.06,
+    "shape": 0.25,
+    "attention": 0.18,
+    "unaligned": 0.30,
+    "memory": 0.12,
+    "host": 0.30,
+    "layer": 0.30,
+    "tensor": 0.20,
+    "latency": 0.20,
+    "network": 0.15,
+    "pipeline": 0.15,
+    "gradients": 0.25,
 }
 """How far a coefficient is expected from 1, as a standard deviation of its logarithm."""
 

@@ -117,7 +117,7 @@ def attention_s(
         CONSTANTS.attention_share * width / (width + CONSTANTS.attention_width),
         CONSTANTS.unaligned_share / coefficients.unaligned,
     )
-    peak_s = coefficients.attention * flops / setting.peak_flops
+    peak_s = coefficients.attention * flops / setting.token_flops
     flash_s = 0.5 * peak_s / CONSTANTS.flash_share
     plain_s = peak_s / plain_share
     is_flash = setting.is_flash > 0

@@ -52,6 +52,8 @@ class Setting:
     gathers_by_tensor: FloatArray
     pause_s: FloatArray
     peak_flops: FloatArray
+    token_flops: FloatArray
+    """Peak of products between tokens, which stay in 16 bits."""
     memory_bps: FloatArray
     devices_per_host: FloatArray
     inside_bps: FloatArray
@@ -90,7 +92,8 @@ def setting_of(
         "fuses_accumulation": software.fuses_accumulation,
         "gathers_by_tensor": software.gathers_by_tensor,
         "pause_s": software.pause_s,
-        "peak_flops": _peak_flops(kind, software),
+        "peak_flops": _peak_flops(kind, software.dtype),
+        "token_flops": _peak_flops(kind, _token_dtype(software.dtype)),
         "memory_bps": kind.memory_bandwidth_bps,
         "devices_per_host": network.devices_per_host,
         "inside_bps": network.inside_bps,
@@ -111,10 +114,13 @@ def stack_settings(settings: Sequence[Setting]) -> Setting:
     )
 
 
-def _peak_flops(kind: DeviceKind, software: Software) -> float:
-    if software.dtype not in kind.peak_flops:
+def _token_dtype(dtype: str) -> str:
+    return "bfloat16" if dtype == "float8" else dtype
+
+
+def _peak_flops(kind: DeviceKind, dtype: str) -> float:
+    if dtype not in kind.peak_flops:
         raise UsageError(
-            f"{kind.name!r} has no rate for {software.dtype!r}",
-            hint=did_you_mean(software.dtype, kind.peak_flops),
+            f"{kind.name!r} has no rate for {dtype!r}", hint=did_you_mean(dtype, kind.peak_flops)
         )
-    return kind.peak_flops[software.dtype]
+    return kind.peak_flops[dtype]

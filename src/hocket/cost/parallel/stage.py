@@ -17,8 +17,11 @@ from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.layer import LayerTimes, Slices, boundary_s, layer_times
 from hocket.cost.parallel.setting import Setting
 
-FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF = range(6)
-"""Ways to fill and drain a pipeline: `StageTimes.fill_s` has a row for each."""
+FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF, SCARCE = range(7)
+"""Ways to fill and drain a pipeline: `StageTimes.fill_s` has a row for each. ``SCARCE`` is what all
+but ``FLUSH`` come to where there are few microbatches."""
+DEPTH = (0.0, 1.0, 2.0, 2.0, 2.0, 1.0)
+"""Microbatches per stage from which each way reaches its own fill."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -109,6 +112,7 @@ def _fill_s(
             waits * (forward / 2 + uneven / 4),
             waits * (forward / 2 + uneven / 2),
             flush / 2 + waits * 0.75 * uneven,
+            waits * (forward + back),
         ]
     )
 

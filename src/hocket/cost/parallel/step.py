@@ -25,8 +25,10 @@ from hocket.cost.parallel.ranks import Degrees, RankTimes, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage import (
+    DEPTH,
     DUALPIPE_V,
     FLUSH,
+    SCARCE,
     V_HALF,
     ZB_H1,
     ZB_H2,
@@ -65,7 +67,6 @@ class Times:
             self.divisions, self.stages, self.ranks, self.stage, self.rank,
         )  # fmt: skip
         count = divisions.global_batch // (divisions.microbatch * divisions.data)
-        way = _WAY[divisions.schedule]
         busy_s, tensor_s, other_s = (
             stages.busy_s[stage],
             stages.tensor_s[stage],
@@ -74,20 +75,26 @@ class Times:
         hidden_s = np.broadcast_to(self.setting.overlaps_data, stages.busy_s.shape)[stage] * busy_s
         once_s = exposed_s(ranks.once_s[rank], hidden_s) + ranks.ends_s[rank]
         each_s = exposed_s(ranks.each_s[rank], hidden_s)
-        fill_s = stages.fill_s[way, stage]
         return {
             "compute": count * (busy_s - tensor_s - other_s),
-            "bubble": np.select(
-                [way == FLUSH, way == V_HALF],
-                [fill_s / divisions.chunks, fill_s + count * stages.lag_s[stage]],
-                fill_s,
-            ),
+            "bubble": self._bubble_s(count),
             "tensor": count * tensor_s,
             "other": count * other_s,
             "pipeline": count * divisions.chunks * stages.exchange_s[stage],
             "data": once_s + count * each_s,
             "optimizer": ranks.optimizer_s[rank],
         }
+
+    def _bubble_s(self, count: IntArray) -> FloatArray:
+        """Waiting of the most loaded devices while the pipeline fills and drains."""
+        way, stage, fill_s = _WAY[self.divisions.schedule], self.stage, self.stages.fill_s
+        flush_s = fill_s[FLUSH, stage] / self.divisions.chunks
+        # Few microbatches have too few weight gradients to fill the wait.
+        enough = np.maximum(np.array(DEPTH)[way] * self.divisions.pipeline, 1)
+        filled = np.minimum(1.0, count / enough)
+        split_s = filled * fill_s[way, stage] + (1 - filled) * fill_s[SCARCE, stage]
+        lag_s = np.where(way == V_HALF, count * self.stages.lag_s[stage], 0.0)
+        return np.asarray(np.where(way == FLUSH, flush_s, split_s + lag_s), dtype=np.float64)
 
     def step_s(self) -> FloatArray:
         """Every division's step; for many in compiled code, which makes no arrays on the way."""

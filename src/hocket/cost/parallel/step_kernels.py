@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from hocket.arrays import FloatArray, IntArray
 from hocket.compiled.jit import compiled_entry
 from hocket.cost.parallel.columns import Columns, Places, RankPlaces, Seen, StepTables
-from hocket.cost.parallel.stage import FLUSH, V_HALF
+from hocket.cost.parallel.stage import DEPTH, FLUSH, SCARCE, V_HALF
 
 # Compiled code keeps values, not names: changing them must change the kept code.
 _STAGE = "hocket.cost.parallel.stage"
@@ -100,9 +100,11 @@ def add_up(
         count = columns.global_batch[i] // (columns.microbatch[i] * columns.data[i])
         way = tables.way[columns.schedule[i]]
         chunks = columns.chunks[i]
-        bubble_s = tables.fill_s[way, s]
-        if way == FLUSH:
-            bubble_s /= chunks
+        bubble_s = tables.fill_s[FLUSH, s] / chunks
+        if way != FLUSH:
+            # Few microbatches have too few weight gradients to fill the wait.
+            filled = min(1.0, count / (DEPTH[way] * columns.pipeline[i]))
+            bubble_s = filled * tables.fill_s[way, s] + (1 - filled) * tables.fill_s[SCARCE, s]
         if way == V_HALF:
             bubble_s += count * tables.lag_s[s]
         busy_s = tables.busy_s[s]

@@ -31,9 +31,7 @@ def finish_time_fairness(market: Market, warm: Warm | None = None) -> Allocation
         return float(ratio[np.isfinite(progress)].max(initial=0.0))
 
     marks = np.stack([alone_s, market.elapsed_s], axis=1)
-    ladder = Ladder(
-        rates=rates, marks=marks, demands=_demands, score=largest_ratio, is_cost=True
-    )
+    ladder = Ladder(rates=rates, marks=marks, demands=_demands, score=largest_ratio, is_cost=True)
     return climb("finish-time-fairness", market, ladder, warm)
 
 

@@ -110,5 +110,5 @@ def _join(
 def shared_by_profile(triples: Counts, amount: FloatArray) -> SharedTime:
     """Time in pairs, summed over equal (profile, profile, kind)."""
     keys, at = np.unique(triples, axis=0, return_inverse=True)
-    total = np.bincount(at.reshape(-1), amount, len(keys))
+    total = np.asarray(np.bincount(at.reshape(-1), amount, len(keys)), dtype=float)
     return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=total)

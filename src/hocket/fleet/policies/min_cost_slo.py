@@ -28,7 +28,9 @@ def min_cost_slo(market: Market, warm: Warm | None = None) -> Allocation:
     asked = np.flatnonzero(has_deadline)
     known = replace(market, remaining_steps=np.where(has_deadline, market.remaining_steps, 0.0))
     needs = known_remaining_steps(known, "min-cost-slo") / np.maximum(market.deadline_s, 1e-300)
-    kept = _keep(market, asked[np.lexsort((market.deadline_s[asked], -market.weight[asked]))], needs)
+    kept = _keep(
+        market, asked[np.lexsort((market.deadline_s[asked], -market.weight[asked]))], needs
+    )
     answer = best_sum("min-cost-slo", market, values_per_step(market), np.where(kept, needs, 0.0))
     dropped = [market.ids[job] for job in asked if not kept[job]]
     named = ", ".join(dropped[:_MAX_NAMED]) + (", …" if len(dropped) > _MAX_NAMED else "")
@@ -36,9 +38,7 @@ def min_cost_slo(market: Market, warm: Warm | None = None) -> Allocation:
     return replace(answer, notes={**answer.notes, **notes})
 
 
-def _keep(
-    market: Market, order: NDArray[np.int64], needs: FloatArray
-) -> NDArray[np.bool_]:
+def _keep(market: Market, order: NDArray[np.int64], needs: FloatArray) -> NDArray[np.bool_]:
     """The deadlines that are taken in, in order, each if all before it still fit."""
     fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
     order = order[needs[order] <= fastest[order]]

@@ -34,13 +34,18 @@ def cheapest(
     """
     num_columns = rates.shape[1]
     low = -1
-    slope = np.inf
+    slope, fastest = np.inf, 0.0
     for j in range(num_columns):
         rate = rates[one, j]
-        if rate > 0.0:
-            ratio = price[j] / rate
-            if ratio < slope or (ratio == slope and rate > rates[one, low]):
-                low, slope = j, ratio
+        # Compared as fractions: a division per column would take half of the time.
+        if rate > 0.0 and (
+            low < 0
+            or price[j] * fastest < price[low] * rate
+            or (price[j] * fastest == price[low] * rate and rate > fastest)
+        ):
+            low, fastest = j, rate
+    if low >= 0:
+        slope = price[low] / fastest
     if low < 0 or demand <= 0.0:
         return max(low, 0), max(low, 0), 0.0, 0.0, slope
     if rates[one, low] >= demand:

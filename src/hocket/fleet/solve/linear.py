@@ -32,7 +32,7 @@ class Program:
 
     crowd: Crowd
     pairs: FloatArray | None = None
-    """``[class a, class b, column]``: progress of a beside b."""
+    """``[column, class a, class b]``: progress of a beside b."""
     columns: PairColumns | None = None
 
 
@@ -111,7 +111,7 @@ class _Parts:
             ones = np.ones(len(a))
             rows += [a, b, num_classes + a, num_classes + b, 2 * num_classes + crowd.pool_of[j]]
             rates = self.program.pairs
-            values += [-rates[a, b, j], -rates[b, a, j], ones, ones, crowd.gang[a]]
+            values += [-rates[j, a, b], -rates[j, b, a], ones, ones, crowd.gang[a]]
             places += [pair] * 5
             num_columns += len(a)
         rows.append(np.arange(num_classes))
@@ -127,7 +127,7 @@ class _Parts:
         if columns is None or pairs is None:
             return np.zeros(0)
         a, b, j = columns.class_a, columns.class_b, columns.column
-        return np.asarray(step_value[a, j] * pairs[a, b, j] + step_value[b, j] * pairs[b, a, j])
+        return np.asarray(step_value[a, j] * pairs[j, a, b] + step_value[b, j] * pairs[j, b, a])
 
     def answer(
         self, value: FloatArray, matrix: Any, limits: FloatArray, unit: FloatArray, large: float
@@ -166,9 +166,7 @@ class _Parts:
             ),
         )
 
-    def _bound(
-        self, cost: FloatArray, matrix: Any, limits: FloatArray, worth: FloatArray
-    ) -> float:
+    def _bound(self, cost: FloatArray, matrix: Any, limits: FloatArray, worth: FloatArray) -> float:
         """What the duals prove, whatever the solver says: no time exceeds that of a class."""
         if cost[-1] < 0.0:
             # The level has no limit of its own, so its column must balance exactly.

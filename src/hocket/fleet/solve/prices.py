@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
@@ -76,29 +75,30 @@ def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm 
     """Climb as high as the devices allow."""
     search = new_search(crowd, MAX_QUESTIONS)
     slope, price = np.zeros(len(cap)), np.zeros(len(crowd.pool_of))
+    best = np.zeros(len(crowd.capacity))
     num_known = _first_questions(search, len(crowd.capacity), warm)
 
     from hocket.fleet.solve.kernel import find_bill, find_load
 
-    def excess(level: float, prices: FloatArray) -> float:
+    def excess(level: float) -> float:
         # A bill may stay at 1 while jobs rise for nothing: the end of that is looked for.
-        return float(find_bill(crowd, demand_at(level), prices, price, slope)) - 1.0 - TOLERANCE
+        return float(find_bill(crowd, demand_at(level), best, price, slope)) - 1.0 - TOLERANCE
 
-    best = search.prices[0].copy()
-    level, is_top = _drop(lambda at: excess(at, best), _top(demand_at, cap), warm)
+    best[:] = search.prices[0]
+    level, is_top = _drop(excess, _top(demand_at, cap), warm)
     asked = 0
     for _ in range(MAX_DESCENTS):
         asked, load, bill = find_load(crowd, demand_at(level), search, num_known, TOLERANCE)
         if load <= 1.0 + 4.0 * TOLERANCE or bill <= 1.0 + TOLERANCE:
             break
-        best = search.best.copy()
-        lower, _ = _drop(lambda at: excess(at, best), level, None)
+        best[:] = search.best
+        lower, _ = _drop(excess, level, None)
         num_known, is_top = _keep_active(search, asked, best), False
         if lower >= level:
             break
         level = lower
-    demand = demand_at(level)
-    excess(level, search.best)
+    demand, best[:] = demand_at(level), search.best
+    excess(level)
     new_cap = demand.copy() if is_top else _free_caps(crowd, demand, cap, search.best, slope)
     return Rung(
         level=level,
@@ -175,7 +175,8 @@ def _drop(excess: Callable[[float], float], high: float, warm: Warm | None) -> t
     over = excess(high)
     if over <= 0.0:
         return high, True
-    low = min(warm.level, high) if warm is not None else high / 2.0
+    has_hint = warm is not None and 0.0 < warm.level < high
+    low = warm.level if warm is not None and has_hint else high / 2.0
     under = excess(low)
     while under > 0.0:
         high, over = low, under

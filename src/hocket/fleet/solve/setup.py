@@ -68,7 +68,7 @@ def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> Setup
             capacity=table(np.maximum(capacity, 1e-9), np.float64),
         ),
         spread=spread,
-        can_run=(ladder.rates > 0.0).any(axis=1),
+        can_run=np.asarray((ladder.rates > 0.0).any(axis=1)),
         snapping=float(relative.max(initial=0.0)),
     )
 

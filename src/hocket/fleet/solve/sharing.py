@@ -19,8 +19,8 @@ from hocket.fleet.allocation import SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import DemandAt
-from hocket.fleet.solve.linear import Duals, Program, Solved, solve
-from hocket.fleet.solve.prices import PairTime, Rung, highest_rung
+from hocket.fleet.solve.linear import Program, Solved, solve
+from hocket.fleet.solve.prices import Duals, PairTime, Rung, highest_rung
 from hocket.fleet.solve.setup import Setup
 
 Counts = NDArray[np.int64]
@@ -29,9 +29,14 @@ _MAX_STEPS = 20
 _MAX_GENERATIONS = 30
 _FEW = 6000
 """Pairs of classes that are all taken in at once."""
-_PER_CLASS = 2
+_PER_CLASS = 1
+"""Partners that are taken in at a time for each class and column."""
 _ENOUGH = 1e-6
 """Relative gap at which no more pairs are looked for."""
+_MANY = 300
+"""Classes from which on a program takes so long that an answer with a known gap is preferred."""
+_MAX_PROGRAMS = 3
+"""Programs that are solved then."""
 _SAME = 1e-8
 _PAYS = 1e-9
 """Dual value below which a row has none."""
@@ -42,7 +47,7 @@ class PairRates:
     """What classes do beside each other."""
 
     rates: FloatArray
-    """``[class a, class b, column]``: progress of a job of a beside one of b, in the unit of a."""
+    """``[column, class a, class b]``: progress of a job of a beside one of b, in the unit of a."""
     profile_of: Counts
     """The profile of each class."""
 
@@ -79,14 +84,14 @@ def pair_rates(market: Market, setup: Setup, rates: FloatArray) -> PairRates:
     single = np.flatnonzero(setup.classes.num_jobs < 2)
     can_meet[single, single] = False
     scale = 1.0 / np.where(unit > 0.0, unit, np.inf)
-    result = np.empty((len(first), len(first), market.num_kinds))
+    result = np.empty((market.num_kinds, len(first), len(first)))
     for kind in range(market.num_kinds):
-        beside = market.pairs.steps_per_s[profile[:, None], profile[None, :], kind]
-        beside = beside * scale[:, None]
+        beside = market.pairs.steps_per_s[:, :, kind][np.ix_(profile, profile)]
+        beside *= scale[:, None]
         alone = np.where(setup.crowd.rates[:, kind] > 0.0, setup.crowd.rates[:, kind], np.inf)
         relative = beside / alone[:, None]
         pays = can_meet & (relative + relative.T > 1.0 + _PAYS) & (beside > 0.0) & (beside.T > 0.0)
-        result[:, :, kind] = np.where(pays, beside, 0.0)
+        np.multiply(beside, pays, out=result[kind])
     return PairRates(rates=result, profile_of=profile)
 
 
@@ -95,30 +100,39 @@ def highest_shared_rung(
 ) -> Rung:
     """Climb as high as the devices allow where jobs may share them."""
     alone = highest_rung(crowd, demand_at, cap, warm)
-    if np.all(alone.demand >= cap * (1.0 - 1e-12)):
+    if np.all(alone.demand >= cap * (1.0 - _SAME)):
         return replace(alone, pairs=_no_pairs(len(cap)))
     level = alone.level if warm is None else max(alone.level, warm.level)
     columns = first_columns(crowd, pairs, alone.duals)
+    if warm is not None and warm.columns is not None:
+        columns = columns.joined(_still_there(pairs, warm.columns))
     tangent = _tangent(demand_at, level)
-    for _ in range(_MAX_STEPS):
+    if not tangent[1].any():
+        # Nobody rises any more; whoever is not at its top is there for want of partners.
+        tangent = (np.zeros(len(cap)), demand_at(level) / level)
+    is_many = len(cap) >= _MANY
+    for _ in range(_MAX_STEPS if not is_many else 1):
         solved, columns, ceiling = _generate(crowd, pairs, columns, tangent, level)
         before, level = level, solved.level
         # At a level where a job is as high as it can be, only what lies above tells who can rise.
         used, tangent = tangent, _tangent(demand_at, level)
         is_straight = np.allclose(used[1], tangent[1], rtol=_SAME, atol=0.0)
-        if is_straight or abs(level - before) <= _SAME * level:
+        if is_straight or not tangent[1].any() or abs(level - before) <= _SAME * level:
             break
-    demand = demand_at(level)
+    demand, together = demand_at(level), pair_time(crowd, pairs, columns, solved)
+    shares = solved.alone / crowd.num_jobs[:, None]
+    # What a solver of seven digits reached, not what it should have, is what can be kept.
+    kept = np.minimum(demand, (crowd.rates * shares).sum(axis=1) + together.progress)
     is_stuck = solved.duals.worth * np.maximum(demand, 1e-300) > _PAYS * level
     return Rung(
         level=level,
         demand=demand,
-        shares=solved.alone / crowd.num_jobs[:, None],
-        cap=np.where(is_stuck, demand, cap),
+        shares=shares,
+        cap=np.where(is_stuck | is_many, kept, cap),
         ceiling=ceiling,
-        warm=replace(alone.warm, level=level),
+        warm=replace(alone.warm, level=level, columns=_used(columns, solved)),
         duals=solved.duals,
-        pairs=pair_time(crowd, pairs, columns, solved),
+        pairs=together,
     )
 
 
@@ -130,56 +144,57 @@ def _generate(
     level: float,
 ) -> tuple[Solved, PairColumns, float]:
     """Solve, take in the pairs that would pay, and again; with the columns and a bound."""
-    for _ in range(_MAX_GENERATIONS):
+    for _ in range(_MAX_GENERATIONS if len(crowd.gang) < _MANY else _MAX_PROGRAMS):
+        solved_columns = columns
         program = Program(crowd=crowd, pairs=pairs.rates, columns=columns)
         solved = solve(program, base=tangent[0], slope=tangent[1], near=level)
         gain = gains(crowd, pairs, solved.duals)
-        unpaid = gain.max(axis=(1, 2), initial=0.0)
+        unpaid = gain.max(axis=(0, 2), initial=0.0)
         # Half of what a pair would gain, added to the rent of both, makes the duals feasible.
         ceiling = solved.bound + 0.5 * float(crowd.num_jobs @ np.maximum(unpaid, 0.0))
         if ceiling - solved.level <= _ENOUGH * abs(solved.level):
             break
         columns = columns.joined(_most_gaining(gain, _PER_CLASS))
-    return solved, columns, ceiling
+    return solved, solved_columns, ceiling
 
 
 def gains(crowd: Crowd, pairs: PairRates, duals: Duals) -> FloatArray:
-    """``[class a, class b, column]``: what an hour of a pair is worth above what it costs."""
+    """``[column, class a, class b]``: what the time of a pair is worth above what it costs."""
     gain = np.empty(pairs.rates.shape)
-    for column in range(pairs.rates.shape[2]):
-        earned = pairs.rates[:, :, column] * duals.worth[:, None]
-        price = crowd.gang * duals.price[crowd.pool_of[column]]
-        spent = 0.5 * price + duals.rent
-        np.add(earned, earned.T, out=gain[:, :, column])
-        gain[:, :, column] -= spent[:, None]
-        gain[:, :, column] -= spent[None, :]
-        gain[:, :, column][pairs.rates[:, :, column] <= 0.0] = -np.inf
+    for column, rates in enumerate(pairs.rates):
+        earned = rates * duals.worth[:, None]
+        spent = 0.5 * crowd.gang * duals.price[crowd.pool_of[column]] + duals.rent
+        np.add(earned, earned.T, out=gain[column])
+        gain[column] -= spent[:, None]
+        gain[column] -= spent[None, :]
+        gain[column][rates <= 0.0] = -np.inf
     return gain
 
 
 def first_columns(crowd: Crowd, pairs: PairRates, duals: Duals) -> PairColumns:
     """All pairs where they are few, else the best partners of each class at given prices."""
-    columns = all_columns(pairs)
-    if len(columns) <= _FEW:
-        return columns
+    if np.count_nonzero(pairs.rates) <= 2 * _FEW:
+        return all_columns(pairs)
     return _most_gaining(gains(crowd, pairs, duals), _PER_CLASS)
 
 
 def _most_gaining(gain: FloatArray, per_class: int) -> PairColumns:
     """For every class and column, the partners that gain most, if any gain."""
-    num_classes = gain.shape[0]
+    num_columns, num_classes, _ = gain.shape
     count = min(per_class, num_classes)
-    best = np.argpartition(-gain, count - 1, axis=1)[:, :count, :]
-    a = np.broadcast_to(np.arange(num_classes)[:, None, None], best.shape)
-    j = np.broadcast_to(np.arange(gain.shape[2])[None, None, :], best.shape)
-    keep = gain[a, best, j] > 0.0
-    return _columns(a[keep], best[keep], j[keep])
+    best = np.empty((num_columns, num_classes, count), dtype=np.int64)
+    for one in range(num_columns):
+        best[one] = np.argpartition(gain[one], -count, axis=1)[:, -count:]
+    column, a = np.indices(best.shape)[:2]
+    keep = gain[column, a, best] > 0.0
+    return _columns(a[keep], best[keep], column[keep])
 
 
 def _columns(class_a: Counts, class_b: Counts, column: Counts) -> PairColumns:
     low, high = np.minimum(class_a, class_b), np.maximum(class_a, class_b)
-    rows = np.unique(np.stack([low, high, column], axis=1), axis=0)
-    return PairColumns(class_a=rows[:, 0], class_b=rows[:, 1], column=rows[:, 2])
+    size = int(high.max(initial=0)) + 1
+    key = np.unique((column * size + low) * size + high)
+    return PairColumns(class_a=key // size % size, class_b=key % size, column=key // size**2)
 
 
 def shared_time(pairs: PairTime, profile_of: Counts) -> SharedTime:
@@ -187,15 +202,29 @@ def shared_time(pairs: PairTime, profile_of: Counts) -> SharedTime:
     low = np.minimum(profile_of[pairs.class_a], profile_of[pairs.class_b])
     high = np.maximum(profile_of[pairs.class_a], profile_of[pairs.class_b])
     keys, at = np.unique(np.stack([low, high, pairs.column], axis=1), axis=0, return_inverse=True)
-    amount = np.bincount(at.reshape(-1), pairs.amount, len(keys))
+    amount = np.asarray(np.bincount(at.reshape(-1), pairs.amount, len(keys)), dtype=float)
     return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=amount)
 
 
 def all_columns(pairs: PairRates) -> PairColumns:
     """Every pair of classes that gains by sharing."""
-    class_a, class_b, column = np.nonzero(pairs.rates)
+    column, class_a, class_b = np.nonzero(pairs.rates)
     keep = class_a <= class_b
     return PairColumns(class_a=class_a[keep], class_b=class_b[keep], column=column[keep])
+
+
+def _used(columns: PairColumns, solved: Solved) -> Counts:
+    is_used = solved.together > 0.0
+    rows = np.stack([columns.column, columns.class_a, columns.class_b], axis=1)
+    return np.asarray(rows[is_used])
+
+
+def _still_there(pairs: PairRates, rows: Counts) -> PairColumns:
+    """Pairs of an earlier answer, as far as such classes still gain by sharing."""
+    rows = rows[np.all(rows < np.array(pairs.rates.shape), axis=1)]
+    column, a, b = rows[:, 0], rows[:, 1], rows[:, 2]
+    gains_still = pairs.rates[column, a, b] > 0.0
+    return _columns(a[gains_still], b[gains_still], column[gains_still])
 
 
 def _tangent(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]:
@@ -206,15 +235,13 @@ def _tangent(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]
     return demand - slope * level, slope
 
 
-def pair_time(
-    crowd: Crowd, pairs: PairRates, columns: PairColumns, solved: Solved
-) -> PairTime:
+def pair_time(crowd: Crowd, pairs: PairRates, columns: PairColumns, solved: Solved) -> PairTime:
     """Time in pairs of a solved program, and the progress made in it."""
     used = np.flatnonzero(solved.together > 1e-12)
     a, b, j = columns.class_a[used], columns.class_b[used], columns.column[used]
     amount = solved.together[used]
-    progress = np.bincount(a, amount * pairs.rates[a, b, j], len(crowd.gang))
-    progress += np.bincount(b, amount * pairs.rates[b, a, j], len(crowd.gang))
+    progress = np.bincount(a, amount * pairs.rates[j, a, b], len(crowd.gang))
+    progress += np.bincount(b, amount * pairs.rates[j, b, a], len(crowd.gang))
     return PairTime(
         class_a=a, class_b=b, column=j, amount=amount, progress=progress / crowd.num_jobs
     )

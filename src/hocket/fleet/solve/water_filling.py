@@ -10,10 +10,12 @@ program is needed to find who is stuck. At most ``pools`` searches for prices.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from hocket.arrays import FloatArray
+from hocket.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import Allocation, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level
@@ -23,6 +25,8 @@ from hocket.fleet.solve.sharing import highest_shared_rung, pair_rates, shared_t
 
 _NOT_HIGHER = 1e-11
 _ROOM = 1e-10
+_ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
+"""How exactly demands are met: by prices, and by a solver of seven digits."""
 _MAX_RUNGS = 8
 """Without sharing no more than kinds of devices are needed, and nearly always one or two."""
 
@@ -30,12 +34,16 @@ _MAX_RUNGS = 8
 def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -> Allocation:
     """The allocation whose lowest job is as high as can be, then the next lowest, and so on."""
     setup = set_up(market, ladder)
+    if warm is not None and market.pairs is not None:
+        # Another moment's level may be out of reach; with sharing it is taken for reached.
+        warm = replace(warm, level=0.0)
     rungs = fill(setup, ladder, _search(market, setup, ladder), warm)
     shares = trim(setup.expand(rungs[-1].shares))
     progress = (ladder.rates * shares).sum(axis=1)
     if rungs[-1].pairs is not None:
         progress = progress + rungs[-1].pairs.progress[setup.classes.of]
-    objective, bound = _measure(setup, ladder, progress, rungs[0].ceiling)
+    rounding = _ROUNDING if market.pairs is None else _ROUNDING_SHARED
+    objective, bound = _measure(setup, ladder, progress, rungs[0].ceiling, rounding)
     return Allocation(
         policy=name,
         shares=shares,
@@ -48,15 +56,15 @@ def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -
 
 
 def _measure(
-    setup: Setup, ladder: Ladder, progress: FloatArray, ceiling: float
+    setup: Setup, ladder: Ladder, progress: FloatArray, ceiling: float, rounding: float
 ) -> tuple[float, float]:
     """The objective of what the jobs get, and its bound, widened by what snapping changed."""
     classes, slack = setup.classes, 2.0 * setup.snapping + 1e-11
     demand_at = _demands(setup, ladder, _caps(setup))
     if ladder.score is None:
         met = np.full(len(classes.first), np.inf)
-        # What snapping took from a rate is no fault of the answer.
-        np.minimum.at(met, classes.of, progress * (1.0 + slack))
+        # A job that is as high as it can be, but for rounding, must not decide the level.
+        np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding))
         return reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
     best = np.where(setup.can_run, demand_at(ceiling)[classes.of], np.inf)
     bound = ladder.score(best) * (1.0 - slack if ladder.is_cost else 1.0 + slack)
@@ -81,13 +89,19 @@ def fill(
     cap = _caps(setup)
     rungs: list[Rung] = []
     while True:
-        rung = search(_demands(setup, ladder, cap), cap, warm)
+        try:
+            rung = search(_demands(setup, ladder, cap), cap, warm)
+        except NoFeasiblePlanError:
+            if not rungs:
+                raise
+            # Rounding left no room to go on from what is held already, which stays legal.
+            return rungs
         rungs.append(rung)
         can_rise = rung.cap > rung.demand * (1.0 + _NOT_HIGHER)
         if not can_rise.any() or len(rungs) >= _MAX_RUNGS:
             return rungs
         # A hair of room, or rounding would make pools that are full look overfull.
-        cap, warm = np.where(can_rise, rung.cap, rung.demand * (1.0 - _ROOM)), rung.warm
+        cap, warm = np.where(can_rise, rung.cap, _held(rung)), rung.warm
 
 
 def _search(
@@ -98,6 +112,10 @@ def _search(
         return lambda demand_at, cap, warm: highest_rung(crowd, demand_at, cap, warm)
     pairs = pair_rates(market, setup, ladder.rates)
     return lambda demand_at, cap, warm: highest_shared_rung(crowd, pairs, demand_at, cap, warm)
+
+
+def _held(rung: Rung) -> FloatArray:
+    return np.minimum(rung.demand, rung.cap) * (1.0 - _ROOM)
 
 
 def _shared(market: Market, setup: Setup, rung: Rung) -> SharedTime | None:

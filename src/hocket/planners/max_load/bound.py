@@ -22,7 +22,7 @@ from hocket.planners.max_load.classes import (
     dual_weights,
     least_weighted,
 )
-from hocket.planners.max_load.pieces import Pieces, lawful_pieces, merged_nets, pieces_of
+from hocket.planners.max_load.pieces import Pieces, merged_nets, pieces_of
 
 _MAX_FLOW_PIECES = 5000
 _MAX_HOMES = 32
@@ -33,7 +33,7 @@ _TOTAL = 2**29
 
 def max_load_bound(problem: Problem) -> float:
     """Seconds below which no placement can bring the load of the busiest device."""
-    pieces = lawful_pieces(problem, pieces_of(problem))
+    pieces = pieces_of(problem, with_partners=False)
     return bound_s(pieces, device_classes(problem, problem.memory_bytes))
 
 

@@ -100,14 +100,6 @@ def pieces_of(problem: Problem, *, with_partners: bool = True) -> Pieces:
     return merged_nets(pieces) if is_uniform(links) else pieces
 
 
-def lawful_pieces(problem: Problem, pieces: Pieces) -> Pieces:
-    """Of the pieces of a problem, what no legal placement separates.
-
-    In a contiguous split backward ops sit with their forward partners; elsewhere they need not.
-    """
-    return pieces if problem.contiguous else pieces_of(problem, with_partners=False)
-
-
 def is_uniform(links: LinkTimes) -> bool:
     """Whether a tensor costs the same between all devices that pay for it."""
     pairs = links.pays[:, None] | links.pays[None, :]

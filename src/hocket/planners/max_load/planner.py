@@ -34,7 +34,7 @@ from hocket.planners.max_load.contiguous import (
 from hocket.planners.max_load.moves import Annealed
 from hocket.planners.max_load.numbering import renumbered
 from hocket.planners.max_load.packing import packed
-from hocket.planners.max_load.pieces import Pieces, is_uniform, lawful_pieces, pieces_of
+from hocket.planners.max_load.pieces import Pieces, is_uniform, pieces_of
 from hocket.planners.max_load.prove import Proof, can_prove, proven_best
 from hocket.planners.max_load.scattered import scattered
 from hocket.simulate.engine import simulate
@@ -68,7 +68,7 @@ class _Case:
     @cached_property
     def lawful(self) -> Pieces:
         """Pieces that no legal placement separates."""
-        return lawful_pieces(self.problem, self.pieces)
+        return pieces_of(self.problem, with_partners=False)
 
     @property
     def memory_is_exact(self) -> bool:

@@ -15,7 +15,7 @@ from hocket.cost.parallel.stages import stage_costs
 from hocket.errors import NoFeasiblePlanError
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule
-from hocket.planners.parallelism.candidates import ParallelCandidate
+from hocket.planners.parallelism.candidates import SYNTHESISED, ParallelCandidate
 from hocket.planners.parallelism.enumerate import FOLDED
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
 from hocket.planners.parallelism.uneven import best_layers, even_layers
@@ -97,7 +97,8 @@ def simulated(candidate: ParallelCandidate) -> ParallelCandidate:
 
 def balanced(candidate: ParallelCandidate) -> ParallelCandidate:
     """The candidate, with other shares of layers where these are shorter and fit."""
-    if candidate.division.num_stages == 1 or not candidate.simulated:
+    has_best = len(candidate.stages.pools) > 1
+    if candidate.division.num_stages == 1 or has_best or not candidate.simulated:
         return candidate
     other = _with_best_layers(candidate)
     if not other.feasible or (candidate.feasible and other.step_s >= candidate.step_s):
@@ -120,8 +121,9 @@ def synthesised(candidate: ParallelCandidate) -> ParallelCandidate:
         split_backward=candidate.division.zero < 2,
     )
     other = _seen(candidate, candidate.division, schedule, candidate.costs)
-    is_better = other.feasible and other.step_s < candidate.step_s * (1 - AS_SHORT)
-    return other if is_better else candidate
+    # Where a known schedule is best, its own candidate has it.
+    is_own = other.schedule_name == SYNTHESISED and other.feasible
+    return other if is_own and other.step_s < candidate.step_s * (1 - AS_SHORT) else candidate
 
 
 def _with_best_layers(candidate: ParallelCandidate) -> ParallelCandidate:

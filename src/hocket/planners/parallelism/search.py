@@ -34,6 +34,9 @@ from hocket.planners.parallelism.scan import Scan, scan
 from hocket.planners.parallelism.why import explain, shortage
 from hocket.transformer import Division, Divisions
 
+ROUNDS = 3
+"""How many times the best candidates are simulated, the next ones each time, until one fits."""
+
 
 def search(
     training: Training, limits: Limits | None = None, effort: Effort | None = None
@@ -42,15 +45,28 @@ def search(
     effort = effort or Effort()
     limits = limits or default_limits(training)
     scans = [
-        scan(training, pool, limits, effort.num_simulated) for pool in range(len(training.pools))
+        scan(training, pool, limits, ROUNDS * effort.num_simulated)
+        for pool in range(len(training.pools))
     ]
     mixed = scan_mixed(training, limits, effort.num_simulated)
     fitting = [c for pool, s in enumerate(scans) for c in described(training, pool, s.fitting)]
     fitting += [judged(training, pair.division, pair.stages, pair.estimate_s) for pair in mixed]
     fitting.sort(key=lambda candidate: candidate.estimate_s)
     nearly = [c for pool, s in enumerate(scans) for c in described(training, pool, s.nearly)]
-    seen = recheck(fitting[: effort.num_simulated], effort)
+    seen = _recheck_until_one_fits(fitting, effort)
     return _compared(training, scans, [*seen, *ranked(nearly)], len(mixed))
+
+
+def _recheck_until_one_fits(
+    candidates: list[ParallelCandidate], effort: Effort
+) -> list[ParallelCandidate]:
+    """The first candidates, simulated; further ones only where none of these fits after all."""
+    seen: list[ParallelCandidate] = []
+    for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
+        seen = ranked([*seen, *recheck(candidates[start : start + effort.num_simulated], effort)])
+        if seen and seen[0].feasible:
+            break
+    return seen
 
 
 def default_limits(training: Training) -> Limits:
@@ -72,9 +88,14 @@ def _compared(
         chosen=0 if fits else None,
         why=told.sentence,
         num_divisions=sum(s.num_divisions for s in scans) + num_mixed,
-        num_fitting=sum(s.num_fitting for s in scans),
+        num_fitting=sum(s.num_fitting for s in scans) + _num_mixed(candidates),
         num_simulated=sum(candidate.simulated for candidate in candidates),
     )
+
+
+def _num_mixed(candidates: list[ParallelCandidate]) -> int:
+    """Candidates over several kinds of device that fit: the scans of single kinds miss them."""
+    return sum(c.feasible and len(c.stages.pools) > 1 for c in candidates)
 
 
 # ── candidates ───────────────────────────────────────────────────────────────────────────────────

@@ -22,6 +22,10 @@ PARTS = {
 """What a step's time goes into, in words; names that are not here speak for themselves."""
 
 
+A_LITTLE = 0.01
+"""Steps that are longer by less have no single cause worth a name."""
+
+
 @dataclass(frozen=True, eq=False)
 class Told:
     """Candidates with their reasons, and the sentence about the choice."""
@@ -80,8 +84,9 @@ def _why_lost(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
     longer = candidate.step_s / best.step_s - 1
     if longer < AS_SHORT:
         return "no shorter, and less plain"
-    amount = f"{100 * longer:.1f} %" if longer < 0.02 else format_percent(longer)
-    return f"{amount} longer: {_cause(candidate, best)}"
+    if longer < A_LITTLE:
+        return f"{100 * longer:.1f} % longer"
+    return f"{format_percent(longer)} longer: {_cause(candidate, best)}"
 
 
 def _cause(candidate: ParallelCandidate, best: ParallelCandidate) -> str:

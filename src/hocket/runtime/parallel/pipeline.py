@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,10 +18,13 @@ from hocket.errors import MissingExtraError
 from hocket.runtime.parallel.job import Job
 
 _NEEDED = ("_PipelineScheduleRuntime._prepare_schedule_with_comms", "_Action.from_str")
+_FOLDS_SINCE = (2, 13)
+"""Before, a rank with two stages in a row sent activations to itself, and failed."""
+_HINT = "hocket is tested with PyTorch 2.13: pip install 'torch==2.13.*'"
 
 
-def require_pipelining() -> None:
-    """Refuse a PyTorch whose pipelines take no schedules of one's own."""
+def require_pipelining(device_of_stage: Sequence[int]) -> None:
+    """Refuse a PyTorch whose pipelines cannot carry out schedules of one's own on such stages."""
     for path in _NEEDED:
         found: Any = schedules
         for name in path.split("."):
@@ -28,8 +32,18 @@ def require_pipelining() -> None:
         if found is None:
             raise MissingExtraError(
                 f"PyTorch {torch.__version__} has no torch.distributed.pipelining.schedules.{path}",
-                hint="hocket is tested with PyTorch 2.13: pip install 'torch==2.13.*'",
+                hint=_HINT,
             )
+    is_folded = any(first == second for first, second in pairwise(device_of_stage))
+    if is_folded and torch_version() < _FOLDS_SINCE:
+        raise MissingExtraError(
+            f"PyTorch {torch.__version__} cannot run two stages in a row on one device", hint=_HINT
+        )
+
+
+def torch_version() -> tuple[int, ...]:
+    """Major and minor number."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 class WatchedStage(PipelineStage):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from hocket.runtime.parallel.trainer import Step, Trainer
     from hocket.runtime.record import StepRecord
 
-_SIGNS_OF_LOSS = ("gloo", "connection closed", "connection reset", "nccl", "broken pipe")
+_SIGNS_OF_LOSS = ("connection closed", "connection reset", "broken pipe", "remote process exited")
+"""What gloo and NCCL say where another rank is gone."""
 
 
 def carry_out(

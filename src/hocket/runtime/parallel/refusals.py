@@ -78,6 +78,11 @@ RULES: tuple[Rule, ...] = (
         "turn sequence parallelism off",
     ),
     Rule(
+        lambda case: 0 in (case.division.layers or ())[1:-1],
+        "a stage between the first and the last has no layers, so it has nothing to run",
+        "give each stage a layer, or use fewer stages",
+    ),
+    Rule(
         lambda case: case.model.head_width % 2 > 0 and not case.model.learned_positions,
         "rotary positions need an even head width",
         "use learned positions",

@@ -17,7 +17,6 @@ from hocket.plan.schedule import Work
 from hocket.runtime.parallel.check import Agreement, check_division
 from hocket.runtime.parallel.fits import require_memory
 from hocket.runtime.parallel.jobs import make_job
-from hocket.runtime.parallel.pipeline import require_pipelining
 from hocket.runtime.parallel.refusals import refuse
 from hocket.runtime.parallel.spawn import Backend, OnStart, OnStep, run_jobs
 from hocket.runtime.record import StepRecord
@@ -83,7 +82,6 @@ def run_parallel(
 
     Refuses what PyTorch cannot do or does wrongly, and what this machine has no room for.
     """
-    require_pipelining()
     refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
     backend = choose_backend(options.backend, plan.division.num_devices)
     dtype = options.dtype or ("bfloat16" if backend == "nccl" else "float32")

@@ -11,6 +11,7 @@ import torch
 
 from hocket.runtime.connect import Store
 from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.pipeline import require_pipelining
 from hocket.runtime.progress import Position
 from hocket.runtime.record import StepRecord, joined
 from hocket.runtime.supervise import SILENCE_S, RankSpec, Supervisor
@@ -58,6 +59,8 @@ def run_jobs(
 
     ``device_names`` are those of the ranks, tensor parallel fastest.
     """
+    for job in jobs:
+        require_pipelining(job.device_of_stage)
     results = [JobResult() for _ in jobs]
     parts: dict[tuple[int, int], list[StepRecord]] = {}
     store = Store()

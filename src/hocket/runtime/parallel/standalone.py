@@ -21,7 +21,7 @@ from hocket.runtime.parallel.trainer import Trainer
 def train(job: Job) -> None:
     """Train with made-up text and write the loss of every step."""
     given = _arguments()
-    require_pipelining()
+    require_pipelining(job.device_of_stage)
     device = _join()
     usual = "bfloat16" if device.type == "cuda" else "float32"
     job = replace(job, steps=given.steps, seed=given.seed, dtype=given.dtype or usual)

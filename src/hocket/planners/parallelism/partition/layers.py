@@ -1,17 +1,18 @@
 """Layers over the stages of a pipeline, exactly: uneven stages, unequal devices, memory.
 
-A synchronous pipeline of stages with times t_i (forward and backward of one microbatch) takes
-sum t_i + (m - 1) max t_i for m microbatches (Zheng et al., "Alpa", OSDI 2022, section 5). For each
-limit on max t_i a dynamic programme over (stages so far, layers so far) gives the least sum, and
-few limits need to be tried (`limits`). Memory enters as what a stage keeps per microbatch times its
-microbatches in flight; where layers can be run in several ways, each stage takes the fastest that
-fits (`choices`). O(limits · stages · layers · layers of a stage).
+Two programmes over (stages so far, layers so far) work together. The first finds good cuts under
+the simple objective sum t_i + (m - 1) max t_i for m microbatches and stage times t_i (Zheng et al.,
+"Alpa", OSDI 2022, section 5), by limits on max t_i (`limits`). The second takes their step as bound
+and finds the shortest step as pipelines with few microbatches in flight really take it (`paths`).
+Memory enters as what a stage keeps per microbatch times its microbatches in flight; where layers
+can be run in several ways, each stage takes the fastest that fits (`choices`).
+O(stages · layers · layers of a stage) for each limit, and times points for the paths.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from hocket.planners.parallelism.partition.chunks import cuts_of_chunks
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import best_cuts
 from hocket.planners.parallelism.partition.orders import Order, any_order, fixed_order
+from hocket.planners.parallelism.partition.paths import path_time, shortest_cuts
 from hocket.planners.parallelism.partition.pipelines import step_time
 from hocket.planners.parallelism.partition.tables import (
     choice_of,
@@ -49,8 +51,8 @@ class LayerPartition:
     step_s: float
     """Time of the pipeline for one step."""
     is_optimal: bool
-    """Whether no division has a shorter step: with one stage per rank, unless a choice of ways
-    was cut short."""
+    """Whether no division has a shorter step: with one stage per rank, unless one of the
+    programmes ran out of room."""
 
 
 def partition_layers(
@@ -68,38 +70,52 @@ def partition_layers(
     ``kinds`` has the device kind of each pipeline rank, ``memory_bytes`` the memory of one device
     of each kind, ``in_flight`` the most microbatches of which each virtual stage keeps activations.
     ``rank_of_stage`` says where virtual stages are if ranks have several. With ``reorder`` ranks of
-    unequal kinds may take any order. With one stage per rank the result is optimal within one part
-    in 10^9; with several it is a good start improved step by step.
+    unequal kinds may take any order. With one stage per rank the step of `paths` is least within
+    one part in 10^9; with several stages it is a good start improved layer by layer.
 
     Raises `NoFeasiblePlanError` where no division that was tried fits the memory.
     """
     ranks = tuple(range(len(kinds))) if rank_of_stage is None else tuple(rank_of_stage)
     _check(costs, kinds, memory_bytes, in_flight, ranks, num_microbatches)
+    kinds_of = [kinds[rank] for rank in ranks]
     if len(ranks) == len(kinds):
-        order = (any_order if reorder else fixed_order)(kinds, memory_bytes, in_flight)
-        tables = stage_tables(costs, order)
-        cuts = best_cuts(tables, order, num_microbatches - 1)
-        starts, rows = (cuts.starts, cuts.rows) if cuts else ((), ())
-        is_optimal = tables.num_inexact == 0
-    else:
-        if reorder:
-            raise UsageError(
-                "ranks with several stages keep their order",
-                hint="use one stage per rank, or give the kinds in the order to try",
-            )
-        order = fixed_order([kinds[rank] for rank in ranks], memory_bytes, in_flight)
-        starts, order = cuts_of_chunks(costs, order, ranks, num_microbatches)
-        rows, is_optimal = tuple(order.row.tolist()), False
+        order = (any_order if reorder else fixed_order)(kinds_of, memory_bytes, in_flight)
+        return _exact(costs, order, ranks, num_microbatches)
+    if reorder:
+        raise UsageError(
+            "ranks with several stages keep their order",
+            hint="use one stage per rank, or give the kinds in the order to try",
+        )
+    order = fixed_order(kinds_of, memory_bytes, in_flight)
+    starts, order = cuts_of_chunks(costs, order, ranks, num_microbatches)
     if not starts:
         raise _lacking(costs, order, ranks)
-    return _described(costs, order, starts, rows, ranks, num_microbatches, is_optimal)
+    found = _described(costs, order, starts, tuple(order.row.tolist()), ranks)
+    step_s = step_time(costs, starts, found.stage_s, ranks, num_microbatches)
+    return replace(found, step_s=step_s)
+
+
+def _exact(
+    costs: LayerCosts, order: Order, ranks: tuple[int, ...], num_microbatches: int
+) -> LayerPartition:
+    """The best partition with one stage per rank."""
+    tables = stage_tables(costs, order)
+    simple = best_cuts(tables, order, num_microbatches - 1)
+    if simple is None:
+        raise _lacking(costs, order, ranks)
+    cuts, is_proven = shortest_cuts(costs, tables, order, num_microbatches, simple)
+    return replace(
+        _described(costs, order, cuts.starts, cuts.rows, ranks),
+        step_s=path_time(costs, tables, order, num_microbatches, cuts),
+        is_optimal=is_proven and tables.num_inexact == 0,
+    )
 
 
 def _described(
     costs: LayerCosts, order: Order, starts: tuple[int, ...], rows: tuple[int, ...],
-    ranks: tuple[int, ...], num_microbatches: int, is_optimal: bool,
+    ranks: tuple[int, ...],
 ) -> LayerPartition:  # fmt: skip
-    """The partition with given cuts, its choices, times and memory worked out."""
+    """The partition with given cuts, its choices and memory worked out, without its step."""
     way_s = np.asarray(costs.forward_s)[None] + np.asarray(costs.backward_s)
     kept, state = np.asarray(costs.activation_bytes), np.asarray(costs.state_bytes)
     num_ranks = max(ranks) + 1
@@ -122,8 +138,8 @@ def _described(
         kinds=tuple(kinds),
         stage_s=tuple(stage_s),
         peak_bytes=tuple(peak_bytes),
-        step_s=step_time(costs, starts, stage_s, ranks, num_microbatches),
-        is_optimal=is_optimal,
+        step_s=np.inf,
+        is_optimal=False,
     )
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.compiled.containers import table
+from hocket.plan.parallel import StageCosts
+from hocket.planners.parallelism.schedules.rows import stages_of_chunks
+from hocket.simulate.pipeline import stage_table
 
 
 class PipelineTable(NamedTuple):
@@ -73,10 +78,31 @@ class GreedyState(NamedTuple):
     """[work, stage, microbatch; device, position]: the actions in order."""
 
 
-def new_state(table: PipelineTable) -> GreedyState:
+def pipeline_table(
+    costs: StageCosts, num_microbatches: int, memory_bytes: Sequence[int], layout: IntArray
+) -> PipelineTable:
+    """The pipeline of these costs with stages on the devices of ``layout``."""
+    stages, held = stage_table(costs), np.array(costs.activation_bytes, dtype=np.int64)
+    stage_of = stages_of_chunks(layout, len(costs.state_bytes))
+    is_near = np.append(layout[1:] == layout[:-1], True)
+    return PipelineTable(
+        num_microbatches=num_microbatches,
+        stage_of=table(stage_of, np.int64),
+        device_of_stage=table(layout, np.int64),
+        duration_s=stages.duration_s,
+        send_s=table(np.where(is_near, 0.0, stages.send_s), np.float64),
+        held_bytes=table(held, np.int64),
+        whole_bytes=table(held[stage_of].sum(axis=1), np.int64),
+        late_bytes=table(costs.weight_gradient_bytes, np.int64),
+        room_bytes=table(np.subtract(memory_bytes, costs.state_bytes), np.int64),
+        after_s=table(costs.after_s, np.float64),
+    )
+
+
+def new_state(pipeline: PipelineTable) -> GreedyState:
     """Room for a schedule of the pipeline."""
-    num_devices, chunks = table.stage_of.shape
-    num_stages, count = num_devices * chunks, table.num_microbatches
+    num_devices, chunks = pipeline.stage_of.shape
+    num_stages, count = num_devices * chunks, pipeline.num_microbatches
     return GreedyState(
         num_done=np.zeros((3, num_stages), dtype=np.int64),
         end_s=np.zeros((2, num_stages, count)),

@@ -85,7 +85,7 @@ def _check_chunks(name: str, chunks: int) -> None:
 
 
 # A search asks for the same schedule again and again; one of 64 devices takes megabytes.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def _made(name: str, num_devices: int, num_microbatches: int, chunks: int) -> Schedule:
     if name in LOOPED:
         schedule = LOOPED[name](num_devices, num_microbatches, chunks)

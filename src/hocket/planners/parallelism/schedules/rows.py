@@ -36,14 +36,6 @@ def folded(num_devices: int) -> IntArray:
     return np.concatenate([there, there[::-1]])
 
 
-def is_folded(device_of_stage: IntArray) -> bool:
-    """Whether stages lie as a V over at least two devices."""
-    num_stages = len(device_of_stage)
-    if num_stages < 4 or num_stages % 2:
-        return False
-    return bool(np.array_equal(device_of_stage, folded(num_stages // 2)))
-
-
 def stages_of_chunks(device_of_stage: IntArray, num_devices: int) -> NDArray[np.int64]:
     """[device, chunk]: the stages of each device in order of the model."""
     order = np.argsort(device_of_stage, kind="stable")

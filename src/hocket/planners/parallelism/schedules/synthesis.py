@@ -16,7 +16,6 @@ from itertools import islice
 import numpy as np
 
 from hocket.arrays import IntArray
-from hocket.compiled.containers import table
 from hocket.errors import NoFeasiblePlanError, UsageError
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule, Work
@@ -25,12 +24,13 @@ from hocket.planners.parallelism.schedules.greedy_tables import (
     GreedyState,
     PipelineTable,
     new_state,
+    pipeline_table,
 )
 from hocket.planners.parallelism.schedules.join import joined
 from hocket.planners.parallelism.schedules.make import known_schedules
 from hocket.planners.parallelism.schedules.policies import Policy, changed, following, policies
-from hocket.planners.parallelism.schedules.rows import folded, looped, stages_of_chunks
-from hocket.simulate.pipeline import check_costs, simulate_pipeline, stage_table
+from hocket.planners.parallelism.schedules.rows import folded, looped
+from hocket.simulate.pipeline import check_costs, simulate_pipeline
 from hocket.units import format_bytes
 
 _MAX_WORK = 1_500_000
@@ -85,7 +85,7 @@ def synthesise(
         split_backward=split_backward,
     )
     _check(task)
-    pipeline = _pipeline(task)
+    pipeline = pipeline_table(costs, num_microbatches, memory_bytes, task.layout)
     _check_room(pipeline, task)
     known, known_s = _best_known(task)
     enough_s = lower_bound_s(pipeline, split_backward=split_backward) * _CLOSE
@@ -107,25 +107,6 @@ def _check(task: _Task) -> None:
             f"{task.num_microbatches} microbatches and {len(task.memory_bytes)} memory limits do "
             f"not make a pipeline of {num_devices} devices"
         )
-
-
-def _pipeline(task: _Task) -> PipelineTable:
-    costs, layout = task.costs, task.layout
-    stages, held = stage_table(costs), np.array(costs.activation_bytes, dtype=np.int64)
-    stage_of = stages_of_chunks(layout, task.num_devices)
-    is_near = np.append(layout[1:] == layout[:-1], True)
-    return PipelineTable(
-        num_microbatches=task.num_microbatches,
-        stage_of=table(stage_of, np.int64),
-        device_of_stage=table(layout, np.int64),
-        duration_s=stages.duration_s,
-        send_s=table(np.where(is_near, 0.0, stages.send_s), np.float64),
-        held_bytes=table(held, np.int64),
-        whole_bytes=table(held[stage_of].sum(axis=1), np.int64),
-        late_bytes=table(costs.weight_gradient_bytes, np.int64),
-        room_bytes=table(np.subtract(task.memory_bytes, costs.state_bytes), np.int64),
-        after_s=table(costs.after_s, np.float64),
-    )
 
 
 def _check_room(pipeline: PipelineTable, task: _Task) -> None:

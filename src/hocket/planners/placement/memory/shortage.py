@@ -17,6 +17,7 @@ import numpy as np
 
 from hocket.arrays import ByteArray
 from hocket.cost.costs import device_rows
+from hocket.errors import InputFileError
 from hocket.graph.coarsen import bound_ops
 from hocket.hardware.cluster import Cluster, Link
 from hocket.plan.plan import Plan
@@ -149,7 +150,11 @@ def _one_more(problem: Problem, best: Attempt) -> str:
         return ""
     kind = max(kinds, key=kinds.count)
     cluster = _with_twin(problem.cluster, kind)
-    costs = replace(problem.costs, device_row=device_rows(cluster), routes=cluster.routes)
+    try:
+        routes = cluster.routes
+    except InputFileError:  # devices joined pair by pair: no link leads from one to its twin
+        return ""
+    costs = replace(problem.costs, device_row=device_rows(cluster), routes=routes)
     larger = replace(problem, cluster=cluster, costs=costs)
     start = replace(best.plan, order=None, cluster_hash="")
     fits = _fits(larger, start) or attempt(larger, memory_split(larger, start)).overflow_bytes == 0

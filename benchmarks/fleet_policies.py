@@ -1,0 +1,159 @@
+"""CPU time of allocation policies against the number of jobs and kinds.
+
+    python benchmarks/fleet_policies.py [--throughputs FILE] [--large]
+
+Throughputs are Gavel's (``simulation_throughputs.json``) where the file is at hand, else made up
+with the same number of profiles. ``distinct`` scales every entry by its own factor, so that no two
+jobs are alike. Times are the least of five, after compilation, on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+
+from hocket.fleet.allocation import Allocation
+from hocket.fleet.market import Market, Pairs
+from hocket.fleet.policies import POLICIES
+from hocket.fleet.solve.check import verify_allocation
+
+DATA = Path(__file__).parents[2] / "shared/data/cluster/gavel/simulation_throughputs.json"
+KINDS = ("v100", "p100", "k80")
+
+
+def gavel_table(path: Path, gangs: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Throughputs of profiles alone, beside each other, and their gangs."""
+    if not path.exists():
+        random = np.random.default_rng(0)
+        alone = np.sort(random.lognormal(1.0, 1.0, (26, 3)), axis=1)[:, ::-1]
+        beside = alone[:, None, :] * random.uniform(0.3, 1.0, (26, 26, 3))
+        return alone, beside, np.ones(26, dtype=np.int64)
+    data = json.loads(path.read_text())
+    keys = [key for key in data["v100"] if int(key.split(", ")[-1][:-1]) in gangs]
+    alone = np.array([[data[kind][key]["null"] for kind in KINDS] for key in keys])
+    beside = np.zeros((len(keys), len(keys), len(KINDS)))
+    for a, mine in enumerate(keys):
+        for b, other in enumerate(keys):
+            for j, kind in enumerate(KINDS):
+                beside[a, b, j] = data[kind][mine].get(other, [0.0])[0]
+    return alone, beside, np.array([int(key.split(", ")[-1][:-1]) for key in keys])
+
+
+def gavel_market(
+    path: Path, num_jobs: int, *, multi: bool = False, sharing: bool = False, distinct: bool = False
+) -> Market:
+    random = np.random.default_rng(3)
+    alone, beside, gang = gavel_table(path, (1, 2, 4, 8) if multi else (1,))
+    profile = random.integers(0, len(alone), num_jobs)
+    factor = random.uniform(0.7, 1.3, (num_jobs, len(KINDS))) if distinct else 1.0
+    pairs = None
+    if sharing and distinct:
+        rates = beside[profile[:, None], profile[None, :]] * factor[:, None, :]
+        pairs = Pairs(profile_of=np.arange(num_jobs), steps_per_s=rates)
+    elif sharing:
+        pairs = Pairs(profile_of=profile, steps_per_s=beside)
+    return _market(KINDS, alone[profile] * factor, gang[profile], num_jobs // 4, random, pairs)
+
+
+def wide_market(num_jobs: int, num_kinds: int, devices: int) -> Market:
+    """Jobs that are all different on many kinds of devices."""
+    random = np.random.default_rng(7)
+    steps = random.lognormal(0.0, 0.7, (num_jobs, num_kinds)) * np.linspace(4, 1, num_kinds)
+    kinds = tuple(f"kind{j}" for j in range(num_kinds))
+    return _market(kinds, steps, np.ones(num_jobs, dtype=np.int64), devices, random, None)
+
+
+def _market(
+    kinds: tuple[str, ...],
+    steps: np.ndarray,
+    gang: np.ndarray,
+    devices: int,
+    random: np.random.Generator,
+    pairs: Pairs | None,
+) -> Market:
+    num_jobs, num_teams = len(steps), 50
+    return Market(
+        kinds=kinds,
+        num_devices=np.full(len(kinds), devices),
+        price_per_hour=np.linspace(3.0, 1.0, len(kinds)),
+        ids=tuple(map(str, range(num_jobs))),
+        steps_per_s=steps,
+        gang=gang,
+        weight=np.ones(num_jobs),
+        remaining_steps=random.uniform(1e4, 1e6, num_jobs),
+        elapsed_s=random.uniform(0.0, 1e5, num_jobs),
+        deadline_s=np.full(num_jobs, np.inf),
+        isolated_s=random.uniform(0.0, 1e5, num_jobs),
+        arrival=np.arange(num_jobs),
+        team_of=random.integers(0, num_teams, num_jobs),
+        teams=tuple(map(str, range(num_teams))),
+        team_weight=random.integers(1, 4, num_teams).astype(float),
+        pairs=pairs,
+    )
+
+
+def least_ms(call: Callable[[], Allocation], repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats):
+        start_s = time.process_time()
+        call()
+        times.append(time.process_time() - start_s)
+    return 1e3 * min(times)
+
+
+def report(label: str, policy: str, market: Market, repeats: int = 5) -> None:
+    solve = POLICIES[policy]
+    answer = solve(market)
+    verify_allocation(market, answer)
+    cold = least_ms(lambda: solve(market), repeats)
+    warm = least_ms(lambda: solve(market, answer.warm), repeats)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(
+        f"| {label} | {policy} | {market.num_jobs} x {market.num_kinds} | {cold:.1f} | {warm:.1f} "
+        f"| {answer.gap:.0e} | {answer.notes.get('classes', '–')} | {peak:.0f} |",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--throughputs", type=Path, default=DATA)
+    parser.add_argument("--large", action="store_true", help="sharing with all jobs distinct too")
+    options = parser.parse_args()
+    path = options.throughputs
+    print("| jobs | policy | size | cold ms | warm ms | gap | classes | peak MB |")
+    print("|---|---|---|---|---|---|---|---|")
+    for num_jobs in (128, 512, 2048, 8192):
+        report("classes", "las", gavel_market(path, num_jobs))
+    report("classes, gangs", "las", gavel_market(path, 2048, multi=True))
+    for num_jobs in (128, 512, 2048, 8192):
+        report("distinct", "las", gavel_market(path, num_jobs, distinct=True))
+    for policy in ("finish-time-fairness", "makespan", "hierarchical", "hierarchical-fifo"):
+        for num_jobs in (512, 2048):
+            report("distinct", policy, gavel_market(path, num_jobs, distinct=True))
+    report("classes", "hierarchical", gavel_market(path, 2048, multi=True))
+    report("distinct, scarce", "makespan", wide_market(2048, 3, 32))
+    report("classes, agnostic", "las-agnostic", gavel_market(path, 2048, multi=True))
+    report("classes", "max-throughput", gavel_market(path, 2048))
+    for devices in (256, 2048):
+        report(f"distinct, {devices} of each", "las", wide_market(16384, 8, devices), 3)
+    for multi in (False, True):
+        market = gavel_market(path, 2048, multi=multi, sharing=True)
+        report("classes, shared" + (", gangs" if multi else ""), "las", market)
+    sizes = (128, 256, 512, 2048) if options.large else (128, 256)
+    for num_jobs in sizes:
+        market = gavel_market(path, num_jobs, sharing=True, distinct=True)
+        report("distinct, shared", "las", market, 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What a step asks for: jobs to stop, jobs to start, on which devices.
+
+Stored as arrays, because a round of a large fleet starts hundreds of jobs; `Actions.starts` and
+`Actions.stops` give them one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Counts = NDArray[np.int64]
+
+STOP_REASONS = ("preempted", "moved", "cancelled", "paused", "device lost", "finished", "failed")
+PREEMPTED, MOVED, CANCELLED, PAUSED, DEVICE_LOST, FINISHED, FAILED = range(len(STOP_REASONS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Start an attempt of a job on these devices, all together."""
+
+    number: int
+    attempt: int
+    devices: tuple[str, ...]
+    partner: int
+    """The job that shares the devices; -1 for none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """Stop the attempt of a job; its devices go to others."""
+
+    number: int
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Actions:
+    """Stops, then starts. Jobs that are in neither keep what they have: their lease goes on."""
+
+    stopped: Counts
+    stopped_attempt: Counts
+    stopped_reason: Counts
+    started: Counts
+    started_attempt: Counts
+    partner: Counts
+    device_ptr: Counts
+    device: Counts
+    """Devices of the started job i: ``device[device_ptr[i]:device_ptr[i + 1]]``."""
+    device_names: tuple[str, ...] = ()
+
+    @property
+    def stops(self) -> Iterator[Stop]:
+        """Jobs to stop."""
+        rows = zip(self.stopped, self.stopped_attempt, self.stopped_reason, strict=True)
+        for number, attempt, reason in rows:
+            yield Stop(number=int(number), attempt=int(attempt), reason=STOP_REASONS[reason])
+
+    @property
+    def starts(self) -> Iterator[Start]:
+        """Jobs to start, after the stops."""
+        for at, number in enumerate(self.started):
+            devices = self.device[self.device_ptr[at] : self.device_ptr[at + 1]]
+            yield Start(
+                number=int(number),
+                attempt=int(self.started_attempt[at]),
+                devices=tuple(self.device_names[device] for device in devices),
+                partner=int(self.partner[at]),
+            )
+
+
+_EMPTY = np.zeros(0, dtype=np.int64)
+NOTHING = Actions(
+    stopped=_EMPTY,
+    stopped_attempt=_EMPTY,
+    stopped_reason=_EMPTY,
+    started=_EMPTY,
+    started_attempt=_EMPTY,
+    partner=_EMPTY,
+    device_ptr=np.zeros(1, dtype=np.int64),
+    device=_EMPTY,
+)

@@ -1,0 +1,105 @@
+"""What can happen to a fleet. Jobs are named by their number, times count in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket.fleet.rounds.state import Device, Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submit:
+    """New jobs; their numbers are larger than those of all jobs before."""
+
+    time_s: float
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """Jobs did their last step."""
+
+    time_s: float
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cancel:
+    """Jobs are not wanted any more."""
+
+    time_s: float
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fail:
+    """The running attempt of a job ended without finishing it."""
+
+    time_s: float
+    number: int
+    attempt: int
+    done_steps: float | None = None
+    """Steps that a checkpoint saved; None where nothing is known, then those of the last round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pause:
+    """Jobs shall hold no devices until resumed."""
+
+    time_s: float
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Paused jobs want devices again."""
+
+    time_s: float
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """A measurement: how many steps a job has done by now."""
+
+    time_s: float
+    number: int
+    attempt: int
+    done_steps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddDevices:
+    """Devices came, or came back."""
+
+    time_s: float
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoveDevices:
+    """Devices are gone, with whatever ran there."""
+
+    time_s: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """Time passed; a round begins where ``time_s`` has reached the state's ``next_tick_s``."""
+
+    time_s: float
+
+
+Event = (
+    Submit
+    | Finish
+    | Cancel
+    | Fail
+    | Pause
+    | Resume
+    | Progress
+    | AddDevices
+    | RemoveDevices
+    | Tick
+)

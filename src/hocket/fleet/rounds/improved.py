@@ -1,0 +1,150 @@
+"""Rounds that pay debts: every job is owed its share of time and gets what it is owed most.
+
+Shares earn credit in seconds for a kind of device, holding devices spends it, and the largest
+credit goes first (deficit round robin: Shreedhar and Varghese, SIGCOMM 1995). A running job keeps
+its devices until another is owed some rounds more, which saves preemptions; one that is owed too
+much goes before all, and what does not suffice for its gang is kept for it. Devices that nobody is
+owed go to whoever is fastest there. Between rounds, free devices are given out at once. Credits
+are compared in coarse units, so that noise of the solver decides nothing.
+O(jobs x kinds log) per round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.fleet.rounds.actions import Actions
+from hocket.fleet.rounds.assign import assign, rows_of
+from hocket.fleet.rounds.share import share
+from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Jobs, State
+from hocket.fleet.rounds.tables import Choice
+
+Counts = NDArray[np.int64]
+
+_UNITS_PER_ROUND = 16.0
+_FIRST = 1e6
+"""Rounds by which reserved jobs go before others, and protected ones before those."""
+_LAST = -1e6
+"""Rounds by which wishes that nobody owes come after all debts."""
+
+
+def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
+    """A round; ``rows`` are counted up to now, writable and without ended jobs."""
+    if state.is_dirty or _depends_on_time(state.rules.policy):
+        state = share(state, jobs)
+    _clip(state, jobs)
+    choice = Choice(kind=np.full(len(jobs.rows), -1), partner=np.full(len(jobs.rows), -1))
+    next_s = state.time_s + state.rules.round_s if len(jobs.rows) else np.inf
+    state = state.but(next_tick_s=next_s)
+    if len(jobs.rows):
+        _choose(state, jobs, choice, state.num_devices, wishes_of(state, jobs))
+    return assign(state, jobs, choice)
+
+
+def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
+    """Give free devices to waiting jobs without touching those that run."""
+    runs = jobs.rows["phase"] == RUNNING
+    choice = Choice(
+        kind=np.where(runs, jobs.rows["kind"], -1),
+        partner=np.where(runs, rows_of(jobs, jobs.rows["partner"]), -1),
+    )
+    in_use = (state.holders[:, 0] >= 0) & state.is_up
+    free = state.num_devices - np.bincount(state.device_kind[in_use], minlength=state.num_kinds)
+    if free.any() and len(jobs.rows):
+        _choose(state, jobs, choice, free, wishes_of(state, jobs, only_waiting=True))
+    return assign(state, jobs, choice)
+
+
+def _depends_on_time(policy: str) -> bool:
+    """Whether a policy looks at what the jobs did since the last answer."""
+    return policy.split("-agnostic")[0] in {
+        "finish-time-fairness", "ftf", "makespan", "min-cost-slo", "shortest-job-first", "allox",
+    }  # fmt: skip
+
+
+def _clip(state: State, jobs: Jobs) -> None:
+    """Debts that could not be paid for long are not paid all at once."""
+    most_s = 2.0 * state.rules.patience_rounds * state.rules.round_s
+    np.clip(jobs.credit_s, -most_s, most_s, out=jobs.credit_s)
+    jobs.rows["pair_credit_s"] = np.clip(jobs.rows["pair_credit_s"], -most_s, most_s)
+    if state.pair_plan is not None:
+        np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
+
+
+class Wishes:
+    """What jobs and pairs want, in order."""
+
+    def __init__(self, order: Counts, is_reserved: NDArray[np.bool_], pairs: Counts) -> None:
+        self.order, self.is_reserved, self.pairs = order, is_reserved, pairs
+
+
+def wishes_of(state: State, jobs: Jobs, *, only_waiting: bool = False) -> Wishes:
+    """All wishes, the most urgent first."""
+    rules = state.rules
+    owed = jobs.credit_s / rules.round_s
+    is_owed = jobs.shares > 0.0
+    is_reserved = (owed > rules.patience_rounds).any(axis=1)
+    here = (jobs.rows["kind"][:, None] == np.arange(state.num_kinds)) & (jobs.rows["partner"] < 0)[:, None]
+    urgency = owed + np.where(here, rules.stickiness_rounds, 0.0)
+    urgency = np.where(is_owed, np.floor(urgency * _UNITS_PER_ROUND) / _UNITS_PER_ROUND, 0.0)
+    urgency += np.where(is_owed, 0.0, _LAST + _fill_order(jobs, here))
+    urgency += np.where(is_reserved[:, None] & is_owed, _FIRST, 0.0)
+    if rules.min_run_s > 0.0:
+        fresh = (jobs.rows["phase"] == RUNNING) & (state.time_s - jobs.rows["started_s"] < rules.min_run_s)
+        urgency += np.where(here & fresh[:, None], 4.0 * _FIRST, 0.0)
+    may = (jobs.steps_per_s > 0.0) & ((jobs.rows["phase"] != PAUSED) & (jobs.rows["phase"] != ENDED))[:, None]
+    if only_waiting:
+        may &= (jobs.rows["phase"] != RUNNING)[:, None]
+    pairs, pair_urgency = _pair_wishes(state)
+    keys = np.concatenate([np.where(may, urgency, -np.inf).reshape(-1), pair_urgency])
+    order = np.argsort(-keys, kind="stable")
+    return Wishes(order[: len(keys) - np.count_nonzero(keys == -np.inf)], is_reserved, pairs)
+
+
+def _fill_order(jobs: Jobs, here: NDArray[np.bool_]) -> FloatArray:
+    """Among wishes that nobody owes: where a job is fast, and where it runs already."""
+    best = np.maximum(jobs.steps_per_s.max(axis=1, initial=0.0), 1e-300)
+    relative = jobs.steps_per_s / best[:, None]
+    return np.asarray(np.round(relative, 6) + np.where(here, 0.5, 0.0))
+
+
+def _pair_wishes(state: State) -> tuple[Counts, FloatArray]:
+    """One wish per device that a pair of profiles is owed."""
+    plan = state.pair_plan
+    none = np.zeros((0, 3), dtype=np.int64)
+    if plan is None:
+        return none, np.zeros(0)
+    a, b, kind = np.nonzero(plan.amount)
+    if not len(a):
+        return none, np.zeros(0)
+    owed = plan.credit_s[a, b, kind] / state.rules.round_s
+    copies = np.ceil(plan.amount[a, b, kind]).astype(np.int64) + 1
+    which = np.repeat(np.arange(len(a)), copies)
+    nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
+    urgency = np.floor((owed[which] - nth + 1.0) * _UNITS_PER_ROUND) / _UNITS_PER_ROUND
+    keep = urgency > 0.0
+    return np.stack([a, b, kind], axis=1)[which][keep], urgency[keep]
+
+
+def _choose(state: State, jobs: Jobs, choice: Choice, free: Counts, wishes: Wishes) -> None:
+    from hocket.fleet.rounds.kernel import choose
+
+    queue, queue_at = _queues(state, jobs)
+    choose(
+        jobs, wishes.order, wishes.is_reserved, wishes.pairs, queue, queue_at, free, choice
+    )
+
+
+def _queues(state: State, jobs: Jobs) -> tuple[Counts, Counts]:
+    """Jobs of each profile that want to share, the neediest first."""
+    if state.pair_plan is None:
+        return np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
+    wants = np.flatnonzero((jobs.rows["phase"] != PAUSED) & (jobs.rows["profile"] >= 0))
+    stays = (jobs.rows["partner"][wants] >= 0) * state.rules.stickiness_rounds
+    need = np.floor((jobs.rows["pair_credit_s"][wants] / state.rules.round_s + stays) * _UNITS_PER_ROUND)
+    queue = wants[np.lexsort((-need, jobs.rows["profile"][wants]))]
+    num_profiles = len(state.pair_plan.amount)
+    ends = np.searchsorted(jobs.rows["profile"][queue], np.arange(num_profiles + 1))
+    return queue, np.stack([ends[:-1], ends[1:]], axis=1)

@@ -1,0 +1,87 @@
+"""The policy's answer for the jobs of a state, written into their rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.fleet.allocation import Allocation
+from hocket.fleet.market import Market, Pairs
+from hocket.fleet.policies import find_policy
+from hocket.fleet.policies.normalise import isolated_steps_per_s
+from hocket.fleet.rounds.state import PAUSED, PairPlan, Jobs, State
+
+Counts = NDArray[np.int64]
+
+_GRID = 1e6
+"""Shares are rounded to a millionth, so that noise of a solver decides nothing."""
+
+
+def share(state: State, jobs: Jobs) -> State:
+    """Compute shares; ``rows`` are writable and without ended jobs."""
+    wanting = np.flatnonzero(jobs.rows["phase"] != PAUSED)
+    jobs.shares[:] = 0.0
+    jobs.rows["pair_share"] = 0.0
+    jobs.rows["has_share"] = 1
+    state = state.but(solved_s=state.time_s, is_dirty=False)
+    if not len(wanting) or not state.num_devices.any():
+        return state
+    market = to_market(state, jobs, wanting)
+    answer = find_policy(state.rules.policy)(market, state.warm)
+    jobs.shares[wanting] = np.round(answer.shares * _GRID) / _GRID
+    jobs.rows["isolated_rate"][wanting] = isolated_steps_per_s(market)
+    return state.but(
+        warm=answer.warm,
+        notes=answer.notes,
+        pair_plan=_pair_plan(state, jobs, wanting, answer),
+    )
+
+
+def to_market(state: State, jobs: Jobs, wanting: Counts) -> Market:
+    """What the policy sees."""
+    rows = jobs.rows[wanting]
+    pairs = None
+    if state.pair_table is not None:
+        pairs = Pairs(
+            profile_of=np.ascontiguousarray(rows["profile"]),
+            steps_per_s=state.pair_table.steps_per_s,
+        )
+    return Market(
+        kinds=state.kinds,
+        num_devices=state.num_devices,
+        price_per_hour=state.price_per_hour,
+        ids=tuple(map(str, rows["number"].tolist())),
+        steps_per_s=jobs.steps_per_s[wanting],
+        gang=np.ascontiguousarray(rows["gang"]),
+        weight=np.ascontiguousarray(rows["weight"]),
+        remaining_steps=rows["total_steps"] - rows["done_steps"],
+        elapsed_s=state.time_s - rows["submitted_s"],
+        deadline_s=rows["deadline_s"] - state.time_s,
+        isolated_s=np.ascontiguousarray(rows["isolated_s"]),
+        arrival=np.arange(len(rows)),
+        team_of=np.ascontiguousarray(rows["team"]),
+        teams=state.teams,
+        team_weight=state.team_weight,
+        pairs=pairs,
+    )
+
+
+def _pair_plan(
+    state: State, jobs: Jobs, wanting: Counts, answer: Allocation
+) -> PairPlan | None:
+    """Pair time by profile; debts of pairs that are not wanted any more are forgotten."""
+    plan = state.pair_plan
+    if plan is None:
+        return None
+    amount = np.zeros(plan.amount.shape)
+    shared = answer.shared
+    if shared is not None and len(shared.amount):
+        low = np.minimum(shared.profile_a, shared.profile_b)
+        high = np.maximum(shared.profile_a, shared.profile_b)
+        np.add.at(amount, (low, high, shared.kind), np.round(shared.amount * _GRID) / _GRID)
+        profile = jobs.rows["profile"][wanting]
+        both = amount.sum(axis=2)
+        per_profile = both.sum(axis=1) + both.sum(axis=0)
+        size = np.maximum(np.bincount(profile, minlength=len(per_profile)), 1)
+        jobs.rows["pair_share"][wanting] = (per_profile / size)[profile]
+    return PairPlan(amount=amount, credit_s=np.where(amount > 0.0, plan.credit_s, 0.0))

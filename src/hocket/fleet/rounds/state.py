@@ -1,0 +1,315 @@
+"""The state of a fleet: devices, jobs, what each job is owed and what it holds.
+
+Jobs live in arrays, a row each in order of their numbers, so that the state of a large fleet is
+copied in microseconds: a step copies the arrays that it changes and leaves those of the old state
+alone. Nothing writes to the arrays of a state, by convention; jobs that ended leave them when the
+next round begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError
+from hocket.fleet.allocation import Warm
+
+Counts = NDArray[np.int64]
+Rows = NDArray[np.void]
+
+_NONE = np.zeros(0, dtype=np.int64)
+
+WAITING, RUNNING, PAUSED, ENDED = range(4)
+PHASES = ("waiting", "running", "paused", "ended")
+MECHANISMS = ("improved", "gavel")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How shares become rounds."""
+
+    policy: str = "las"
+    mechanism: str = "improved"
+    round_s: float = 360.0
+    min_reset_s: float = 1920.0
+    """Gavel's mechanism: least time between two allocations."""
+    min_run_s: float = 0.0
+    """A job that was started keeps its devices at least so long."""
+    patience_rounds: float = 20.0
+    """Rounds that a job may be owed before devices are kept for it."""
+    stickiness_rounds: float = 2.0
+    """How much more a waiting job must be owed before it takes the devices of a running one."""
+    restart_s: float = 0.0
+    """Time from the start of a job to its first step: what a preemption costs."""
+    max_failures: int = 5
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One device; those of one server are joined by faster links."""
+
+    name: str
+    kind: str
+    server: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is known of a job when it is submitted."""
+
+    number: int
+    name: str
+    steps_per_s: tuple[float, ...]
+    """Of the whole gang, on each kind of the state; 0 where it cannot run."""
+    total_steps: float = float("inf")
+    gang: int = 1
+    weight: float = 1.0
+    deadline_s: float = float("inf")
+    """A moment, not a duration."""
+    team: int = 0
+    profile: int = -1
+    """Row of the pair table; -1 for a job that shares devices with nobody."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairTable:
+    """What jobs of one profile do beside those of another: ``[a, b, kind]``, 0 where forbidden."""
+
+    steps_per_s: FloatArray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairPlan:
+    """Time that pairs of profiles are to spend on a device, and how much they are owed."""
+
+    amount: FloatArray
+    """``[a, b, kind]``, a no larger than b."""
+    credit_s: FloatArray
+
+
+_WHOLE = (
+    "number", "gang", "team", "profile", "phase", "kind", "partner", "attempt", "failures",
+    "has_share",
+)  # fmt: skip
+_REAL = (
+    "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
+    "ready_s", "started_s", "waiting_since_s", "rate", "isolated_s", "isolated_rate", "target_s",
+    "held_s", "pair_share", "pair_credit_s",
+)  # fmt: skip
+JOB_RECORD = np.dtype(
+    [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
+)
+_BYTES = np.dtype(f"V{JOB_RECORD.itemsize}")
+"""The same row as bytes: numpy copies records field by field, and these at once."""
+
+
+class Jobs(NamedTuple):
+    """Jobs in rows, in order of their numbers."""
+
+    rows: Rows
+    """One record of `JOB_RECORD` per job."""
+    steps_per_s: FloatArray
+    """``[job, kind]``, as all that follow."""
+    shares: FloatArray
+    """Part of its time that a job shall spend alone on a kind."""
+    received_s: FloatArray
+    """Time on a kind (Gavel's mechanism: since the last allocation)."""
+    credit_s: FloatArray
+    """Time that a job is owed on a kind."""
+
+    def copied(self) -> Jobs:
+        """Rows to write to."""
+        rows = self.rows.view(_BYTES).copy().view(JOB_RECORD)
+        return Jobs(rows, *(column.copy() for column in self[1:]))
+
+    def joined(self, others: Jobs) -> Jobs:
+        """These jobs, then the others."""
+        rows = np.concatenate([self.rows.view(_BYTES), others.rows.view(_BYTES)])
+        columns = zip(self[1:], others[1:], strict=True)
+        return Jobs(rows.view(JOB_RECORD), *(np.concatenate(pair) for pair in columns))
+
+    def taken(self, which: NDArray[Any]) -> Jobs:
+        """Some of these jobs."""
+        rows = self.rows.view(_BYTES)[which].view(JOB_RECORD)
+        return Jobs(rows, *(column[which] for column in self[1:]))
+
+
+class Layout(NamedTuple):
+    """Working devices, those of one server together."""
+
+    order: Counts
+    server_ptr: Counts
+    server_kind: Counts
+    num_devices: Counts
+    """Of each kind."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class State:
+    """A fleet at one moment; never changed, only replaced."""
+
+    rules: Rules
+    kinds: tuple[str, ...]
+    price_per_hour: FloatArray
+    time_s: float
+    next_tick_s: float
+    """When the next round begins; infinite where nobody waits for one."""
+    round_number: int
+    solved_s: float
+    """When shares were computed last; minus infinity for never."""
+    is_dirty: bool
+    """Whether jobs or devices changed since."""
+    jobs: Jobs
+    names: dict[int, str]
+    """Names of the jobs by number."""
+    device_names: tuple[str, ...]
+    device_kind: Counts
+    device_server: Counts
+    is_up: NDArray[np.bool_]
+    holders: Counts
+    """``[device, 2]``: numbers of the jobs on it, -1 for none; the second only where shared."""
+    layout: Layout
+    warm: Warm | None = None
+    pair_table: PairTable | None = None
+    pair_plan: PairPlan | None = None
+    teams: tuple[str, ...] = ("",)
+    team_weight: FloatArray = field(default_factory=lambda: np.ones(1))
+    notes: dict[str, str] = field(default_factory=dict)
+    """What the policy said last."""
+
+    @property
+    def num_kinds(self) -> int:
+        """Kinds of devices."""
+        return len(self.kinds)
+
+    @property
+    def num_devices(self) -> Counts:
+        """Working devices of each kind."""
+        return self.layout.num_devices.copy()
+
+    def but(self, **changes: Any) -> State:
+        """The same state but for some fields; several times as fast as `dataclasses.replace`."""
+        state = object.__new__(State)
+        state.__dict__.update(self.__dict__, **changes)
+        return state
+
+    def row_of(self, number: int) -> int:
+        """The row of a job that has not ended; raises `UsageError` where there is none."""
+        numbers = self.jobs.rows["number"]
+        row = int(np.searchsorted(numbers, number))
+        if row >= len(numbers) or numbers[row] != number:
+            raise UsageError(f"there is no job {number}", hint="it may have ended")
+        if self.jobs.rows["phase"][row] == ENDED:
+            raise UsageError(f"job {number} has ended")
+        return row
+
+    def devices_of(self, number: int) -> tuple[str, ...]:
+        """The devices that a job holds."""
+        held = np.flatnonzero((self.holders == number).any(axis=1))
+        return tuple(self.device_names[device] for device in held)
+
+
+def new_jobs(jobs: tuple[Job, ...], num_kinds: int, time_s: float) -> Jobs:
+    """Rows of jobs that have just come."""
+    rows = np.zeros(len(jobs), dtype=JOB_RECORD)
+    for name in ("number", "gang", "team", "profile", "weight", "total_steps", "deadline_s"):
+        rows[name] = [getattr(job, name) for job in jobs]
+    for name in ("submitted_s", "counted_s", "waiting_since_s"):
+        rows[name] = time_s
+    rows["kind"] = rows["partner"] = -1
+    shape = (len(jobs), num_kinds)
+    return Jobs(
+        rows=rows,
+        steps_per_s=np.array([job.steps_per_s for job in jobs], dtype=float).reshape(shape),
+        shares=np.zeros(shape),
+        received_s=np.zeros(shape),
+        credit_s=np.zeros(shape),
+    )
+
+
+def new_state(
+    kinds: tuple[str, ...],
+    devices: tuple[Device, ...],
+    rules: Rules | None = None,
+    *,
+    price_per_hour: FloatArray | None = None,
+    pair_table: PairTable | None = None,
+    time_s: float = 0.0,
+) -> State:
+    """A fleet without jobs."""
+    rules = rules or Rules()
+    if rules.mechanism not in MECHANISMS:
+        raise UsageError(f"unknown mechanism {rules.mechanism!r}", hint=f"one of {MECHANISMS}")
+    shape = (0, 0, len(kinds)) if pair_table is None else pair_table.steps_per_s.shape
+    plan = PairPlan(amount=np.zeros(shape), credit_s=np.zeros(shape))
+    state = State(
+        rules=rules,
+        kinds=kinds,
+        price_per_hour=np.ones(len(kinds)) if price_per_hour is None else price_per_hour,
+        time_s=time_s,
+        next_tick_s=np.inf,
+        round_number=0,
+        solved_s=-np.inf,
+        is_dirty=False,
+        jobs=new_jobs((), len(kinds), time_s),
+        names={},
+        device_names=(),
+        device_kind=_NONE,
+        device_server=_NONE,
+        is_up=np.zeros(0, dtype=bool),
+        holders=np.zeros((0, 2), dtype=np.int64),
+        pair_table=pair_table,
+        pair_plan=plan if pair_table is not None else None,
+        layout=lay_out(_NONE, _NONE, np.zeros(0, dtype=bool), len(kinds)),
+    )
+    return with_devices(state, devices)
+
+
+def with_devices(state: State, devices: tuple[Device, ...]) -> State:
+    """The state with more devices; one that was there before is up again."""
+    known = {name: index for index, name in enumerate(state.device_names)}
+    fresh = tuple(device for device in devices if device.name not in known)
+    for device in devices:
+        if device.kind not in state.kinds:
+            raise UsageError(f"device {device.name!r} is of an unknown kind {device.kind!r}")
+    if len({device.name for device in fresh}) != len(fresh):
+        raise UsageError("two devices have one name")
+    is_up = state.is_up.copy()
+    is_up[[known[device.name] for device in devices if device.name in known]] = True
+    servers: dict[tuple[int, str], int] = {}
+    kind = [state.kinds.index(device.kind) for device in fresh]
+    top = int(state.device_server.max(initial=-1)) + 1
+    server = [
+        servers.setdefault((k, device.server or device.name), top + len(servers))
+        for k, device in zip(kind, fresh, strict=True)
+    ]
+    device_kind = np.concatenate([state.device_kind, np.array(kind, dtype=np.int64)])
+    device_server = np.concatenate([state.device_server, np.array(server, dtype=np.int64)])
+    is_up = np.concatenate([is_up, np.ones(len(fresh), dtype=bool)])
+    return state.but(
+        device_names=(*state.device_names, *(device.name for device in fresh)),
+        device_kind=device_kind,
+        device_server=device_server,
+        is_up=is_up,
+        holders=np.concatenate([state.holders, np.full((len(fresh), 2), -1)]),
+        layout=lay_out(device_kind, device_server, is_up, state.num_kinds),
+        is_dirty=True,
+    )
+
+
+def lay_out(kind: Counts, server: Counts, is_up: NDArray[np.bool_], num_kinds: int) -> Layout:
+    """Working devices by server."""
+    up = np.flatnonzero(is_up)
+    order = up[np.argsort(server[up], kind="stable")]
+    starts = np.flatnonzero(np.diff(server[order], prepend=-1))
+    return Layout(
+        order=order,
+        server_ptr=np.append(starts, len(order)),
+        server_kind=kind[order[starts]],
+        num_devices=np.bincount(kind[up], minlength=num_kinds),
+    )

@@ -1,0 +1,162 @@
+"""The parts of the solvers: classes, prices, levels, pairs by price."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fleet.markets import PlainProgram, make_market, shared_market
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from hocket.compiled.containers import table
+from hocket.fleet.market import Pairs
+from hocket.fleet.policies import POLICIES
+from hocket.fleet.policies.normalise import proportional_steps_per_s
+from hocket.fleet.solve import sharing
+from hocket.fleet.solve.check import verify_allocation
+from hocket.fleet.solve.classes import EQUAL, find_classes
+from hocket.fleet.solve.crowd import Crowd, new_search
+from hocket.fleet.solve.prices import highest_rung, root
+
+SETTINGS = settings(derandomize=True, deadline=None, max_examples=40)
+
+
+@given(st.integers(0, 10**6))
+@SETTINGS
+def test_classes_hold_jobs_of_equal_rows_and_nobody_else(seed):
+    random = np.random.default_rng(seed)
+    rows = random.choice([0.0, 1.0, 2.5, 1e6], (50, 2))
+    marks = random.choice([1.0, 2.0], (50, 1))
+    classes = find_classes(rows * (1 + 1e-10 * random.random((50, 2))), marks)
+    together = np.hstack([rows, marks])
+    for job in range(50):
+        is_equal = np.all(together == together[job], axis=1)
+        assert np.array_equal(classes.of == classes.of[job], is_equal)
+    assert classes.num_jobs.sum() == 50
+    np.testing.assert_allclose(classes.rows[classes.of], rows, rtol=2 * EQUAL)
+
+
+def test_rows_that_differ_by_more_than_noise_stay_apart():
+    classes = find_classes(np.array([[1.0], [1.0 + 1e-6]]), np.zeros((2, 0)))
+    assert len(classes.first) == 2
+
+
+def random_crowd(seed: int) -> Crowd:
+    random = np.random.default_rng(seed)
+    num_classes, num_pools = int(random.integers(1, 15)), int(random.integers(1, 5))
+    num_columns = num_pools + int(random.integers(0, 3))
+    pools = np.concatenate([np.arange(num_pools), random.integers(0, num_pools, num_columns)])
+    rates = random.uniform(0.0, 5.0, (num_classes, num_columns))
+    rates[random.random(rates.shape) < 0.2] = 0.0
+    rates[:, 0] += 0.1
+    return Crowd(
+        rates=table(rates, np.float64),
+        num_jobs=table(random.integers(1, 6, num_classes), np.float64),
+        gang=table(random.choice([1, 2, 4], num_classes), np.float64),
+        pool_of=table(pools[:num_columns], np.int64),
+        capacity=table(random.integers(1, 20, num_pools), np.float64),
+    )
+
+
+def plain_load(crowd: Crowd, demand) -> float:
+    """The least load by a linear program over all times."""
+    num_classes, num_columns = crowd.rates.shape
+    size = num_classes * num_columns
+    rows, most = [], []
+    for one in range(num_classes):
+        row = np.zeros(size + 1)
+        row[one * num_columns : (one + 1) * num_columns] = 1.0
+        rows.append(row)
+        most.append(1.0)
+        row = np.zeros(size + 1)
+        row[one * num_columns : (one + 1) * num_columns] = -crowd.rates[one]
+        rows.append(row)
+        most.append(-demand[one])
+    for pool in range(len(crowd.capacity)):
+        row = np.zeros(size + 1)
+        for one in range(num_classes):
+            for column in np.flatnonzero(crowd.pool_of == pool):
+                row[one * num_columns + column] = crowd.gang[one] * crowd.num_jobs[one]
+        row[-1] = -crowd.capacity[pool]
+        rows.append(row)
+        most.append(0.0)
+    cost = np.zeros(size + 1)
+    cost[-1] = 1.0
+    return linprog(cost, A_ub=np.array(rows), b_ub=np.array(most), method="highs").fun
+
+
+@given(st.integers(0, 10**6))
+@SETTINGS
+def test_the_least_load_is_that_of_the_program_and_proven_by_its_prices(seed):
+    from hocket.fleet.solve.kernel import find_load
+
+    crowd = random_crowd(seed)
+    random = np.random.default_rng(seed)
+    demand = random.uniform(0.0, 1.0, len(crowd.gang)) * crowd.rates.max(axis=1)
+    search = new_search(crowd, 400)
+    search.prices[0] = 1.0 / len(crowd.capacity)
+    expected = plain_load(crowd, demand)
+    # Far above 1 the search stops early: scaled capacities bring every load to 1.
+    scaled = crowd._replace(capacity=table(crowd.capacity * max(expected, 1e-9), np.float64))
+    _, load, bill = find_load(scaled, demand, search, 1, 1e-12)
+    assert bill <= load + 1e-9
+    assert load == pytest.approx(1.0, rel=1e-6)
+    assert bill == pytest.approx(1.0, rel=1e-6)
+
+
+@given(st.integers(0, 10**6))
+@SETTINGS
+def test_the_highest_level_is_where_the_least_load_is_one(seed):
+    crowd = random_crowd(seed)
+    cap = crowd.rates.max(axis=1)
+    rung = highest_rung(crowd, lambda level: np.minimum(level, cap), cap, None)
+    assert plain_load(crowd, rung.demand * (1 - 1e-7)) <= 1.0 + 1e-7
+    if np.any(rung.demand < cap * (1 - 1e-9)):
+        higher = np.minimum(rung.level * (1 + 1e-5), cap)
+        assert plain_load(crowd, np.minimum(higher, cap * (1 - 1e-9))) > 1.0 - 1e-7
+    used = np.bincount(crowd.pool_of, (crowd.gang * crowd.num_jobs) @ rung.shares)
+    assert np.all(used <= crowd.capacity[: len(used)] * (1 + 1e-9))
+    np.testing.assert_allclose((crowd.rates * rung.shares).sum(axis=1), rung.demand, rtol=1e-9)
+
+
+@given(st.floats(0.01, 0.99), st.floats(0.5, 2.0))
+@SETTINGS
+def test_root_finds_where_a_rising_function_is_zero(place, power):
+    found = root(lambda x: x**power - place**power, 0.0, -(place**power), 1.0, 1 - place**power)
+    assert found == pytest.approx(place, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pairs_by_price_reach_what_all_pairs_reach(seed, monkeypatch):
+    """Column generation from few pairs ends at the optimum over all of them."""
+    random = np.random.default_rng(seed)
+    n, k = 30, 2
+    alone = random.uniform(1.0, 10.0, (n, k))
+    beside = alone[:, None, :] * random.uniform(0.4, 0.9, (n, n, k))
+    market = make_market(alone, [6, 6], pairs=Pairs(profile_of=np.arange(n), steps_per_s=beside))
+    monkeypatch.setattr(sharing, "_FEW", 0)
+    answer = POLICIES["las"](market)
+    verify_allocation(market, answer)
+    expected = PlainProgram(market).highest_level(proportional_steps_per_s(market))
+    assert answer.objective == pytest.approx(expected, rel=2e-6)
+    assert answer.bound >= expected * (1 - 1e-9)
+
+
+def test_an_answer_cut_short_still_knows_its_gap(monkeypatch):
+    market = shared_market(5)
+    best = POLICIES["las"](market)
+    monkeypatch.setattr(sharing, "_FEW", 0)
+    monkeypatch.setattr(sharing, "_MANY", 1)
+    monkeypatch.setattr(sharing, "_MAX_PROGRAMS", 1)
+    answer = POLICIES["las"](market)
+    verify_allocation(market, answer)
+    assert answer.objective <= best.objective * (1 + 1e-6)
+    assert answer.bound >= best.objective * (1 - 1e-6)
+
+
+def test_sharing_is_never_worse_than_running_alone():
+    for seed in range(5):
+        market = shared_market(seed)
+        with_pairs = POLICIES["las"](market).objective
+        assert with_pairs >= POLICIES["las"](replace(market, pairs=None)).objective * (1 - 1e-7)
