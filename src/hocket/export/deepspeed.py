@@ -71,6 +71,11 @@ def _refuse(plan: ParallelPlan) -> None:
             "export --to megatron",
         ),
         (
+            plan.dtype == "float8",
+            "has no 8-bit products in its configuration",
+            "plan again with --dtype bfloat16, or export --to megatron",
+        ),
+        (
             division.recompute == "selective",
             "cannot recompute the inside of attention alone",
             "plan again with --fix recompute=none: fused attention keeps as little",
@@ -88,7 +93,7 @@ def deepspeed_config(plan: ParallelPlan) -> dict[str, Any]:
         "train_batch_size": division.global_batch,
         "train_micro_batch_size_per_gpu": division.microbatch,
         "gradient_accumulation_steps": division.num_microbatches,
-        "bf16": {"enabled": True},
+        {"float16": "fp16", "bfloat16": "bf16"}[plan.dtype]: {"enabled": True},
         "zero_optimization": {"stage": division.zero},
     }
     if division.tensor > 1:

@@ -19,6 +19,11 @@ _OWN_SCHEDULES = ("1f1b", "interleaved")
 Flags = dict[str, str | None]
 """Values by flag; None for a flag without one."""
 
+_DTYPE_FLAGS: dict[str, Flags] = {
+    "float16": {"--fp16": None},
+    "bfloat16": {"--bf16": None},
+    "float8": {"--bf16": None, "--fp8-format": "hybrid"},
+}
 
 def megatron_files(plan: ParallelPlan) -> dict[str, str]:
     """One shell script with all flags; data, tokenizer and learning rate are the user's."""
@@ -130,8 +135,8 @@ def _degree_flags(plan: ParallelPlan) -> Flags:
         "--pipeline-model-parallel-size": str(division.pipeline),
         "--micro-batch-size": str(division.microbatch),
         "--global-batch-size": str(division.global_batch),
-        "--bf16": None,
     }
+    flags |= _DTYPE_FLAGS[plan.dtype]
     if division.context > 1:
         flags["--context-parallel-size"] = str(division.context)
     if plan.model.experts is not None:

@@ -55,5 +55,8 @@ class Allocation:
     @property
     def gap(self) -> float:
         """How far the objective may be from the optimum, relative to the bound."""
+        if self.objective == self.bound:
+            # Also where there is no job to limit it, and both are infinite.
+            return 0.0
         scale = max(abs(self.bound), 1e-300)
         return abs(self.bound - self.objective) / scale

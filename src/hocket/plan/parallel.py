@@ -30,6 +30,8 @@ class ParallelPlan:
     devices: tuple[tuple[str, ...], ...]
     """Names of the devices of each pipeline rank, tensor parallel fastest, then context, data."""
     schedule: Schedule
+    dtype: str = "bfloat16"
+    """Arithmetic of matrix products: float16, bfloat16 or float8."""
     costs: StageCosts
     step_s: float
     """Predicted time of a step."""

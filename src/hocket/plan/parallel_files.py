@@ -74,6 +74,7 @@ def parallel_plan_to_dict(plan: ParallelPlan) -> dict[str, Any]:
         "model": asdict(plan.model),
         "cluster": {"hash": plan.cluster.content_hash, "content": cluster_to_dict(plan.cluster)},
         "division": asdict(plan.division),
+        "dtype": plan.dtype,
         "devices": [list(names) for names in plan.devices],
         "schedule": {
             "name": plan.schedule.name,
@@ -112,6 +113,7 @@ def parallel_plan_from_dict(data: object, where: str) -> ParallelPlan:
         division=Division(**division),
         devices=tuple(tuple(names) for names in content.devices),
         schedule=_schedule(content.schedule, where),
+        dtype=content.dtype,
         costs=StageCosts(**{name: tuple(values) for name, values in dict(content.costs).items()}),
         step_s=content.predicted.step_s,
         peak_bytes=tuple(content.predicted.peak_bytes),

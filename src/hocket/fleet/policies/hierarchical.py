@@ -58,7 +58,7 @@ def _fair_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> D
         has_stopped = spent <= level
         taken = np.bincount(team, np.where(has_stopped, weight * stop, 0.0), len(teams))
         rising = np.bincount(team, np.where(has_stopped, 0.0, weight), len(teams))
-        height = (team_weight * level - taken) / np.maximum(rising, 1e-300)
+        height = (team_weight * level - taken) / np.where(rising > 0.0, rising, np.inf)
         owed = height[team] * marks[:, _WEIGHT] / marks[:, _GANG]
         return np.where(has_stopped, cap, np.clip(owed, 0.0, cap))
 

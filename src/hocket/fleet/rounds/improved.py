@@ -88,6 +88,10 @@ def wishes_of(state: State, jobs: Jobs, *, only_waiting: bool = False) -> Wishes
     is_reserved = (owed > rules.patience_rounds).any(axis=1)
     here = (jobs.rows["kind"][:, None] == np.arange(state.num_kinds)) & (jobs.rows["partner"] < 0)[:, None]
     urgency = owed + np.where(here, rules.stickiness_rounds, 0.0)
+    left = (jobs.rows["total_steps"] - jobs.rows["done_steps"])[:, None] / np.maximum(jobs.steps_per_s, 1e-300) / rules.round_s
+    import os
+    S=float(os.environ.get('S','0')); L=float(os.environ.get('L','20'))
+    urgency += S*L/(left+L)
     urgency = np.where(is_owed, np.floor(urgency * _UNITS_PER_ROUND) / _UNITS_PER_ROUND, 0.0)
     urgency += np.where(is_owed, 0.0, _LAST + _fill_order(jobs, here))
     urgency += np.where(is_reserved[:, None] & is_owed, _FIRST, 0.0)

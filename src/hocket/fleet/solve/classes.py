@@ -40,13 +40,25 @@ def find_classes(values: FloatArray, exact: FloatArray) -> Classes:
     first, of = _distinct(np.hstack([values, exact]))
     rows, marks = snap(values[first]), exact[first]
     again, merged = _distinct(np.hstack([rows, marks]))
-    of = merged[of]
+    order = _similar_together(rows[again])
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    of = rank[merged[of]]
     return Classes(
         of=of,
         num_jobs=np.bincount(of, minlength=len(again)),
-        first=first[again],
-        rows=np.ascontiguousarray(rows[again]),
+        first=first[again][order],
+        rows=np.ascontiguousarray(rows[again][order]),
     )
+
+
+def _similar_together(rows: FloatArray) -> Counts:
+    """An order in which neighbours favour the same columns: compiled code guesses right then."""
+    if not rows.size:
+        return np.arange(len(rows))
+    favour = rows / np.maximum(rows.mean(axis=0), 1e-300)
+    ranked = np.argsort(favour, axis=1, kind="stable")
+    return np.lexsort(ranked.T[-2:] if rows.shape[1] > 1 else ranked.T)
 
 
 def snap(values: FloatArray) -> FloatArray:

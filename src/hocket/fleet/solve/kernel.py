@@ -52,18 +52,20 @@ def cheapest(
         return low, low, demand / rates[one, low], 0.0, slope
     while True:
         high = -1
-        slope = np.inf
+        longest, dearest = 0.0, 0.0
         for j in range(num_columns):
-            more = rates[one, j] - rates[one, low]
-            if more > 0.0:
-                ratio = (price[j] - price[low]) / more
-                if ratio < slope or (ratio == slope and rates[one, j] > rates[one, high]):
-                    high, slope = j, ratio
+            more, extra = rates[one, j] - rates[one, low], price[j] - price[low]
+            if more > 0.0 and (
+                high < 0
+                or extra * longest < dearest * more
+                or (extra * longest == dearest * more and more > longest)
+            ):
+                high, longest, dearest = j, more, extra
         if high < 0:
             return low, low, 1.0, 0.0, np.inf
         if rates[one, high] >= demand:
-            part = (demand - rates[one, low]) / (rates[one, high] - rates[one, low])
-            return low, high, 1.0 - part, part, slope
+            part = (demand - rates[one, low]) / longest
+            return low, high, 1.0 - part, part, dearest / longest
         low = high
 
 

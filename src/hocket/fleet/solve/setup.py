@@ -20,7 +20,7 @@ from hocket.fleet.solve.ladder import Ladder
 
 Counts = NDArray[np.int64]
 
-_GRID_BITS = 40
+_GRID_BITS = 38
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -74,8 +74,9 @@ def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> Setup
 
 
 def trim(shares: FloatArray) -> FloatArray:
-    """Shares on a grid, rounded down, so that limits stay kept and noise does not show."""
-    return np.ldexp(np.floor(np.ldexp(shares, _GRID_BITS)), -_GRID_BITS)
+    """Shares with a shorter mantissa, rounded down: limits stay kept and noise does not show."""
+    fraction, exponent = np.frexp(shares)
+    return np.ldexp(np.floor(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS)
 
 
 def _own_devices(market: Market) -> FloatArray:

@@ -216,6 +216,7 @@ def candidate_plan(candidate: ParallelCandidate, why: str = "") -> ParallelPlan:
         division=division,
         devices=rank_devices(pools, candidate.stages.ranks, division.tensor, per_rank),
         schedule=candidate.schedule,
+        dtype=training.software.dtype,
         costs=candidate.costs,
         step_s=candidate.step_s,
         peak_bytes=candidate.peak_bytes,
