@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hocket.cli.output import console, emit, json_option
+from hocket.cli.output import console, emit, json_option, say
 
 if TYPE_CHECKING:
     from hocket.fleet.allocation import Allocation
@@ -44,9 +44,12 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
     from hocket.fleet.policies import find_policy
     from hocket.fleet.problem_file import parse_problem, read_problem
     from hocket.fleet.solve.check import verify_allocation
+    from hocket.fleet.solve.prices import kernels_are_compiled
 
     solve = find_policy(policy)
     market = read_problem(problem)
+    if not kernels_are_compiled():
+        say("compiling the kernels of the price search (once, some seconds)")
     # Loading compiled code and scipy takes longer than most answers and is no part of them.
     solve(parse_problem(_TINY))
     start_s = time.process_time()

@@ -48,6 +48,11 @@ class Constants:
     """Of the memory's bandwidth."""
     score_bytes: tuple[float, float] = (13.0, 19.0)
     """Moved per pair of tokens and head, forward and backward, where the matrix is written."""
+    unfused_bytes: float = 33.0
+    """The same forward, where softmax is not one kernel but a cast, a scale, a mask, a sum and a
+    cast: Megatron's kernel takes a number of heads times sequences that four divides."""
+    unfused_host: float = 0.3
+    """More of the host's time to launch a pass then."""
     backward_bytes: float = 1.5
     """What the backward of norms, dropouts and activations moves, to what their forward does."""
     host_s: float = 1.15e-3

@@ -20,6 +20,8 @@ from hocket.transformer import RECOMPUTES
 
 ACTIVATION_BYTES = 2
 """Activations and weights are sent and moved in 16 bits."""
+_FUSED_MATRICES = 4
+"""Megatron's softmax kernel does four matrices of scores at a time."""
 FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
 
@@ -219,12 +221,20 @@ def _core_s(
     flops = 4 * pairs * setting.query_width
     forward, backward = attention_s(flops, setting, coefficients)
     is_written = 1 - setting.is_flash
-    forward_bytes, backward_bytes = efficiency.CONSTANTS.score_bytes
+    fused_bytes, backward_bytes = efficiency.CONSTANTS.score_bytes
+    unfused_bytes = efficiency.CONSTANTS.unfused_bytes
+    forward_bytes = np.where(_is_unfused(setting, slices), unfused_bytes, fused_bytes)
     scores = is_written * pairs * setting.heads
     return (
         forward + memory_s(forward_bytes * scores, setting, coefficients),
         backward + memory_s(backward_bytes * scores, setting, coefficients),
     )
+
+
+def _is_unfused(setting: Setting, slices: Slices) -> FloatArray:
+    """Whether the fused softmax of written scores does not take this number of matrices."""
+    matrices = slices.microbatch * setting.heads / slices.tensor
+    return np.asarray((1 - setting.is_flash) * (matrices % _FUSED_MATRICES != 0))
 
 
 def _around_bytes(setting: Setting, slices: Slices) -> FloatArray:
@@ -281,6 +291,7 @@ def _stretch(
         [slices.recompute == FULL, slices.recompute == SELECTIVE], [3.0, 2.3], 2.0
     )
     per_pass = np.where(setting.is_flash > 0, constants.flash_host_s, constants.host_s)
+    per_pass = per_pass * (1 + constants.unfused_host * _is_unfused(setting, slices))
     # Ranks of a group that share a host share its processors too.
     beside = np.minimum(slices.tensor, setting.devices_per_host) - 1
     per_pass = per_pass * (1 + constants.host_tensor * beside)

@@ -111,6 +111,14 @@ def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm 
     )
 
 
+def kernels_are_compiled() -> bool:
+    """Whether the next search starts at once instead of compiling first."""
+    from hocket.compiled.jit import is_compiled
+    from hocket.fleet.solve.kernel import find_bill, find_load, mix_purchases
+
+    return all(map(is_compiled, (find_bill, find_load, mix_purchases)))
+
+
 def _first_questions(search: Search, num_pools: int, warm: Warm | None) -> int:
     search.prices[0] = 1.0 / num_pools
     if warm is None or warm.prices.shape[1] != num_pools:

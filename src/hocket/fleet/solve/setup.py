@@ -76,7 +76,7 @@ def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> Setup
 def trim(shares: FloatArray) -> FloatArray:
     """Shares with a shorter mantissa, rounded down: limits stay kept and noise does not show."""
     fraction, exponent = np.frexp(shares)
-    return np.ldexp(np.floor(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS)
+    return np.asarray(np.ldexp(np.floor(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS))
 
 
 def _own_devices(market: Market) -> FloatArray:

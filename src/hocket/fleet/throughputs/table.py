@@ -1,0 +1,131 @@
+"""Throughputs of kinds of jobs on kinds of devices, alone and two on a device.
+
+The file is the JSON of Gavel as it is: ``{kind: {"('job type', gang)": {"null": steps_per_s,
+"('other type', gang)": [mine, other's]}}}``; kinds that end in ``_unconsolidated`` are gangs spread
+over servers. What is missing or zero cannot run, or may not share.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.errors import InputFileError, UsageError, did_you_mean
+from hocket.fields import inside, items, located, mapping, number, shown
+from hocket.jsonfile import read_json
+
+_MAX_STEPS_PER_S = 1e12
+_MAX_GANG = 1_000_000
+
+
+class Profile(NamedTuple):
+    """A kind of job that runs on a number of devices at once."""
+
+    job_type: str
+    gang: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Throughputs:
+    """Steps per second of the whole gang."""
+
+    kinds: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+    alone: FloatArray
+    """``[profile, kind]``."""
+    beside: FloatArray
+    """``[profile, other profile, kind]``: 0 where they may not share a device."""
+
+    def on(self, kinds: tuple[str, ...]) -> Throughputs:
+        """Only some kinds, in their order; raises `UsageError` for one that is not there."""
+        for kind in kinds:
+            if kind not in self.kinds:
+                hint = did_you_mean(kind, self.kinds)
+                raise UsageError(f"there are no throughputs for devices of kind {kind!r}", hint=hint)
+        columns = [self.kinds.index(kind) for kind in kinds]
+        return Throughputs(
+            kinds=kinds,
+            profiles=self.profiles,
+            alone=np.ascontiguousarray(self.alone[:, columns]),
+            beside=np.ascontiguousarray(self.beside[:, :, columns]),
+        )
+
+    def find(self, job_type: str, gang: int) -> int:
+        """The row of a profile; -1 where there is none."""
+        try:
+            return self.profiles.index(Profile(job_type, gang))
+        except ValueError:
+            return -1
+
+    @property
+    def relative_speed(self) -> FloatArray:
+        """Speed of each kind for a job that nothing is known of: the geometric mean over profiles.
+
+        Relative to the first kind.
+        """
+        known = (self.alone > 0.0).all(axis=1)
+        if not known.any():
+            return np.ones(len(self.kinds))
+        ratios = np.log(self.alone[known] / self.alone[known][:, :1])
+        return np.asarray(np.exp(ratios.mean(axis=0)))
+
+
+def read_throughputs(path: str | Path) -> Throughputs:
+    """The throughputs of a file; raises `InputFileError` that names what is wrong."""
+    with located(str(path)):
+        tables = mapping(read_json(path), "throughputs")
+        if not tables:
+            raise InputFileError("the file has no kinds of devices")
+        return _parse({kind: mapping(rows, inside("", kind)) for kind, rows in tables.items()})
+
+
+def _parse(tables: dict[str, object]) -> Throughputs:
+    kinds = tuple(tables)
+    keys = list(dict.fromkeys(key for rows in tables.values() for key in mapping(rows, "kind")))
+    profiles = tuple(_profile(key) for key in keys)
+    row_of = {key: row for row, key in enumerate(keys)}
+    alone = np.zeros((len(keys), len(kinds)))
+    beside = np.zeros((len(keys), len(keys), len(kinds)))
+    for column, kind in enumerate(kinds):
+        for key, entries in mapping(tables[kind], kind).items():
+            path = f"{kind}[{shown(key)}]"
+            for other, value in mapping(entries, path).items():
+                if other == "null":
+                    alone[row_of[key], column] = _speed(value, f"{path}.null")
+                elif other in row_of:
+                    at = f"{path}[{shown(other)}]"
+                    beside[row_of[key], row_of[other], column] = _pair_speed(value, at)
+                else:
+                    raise InputFileError(f"{path} names an unknown job {shown(other)}")
+    # Two jobs share a device only where both get somewhere.
+    beside = np.where((beside > 0.0) & (beside.transpose(1, 0, 2) > 0.0), beside, 0.0)
+    return Throughputs(kinds=kinds, profiles=profiles, alone=alone, beside=beside)
+
+
+def _profile(key: str) -> Profile:
+    try:
+        value = ast.literal_eval(key) if len(key) < 1000 else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = None
+    match value:
+        case (str(job_type), int(gang)) if 1 <= gang <= _MAX_GANG:
+            return Profile(job_type, gang)
+    raise InputFileError(
+        f"{shown(key)} is no kind of job", hint="expected \"('job type', gang)\""
+    )
+
+
+def _speed(value: object, path: str) -> float:
+    return number(value, path, 0.0, _MAX_STEPS_PER_S)
+
+
+def _pair_speed(value: object, path: str) -> float:
+    pair = items(value, path)
+    if len(pair) != 2:
+        raise InputFileError(f"{path} has {len(pair)} entries, expected 2", hint="[mine, other's]")
+    return _speed(pair[0], f"{path}[0]")

@@ -1,0 +1,9 @@
+"""Jobs over time: read from the formats that are around, or drawn at random."""
+
+from __future__ import annotations
+
+from hocket.fleet.traces.files import FORMATS, read_trace
+from hocket.fleet.traces.generate import generate_trace
+from hocket.fleet.traces.trace import Trace, write_trace
+
+__all__ = ["FORMATS", "Trace", "generate_trace", "read_trace", "write_trace"]

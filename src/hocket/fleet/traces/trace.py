@@ -1,0 +1,73 @@
+"""A trace: what jobs come when, and how much work each is."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.atomic import write_atomically
+
+Counts = NDArray[np.int64]
+
+COLUMNS = ("name", "job_type", "arrival_s", "gang", "weight", "total_steps", "duration_s", "slo_s")
+"""The columns of hocket's own CSV; work is in steps, or in seconds on the first kind of device."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trace:
+    """Jobs in order of arrival."""
+
+    names: tuple[str, ...]
+    job_types: tuple[str, ...]
+    """Of each job; empty where the trace does not say."""
+    arrival_s: FloatArray
+    gang: Counts
+    weight: FloatArray
+    total_steps: FloatArray
+    """NaN where only a duration is known."""
+    duration_s: FloatArray
+    """On the reference device; NaN where unknown."""
+    slo_s: FloatArray
+    """Allowed time from arrival to end; infinite for none."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def first(self, count: int) -> Trace:
+        """The first jobs."""
+        return Trace(
+            names=self.names[:count],
+            job_types=self.job_types[:count],
+            arrival_s=self.arrival_s[:count],
+            gang=self.gang[:count],
+            weight=self.weight[:count],
+            total_steps=self.total_steps[:count],
+            duration_s=self.duration_s[:count],
+            slo_s=self.slo_s[:count],
+        )
+
+
+def write_trace(trace: Trace, path: str | Path) -> None:
+    """Write a trace as hocket's own CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for job in range(len(trace)):
+        work = (trace.total_steps[job], trace.duration_s[job])
+        slo_s = trace.slo_s[job]
+        writer.writerow([
+            trace.names[job],
+            trace.job_types[job],
+            repr(float(trace.arrival_s[job])),
+            int(trace.gang[job]),
+            repr(float(trace.weight[job])),
+            *("" if np.isnan(amount) else repr(float(amount)) for amount in work),
+            "" if np.isinf(slo_s) else repr(float(slo_s)),
+        ])  # fmt: skip
+    write_atomically(path, text.getvalue().encode())

@@ -1,0 +1,66 @@
+"""Gavel's own throughputs, where they are at hand: class programs equal pairwise ones."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleet.markets import PlainProgram, make_market
+
+from hocket.fleet.market import Pairs
+from hocket.fleet.policies import POLICIES
+from hocket.fleet.policies.normalise import proportional_steps_per_s
+from hocket.fleet.solve.check import verify_allocation
+
+DATA = Path(__file__).parents[3] / "shared/data/cluster/gavel/simulation_throughputs.json"
+KINDS = ("v100", "p100", "k80")
+
+pytestmark = pytest.mark.skipif(not DATA.exists(), reason="no ../shared/data beside the repository")
+
+
+def gavel_market(num_jobs: int, seed: int):
+    data = json.loads(DATA.read_text())
+    keys = [key for key in data["v100"] if key.endswith(", 1)")]
+    alone = np.array([[data[kind][key]["null"] for kind in KINDS] for key in keys])
+    beside = np.array(
+        [[[data[kind][a].get(b, [0.0])[0] for kind in KINDS] for b in keys] for a in keys]
+    )
+    profile = np.random.default_rng(seed).integers(0, len(keys), num_jobs)
+    return make_market(
+        alone[profile],
+        [num_jobs // 4] * 3,
+        pairs=Pairs(profile_of=profile, steps_per_s=beside),
+        remaining_steps=np.linspace(1e4, 1e6, num_jobs),
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_las_equals_the_pairwise_program(seed):
+    market = gavel_market(24, seed)
+    answer = POLICIES["las"](market)
+    verify_allocation(market, answer)
+    expected = PlainProgram(market).highest_level(proportional_steps_per_s(market))
+    assert answer.objective == pytest.approx(expected, rel=1e-6)
+
+
+def test_sharing_raises_the_level_of_two_thousand_jobs_by_a_fifth():
+    """Measured with Gavel on 64 to 256 such jobs: 1.11 to 1.12 with sharing, 0.92 without."""
+    market = gavel_market(2048, 3)
+    shared, alone = POLICIES["las"](market), POLICIES["las"](replace(market, pairs=None))
+    verify_allocation(market, shared)
+    assert alone.objective == pytest.approx(0.92, abs=0.01)
+    assert shared.objective == pytest.approx(1.11, abs=0.02)
+    assert shared.gap <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["las", "las-agnostic", "hierarchical", "max-throughput"])
+@pytest.mark.parametrize("sharing", [False, True], ids=["alone", "shared"])
+def test_noise_of_one_in_a_billion_moves_no_share_of_any_job(name, sharing):
+    market = gavel_market(200, 1)
+    if not sharing:
+        market = replace(market, pairs=None)
+    noise = 1 + 1e-9 * np.random.default_rng(0).normal(size=market.steps_per_s.shape)
+    before = POLICIES[name](market)
+    after = POLICIES[name](replace(market, steps_per_s=market.steps_per_s * noise))
+    np.testing.assert_allclose(before.shares, after.shares, atol=2e-6)
