@@ -13,6 +13,7 @@ from hocket.cli import (
     doctor,
     explain,
     export,
+    fleet,
     generate,
     parallel,
     plan,
@@ -59,7 +60,7 @@ def root() -> None:
 
 
 for module in (
-    plan, parallel, run, show, explain, simulate, verify, export, capture, generate, detect,
-    profile, calibrate, validate, schema, doctor, completion,
+    plan, parallel, fleet, run, show, explain, simulate, verify, export, capture, generate,
+    detect, profile, calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

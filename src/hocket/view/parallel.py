@@ -143,7 +143,7 @@ def comparison_dict(comparison: ParallelComparison, top: int) -> dict[str, Any]:
 
 
 def parts_dict(candidate: ParallelCandidate) -> dict[str, Any]:
-    """What the closed form's step time consists of."""
+    """What the step's time consists of."""
     return {"breakdown": {f"{name}_s": value for name, value in candidate.parts_s.items()}}
 
 
@@ -211,7 +211,7 @@ def plan_numbers(plan: ParallelPlan) -> Mapping[str, float]:
 
 
 def step_parts(plan: ParallelPlan) -> dict[str, float]:
-    """What the step's time consists of by the closed form, largest first."""
+    """What the step's time consists of, largest first."""
     parts = {
         name.removesuffix("_s"): value
         for name, value in plan_numbers(plan).items()

@@ -6,38 +6,29 @@ Each subcommand is a module of this folder with a ``command``, imported when it 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 
 import click
 
 from hocket.errors import unknown_name
 
-_ORDER = ("allocate", "simulate", "serve", "submit", "jobs", "explain")
-"""Known subcommands first, in this order; the others follow by name."""
-
-
-def _names() -> list[str]:
-    found = {path.stem for path in Path(__file__).parent.glob("*.py") if path.stem[0] != "_"}
-    first = [name for name in _ORDER if name in found]
-    return first + sorted(found.difference(first))
+_NAMES = ("allocate", "simulate")
 
 
 class _Lazy(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return _names()
+        return list(_NAMES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _names():
+        if cmd_name not in _NAMES:
             return None
-        module = importlib.import_module(f"hocket.cli.fleet.{cmd_name}")
-        command: click.Command = module.command
+        command: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in _names() and not args[0].startswith("-"):
-            raise unknown_name("command", args[0], _names())
+        if args[0] not in _NAMES and not args[0].startswith("-"):
+            raise unknown_name("command", args[0], _NAMES)
         return super().resolve_command(ctx, args)
 
 

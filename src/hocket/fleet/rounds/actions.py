@@ -14,8 +14,12 @@ from numpy.typing import NDArray
 
 Counts = NDArray[np.int64]
 
-STOP_REASONS = ("preempted", "moved", "cancelled", "paused", "device lost", "finished", "failed")
-PREEMPTED, MOVED, CANCELLED, PAUSED, DEVICE_LOST, FINISHED, FAILED = range(len(STOP_REASONS))
+STOP_REASONS = (
+    "preempted", "moved", "cancelled", "paused", "device lost", "finished", "failed", "given up",
+)  # fmt: skip
+(
+    PREEMPTED, MOVED, CANCELLED, PAUSED_BY_USER, DEVICE_LOST, FINISHED, FAILED, GIVEN_UP,
+) = range(len(STOP_REASONS))  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,6 +81,8 @@ def _write(state: State, jobs: Jobs, choice: Choice, stopped: Counts, started: C
     jobs.rows["attempt"][started] += 1
     jobs.rows["started_s"][started] = state.time_s
     jobs.rows["ready_s"][started] = state.time_s + state.rules.restart_s
+    jobs.rows["measured_s"][started] = state.time_s + state.rules.restart_s
+    jobs.rows["measured_steps"][started] = jobs.rows["done_steps"][started]
     if state.pair_table is not None:
         numbers = np.append(jobs.rows["number"], -1)
         jobs.rows["partner"] = numbers[choice.partner]

@@ -29,8 +29,7 @@ def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
         _choose(state, jobs, choice)
     # A job without an allocation holds a place in the count and is then not started.
     choice.kind[jobs.rows["has_share"] == 0] = -1
-    next_s = state.time_s + state.rules.round_s
-    return assign(state.but(next_tick_s=next_s), jobs, choice)
+    return assign(state, jobs, choice)
 
 
 def _reset(state: State, jobs: Jobs) -> State:

@@ -13,6 +13,8 @@ from hocket.fleet.rounds.state import PAUSED, PairPlan, Jobs, State
 
 Counts = NDArray[np.int64]
 
+_ISOLATING = ("finish-time-fairness", "ftf-agnostic")
+"""Policies that look at how far a job would be on its own part of the cluster."""
 _GRID = 1e6
 """Shares are rounded to a millionth, so that noise of a solver decides nothing."""
 
@@ -23,18 +25,30 @@ def share(state: State, jobs: Jobs) -> State:
     jobs.shares[:] = 0.0
     jobs.rows["pair_share"] = 0.0
     jobs.rows["has_share"] = 1
+    if state.rules.policy in _ISOLATING:
+        _advance_alone(jobs)
     state = state.but(solved_s=state.time_s, is_dirty=False)
     if not len(wanting) or not state.num_devices.any():
         return state
     market = to_market(state, jobs, wanting)
     answer = find_policy(state.rules.policy)(market, state.warm)
     jobs.shares[wanting] = np.round(answer.shares * _GRID) / _GRID
-    jobs.rows["isolated_rate"][wanting] = isolated_steps_per_s(market)
+    if state.rules.policy in _ISOLATING:
+        jobs.rows["isolated_rate"][wanting] = isolated_steps_per_s(market)
     return state.but(
         warm=answer.warm,
         notes=answer.notes,
         pair_plan=_pair_plan(state, jobs, wanting, answer),
     )
+
+
+def _advance_alone(jobs: Jobs) -> None:
+    """How long the work since the last answer would have taken on an equal part of the cluster."""
+    rows = jobs.rows
+    rate = rows["isolated_rate"]
+    done = np.maximum(rows["done_steps"] - rows["isolated_steps"], 0.0)
+    rows["isolated_s"] += np.where(rate > 0.0, done / np.where(rate > 0.0, rate, 1.0), 0.0)
+    rows["isolated_steps"] = rows["done_steps"]
 
 
 def to_market(state: State, jobs: Jobs, wanting: Counts) -> Market:

@@ -37,11 +37,15 @@ class Rules:
     round_s: float = 360.0
     min_reset_s: float = 1920.0
     """Gavel's mechanism: least time between two allocations."""
+    min_solve_s: float = 0.0
+    """Improved mechanism: least time between two allocations; 0 for one at every change."""
     min_run_s: float = 0.0
     """A job that was started keeps its devices at least so long."""
-    patience_rounds: float = 20.0
-    """Rounds that a job may be owed before devices are kept for it."""
-    stickiness_rounds: float = 2.0
+    slack_rounds: float = 150.0
+    """Rounds that a job may be made to wait by one that ends sooner; 0 for strict fairness."""
+    patience_rounds: float = 200.0
+    """Rounds that a job may be owed before it goes first and devices are kept for it."""
+    stickiness_rounds: float = 4.0
     """How much more a waiting job must be owed before it takes the devices of a running one."""
     restart_s: float = 0.0
     """Time from the start of a job to its first step: what a preemption costs."""
@@ -99,7 +103,7 @@ _WHOLE = (
 _REAL = (
     "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
     "ready_s", "started_s", "waiting_since_s", "rate", "isolated_s", "isolated_rate", "target_s",
-    "held_s", "pair_share", "pair_credit_s",
+    "held_s", "pair_share", "pair_credit_s", "measured_s", "measured_steps", "isolated_steps",
 )  # fmt: skip
 JOB_RECORD = np.dtype(
     [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
@@ -192,6 +196,11 @@ class State:
         """Working devices of each kind."""
         return self.layout.num_devices.copy()
 
+    @property
+    def num_profiles(self) -> int:
+        """Rows of the pair table, less the last, which is that of jobs without a profile."""
+        return 0 if self.pair_table is None else len(self.pair_table.steps_per_s) - 1
+
     def but(self, **changes: Any) -> State:
         """The same state but for some fields; several times as fast as `dataclasses.replace`."""
         state = object.__new__(State)
@@ -245,8 +254,15 @@ def new_state(
     rules = rules or Rules()
     if rules.mechanism not in MECHANISMS:
         raise UsageError(f"unknown mechanism {rules.mechanism!r}", hint=f"one of {MECHANISMS}")
-    shape = (0, 0, len(kinds)) if pair_table is None else pair_table.steps_per_s.shape
-    plan = PairPlan(amount=np.zeros(shape), credit_s=np.zeros(shape))
+    if pair_table is not None and rules.mechanism == "gavel":
+        hint = "use the improved mechanism"
+        raise UsageError("Gavel's mechanism does not share devices here", hint=hint)
+    plan = None
+    if pair_table is not None:
+        # One profile more, that shares with nobody, for jobs without one.
+        steps_per_s = np.pad(pair_table.steps_per_s, ((0, 1), (0, 1), (0, 0)))
+        pair_table = PairTable(steps_per_s=steps_per_s)
+        plan = PairPlan(amount=np.zeros(steps_per_s.shape), credit_s=np.zeros(steps_per_s.shape))
     state = State(
         rules=rules,
         kinds=kinds,
@@ -264,7 +280,7 @@ def new_state(
         is_up=np.zeros(0, dtype=bool),
         holders=np.zeros((0, 2), dtype=np.int64),
         pair_table=pair_table,
-        pair_plan=plan if pair_table is not None else None,
+        pair_plan=plan,
         layout=lay_out(_NONE, _NONE, np.zeros(0, dtype=bool), len(kinds)),
     )
     return with_devices(state, devices)

@@ -20,8 +20,9 @@ from hocket.fleet.rounds.actions import (
     DEVICE_LOST,
     FAILED,
     FINISHED,
+    GIVEN_UP,
     NOTHING,
-    PAUSED as PAUSED_REASON,
+    PAUSED_BY_USER,
     Actions,
 )
 from hocket.fleet.rounds.assign import rows_of, set_rates
@@ -92,10 +93,19 @@ def _begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     ended = jobs.rows["phase"] == ENDED
     names = state.names
     if ended.any():
-        gone = jobs.rows["number"][ended].tolist()
-        names = {number: name for number, name in names.items() if number not in set(gone)}
+        names = dict(names)
+        for number in jobs.rows["number"][ended].tolist():
+            del names[number]
         jobs = jobs.taken(~ended)
-    state = state.but(jobs=jobs, names=names, round_number=state.round_number + 1)
+    runs = jobs.rows["phase"] == RUNNING
+    # A checkpoint per round: more than one round of work is never lost.
+    jobs.rows["saved_steps"][runs] = jobs.rows["done_steps"][runs]
+    state = state.but(
+        jobs=jobs,
+        names=names,
+        round_number=state.round_number + 1,
+        next_tick_s=state.time_s + state.rules.round_s if len(jobs.rows) else np.inf,
+    )
     begin = gavel.begin_round if state.rules.mechanism == "gavel" else improved.begin_round
     return begin(state, jobs)
 
@@ -126,10 +136,11 @@ def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
             raise UsageError(f"job {job.number} comes after job {last}: numbers must rise")
         if len(job.steps_per_s) != state.num_kinds or job.gang < 1 or not job.weight > 0.0:
             raise UsageError(f"job {job.number} does not fit the fleet")
-        if state.pair_table is not None and not 0 <= job.profile < len(state.pair_table.steps_per_s):
-            raise UsageError(f"job {job.number} has no profile, which sharing devices needs")
+        if state.pair_table is not None and not -1 <= job.profile < state.num_profiles:
+            raise UsageError(f"job {job.number} names a profile that does not exist")
         last = job.number
     fresh = new_jobs(event.jobs, state.num_kinds, state.time_s)
+    fresh.rows["profile"] %= state.num_profiles + 1
     if state.rules.mechanism == "gavel":
         fresh.received_s[:] = state.rules.round_s / 2.0
     jobs = jobs.joined(fresh)
@@ -161,13 +172,13 @@ def _fail(state: State, jobs: Jobs, event: Fail) -> tuple[State, Actions]:
     jobs.rows["done_steps"][at] = np.minimum(saved, jobs.rows["total_steps"][at])
     jobs.rows["failures"][at] += 1
     if jobs.rows["failures"][at[0]] >= state.rules.max_failures:
-        return _end(state, jobs, at, FAILED)
+        return _end(state, jobs, at, GIVEN_UP)
     state, actions = _stop(state, jobs, at, FAILED, WAITING)
     return _react(state, jobs, actions)
 
 
 def _pause(state: State, jobs: Jobs, event: Pause) -> tuple[State, Actions]:
-    state, actions = _stop(state, jobs, _rows(state, event.numbers), PAUSED_REASON, PAUSED)
+    state, actions = _stop(state, jobs, _rows(state, event.numbers), PAUSED_BY_USER, PAUSED)
     return _react(state.but(is_dirty=True), jobs, actions)
 
 
@@ -185,12 +196,14 @@ def _progress(state: State, jobs: Jobs, event: Progress) -> tuple[State, Actions
     job = jobs.rows[at]
     if job["attempt"] != event.attempt or job["phase"] != RUNNING:
         return state, NOTHING
-    worked_s = state.time_s - job["ready_s"]
-    kind, steps = int(job["kind"]), event.done_steps - job["saved_steps"]
+    worked_s = state.time_s - job["measured_s"]
+    kind, steps = int(job["kind"]), event.done_steps - job["measured_steps"]
     if job["partner"] < 0 and worked_s > 0.0 and steps > 0.0:
         before = jobs.steps_per_s[at, kind]
         jobs.steps_per_s[at, kind] = before + _LEARNING * (steps / worked_s - before)
         set_rates(state, jobs, np.array([at]))
+    jobs.rows["measured_s"][at] = max(state.time_s, job["ready_s"])
+    jobs.rows["measured_steps"][at] = event.done_steps
     jobs.rows["done_steps"][at] = min(event.done_steps, job["total_steps"])
     return state.but(is_dirty=True), NOTHING
 
@@ -211,7 +224,9 @@ def _stop(
     jobs.rows["waiting_since_s"][at] = state.time_s
     holders = state.holders
     if len(numbers):
-        holders = np.where(np.isin(holders, numbers), -1, holders)
+        holders = holders.copy()
+        for number in numbers.tolist():
+            holders[holders == number] = -1
         is_second = (holders[:, 0] < 0) & (holders[:, 1] >= 0)
         holders[is_second] = holders[is_second][:, ::-1]
     actions = replace(

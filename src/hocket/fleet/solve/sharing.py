@@ -29,13 +29,13 @@ _MAX_STEPS = 20
 _MAX_GENERATIONS = 30
 _FEW = 6000
 """Pairs of classes that are all taken in at once."""
-_PER_CLASS = 1
+_PER_CLASS = 8
 """Partners that are taken in at a time for each class and column."""
 _ENOUGH = 1e-6
 """Relative gap at which no more pairs are looked for."""
 _MANY = 300
 """Classes from which on a program takes so long that an answer with a known gap is preferred."""
-_MAX_PROGRAMS = 3
+_MAX_PROGRAMS = 4
 """Programs that are solved then."""
 _SAME = 1e-8
 _PAYS = 1e-9

@@ -75,7 +75,7 @@ class ParallelCandidate:
     estimate_s: float
     """Step time by the closed form, which chose what is simulated."""
     parts_s: Mapping[str, float]
-    """What the closed form's step time consists of."""
+    """What ``step_s`` consists of: the closed form's parts, with the waiting that was simulated."""
     step_s: float
     """Step time in the event simulator; the closed form's where it was not simulated."""
     bubble: float
@@ -151,7 +151,7 @@ class ParallelCandidate:
     @property
     def exposed_share(self) -> float:
         """Share of the step in which devices wait for communication that nothing hides."""
-        return sum(self.parts_s.get(name, 0.0) for name in EXPOSED) / self.estimate_s
+        return sum(self.parts_s.get(name, 0.0) for name in EXPOSED) / self.step_s
 
     @property
     def price_per_hour(self) -> float | None:

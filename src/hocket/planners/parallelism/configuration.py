@@ -7,7 +7,7 @@ batch and the degrees (``[division]``); what is left out is 1 or off, and replic
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ MAX_FILE_BYTES = 1_000_000
 MAX_DEGREE = 1_000_000
 COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
 """Whole numbers of a division from 1 up."""
+DTYPES = ("float16", "bfloat16", "float8")
 CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
 
 
@@ -33,6 +34,7 @@ class Configuration:
     model: Transformer
     on: str
     batch: int
+    dtype: str | None
     software: str | None
     coefficients: Path | None
     division: Division
@@ -47,13 +49,18 @@ def read_configuration(path: str | Path) -> Configuration:
         return _configuration(_parsed(path), path.parent)
 
 
-def filled(configuration: Configuration, num_groups: int) -> Division:
-    """The division, with as many replicas as tensor-parallel groups allow where none are stated."""
+def filled(configuration: Configuration, groups: Sequence[int]) -> Division:
+    """The division, with as many replicas as tensor-parallel groups allow where none are stated.
+
+    ``groups`` counts them per kind of device; the replicas of a stage are of one kind.
+    """
     division = configuration.division
-    if configuration.fills_cluster:
-        most = num_groups // (division.pipeline * division.context)
-        division = replace(division, data=max(most, 1))
-    return division
+    if not configuration.fills_cluster:
+        return division
+    pipeline, context = division.pipeline, division.context
+    possible = range(sum(groups) // (pipeline * context), 0, -1)
+    held = (n for n in possible if sum(own // (n * context) for own in groups) >= pipeline)
+    return replace(division, data=next(held, 1))
 
 
 def check_configuration(model: Transformer, division: Division, where: str) -> None:
@@ -81,7 +88,7 @@ def _parsed(path: Path) -> Mapping[str, Any]:
 def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
     top = fields.record(
         data, "the file", required=("model", "on", "batch", "division"),
-        optional=("software", "coefficients"),
+        optional=("dtype", "software", "coefficients"),
     )  # fmt: skip
     model = top["model"]
     batch = fields.integer(top["batch"], "batch", 1, 2**31 - 1)
@@ -90,6 +97,7 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
         model=model_from_dict(model) if isinstance(model, Mapping) else _named(model),
         on=fields.text(top["on"], "on"),
         batch=batch,
+        dtype=fields.choice(top["dtype"], "dtype", DTYPES) if "dtype" in top else None,
         software=fields.text(top["software"], "software") if "software" in top else None,
         coefficients=None if file is None else folder / fields.text(file, "coefficients"),
         division=_division(top["division"], batch),

@@ -8,7 +8,7 @@ layers come from the exact partitioner and are kept where the simulator agrees. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hocket.cost.parallel.stages import stage_costs
@@ -161,9 +161,18 @@ def _seen(
         division=division,
         step_s=timeline.makespan_s,
         bubble=timeline.bubble_share,
+        parts_s=_shared_out(candidate.parts_s, timeline.makespan_s, timeline.bubble_share),
         peak_bytes=tuple(timeline.peak_bytes.tolist()),
         simulated=True,
         schedule=schedule,
         costs=costs,
     )
     return replace(seen, feasible=seen.lacking_bytes == 0, reason="")
+
+
+def _shared_out(parts_s: Mapping[str, float], step_s: float, bubble: float) -> dict[str, float]:
+    """Parts that add up to the step: the waiting that was seen, all else in proportion."""
+    waiting_s = bubble * step_s
+    others_s = {name: value for name, value in parts_s.items() if name != "bubble"}
+    scale = (step_s - waiting_s) / sum(others_s.values())
+    return {name: waiting_s if name == "bubble" else scale * parts_s[name] for name in parts_s}

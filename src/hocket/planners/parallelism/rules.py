@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hocket.planners.parallelism.enumerate import FOLDED, LOOPED, SPLIT
+from hocket.planners.parallelism.enumerate import FOLDED, LOOPED, MAX_ACTIONS, SPLIT
 from hocket.transformer import Division, Transformer
 
 
@@ -37,6 +37,11 @@ def _batch(division: Division) -> Iterator[str]:
         yield (
             f"a batch of {division.global_batch} cannot be divided into microbatches of "
             f"{division.microbatch} on {division.data} replicas"
+        )
+    if division.num_microbatches * division.num_stages > MAX_ACTIONS:
+        yield (
+            f"{division.num_microbatches} microbatches on {division.num_stages} stages are more "
+            f"than {MAX_ACTIONS:,} actions"
         )
 
 

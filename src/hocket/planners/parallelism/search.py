@@ -31,7 +31,7 @@ from hocket.planners.parallelism.mixed import scan_mixed
 from hocket.planners.parallelism.pools import rank_devices
 from hocket.planners.parallelism.recheck import Effort, ranked, recheck, run, simulated
 from hocket.planners.parallelism.scan import Scan, scan
-from hocket.planners.parallelism.why import explain, shortage
+from hocket.planners.parallelism.why import explain, explain_one, shortage
 from hocket.transformer import Division, Divisions
 
 ROUNDS = 3
@@ -54,7 +54,7 @@ def search(
     fitting.sort(key=lambda candidate: candidate.estimate_s)
     nearly = [c for pool, s in enumerate(scans) for c in described(training, pool, s.nearly)]
     seen = _recheck_until_one_fits(fitting, effort)
-    return _compared(training, scans, [*seen, *ranked(nearly)], len(mixed))
+    return _compared(training, limits, scans, [*seen, *ranked(nearly)], len(mixed))
 
 
 def _recheck_until_one_fits(
@@ -75,13 +75,17 @@ def default_limits(training: Training) -> Limits:
 
 
 def _compared(
-    training: Training, scans: list[Scan], candidates: list[ParallelCandidate], num_mixed: int
+    training: Training,
+    limits: Limits,
+    scans: list[Scan],
+    candidates: list[ParallelCandidate],
+    num_mixed: int,
 ) -> ParallelComparison:
     fits = bool(candidates) and candidates[0].feasible
     if not fits:
         smallest = [c for i, s in enumerate(scans) for c in described(training, i, s.smallest)]
         candidates = ranked([*candidates, *smallest])
-    told = explain(candidates) if fits else shortage(training, candidates)
+    told = explain(candidates) if fits else shortage(training, candidates, limits)
     return ParallelComparison(
         training=training,
         candidates=tuple(told.candidates),
@@ -154,7 +158,7 @@ def single(training: Training, asked: Configuration, where: str) -> ParallelComp
     (seen,) = described(training, stages.pools[0], Divisions.of([division]))
     seen = replace(seen, division=division, stages=stages)
     seen = simulated(seen) if division.layers is None else run(seen, division)
-    told = explain([seen]) if seen.feasible else shortage(training, [seen])
+    told = explain_one(seen)
     return ParallelComparison(
         training=training,
         candidates=tuple(told.candidates),
@@ -170,7 +174,7 @@ def _seated(training: Training, asked: Configuration, where: str) -> tuple[Stage
     """The pools of a division's ranks: one that holds all, else several, large memory first."""
     pools, tensor = training.pools, asked.division.tensor
     groups = [pool.num_groups(tensor) for pool in pools]
-    division = filled(asked, max(groups))
+    division = filled(asked, groups)
     per_rank = division.data * division.context
     for index, count in enumerate(groups):
         if count >= per_rank * division.pipeline:

@@ -1,56 +1,67 @@
-"""The smallest change that would let a model fit: more hosts, or devices with more memory.
+"""How many hosts would let a model fit that does not.
 
-Both are found by asking the closed form of memory again: more hosts of the same kind by doubling
-and then halving the step, more memory by what the smallest division holds.
+Found by asking the closed form of memory again for more hosts of the same kind, by doubling and
+then halving the step.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hocket.cost.parallel.memory import memory
-from hocket.planners.parallelism.candidates import ParallelCandidate, Training
+from hocket.planners.parallelism.candidates import Training
 from hocket.planners.parallelism.enumerate import Limits, division_blocks
 from hocket.planners.parallelism.pools import Pool
-from hocket.units import format_bytes
+from hocket.transformer import ScheduleName
 
 MOST_TIMES = 64
 """More hosts than so many times those that are there are no small change."""
+HOLD_LEAST: tuple[ScheduleName, ...] = ("1f1b", "v-half")
+"""Schedules of which one holds no more than any other."""
 
 
-def smallest_change(training: Training, least: ParallelCandidate) -> list[str]:
-    """What would do, in words: one entry, or none where nothing in reach would."""
-    needed = least.peak_bytes[least.fullest_rank]
-    ways = [f"devices with {format_bytes(needed)}"] if needed else []
+def hosts_needed(training: Training, limits: Limits) -> list[str]:
+    """The fewest hosts that would do within the limits, in words; none where no few would."""
     pool = max(training.pools, key=lambda pool: pool.num_devices * pool.memory_bytes)
-    hosts = _hosts_needed(training, pool)
-    if hosts is not None:
-        ways.append(
-            f"{hosts} hosts of {pool.per_host} {pool.kind.name} instead of {len(pool.hosts)}"
-        )
-    return [f"it would fit on {' or '.join(ways)}"] if ways else []
+    hosts = _fewest(training, pool, _least(limits))
+    if hosts is None:
+        return []
+    return [f"{hosts} hosts of {pool.per_host} {pool.kind.name} instead of {len(pool.hosts)}"]
 
 
-def _hosts_needed(training: Training, pool: Pool) -> int | None:
-    """The fewest hosts on which some division fits."""
-    low = high = len(pool.hosts)
-    while not _fits(training, pool, high):
+def _fewest(training: Training, pool: Pool, limits: Limits) -> int | None:
+    """The fewest hosts on which some division fits; None where those that are there would do."""
+    low = len(pool.hosts)
+    if _fits(training, pool, low, limits):
+        return None
+    high = 2 * low
+    while not _fits(training, pool, high, limits):
         low, high = high, 2 * high
         if high > MOST_TIMES * len(pool.hosts):
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if _fits(training, pool, middle) else (middle, high)
+        low, high = (low, middle) if _fits(training, pool, middle, limits) else (middle, high)
     return high
 
 
-def _fits(training: Training, pool: Pool, num_hosts: int) -> bool:
-    """Whether the divisions that hold least fit on so many hosts."""
+def _least(limits: Limits) -> Limits:
+    """Of what is tried, that which holds least."""
+    fixed = dict(limits.fixed)
+    small = tuple(name for name in HOLD_LEAST if name in limits.schedules)
+    return replace(
+        limits,
+        max_microbatch=fixed.get("microbatch", 1),
+        schedules=limits.schedules if "chunks" in fixed or not small else small,
+        recomputes=limits.recomputes[-1:],
+    )
+
+
+def _fits(training: Training, pool: Pool, num_hosts: int, limits: Limits) -> bool:
+    """Whether some division fits on so many hosts."""
     more = Pool(pool.kind, (pool.hosts[0],) * num_hosts)
-    limits = Limits(
-        max_tensor=pool.per_host, max_microbatch=1, schedules=("1f1b", "v-half"),
-        recomputes=("full",),
-    )  # fmt: skip
     for block in division_blocks(training.model, more, training.global_batch, limits):
         held = memory(training.model, block.divisions, training.software).total_bytes
         if np.any(held <= pool.memory_bytes):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hocket.planners.parallelism.candidates import ParallelCandidate, Training
+from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.recheck import AS_SHORT
-from hocket.planners.parallelism.shortage import smallest_change
+from hocket.planners.parallelism.shortage import hosts_needed
 from hocket.transformer import Division
 from hocket.units import format_bytes, format_percent, format_seconds
 
@@ -61,7 +62,7 @@ def explain(candidates: list[ParallelCandidate]) -> Told:
 def limit_sentence(best: ParallelCandidate) -> str:
     """What takes the winner's time, largest first."""
     parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
-    shares = [(PARTS.get(name, name), value / best.estimate_s) for name, value in parts]
+    shares = [(PARTS.get(name, name), value / best.step_s) for name, value in parts]
     listed = ", ".join(f"{name} {format_percent(share)}" for name, share in shares[:3] if share > 0)
     rank = best.fullest_rank
     full = best.peak_bytes[rank] / best.capacity_bytes[rank]
@@ -91,18 +92,13 @@ def _why_lost(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
 
 def _cause(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
     """What takes more time than in the winner, the largest difference alone."""
-    mine, theirs = _parts_s(candidate), _parts_s(best)
-    more_s = {name: value - theirs.get(name, 0.0) for name, value in mine.items()}
+    theirs = best.parts_s
+    more_s = {name: value - theirs.get(name, 0.0) for name, value in candidate.parts_s.items()}
     name = max(more_s, key=lambda name: more_s[name])
     if name == "bubble":
         bubble, instead = format_percent(candidate.bubble), format_percent(best.bubble)
         return f"bubble {bubble} instead of {instead}"
     return f"{PARTS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
-
-
-def _parts_s(candidate: ParallelCandidate) -> dict[str, float]:
-    """Parts of the step, with the waiting that the simulator saw."""
-    return {**candidate.parts_s, "bubble": candidate.bubble * candidate.step_s}
 
 
 def lacking(candidate: ParallelCandidate) -> str:
@@ -114,7 +110,15 @@ def lacking(candidate: ParallelCandidate) -> str:
     )
 
 
-def shortage(training: Training, candidates: list[ParallelCandidate]) -> Told:
+def explain_one(candidate: ParallelCandidate) -> Told:
+    """Whether a division that was asked for by itself fits, and what takes its time."""
+    if candidate.feasible:
+        return Told([replace(candidate, reason="it fits")], f"it fits; {limit_sentence(candidate)}")
+    reason = lacking(candidate)
+    return Told([replace(candidate, reason=reason)], f"{label(candidate.division)} {reason}")
+
+
+def shortage(training: Training, candidates: list[ParallelCandidate], limits: Limits) -> Told:
     """What is missing where nothing fits: the division that lacks least, and what would do."""
     told = [replace(c, reason=lacking(c)) for c in candidates]
     if not told:
@@ -122,4 +126,6 @@ def shortage(training: Training, candidates: list[ParallelCandidate]) -> Told:
         return Told([], f"{sentence}: allow other degrees, another batch or more devices")
     least = told[0]
     sentence = f"nothing fits: {label(least.division)} {least.reason}, less than any other"
-    return Told(told, "; ".join([sentence, *smallest_change(training, least)]))
+    ways = [f"devices with {format_bytes(least.peak_bytes[least.fullest_rank])}"]
+    ways += hosts_needed(training, limits)
+    return Told(told, f"{sentence}; it would fit on {' or '.join(ways)}")

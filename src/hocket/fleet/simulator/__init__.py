@@ -1,0 +1,10 @@
+"""What would happen: traces run through the same ``step`` that runs a real fleet."""
+
+from __future__ import annotations
+
+from hocket.fleet.simulator.bind import Work, bind
+from hocket.fleet.simulator.faults import Faults
+from hocket.fleet.simulator.fleet_run import FleetRun
+from hocket.fleet.simulator.simulate import simulate
+
+__all__ = ["Faults", "FleetRun", "Work", "bind", "simulate"]

@@ -1,0 +1,100 @@
+"""A trace on given kinds of devices: how fast each of its jobs is on each of them.
+
+A job whose kind is in the table gets its row. For a gang larger than measured, the last doubling
+that was measured goes on. A job of which only a duration is known takes that long on the first
+kind, and on the others as much longer as an average job.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError, did_you_mean
+from hocket.fleet.throughputs.table import Profile, Throughputs
+from hocket.fleet.traces.trace import Trace
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Work:
+    """The jobs of a trace as the fleet sees them."""
+
+    trace: Trace
+    kinds: tuple[str, ...]
+    steps_per_s: FloatArray
+    """``[job, kind]``."""
+    total_steps: FloatArray
+    profile: Counts
+    """Row of ``beside``; -1 for none."""
+    beside: FloatArray
+    """``[profile, profile, kind]``: steps per second two on a device."""
+
+
+def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) -> Work:
+    """Throughputs and steps of all jobs; raises `UsageError` for one whose speed is not known."""
+    speed = np.ones(len(kinds))
+    table = None
+    if throughputs is not None:
+        table = throughputs.on(kinds)
+        speed = table.relative_speed
+    steps_per_s = np.zeros((len(trace), len(kinds)))
+    total_steps = trace.total_steps.copy()
+    profile = np.full(len(trace), -1)
+    known: dict[Profile, tuple[FloatArray | None, int]] = {}
+    for job in range(len(trace)):
+        key = Profile(trace.job_types[job], int(trace.gang[job]))
+        if key not in known:
+            known[key] = _row(table, key)
+        row, profile[job] = known[key]
+        if row is not None and math.isnan(total_steps[job]):
+            row = row / max(row[0], 1e-300)
+            profile[job] = -1
+        if row is None:
+            row = speed
+            if math.isnan(trace.duration_s[job]):
+                raise _unknown(table, key)
+            total_steps[job] = math.nan
+        if math.isnan(total_steps[job]):
+            total_steps[job] = trace.duration_s[job]
+        steps_per_s[job] = row
+    beside = np.zeros((0, 0, len(kinds))) if table is None else table.beside
+    return Work(
+        trace=trace,
+        kinds=kinds,
+        steps_per_s=steps_per_s,
+        total_steps=np.maximum(total_steps, 1e-9),
+        profile=profile,
+        beside=beside,
+    )
+
+
+def _row(table: Throughputs | None, key: Profile) -> tuple[FloatArray | None, int]:
+    if table is None:
+        return None, -1
+    at = table.find(*key)
+    if at >= 0:
+        return table.alone[at], at
+    gangs = sorted(known.gang for known in table.profiles if known.job_type == key.job_type)
+    smaller = [gang for gang in gangs if gang < key.gang]
+    if not smaller:
+        return None, -1
+    last = table.alone[table.find(key.job_type, smaller[-1])]
+    growth, doublings = 1.0, math.log2(key.gang / smaller[-1])
+    if len(smaller) > 1:
+        before = table.alone[table.find(key.job_type, smaller[-2])]
+        ratio = np.where(before > 0.0, last / np.maximum(before, 1e-300), 1.0).max()
+        growth = float(ratio) ** (1.0 / math.log2(smaller[-1] / smaller[-2]))
+    return last * growth**doublings, -1
+
+
+def _unknown(table: Throughputs | None, key: Profile) -> UsageError:
+    message = f"nothing is known of the speed of jobs of kind {key.job_type!r} on {key.gang} devices"
+    if table is None:
+        return UsageError(message, hint="give a table with --throughputs FILE")
+    return UsageError(message, hint=did_you_mean(key.job_type, {p.job_type for p in table.profiles}))

@@ -1,0 +1,140 @@
+"""Run a trace on devices that exist only here.
+
+Arrivals, ends of jobs, rounds and faults are fed to ``step`` in order of time; when a job ends
+follows from its rate. O(events x jobs that have not ended), in microseconds each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.errors import NoFeasiblePlanError, UsageError
+from hocket.fleet.rounds.actions import GIVEN_UP, Actions
+from hocket.fleet.rounds.events import Event, Fail, Finish, Submit, Tick
+from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, State, new_state
+from hocket.fleet.rounds.step import step
+from hocket.fleet.simulator.bind import Work
+from hocket.fleet.simulator.faults import Faults, FaultSource
+from hocket.fleet.simulator.fleet_run import FleetRun
+from hocket.fleet.simulator.record import Recorder
+
+Counts = NDArray[np.int64]
+OnProgress = Callable[[int, int], None]
+
+
+def simulate(
+    work: Work,
+    devices: tuple[Device, ...],
+    rules: Rules | None = None,
+    *,
+    shares_devices: bool = False,
+    price_per_hour: FloatArray | None = None,
+    measured: tuple[int, int] | None = None,
+    faults: Faults | None = None,
+    records_spans: bool = False,
+    on_progress: OnProgress | None = None,
+    check: Callable[[State, Event, Actions], None] | None = None,
+) -> FleetRun:
+    """What happens to the jobs of a trace; ends when those ``measured`` (first, end) have ended.
+
+    ``check`` is called after every step.
+    """
+    start_s = time.process_time()
+    rules = rules or Rules()
+    state = new_state(
+        work.kinds,
+        devices,
+        rules,
+        price_per_hour=price_per_hour,
+        pair_table=PairTable(steps_per_s=work.beside) if shares_devices else None,
+    )
+    first, end = measured or (0, len(work.trace))
+    if not 0 <= first < end <= len(work.trace):
+        raise UsageError(f"jobs {first} to {end} are not in a trace of {len(work.trace)} jobs")
+    can_run = _can_run(work, state)
+    recorder = Recorder(work, state, records_spans)
+    feed = _Feed(work, can_run, FaultSource(faults, devices))
+    num_left = int(can_run[first:end].sum())
+    if num_left == 0:
+        raise NoFeasiblePlanError(
+            "no job of the trace fits the cluster", hint="give more devices to --cluster"
+        )
+    total = num_left
+    while num_left > 0:
+        event, ended = feed.next_event(state)
+        before = state
+        state, actions = step(state, event)
+        ended = ended or _given_up(actions)
+        recorder.note(before, state, actions, ended, is_finish=isinstance(event, Finish))
+        num_left -= sum(first <= number < end for number in ended)
+        if check is not None:
+            check(state, event, actions)
+        if on_progress is not None and ended:
+            on_progress(total - num_left, total)
+    return recorder.finished(
+        state, (first, end), np.flatnonzero(~can_run), time.process_time() - start_s
+    )
+
+
+def _can_run(work: Work, state: State) -> NDArray[np.bool_]:
+    fits = work.trace.gang[:, None] <= state.num_devices[None, :]
+    return np.asarray(((work.steps_per_s > 0.0) & fits).any(axis=1))
+
+
+def _given_up(actions: Actions) -> tuple[int, ...]:
+    """Jobs that crashed once too often."""
+    return tuple(actions.stopped[actions.stopped_reason == GIVEN_UP].tolist())
+
+
+class _Feed:
+    """Events in order of time: jobs that end, jobs that come, faults, rounds."""
+
+    def __init__(self, work: Work, can_run: NDArray[np.bool_], faults: FaultSource) -> None:
+        self._work, self._faults = work, faults
+        self._coming = np.flatnonzero(can_run).tolist()
+        self._arrival_s = work.trace.arrival_s[can_run].tolist()
+        self._at = 0
+
+    def next_event(self, state: State) -> tuple[Event, tuple[int, ...]]:
+        """The next event, and the jobs that finish by it."""
+        from hocket.fleet.rounds.kernel import first_to_finish
+
+        end_s, row = first_to_finish(state.jobs)
+        arrival_s = self._arrival_s[self._at] if self._at < len(self._coming) else np.inf
+        time_s = min(end_s, arrival_s, self._faults.next_s, state.next_tick_s)
+        if not np.isfinite(time_s):
+            raise NoFeasiblePlanError("jobs wait that can never run", hint="check the policy")
+        if end_s == time_s:
+            number = int(state.jobs.rows["number"][row])
+            return Finish(time_s=max(end_s, state.time_s), numbers=(number,)), (number,)
+        if arrival_s == time_s:
+            return self._submit(), ()
+        if self._faults.next_s == time_s:
+            fault = self._faults.take(state)
+            return (Tick(time_s=time_s) if _is_idle(fault) else fault), ()
+        return Tick(time_s=time_s), ()
+
+    def _submit(self) -> Submit:
+        number, trace = self._coming[self._at], self._work.trace
+        self._at += 1
+        arrival_s = float(trace.arrival_s[number])
+        job = Job(
+            number=number,
+            name=trace.names[number],
+            steps_per_s=tuple(self._work.steps_per_s[number].tolist()),
+            total_steps=float(self._work.total_steps[number]),
+            gang=int(trace.gang[number]),
+            weight=float(trace.weight[number]),
+            deadline_s=arrival_s + float(trace.slo_s[number]),
+            profile=int(self._work.profile[number]),
+        )
+        return Submit(time_s=arrival_s, jobs=(job,))
+
+
+def _is_idle(fault: Event) -> bool:
+    return isinstance(fault, Fail) and fault.number < 0

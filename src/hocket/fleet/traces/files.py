@@ -1,0 +1,227 @@
+"""Traces of many origins, told apart by their header or their number of columns.
+
+| format | how it is known | work |
+|---|---|---|
+| hocket | header of `trace.COLUMNS` (only ``arrival_s`` and one of steps or duration needed) | either |
+| gavel | tab separated, no header, 10 columns (7 in the older form) | steps |
+| gavel-generated | header ``job_id job_type scale_factor total_steps ...`` | steps |
+| shockwave | tab separated, no header, 12 columns | steps |
+| tiresias | header ``job_id,num_gpu,submit_time,iterations,model_name,duration,interval`` | seconds |
+| philly | header ``duration_s,num_gpus`` (also ``duration`` alone): all jobs come at once | seconds |
+| pollux | header ``name,time,application,num_replicas,batch_size`` | nominal, by application |
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from hocket.errors import InputFileError
+from hocket.fields import shown
+from hocket.fleet.traces.trace import COLUMNS, Trace
+from hocket.jsonfile import read_bounded
+
+_MAX_BYTES = 256 * 2**20
+_MAX_GANG = 1_000_000
+_LARGEST = 1e15
+
+POLLUX_GPU_HOURS = {
+    "cifar10": 0.3, "ncf": 0.3, "bert": 3.0, "deepspeech2": 3.0, "yolov3": 30.0, "imagenet": 300.0,
+}  # fmt: skip
+"""Those traces say no amount of work; these are the middles of the sizes that their authors sort
+applications into (small, medium, large, very large: powers of ten of GPU hours)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """Where the columns of a format stand."""
+
+    name: str
+    columns: dict[str, int] = field(default_factory=dict)
+    """Fields of hocket's own format by column."""
+    num_columns: int = 0
+    """Exact number of columns; 0 for at least as many as the header has."""
+
+
+def _headless(name: str, num_columns: int, **columns: int) -> Format:
+    return Format(name=name, num_columns=num_columns, columns=columns)
+
+
+_BY_WIDTH = {
+    10: _headless(
+        "gavel", 10, job_type=0, total_steps=5, gang=6, weight=7, slo_s=8, arrival_s=9
+    ),
+    7: _headless("gavel", 7, job_type=0, total_steps=4, arrival_s=5, gang=6),
+    12: _headless(
+        "shockwave", 12, job_type=0, total_steps=5, gang=6, weight=8, slo_s=9, duration_s=10,
+        arrival_s=11,
+    ),
+}  # fmt: skip
+
+_BY_HEADER: dict[str, dict[str, str]] = {
+    "gavel-generated": {
+        "name": "job_id", "job_type": "job_type", "gang": "scale_factor",
+        "total_steps": "total_steps", "duration_s": "v100_duration_s",
+        "weight": "priority_weight", "arrival_s": "arrival_s",
+    },
+    "tiresias": {
+        "name": "job_id", "gang": "num_gpu", "arrival_s": "submit_time", "job_type": "model_name",
+        "duration_s": "duration",
+    },
+    "pollux": {
+        "name": "name", "arrival_s": "time", "job_type": "application", "gang": "num_replicas",
+    },
+    "philly": {"duration_s": "duration_s", "gang": "num_gpus"},
+    "yarn": {"duration_s": "duration"},
+}  # fmt: skip
+
+FORMATS = ("hocket", "gavel", "gavel-generated", "shockwave", "tiresias", "philly", "pollux")
+
+
+def read_trace(path: str | Path) -> Trace:
+    """The jobs of a file in order of arrival; raises `InputFileError` with file and line."""
+    data = read_bounded(path, _MAX_BYTES, _looks_like_text, "a trace")
+    try:
+        lines = data.decode().splitlines()
+    except UnicodeDecodeError:
+        raise InputFileError("the file is no text", where=str(path)) from None
+    rows = [row for row in _split(lines, str(path)) if any(row[1])]
+    if not rows:
+        raise InputFileError("the trace is empty", where=str(path))
+    how, has_header = _detect(rows[0][1], f"{path}:{rows[0][0]}")
+    jobs = [
+        _job(how, row, f"{path}:{line}", at) for at, (line, row) in enumerate(rows[has_header:])
+    ]
+    if not jobs:
+        raise InputFileError("the trace has no jobs", where=str(path))
+    return _trace(jobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    name: str
+    job_type: str
+    arrival_s: float
+    gang: int
+    weight: float
+    total_steps: float
+    duration_s: float
+    slo_s: float
+
+
+def _looks_like_text(head: bytes) -> bool:
+    return b"\0" not in head
+
+
+def _split(lines: list[str], where: str) -> Iterator[tuple[int, list[str]]]:
+    is_tabbed = bool(lines) and "\t" in lines[0]
+    reader = csv.reader(lines, delimiter="\t" if is_tabbed else ",", strict=True,
+                        quoting=csv.QUOTE_NONE if is_tabbed else csv.QUOTE_MINIMAL)  # fmt: skip
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            raise InputFileError(str(error), where=f"{where}:{reader.line_num}") from None
+        if row is None:
+            return
+        yield reader.line_num, row
+
+
+def _detect(first: list[str], where: str) -> tuple[Format, int]:
+    """The format, and how many lines its header takes."""
+    header = [cell.strip() for cell in first]
+    if "arrival_s" in header and set(header) <= set(COLUMNS):
+        return Format(name="hocket", columns={name: header.index(name) for name in header}), 1
+    for name, wanted in _BY_HEADER.items():
+        if set(wanted.values()) <= set(header):
+            columns = {own: header.index(column) for own, column in wanted.items()}
+            return Format(name=name, columns=columns), 1
+    if len(first) in _BY_WIDTH:
+        return _BY_WIDTH[len(first)], 0
+    raise InputFileError(
+        f"no known trace has {len(first)} columns that begin with {shown(first[0])}",
+        hint=f"write a CSV with the header {','.join(COLUMNS)}",
+        where=where,
+    )
+
+
+def _job(how: Format, row: list[str], where: str, at: int) -> _Job:
+    if how.num_columns and len(row) != how.num_columns:
+        raise InputFileError(
+            f"the line has {len(row)} columns, expected {how.num_columns}", where=where
+        )
+
+    def cell(name: str) -> str:
+        column = how.columns.get(name, -1)
+        if column >= len(row):
+            raise InputFileError(f"the line has no {name}", where=where)
+        return row[column].strip() if column >= 0 else ""
+
+    def amount(name: str, default: float, low: float) -> float:
+        return _number(cell(name), name, where, default, low)
+
+    job_type = cell("job_type")
+    gang = int(amount("gang", 1.0, 1.0))
+    slo_s = amount("slo_s", math.inf, -1.0)
+    duration_s = amount("duration_s", math.nan, 0.0)
+    if how.name == "pollux":
+        duration_s = _pollux_duration_s(job_type, gang, where)
+    job = _Job(
+        name=cell("name") or str(at),
+        job_type=job_type,
+        arrival_s=amount("arrival_s", 0.0, 0.0),
+        gang=gang,
+        weight=amount("weight", 1.0, 1e-9),
+        total_steps=amount("total_steps", math.nan, 0.0),
+        duration_s=duration_s,
+        slo_s=slo_s if slo_s > 0.0 else math.inf,
+    )
+    if math.isnan(job.total_steps) and math.isnan(job.duration_s):
+        hint = "give total_steps or duration_s"
+        raise InputFileError("the job has no amount of work", hint=hint, where=where)
+    return job
+
+
+def _number(text: str, name: str, where: str, default: float, low: float) -> float:
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    is_whole = name != "gang" or (value == value and value == int(min(value, _LARGEST)))
+    if not low <= value <= (_MAX_GANG if name == "gang" else _LARGEST) or not is_whole:
+        kind = "a whole number" if name == "gang" else "a number"
+        hint = f"expected {kind} from {low:g}"
+        raise InputFileError(f"{name} is {shown(text)}", hint=hint, where=where)
+    return value
+
+
+def _pollux_duration_s(application: str, gang: int, where: str) -> float:
+    if application not in POLLUX_GPU_HOURS:
+        hint = f"known are {', '.join(POLLUX_GPU_HOURS)}"
+        raise InputFileError(f"unknown application {shown(application)}", hint=hint, where=where)
+    return POLLUX_GPU_HOURS[application] * 3600.0 / gang
+
+
+def _trace(jobs: list[_Job]) -> Trace:
+    jobs = sorted(jobs, key=lambda job: job.arrival_s)
+
+    def column(name: str) -> np.ndarray:
+        return np.array([getattr(job, name) for job in jobs], dtype=float)
+
+    return Trace(
+        names=tuple(job.name for job in jobs),
+        job_types=tuple(job.job_type for job in jobs),
+        arrival_s=column("arrival_s"),
+        gang=column("gang").astype(np.int64),
+        weight=column("weight"),
+        total_steps=column("total_steps"),
+        duration_s=column("duration_s"),
+        slo_s=column("slo_s"),
+    )
