@@ -115,14 +115,18 @@ def parallel_command(
     data: Path, on: str, output: Path, software: str, recompute: str, sequence: int, as_json: bool
 ) -> None:
     """Fit the step predictor from a table of measured runs on one cluster."""
+    from dataclasses import replace
+
     from hocket.cost.parallel.calibrate import calibrate, prediction_errors
     from hocket.cost.parallel.coefficients import Coefficients, write_coefficients
     from hocket.cost.parallel.measurements import read_runs
-    from hocket.cost.parallel.softwares import find_software
+    from hocket.cost.parallel.softwares import find_software, usual_dtype
     from hocket.hardware.shorthand import cluster_from_text
 
     cluster = cluster_from_text(on)
-    table = read_runs(data, find_software(software), cast("Recompute", recompute), sequence)
+    program = find_software(software)
+    program = replace(program, dtype=usual_dtype(program, cluster))
+    table = read_runs(data, program, cast("Recompute", recompute), sequence)
     coefficients = calibrate(table.runs, cluster, source=f"{len(table.runs)} runs of {data.name}")
     write_coefficients(coefficients, output)
     before = prediction_errors(table.runs, cluster, Coefficients())
@@ -131,8 +135,11 @@ def parallel_command(
         emit(_as_json(coefficients, output, table.num_skipped, before, after))
         return
     _show(coefficients, before, after)
-    skipped = f" ({table.num_skipped} rows without a usable time)" if table.num_skipped else ""
-    click.echo(f"{len(table.runs)} runs{skipped}; these errors are of the runs that were fitted")
+    click.echo(f"{len(table.runs)} runs; these errors are of the runs that were fitted")
+    if table.num_skipped:
+        click.echo(
+            f"{table.num_skipped} rows left out: no time, or degrees that do not multiply to devices"
+        )
     click.echo(f"wrote {output} — next: hocket parallel MODEL --on {on} --coefficients {output}")
 
 

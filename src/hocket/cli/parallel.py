@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
 from hocket.cli.sources import require_folder
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Cluster
+    from hocket.plan.parallel import ParallelPlan
     from hocket.planners.parallelism.candidates import ParallelComparison, Training
     from hocket.planners.parallelism.enumerate import Limits
     from hocket.planners.parallelism.recheck import Effort
@@ -79,16 +81,14 @@ def command(
     from hocket.planners.parallelism.recheck import Effort
 
     if config is not None:
-        _refuse_besides_predict(model, on, batch)
+        _refuse_besides_predict()
         _predict(config, output, report, as_json)
         return
     training = _training(model, on, batch, seq, dtype, software, coefficients)
     limits = _limits(training, software, fixed, schedules, max_tensor)
     if output is None and not as_json:
         output = Path("plan.json")
-    for path in (output, report):
-        if path is not None:
-            require_folder(path)
+    _require_folders(output, report)
     effort = Effort(num_synthesised=NUM_SYNTHESISED if synthesise else 0)
     _search(training, limits, effort, top, output, report, as_json)
 
@@ -102,8 +102,7 @@ def _search(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    from hocket.errors import NoFeasiblePlanError
-    from hocket.planners.parallelism.search import plan_of, search
+    from hocket.planners.parallelism.search import search
     from hocket.view.parallel import comparison_dict
     from hocket.view.parallel_text import comparison_table
 
@@ -111,12 +110,25 @@ def _search(
         comparison = search(training, limits, effort)
     if not as_json:
         console().print(comparison_table(comparison, top))
-    result = comparison_dict(comparison, top)
+    _answer(comparison, comparison_dict(comparison, top), output, report, as_json)
+
+
+def _answer(
+    comparison: ParallelComparison,
+    result: dict[str, Any],
+    output: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Write the winner's files and print the result; exit 4 where there is no winner."""
+    from hocket.errors import NoFeasiblePlanError
+    from hocket.planners.parallelism.search import plan_of
+
     try:
-        plan_of(comparison)
+        plan = plan_of(comparison)
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=result)) from None
-    written = _write(comparison, output, report)
+    written = _write(plan, comparison, output, report)
     if as_json:
         emit({**result, "written": [str(path) for path in written]})
     elif written:
@@ -124,11 +136,17 @@ def _search(
         say(f"wrote {', '.join(path.name for path in written)}{following}")
 
 
-def _write(comparison: ParallelComparison, output: Path | None, report: Path | None) -> list[Path]:
-    from hocket.plan.parallel_files import write_parallel_plan
-    from hocket.planners.parallelism.search import plan_of
+def _require_folders(*paths: Path | None) -> None:
+    for path in paths:
+        if path is not None:
+            require_folder(path)
 
-    plan = plan_of(comparison)
+
+def _write(
+    plan: ParallelPlan, comparison: ParallelComparison, output: Path | None, report: Path | None
+) -> list[Path]:
+    from hocket.plan.parallel_files import write_parallel_plan
+
     written = []
     if output is not None:
         write_parallel_plan(output, plan)
@@ -186,11 +204,14 @@ def make_training(
     from dataclasses import replace
 
     from hocket.cost.parallel.coefficients import Coefficients, read_coefficients
-    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
+    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
     from hocket.planners.parallelism.candidates import Training
 
     program, cluster = find_software(software or DEFAULT_SOFTWARE), _cluster(on)
-    program = replace(program, dtype=dtype or _usual_dtype(program.dtype, cluster))
+    usual = usual_dtype(program, cluster)
+    if dtype is None and usual != program.dtype:
+        say(f"{cluster.name} has no {program.dtype} everywhere: {usual} is taken")
+    program = replace(program, dtype=dtype or usual)
     return Training(
         model=model,
         cluster=cluster,
@@ -198,16 +219,6 @@ def make_training(
         software=program,
         coefficients=read_coefficients(coefficients) if coefficients else Coefficients(),
     )
-
-
-def _usual_dtype(wanted: str, cluster: Cluster) -> str:
-    """The software's type, or one that all devices have where some lack it."""
-    for dtype in (wanted, "float16", "bfloat16", "float32"):
-        if all(dtype in kind.peak_flops for kind in cluster.kinds):
-            if dtype != wanted:
-                say(f"{cluster.name} has no {wanted} everywhere: {dtype} is taken")
-            return dtype
-    return wanted
 
 
 def _cluster(on: str) -> Cluster:
@@ -251,13 +262,24 @@ def _limits(
 # ── one division ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _refuse_besides_predict(model: str | None, on: str | None, batch: int | None) -> None:
+_BESIDES_PREDICT = frozenset({"config", "output", "report", "as_json"})
+
+
+def _refuse_besides_predict() -> None:
     from hocket.errors import UsageError
 
-    if model is not None or on is not None or batch is not None:
+    context = click.get_current_context()
+    given = [
+        param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
+        for param in context.command.params
+        if param.name is not None
+        and param.name not in _BESIDES_PREDICT
+        and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
         raise UsageError(
-            "with --predict the file states model, cluster and batch",
-            hint="leave out MODEL, --on and --batch",
+            "with --predict the file states what is asked",
+            hint=f"leave out {', '.join(given)}",
         )
 
 
@@ -267,16 +289,18 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     from hocket.view.parallel import candidate_dict, parts_dict
     from hocket.view.parallel_text import comparison_table
 
+    _require_folders(output, report)
     asked = read_configuration(config)
     training = make_training(
-        asked.model, asked.on, asked.batch, None, asked.software, asked.coefficients
+        asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.coefficients
     )
     with working("predicting"):
         comparison = single(training, asked, str(config))
     candidate = comparison.candidates[0]
     if not as_json:
         console().print(comparison_table(comparison, 1))
-    written = _write(comparison, output, report) if candidate.feasible else []
-    if as_json:
-        result = candidate_dict(candidate) | parts_dict(candidate)
-        emit({**result, "written": [str(path) for path in written]})
+    result = candidate_dict(candidate) | parts_dict(candidate)
+    if output is not None or report is not None:
+        _answer(comparison, result, output, report, as_json)
+    elif as_json:
+        emit({**result, "written": []})

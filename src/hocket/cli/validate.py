@@ -91,7 +91,8 @@ def _choices(results: list[TableResult]) -> Table:
     for result in results:
         for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
             if part.ranking:
-                limits = (result.tolerance.mean_regret, result.tolerance.max_regret)
+                tolerance = result.tolerance
+                limits = (tolerance.mean_regret_of(part.ranking), tolerance.max_regret)
                 is_judged = what == "calibrated"
                 shown.add_row(
                     _name(result, what),

@@ -13,6 +13,11 @@ from hocket.export.common import cannot, is_even, plain, stage_layers
 from hocket.plan.parallel import ParallelPlan
 
 _NAME = "DeepSpeed"
+_DTYPES: dict[str, dict[str, Any]] = {
+    "float16": {"fp16": {"enabled": True}},
+    "bfloat16": {"bf16": {"enabled": True}},
+    "float32": {},
+}
 
 
 def deepspeed_files(plan: ParallelPlan) -> dict[str, str]:
@@ -93,7 +98,7 @@ def deepspeed_config(plan: ParallelPlan) -> dict[str, Any]:
         "train_batch_size": division.global_batch,
         "train_micro_batch_size_per_gpu": division.microbatch,
         "gradient_accumulation_steps": division.num_microbatches,
-        {"float16": "fp16", "bfloat16": "bf16"}[plan.dtype]: {"enabled": True},
+        **_DTYPES[plan.dtype],
         "zero_optimization": {"stage": division.zero},
     }
     if division.tensor > 1:

@@ -23,7 +23,9 @@ _DTYPE_FLAGS: dict[str, Flags] = {
     "float16": {"--fp16": None},
     "bfloat16": {"--bf16": None},
     "float8": {"--bf16": None, "--fp8-format": "hybrid"},
+    "float32": {},
 }
+
 
 def megatron_files(plan: ParallelPlan) -> dict[str, str]:
     """One shell script with all flags; data, tokenizer and learning rate are the user's."""

@@ -31,7 +31,7 @@ class ParallelPlan:
     """Names of the devices of each pipeline rank, tensor parallel fastest, then context, data."""
     schedule: Schedule
     dtype: str = "bfloat16"
-    """Arithmetic of matrix products: float16, bfloat16 or float8."""
+    """Arithmetic of matrix products: float16, bfloat16, float8 or float32."""
     costs: StageCosts
     step_s: float
     """Predicted time of a step."""

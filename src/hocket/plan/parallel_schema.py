@@ -118,7 +118,7 @@ class ParallelPlanFile(_Strict):
     model: ModelContent
     cluster: ClusterContent
     division: DivisionContent
-    dtype: Literal["float16", "bfloat16", "float8"]
+    dtype: Literal["float16", "bfloat16", "float8", "float32"]
     devices: list[list[str]]
     """Names of the devices of each pipeline rank: tensor parallel fastest, then context, data."""
     schedule: ScheduleContent

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from hocket.validation.scores import RankingScore
     from hocket.validation.validate import Part
 
 MIN_GROUPS = 4
@@ -36,6 +37,10 @@ class Tolerance:
         ]
         return found + (self._out_of_memory(part) if is_calibrated else [])
 
+    def mean_regret_of(self, ranking: RankingScore) -> float | None:
+        """The largest mean regret that passes; None where the groups are too few to judge it."""
+        return self.mean_regret if ranking.groups >= MIN_GROUPS else None
+
     def _zero_shot(self, part: Part) -> list[tuple[str, float, float | None]]:
         return [("mean error", part.step.mean, self.zero_shot_mean)] if part.step else []
 
@@ -45,8 +50,8 @@ class Tolerance:
             checks.append(("mean error", part.step.mean, self.calibrated_mean))
             checks.append(("95th percentile of the error", part.step.p95, self.calibrated_p95))
         if part.ranking:
-            if part.ranking.groups >= MIN_GROUPS:
-                checks.append(("mean regret", part.ranking.mean_regret, self.mean_regret))
+            limit = self.mean_regret_of(part.ranking)
+            checks.append(("mean regret", part.ranking.mean_regret, limit))
             checks.append(("largest regret", part.ranking.max_regret, self.max_regret))
         if part.memory:
             checks.append(("mean error of memory", part.memory.mean, self.memory_mean))

@@ -55,6 +55,7 @@ _PASSED_OVER = frozenset(
         "dropout", "gradient_bytes",
     }
 )  # fmt: skip
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 _COLUMN = {alias: name for name, others in _NAMES.items() for alias in (name, *others)}
 _REQUIRED = (
     "tensor", "pipeline", "data", "microbatch", "global_batch", "hidden", "layers", "heads",
@@ -95,12 +96,7 @@ def read_runs(
         ) from None
     columns = _columns(header, where)
     found = [
-        _run(
-            _Row(dict(zip(columns, row, strict=False)), f"row {number}", where),
-            software,
-            recompute,
-            sequence,
-        )
+        _run(_row(columns, row, f"row {number}", where), software, recompute, sequence)
         for number, row in enumerate(rows, start=1)
     ]
     runs = tuple(run for run in found if run is not None)
@@ -176,6 +172,12 @@ class _Row:
             raise self.error(name, f"a whole number of {low} or more")
         return int(text)
 
+    def flag(self, name: str) -> bool:
+        text = self.text(name).lower()
+        if text not in _FLAGS:
+            raise self.error(name, "true or false")
+        return _FLAGS[text]
+
     def seconds(self) -> float | None:
         name, scale = ("step_s", 1.0) if self.text("step_s") else ("step_ms", 1e-3)
         if not self.text(name):
@@ -189,6 +191,16 @@ class _Row:
         return value
 
 
+def _row(columns: list[str], cells: list[str], place: str, where: str) -> _Row:
+    if len(cells) != len(columns):
+        raise InputFileError(
+            f"{place} has {len(cells)} cells for {len(columns)} columns",
+            hint="a comma is missing or too many; texts with commas need quotes",
+            where=where,
+        )
+    return _Row(dict(zip(columns, cells, strict=True)), place, where)
+
+
 def _run(row: _Row, software: Software, recompute: Recompute, sequence: int) -> Run | None:
     step_s = row.seconds()
     if step_s is None:
@@ -196,8 +208,8 @@ def _run(row: _Row, software: Software, recompute: Recompute, sequence: int) -> 
     division = _division(row, recompute)
     if row.text("num_devices") and row.count("num_devices") != division.num_devices:
         return None
-    if division.num_microbatches < 1:
-        raise row.error("global_batch", "at least one microbatch per data-parallel rank")
+    if division.global_batch % (division.data * division.microbatch):
+        raise row.error("global_batch", "a multiple of data x microbatch")
     return Run(model=_model(row, sequence), division=division, software=software, step_s=step_s)
 
 
@@ -219,7 +231,7 @@ def _division(row: _Row, recompute: Recompute) -> Division:
         schedule="interleaved" if chunks > 1 else "1f1b",
         recompute=stated,
         zero=zero,
-        sequence_parallel=row.text("sequence_parallel").lower() in ("1", "true", "yes"),
+        sequence_parallel=row.flag("sequence_parallel"),
     )
 
 

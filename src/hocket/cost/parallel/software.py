@@ -15,7 +15,7 @@ class Software:
 
     name: str
     dtype: str = "bfloat16"
-    """Arithmetic of matrix products: float16, bfloat16 or float8."""
+    """Arithmetic of matrix products: float16, bfloat16, float8 or float32."""
     attention: Attention = "flash"
     gradient_bytes: int = 4
     """Bytes per parameter in which gradients are summed."""

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from hocket.cost.parallel.software import Software
 from hocket.errors import unknown_name
+from hocket.hardware.cluster import Cluster
 
 DEEPSPEED_PAUSE_S = 2.5e-3
 """DeepSpeed's pipeline engine waits for the device around every layer that it computes again: the
@@ -57,6 +58,14 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
 Megatron-DeepSpeed as BLOOM used it, ZeRO-3 of DeepSpeed in 2021, Megatron-Core with its overlaps,
 and torch.distributed with FSDP2."""
 DEFAULT_SOFTWARE = "megatron-core"
+
+
+def usual_dtype(software: Software, cluster: Cluster) -> str:
+    """The program's type of arithmetic, or one that all devices have where some lack it."""
+    for dtype in (software.dtype, "float16", "bfloat16", "float32"):
+        if all(dtype in kind.peak_flops for kind in cluster.kinds):
+            return dtype
+    return software.dtype
 
 
 def find_software(name: str) -> Software:
