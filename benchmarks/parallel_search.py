@@ -63,7 +63,8 @@ def measure(training: Training, limits: Limits, rounds: int) -> None:
         f"recheck of {len(seen)} {min(recheck_s[1:]):.2f} s"
     )
     if winner is not None:
-        print(f"  {label(winner.division)}: step {winner.step_s:.3f} s, MFU {winner.mfu:.1%}")
+        name = label(winner.division, winner.schedule_name)
+        print(f"  {name}: step {winner.step_s:.3f} s, MFU {winner.mfu:.1%}")
 
 
 if __name__ == "__main__":

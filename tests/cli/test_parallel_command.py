@@ -75,7 +75,7 @@ def test_json_has_the_keys_and_the_chosen_first(hocket):
     assert result["candidates"][0]["step_s"] == result["chosen"]["step_s"]
     assert result["chosen"]["feasible"]
     parts = result["chosen"]["breakdown"]
-    assert sum(parts.values()) == pytest.approx(result["chosen"]["estimate_s"], rel=1e-6)
+    assert sum(parts.values()) == pytest.approx(result["chosen"]["step_s"], rel=1e-6)
     assert result["written"] == []
 
 
@@ -103,8 +103,11 @@ def test_nothing_fits_is_exit_4_and_says_what_would_do(hocket):
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--software", "megatrn"], 2, "unknown"),
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "tensor=7"], 4, "no division"),
         (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "-o", "no/such/x.json"], 2, "folder"),
+        (["gpt-3.6b", "--on", "4xa100-80g", "--batch", "8", "--fix", "zero=9"], 2, "zero is 9"),
         (["--predict", "missing.toml"], 3, "no such file"),
         (["gpt-3.6b", "--predict", "x.toml"], 2, "leave out MODEL"),
+        (["--predict", "x.toml", "--seq", "9", "--fix", "tensor=1"], 2, "leave out --seq, --fix"),
+        (["--predict", "x.toml", "-o", "no/such/x.json"], 2, "folder"),
     ],
 )  # fmt: skip
 def test_wrong_questions_are_answered_in_a_sentence(
@@ -116,6 +119,17 @@ def test_wrong_questions_are_answered_in_a_sentence(
 
 
 # ── one configuration ────────────────────────────────────────────────────────────────────────────
+
+OLD = """\
+[kinds.old]
+memory = "16GiB"
+memory_bandwidth = "100GB/s"
+peak = { float32 = "1TFLOP/s" }
+host_link = { bandwidth = "12GB/s", latency = "5us" }
+[[devices]]
+kind = "old"
+count = 2
+"""
 
 CONFIG = """\
 model = "gpt-18b"
@@ -141,7 +155,9 @@ def test_predict_one_configuration(hocket, tmp_path):
     result = json.loads(out)
     assert set(result) >= KEYS
     assert (result["tensor"], result["pipeline"], result["data"]) == (8, 2, 2)
-    assert sum(result["breakdown"].values()) == pytest.approx(result["estimate_s"], rel=1e-6)
+    assert sum(result["breakdown"].values()) == pytest.approx(result["step_s"], rel=1e-6)
+    assert result["breakdown"]["bubble_s"] == pytest.approx(result["bubble"] * result["step_s"])
+    assert result["reason"] == "it fits"
     assert result["step_s"] == pytest.approx(result["estimate_s"], rel=0.1)
 
 
@@ -174,6 +190,8 @@ schedule = "1f1b"
         (("microbatch = 2", "microbatch = 3"), "microbatches of 3"),
         (('"full"', '"ful"'), "did you mean 'full'?"),
         (("batch = 64", "batch = 0"), "batch is 0"),
+        (("batch = 64", "batch = 2147483640"), "actions"),
+        (("batch = 64", "batch = 64\ndtype = 'float7'"), "dtype"),
         (("[division]", "[divisions]"), "did you mean 'division'?"),
         (("[division]", "division = 3\n[x]"), "unknown key"),
         (("batch = 64", "batch = "), "is not TOML"),
@@ -195,6 +213,57 @@ def test_predict_of_what_does_not_fit_is_told_not_refused(hocket, tmp_path):
     result = json.loads(out)
     assert not result["feasible"]
     assert result["reason"].startswith("lacks")
+    plan = tmp_path / "plan.json"
+    said, _ = hocket(
+        "parallel", "--predict", tmp_path / "config.toml", "--json", "-o", plan, expect=4
+    )
+    assert "hosts" not in json.loads(said)["error"]["message"]
+    assert not plan.exists()
+
+
+def test_predict_takes_the_stated_arithmetic(hocket, tmp_path):
+    text = CONFIG.replace("4xdgx-a100-80g", "4xdgx-h100").replace('"megatron-2021"', '"torch"')
+    step_s = []
+    for stated in (text, "dtype = 'float8'\n" + text):
+        out, _ = hocket("parallel", "--predict", _config(tmp_path, stated), "--json")
+        step_s.append(json.loads(out)["step_s"])
+    assert step_s[1] < 0.95 * step_s[0]
+
+
+def test_predict_finds_a_model_file_beside_the_configuration(hocket, tmp_path):
+    path = _config(tmp_path, CONFIG.replace('"gpt-18b"', '"mine.toml"'))
+    (tmp_path / "mine.toml").write_text(
+        "hidden = 512\nlayers = 4\nheads = 8\nvocabulary = 1000\nsequence = 128\n"
+    )
+    assert json.loads(hocket("parallel", "--predict", path, "--json")[0])["feasible"]
+
+
+def test_predict_fills_clusters_of_unequal_devices(hocket, tmp_path):
+    text = """\
+model = "gpt-3.6b"
+on = "1xdgx-a100-80g+1xdgx-h100"
+batch = 64
+[division]
+pipeline = 2
+tensor = 2
+"""
+    out, _ = hocket("parallel", "--predict", _config(tmp_path, text), "--json")
+    result = json.loads(out)
+    assert result["data"] == 4
+    assert len(result["kinds"]) == 2
+
+
+def test_plan_for_devices_without_16_bit_arithmetic_can_be_read(hocket, tmp_path):
+    model, cluster, plan = (tmp_path / name for name in ("tiny.toml", "old.toml", "plan.json"))
+    model.write_text("hidden = 64\nlayers = 4\nheads = 4\nvocabulary = 1000\nsequence = 64\n")
+    cluster.write_text(OLD)
+    hocket("parallel", model, "--on", cluster, "--batch", 4, "--json", "-o", plan)
+    assert json.loads(plan.read_text())["dtype"] == "float32"
+    assert "legal" in hocket("verify", plan)[0]
+    for target in ("megatron", "deepspeed"):
+        files = hocket("export", plan, "--to", target)[0]
+        assert "bf16" not in files
+        assert "fp16" not in files
 
 
 # ── plans in other commands ──────────────────────────────────────────────────────────────────────

@@ -29,6 +29,7 @@ NUMBERS = [
     "pipeline-model-parallel-size",
     "context-parallel-size",
     "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
     "micro-batch-size",
     "global-batch-size",
     "num-virtual-stages-per-pipeline-rank",
@@ -49,6 +50,8 @@ SWITCHES = [
     "sequence-parallel",
     "use-distributed-optimizer",
     "use-megatron-fsdp",
+    "overlap-grad-reduce",
+    "overlap-param-gather",
     "no-gradient-accumulation-fusion",
 ]
 CHOICES = {
@@ -202,3 +205,34 @@ def test_names_cannot_leave_the_comment():
     plan = plan_of(replace(model, name='x\nrm -rf "$HOME" """'), division, schedule)
     text = export_plan(plan, "megatron")["megatron.sh"]
     assert "# x_rm -rf __HOME_ ___ on 2 devices" in text
+
+
+def test_a_first_stage_without_layers_goes_by_layout():
+    """Megatron refuses --decoder-first-pipeline-num-layers 0."""
+    found, _ = read_back(plan_of(*divided(LLAMA, "1f1b", 4, layers=(0, 2, 2, 2))))
+    assert found.decoder_first_pipeline_num_layers is None
+    layout = found.pipeline_model_parallel_layout
+    assert stages_of(layout, 4) == ["E", "tt", "tt", "ttL"]
+
+
+def test_experts_beyond_the_replicas_take_tensor_ranks():
+    model = replace(LLAMA, experts=Experts(count=8, active=2, mlp_width=8))
+    fields = {"tensor": 2, "sequence_parallel": True}
+    found, _ = read_back(plan_of(*divided(model, "1f1b", 1, data=2, expert=4, **fields)))
+    assert (found.expert_model_parallel_size, found.expert_tensor_parallel_size) == (4, 1)
+    found, _ = read_back(plan_of(*divided(model, "1f1b", 1, data=2, expert=2, **fields)))
+    assert (found.expert_model_parallel_size, found.expert_tensor_parallel_size) == (2, None)
+    with pytest.raises(UsageError, match="sequence parallelism only"):
+        read_back(plan_of(*divided(model, "1f1b", 1, data=2, tensor=2, expert=2)))
+    with pytest.raises(UsageError, match="divides experts over"):
+        read_back(plan_of(*divided(model, "1f1b", 1, data=3, expert=2, **fields)))
+
+
+@pytest.mark.parametrize(
+    ("data", "zero", "reduce", "gather"),
+    [(1, 0, False, False), (2, 0, True, False), (2, 1, True, True), (2, 3, True, True)],
+)
+def test_traffic_between_replicas_is_hidden_as_predicted(data, zero, reduce, gather):
+    found, _ = read_back(plan_of(*divided(LLAMA, "1f1b", 1, data=data, zero=zero)))
+    assert (found.overlap_grad_reduce, found.overlap_param_gather) == (reduce, gather)
+    assert not gather or found.use_distributed_optimizer

@@ -9,11 +9,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
+from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.cli.export import command
-from hocket.errors import UsageError
-from hocket.export import export_plan
+from hocket.errors import CheckError, UsageError
+from hocket.export import TARGETS, export_plan
 from hocket.plan.parallel_files import write_parallel_plan
 from hocket.runtime.parallel.jobs import make_job
 from hocket.runtime.parallel.reference import reference_run
@@ -60,6 +60,26 @@ def test_what_pytorch_gets_wrong_is_not_written():
         export_plan(plan_of(*divided(GPT, "zb-v", 2, data=2, zero=3)), "torch")
     with pytest.raises(UsageError, match="unknown export target 'jax'"):
         export_plan(plan_of(*divided(GPT, "1f1b", 2)), "jax")
+
+
+@pytest.mark.parametrize("target", ["torch", "torchtitan"])
+@pytest.mark.parametrize("dtype", ["float16", "float8"])
+def test_arithmetic_that_needs_scaling_is_refused_not_replaced(target, dtype):
+    plan = replace(plan_of(*divided(LLAMA, "1f1b", 2)), dtype=dtype)
+    with pytest.raises(UsageError, match=f"not for {dtype}") as caught:
+        export_plan(plan, target)
+    assert "--dtype bfloat16" in caught.value.hint
+
+
+def test_the_script_computes_as_planned():
+    plan = replace(plan_of(*divided(LLAMA, "1f1b", 2)), dtype="float32")
+    assert "dtype='float32'," in export_plan(plan, "torch")["train.py"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_schedule_that_waits_for_itself_is_not_written(target):
+    with pytest.raises(CheckError, match="can never start"):
+        export_plan(circular_plan(), target)
 
 
 def test_the_command_writes_files_or_prints_them(tmp_path, capsys):

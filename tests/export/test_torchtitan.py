@@ -41,7 +41,9 @@ class Fields:
 def new_config():
     return SimpleNamespace(
         parallelism=Fields(*FIELDS),
-        training=Fields("local_batch_size", "global_batch_size", "seq_len"),
+        training=Fields(
+            "local_batch_size", "global_batch_size", "seq_len", "mixed_precision_param"
+        ),
         activation_checkpoint=Fields("mode"),
     )
 
@@ -89,6 +91,7 @@ def test_a_pipeline_comes_back_to_the_last_action(monkeypatch):
     assert found.pipeline_parallel_microbatch_size == 2
     assert (config.training.local_batch_size, config.training.global_batch_size) == (8, 16)
     assert config.training.seq_len == plan.model.sequence
+    assert config.training.mixed_precision_param == "bfloat16"
     assert config.activation_checkpoint.mode == "full"
     schedule = from_torch_csv(files[found.pipeline_parallel_schedule_csv])
     assert schedule.work.tolist() == plan.schedule.work.tolist()
@@ -120,6 +123,7 @@ def test_without_a_pipeline_batches_are_accumulated(monkeypatch):
     ("model", "schedule", "fields", "message"),
     [
         (LLAMA, "1f1b", {"data": 2}, "replicates weights"),
+        (LLAMA, "1f1b", {"context": 2}, "replicates weights"),
         (LLAMA, "zb-v", {"data": 2, "zero": 3}, "loses gradients"),
         (GPT, "1f1b", {}, "tie embeddings"),
     ],

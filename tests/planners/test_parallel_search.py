@@ -26,6 +26,7 @@ from hocket.planners.parallelism.uneven import even_layers
 from hocket.planners.parallelism.verify import parallel_violations
 from hocket.transformer import RECOMPUTES, Transformer
 from hocket.transformer.files import find_model
+from hocket.view.parallel_report import parallel_report_html
 
 SMALL = Transformer(
     name="small", hidden=2048, layers=12, heads=16, kv_heads=16, head_width=128, mlp_width=8192,
@@ -137,6 +138,18 @@ def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
     assert parallel_plan_to_dict(again) == parallel_plan_to_dict(plan)
 
 
+@pytest.mark.parametrize("fixed", ["pipeline=4,schedule=zb-v", "pipeline=3,schedule=1f1b"])
+def test_parts_add_up_to_the_simulated_step(fixed):
+    training = _training(replace(SMALL, layers=14), "4xa100-80g", 24)
+    comparison = search(training, fixed_limits(default_limits(training), fixed), QUICK)
+    for candidate in comparison.candidates:
+        assert sum(candidate.parts_s.values()) == pytest.approx(candidate.step_s)
+        assert not candidate.simulated or candidate.parts_s["bubble"] == pytest.approx(
+            candidate.bubble * candidate.step_s
+        )
+    assert any(c.simulated and c.step_s != c.estimate_s for c in comparison.candidates)
+
+
 def test_same_question_same_plan():
     plans = [plan_of(search(_training(), effort=QUICK)) for _ in range(2)]
     assert len({dump_json(parallel_plan_to_dict(plan)) for plan in plans}) == 1
@@ -202,6 +215,18 @@ def test_nothing_fits_names_the_least_lack_and_what_would_do():
         assert (found.num_fitting > 0) == fits
 
 
+@pytest.mark.parametrize("fixed", ["pipeline=1,zero=0", "pipeline=1,zero=0,tensor=1", "chunks=4"])
+def test_hosts_that_would_do_keep_to_what_is_fixed(fixed):
+    training = _training("gpt-39b", "2xdgx1-v100", 16, dtype="float16")
+    comparison = search(training, fixed_limits(default_limits(training), fixed), QUICK)
+    assert comparison.winner is None
+    told = re.search(r"(\d+) hosts of 8 v100-16g instead of 2", comparison.why)
+    assert (told is not None) == (fixed == "chunks=4")
+    if told:
+        other = replace(training, cluster=cluster_from_text(f"{told[1]}xdgx1-v100"))
+        assert scan(other, 0, fixed_limits(default_limits(other), fixed), 1).num_fitting
+
+
 def test_limits_that_leave_nothing_say_so():
     training = _training()
     comparison = search(training, fixed_limits(default_limits(training), "tensor=7"), QUICK)
@@ -227,6 +252,14 @@ def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
     assert layers[fast].mean() > layers[~fast].mean()
 
 
+@pytest.mark.parametrize("fixed", ["context=2", "chunks=2"])
+def test_fixed_degrees_hold_on_mixed_clusters(fixed):
+    training = _training(SMALL, "4xa100-80g+4xh100-80g", 16)
+    comparison = search(training, fixed_limits(default_limits(training), fixed), QUICK)
+    name, value = fixed.split("=")
+    assert {getattr(c.division, name) for c in comparison.candidates} == {int(value)}
+
+
 def test_a_kind_alone_is_tried_on_mixed_clusters():
     training = _training(SMALL, "4xa100-80g+2xv100-16g", 16, dtype="float16")
     comparison = search(training, effort=QUICK)
@@ -246,7 +279,10 @@ def test_a_schedule_made_for_the_stages_is_never_longer(order):
     winner = comparison.winner
     assert winner.step_s < plain.step_s or winner.schedule_name == order
     assert winner.step_s <= plain.step_s
-    assert parallel_violations(plan_of(comparison)) == []
+    plan = plan_of(comparison)
+    assert parallel_violations(plan) == []
+    report = parallel_report_html(plan, comparison)
+    assert report.count(f" b1, {winner.schedule_name}") >= 3  # candidate, device count, plan
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────

@@ -61,3 +61,12 @@ def plan_of(model, division, schedule, on=None):
         step_s=1.5,
         peak_bytes=(10,) * division.pipeline,
     )
+
+
+def circular_plan():
+    """A plan whose ranks wait for each other: the first wants a gradient before it has sent all."""
+    model, division, schedule = divided(LLAMA, "1f1b", 2, microbatches=2)
+    work, microbatch = schedule.work.copy(), schedule.microbatch.copy()
+    work[:4], microbatch[:4] = (0, 1, 0, 1), (0, 0, 1, 1)
+    work[4:], microbatch[4:] = (0, 0, 1, 1), (0, 1, 0, 1)
+    return plan_of(model, division, replace(schedule, work=work, microbatch=microbatch))

@@ -3,17 +3,30 @@
 All cases run in one set of four processes, whose start takes longest.
 """
 
+import math
 from dataclasses import replace
 
 import pytest
-from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
+import torch
+from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.errors import CheckError, UsageError
+from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.parallel import check as check_module
-from hocket.runtime.parallel.check import TOLERANCE, Agreement, check_division, check_jobs
+from hocket.runtime.parallel.check import (
+    TOLERANCE,
+    Agreement,
+    _agreement,
+    check_division,
+    check_jobs,
+)
 from hocket.runtime.parallel.jobs import make_job
+from hocket.runtime.parallel.reference import Reference
 from hocket.runtime.parallel.refusals import DataProgram, data_program, refuse
+from hocket.runtime.parallel.session import ParallelOptions, run_parallel
+from hocket.runtime.parallel.spawn import JobResult
 from hocket.runtime.parallel.toy import toy_of
+from hocket.runtime.record import StepRecord
 from hocket.transformer import SCHEDULES
 
 RIGHT = {
@@ -32,6 +45,9 @@ RIGHT = {
     "zero 0, zb-v": divided(GPT, "zb-v", 2, data=2),
     "tensor 2, zero 1, sequence parallel": divided(
         GPT, "1f1b", 1, microbatches=2, tensor=2, data=2, zero=1, sequence_parallel=True
+    ),
+    "toy of a larger division": toy_of(
+        *divided(LLAMA, "zb-v", 4, microbatches=8, tensor=2, layers=(1, 2, 1, 1, 1, 1, 1, 1))
     ),
     "tensor 2, zero 0": divided(LLAMA, "1f1b", 1, microbatches=2, tensor=2, data=2),
 }
@@ -85,6 +101,7 @@ def test_split_backward_never_meets_ddp_or_resharding():
         (GPT, {"context": 2}, "context parallelism"),
         (GPT, {"expert": 2}, "experts"),
         (LLAMA, {"tensor": 4}, "heads"),
+        (replace(LLAMA, mlp_width=27), {"tensor": 2}, "width of the MLP"),
         (replace(GPT, sequence=7), {"tensor": 2, "sequence_parallel": True}, "sequence"),
         (replace(LLAMA, head_width=3), {}, "rotary"),
         (GPT, {"layers": (2, 0, 2)}, "has no layers"),
@@ -115,6 +132,34 @@ def test_toy_keeps_the_structure_on_few_ranks():
         _, small, small_schedule = toy_of(GPT, division, schedule)
         assert small_schedule is schedule
         assert small.pipeline == 4
+
+
+@pytest.mark.parametrize(("kind", "made"), [("interleaved", "zb-h1"), ("zb-h1", "interleaved")])
+def test_toy_splits_backwards_as_the_plan_does(kind, made):
+    """Another program would agree over replicas, and the planned one would not be checked."""
+    _, division, _ = divided(GPT, kind, 4, microbatches=8, data=2)
+    division = replace(division, chunks=2)
+    schedule = make_schedule(made, 4, 8, 2)
+    _, small, small_schedule = toy_of(GPT, division, schedule)
+    assert small.pipeline == 2
+    assert small_schedule.splits_backward == schedule.splits_backward
+
+
+def test_what_is_not_a_number_is_never_right():
+    """Comparisons with it are all false, so that the largest difference may leave it out."""
+    expected = Reference((1.0, 1.0), {"weight": torch.ones(2)})
+    for losses, gradient in (((1.0, math.nan), 1.0), ((1.0, 1.0), math.nan)):
+        records = [StepRecord(start_s=0.0, end_s=1.0, loss=loss) for loss in losses]
+        gradients = {rank: {"weight": torch.full((2,), gradient)} for rank in range(2)}
+        found = _agreement(expected, JobResult(records, gradients))
+        assert not found.is_right
+
+
+def test_a_schedule_that_waits_for_itself_is_refused_before_anything_starts():
+    with pytest.raises(CheckError, match="can never start"):
+        check_division(circular_plan())
+    with pytest.raises(CheckError, match="can never start"):
+        run_parallel(circular_plan(), ParallelOptions(checks=False))
 
 
 def test_a_wrong_division_is_told(monkeypatch):

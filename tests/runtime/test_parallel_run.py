@@ -14,16 +14,18 @@ from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 from hocket.cli import main
 from hocket.errors import MissingExtraError, RunError, UsageError
 from hocket.plan.parallel_files import write_parallel_plan
+from hocket.runtime import connect
 from hocket.runtime.parallel import check, fits, pipeline
+from hocket.runtime.parallel import rank as rank_module
 from hocket.runtime.parallel.build import build_stage, whole_model
 from hocket.runtime.parallel.check import Agreement
 from hocket.runtime.parallel.job import Job
-from hocket.runtime.parallel.jobs import make_job
+from hocket.runtime.parallel.jobs import actions_of, make_job
 from hocket.runtime.parallel.model import Slice
-from hocket.runtime.parallel.rank import _lost_another
 from hocket.runtime.parallel.reference import reference_run
 from hocket.runtime.parallel.session import (
     ParallelOptions,
+    _gpu_dtype,
     choose_backend,
     predicted_busy_s,
     run_parallel,
@@ -38,8 +40,11 @@ def small_plan():
     return plan_of(*divided(LLAMA, "zb-h1", 2, microbatches=3, layers=(1, 2)))
 
 
-def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys):
-    plan = small_plan()
+def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys, monkeypatch):
+    plan, checked = small_plan(), []
+    right = Agreement(loss_error=0.0, gradient_error=2e-9, worst="head.logits.weight")
+    # The check itself runs with those of many divisions, where it needs no processes of its own.
+    monkeypatch.setattr(check, "check_jobs", lambda jobs: checked.extend(jobs) or [right])
     path = tmp_path / "plan.json"
     write_parallel_plan(path, plan)
     main(["run", str(path), "--steps", "2", "--seed", "3", "--json"])
@@ -47,8 +52,9 @@ def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys
     result = json.loads(out)
     expected = reference_run(make_job(plan.model, plan.division, plan.schedule, steps=2, seed=3))
     assert result["losses"] == pytest.approx(expected.losses, abs=1e-5)
-    assert result["backend"] == "gloo"
-    assert result["check"]["is_right"]
+    assert (result["backend"], result["dtype"]) == ("gloo", "float32")
+    assert result["check"] == {"is_right": True, "loss_error": 0.0, "gradient_error": 2e-9}
+    assert [job.actions for job in checked] == [actions_of(plan.schedule)]
     assert result["step_s"]["predicted"] == plan.step_s
     assert result["step_s"]["measured"] > 0
     assert [rank["devices"] for rank in result["pipeline_ranks"]] == [["gpu0"], ["gpu1"]]
@@ -132,6 +138,18 @@ def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
         fits.require_memory(large, wide, torch.float32)
 
 
+def test_memory_that_caches_files_can_be_taken(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(
+        "MemTotal: 8000000 kB\nMemFree: 1000 kB\nMemAvailable: 6000000 kB\n"
+    )
+    assert fits.available_bytes(tmp_path) == 6_000_000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("4000000\n")
+    assert fits.available_bytes(tmp_path) == 4_000_000
+
+
 def test_state_follows_from_parameters_and_zero():
     held = sum(p.numel() for p in whole_model(GPT).parameters())
     assert fits.num_parameters(GPT) == held
@@ -191,8 +209,28 @@ def test_only_the_loss_of_another_rank_is_no_failure_of_ones_own():
     lost = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]")
     outer = RuntimeError("stage 1 failed to run forward")
     outer.__cause__ = lost
-    assert _lost_another(outer)
-    assert not _lost_another(RuntimeError("out of memory"))
+    assert rank_module._lost_another(outer)
+    assert not rank_module._lost_another(RuntimeError("out of memory"))
+
+
+def test_a_failed_stage_tells_why(monkeypatch):
+    """PyTorch's own error names the stage and its arguments, its cause what went wrong."""
+
+    def fail(*_):
+        raise RuntimeError("[Stage 0] failed to run forward:\n") from MemoryError("out of memory")
+
+    job = make_job(*divided(LLAMA, "1f1b", 1))
+    header = {"threads": torch.get_num_threads(), "device": "cpu", "jobs": [job.as_dict()]}
+    monkeypatch.setattr(connect, "join_group", lambda header, device: None)
+    monkeypatch.setattr(rank_module, "_run_job", fail)
+    with pytest.raises(MemoryError, match="out of memory"):
+        rank_module.carry_out(header, [], None, None)
+
+
+def test_arithmetic_on_gpus_is_the_planned_one_where_it_can_be():
+    plan = small_plan()
+    found = {d: _gpu_dtype(replace(plan, dtype=d)) for d in ("bfloat16", "float32", "float8")}
+    assert found == {"bfloat16": "bfloat16", "float32": "float32", "float8": "bfloat16"}
 
 
 def test_predicted_busy_time_counts_every_action():

@@ -165,6 +165,20 @@ def test_hf_file_is_found_by_its_content(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": 5}, "12 heads cannot share 5 heads"),
+        ({"n_head": 1000}, "more heads than hidden"),
+    ],
+)
+def test_hf_files_with_impossible_shapes_are_refused(change, message, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**CONFIGS["gpt2"][0], **change}))
+    with pytest.raises(InputFileError, match=message):
+        find_model(str(path))
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         ({"model_type": "t5"}, "family 't5' are not known"),

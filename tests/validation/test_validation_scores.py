@@ -15,6 +15,7 @@ from hocket.errors import UsageError
 from hocket.validation import validate as module
 from hocket.validation.choose import central, features, spread
 from hocket.validation.scores import (
+    RankingScore,
     error_score,
     kendall_tau,
     out_of_memory_score,
@@ -154,6 +155,14 @@ def test_violations_say_what_is_outside():
     ]  # fmt: skip
     lenient = Tolerance(zero_shot_mean=None)
     assert lenient.violations(part, is_calibrated=False) == []
+
+
+@pytest.mark.parametrize(("groups", "limit"), [(3, None), (4, 0.02)])
+def test_mean_regret_of_few_groups_is_shown_without_a_limit(groups, limit):
+    ranking = RankingScore(groups=groups, mean_regret=0.05, max_regret=0.06, kendall_tau=0.0)
+    part = Part(step=None, ranking=ranking, memory=None, out_of_memory=None)
+    assert Tolerance().mean_regret_of(ranking) == limit
+    assert len(Tolerance().violations(part, is_calibrated=True)) == (limit is not None)
 
 
 # ── the command ──────────────────────────────────────────────────────────────────────────────────

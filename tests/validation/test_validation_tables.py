@@ -120,6 +120,11 @@ def test_missing_folder_is_an_input_error(tmp_path):
         load_tables(tmp_path / "none")
 
 
+def test_a_folder_without_known_files_is_an_input_error(tmp_path):
+    with pytest.raises(InputFileError, match="holds no known file"):
+        load_tables(tmp_path)
+
+
 @pytest.mark.parametrize(
     "content", [b"n_gpus,tp\n8,x\n", b"n_gpus,tp,pp,dp,global_batch,iter_time_s\n8\n", b"a\n\xff\n"]
 )

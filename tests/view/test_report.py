@@ -28,9 +28,10 @@ from hocket.graph import Graph, OpColumns, TensorColumns, assemble
 from hocket.plan.plan import Plan
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_percent, format_seconds
+from hocket.view.drawing import tick_step
 from hocket.view.facts import facts_of
 from hocket.view.notebook import plan_html
-from hocket.view.picture import tick_step, timeline_svg
+from hocket.view.picture import timeline_svg
 from hocket.view.report import report_html, write_report
 from hocket.view.wording import of_capacity
 

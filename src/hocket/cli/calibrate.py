@@ -138,7 +138,7 @@ def parallel_command(
     click.echo(f"{len(table.runs)} runs; these errors are of the runs that were fitted")
     if table.num_skipped:
         click.echo(
-            f"{table.num_skipped} rows left out: no time, or degrees that do not multiply to devices"
+            f"{table.num_skipped} rows left out: no time, or degrees that do not make their devices"
         )
     click.echo(f"wrote {output} — next: hocket parallel MODEL --on {on} --coefficients {output}")
 

@@ -272,8 +272,7 @@ def _refuse_besides_predict() -> None:
     given = [
         param.opts[0] if isinstance(param, click.Option) else param.human_readable_name
         for param in context.command.params
-        if param.name is not None
-        and param.name not in _BESIDES_PREDICT
+        if param.name not in _BESIDES_PREDICT
         and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
     ]
     if given:

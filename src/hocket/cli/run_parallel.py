@@ -73,6 +73,8 @@ def _say_what_stood_in(plan: ParallelPlan, result: ParallelRunResult) -> None:
     is_cpu = {device.name: device.kind.is_cpu for device in plan.cluster.devices}
     if any(place == "cpu" and not is_cpu[name] for name, place in result.runs_on.items()):
         say("note: devices run on the processor here, so times are not those of the planned ones")
+    elif result.dtype != plan.dtype:
+        say(f"note: computed with {result.dtype}, planned with {plan.dtype}: times differ")
 
 
 def _table(plan: ParallelPlan, result: ParallelRunResult) -> RenderableType:
@@ -101,6 +103,7 @@ def _as_dict(plan: ParallelPlan, result: ParallelRunResult) -> dict[str, Any]:
     losses = [loss if math.isfinite(loss) else None for loss in result.losses]
     return {
         "backend": result.backend,
+        "dtype": result.dtype,
         "steps": [
             {"step": index + 1, "loss": loss, "seconds": seconds}
             for index, (loss, seconds) in enumerate(zip(losses, result.step_s, strict=True))

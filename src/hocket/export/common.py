@@ -7,6 +7,7 @@ from collections import Counter
 
 from hocket.errors import UsageError
 from hocket.plan.parallel import ParallelPlan
+from hocket.runtime.parallel.jobs import TRAINED_DTYPES, even_layers
 from hocket.runtime.parallel.refusals import str_of
 
 _LONGEST_NAME = 80
@@ -17,6 +18,15 @@ def cannot(plan: ParallelPlan, program: str, what: str, instead: str) -> UsageEr
     return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.division))
 
 
+def refuse_dtype(plan: ParallelPlan, program: str) -> None:
+    """Refuse arithmetic for which losses or products would have to be scaled."""
+    if plan.dtype not in TRAINED_DTYPES:
+        raise cannot(
+            plan, program, f"is written for {' and '.join(TRAINED_DTYPES)}, not for {plan.dtype}",
+            "plan again with --dtype bfloat16, or export --to megatron",
+        )  # fmt: skip
+
+
 def plain(name: str) -> str:
     """A name that ends neither a comment nor a text: plan files may come from anyone."""
     return re.sub(r"[^A-Za-z0-9 ._+:/,()-]", "_", name)[:_LONGEST_NAME]
@@ -24,11 +34,7 @@ def plain(name: str) -> str:
 
 def stage_layers(plan: ParallelPlan) -> tuple[int, ...]:
     """Layers of each virtual stage."""
-    division = plan.division
-    if division.layers is not None:
-        return division.layers
-    least, extra = divmod(plan.model.layers, division.num_stages)
-    return tuple(least + (stage < extra) for stage in range(division.num_stages))
+    return plan.division.layers or even_layers(plan.model.layers, plan.division.num_stages)
 
 
 def is_even(layers: tuple[int, ...]) -> bool:

@@ -85,6 +85,17 @@ def _refuse(plan: ParallelPlan) -> None:
             plan, _NAME, "interleaves only where microbatches divide by the pipeline degree",
             "choose another batch or microbatch size",
         )  # fmt: skip
+    if plan.model.experts is not None and division.tensor > 1 and not division.sequence_parallel:
+        raise cannot(
+            plan, _NAME, "trains experts beside tensor parallelism with sequence parallelism only",
+            "plan again with --fix sequence_parallel=true",
+        )  # fmt: skip
+    replicas = division.data * division.context
+    if replicas % division.expert and division.expert % replicas:
+        raise cannot(
+            plan, _NAME, "divides experts over some or all of data x context, or tensor ranks too",
+            "plan again with an expert degree that divides data x context",
+        )  # fmt: skip
 
 
 def _model_flags(model: Transformer) -> Flags:
@@ -143,6 +154,12 @@ def _degree_flags(plan: ParallelPlan) -> Flags:
         flags["--context-parallel-size"] = str(division.context)
     if plan.model.experts is not None:
         flags["--expert-model-parallel-size"] = str(division.expert)
+        replicas = division.data * division.context
+        if division.expert > replicas:
+            # Some of the tensor-parallel ranks hold other experts, so fewer share each matrix.
+            flags["--expert-tensor-parallel-size"] = str(
+                division.tensor * replicas // division.expert
+            )
     if division.sequence_parallel:
         flags["--sequence-parallel"] = None
     return flags
@@ -158,7 +175,8 @@ def _stage_flags(plan: ParallelPlan) -> Flags:
             return {}
         return {"--num-virtual-stages-per-pipeline-rank": str(division.chunks)}
     middle = layers[1:-1]
-    if division.chunks == 1 and middle and is_even(middle):
+    # Megatron takes these flags only where both ends have layers.
+    if division.chunks == 1 and middle and is_even(middle) and layers[0] and layers[-1]:
         return {
             "--decoder-first-pipeline-num-layers": str(layers[0]),
             "--decoder-last-pipeline-num-layers": str(layers[-1]),
@@ -181,12 +199,16 @@ def pipeline_layout(layers: tuple[int, ...]) -> str:
 def _data_flags(plan: ParallelPlan) -> Flags:
     strategies = {2: "optim_grads", 3: "optim_grads_params"}
     zero = plan.division.zero
-    if plan.division.data * plan.division.context == 1 or zero == 0:
+    if plan.division.data * plan.division.context == 1:
         return {}
+    # Predictions for Megatron-Core hide this traffic, which it does only if it is told to.
+    flags: Flags = {"--overlap-grad-reduce": None}
+    if zero == 0:
+        return flags
+    flags |= {"--use-distributed-optimizer": None, "--overlap-param-gather": None}
     if zero == 1:
-        return {"--use-distributed-optimizer": None}
-    return {
-        "--use-distributed-optimizer": None,
+        return flags
+    return flags | {
         "--use-megatron-fsdp": None,
         "--data-parallel-sharding-strategy": strategies[zero],
         "--no-gradient-accumulation-fusion": None,

@@ -18,6 +18,7 @@ def export_plan(plan: ParallelPlan, target: str) -> dict[str, str]:
     from hocket.export.megatron import megatron_files
     from hocket.export.torch import torch_files
     from hocket.export.torchtitan import torchtitan_files
+    from hocket.planners.parallelism.schedules import verify_schedule
 
     writers: Mapping[str, Callable[[ParallelPlan], dict[str, str]]] = {
         "megatron": megatron_files,
@@ -27,4 +28,5 @@ def export_plan(plan: ParallelPlan, target: str) -> dict[str, str]:
     }
     if target not in writers:
         raise unknown_name("export target", target, writers)
+    verify_schedule(plan.schedule)
     return writers[target](plan)

@@ -10,10 +10,10 @@ import ast
 from collections.abc import Collection, Iterator
 from importlib.resources import files
 
-from hocket.export.common import launch, plain, stage_layers
+from hocket.export.common import launch, plain, refuse_dtype, stage_layers
 from hocket.plan.parallel import ParallelPlan
 from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
-from hocket.runtime.parallel.refusals import data_program, refuse
+from hocket.runtime.parallel.refusals import data_program, refuse_plan
 
 Imports = dict[str, set[str]]
 """Names by the module that they come from; whole modules under the empty name."""
@@ -41,7 +41,8 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
 
 def torch_files(plan: ParallelPlan) -> dict[str, str]:
     """The script and its schedule; raises where PyTorch cannot carry the plan out rightly."""
-    refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
+    refuse_plan(plan)
+    refuse_dtype(plan, "the script for PyTorch")
     return {"train.py": _script(plan), CSV: to_torch_csv(plan.schedule)}
 
 
@@ -125,6 +126,7 @@ def _start(plan: ParallelPlan) -> str:
             actions=read_actions(Path(__file__).with_name("{CSV}")),
             device_of_stage={tuple(plan.schedule.device_of_stage.tolist())!r},
             data={data!r},
+            dtype={plan.dtype!r},
         )
     )
 """

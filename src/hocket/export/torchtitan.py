@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.export.common import cannot, is_looped, launch, plain, stage_layers
+from hocket.export.common import (
+    cannot,
+    is_looped,
+    launch,
+    plain,
+    refuse_dtype,
+    stage_layers,
+)
 from hocket.plan.parallel import ParallelPlan
 from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import refuse
@@ -32,7 +39,9 @@ def _refuse(plan: ParallelPlan) -> None:
     division, splits = plan.division, plan.schedule.splits_backward
     if division.context == 1 and plan.model.experts is None:
         refuse(plan.model, division, splits_backward=splits)
-    if division.data > 1 and division.zero == 0 and division.tensor * division.pipeline > 1:
+    refuse_dtype(plan, _NAME)
+    others = division.tensor * division.pipeline * division.context
+    if division.data * division.context > 1 and division.zero == 0 and others > 1:
         raise cannot(
             plan, _NAME, "replicates weights (ZeRO 0) only where there is no other parallelism",
             "plan again with --fix zero=1: weights stay whole during a step then, too",
@@ -103,6 +112,7 @@ def _training_fields(plan: ParallelPlan) -> dict[str, Any]:
         "local_batch_size": division.microbatch * rounds,
         "global_batch_size": division.global_batch,
         "seq_len": plan.model.sequence,
+        "mixed_precision_param": plan.dtype,
     }
 
 

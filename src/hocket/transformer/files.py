@@ -37,7 +37,7 @@ def find_model(text: str) -> Transformer:
     if lower in preset_names():
         return read_model(PRESETS / f"{lower}.toml")
     path = Path(text)
-    if path.suffix in (".toml", ".json", ".gz") or _is_file(path):
+    if path.suffix in (".toml", ".json", ".gz") or is_file(path):
         return read_model(path)
     raise UsageError(
         f"unknown model {text[:100]!r}",
@@ -58,11 +58,13 @@ def read_model(path: str | Path) -> Transformer:
     with fields.located(where):
         if path.suffix == ".toml":
             data = read_bounded(path, _MAX_TOML_BYTES, lambda head: True, "TOML")
-            return model_from_dict(_parse_toml(data), default_name=path.stem)
+            return model_from_dict(parse_toml(data), default_name=path.stem)
         data = read_bounded(path, _MAX_JSON_BYTES, looks_like_json)
         value = fields.mapping(parse_json(data, where), "the file")
         if "model_type" in value:
-            return from_hf_config(value, name=_config_name(path))
+            model = from_hf_config(value, name=_config_name(path))
+            check_model(model)
+            return model
         if "schema" in value:
             return _from_graph_file(value)
     raise InputFileError(
@@ -164,7 +166,8 @@ def _flag(data: Mapping[str, Any], key: str) -> bool:
     return fields.flag(data.get(key, True), key)
 
 
-def _parse_toml(data: bytes) -> dict[str, Any]:
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The tables of a TOML file; raises `InputFileError`."""
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:
@@ -182,7 +185,8 @@ def _config_name(path: Path) -> str:
     return path.absolute().parent.name if path.stem == "config" else path.stem
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; False for what cannot be a path."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # too long for a path, or a null character

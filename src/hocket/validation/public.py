@@ -37,6 +37,11 @@ def read_public(data_dir: Path) -> dict[str, list[Measured]]:
         path = data_dir / file
         if path.is_file():
             tables[name] = _rows(name, path, read)
+    if not tables:
+        known = sorted({file for file, _ in READERS.values()})
+        raise InputFileError(
+            "holds no known file", hint=f"known: {', '.join(known)}", where=str(data_dir)
+        )
     return tables
 
 

@@ -52,7 +52,7 @@ def fields_of(candidates: tuple[ParallelCandidate, ...]) -> list[Field]:
         Field("tensor", whole("tensor")),
         Field("pipe", whole("pipeline")),
         Field("data", whole("data")),
-        Field("context", whole("context", skip=1), rank=3),
+        Field("context", whole("context", skip=1)),
         Field("expert", whole("expert", skip=1), rank=3),
         Field("micro", whole("microbatch"), rank=3),
         Field("schedule", orders, is_number=False, rank=1),

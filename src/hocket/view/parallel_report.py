@@ -50,7 +50,7 @@ def parallel_report_html(plan: ParallelPlan, comparison: ParallelComparison | No
     title = f"{inert(plan.model.name)} on {inert(plan.cluster.name)}"
     facts = rank_facts(plan, timeline)
     why = plan.notes.get("why", "")
-    lead = inert(why, LONGEST_SENTENCE) if isinstance(why, str) and why else label(plan.division)
+    lead = inert(why, LONGEST_SENTENCE) if isinstance(why, str) and why else _label(plan)
     values = {
         "policy": policy(css, ""),
         "generator": f"hocket {__version__}",
@@ -62,7 +62,7 @@ def parallel_report_html(plan: ParallelPlan, comparison: ParallelComparison | No
         "stats": _stats(plan, timeline, facts),
         "candidates": _candidates(comparison),
         "pipeline": _pipeline(timeline),
-        "parts": _parts(plan, timeline),
+        "parts": _parts(plan),
         "ranks": _ranks(facts),
         "plan": _plan(plan),
         "footer": escape(f"Predicted by simulation with hocket {__version__}."),
@@ -92,7 +92,7 @@ def _stats(plan: ParallelPlan, timeline: PipelineTimeline, facts: list[RankFacts
             of_capacity(full.peak_bytes, full.capacity_bytes),
             f"pipeline rank {full.rank}",
         ),
-        ("Devices", f"{division.num_devices:,}", label(division)),
+        ("Devices", f"{division.num_devices:,}", _label(plan)),
     ]
     if "mfu" in numbers:
         entries.insert(1, ("MFU", format_percent(numbers["mfu"]), "of the peak arithmetic"))
@@ -136,7 +136,7 @@ def _candidate(candidate: ParallelCandidate, cells: list[str], chosen: bool) -> 
     memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
     tick = Html('✔<span class="visually-hidden"> chosen</span>' if chosen else "")
     reason = inert(candidate.reason, LONGEST_SENTENCE)
-    return [tick, label(candidate.division), *cells, memory, reason]
+    return [tick, label(candidate.division, candidate.schedule_name), *cells, memory, reason]
 
 
 def _pipeline(timeline: PipelineTimeline) -> str:
@@ -148,7 +148,7 @@ def _pipeline(timeline: PipelineTimeline) -> str:
     return section("pipeline", "Pipeline", f"<div {region}>{picture}</div>", note)
 
 
-def _parts(plan: ParallelPlan, timeline: PipelineTimeline) -> str:
+def _parts(plan: ParallelPlan) -> str:
     parts = step_parts(plan)
     total_s = sum(parts.values())
     if not total_s:
@@ -165,11 +165,8 @@ def _parts(plan: ParallelPlan, timeline: PipelineTimeline) -> str:
         for name, value, share in zip(names, parts.values(), shares, strict=True)
     ]
     heads = (Head("Part", "name"), Head("Time", "number"), Head("Of step", "number"))
-    note = (
-        f'<p class="note">By the closed form; simulated: {format_seconds(timeline.makespan_s)}.</p>'
-    )
     body = stack(shares, classes) + legend(entries) + table(heads, rows)
-    return section("parts", "Where the step's time goes", body, note)
+    return section("parts", "Where the step's time goes", body)
 
 
 def _ranks(facts: list[RankFacts]) -> str:
@@ -205,11 +202,15 @@ def _memory(fact: RankFacts) -> Html:
     return Html(bar(fact.peak_bytes / max(fact.capacity_bytes, 1), "transfer") + text)
 
 
+def _label(plan: ParallelPlan) -> str:
+    return inert(label(plan.division, plan.schedule.name))
+
+
 def _plan(plan: ParallelPlan) -> str:
     division = plan.division
     layers = division.layers
     entries = [
-        ("Division", label(division)),
+        ("Division", _label(plan)),
         ("Microbatches", f"{division.num_microbatches:,} of {division.microbatch}"),
         ("Batch", f"{division.global_batch:,} sequences of {plan.model.sequence:,} tokens"),
         ("Layers per stage", " ".join(map(str, layers)) if layers else "even"),

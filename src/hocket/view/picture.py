@@ -6,9 +6,7 @@ the picture of 200,000 ops is as large as that of 2,000. O(spans log spans).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
@@ -21,31 +19,24 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_percent, format_seconds
+from hocket.view.drawing import (
+    AXIS_PX,
+    LEGEND_PX,
+    MARGIN_PX,
+    Scale,
+    svg_rect,
+    svg_text,
+    time_axis,
+)
 from hocket.view.facts import Facts, facts_of
 from hocket.view.names import shorten, shorten_middle
 from hocket.view.spans import Row, device_rows, joined, link_rows, memory_envelope, part, thinned
 from hocket.view.wording import of_capacity
 
-LABEL_PX, MARGIN_PX, AXIS_PX, LEGEND_PX = 180, 14, 30, 26
+LABEL_PX = 180
 BAR_PX, MEMORY_PX, LINK_PX, GAP_PX = 22, 24, 12, 12
 MAX_LINK_ROWS = 12
 PHASES = tuple(phase.name.lower() for phase in Phase)
-
-
-@dataclass(frozen=True)
-class _Scale:
-    """Where a time stands on the page."""
-
-    width: float
-    makespan_s: float
-
-    @property
-    def px_per_s(self) -> float:
-        span = self.width - LABEL_PX - 2 * MARGIN_PX
-        return span / self.makespan_s if self.makespan_s > 0 else 0.0
-
-    def x(self, time_s: float) -> float:
-        return MARGIN_PX + LABEL_PX + time_s * self.px_per_s
 
 
 def timeline_svg(
@@ -65,7 +56,7 @@ def draw_timeline(
     problem: Problem, timeline: Timeline, facts: Facts, *, width: int, styled: bool
 ) -> str:
     """As `timeline_svg`, with the facts already worked out."""
-    scale = _Scale(width, timeline.makespan_s)
+    scale = Scale(width, timeline.makespan_s, LABEL_PX)
     channels = np.array([link.channel for link in facts.links[:MAX_LINK_ROWS]], dtype=np.int32)
     body: list[str] = []
     top = float(MARGIN_PX + AXIS_PX)
@@ -75,15 +66,15 @@ def draw_timeline(
     for row, link in zip(link_rows(problem, timeline, channels), facts.links, strict=False):
         label, note = link.name, format_percent(link.busy_share)
         body += _bar(problem, row, facts.path.transfers, scale, top, LINK_PX)
-        body.append(_text(MARGIN_PX, top + LINK_PX - 2, shorten_middle(label, 21), "small"))
+        body.append(svg_text(MARGIN_PX, top + LINK_PX - 2, shorten_middle(label, 21), "small"))
         body.append(_note(note, top + LINK_PX - 2))
         top += LINK_PX + GAP_PX / 2
     hidden = len(facts.links) - len(channels)
     if hidden > 0:
-        body.append(_text(MARGIN_PX, top + 10, f"and {hidden} less used links", "muted"))
+        body.append(svg_text(MARGIN_PX, top + 10, f"and {hidden} less used links", "muted"))
         top += 16
     height = top + LEGEND_PX
-    grid = list(_axis(scale, top))
+    grid = list(time_axis(scale, top))
     style = f"<style>{picture_css()}</style>" if styled else ""
     label = escape(f"Timeline of {facts.title}: one step takes {format_seconds(facts.step_s)}")
     return (
@@ -97,11 +88,11 @@ def draw_timeline(
 
 
 def _device(
-    problem: Problem, timeline: Timeline, facts: Facts, row: Row, scale: _Scale, top: float
+    problem: Problem, timeline: Timeline, facts: Facts, row: Row, scale: Scale, top: float
 ) -> Iterator[str]:
     device = facts.devices[row.index]
     yield from _bar(problem, row, facts.path.ops, scale, top, BAR_PX)
-    yield _text(MARGIN_PX, top + 15, shorten(device.name, 18), "")
+    yield svg_text(MARGIN_PX, top + 15, shorten(device.name, 18), "")
     yield _note(format_percent(device.busy_share), top + 15)
     memory_top = top + BAR_PX + 4
     time_s, held = memory_envelope(timeline, row.index, int(scale.width) // 2)
@@ -111,7 +102,7 @@ def _device(
     )  # fmt: skip
     kind = "muted" if device.fits else "over"
     text = of_capacity(device.peak_bytes, device.capacity_bytes)
-    yield _text(MARGIN_PX, memory_top + 13, text if device.fits else f"{text} ✗", kind)
+    yield svg_text(MARGIN_PX, memory_top + 13, text if device.fits else f"{text} ✗", kind)
 
 
 def memory_paths(
@@ -143,10 +134,10 @@ def memory_paths(
 
 
 def _bar(
-    problem: Problem, row: Row, critical: NDArray[np.int32], scale: _Scale, top: float, height: int
+    problem: Problem, row: Row, critical: NDArray[np.int32], scale: Scale, top: float, height: int
 ) -> Iterator[str]:
     left, right = scale.x(0), scale.width - MARGIN_PX
-    yield _rect("lane", left, top, right - left, height)
+    yield svg_rect("lane", left, top, right - left, height)
     if not scale.px_per_s or not row.num_marks:
         return
     pixel_s = 1 / scale.px_per_s
@@ -166,11 +157,11 @@ def _bar(
     yield f'<path class="critical" d="{line}"/>'
 
 
-def _marks(name: str, row: Row, scale: _Scale, top: float, lane_px: float) -> str:
+def _marks(name: str, row: Row, scale: Scale, top: float, lane_px: float) -> str:
     """All marks of one colour as one path; a merged mark is as high as its spans fill it."""
     if not row.num_marks:
         return ""
-    x = MARGIN_PX + LABEL_PX + row.start_s * scale.px_per_s
+    x = scale.left_px + row.start_s * scale.px_per_s
     length_s = row.end_s - row.start_s
     wide = np.maximum(length_s * scale.px_per_s, 0.4)
     # A hairline between neighbours keeps long spans apart without hiding short ones.
@@ -187,45 +178,15 @@ def _marks(name: str, row: Row, scale: _Scale, top: float, lane_px: float) -> st
     return f'<path class="{name}" d="{path}"/>'
 
 
-def tick_step(length: float, num_ticks: int) -> float:
-    """The step of 1, 2 or 5 times a power of ten that gives at most ``num_ticks`` ticks."""
-    rough = length / num_ticks
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * (1 - 1e-9))
-
-
-def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
-    if not scale.px_per_s:
-        return
-    step_s = tick_step(scale.makespan_s, max(int(scale.width // 120), 2))
-    for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
-        x = scale.x(tick * step_s)
-        yield f'<path class="grid" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 10}V{bottom:.1f}"/>'
-        # The label of the last tick would leave the page to the right.
-        if x < scale.width - MARGIN_PX - 24 or tick == 0:
-            yield _text(x + 3, MARGIN_PX + 12, format_seconds(tick * step_s), "muted")
-
-
 def _legend(timeline: Timeline, y: float) -> Iterator[str]:
     names = [*PHASES, *(["transfer"] if len(timeline.transfer_tensor) else []), "critical"]
     x = float(MARGIN_PX + LABEL_PX)
     for name in names:
         label = "critical path" if name == "critical" else name
-        yield _rect(name, x, y - 9, 10, 10)
-        yield _text(x + 15, y, label, "muted")
+        yield svg_rect(name, x, y - 9, 10, 10)
+        yield svg_text(x + 15, y, label, "muted")
         x += 15 + 6.2 * len(label) + 18
 
 
 def _note(note: str, y: float) -> str:
-    return _text(MARGIN_PX + LABEL_PX - 10, y, note, "muted", anchor="end")
-
-
-def _rect(name: str, x: float, y: float, width: float, height: float) -> str:
-    return (
-        f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
-    )
-
-
-def _text(x: float, y: float, text: str, name: str, anchor: str = "start") -> str:
-    kind = f' class="{name}"' if name else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
+    return svg_text(MARGIN_PX + LABEL_PX - 10, y, note, "muted", anchor="end")

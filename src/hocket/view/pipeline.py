@@ -8,7 +8,6 @@ of 100,000 actions is as large as that of 5,000. O(actions log actions).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import escape
 
 import numpy as np
@@ -17,10 +16,19 @@ from rich.text import Text
 from hocket.plan.schedule import Work
 from hocket.simulate.pipeline import PipelineTimeline
 from hocket.units import format_bytes, format_percent, format_seconds
-from hocket.view.picture import picture_css, tick_step
+from hocket.view.drawing import (
+    AXIS_PX,
+    LEGEND_PX,
+    MARGIN_PX,
+    Scale,
+    svg_rect,
+    svg_text,
+    time_axis,
+)
+from hocket.view.picture import picture_css
 from hocket.view.spans import Row, part, thinned
 
-LABEL_PX, MARGIN_PX, AXIS_PX, LEGEND_PX = 150, 14, 30, 26
+LABEL_PX = 150
 BAR_PX, GAP_PX = 20, 4
 DIGIT_PX, SPACE_PX = 6, 5
 """Width of a digit of a number, and of the space around the number."""
@@ -40,33 +48,17 @@ LETTERS = {
 }
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """Where a time stands on the page."""
-
-    width: float
-    makespan_s: float
-
-    @property
-    def px_per_s(self) -> float:
-        span = self.width - LABEL_PX - 2 * MARGIN_PX
-        return span / self.makespan_s if self.makespan_s > 0 else 0.0
-
-    def x(self, time_s: float) -> float:
-        return MARGIN_PX + LABEL_PX + time_s * self.px_per_s
-
-
 def pipeline_svg(timeline: PipelineTimeline, *, width: int = 960, styled: bool = True) -> str:
     """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
     schedule = timeline.schedule
-    scale = _Scale(width, timeline.makespan_s)
+    scale = Scale(width, timeline.makespan_s, LABEL_PX)
     bottom = MARGIN_PX + AXIS_PX + schedule.num_devices * (BAR_PX + GAP_PX)
     height = bottom + LEGEND_PX
     label = escape(
         f"Schedule {schedule.name} of {schedule.num_microbatches} microbatches on "
         f"{schedule.num_devices} devices: {format_seconds(timeline.makespan_s)}"
     )
-    body = [*_axis(scale, bottom)]
+    body = [*time_axis(scale, bottom)]
     for device in range(schedule.num_devices):
         body += _device(timeline, device, scale, MARGIN_PX + AXIS_PX + device * (BAR_PX + GAP_PX))
     body += _legend(timeline, height - 10)
@@ -79,12 +71,12 @@ def pipeline_svg(timeline: PipelineTimeline, *, width: int = 960, styled: bool =
     )
 
 
-def _device(timeline: PipelineTimeline, device: int, scale: _Scale, top: float) -> Iterator[str]:
+def _device(timeline: PipelineTimeline, device: int, scale: Scale, top: float) -> Iterator[str]:
     left, right = scale.x(0), scale.width - MARGIN_PX
-    yield _rect("lane", left, top, right - left, BAR_PX)
-    yield _text(MARGIN_PX, top + 14, f"device {device}", "")
+    yield svg_rect("lane", left, top, right - left, BAR_PX)
+    yield svg_text(MARGIN_PX, top + 14, f"device {device}", "")
     peak = format_bytes(int(timeline.peak_bytes[device]))
-    yield _text(left - 10, top + 14, peak, "muted", "end")
+    yield svg_text(left - 10, top + 14, peak, "muted", "end")
     row = _row(timeline, device)
     if not row.num_marks or not scale.px_per_s:
         return
@@ -128,9 +120,9 @@ def _opacity(chunk: int) -> float:
     return (1.0, 0.62, 0.42, 0.28)[min(chunk, 3)]
 
 
-def _marks(name: str, opacity: float, row: Row, scale: _Scale, top: float) -> str:
+def _marks(name: str, opacity: float, row: Row, scale: Scale, top: float) -> str:
     """All marks of one colour as one path; a merged mark is as high as its actions fill it."""
-    x = MARGIN_PX + LABEL_PX + row.start_s * scale.px_per_s
+    x = scale.left_px + row.start_s * scale.px_per_s
     length_s = row.end_s - row.start_s
     wide = np.maximum(length_s * scale.px_per_s, 0.4)
     # A hairline between neighbours keeps long marks apart without hiding short ones.
@@ -147,7 +139,7 @@ def _marks(name: str, opacity: float, row: Row, scale: _Scale, top: float) -> st
 
 
 def _numbers(
-    timeline: PipelineTimeline, row: Row, chunk: np.ndarray, scale: _Scale, top: float
+    timeline: PipelineTimeline, row: Row, chunk: np.ndarray, scale: Scale, top: float
 ) -> Iterator[str]:
     if len(timeline.schedule.work) > MAX_NUMBERS:
         return
@@ -164,25 +156,13 @@ def _numbers(
         )
 
 
-def _after(timeline: PipelineTimeline, device: int, scale: _Scale, top: float) -> Iterator[str]:
+def _after(timeline: PipelineTimeline, device: int, scale: Scale, top: float) -> Iterator[str]:
     """What follows a device's last action."""
     after_s = float(timeline.after_s[device])
     stop = int(timeline.schedule.start[device + 1])
     if after_s > 0:
         end_s = float(timeline.end_s[stop - 1])
-        yield _rect("memory", scale.x(end_s), top, after_s * scale.px_per_s, BAR_PX)
-
-
-def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
-    if not scale.px_per_s:
-        return
-    step_s = tick_step(scale.makespan_s, max(int(scale.width // 120), 2))
-    for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
-        x = scale.x(tick * step_s)
-        yield f'<path class="grid" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 10}V{bottom:.1f}"/>'
-        # The label of the last tick would leave the page to the right.
-        if x < scale.width - MARGIN_PX - 40 or tick == 0:
-            yield _text(x + 3, MARGIN_PX + 12, format_seconds(tick * step_s), "muted")
+        yield svg_rect("memory", scale.x(end_s), top, after_s * scale.px_per_s, BAR_PX)
 
 
 def _legend(timeline: PipelineTimeline, y: float) -> Iterator[str]:
@@ -192,22 +172,11 @@ def _legend(timeline: PipelineTimeline, y: float) -> Iterator[str]:
         entries.append(("memory", "after the last backward"))
     x = float(MARGIN_PX + LABEL_PX)
     for name, label in entries:
-        yield _rect(name, x, y - 9, 10, 10)
-        yield _text(x + 15, y, label, "muted")
+        yield svg_rect(name, x, y - 9, 10, 10)
+        yield svg_text(x + 15, y, label, "muted")
         x += 15 + 6.2 * len(label) + 18
     bubble = f"devices wait {format_percent(timeline.bubble_share)} of the time"
-    yield _text(x, y, bubble, "muted")
-
-
-def _rect(name: str, x: float, y: float, width: float, height: float) -> str:
-    return (
-        f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
-    )
-
-
-def _text(x: float, y: float, text: str, name: str, anchor: str = "start") -> str:
-    kind = f' class="{name}"' if name else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(text)}</text>'
+    yield svg_text(x, y, bubble, "muted")
 
 
 # ── for the terminal ─────────────────────────────────────────────────────────────────────────────

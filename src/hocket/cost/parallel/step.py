@@ -238,17 +238,6 @@ def predict_settings(
     return _sum(times.parts())
 
 
-def limits(prediction: Prediction, index: int) -> tuple[str, float]:
-    """What one division's step spends most time on besides computing, and its share of the step."""
-    shares = {
-        name: float(values[index] / prediction.step_s[index])
-        for name, values in prediction.parts().items()
-        if name != "compute"
-    }
-    name = max(shares, key=lambda part: shares[part])
-    return name, shares[name]
-
-
 def slowest_kind(cluster: Cluster, software: Software) -> DeviceKind:
     """The kind of device with the lowest rate for the program's arithmetic."""
     if not cluster.kinds:

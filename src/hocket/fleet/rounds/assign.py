@@ -17,7 +17,9 @@ def assign(state: State, jobs: Jobs, choice: Choice) -> tuple[State, Actions]:
     from hocket.fleet.rounds.kernel import place
 
     floor, changes = _floor(state, jobs), _changes(state, jobs)
-    old_partner = rows_of(jobs, jobs.rows["partner"])
+    nobody = np.full(len(jobs.rows), -1)
+    shares = state.pair_table is not None
+    old_partner = rows_of(jobs, jobs.rows["partner"]) if shares else nobody
     was_running = jobs.rows["phase"] == RUNNING
     by_gang = np.argsort(-jobs.rows["gang"], kind="stable")
     place(jobs, choice, old_partner, by_gang, floor, changes)

@@ -92,14 +92,5 @@ class Tick:
 
 
 Event = (
-    Submit
-    | Finish
-    | Cancel
-    | Fail
-    | Pause
-    | Resume
-    | Progress
-    | AddDevices
-    | RemoveDevices
-    | Tick
+    Submit | Finish | Cancel | Fail | Pause | Resume | Progress | AddDevices | RemoveDevices | Tick
 )

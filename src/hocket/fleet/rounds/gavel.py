@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.actions import Actions
+from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.share import share
 from hocket.fleet.rounds.state import PAUSED, Jobs, State
 from hocket.fleet.rounds.tables import Choice
@@ -61,16 +61,15 @@ def _choose(state: State, jobs: Jobs, choice: Choice) -> None:
 
 def _wishes(state: State, jobs: Jobs) -> Counts:
     """All jobs for each kind in turn, the most urgent first."""
-    can = (jobs.rows["phase"] != PAUSED)[:, None] & (jobs.steps_per_s > 0.0)
-    shares = np.where(can, jobs.shares, 0.0)
+    shares = np.where(jobs.steps_per_s > 0.0, jobs.shares, 0.0)
     urgency = shares / np.maximum(jobs.received_s, 1e-9)
-    debt_s = np.round(jobs.credit_s, 3)
-    is_new = np.broadcast_to((jobs.rows["has_share"] == 0)[:, None], shares.shape)
-    order = np.lexsort((-shares, -debt_s, -urgency, is_new), axis=0)
+    # Jobs that came since the last allocation stand behind all others.
+    urgency[jobs.rows["has_share"] == 0] = -1.0
+    order = np.lexsort((-shares, -np.round(jobs.credit_s, 3), -urgency), axis=0)
     wishes = order * state.num_kinds + np.arange(state.num_kinds)
-    runs = jobs.rows["phase"] != PAUSED
     wishes = wishes[:, _kinds_in_turn(state)].T.reshape(-1)
-    return wishes if runs.all() else wishes[runs[wishes // state.num_kinds]]
+    is_paused = jobs.rows["phase"] == PAUSED
+    return wishes[~is_paused[wishes // state.num_kinds]] if is_paused.any() else wishes
 
 
 def _kinds_in_turn(state: State) -> Counts:

@@ -12,14 +12,16 @@ O(jobs x kinds log) per round.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.fleet.rounds.actions import Actions
+from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign, rows_of
 from hocket.fleet.rounds.share import share
-from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Jobs, State
+from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, Jobs, State
 from hocket.fleet.rounds.tables import Choice
 
 Counts = NDArray[np.int64]
@@ -41,21 +43,25 @@ def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     _clip(state, jobs)
     choice = Choice(kind=np.full(len(jobs.rows), -1), partner=np.full(len(jobs.rows), -1))
     if len(jobs.rows):
-        _choose(state, jobs, choice, state.num_devices, wishes_of(state, jobs))
+        wanting = np.flatnonzero(jobs.rows["phase"] != PAUSED)
+        wishes = wishes_of(state, jobs, wanting)
+        _choose(state, jobs, choice, state.num_devices, wishes)
     return assign(state, jobs, choice)
 
 
 def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
     """Give free devices to waiting jobs without touching those that run."""
+    waiting = np.flatnonzero(jobs.rows["phase"] == WAITING)
+    in_use = (state.holders[:, 0] >= 0) & state.is_up
+    free = state.num_devices - np.bincount(state.device_kind[in_use], minlength=state.num_kinds)
+    if not len(waiting) or not free.any():
+        return state, NOTHING
     runs = jobs.rows["phase"] == RUNNING
     choice = Choice(
         kind=np.where(runs, jobs.rows["kind"], -1),
         partner=np.where(runs, rows_of(jobs, jobs.rows["partner"]), -1),
     )
-    in_use = (state.holders[:, 0] >= 0) & state.is_up
-    free = state.num_devices - np.bincount(state.device_kind[in_use], minlength=state.num_kinds)
-    if free.any() and len(jobs.rows):
-        _choose(state, jobs, choice, free, wishes_of(state, jobs, only_waiting=True))
+    _choose(state, jobs, choice, free, wishes_of(state, jobs, waiting))
     return assign(state, jobs, choice)
 
 
@@ -75,35 +81,53 @@ def _clip(state: State, jobs: Jobs) -> None:
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
 
 
-class Wishes:
-    """What jobs and pairs want, in order."""
+class Wishes(NamedTuple):
+    """What jobs and pairs want."""
 
-    def __init__(self, order: Counts, is_reserved: NDArray[np.bool_], pairs: Counts) -> None:
-        self.order, self.is_reserved, self.pairs = order, is_reserved, pairs
+    order: Counts
+    """The most urgent first; numbered as `kernel.choose` wants them."""
+    is_reserved: NDArray[np.bool_]
+    """``[job]``: goes before all."""
+    pairs: Counts
+    """Profile, profile and kind of the wishes of pairs."""
 
 
-def wishes_of(state: State, jobs: Jobs, *, only_waiting: bool = False) -> Wishes:
-    """All wishes, the most urgent first."""
-    rules = state.rules
-    owed = jobs.credit_s / rules.round_s
-    is_owed = jobs.shares > 0.0
-    is_reserved = (owed > rules.patience_rounds).any(axis=1)
-    here = (jobs.rows["kind"][:, None] == np.arange(state.num_kinds)) & (jobs.rows["partner"] < 0)[:, None]
-    urgency = owed + np.where(here, rules.stickiness_rounds, 0.0)
-    urgency += rules.slack_rounds * _HALF_ROUNDS / (_HALF_ROUNDS + _rounds_left(state, jobs))
-    urgency = np.where(is_owed, np.floor(urgency * _UNITS_PER_ROUND) / _UNITS_PER_ROUND, 0.0)
-    urgency += np.where(is_owed, 0.0, _LAST + _fill_order(jobs, here))
-    urgency += np.where(is_reserved[:, None] & is_owed, _FIRST, 0.0)
-    if rules.min_run_s > 0.0:
-        fresh = (jobs.rows["phase"] == RUNNING) & (state.time_s - jobs.rows["started_s"] < rules.min_run_s)
-        urgency += np.where(here & fresh[:, None], 4.0 * _FIRST, 0.0)
-    may = (jobs.steps_per_s > 0.0) & ((jobs.rows["phase"] != PAUSED) & (jobs.rows["phase"] != ENDED))[:, None]
-    if only_waiting:
-        may &= (jobs.rows["phase"] != RUNNING)[:, None]
+def wishes_of(state: State, jobs: Jobs, which: Counts) -> Wishes:
+    """The wishes of some jobs, by row."""
+    some = jobs.taken(which)
+    urgency = _urgency(state, some)
+    is_reserved = np.zeros(len(jobs.rows), dtype=bool)
+    is_reserved[which] = _is_reserved(state, some)
     pairs, pair_urgency = _pair_wishes(state)
-    keys = np.concatenate([np.where(may, urgency, -np.inf).reshape(-1), pair_urgency])
-    order = np.argsort(-keys, kind="stable")
-    return Wishes(order[: len(keys) - np.count_nonzero(keys == -np.inf)], is_reserved, pairs)
+    wishes = (which[:, None] * state.num_kinds + np.arange(state.num_kinds)).reshape(-1)
+    able = (some.steps_per_s > 0.0).reshape(-1)
+    keys = np.concatenate([urgency.reshape(-1)[able], pair_urgency])
+    last = len(jobs.rows) * state.num_kinds
+    names = np.concatenate([wishes[able], last + np.arange(len(pairs))])
+    return Wishes(names[np.argsort(-keys, kind="stable")], is_reserved, pairs)
+
+
+def _is_reserved(state: State, jobs: Jobs) -> NDArray[np.bool_]:
+    most_s = state.rules.patience_rounds * state.rules.round_s
+    return np.asarray(((jobs.credit_s > most_s) & (jobs.shares > 0.0)).any(axis=1))
+
+
+def _urgency(state: State, jobs: Jobs) -> FloatArray:
+    """``[job, kind]``: rounds that a job is owed there, and what goes before or after all debts."""
+    rules, rows = state.rules, jobs.rows
+    is_owed = jobs.shares > 0.0
+    here = (rows["kind"][:, None] == np.arange(state.num_kinds)) & (rows["partner"] < 0)[:, None]
+    owed = jobs.credit_s / rules.round_s
+    owed += np.where(here, rules.stickiness_rounds, 0.0)
+    if rules.slack_rounds > 0.0:
+        owed += rules.slack_rounds * _HALF_ROUNDS / (_HALF_ROUNDS + _rounds_left(state, jobs))
+    owed = np.floor(owed * _UNITS_PER_ROUND) / _UNITS_PER_ROUND
+    owed += np.where(_is_reserved(state, jobs), _FIRST, 0.0)[:, None]
+    urgency = np.where(is_owed, owed, _LAST + _fill_order(jobs, here))
+    if rules.min_run_s > 0.0:
+        fresh = (rows["phase"] == RUNNING) & (state.time_s - rows["started_s"] < rules.min_run_s)
+        urgency += np.where(here & fresh[:, None], 4.0 * _FIRST, 0.0)
+    return urgency
 
 
 def _rounds_left(state: State, jobs: Jobs) -> FloatArray:
@@ -142,18 +166,18 @@ def _choose(state: State, jobs: Jobs, choice: Choice, free: Counts, wishes: Wish
     from hocket.fleet.rounds.kernel import choose
 
     queue, queue_at = _queues(state, jobs)
-    choose(
-        jobs, wishes.order, wishes.is_reserved, wishes.pairs, queue, queue_at, free, choice
-    )
+    choose(jobs, wishes.order, wishes.is_reserved, wishes.pairs, queue, queue_at, free, choice)
 
 
 def _queues(state: State, jobs: Jobs) -> tuple[Counts, Counts]:
     """Jobs of each profile that want to share, the neediest first."""
     if state.pair_plan is None:
         return np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
-    wants = np.flatnonzero((jobs.rows["phase"] != PAUSED) & (jobs.rows["profile"] >= 0))
+    wants = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
     stays = (jobs.rows["partner"][wants] >= 0) * state.rules.stickiness_rounds
-    need = np.floor((jobs.rows["pair_credit_s"][wants] / state.rules.round_s + stays) * _UNITS_PER_ROUND)
+    need = np.floor(
+        (jobs.rows["pair_credit_s"][wants] / state.rules.round_s + stays) * _UNITS_PER_ROUND
+    )
     queue = wants[np.lexsort((-need, jobs.rows["profile"][wants]))]
     num_profiles = len(state.pair_plan.amount)
     ends = np.searchsorted(jobs.rows["profile"][queue], np.arange(num_profiles + 1))

@@ -9,7 +9,7 @@ from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import find_policy
 from hocket.fleet.policies.normalise import isolated_steps_per_s
-from hocket.fleet.rounds.state import PAUSED, PairPlan, Jobs, State
+from hocket.fleet.rounds.state import PAUSED, Jobs, PairPlan, State
 
 Counts = NDArray[np.int64]
 
@@ -80,9 +80,7 @@ def to_market(state: State, jobs: Jobs, wanting: Counts) -> Market:
     )
 
 
-def _pair_plan(
-    state: State, jobs: Jobs, wanting: Counts, answer: Allocation
-) -> PairPlan | None:
+def _pair_plan(state: State, jobs: Jobs, wanting: Counts, answer: Allocation) -> PairPlan | None:
     """Pair time by profile; debts of pairs that are not wanted any more are forgotten."""
     plan = state.pair_plan
     if plan is None:

@@ -19,7 +19,9 @@ from hocket.errors import UsageError
 from hocket.fleet.allocation import Warm
 
 Counts = NDArray[np.int64]
-Rows = NDArray[np.void]
+Rows = Any
+"""An array of `JOB_RECORD`; compiled code reads its fields as attributes, which numpy's types
+do not know."""
 
 _NONE = np.zeros(0, dtype=np.int64)
 

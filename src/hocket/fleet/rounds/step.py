@@ -118,6 +118,8 @@ def _react(state: State, jobs: Jobs, before: Actions = NOTHING) -> tuple[State, 
         return state, before
     else:
         state, after = improved.refill(state, jobs)
+    if not len(before.stopped):
+        return state, after
     return state, replace(
         after,
         stopped=np.concatenate([before.stopped, after.stopped]),
@@ -212,9 +214,7 @@ def _rows(state: State, numbers: tuple[int, ...]) -> Counts:
     return np.array([state.row_of(number) for number in numbers], dtype=np.int64)
 
 
-def _stop(
-    state: State, jobs: Jobs, at: Counts, reason: int, phase: int
-) -> tuple[State, Actions]:
+def _stop(state: State, jobs: Jobs, at: Counts, reason: int, phase: int) -> tuple[State, Actions]:
     """Take the devices of jobs away; ``phase`` is what they are then."""
     running = at[jobs.rows["phase"][at] == RUNNING]
     numbers = jobs.rows["number"][running]

@@ -94,7 +94,11 @@ def _row(table: Throughputs | None, key: Profile) -> tuple[FloatArray | None, in
 
 
 def _unknown(table: Throughputs | None, key: Profile) -> UsageError:
-    message = f"nothing is known of the speed of jobs of kind {key.job_type!r} on {key.gang} devices"
+    message = (
+        f"nothing is known of the speed of jobs of kind {key.job_type!r} on {key.gang} devices"
+    )
     if table is None:
         return UsageError(message, hint="give a table with --throughputs FILE")
-    return UsageError(message, hint=did_you_mean(key.job_type, {p.job_type for p in table.profiles}))
+    return UsageError(
+        message, hint=did_you_mean(key.job_type, {p.job_type for p in table.profiles})
+    )

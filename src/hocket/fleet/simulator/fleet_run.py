@@ -121,9 +121,8 @@ class FleetRun:
             "num_starts": self.num_starts,
             "num_preemptions": self.num_preemptions,
             "num_left_out": len(self.left_out),
-            "num_unfinished": int((~self.is_finished[first:end]).sum()) - int(
-                ((self.left_out >= first) & (self.left_out < end)).sum()
-            ),
+            "num_unfinished": int((~self.is_finished[first:end]).sum())
+            - int(((self.left_out >= first) & (self.left_out < end)).sum()),
             "simulated_s": self.simulated_s,
             "cpu_seconds": self.cpu_seconds,
         }

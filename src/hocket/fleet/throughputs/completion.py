@@ -45,9 +45,7 @@ def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> Comple
     )
 
 
-def _centres(
-    logs: FloatArray, known: NDArray[np.bool_]
-) -> tuple[float, FloatArray, FloatArray]:
+def _centres(logs: FloatArray, known: NDArray[np.bool_]) -> tuple[float, FloatArray, FloatArray]:
     """Mean, and what rows and columns add to it, shrunk where little is known of them."""
     centre = float(logs[known].mean()) if known.any() else 0.0
     rows, columns = np.zeros(logs.shape[0]), np.zeros(logs.shape[1])

@@ -46,7 +46,9 @@ class Throughputs:
         for kind in kinds:
             if kind not in self.kinds:
                 hint = did_you_mean(kind, self.kinds)
-                raise UsageError(f"there are no throughputs for devices of kind {kind!r}", hint=hint)
+                raise UsageError(
+                    f"there are no throughputs for devices of kind {kind!r}", hint=hint
+                )
         columns = [self.kinds.index(kind) for kind in kinds]
         return Throughputs(
             kinds=kinds,
@@ -115,9 +117,7 @@ def _profile(key: str) -> Profile:
     match value:
         case (str(job_type), int(gang)) if 1 <= gang <= _MAX_GANG:
             return Profile(job_type, gang)
-    raise InputFileError(
-        f"{shown(key)} is no kind of job", hint="expected \"('job type', gang)\""
-    )
+    raise InputFileError(f"{shown(key)} is no kind of job", hint="expected \"('job type', gang)\"")
 
 
 def _speed(value: object, path: str) -> float:

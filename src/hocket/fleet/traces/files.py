@@ -2,12 +2,12 @@
 
 | format | how it is known | work |
 |---|---|---|
-| hocket | header of `trace.COLUMNS` (only ``arrival_s`` and one of steps or duration needed) | either |
+| hocket | header of `trace.COLUMNS`; ``arrival_s`` and one kind of work needed | either |
 | gavel | tab separated, no header, 10 columns (7 in the older form) | steps |
 | gavel-generated | header ``job_id job_type scale_factor total_steps ...`` | steps |
 | shockwave | tab separated, no header, 12 columns | steps |
-| tiresias | header ``job_id,num_gpu,submit_time,iterations,model_name,duration,interval`` | seconds |
-| philly | header ``duration_s,num_gpus`` (also ``duration`` alone): all jobs come at once | seconds |
+| tiresias | header ``job_id,num_gpu,submit_time,...,model_name,duration,interval`` | seconds |
+| philly | header ``duration_s,num_gpus`` or ``duration``: all jobs come at once | seconds |
 | pollux | header ``name,time,application,num_replicas,batch_size`` | nominal, by application |
 """
 

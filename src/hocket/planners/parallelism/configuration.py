@@ -6,7 +6,6 @@ batch and the degrees (``[division]``); what is left out is 1 or off, and replic
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from hocket.errors import InputFileError
 from hocket.jsonfile import read_bounded
 from hocket.planners.parallelism.rules import broken_rules
 from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Transformer
-from hocket.transformer.files import find_model, model_from_dict
+from hocket.transformer.files import find_model, is_file, model_from_dict, parse_toml
 
 MAX_FILE_BYTES = 1_000_000
 MAX_DEGREE = 1_000_000
@@ -29,7 +28,7 @@ CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOM
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What the file states; names of files and clusters as it spells them."""
+    """What the file states; files that it names are looked for beside it first."""
 
     model: Transformer
     on: str
@@ -46,7 +45,8 @@ def read_configuration(path: str | Path) -> Configuration:
     """The configuration of a file; raises `InputFileError` that names key and remedy."""
     path = Path(path)
     with fields.located(str(path)):
-        return _configuration(_parsed(path), path.parent)
+        data = read_bounded(path, MAX_FILE_BYTES, lambda head: True, "TOML")
+        return _configuration(parse_toml(data), path.parent)
 
 
 def filled(configuration: Configuration, groups: Sequence[int]) -> Division:
@@ -70,21 +70,6 @@ def check_configuration(model: Transformer, division: Division, where: str) -> N
         raise InputFileError("; ".join(broken[:3]), hint="change [division] or batch", where=where)
 
 
-def _parsed(path: Path) -> Mapping[str, Any]:
-    data = read_bounded(path, MAX_FILE_BYTES, lambda head: True, "TOML")
-    try:
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise InputFileError("is not text in UTF-8", hint="save it as UTF-8") from None
-    except RecursionError:
-        raise InputFileError("is nested too deeply") from None
-    except ValueError as error:  # tomllib's own error, and integers of over 4300 digits
-        text = str(error)[:200]
-        raise InputFileError(
-            f"is not TOML: {text[:1].lower()}{text[1:]}", hint="texts need quotes"
-        ) from None
-
-
 def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
     top = fields.record(
         data, "the file", required=("model", "on", "batch", "division"),
@@ -94,8 +79,10 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
     batch = fields.integer(top["batch"], "batch", 1, 2**31 - 1)
     file = top.get("coefficients")
     return Configuration(
-        model=model_from_dict(model) if isinstance(model, Mapping) else _named(model),
-        on=fields.text(top["on"], "on"),
+        model=model_from_dict(model)
+        if isinstance(model, Mapping)
+        else find_model(_beside(folder, fields.text(model, "model"))),
+        on=_beside(folder, fields.text(top["on"], "on")),
         batch=batch,
         dtype=fields.choice(top["dtype"], "dtype", DTYPES) if "dtype" in top else None,
         software=fields.text(top["software"], "software") if "software" in top else None,
@@ -105,8 +92,9 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
     )
 
 
-def _named(value: object) -> Transformer:
-    return find_model(fields.text(value, "model"))
+def _beside(folder: Path, text: str) -> str:
+    """The path of a file that lies beside the configuration, or the text as it is."""
+    return str(folder / text) if is_file(folder / text) else text
 
 
 def _division(value: object, batch: int) -> Division:

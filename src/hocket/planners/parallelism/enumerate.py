@@ -77,10 +77,13 @@ def enumerate_divisions(
 ) -> Divisions:
     """All divisions that exist, as one set of arrays; see `division_blocks` for their order."""
     blocks = [b.divisions for b in division_blocks(model, pool, global_batch, limits)]
-    if not blocks:
-        return Divisions.of([])
+    return joined(blocks) if blocks else Divisions.of([])
+
+
+def joined(parts: list[Divisions]) -> Divisions:
+    """Several sets of divisions as one."""
     return Divisions(
-        **{f.name: np.concatenate([getattr(b, f.name) for b in blocks]) for f in fields(Divisions)}
+        **{f.name: np.concatenate([getattr(d, f.name) for d in parts]) for f in fields(Divisions)}
     )
 
 

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from hocket.errors import UsageError, unknown_name
+from hocket.planners.parallelism.configuration import COUNTS
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES
 
 Name = TypeVar("Name", bound=str)
-COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
+MAX_ZERO = 3
 FLAGS = {"true": 1, "on": 1, "1": 1, "false": 0, "off": 0, "0": 0}
 NAMES = (*COUNTS, "zero", "sequence_parallel", "schedule", "recompute")
 
@@ -42,6 +43,8 @@ def _with(limits: Limits, name: str, value: str) -> Limits:
     if not value.isdecimal() or len(value) > 9 or (name != "zero" and int(value) < 1):
         raise UsageError(f"{name} is {value[:60]!r}", hint="expected a whole number")
     number = int(value)
+    if name == "zero" and number > MAX_ZERO:
+        raise UsageError(f"zero is {number}", hint=f"expected 0 to {MAX_ZERO}")
     if name == "tensor":
         limits = replace(limits, max_tensor=max(limits.max_tensor, number))
     if name == "context":

@@ -33,6 +33,8 @@ MAX_STAGE_CHOICES = 8
 """Up to this many stages of a kind every number is tried, beyond it none, half and all."""
 SCHEDULE = SCHEDULES.index("1f1b")
 """One stage per rank: the exact partitioner is optimal for these."""
+WHOLE = ("context", "expert", "chunks")
+"""Degrees that are 1 in these pipelines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,8 @@ class MixedDivision:
 
 def scan_mixed(training: Training, limits: Limits, num_kept: int) -> list[MixedDivision]:
     """The best divisions over at least two kinds, shortest step first; none for one kind."""
-    if len(training.pools) < 2 or "1f1b" not in limits.schedules:
+    is_asked = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
+    if len(training.pools) < 2 or not is_asked:
         return []
     layouts, shapes = [], []
     for stages, shape in _shapes(training, limits):
@@ -73,8 +76,8 @@ def _shapes(training: Training, limits: Limits) -> Iterator[tuple[Stages, tuple[
                 continue
             for size in microbatches(batch // data, limits):
                 row = {
-                    "tensor": tensor, "pipeline": pipeline, "data": data, "context": 1,
-                    "expert": 1, "microbatch": size, "schedule": SCHEDULE, "chunks": 1,
+                    "tensor": tensor, "pipeline": pipeline, "data": data, "microbatch": size,
+                    "schedule": SCHEDULE, **dict.fromkeys(WHOLE, 1),
                 }  # fmt: skip
                 yield stages, tuple(row[name] for name in SHAPE)
 

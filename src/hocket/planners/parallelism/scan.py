@@ -10,7 +10,7 @@ dozens of array passes.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from hocket.planners.parallelism.enumerate import (
     Block,
     Limits,
     division_blocks,
+    joined,
     shape_blocks,
 )
 from hocket.planners.parallelism.pools import Pool
@@ -135,13 +136,6 @@ class _Judge:
                 training.coefficients,
             ).step_s  # fmt: skip
         return times
-
-
-def joined(parts: list[Divisions]) -> Divisions:
-    """Several sets of divisions as one."""
-    return Divisions(
-        **{f.name: np.concatenate([getattr(d, f.name) for d in parts]) for f in fields(Divisions)}
-    )
 
 
 def _best(parts: list[_Part], name: str, by: str, count: int) -> Divisions:

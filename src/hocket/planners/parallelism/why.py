@@ -35,7 +35,7 @@ class Told:
     sentence: str
 
 
-def label(division: Division) -> str:
+def label(division: Division, schedule: str) -> str:
     """A division in one short line: ``t8 p12 d32 b1, interleaved x2, selective, zero 1``."""
     degrees = [f"t{division.tensor}", f"p{division.pipeline}", f"d{division.data}"]
     degrees += [f"c{division.context}"] * (division.context > 1)
@@ -43,11 +43,15 @@ def label(division: Division) -> str:
     words = [" ".join([*degrees, f"b{division.microbatch}"])]
     if division.pipeline > 1:
         many = f" x{division.chunks}" if division.chunks > 1 else ""
-        words.append(division.schedule + many)
+        words.append(schedule + many)
     words += [f"{division.recompute} recompute"] * (division.recompute != "none")
     words += [f"zero {division.zero}"] * (division.zero > 0)
     words += ["sequence parallel"] * division.sequence_parallel
     return ", ".join(words)
+
+
+def _label(candidate: ParallelCandidate) -> str:
+    return label(candidate.division, candidate.schedule_name)
 
 
 def explain(candidates: list[ParallelCandidate]) -> Told:
@@ -74,9 +78,9 @@ def _advantage(best: ParallelCandidate, others: list[ParallelCandidate]) -> str:
         return "nothing else fits"
     shorter = 1 - best.step_s / others[0].step_s
     if shorter < AS_SHORT:
-        return f"no step is shorter and it is plainer than the next ({label(others[0].division)})"
+        return f"no step is shorter and it is plainer than the next ({_label(others[0])})"
     amount = f"{100 * shorter:.1f} %" if shorter < 0.02 else format_percent(shorter)
-    return f"its step is {amount} shorter than the next ({label(others[0].division)})"
+    return f"its step is {amount} shorter than the next ({_label(others[0])})"
 
 
 def _why_lost(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
@@ -115,7 +119,7 @@ def explain_one(candidate: ParallelCandidate) -> Told:
     if candidate.feasible:
         return Told([replace(candidate, reason="it fits")], f"it fits; {limit_sentence(candidate)}")
     reason = lacking(candidate)
-    return Told([replace(candidate, reason=reason)], f"{label(candidate.division)} {reason}")
+    return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
 
 
 def shortage(training: Training, candidates: list[ParallelCandidate], limits: Limits) -> Told:
@@ -125,7 +129,7 @@ def shortage(training: Training, candidates: list[ParallelCandidate], limits: Li
         sentence = "no division exists within what is asked for"
         return Told([], f"{sentence}: allow other degrees, another batch or more devices")
     least = told[0]
-    sentence = f"nothing fits: {label(least.division)} {least.reason}, less than any other"
+    sentence = f"nothing fits: {_label(least)} {least.reason}, less than any other"
     ways = [f"devices with {format_bytes(least.peak_bytes[least.fullest_rank])}"]
     ways += hosts_needed(training, limits)
     return Told(told, f"{sentence}; it would fit on {' or '.join(ways)}")

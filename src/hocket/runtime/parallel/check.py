@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hocket.errors import CheckError
@@ -10,7 +11,7 @@ from hocket.plan.parallel import ParallelPlan
 from hocket.runtime.parallel.job import Job
 from hocket.runtime.parallel.jobs import make_job
 from hocket.runtime.parallel.reference import Reference, reference_run
-from hocket.runtime.parallel.refusals import refuse, str_of
+from hocket.runtime.parallel.refusals import refuse_plan, str_of
 from hocket.runtime.parallel.spawn import JobResult, run_jobs
 from hocket.runtime.parallel.toy import toy_of
 
@@ -31,13 +32,13 @@ class Agreement:
 
     @property
     def is_right(self) -> bool:
-        """Whether all differences are within the tolerance."""
-        return max(self.loss_error, self.gradient_error) <= TOLERANCE
+        """Whether all differences are within the tolerance; what is not a number is not."""
+        return self.loss_error <= TOLERANCE and self.gradient_error <= TOLERANCE
 
 
 def check_division(plan: ParallelPlan) -> Agreement:
     """Run a plan's division at toy size against one device; raises where they differ."""
-    refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
+    refuse_plan(plan)
     model, division, schedule = toy_of(plan.model, plan.division, plan.schedule)
     found = check_jobs([make_job(model, division, schedule)])[0]
     if not found.is_right:
@@ -64,18 +65,21 @@ def check_jobs(jobs: Sequence[Job]) -> list[Agreement]:
 
 
 def _agreement(reference: Reference, result: JobResult) -> Agreement:
-    loss_error = max(
-        abs(found - expected)
-        for found, expected in zip(result.losses, reference.losses, strict=True)
-    )
+    losses = zip(result.losses, reference.losses, strict=True)
+    loss_error = _worst(abs(found - expected) for found, expected in losses)
     errors: dict[str, float] = {}
     for gradients in result.gradients.values():
         for name, found in gradients.items():
             expected = reference.gradients[name].flatten()
             difference = float((found - expected).abs().max())
             scale = max(1.0, float(expected.abs().max()))
-            errors[name] = max(errors.get(name, 0.0), difference / scale)
+            errors[name] = _worst((errors.get(name, 0.0), difference / scale))
     missing = reference.gradients.keys() - errors.keys()
     errors |= dict.fromkeys(missing, float("inf"))
     worst = max(errors, key=lambda name: errors[name])
     return Agreement(loss_error=loss_error, gradient_error=errors[worst], worst=worst)
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """The largest of them; infinite where one is not a number, which compares with nothing."""
+    return max(math.inf if math.isnan(error) else error for error in errors)

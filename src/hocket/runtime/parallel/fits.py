@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import re
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
 from hocket.errors import UsageError
+from hocket.hardware.detect import usable_memory_bytes
 from hocket.runtime.parallel.model import Block, Embedding, Head
 from hocket.transformer import Division, Transformer
 from hocket.units import format_bytes
@@ -29,13 +32,27 @@ def require_memory(model: Transformer, division: Division, dtype: torch.dtype) -
             hint=_INSTEAD,
         )
     needed = state_bytes(model, division, dtype) + division.num_devices * _PROCESS_BYTES
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    available = available_bytes()
     if needed > available:
         raise UsageError(
             f"training {model.name} here takes {format_bytes(needed)} for weights, gradients and "
             f"optimizer alone, and {format_bytes(available)} are free",
             hint=_INSTEAD,
         )
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that may still be taken; what only caches files may be, too.
+
+    ``root`` stands in for the file system's root in tests. Where the system does not tell, all
+    memory counts.
+    """
+    usable = usable_memory_bytes(root)
+    with suppress(OSError):
+        text = (root / "proc/meminfo").read_text()
+        if match := re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE):
+            return min(usable, int(match[1]) * 1024)
+    return usable
 
 
 def state_bytes(model: Transformer, division: Division, dtype: torch.dtype) -> int:

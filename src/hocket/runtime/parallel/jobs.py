@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.schedule import Schedule
 from hocket.runtime.parallel.job import Actions, Job
 from hocket.runtime.parallel.refusals import DataProgram, data_program
+from hocket.simulate.pipeline import WORK_LETTERS
 from hocket.transformer import Division, Transformer
 
-LETTERS: Mapping[Work, str] = {
-    Work.FORWARD: "F",
-    Work.BACKWARD: "B",
-    Work.INPUT_GRADIENT: "I",
-    Work.WEIGHT_GRADIENT: "W",
-}
-"""How PyTorch's pipelines name what is done."""
+TRAINED_DTYPES = ("bfloat16", "float32")
+"""Types in which our trainer holds weights; others need losses or products that are scaled."""
 
 
 def make_job(
@@ -54,7 +49,7 @@ def actions_of(schedule: Schedule) -> Actions:
     microbatches, start = schedule.microbatch.tolist(), schedule.start.tolist()
     return tuple(
         tuple(
-            (stages[index], LETTERS[Work(works[index])], microbatches[index])
+            (stages[index], WORK_LETTERS[works[index]], microbatches[index])
             for index in range(start[device], start[device + 1])
         )
         for device in range(schedule.num_devices)

@@ -46,7 +46,8 @@ def carry_out(
             from hocket.runtime.ranks import CommunicationError
 
             raise CommunicationError(f"lost another rank: {error}") from error
-        raise
+        # PyTorch's pipelines say only which stage failed, and why in the cause.
+        raise error.__cause__ or error from None
 
 
 def _run_job(

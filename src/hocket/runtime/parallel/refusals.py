@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hocket.errors import UsageError
 from hocket.transformer import Division, Transformer
+
+if TYPE_CHECKING:
+    from hocket.plan.parallel import ParallelPlan
 
 DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
 """How data-parallel ranks agree: not at all, as DDP, by one reduction after the last backward, or
@@ -71,6 +74,11 @@ RULES: tuple[Rule, ...] = (
         "choose a tensor degree that divides heads and key-value heads",
     ),
     Rule(
+        lambda case: case.model.mlp_width % case.division.tensor > 0,
+        "the tensor-parallel ranks cannot share the width of the MLP evenly",
+        "choose a tensor degree that divides it",
+    ),
+    Rule(
         lambda case: (
             case.division.sequence_parallel and case.model.sequence % case.division.tensor > 0
         ),
@@ -96,6 +104,14 @@ def refuse(model: Transformer, division: Division, *, splits_backward: bool) -> 
     for rule in RULES:
         if rule.applies(case):
             raise UsageError(rule.reason, hint=rule.instead, where=str_of(division))
+
+
+def refuse_plan(plan: ParallelPlan) -> None:
+    """`refuse` the division of a plan, and a schedule whose actions wait for each other."""
+    from hocket.planners.parallelism.schedules import verify_schedule
+
+    refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
+    verify_schedule(plan.schedule)
 
 
 def data_program(division: Division, *, splits_backward: bool) -> DataProgram:

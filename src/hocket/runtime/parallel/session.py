@@ -16,8 +16,8 @@ from hocket.plan.parallel import ParallelPlan
 from hocket.plan.schedule import Work
 from hocket.runtime.parallel.check import Agreement, check_division
 from hocket.runtime.parallel.fits import require_memory
-from hocket.runtime.parallel.jobs import make_job
-from hocket.runtime.parallel.refusals import refuse
+from hocket.runtime.parallel.jobs import TRAINED_DTYPES, make_job
+from hocket.runtime.parallel.refusals import refuse_plan
 from hocket.runtime.parallel.spawn import Backend, OnStart, OnStep, run_jobs
 from hocket.runtime.record import StepRecord
 from hocket.runtime.supervise import SILENCE_S
@@ -37,7 +37,8 @@ class ParallelOptions:
     checks: bool = True
     """Whether the division is first compared with one device at toy size."""
     dtype: str | None = None
-    """Type of weights and activations; None: float32 on processors, bfloat16 on GPUs."""
+    """Type of weights and activations; None: float32 on processors, on GPUs the planned one where
+    training in it needs no scaling, else bfloat16."""
     silence_s: float = SILENCE_S
 
 
@@ -46,6 +47,8 @@ class ParallelRunResult:
     """What happened, beside what was predicted."""
 
     backend: str
+    dtype: str
+    """Type of weights and activations."""
     runs_on: Mapping[str, str]
     """By device of the plan: what it was carried out on."""
     losses: tuple[float, ...]
@@ -82,9 +85,9 @@ def run_parallel(
 
     Refuses what PyTorch cannot do or does wrongly, and what this machine has no room for.
     """
-    refuse(plan.model, plan.division, splits_backward=plan.schedule.splits_backward)
+    refuse_plan(plan)
     backend = choose_backend(options.backend, plan.division.num_devices)
-    dtype = options.dtype or ("bfloat16" if backend == "nccl" else "float32")
+    dtype = options.dtype or ("float32" if backend == "gloo" else _gpu_dtype(plan))
     if backend == "gloo":
         require_memory(plan.model, plan.division, getattr(torch, dtype))
     agreement = check_division(plan) if options.checks else None
@@ -105,6 +108,7 @@ def run_parallel(
     middle = sorted(result.records, key=lambda record: record.step_s)[len(result.records) // 2]
     return ParallelRunResult(
         backend=backend,
+        dtype=dtype,
         runs_on={n: f"cuda:{rank}" if backend == "nccl" else "cpu" for rank, n in enumerate(names)},
         losses=result.losses,
         step_s=tuple(record.step_s for record in result.records),
@@ -114,6 +118,10 @@ def run_parallel(
         peak_bytes={names[rank]: size for rank, size in middle.peak_bytes.items()},
         agreement=agreement,
     )
+
+
+def _gpu_dtype(plan: ParallelPlan) -> str:
+    return plan.dtype if plan.dtype in TRAINED_DTYPES else TRAINED_DTYPES[0]
 
 
 def choose_backend(wanted: ParallelBackend, num_devices: int) -> Backend:

@@ -23,7 +23,7 @@ def train(job: Job) -> None:
     given = _arguments()
     require_pipelining(job.device_of_stage)
     device = _join()
-    usual = "bfloat16" if device.type == "cuda" else "float32"
+    usual = job.dtype if device.type == "cuda" else "float32"
     job = replace(job, steps=given.steps, seed=given.seed, dtype=given.dtype or usual)
     trainer = Trainer(job, device, lambda step, action: None)
     for number in range(1, job.steps + 1):
@@ -51,7 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", help="float32, bfloat16 …; bfloat16 on GPUs where not given")
+    parser.add_argument("--dtype", help="float32, bfloat16 …; as planned on GPUs where not given")
     return parser.parse_args()
 
 

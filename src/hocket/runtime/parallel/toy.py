@@ -72,12 +72,14 @@ def _layers(division: Division, small: Division) -> tuple[int, ...]:
 
 
 def _shorter(division: Division, small: Division, schedule: Schedule) -> Schedule:
-    """A schedule of the same kind for fewer ranks; one of its own making becomes a named one."""
+    """A schedule of the same kind for fewer ranks; one of its own making becomes a named one.
+
+    One that folds its stages and splits nothing becomes a looped one.
+    """
     from hocket.planners.parallelism.schedules import make_schedule
 
-    name = division.schedule
-    if schedule.splits_backward and name in ("gpipe", "1f1b"):
-        name = "zb-h1"
-    if small.pipeline == 1:
-        name = "1f1b"
-    return make_schedule(name, small.pipeline, 2 * small.pipeline, small.chunks)
+    names = ("1f1b" if small.pipeline == 1 else division.schedule, "interleaved", "zb-h1")
+    made = [make_schedule(n, small.pipeline, 2 * small.pipeline, small.chunks) for n in names]
+    # How replicas agree follows from whether backwards are split, so that must stay as it is.
+    alike = (found for found in made if found.splits_backward == schedule.splits_backward)
+    return next(alike)

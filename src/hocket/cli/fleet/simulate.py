@@ -1,0 +1,269 @@
+"""``hocket fleet simulate``: what a trace of jobs would see on a cluster under some policies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, json_option, say
+from hocket.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.fleet.rounds.state import Device
+    from hocket.fleet.simulator import FleetRun
+    from hocket.fleet.simulator.simulate import OnProgress
+    from hocket.fleet.throughputs import Throughputs
+    from hocket.fleet.traces import Trace
+
+_TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
+"""Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
+
+
+@click.command("simulate")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option(
+    "--cluster",
+    required=True,
+    metavar="KIND:COUNT,...",
+    help="Devices by kind, fastest first, such as v100:36,p100:36,k80:36; KIND:COUNTxSIZE for "
+    "servers of SIZE devices.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=("las",),
+    show_default=True,
+    help="How devices are shared; give several to compare them.",
+)
+@click.option("--space-sharing", is_flag=True, help="Let two jobs share a device where it pays.")
+@click.option(
+    "--compatible",
+    type=click.Choice(["gavel"]),
+    help="Turn shares into rounds as Gavel does, to compare with its results.",
+)
+@click.option(
+    "--throughputs",
+    type=click.Path(path_type=Path),
+    help="Steps per second of kinds of jobs, in Gavel's JSON. [default: a table beside the trace]",
+)
+@click.option("--jobs", metavar="A:B", help="Measure jobs A to B-1 only, and end with the last.")
+@click.option(
+    "--preemption-cost",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Time from the start of a job to its first step. [default: 0]",
+)
+@click.option(
+    "--min-run",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    metavar="SECONDS",
+    help="A started job keeps its devices at least so long. [default: 0]",
+)
+@click.option(
+    "--round",
+    "round_s",
+    type=click.FloatRange(min=1.0),
+    default=360.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Length of a round.",
+)
+@click.option(
+    "--solve-every",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Least time between two allocations. [default: 0, one at every change]",
+)
+@click.option(
+    "--prices", metavar="KIND=PRICE,...", help="Price per hour of one device. [default: 1 each]"
+)
+@click.option(
+    "--arrivals-per-hour",
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="Draw arrivals anew at this rate, for traces that have none.",
+)
+@click.option("--seed", type=int, default=0, help="Of random arrivals and orders. [default: 0]")
+@click.option("--html", type=click.Path(path_type=Path), help="Write a report to this file.")
+@json_option
+def command(
+    trace: Path,
+    cluster: str,
+    policies: tuple[str, ...],
+    space_sharing: bool,
+    compatible: str | None,
+    throughputs: Path | None,
+    jobs: str | None,
+    preemption_cost: float,
+    min_run: float,
+    round_s: float,
+    solve_every: float,
+    prices: str | None,
+    arrivals_per_hour: float | None,
+    seed: int,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the jobs of TRACE on a cluster that exists only here, under one or more policies.
+
+    TRACE is of Gavel, Shockwave, Tiresias, Philly or Pollux, or a CSV with the columns
+    name, job_type, arrival_s, gang, weight, total_steps, duration_s, slo_s.
+    """
+    from hocket.fleet.policies import find_policy
+    from hocket.fleet.rounds.state import Rules
+    from hocket.fleet.simulator import bind, simulate
+    from hocket.fleet.traces import read_trace
+
+    for name in policies:
+        find_policy(name)
+    kinds, devices = parse_cluster(cluster)
+    work_trace = _with_arrivals(read_trace(trace), arrivals_per_hour, seed)
+    table = _table(throughputs, trace)
+    work = bind(work_trace, kinds, table)
+    measured = _range(jobs, len(work_trace))
+    runs = []
+    for name in policies:
+        rules = Rules(
+            policy=name,
+            mechanism=compatible or "improved",
+            round_s=round_s,
+            min_run_s=min_run,
+            min_solve_s=solve_every,
+            restart_s=preemption_cost,
+            seed=seed,
+        )
+        with _progress(name) as on_progress:
+            runs.append(
+                simulate(
+                    work,
+                    devices,
+                    rules,
+                    shares_devices=space_sharing,
+                    price_per_hour=_prices(prices, kinds),
+                    measured=measured,
+                    records_spans=html is not None,
+                    on_progress=on_progress,
+                )
+            )
+    if html is not None:
+        from hocket.view.fleet_report import write_fleet_report
+
+        write_fleet_report(html, runs, trace.name)
+        say(f"wrote {html}")
+    _show(runs, as_json)
+
+
+def parse_cluster(text: str) -> tuple[tuple[str, ...], tuple[Device, ...]]:
+    """Kinds in order and devices of ``v100:36,p100:8x4``."""
+    from hocket.fleet.rounds.state import Device
+
+    kinds: list[str] = []
+    devices: list[Device] = []
+    for part in text.split(","):
+        kind, _, amount = part.strip().partition(":")
+        count, _, size = amount.partition("x")
+        is_right = (
+            kind and count.isdecimal() and (not size or size.isdecimal()) and len(amount) < 16
+        )
+        if not is_right or kind in kinds or int(count) < 1 or (size and int(size) < 1):
+            raise UsageError(
+                f"cannot read {part.strip()!r} in --cluster",
+                hint="write each kind once, such as v100:36 or v100:9x4 (9 servers of 4)",
+            )
+        per_server = int(size or 1)
+        kinds.append(kind)
+        devices += [
+            Device(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")
+            for at in range(int(count) * per_server)
+        ]
+    return tuple(kinds), tuple(devices)
+
+
+def _range(text: str | None, num_jobs: int) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal() and 0 <= int(first) < int(end) <= num_jobs):
+        hint = f"write A:B with 0 <= A < B <= {num_jobs}, such as 4000:5000"
+        raise UsageError(f"cannot take jobs {text!r} of this trace", hint=hint)
+    return int(first), int(end)
+
+
+def _prices(text: str | None, kinds: tuple[str, ...]) -> Any:
+    import numpy as np
+
+    prices = dict.fromkeys(kinds, 1.0)
+    for part in text.split(",") if text else ():
+        kind, _, price = part.strip().partition("=")
+        try:
+            value = float(price)
+        except ValueError:
+            value = -1.0
+        if kind not in prices or not 0.0 <= value < 1e9:
+            hint = "write KIND=PRICE for kinds of --cluster, such as v100=2.48"
+            raise UsageError(f"cannot read {part.strip()!r} in --prices", hint=hint)
+        prices[kind] = value
+    return np.array([prices[kind] for kind in kinds])
+
+
+def _table(path: Path | None, trace: Path) -> Throughputs | None:
+    from hocket.fleet.throughputs import read_throughputs
+
+    if path is not None:
+        return read_throughputs(path)
+    folders = (trace.parent, trace.parent.parent / "gavel", trace.parent.parent)
+    for candidate in (folder / name for folder in folders for name in _TABLES):
+        if candidate.is_file():
+            say(f"throughputs from {candidate}")
+            return read_throughputs(candidate)
+    return None
+
+
+def _with_arrivals(trace: Trace, jobs_per_hour: float | None, seed: int) -> Trace:
+    if jobs_per_hour is None:
+        return trace
+    from dataclasses import replace
+
+    import numpy as np
+
+    gaps_s = np.random.default_rng(seed).exponential(3600.0 / jobs_per_hour, len(trace))
+    return replace(trace, arrival_s=np.cumsum(gaps_s) - gaps_s[0])
+
+
+@contextmanager
+def _progress(policy: str) -> Iterator[OnProgress | None]:
+    """A bar on stderr where somebody looks at it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(policy, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(runs: list[FleetRun], as_json: bool) -> None:
+    figures = [_finite(run.figures()) for run in runs]
+    if as_json:
+        emit(figures[0] if len(runs) == 1 else {"runs": figures})
+        return
+    from hocket.view.fleet_text import print_runs
+
+    print_runs(console(), runs)
+
+
+def _finite(figures: dict[str, Any]) -> dict[str, Any]:
+    """JSON knows no NaN: what could not be measured is null."""
+    return {
+        key: None if isinstance(value, float) and value != value else value
+        for key, value in figures.items()
+    }

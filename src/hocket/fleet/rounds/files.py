@@ -1,0 +1,165 @@
+"""A state as plain data, and back: what a service stores between two steps.
+
+Numbers come back exactly; infinities are written as texts, which JSON has no numbers for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+import numpy as np
+
+from hocket.errors import InputFileError
+from hocket.fleet.allocation import Warm
+from hocket.fleet.rounds.state import (
+    JOB_RECORD,
+    Jobs,
+    PairPlan,
+    PairTable,
+    Rules,
+    State,
+    lay_out,
+)
+
+FORMAT = "hocket-fleet-state"
+VERSION = 1
+
+
+def state_to_data(state: State) -> dict[str, Any]:
+    """A state as lists, texts and numbers."""
+    rows = state.jobs.rows
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "rules": asdict(state.rules),
+        "kinds": list(state.kinds),
+        "price_per_hour": _listed(state.price_per_hour),
+        "times": _listed(np.array([state.time_s, state.next_tick_s, state.solved_s])),
+        "round_number": state.round_number,
+        "is_dirty": state.is_dirty,
+        "jobs": {name: _listed(rows[name]) for name in JOB_RECORD.names or ()},
+        "by_kind": {name: _listed(getattr(state.jobs, name)) for name in Jobs._fields[1:]},
+        "names": {str(number): name for number, name in state.names.items()},
+        "device_names": list(state.device_names),
+        "device_kind": _listed(state.device_kind),
+        "device_server": _listed(state.device_server),
+        "is_up": state.is_up.tolist(),
+        "holders": _listed(state.holders),
+        "warm": _warm_data(state.warm),
+        "pair_steps_per_s": None if state.pair_table is None else _listed(_table(state)),
+        "pair_plan": None
+        if state.pair_plan is None
+        else {
+            "amount": _listed(state.pair_plan.amount),
+            "credit_s": _listed(state.pair_plan.credit_s),
+        },
+        "teams": list(state.teams),
+        "team_weight": _listed(state.team_weight),
+        "notes": dict(state.notes),
+    }
+
+
+def state_from_data(data: Mapping[str, Any]) -> State:
+    """The state that `state_to_data` wrote; raises `InputFileError` for anything else."""
+    if data.get("format") != FORMAT or data.get("version") != VERSION:
+        raise InputFileError("this is no state of a fleet, or one of another version")
+    try:
+        return _read(data)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise InputFileError(f"the state of the fleet is damaged: {error}") from error
+
+
+def _read(data: Mapping[str, Any]) -> State:
+    kinds = tuple(data["kinds"])
+    time_s, next_tick_s, solved_s = _array(data["times"])
+    device_kind, device_server = _whole(data["device_kind"]), _whole(data["device_server"])
+    is_up = np.array(data["is_up"], dtype=bool)
+    table, plan = data["pair_steps_per_s"], data["pair_plan"]
+    known = {field.name for field in fields(Rules)}
+    return State(
+        rules=Rules(**{key: value for key, value in data["rules"].items() if key in known}),
+        kinds=kinds,
+        price_per_hour=_array(data["price_per_hour"]),
+        time_s=float(time_s),
+        next_tick_s=float(next_tick_s),
+        solved_s=float(solved_s),
+        round_number=int(data["round_number"]),
+        is_dirty=bool(data["is_dirty"]),
+        jobs=_jobs(data, len(kinds)),
+        names={int(number): name for number, name in data["names"].items()},
+        device_names=tuple(data["device_names"]),
+        device_kind=device_kind,
+        device_server=device_server,
+        is_up=is_up,
+        holders=_whole(data["holders"]).reshape(-1, 2),
+        layout=lay_out(device_kind, device_server, is_up, len(kinds)),
+        warm=_warm(data["warm"]),
+        pair_table=None if table is None else PairTable(steps_per_s=_cube(table, len(kinds))),
+        pair_plan=None
+        if plan is None
+        else PairPlan(
+            amount=_cube(plan["amount"], len(kinds)), credit_s=_cube(plan["credit_s"], len(kinds))
+        ),
+        teams=tuple(data["teams"]),
+        team_weight=_array(data["team_weight"]),
+        notes=dict(data["notes"]),
+    )
+
+
+def _jobs(data: Mapping[str, Any], num_kinds: int) -> Jobs:
+    columns = data["jobs"]
+    rows = np.zeros(len(columns["number"]), dtype=JOB_RECORD)
+    for name in JOB_RECORD.names or ():
+        rows[name] = _array(columns[name]) if JOB_RECORD[name].kind == "f" else columns[name]
+    by_kind = (_array(data["by_kind"][name]).reshape(-1, num_kinds) for name in Jobs._fields[1:])
+    return Jobs(rows, *by_kind)
+
+
+def _table(state: State) -> np.ndarray:
+    assert state.pair_table is not None
+    return state.pair_table.steps_per_s
+
+
+def _warm_data(warm: Warm | None) -> dict[str, Any] | None:
+    if warm is None:
+        return None
+    columns = None if warm.columns is None else warm.columns.tolist()
+    return {"prices": _listed(warm.prices), "level": _number(warm.level), "columns": columns}
+
+
+def _warm(data: Mapping[str, Any] | None) -> Warm | None:
+    if data is None:
+        return None
+    columns = None if data["columns"] is None else _whole(data["columns"]).reshape(-1, 3)
+    return Warm(prices=_array(data["prices"]), level=float(data["level"]), columns=columns)
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _listed(values: np.ndarray) -> list[Any]:
+    if values.dtype.kind != "f" or np.isfinite(values).all():
+        listed: list[Any] = values.tolist()
+        return listed
+    return [_listed(part) if part.ndim else _number(float(part)) for part in values]
+
+
+def _array(values: Any) -> np.ndarray:
+    return np.array(values, dtype=float)
+
+
+def _whole(values: Any) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def _cube(values: Any, num_kinds: int) -> np.ndarray:
+    array = _array(values)
+    return (
+        array.reshape(*array.shape[:2], num_kinds)
+        if array.ndim == 3
+        else np.zeros((0, 0, num_kinds))
+    )

@@ -1,0 +1,71 @@
+"""What all pictures over time share: where a time stands, the axis, and single marks as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+
+from hocket.units import format_seconds
+
+MARGIN_PX, AXIS_PX, LEGEND_PX = 14, 30, 26
+_LAST_LABEL_PX = 40
+"""A tick closer to the right margin has no label, which would leave the page."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a time stands on the page."""
+
+    width: float
+    makespan_s: float
+    label_px: int
+    """Room for the names of rows on the left."""
+
+    @property
+    def left_px(self) -> float:
+        """Where time begins."""
+        return float(MARGIN_PX + self.label_px)
+
+    @property
+    def px_per_s(self) -> float:
+        """Zero where nothing takes time."""
+        span = self.width - self.label_px - 2 * MARGIN_PX
+        return span / self.makespan_s if self.makespan_s > 0 else 0.0
+
+    def x(self, time_s: float) -> float:
+        """The place of a time."""
+        return self.left_px + time_s * self.px_per_s
+
+
+def time_axis(scale: Scale, bottom: float) -> Iterator[str]:
+    """Lines down to ``bottom`` at round times, with labels above."""
+    if not scale.px_per_s:
+        return
+    step_s = tick_step(scale.makespan_s, max(int(scale.width // 120), 2))
+    for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
+        x = scale.x(tick * step_s)
+        yield f'<path class="grid" d="M{x:.1f} {MARGIN_PX + AXIS_PX - 10}V{bottom:.1f}"/>'
+        if x < scale.width - MARGIN_PX - _LAST_LABEL_PX or tick == 0:
+            yield svg_text(x + 3, MARGIN_PX + 12, format_seconds(tick * step_s), "muted")
+
+
+def tick_step(length: float, num_ticks: int) -> float:
+    """The step of 1, 2 or 5 times a power of ten that gives at most ``num_ticks`` ticks."""
+    rough = length / num_ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(power * digit for digit in (1, 2, 5, 10) if power * digit >= rough * (1 - 1e-9))
+
+
+def svg_rect(name: str, x: float, y: float, width: float, height: float) -> str:
+    """A bar of a class of colours."""
+    return (
+        f'<rect class="{name}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+    )
+
+
+def svg_text(x: float, y: float, content: str, name: str, anchor: str = "start") -> str:
+    """Words at a place."""
+    kind = f' class="{name}"' if name else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(content)}</text>'

@@ -1,0 +1,205 @@
+"""Anything may happen to a fleet in any order: what must hold afterwards all the same."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from hocket.fleet.rounds import (
+    Actions,
+    AddDevices,
+    Cancel,
+    Device,
+    Event,
+    Fail,
+    Finish,
+    Job,
+    PairTable,
+    Pause,
+    Progress,
+    RemoveDevices,
+    Resume,
+    Rules,
+    State,
+    Submit,
+    Tick,
+    new_state,
+    step,
+)
+from hocket.fleet.rounds.files import state_from_data, state_to_data
+from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING
+
+KINDS = ("fast", "slow")
+DEVICES = tuple(
+    Device(name=f"{kind}{index}", kind=kind, server=f"{kind}-server{index // 2}")
+    for kind in KINDS
+    for index in range(2)
+)
+SPEEDS = ((2.0, 1.0), (3.0, 1.0), (1.0, 1.0), (4.0, 0.0))
+BESIDE = np.array(
+    [[[1.4 + a * b / 2, 0.7] if a != b else [0, 0] for b in range(3)] for a in range(3)]
+)
+
+
+class Fleet:
+    """Steps a state, and carries out its actions as an executor would."""
+
+    def __init__(self, rules: Rules, shares: bool) -> None:
+        table = PairTable(steps_per_s=BESIDE) if shares else None
+        self.state = new_state(KINDS, DEVICES, rules, pair_table=table)
+        self.on_device: dict[str, set[int]] = {device.name: set() for device in DEVICES}
+        self.attempt: dict[int, int] = {}
+        self.alive: set[int] = set()
+
+    def happen(self, event: Event) -> Actions:
+        before = json.dumps(state_to_data(self.state))
+        after, actions = step(self.state, event)
+        assert json.dumps(state_to_data(self.state)) == before, "the old state was changed"
+        again, _ = step(state_from_data(json.loads(before)), event)
+        assert state_to_data(again) == state_to_data(after), "a reloaded state acts differently"
+        self._carry_out(actions)
+        self.state = after
+        return actions
+
+    def _carry_out(self, actions: Actions) -> None:
+        for stop in actions.stops:
+            assert self.attempt[stop.number] == stop.attempt
+            for numbers in self.on_device.values():
+                numbers.discard(stop.number)
+        for start in actions.starts:
+            assert start.attempt == self.attempt.get(start.number, 0) + 1, "attempts must count"
+            self.attempt[start.number] = start.attempt
+            for device in start.devices:
+                self.on_device[device].add(start.number)
+
+
+def check(fleet: Fleet, state: State) -> None:
+    """All that must hold for a state."""
+    rows = state.jobs.rows
+    up = dict(zip(state.device_names, state.is_up.tolist(), strict=True))
+    held = {name: {n for n in pair if n >= 0} for name, pair in _holders(state)}
+    assert held == fleet.on_device, "state and executor disagree"
+    assert not any(numbers for name, numbers in held.items() if not up[name])
+    if state.pair_table is None:
+        assert all(len(numbers) <= 1 for numbers in held.values()), "a device was given twice"
+    kind_of = dict(zip(state.device_names, state.device_kind.tolist(), strict=True))
+    for row in rows[rows["phase"] != ENDED]:
+        number = int(row["number"])
+        devices = [name for name, numbers in held.items() if number in numbers]
+        runs = row["phase"] == RUNNING
+        assert len(devices) == (row["gang"] if runs else 0), "gangs run whole or not at all"
+        assert {kind_of[name] for name in devices} == ({int(row["kind"])} if runs else set())
+        assert state.jobs.steps_per_s[state.row_of(number), row["kind"]] > 0.0 or not runs
+        assert reason(state, number)
+        partners = {other for name in devices for other in held[name]} - {number}
+        assert partners == ({int(row["partner"])} if row["partner"] >= 0 else set())
+    assert {int(n) for n in rows["number"][rows["phase"] != ENDED]} == fleet.alive
+
+
+def _holders(state: State) -> list[tuple[str, list[int]]]:
+    return list(zip(state.device_names, state.holders.tolist(), strict=True))
+
+
+class Machine(RuleBasedStateMachine):
+    @initialize(
+        mechanism=st.sampled_from(["improved", "gavel", "sharing", "sharing"]),
+        policy=st.sampled_from(["las", "fifo", "las-agnostic", "max-throughput"]),
+        min_run_s=st.sampled_from([0.0, 700.0]),
+    )
+    def begin(self, mechanism: str, policy: str, min_run_s: float) -> None:
+        shares = mechanism == "sharing"
+        rules = Rules(
+            policy=policy,
+            mechanism="improved" if shares else mechanism,
+            min_run_s=min_run_s,
+            max_failures=2,
+        )
+        self.fleet = Fleet(rules, shares)
+        self.next_number = 0
+
+    def now(self, later_s: float = 10.0) -> float:
+        return self.fleet.state.time_s + later_s
+
+    def pick(self, data: st.DataObject) -> int | None:
+        alive = sorted(self.fleet.alive)
+        return data.draw(st.sampled_from(alive)) if alive else None
+
+    @rule(kind=st.integers(0, 3), gang=st.sampled_from([1, 1, 1, 2, 3]), steps=st.floats(100, 1e5))
+    def submit(self, kind: int, gang: int, steps: float) -> None:
+        job = Job(
+            number=self.next_number,
+            name=f"job{self.next_number}",
+            steps_per_s=SPEEDS[kind],
+            total_steps=steps,
+            gang=gang,
+            profile=kind if kind < 3 and gang == 1 else -1,
+        )
+        self.next_number += 1
+        self.fleet.alive.add(job.number)
+        self.fleet.happen(Submit(time_s=self.now(), jobs=(job,)))
+
+    @rule(data=st.data(), how=st.sampled_from([Finish, Cancel]))
+    def end(self, data: st.DataObject, how: type[Finish] | type[Cancel]) -> None:
+        number = self.pick(data)
+        if number is not None:
+            self.fleet.alive.discard(number)
+            self.fleet.happen(how(time_s=self.now(), numbers=(number,)))
+
+    @rule(data=st.data(), how=st.sampled_from([Pause, Resume]))
+    def pause(self, data: st.DataObject, how: type[Pause] | type[Resume]) -> None:
+        number = self.pick(data)
+        if number is not None:
+            self.fleet.happen(how(time_s=self.now(), numbers=(number,)))
+            row = self.fleet.state.jobs.rows[self.fleet.state.row_of(number)]
+            assert (row["phase"] == PAUSED) == (how is Pause)
+
+    @rule(data=st.data(), is_current=st.booleans())
+    def fail(self, data: st.DataObject, is_current: bool) -> None:
+        number = self.pick(data)
+        if number is None:
+            return
+        attempt = self.fleet.attempt.get(number, 0) - (not is_current)
+        event = Fail(time_s=self.now(), number=number, attempt=attempt)
+        actions = self.fleet.happen(event)
+        if any(stop.reason == "given up" for stop in actions.stops):
+            self.fleet.alive.discard(number)
+        if not is_current:
+            assert not len(actions.stopped), "an old attempt has nothing to say"
+
+    @rule(data=st.data(), steps=st.floats(0, 1e5))
+    def progress(self, data: st.DataObject, steps: float) -> None:
+        number = self.pick(data)
+        if number is not None:
+            attempt = self.fleet.attempt.get(number, 0)
+            self.fleet.happen(
+                Progress(time_s=self.now(), number=number, attempt=attempt, done_steps=steps)
+            )
+
+    @rule(device=st.sampled_from(DEVICES))
+    def lose(self, device: Device) -> None:
+        self.fleet.happen(RemoveDevices(time_s=self.now(), names=(device.name,)))
+
+    @rule(device=st.sampled_from(DEVICES))
+    def repair(self, device: Device) -> None:
+        self.fleet.happen(AddDevices(time_s=self.now(), devices=(device,)))
+
+    @rule(rounds=st.integers(1, 3))
+    def tick(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.fleet.happen(Tick(time_s=self.now(360.0)))
+
+    @invariant()
+    def all_is_well(self) -> None:
+        if hasattr(self, "fleet"):
+            check(self.fleet, self.fleet.state)
+
+
+Machine.TestCase.settings = settings(
+    derandomize=True, deadline=None, max_examples=40, stateful_step_count=20
+)
+TestMachine = Machine.TestCase

@@ -1,0 +1,205 @@
+"""Single steps, and runs of rounds whose outcome can be worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hocket.errors import InputFileError, UsageError
+from hocket.fleet.rounds import (
+    AddDevices,
+    Cancel,
+    Device,
+    Fail,
+    Finish,
+    Job,
+    PairTable,
+    Pause,
+    Progress,
+    RemoveDevices,
+    Rules,
+    State,
+    Submit,
+    Tick,
+    new_state,
+    step,
+)
+from hocket.fleet.rounds.files import state_from_data
+from hocket.fleet.rounds.reasons import reason
+
+NO_SLACK = Rules(slack_rounds=0.0, stickiness_rounds=0.0)
+
+
+def fleet(num_fast: int, num_slow: int = 0, rules: Rules = NO_SLACK) -> State:
+    devices = [Device(name=f"fast{i}", kind="fast", server=f"f{i // 4}") for i in range(num_fast)]
+    devices += [Device(name=f"slow{i}", kind="slow", server=f"s{i // 4}") for i in range(num_slow)]
+    return new_state(("fast", "slow"), tuple(devices), rules)
+
+
+def job(
+    number: int, fast: float = 2.0, slow: float = 1.0, steps: float = 1e6, **more: object
+) -> Job:
+    return Job(number=number, name=str(number), steps_per_s=(fast, slow), total_steps=steps, **more)  # type: ignore[arg-type]
+
+
+def submit(state: State, *jobs: Job) -> State:
+    return step(state, Submit(time_s=state.time_s, jobs=jobs))[0]
+
+
+def held_s(state: State, rounds: int) -> np.ndarray:
+    for _ in range(rounds):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    return np.asarray(state.jobs.rows["held_s"])
+
+
+def test_a_job_starts_as_soon_as_a_device_is_free() -> None:
+    state = submit(fleet(2), job(0))
+    state, actions = step(state, Submit(time_s=10.0, jobs=(job(1),)))
+    assert [(start.number, start.devices) for start in actions.starts] == [(1, ("fast1",))]
+
+
+def test_gavel_waits_for_the_next_allocation() -> None:
+    state = submit(fleet(2, rules=Rules(mechanism="gavel")), job(0))
+    started = []
+    state, actions = step(state, Submit(time_s=10.0, jobs=(job(1),)))
+    while state.time_s < 4000.0:
+        started += [(state.time_s, start.number) for start in actions.starts if start.number == 1]
+        state, actions = step(state, Tick(time_s=state.next_tick_s))
+    assert started == [(2160.0, 1)], "the first round that begins 1920 s after the last allocation"
+
+
+def test_equal_jobs_get_equal_time() -> None:
+    state = submit(fleet(3), *(job(number) for number in range(7)))
+    times = held_s(state, 70)
+    assert np.ptp(times) <= 2 * 360.0
+    assert times.sum() == pytest.approx(3 * 70 * 360.0)
+
+
+def test_time_held_follows_the_shares() -> None:
+    state = submit(fleet(2, 3), *(job(i, fast=2.0 + i) for i in range(8)))
+    for _ in range(200):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    owed = state.jobs.rows["target_s"]
+    assert state.jobs.rows["held_s"] == pytest.approx(owed, abs=5 * 360.0)
+
+
+def test_weights_are_kept() -> None:
+    state = submit(
+        fleet(2), *(job(number, slow=0.0, weight=3.0 if number < 2 else 1.0) for number in range(4))
+    )
+    times = held_s(state, 120)
+    assert times[:2].sum() / times[2:].sum() == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_gang_is_not_starved_by_small_jobs() -> None:
+    rules = Rules(patience_rounds=5.0)
+    state = submit(
+        fleet(4, rules=rules), *(job(number, slow=0.0, steps=1e4) for number in range(8))
+    )
+    state = submit(state, job(8, slow=0.0, gang=4))
+    waited = longest = 0
+    for round_number in range(200):
+        fresh = job(9 + round_number, slow=0.0, steps=1e4)
+        state = step(state, Submit(time_s=state.time_s + 1.0, jobs=(fresh,)))[0]
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        runs = state.jobs.rows["kind"][state.row_of(8)] >= 0
+        waited = 0 if runs else waited + 1
+        longest = max(longest, waited)
+    share = float(state.jobs.shares[state.row_of(8)].sum())
+    assert longest <= (rules.patience_rounds + 2) / share
+
+
+def test_short_jobs_first_within_the_slack() -> None:
+    long, short = job(0, slow=0.0, steps=1e7), job(1, slow=0.0, steps=3000.0)
+    for slack, runs in ((0.0, 0), (150.0, 1)):
+        state = submit(fleet(1, rules=Rules(slack_rounds=slack)), long, short)
+        assert state.holders[0, 0] == runs
+
+
+def test_min_run_time_protects_from_preemption() -> None:
+    rules = Rules(slack_rounds=0.0, stickiness_rounds=0.0, min_run_s=1800.0)
+    state = submit(fleet(1, rules=rules), job(0), job(1))
+    holders = []
+    for _ in range(10):
+        holders.append(int(state.holders[0, 0]))
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert holders == [0] * 5 + [1] * 5
+
+
+def test_gangs_sit_on_few_servers() -> None:
+    state = submit(fleet(8), job(0), job(1, gang=4))
+    assert state.devices_of(1) == ("fast0", "fast1", "fast2", "fast3") or state.devices_of(1) == (
+        "fast4", "fast5", "fast6", "fast7",
+    )  # fmt: skip
+
+
+def test_two_on_a_device_where_that_pays() -> None:
+    devices = (Device(name="d", kind="fast"),)
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), devices, NO_SLACK, pair_table=table)
+    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
+    state = submit(state, *jobs)
+    assert sorted(state.holders[0]) == [0, 1]
+    assert state.jobs.rows["rate"].tolist() == [1.8, 1.8]
+    state, _ = step(state, Finish(time_s=100.0, numbers=(0,)))
+    assert state.holders[0].tolist() == [1, -1]
+    assert state.jobs.rows["rate"][1] == 2.0, "alone again, at full speed"
+
+
+def test_a_lost_device_costs_at_most_a_round() -> None:
+    state = submit(fleet(1, 1), job(0))
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    state, actions = step(state, RemoveDevices(time_s=500.0, names=("fast0",)))
+    assert [stop.reason for stop in actions.stops] == ["device lost"]
+    assert [start.devices for start in actions.starts] == [("slow0",)]
+    assert state.jobs.rows["done_steps"][0] == 720.0
+
+
+def test_restart_time_is_paid_once_per_start() -> None:
+    state = submit(fleet(1, rules=Rules(restart_s=60.0)), job(0))
+    for _ in range(3):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert state.jobs.rows["done_steps"][0] == pytest.approx(2.0 * (3 * 360 - 60))
+
+
+def test_measurements_correct_throughputs() -> None:
+    state = submit(fleet(1), job(0))
+    state, _ = step(state, Progress(time_s=100.0, number=0, attempt=1, done_steps=100.0))
+    assert state.jobs.steps_per_s[0, 0] == 1.5
+    state, _ = step(state, Progress(time_s=200.0, number=0, attempt=1, done_steps=200.0))
+    assert state.jobs.steps_per_s[0, 0] == 1.25
+
+
+def test_a_job_that_keeps_crashing_is_given_up() -> None:
+    state = submit(fleet(1, rules=Rules(max_failures=2)), job(0))
+    state, first = step(state, Fail(time_s=1.0, number=0, attempt=1))
+    state, second = step(state, Fail(time_s=2.0, number=0, attempt=2))
+    assert [stop.reason for stop in first.stops] == ["failed"]
+    assert [stop.reason for stop in second.stops] == ["given up"]
+
+
+def test_reasons_carry_evidence() -> None:
+    state = submit(
+        fleet(1, 2), job(0, slow=0.0), job(1, slow=0.0), job(2, gang=3), job(3, 0.0, 0.0)
+    )
+    assert reason(state, 0) == "runs on fast0"
+    assert "0 of 1 fast free" in reason(state, 1)
+    assert "at most 2" in reason(state, 2)
+    assert "no kind" in reason(state, 3)
+    state, _ = step(state, Pause(time_s=1.0, numbers=(0,)))
+    assert "paused" in reason(state, 0)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    state = submit(fleet(1), job(5))
+    for event in (
+        Submit(time_s=0.0, jobs=(job(5),)),
+        Submit(time_s=0.0, jobs=(Job(number=9, name="", steps_per_s=(1.0,)),)),
+        Cancel(time_s=0.0, numbers=(7,)),
+        Tick(time_s=-1.0),
+        AddDevices(time_s=0.0, devices=(Device(name="x", kind="unheard"),)),
+    ):
+        with pytest.raises(UsageError):
+            step(state, event)
+    with pytest.raises(InputFileError):
+        state_from_data({"format": "hocket-fleet-state", "version": 1})

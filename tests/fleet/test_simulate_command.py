@@ -1,0 +1,101 @@
+"""``hocket fleet simulate`` as a person uses it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from hocket.cli.fleet.simulate import command, parse_cluster
+from hocket.errors import HocketError, UsageError
+
+TRACE = """name,job_type,arrival_s,gang,duration_s
+<b>one</b>,x,0,1,2000
+two,x,10,2,3000
+three,x,20,8,100
+"""
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def run(trace: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(command, [str(trace), "--cluster", "a:1x2,b:2", *arguments])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_json_has_the_promised_keys(trace: Path) -> None:
+    figures = json.loads(run(trace, "--json"))
+    assert figures["average_jct_s"] == pytest.approx((2000 + 3000) / 2)
+    assert figures["makespan_s"] == pytest.approx(3010.0)
+    assert figures["num_left_out"] == 1
+    assert 0.0 < figures["utilisation"] <= 1.0
+    assert figures["cpu_seconds"] > 0.0
+
+
+def test_policies_stand_side_by_side(trace: Path) -> None:
+    text = run(trace, "--policy", "las", "--policy", "fifo")
+    assert "las" in text
+    assert "fifo" in text
+    assert "1 jobs left out" in text
+    both = json.loads(run(trace, "--policy", "las", "--policy", "fifo", "--json"))
+    assert [figures["policy"] for figures in both["runs"]] == ["las", "fifo"]
+
+
+def test_gavel_is_slower_to_start(trace: Path) -> None:
+    ours = json.loads(run(trace, "--json"))["average_jct_s"]
+    gavels = json.loads(run(trace, "--json", "--compatible", "gavel"))["average_jct_s"]
+    assert gavels > ours
+
+
+def test_the_report_is_one_inert_file(trace: Path, tmp_path: Path) -> None:
+    run(trace, "--html", str(tmp_path / "report.html"), "--policy", "las", "--policy", "fifo")
+    page = (tmp_path / "report.html").read_text()
+    assert "<b>one" not in page
+    assert "&lt;b&gt;one" in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
+    assert page.count("<polyline") == 4
+    assert page.count("<rect") > 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--policy", "lass"],
+        ["--jobs", "2:1"],
+        ["--jobs", "x"],
+        ["--prices", "c=1"],
+        ["--prices", "a=free"],
+        ["--space-sharing", "--compatible", "gavel"],
+    ],
+)
+def test_wrong_options_are_refused(trace: Path, arguments: list[str]) -> None:
+    with pytest.raises(HocketError):
+        run(trace, *arguments)
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:", "a:0", "a:1,a:2", "a:1x0", "a:-1", "a:1y2"])
+def test_wrong_clusters_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_cluster(text)
+
+
+def test_clusters_are_read() -> None:
+    kinds, devices = parse_cluster("v100:2x2, k80:1")
+    assert kinds == ("v100", "k80")
+    assert [(d.name, d.server) for d in devices] == [
+        ("v100-0", "v100/0"),
+        ("v100-1", "v100/0"),
+        ("v100-2", "v100/1"),
+        ("v100-3", "v100/1"),
+        ("k80-0", "k80/0"),
+    ]
