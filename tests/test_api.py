@@ -96,3 +96,15 @@ def test_clusters_and_plans_are_named_by_text_or_path(tmp_path):
     planned = hocket.plan_graph(hocket.read_graph(graph_file), tmp_path / "c.toml")
     planned.save(str(tmp_path / "p.json"), graph_file=str(graph_file))
     assert hocket.read_plan(str(tmp_path / "p.json")).predicted_step_s == planned.step_s
+
+
+def test_a_transformer_is_divided_by_name_or_shape():
+    plan = hocket.plan_parallel("gpt-1.7b", "1xdgx-a100-80g", 64)
+    assert plan.division.num_devices == 8
+    assert hocket.plan_parallel(plan.model, plan.cluster, 64).division == plan.division
+
+
+def test_a_transformer_that_fits_nowhere_is_refused():
+    with pytest.raises(hocket.HocketError) as caught:
+        hocket.plan_parallel("gpt-1t", "1xdgx-a100-80g", 8)
+    assert caught.value.exit_code == 4

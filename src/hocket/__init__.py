@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.api import Planned, auto, plan_graph
+    from hocket.api import Planned, auto, plan_graph, plan_parallel
     from hocket.capture import capture
     from hocket.errors import HocketError
     from hocket.graph.files import read_graph, write_graph
@@ -37,6 +37,7 @@ __all__ = [
     "capture",
     "cluster_from_text",
     "plan_graph",
+    "plan_parallel",
     "read_graph",
     "read_plan",
     "verify",
@@ -56,6 +57,7 @@ _HOME = {
     "capture": "hocket.capture",
     "cluster_from_text": "hocket.hardware.shorthand",
     "plan_graph": "hocket.api",
+    "plan_parallel": "hocket.api",
     "read_graph": "hocket.graph.files",
     "read_plan": "hocket.plan.files",
     "verify": "hocket.simulate.verify",

@@ -9,7 +9,7 @@ planned.run(RunOptions(steps=20, model="package.module:function"))
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,12 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, TransferMode
 
 if TYPE_CHECKING:
+    from hocket.cost.parallel.coefficients import Coefficients
+    from hocket.plan.parallel import ParallelPlan
     from hocket.planners.compare import Comparison
     from hocket.runtime.session import RunOptions, RunResult
     from hocket.simulate.timeline import Timeline
+    from hocket.transformer import Transformer
 
 ON_FILE = "file"
 """``on="file"``: the devices that the graph's own file states."""
@@ -178,19 +181,56 @@ def make_problem(
 
         cluster = stated_cluster(graph.meta)
         graph = on_file_terms(graph)
-    elif isinstance(on, Cluster):
-        cluster = on
-    elif on == ON_THIS_MACHINE:
-        from hocket.hardware.detect import detect
-
-        cluster = detect()
     else:
-        from hocket.hardware.shorthand import cluster_from_text
-
-        cluster = cluster_from_text(str(on))
+        cluster = _cluster(on)
     graph = as_profiled(graph, cluster, profile)
     costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
     return Problem(
         graph=graph, cluster=cluster, costs=costs, transfers=transfers, objective=objective,
         contiguous=contiguous, seed=seed,
     )  # fmt: skip
+
+
+def plan_parallel(
+    model: str | Path | Transformer,
+    on: str | Path | Cluster,
+    batch: int,
+    *,
+    software: str | None = None,
+    coefficients: Coefficients | None = None,
+) -> ParallelPlan:
+    """Divide the training of a transformer over a cluster: data x tensor x pipeline.
+
+    ``model`` is a preset, a file (see `hocket.transformer.files.find_model`) or a shape; ``batch``
+    counts sequences per step. Raises `NoFeasiblePlanError` where nothing fits.
+    """
+    from hocket.cost.parallel.coefficients import Coefficients
+    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
+    from hocket.planners.parallelism.candidates import Training
+    from hocket.planners.parallelism.search import plan_of, search
+    from hocket.transformer import Transformer
+    from hocket.transformer.files import find_model
+
+    cluster = _cluster(on)
+    program = find_software(software or DEFAULT_SOFTWARE)
+    training = Training(
+        model=model if isinstance(model, Transformer) else find_model(str(model)),
+        cluster=cluster,
+        global_batch=batch,
+        software=replace(program, dtype=usual_dtype(program, cluster)),
+        coefficients=coefficients or Coefficients(),
+    )
+    return plan_of(search(training))
+
+
+def _cluster(on: str | Path | Cluster) -> Cluster:
+    """A cluster, or the one that a text or path names."""
+    if isinstance(on, Cluster):
+        return on
+    if on == ON_THIS_MACHINE:
+        from hocket.hardware.detect import detect
+
+        return detect()
+    from hocket.hardware.shorthand import cluster_from_text
+
+    return cluster_from_text(str(on))

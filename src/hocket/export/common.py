@@ -23,7 +23,7 @@ def refuse_dtype(plan: ParallelPlan, program: str) -> None:
     if plan.dtype not in TRAINED_DTYPES:
         raise cannot(
             plan, program, f"is written for {' and '.join(TRAINED_DTYPES)}, not for {plan.dtype}",
-            "plan again with --dtype bfloat16, or export --to megatron",
+            "plan with --dtype bfloat16 where devices have it, or export --to megatron",
         )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hocket.arrays import FloatArray
 
 _ITERATIONS = 30
+_PASSES = 8
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -33,10 +34,14 @@ def complete(values: FloatArray, *, rank: int = 3, ridge: float = 0.1) -> Comple
     """Fill the holes (NaN) of a table of positive numbers."""
     known = np.isfinite(values) & (values > 0.0)
     logs = np.log(np.where(known, values, 1.0))
-    centre, rows, columns = _centres(logs, known)
-    base = centre + rows[:, None] + columns[None, :]
-    rest = np.where(known, logs - base, 0.0)
-    left, right = _factors(rest, known, min(rank, *values.shape), ridge)
+    left, right = np.zeros((len(logs), 1)), np.zeros((logs.shape[1], 1))
+    base = logs
+    for _ in range(_PASSES):
+        # With holes, the means of rows and columns depend on the rest and the rest on them.
+        centre, rows, columns = _centres(logs - left @ right.T, known)
+        base = centre + rows[:, None] + columns[None, :]
+        rest = np.where(known, logs - base, 0.0)
+        left, right = _factors(rest, known, min(rank, *values.shape), ridge)
     estimate = base + left @ right.T
     deviation = _deviation(logs - estimate, known, left, right, ridge)
     return Completed(
