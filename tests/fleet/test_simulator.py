@@ -90,17 +90,17 @@ def small_table() -> Throughputs:
     return Throughputs(kinds=("fast", "slow"), profiles=profiles, alone=alone, beside=beside)
 
 
-def small_work(seed: int, num_jobs: int = 8) -> Work:
+def small_work(seed: int, num_jobs: int = 8, most_steps: float = 2e4) -> Work:
     table = small_table()
     trace = generate_trace(
-        table, num_jobs=num_jobs, jobs_per_hour=2.0, seed=seed,
+        table, num_jobs=num_jobs, jobs_per_hour=2.0 if most_steps > 1e4 else 20.0, seed=seed,
     )  # fmt: skip
     gang = np.random.default_rng(seed).choice([1, 1, 2], num_jobs)
     short = Trace(
         **{
             **trace.__dict__,
             "gang": gang,
-            "total_steps": np.minimum(trace.total_steps, 2e4),
+            "total_steps": np.minimum(trace.total_steps, most_steps),
         }
     )
     return bind(short, table.kinds, table)
@@ -191,8 +191,8 @@ def test_faults_at_random_moments(chunk: int) -> None:
     for seed in range(chunk, NUM_SEEDS, 4):
         rules = Rules(policy=policies[seed % 4], min_run_s=360.0 * (seed % 3), restart_s=seed % 5)
         shares = seed % 2 == 1
-        work = small_work(seed)
-        faults = Faults(device_every_s=4000.0, repair_s=1500.0, job_every_s=5000.0, seed=seed)
+        work = small_work(seed, num_jobs=6, most_steps=5e3)
+        faults = Faults(device_every_s=2000.0, repair_s=1000.0, job_every_s=2000.0, seed=seed)
         run = simulate(
             work,
             devices(2, ("fast", "slow")),
