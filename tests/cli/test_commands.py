@@ -283,9 +283,15 @@ def test_completion_script_names_the_program(shell):
 
 
 def test_every_command_takes_json_and_explains_itself():
-    listing = hocket("--help").stdout
-    rows = listing.split("Commands:")[1].splitlines()
-    commands = [row.split()[0] for row in rows if row.strip()]
-    assert len(commands) >= 13
-    for command in commands:
-        assert "--json" in hocket(command, "--help").stdout
+    commands = listed()
+    assert len(commands) >= 18
+    grouped = [[command, sub] for command in ("fleet",) for sub in listed(command)]
+    assert len(grouped) >= 2
+    for words in [*grouped, *([name] for name in commands if name != "fleet")]:
+        assert "--json" in hocket(*words, "--help").stdout
+
+
+def listed(*group: str) -> list[str]:
+    """Commands that the help of a group lists."""
+    rows = hocket(*group, "--help").stdout.split("Commands:")[1].splitlines()
+    return [row.split()[0] for row in rows if row.strip()]
