@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.plan.parallel import ParallelPlan
     from hocket.planners.compare import Comparison
+    from hocket.planners.parallelism.candidates import Training
     from hocket.runtime.session import RunOptions, RunResult
     from hocket.simulate.timeline import Timeline
     from hocket.transformer import Transformer
@@ -204,23 +205,37 @@ def plan_parallel(
     ``model`` is a preset, a file (see `hocket.transformer.files.find_model`) or a shape; ``batch``
     counts sequences per step. Raises `NoFeasiblePlanError` where nothing fits.
     """
+    from hocket.planners.parallelism.search import plan_of, search
+
+    training = make_training(model, on, batch, software=software, coefficients=coefficients)
+    return plan_of(search(training))
+
+
+def make_training(
+    model: str | Path | Transformer,
+    on: str | Path | Cluster,
+    batch: int,
+    *,
+    software: str | None = None,
+    dtype: str | None = None,
+    coefficients: Coefficients | None = None,
+) -> Training:
+    """What is trained on what; without ``dtype``, in the first type that all devices have."""
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
     from hocket.planners.parallelism.candidates import Training
-    from hocket.planners.parallelism.search import plan_of, search
     from hocket.transformer import Transformer
     from hocket.transformer.files import find_model
 
     cluster = _cluster(on)
     program = find_software(software or DEFAULT_SOFTWARE)
-    training = Training(
+    return Training(
         model=model if isinstance(model, Transformer) else find_model(str(model)),
         cluster=cluster,
         global_batch=batch,
-        software=replace(program, dtype=usual_dtype(program, cluster)),
+        software=replace(program, dtype=dtype or usual_dtype(program, cluster)),
         coefficients=coefficients or Coefficients(),
     )
-    return plan_of(search(training))
 
 
 def _cluster(on: str | Path | Cluster) -> Cluster:

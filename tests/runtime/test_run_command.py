@@ -183,7 +183,9 @@ def test_zoo_models_are_found_again_from_their_graphs():
         "mlp": {"batch": 3, "dtype": "bfloat16"},
     }.items():
         model, batch = load_model(name, **options)
-        rebuild(capture(model, batch, name=name, optimizer="sgd"))
+        found = rebuild(capture(model, batch, name=name, optimizer="sgd"))
+        for parameter, value in model.named_parameters():
+            assert found.values[parameter].shape == value.shape
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from hocket.cli.output import console, emit, fail, json_option, say, working
 from hocket.cli.sources import require_folder
 
 if TYPE_CHECKING:
-    from hocket.hardware.cluster import Cluster
     from hocket.plan.parallel import ParallelPlan
     from hocket.planners.parallelism.candidates import ParallelComparison, Training
     from hocket.planners.parallelism.enumerate import Limits
     from hocket.planners.parallelism.recheck import Effort
+    from hocket.transformer import Transformer
 
 MAX_BATCH = 2**24
 NUM_SYNTHESISED = 3
@@ -189,47 +189,34 @@ def _training(
     if seq is not None:
         shape = replace(shape, sequence=seq)
         check_model(shape)
-    return make_training(shape, on, batch, dtype, software, coefficients)
+    return _make_training(shape, on, batch, dtype, software, coefficients)
 
 
-def make_training(
-    model: Any,
+def _make_training(
+    model: Transformer,
     on: str,
     batch: int,
     dtype: str | None,
     software: str | None,
     coefficients: Path | None,
 ) -> Training:
-    """What is trained on what, from the texts of the options."""
-    from dataclasses import replace
-
-    from hocket.cost.parallel.coefficients import Coefficients, read_coefficients
-    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
-    from hocket.planners.parallelism.candidates import Training
-
-    program, cluster = find_software(software or DEFAULT_SOFTWARE), _cluster(on)
-    usual = usual_dtype(program, cluster)
-    if dtype is None and usual != program.dtype:
-        say(f"{cluster.name} has no {program.dtype} everywhere: {usual} is taken")
-    program = replace(program, dtype=dtype or usual)
-    return Training(
-        model=model,
-        cluster=cluster,
-        global_batch=batch,
-        software=program,
-        coefficients=read_coefficients(coefficients) if coefficients else Coefficients(),
-    )
-
-
-def _cluster(on: str) -> Cluster:
-    if on == "auto":
-        from hocket.hardware.detect import detect
-
-        return detect()
-    from hocket.hardware.shorthand import cluster_from_text
+    from hocket.api import make_training
+    from hocket.cost.parallel.coefficients import read_coefficients
+    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
 
     with working(f"reading {on}"):
-        return cluster_from_text(on)
+        training = make_training(
+            model,
+            on,
+            batch,
+            software=software,
+            dtype=dtype,
+            coefficients=read_coefficients(coefficients) if coefficients else None,
+        )
+    usual, taken = find_software(software or DEFAULT_SOFTWARE).dtype, training.software.dtype
+    if dtype is None and taken != usual:
+        say(f"{training.cluster.name} has no {usual} everywhere: {taken} is taken")
+    return training
 
 
 def _limits(
@@ -290,7 +277,7 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
 
     _require_folders(output, report)
     asked = read_configuration(config)
-    training = make_training(
+    training = _make_training(
         asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.coefficients
     )
     with working("predicting"):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -147,6 +147,15 @@ class Cluster:
             ],
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def only(self, names: Collection[str]) -> Cluster:
+        """The cluster with the named devices alone, and without links to the others."""
+        gone = set(self.device_names).difference(names)
+        return replace(
+            self,
+            devices=tuple(device for device in self.devices if device.name not in gone),
+            links=tuple(link for link in self.links if gone.isdisjoint(link.ends)),
+        )
 
     @property
     def price_per_hour(self) -> float:

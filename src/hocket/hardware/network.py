@@ -11,10 +11,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hocket.errors import InputFileError
-from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
+from hocket.hardware.cluster import Cluster, Device, Link
 
 REFERENCE_BYTES = 16 * 2**20
 """Transfer for which paths are the fastest: a typical activation."""
@@ -79,14 +79,11 @@ def find_networks(cluster: Cluster) -> dict[str, Network]:
     """The network among the devices of each kind alone, by the kind's name."""
     if len(cluster.kinds) == 1:
         return {cluster.kinds[0].name: cluster.network}
-    return {kind.name: find_network(_only(cluster, kind)) for kind in cluster.kinds}
-
-
-def _only(cluster: Cluster, kind: DeviceKind) -> Cluster:
-    kept = tuple(device for device in cluster.devices if device.kind.name == kind.name)
-    gone = set(cluster.device_names) - {device.name for device in kept}
-    links = tuple(link for link in cluster.links if not gone.intersection(link.ends))
-    return replace(cluster, devices=kept, links=links)
+    names = {
+        kind.name: [device.name for device in cluster.devices if device.kind.name == kind.name]
+        for kind in cluster.kinds
+    }
+    return {kind: find_network(cluster.only(own)) for kind, own in names.items()}
 
 
 def _representatives(by_host: Mapping[str, Sequence[Device]]) -> list[str]:

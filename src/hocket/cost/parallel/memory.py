@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hocket.arrays import FloatArray
+from hocket.cost.parallel.columns import columns_of
 from hocket.cost.parallel.memory_tables import memory_tables
 from hocket.cost.parallel.overheads import (
     DEFAULT_OVERHEADS,
@@ -63,12 +64,11 @@ def memory(
     Stages are even; where layers do not divide, the first stages have one more. The first and the
     last rank of each pipeline are looked at: one of them is the fullest.
     """
-    from hocket.cost.parallel.memory_kernel import Columns, fill
+    from hocket.cost.parallel.memory_kernel import fill
 
     num = len(divisions)
     result = Memory(**{field.name: np.empty(num) for field in fields(Memory)})
     if num:
-        columns = Columns(**{name: getattr(divisions, name) for name in Columns._fields})
         tables = memory_tables(
             model,
             software,
@@ -81,5 +81,6 @@ def memory(
             overheads.state_factor,
             overheads.activation_factor,
         )
+        columns = columns_of(divisions)
         fill(columns, tables, figures, *(getattr(result, f.name) for f in fields(Memory)))
     return result

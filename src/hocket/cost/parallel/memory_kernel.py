@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.arrays import FloatArray
 from hocket.compiled.jit import compiled, compiled_entry
 from hocket.cost.parallel.activations import NUM_MODES
+from hocket.cost.parallel.columns import Columns
 from hocket.cost.parallel.memory_tables import (
     BOTH_ENDS,
     FIRST_END,
@@ -17,25 +15,6 @@ from hocket.cost.parallel.memory_tables import (
     NUM_RECOMPUTES,
     MemoryTables,
 )
-
-Small = NDArray[np.int8]
-
-
-class Columns(NamedTuple):
-    """The fields of `Divisions`."""
-
-    tensor: IntArray
-    pipeline: IntArray
-    data: IntArray
-    context: IntArray
-    expert: IntArray
-    chunks: IntArray
-    microbatch: IntArray
-    global_batch: IntArray
-    schedule: Small
-    recompute: Small
-    zero: Small
-    sequence_parallel: NDArray[np.bool_]
 
 
 @compiled

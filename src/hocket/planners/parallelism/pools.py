@@ -82,14 +82,8 @@ def alone(cluster: Cluster, pool: Pool) -> Cluster:
     """The cluster without the devices of other pools."""
     if pool.num_devices == cluster.num_devices:
         return cluster
-    kept = {device.name for host in pool.hosts for device in host}
-    gone = set(cluster.device_names) - kept
-    return replace(
-        cluster,
-        name=f"{cluster.name} ({pool.kind.name})",
-        devices=tuple(d for d in cluster.devices if d.name in kept),
-        links=tuple(link for link in cluster.links if gone.isdisjoint(link.ends)),
-    )
+    kept = [device.name for host in pool.hosts for device in host]
+    return replace(cluster.only(kept), name=f"{cluster.name} ({pool.kind.name})")
 
 
 def rank_devices(
