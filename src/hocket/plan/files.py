@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hocket.atomic import write_atomically
+from hocket.checked import checked
 from hocket.cost.memory import as_profiled
 from hocket.cost.profile import Profile, profile_from_dict
 from hocket.cost.roofline import costs_from_settings
-from hocket.errors import InputFileError, did_you_mean
+from hocket.errors import InputFileError
 from hocket.fields import shown
 from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph
 from hocket.graph.formats.dnn_partitioning import on_file_terms
@@ -26,8 +26,6 @@ from hocket.plan.plan import PLAN_SCHEMA, Plan
 from hocket.plan.problem import Problem
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
-
     from hocket.plan.schema import PlanFile
 
 MAX_PLAN_BYTES = 2 * 2**30
@@ -184,46 +182,10 @@ def _profile(content: PlanFile, where: str) -> Profile | None:
 
 
 def _validated(data: object, where: str) -> PlanFile:
-    from pydantic import ValidationError
-
     from hocket.plan.schema import PlanFile
 
     if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
         raise InputFileError(
             f"this is not a {PLAN_SCHEMA} file", hint="make one with hocket plan", where=where
         )
-    try:
-        return PlanFile.model_validate(data)
-    except ValidationError as error:
-        message = "; ".join(_messages(error))
-        raise InputFileError(message, hint=_hint(error), where=where) from None
-
-
-def _messages(error: ValidationError) -> Iterator[str]:
-    for problem in error.errors(include_url=False)[:3]:
-        place = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            yield f"unknown key {place!r}"
-        else:
-            yield f"{place}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
-
-
-def _hint(error: ValidationError) -> str:
-    """Did-you-mean for the first unknown key, looked up in the model that refused it."""
-    from hocket.plan import schema
-
-    models: dict[tuple[str, ...], type[BaseModel]] = {
-        (): schema.PlanFile,
-        ("graph",): schema.GraphReference,
-        ("cluster",): schema.ClusterContent,
-        ("placement",): schema.PlacementSection,
-        ("order",): schema.OrderSection,
-        ("predicted",): schema.Prediction,
-    }
-    for problem in error.errors(include_url=False):
-        *parent, key = problem["loc"]
-        model = models.get(tuple(str(part) for part in parent))
-        if problem["type"] == "extra_forbidden" and model is not None:
-            names = [field.alias or name for name, field in model.model_fields.items()]
-            return did_you_mean(str(key), names)
-    return "hocket schema plan prints what a plan file holds"
+    return checked(PlanFile, data, where, hint="hocket schema plan prints what a plan file holds")

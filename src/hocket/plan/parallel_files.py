@@ -12,7 +12,8 @@ import numpy as np
 
 from hocket.arrays import IntArray
 from hocket.atomic import write_atomically
-from hocket.errors import InputFileError, did_you_mean
+from hocket.checked import checked
+from hocket.errors import InputFileError
 from hocket.fields import located, shown
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
 from hocket.jsonfile import dump_json, looks_like_json, read_bounded, read_json
@@ -24,8 +25,6 @@ from hocket.transformer.files import check_model
 from hocket.transformer.shape import Experts
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
-
     from hocket.plan.parallel_schema import ParallelPlanFile, ScheduleContent
 
 MAX_PLAN_BYTES = 256 * 2**20
@@ -176,8 +175,6 @@ def _actions(line: str, device: int, where: str) -> IntArray:
 
 
 def _validated(data: object, where: str) -> ParallelPlanFile:
-    from pydantic import ValidationError
-
     from hocket.plan.parallel_schema import ParallelPlanFile
 
     if not isinstance(data, dict) or data.get("schema") != PARALLEL_SCHEMA:
@@ -186,40 +183,4 @@ def _validated(data: object, where: str) -> ParallelPlanFile:
             hint="make one with hocket parallel",
             where=where,
         )
-    try:
-        return ParallelPlanFile.model_validate(data)
-    except ValidationError as error:
-        message = "; ".join(_messages(error))
-        raise InputFileError(message, hint=_hint(error), where=where) from None
-
-
-def _messages(error: ValidationError) -> Iterator[str]:
-    for problem in error.errors(include_url=False)[:3]:
-        place = ".".join(
-            shown(part) if len(str(part)) > 60 else str(part) for part in problem["loc"]
-        )
-        if problem["type"] == "extra_forbidden":
-            yield f"unknown key {place!r}"
-        else:
-            yield f"{place}: {problem['msg'][:1].lower()}{problem['msg'][1:]}"
-
-
-def _hint(error: ValidationError) -> str:
-    """Did-you-mean for the first unknown key, looked up in the model that refused it."""
-    from hocket.plan import parallel_schema as schema
-
-    models: dict[str, type[BaseModel]] = {
-        "": schema.ParallelPlanFile,
-        "model": schema.ModelContent,
-        "division": schema.DivisionContent,
-        "schedule": schema.ScheduleContent,
-        "costs": schema.CostsContent,
-        "predicted": schema.ParallelPrediction,
-    }
-    for problem in error.errors(include_url=False):
-        *parent, key = problem["loc"]
-        model = models.get(".".join(str(part) for part in parent))
-        if problem["type"] == "extra_forbidden" and model is not None:
-            names = [field.alias or name for name, field in model.model_fields.items()]
-            return did_you_mean(str(key), names)
-    return "make the plan again with hocket parallel"
+    return checked(ParallelPlanFile, data, where, hint="make the plan again with hocket parallel")

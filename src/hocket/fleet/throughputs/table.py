@@ -8,6 +8,8 @@ over servers. What is missing or zero cannot run, or may not share.
 from __future__ import annotations
 
 import ast
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,12 +17,15 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import FloatArray
+from hocket.atomic import write_atomically
 from hocket.errors import InputFileError, UsageError, did_you_mean
 from hocket.fields import inside, items, located, mapping, number, shown
 from hocket.jsonfile import read_json
 
 _MAX_STEPS_PER_S = 1e12
 _MAX_GANG = 1_000_000
+_MAX_KEY = 1000
+"""Characters of the name of a profile in a file."""
 
 
 class Profile(NamedTuple):
@@ -86,6 +91,58 @@ def read_throughputs(path: str | Path) -> Throughputs:
         return _parse({kind: mapping(rows, inside("", kind)) for kind, rows in tables.items()})
 
 
+def write_throughputs(path: str | Path, table: Throughputs) -> None:
+    """Write a table as `read_throughputs` reads it."""
+    text = json.dumps(throughputs_to_dict(table), indent=1)
+    write_atomically(path, (text + "\n").encode())
+
+
+def throughputs_to_dict(table: Throughputs) -> dict[str, dict[str, dict[str, object]]]:
+    """The table in Gavel's form."""
+    keys = [profile_key(profile) for profile in table.profiles]
+    return {
+        kind: {key: _entries(table, keys, row, column) for row, key in enumerate(keys)}
+        for column, kind in enumerate(table.kinds)
+    }
+
+
+def profile_key(profile: Profile) -> str:
+    """How a file names a profile; raises `UsageError` where it could not be read back."""
+    key = repr(tuple(profile))
+    if len(key) >= _MAX_KEY:
+        raise UsageError(
+            f"the name of a kind of job has {len(profile.job_type)} characters",
+            hint=f"use fewer than {_MAX_KEY // 2}",
+        )
+    return key
+
+
+def _entries(table: Throughputs, keys: list[str], row: int, column: int) -> dict[str, object]:
+    entries: dict[str, object] = {"null": float(table.alone[row, column])}
+    for other in np.flatnonzero(table.beside[row, :, column]).tolist():
+        mine, others = table.beside[row, other, column], table.beside[other, row, column]
+        entries[keys[other]] = [float(mine), float(others)]
+    return entries
+
+
+def stacked(tables: Sequence[Throughputs]) -> Throughputs:
+    """Tables of different jobs on the same kinds as one; pairs across tables may not share."""
+    first = tables[0]
+    profiles = tuple(profile for table in tables for profile in table.profiles)
+    repeated = next((profile for profile in profiles if profiles.count(profile) > 1), None)
+    if repeated is not None:
+        hint = "give each model a name of its own"
+        raise UsageError(f"two jobs are called {repeated.job_type!r}", hint=hint)
+    beside = np.zeros((len(profiles), len(profiles), len(first.kinds)))
+    start = 0
+    for table in tables:
+        own = slice(start, start + len(table.profiles))
+        beside[own, own] = table.on(first.kinds).beside
+        start = own.stop
+    alone = np.concatenate([table.on(first.kinds).alone for table in tables])
+    return Throughputs(kinds=first.kinds, profiles=profiles, alone=alone, beside=beside)
+
+
 def _parse(tables: dict[str, object]) -> Throughputs:
     kinds = tuple(tables)
     keys = list(dict.fromkeys(key for rows in tables.values() for key in mapping(rows, "kind")))
@@ -111,7 +168,7 @@ def _parse(tables: dict[str, object]) -> Throughputs:
 
 def _profile(key: str) -> Profile:
     try:
-        value = ast.literal_eval(key) if len(key) < 1000 else None
+        value = ast.literal_eval(key) if len(key) < _MAX_KEY else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         value = None
     match value:

@@ -1,0 +1,87 @@
+"""Servers full of one kind of device, and how fast a gang's members reach each other there.
+
+A gang is consolidated where it fills as few servers as possible, and spread where each member is on
+a server of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket.cost.collectives import RingPath, ring_path
+from hocket.errors import UsageError
+from hocket.fleet.throughputs.ring import widest_ring
+from hocket.hardware.cluster import Cluster, DeviceKind
+from hocket.hardware.kinds import preset_kinds
+from hocket.hardware.shorthand import MOST_PER_HOST, PER_HOST, cluster_from_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """As many equal servers as anybody wants."""
+
+    name: str
+    """What the fleet calls this kind of device."""
+    hardware: str
+    """The preset or file that was taken for it."""
+    server: Cluster
+    between: RingPath
+    """What one device of a server gets to one of the next."""
+
+    @property
+    def kind(self) -> DeviceKind:
+        """The kind of all devices."""
+        return self.server.kinds[0]
+
+    def consolidated(self, gang: int) -> RingPath:
+        """The ring of a gang on as few servers as possible."""
+        inside = min(gang, self.server.num_devices)
+        if inside == 1:
+            return self.between
+        path = ring_path(self.server, widest_ring(self.server.routes.bandwidth_bps, inside))
+        return path if inside == gang else _slower(path, self.between)
+
+
+def find_servers(text: str) -> Servers:
+    """Servers of what ``NAME`` or ``NAME=HARDWARE`` says: a kind, a machine, or a file.
+
+    A kind that comes with several sizes of memory stands for the smallest. Kinds are in servers of
+    eight, joined by PCIe and a network of 100 Gbit/s; machines have their own links.
+    """
+    name, equals, hardware = (part.strip() for part in text.partition("="))
+    if not name or (equals and not hardware):
+        hint = "write it like v100, k80 or v100=dgx1-v100"
+        raise UsageError(f"cannot read {text!r} as a kind of device", hint=hint)
+    hardware = _preset(hardware or name)
+    is_kind = hardware in preset_kinds()
+    server = cluster_from_text(f"{PER_HOST}x{hardware}" if is_kind else hardware)
+    if len(server.kinds) != 1:
+        raise UsageError(
+            f"{hardware!r} has devices of {len(server.kinds)} kinds",
+            hint="name hardware with devices of one kind, such as dgx1-v100",
+        )
+    # Shorthand puts kinds on one host until it is full.
+    two = cluster_from_text(f"{MOST_PER_HOST + 1}x{hardware}" if is_kind else f"2x{hardware}")
+    return Servers(name=name, hardware=hardware, server=server, between=_between(two))
+
+
+def _preset(name: str) -> str:
+    """The kind that a short name stands for, the one with the least memory of several."""
+    kinds = preset_kinds()
+    if name.lower() in kinds:
+        return name.lower()
+    longer = [known for known in kinds if known.startswith(f"{name.lower()}-")]
+    return min(longer, key=lambda known: kinds[known].kind.memory_bytes, default=name)
+
+
+def _between(cluster: Cluster) -> RingPath:
+    first = cluster.devices[0].host
+    other = next(at for at, device in enumerate(cluster.devices) if device.host != first)
+    return ring_path(cluster, (0, other))
+
+
+def _slower(one: RingPath, other: RingPath) -> RingPath:
+    return RingPath(
+        latency_s=max(one.latency_s, other.latency_s),
+        bandwidth_bps=min(one.bandwidth_bps, other.bandwidth_bps),
+    )

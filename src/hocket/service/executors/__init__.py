@@ -1,0 +1,1 @@
+"""Engines that run jobs: local processes, Ray, Slurm."""

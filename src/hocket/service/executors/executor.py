@@ -1,0 +1,102 @@
+"""What the daemon asks of an engine that runs jobs, and what it must be able to rely on.
+
+An attempt is one run of a job on one set of devices, named by the job's number and the attempt's
+number; that name is the fencing token. The daemon calls from one thread, never two at once, and a
+call may take seconds; it may be killed before, in or after any call and will then ask again. So:
+
+* ``start`` twice with one name runs the command at most once, whoever calls it.
+* ``stop`` and ``kill`` of an attempt that is not there are no errors.
+* ``poll`` finds attempts that an earlier daemon started. It says `EXITED` only when no process of
+  the attempt is left: the daemon gives the devices away then.
+* An attempt whose engine died with it (a node, a supervisor) is `LOST`, and nothing of it runs any
+  more, or it can no longer report: its name is refused from then on.
+* An attempt that was told to stop, or is stopped before it began, never starts afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from hocket.fleet.rounds.state import Device
+
+Phase = Literal["starting", "running", "exited", "lost"]
+STARTING: Phase = "starting"
+RUNNING: Phase = "running"
+EXITED: Phase = "exited"
+LOST: Phase = "lost"
+
+
+class AttemptName(NamedTuple):
+    """Which attempt of which job."""
+
+    job: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.job}-{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """All that an executor needs to run an attempt."""
+
+    name: AttemptName
+    command: tuple[str, ...]
+    """Program and arguments, those to resume with included."""
+    environment: Mapping[str, str]
+    """What the job asked for and what the lease needs (``HOCKET_...``); an executor adds what names
+    the devices and ranks."""
+    work_folder: Path
+    log_file: Path
+    """Where standard output and error of all its processes go."""
+    devices: tuple[str, ...]
+    kind: str
+    processes: Literal["one", "per-device"] = "one"
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """What became of an attempt."""
+
+    name: AttemptName
+    phase: Phase
+    exit_code: int | None = None
+    """Of `EXITED`: 0 for success, negative for a signal, as in `subprocess`."""
+    detail: str = ""
+    """Why it is lost or could not be started, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poll:
+    """What an executor sees now."""
+
+    attempts: Sequence[Status]
+    """Of all attempts that were started and not forgotten."""
+    devices: tuple[Device, ...] = field(default=())
+    """Those that can be used now; one that was there before and is missing is lost."""
+
+
+class Executor(Protocol):
+    """An engine that runs attempts."""
+
+    def start(self, assignment: Assignment) -> None:
+        """Begin an attempt and return at once; what goes wrong is told by ``poll``."""
+
+    def stop(self, name: AttemptName, grace_s: float) -> None:
+        """Ask an attempt to end (SIGTERM) and make it end after ``grace_s`` (SIGKILL)."""
+
+    def kill(self, name: AttemptName) -> None:
+        """End an attempt now."""
+
+    def poll(self) -> Poll:
+        """What runs, what ended, which devices there are."""
+
+    def forget(self, name: AttemptName) -> None:
+        """The end of an attempt is stored: ``poll`` need not tell of it any more."""
+
+    def close(self) -> None:
+        """Let go of connections; what runs goes on running."""

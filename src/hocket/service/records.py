@@ -1,0 +1,82 @@
+"""What the service tells of jobs, attempts, devices and what happened: rows of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hocket.service.spec import JobSpec
+
+JobStatus = Literal[
+    "queued", "starting", "running", "stopping", "paused", "succeeded", "failed", "cancelled"
+]
+LIVE: tuple[JobStatus, ...] = ("queued", "starting", "running", "stopping", "paused")
+ENDED: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """A job as people see it; its number is its id."""
+
+    number: int
+    spec: JobSpec
+    status: JobStatus
+    submitted_s: float
+    """Seconds since 1970, as all moments here."""
+    started_s: float | None = None
+    """First attempt."""
+    ended_s: float | None = None
+    attempt: int = 0
+    """The newest; 0 before the first."""
+    failures: int = 0
+    done_steps: float = 0.0
+    devices: tuple[str, ...] = ()
+    """What it holds now."""
+    message: str = ""
+    """Why it ended, or why its last attempt did."""
+    version: int = 1
+    """Rises with every change: an ETag."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptRecord:
+    """One attempt; its devices are free for others once ``ended_s`` is set."""
+
+    job: int
+    attempt: int
+    devices: tuple[str, ...]
+    kind: str
+    token: str
+    """What its processes prove themselves with."""
+    decided_s: float
+    started_s: float | None = None
+    """When the executor was told to start it; None while its devices are still being left."""
+    stopping_since_s: float | None = None
+    ended_s: float | None = None
+    outcome: str = ""
+    """finished, failed, lost, or why it was stopped."""
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord:
+    """A checkpoint that counts: it was committed by the attempt that held the job."""
+
+    job: int
+    attempt: int
+    step: float
+    path: str
+    committed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventRecord:
+    """Something that happened; numbers rise by one and are the cursor of the stream."""
+
+    sequence: int
+    time_s: float
+    kind: str
+    """submitted, started, stopped, succeeded, failed, cancelled, device-lost, round, ..."""
+    job: int | None = None
+    detail: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,80 @@
+"""What a person says of a job: the file ``job.toml``, and the body of a request.
+
+name = "resnet"
+command = ["python", "train.py", "--epochs", "90"]   # run as it is, never through a shell
+gang = 2
+total_steps = 450000
+resume = ["--resume", "latest"]                      # added from the second attempt on
+
+[throughputs]                                        # steps per second of the whole gang
+v100 = 10.5
+p100 = 4.2
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from hocket.checked import checked
+from hocket.errors import InputFileError
+from hocket.jsonfile import read_bounded
+
+MAX_FILE_BYTES = 1_000_000
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
+Key = Annotated[
+    str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+]
+Steps = Annotated[float, Field(gt=0.0, le=1e15, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+
+
+class JobSpec(BaseModel):
+    """One job. Everything but ``name`` and ``command`` has a default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    command: Annotated[tuple[Text, ...], Field(min_length=1, max_length=1000)]
+    """Program and arguments; no shell reads them."""
+    resume: Annotated[tuple[Text, ...], Field(max_length=1000)] = ()
+    """Arguments that are added from the second attempt on."""
+    folder: Text | None = None
+    """Where the command runs, an absolute path; None for a fresh folder of the job."""
+    environment: Annotated[
+        dict[Key, Annotated[str, Field(max_length=65536)]], Field(max_length=1000)
+    ] = {}
+    """Added to the few variables that a job inherits."""
+    gang: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Devices that it needs, all together and of one kind."""
+    processes: Annotated[str, Field(pattern=r"^(one|per-device)$")] = "one"
+    """One process that sees the whole gang, or one per device with RANK, WORLD_SIZE and so on."""
+    throughputs: Annotated[dict[Name, Rate], Field(max_length=1000)] | None = None
+    """Steps per second of the whole gang by kind; a kind that is not named is not allowed. None
+    where nothing is known: then every kind is allowed and counts the same until measured."""
+    weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    team: Annotated[str, Field(max_length=200)] = ""
+    total_steps: Steps | None = None
+    """None where it is not known when the job ends."""
+    deadline_s: Seconds | None = None
+    """From its submission."""
+    grace_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
+    """Time from SIGTERM to SIGKILL."""
+    silence_s: Annotated[float, Field(ge=1.0, le=1e9)] | None = None
+    """An attempt that reports nothing for so long is taken for stuck and stopped."""
+
+
+def read_spec(path: str | Path) -> JobSpec:
+    """The job of a TOML file; raises `InputFileError` where it cannot be used."""
+    data = read_bounded(path, MAX_FILE_BYTES, lambda head: b"\x00" not in head, "TOML")
+    try:
+        content = tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputFileError(f"this is no TOML: {error}", where=str(path)) from None
+    return checked(JobSpec, content, str(path), hint="docs/fleet_service.md shows a job file")
