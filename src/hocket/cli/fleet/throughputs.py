@@ -1,0 +1,167 @@
+"""``hocket fleet throughputs``: how fast models would train on kinds of devices, without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, json_option, say
+from hocket.cli.sources import ModelOptions, announce_compilation, load_graph, model_options
+from hocket.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.fleet.throughputs.predict import Prediction
+    from hocket.fleet.throughputs.servers import Servers
+
+_MAX_GANG = 4096
+
+
+@click.command("throughputs")
+@click.argument("models", metavar="MODEL...", nargs=-1, required=True)
+@click.option(
+    "--on",
+    "kinds",
+    required=True,
+    metavar="KIND,...",
+    help="Kinds of devices, such as v100,p100,k80; NAME=HARDWARE for a kind that the fleet calls "
+    "NAME, such as v100=dgx1-v100.",
+)
+@click.option(
+    "--gang",
+    "gangs",
+    default="1",
+    show_default=True,
+    metavar="N,...",
+    help="Numbers of devices that train one model together.",
+)
+@click.option("--name", "job_type", help="What the table calls the model. [default: its name]")
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Efficiencies that were measured, of hocket calibrate.",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Table to write, as JSON.")
+@model_options
+@json_option
+def command(
+    models: tuple[str, ...],
+    kinds: str,
+    gangs: str,
+    job_type: str | None,
+    calibration: Path | None,
+    output: Path | None,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    optimizer: str | None,
+    as_json: bool,
+) -> None:
+    """Predict steps per second of models on kinds of devices, for one device and for gangs.
+
+    MODEL is a model of the zoo, package.module:function or a graph file. Members of a gang train
+    data parallel on a batch each, and the steps of all of them count. Columns that end in
+    _unconsolidated are gangs whose members are on different servers. 0: not enough memory.
+    """
+    from hocket.cost.calibrate import read_calibration
+    from hocket.fleet.throughputs.predict import predict
+    from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
+
+    if job_type is not None and len(models) > 1:
+        raise UsageError("--name names one model", hint="name models one at a time")
+    servers, sizes = _servers(kinds), _gangs(gangs)
+    options = ModelOptions(batch, seq, dtype, optimizer)
+    fitted = None if calibration is None else read_calibration(calibration)
+    graphs = [load_graph(model, options)[0] for model in models]
+    announce_compilation()
+    predictions = [
+        predict(graph, servers, sizes, job_type=job_type, calibration=fitted) for graph in graphs
+    ]
+    table = stacked([prediction.throughputs for prediction in predictions])
+    if output is not None:
+        write_throughputs(output, table)
+    if as_json:
+        emit(
+            {
+                "throughputs": throughputs_to_dict(table),
+                "models": [_as_json(prediction) for prediction in predictions],
+            }
+        )
+        return
+    for prediction in predictions:
+        _print(prediction)
+    if output is not None:
+        say(f"wrote {output} — next: hocket fleet simulate TRACE --throughputs {output}")
+
+
+def _servers(text: str) -> list[Servers]:
+    from hocket.fleet.throughputs.servers import find_servers
+
+    found = [find_servers(part) for part in text.split(",")]
+    names = [servers.name for servers in found]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        hint = "write NAME=HARDWARE with a NAME for each"
+        raise UsageError(f"{repeated!r} stands twice in --on", hint=hint)
+    return found
+
+
+def _gangs(text: str) -> list[int]:
+    sizes = []
+    for part in text.split(","):
+        word = part.strip()
+        if not (word.isdecimal() and len(word) < 6 and 1 <= int(word) <= _MAX_GANG):
+            hint = f"write numbers from 1 to {_MAX_GANG}, such as 1,2,4,8"
+            raise UsageError(f"cannot read {word!r} in --gang", hint=hint)
+        sizes.append(int(word))
+    return sizes
+
+
+def _as_json(prediction: Prediction) -> dict[str, Any]:
+    return {
+        "job_type": prediction.throughputs.profiles[0].job_type,
+        "gradient_bytes": prediction.gradient_bytes,
+        "kinds": {
+            step.servers.name: {
+                "hardware": step.servers.hardware,
+                "step_s": step.step_s if step.step_s < float("inf") else None,
+                "backward_s": step.backward_s,
+                "peak_bytes": step.peak_bytes,
+                "between_servers_bps": step.servers.between.bandwidth_bps,
+                "obstacle": step.obstacle or None,
+            }
+            for step in prediction.steps
+        },
+    }
+
+
+def _print(prediction: Prediction) -> None:
+    from rich.text import Text
+
+    from hocket.units import format_bytes
+    from hocket.view.names import inert
+    from hocket.view.table import Column, FittedTable
+
+    table = prediction.throughputs
+    columns = (
+        Column(title="kind", is_name=True),
+        Column(title="taken as", is_name=True),
+        *(Column(title=f"{profile.gang} devices", align="right") for profile in table.profiles),
+    )
+    hardware = [step.servers.hardware for step in prediction.steps]
+    rows = [
+        [
+            Text(inert(kind, 60)),
+            Text(inert(hardware[at % len(hardware)], 60)),
+            *(Text(f"{speed:.4g}" if speed > 0.0 else "–") for speed in table.alone[:, at]),
+        ]
+        for at, kind in enumerate(table.kinds)
+    ]
+    out = console()
+    name = inert(table.profiles[0].job_type, 200)
+    out.print(Text(f"{name}: steps per second, {format_bytes(prediction.gradient_bytes)} summed"))
+    out.print(FittedTable(columns=columns, rows=rows))
+    for step in prediction.steps:
+        if step.obstacle:
+            out.print(Text(f"  {inert(step.servers.name, 60)}: {inert(step.obstacle, 200)}"))
