@@ -11,7 +11,7 @@ import click
 
 from hocket.errors import unknown_name
 
-_NAMES = ("allocate", "simulate")
+_NAMES = ("allocate", "simulate", "throughputs")
 
 
 class _Lazy(click.Group):
