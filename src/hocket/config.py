@@ -3,8 +3,30 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def debug() -> bool:
     """Whether unexpected errors show their traceback (``HOCKET_DEBUG=1``)."""
     return os.environ.get("HOCKET_DEBUG", "") not in ("", "0")
+
+
+def fleet_folder() -> Path:
+    """Where a fleet keeps its state unless told otherwise (below ``XDG_STATE_HOME``)."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    # The specification says that a path which is not absolute does not count.
+    return (Path(base) if base.startswith("/") else Path.home() / ".local/state") / "hocket/fleet"
+
+
+def fleet_token() -> str | None:
+    """The token of a fleet's service that is reached by its URL (``HOCKET_FLEET_TOKEN``)."""
+    return os.environ.get("HOCKET_FLEET_TOKEN", "").strip() or None
+
+
+def fleet_variables() -> dict[str, str]:
+    """What the fleet's service told a command that it runs (``HOCKET_JOB``, ...), and its rank."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if name.startswith("HOCKET_") or name == "RANK"
+    }

@@ -36,7 +36,7 @@ class JobRecord:
     message: str = ""
     """Why it ended, or why its last attempt did."""
     version: int = 1
-    """Rises with every change: an ETag."""
+    """Rises with every change but of ``done_steps``: an ETag."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +80,27 @@ class EventRecord:
     """submitted, started, stopped, succeeded, failed, cancelled, device-lost, round, ..."""
     job: int | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRecord:
+    """A device, and the jobs that the state gives it to."""
+
+    name: str
+    kind: str
+    server: str
+    is_up: bool
+    jobs: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """What an attempt hears when it reports."""
+
+    attempt: int
+    may_run: bool
+    """False: save, commit a checkpoint and exit."""
+    stop_by_s: float | None = None
+    """When it is killed; None while it may run."""
+    round_ends_s: float | None = None
+    """It keeps its devices until then, if nothing happens; None where no round is due."""

@@ -161,7 +161,7 @@ def command(
     _show(runs, as_json)
 
 
-def parse_cluster(text: str) -> tuple[tuple[str, ...], tuple[Device, ...]]:
+def parse_cluster(text: str, option: str = "--cluster") -> tuple[tuple[str, ...], tuple[Device, ...]]:
     """Kinds in order and devices of ``v100:36,p100:8x4``."""
     from hocket.fleet.rounds.state import Device
 
@@ -175,7 +175,7 @@ def parse_cluster(text: str) -> tuple[tuple[str, ...], tuple[Device, ...]]:
         )
         if not is_right or kind in kinds or int(count) < 1 or (size and int(size) < 1):
             raise UsageError(
-                f"cannot read {part.strip()!r} in --cluster",
+                f"cannot read {part.strip()!r} in {option}",
                 hint="write each kind once, such as v100:36 or v100:9x4 (9 servers of 4)",
             )
         per_server = int(size or 1)

@@ -147,7 +147,7 @@ def _print(prediction: Prediction) -> None:
     columns = (
         Column(title="kind", is_name=True),
         Column(title="taken as", is_name=True),
-        *(Column(title=f"{profile.gang} devices", align="right") for profile in table.profiles),
+        *(Column(title=f"gang of {profile.gang}", align="right") for profile in table.profiles),
     )
     hardware = [step.servers.hardware for step in prediction.steps]
     rows = [

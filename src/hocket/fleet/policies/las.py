@@ -19,10 +19,14 @@ from hocket.fleet.solve.water_filling import climb
 
 def las(market: Market, warm: Warm | None = None) -> Allocation:
     """Every job is owed the same normalised throughput, by weight and per device of its gang."""
+    return climb("las", market, las_ladder(market), warm)
+
+
+def las_ladder(market: Market) -> Ladder:
+    """What every job is owed; of a job it depends on throughputs, gang and weight only."""
     owed = market.weight * proportional_steps_per_s(market) / market.gang
     rates = per_unit(market.usable_steps_per_s, owed)
-    ladder = Ladder(rates=rates, marks=np.empty((len(rates), 0)), score=lowest)
-    return climb("las", market, ladder, warm)
+    return Ladder(rates=rates, marks=np.empty((len(rates), 0)), score=lowest)
 
 
 def lowest(progress: FloatArray) -> float:

@@ -78,13 +78,21 @@ class Actions:
 
 
 _EMPTY = np.zeros(0, dtype=np.int64)
-NOTHING = Actions(
-    stopped=_EMPTY,
-    stopped_attempt=_EMPTY,
-    stopped_reason=_EMPTY,
-    started=_EMPTY,
-    started_attempt=_EMPTY,
-    partner=_EMPTY,
-    device_ptr=np.zeros(1, dtype=np.int64),
-    device=_EMPTY,
-)
+_FIRST = np.zeros(1, dtype=np.int64)
+
+
+def only_stops(numbers: Counts, attempts: Counts, reason: int) -> Actions:
+    """Jobs that stop for one reason, and nothing else."""
+    return Actions(
+        stopped=numbers,
+        stopped_attempt=attempts,
+        stopped_reason=np.full(len(numbers), reason),
+        started=_EMPTY,
+        started_attempt=_EMPTY,
+        partner=_EMPTY,
+        device_ptr=_FIRST,
+        device=_EMPTY,
+    )
+
+
+NOTHING = only_stops(_EMPTY, _EMPTY, 0)

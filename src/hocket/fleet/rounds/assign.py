@@ -1,47 +1,68 @@
-"""From who runs where to devices, rows and actions."""
+"""From wishes in their order to devices, rows and actions."""
 
 from __future__ import annotations
+
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.fleet.rounds.actions import MOVED, PREEMPTED, Actions
-from hocket.fleet.rounds.state import RUNNING, WAITING, Jobs, State
-from hocket.fleet.rounds.tables import Changes, Choice, Floor
+from hocket.fleet.rounds.actions import Actions
+from hocket.fleet.rounds.state import Jobs, State
+from hocket.fleet.rounds.tables import Choice, Deal, Floor, Speeds, Wishes, new_changes
 
 Counts = NDArray[np.int64]
 
 
-def assign(state: State, jobs: Jobs, choice: Choice) -> tuple[State, Actions]:
-    """Give devices to the chosen jobs; ``rows`` are writable and become those of the new state."""
-    from hocket.fleet.rounds.kernel import place
+def assign(
+    state: State, jobs: Jobs, num_wishes: int, wishes: Wishes, *, keeps_running: bool
+) -> tuple[State, Actions]:
+    """Give devices to the most urgent; ``jobs`` are writable and become those of the new state."""
+    from hocket.fleet.rounds.kernels.place import hand_out
 
-    floor, changes = _floor(state, jobs), _changes(state, jobs)
-    nobody = np.full(len(jobs.rows), -1)
-    shares = state.pair_table is not None
-    old_partner = rows_of(jobs, jobs.rows["partner"]) if shares else nobody
-    was_running = jobs.rows["phase"] == RUNNING
-    by_gang = np.argsort(-jobs.rows["gang"], kind="stable")
-    place(jobs, choice, old_partner, by_gang, floor, changes)
-
-    stopped = np.flatnonzero(was_running & ~changes.stays)
-    started = changes.started[: changes.size[0]]
-    reason = np.where(choice.kind[stopped] >= 0, MOVED, PREEMPTED)
-    stopped_attempt = jobs.rows["attempt"][stopped]
-    _write(state, jobs, choice, stopped, started)
+    rules, layout, num_jobs = state.rules, state.layout, len(jobs.rows)
+    deal = Deal(state.time_s, rules.restart_s, keeps_running, rules.mechanism == "gavel")
+    choice = Choice(
+        kind=np.empty(num_jobs, dtype=np.int64),
+        partner=np.empty(num_jobs, dtype=np.int64),
+        free=layout.num_devices.copy(),
+    )
+    floor = Floor(
+        holders=state.holders.copy(),
+        order=layout.order,
+        server_ptr=layout.server_ptr,
+        server_kind=layout.server_kind,
+        num_free=np.empty(len(layout.server_kind), dtype=np.int64),
+    )
+    changes = new_changes(num_jobs, len(state.device_names))
+    hand_out(jobs, num_wishes, wishes, deal, speeds_of(state), choice, floor, changes)
+    num_stopped, num_started, num_devices = changes.size.tolist()
+    stopped, started = changes.stopped[:, :num_stopped], changes.started[:, :num_started]
     actions = Actions(
-        stopped=jobs.rows["number"][stopped],
-        stopped_attempt=stopped_attempt,
-        stopped_reason=reason,
-        started=jobs.rows["number"][started],
-        started_attempt=jobs.rows["attempt"][started],
-        partner=jobs.rows["partner"][started],
-        device_ptr=changes.device_ptr[: len(started) + 1],
-        device=changes.device[: changes.size[1]],
+        stopped=stopped[0],
+        stopped_attempt=stopped[1],
+        stopped_reason=stopped[2],
+        started=started[0],
+        started_attempt=started[1],
+        partner=started[2],
+        device_ptr=changes.device_ptr[: num_started + 1],
+        device=changes.device[:num_devices],
         device_names=state.device_names,
     )
-    numbers = np.append(jobs.rows["number"], -1)
-    return state.but(jobs=jobs, holders=numbers[floor.holders]), actions
+    return state.but(jobs=jobs, holders=floor.holders), actions
+
+
+def speeds_of(state: State) -> Speeds:
+    """What rates depend on, beside the jobs."""
+    whole_s = state.rules.round_s if state.rules.mechanism == "gavel" else 0.0
+    if state.pair_table is None:
+        return _speeds_alone(state.num_kinds, whole_s)
+    return Speeds(beside=state.pair_table.steps_per_s, whole_s=whole_s)
+
+
+@lru_cache(maxsize=64)
+def _speeds_alone(num_kinds: int, whole_s: float) -> Speeds:
+    return Speeds(beside=np.zeros((0, 0, num_kinds)), whole_s=whole_s)
 
 
 def rows_of(jobs: Jobs, numbers: Counts) -> Counts:
@@ -50,58 +71,3 @@ def rows_of(jobs: Jobs, numbers: Counts) -> Counts:
         return np.full(numbers.shape, -1)
     at = np.minimum(np.searchsorted(jobs.rows["number"], numbers), len(jobs.rows) - 1)
     return np.where(jobs.rows["number"][at] == numbers, at, -1)
-
-
-def _floor(state: State, jobs: Jobs) -> Floor:
-    layout = state.layout
-    return Floor(
-        holders=rows_of(jobs, state.holders),
-        order=layout.order,
-        server_ptr=layout.server_ptr,
-        server_kind=layout.server_kind,
-        num_free=np.zeros(len(layout.server_kind), dtype=np.int64),
-    )
-
-
-def _changes(state: State, jobs: Jobs) -> Changes:
-    return Changes(
-        stays=np.zeros(len(jobs.rows), dtype=bool),
-        started=np.zeros(len(jobs.rows), dtype=np.int64),
-        device_ptr=np.zeros(len(jobs.rows) + 1, dtype=np.int64),
-        device=np.zeros(2 * len(state.device_names), dtype=np.int64),
-        size=np.zeros(2, dtype=np.int64),
-    )
-
-
-def _write(state: State, jobs: Jobs, choice: Choice, stopped: Counts, started: Counts) -> None:
-    jobs.rows["phase"][stopped] = WAITING
-    jobs.rows["kind"][stopped] = -1
-    jobs.rows["waiting_since_s"][stopped] = state.time_s
-    jobs.rows["saved_steps"][stopped] = jobs.rows["done_steps"][stopped]
-    jobs.rows["phase"][started] = RUNNING
-    jobs.rows["kind"][started] = choice.kind[started]
-    jobs.rows["attempt"][started] += 1
-    jobs.rows["started_s"][started] = state.time_s
-    jobs.rows["ready_s"][started] = state.time_s + state.rules.restart_s
-    jobs.rows["measured_s"][started] = state.time_s + state.rules.restart_s
-    jobs.rows["measured_steps"][started] = jobs.rows["done_steps"][started]
-    if state.pair_table is not None:
-        numbers = np.append(jobs.rows["number"], -1)
-        jobs.rows["partner"] = numbers[choice.partner]
-    set_rates(state, jobs, np.flatnonzero(choice.kind >= 0) if state.pair_table else started)
-
-
-def set_rates(state: State, jobs: Jobs, running: Counts) -> None:
-    """Steps per second of running jobs, alone or beside their partners."""
-    kind = jobs.rows["kind"][running]
-    rate = jobs.steps_per_s[running, kind]
-    if state.pair_table is not None:
-        partner = rows_of(jobs, jobs.rows["partner"][running])
-        paired = np.flatnonzero(partner >= 0)
-        mine, theirs = jobs.rows["profile"][running[paired]], jobs.rows["profile"][partner[paired]]
-        rate[paired] = state.pair_table.steps_per_s[mine, theirs, kind[paired]]
-    if state.rules.mechanism == "gavel":
-        # Gavel counts whole steps in each round.
-        whole = np.floor(rate * state.rules.round_s)
-        rate = np.where(whole > 0.0, whole / state.rules.round_s, rate)
-    jobs.rows["rate"][running] = rate

@@ -66,6 +66,8 @@ class Progress:
     number: int
     attempt: int
     done_steps: float
+    saved_steps: float | None = None
+    """Steps that its last checkpoint holds; None where nothing is known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,57 +12,52 @@ O(jobs x kinds log) per round.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
-from hocket.fleet.rounds.assign import assign, rows_of
+from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.share import share
-from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, Jobs, State
-from hocket.fleet.rounds.tables import Choice
+from hocket.fleet.rounds.state import RUNNING, Jobs, Rules, State
+from hocket.fleet.rounds.tables import Pace, Wishes, new_wishes
 
 Counts = NDArray[np.int64]
 
 _UNITS_PER_ROUND = 16.0
-_FIRST = 1e6
-"""Rounds by which reserved jobs go before others, and protected ones before those."""
-_HALF_ROUNDS = 300.0
-"""Rounds that a job still needs where it may take half of the slack."""
-_LAST = -1e6
-"""Rounds by which wishes that nobody owes come after all debts."""
+_NO_PAIRS = np.zeros((0, 3), dtype=np.int64)
+_NO_QUEUE = np.zeros(0, dtype=np.int64)
+_NO_PROFILES = np.zeros((0, 2), dtype=np.int64)
 
 
 def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
-    """A round; ``rows`` are counted up to now, writable and without ended jobs."""
-    is_due = state.time_s - state.solved_s >= state.rules.min_solve_s
-    if is_due and (state.is_dirty or _depends_on_time(state.rules.policy)):
-        state = share(state, jobs)
+    """A round; ``jobs`` are counted up to now, writable and without ended ones."""
+    if state.is_dirty or _depends_on_time(state.rules.policy):
+        state = _share(state, jobs)
     _clip(state, jobs)
-    choice = Choice(kind=np.full(len(jobs.rows), -1), partner=np.full(len(jobs.rows), -1))
-    if len(jobs.rows):
-        wanting = np.flatnonzero(jobs.rows["phase"] != PAUSED)
-        wishes = wishes_of(state, jobs, wanting)
-        _choose(state, jobs, choice, state.num_devices, wishes)
-    return assign(state, jobs, choice)
+    num_wishes, wishes = _wishes(state, jobs, only_waiting=False)
+    return assign(state, jobs, num_wishes, wishes, keeps_running=False)
 
 
 def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
     """Give free devices to waiting jobs without touching those that run."""
-    waiting = np.flatnonzero(jobs.rows["phase"] == WAITING)
-    in_use = (state.holders[:, 0] >= 0) & state.is_up
-    free = state.num_devices - np.bincount(state.device_kind[in_use], minlength=state.num_kinds)
-    if not len(waiting) or not free.any():
+    from hocket.fleet.rounds.kernels.release import can_start
+
+    free = np.empty(state.num_kinds, dtype=np.int64)
+    if not can_start(jobs, state.holders, state.layout, free):
         return state, NOTHING
-    runs = jobs.rows["phase"] == RUNNING
-    choice = Choice(
-        kind=np.where(runs, jobs.rows["kind"], -1),
-        partner=np.where(runs, rows_of(jobs, jobs.rows["partner"]), -1),
-    )
-    _choose(state, jobs, choice, free, wishes_of(state, jobs, waiting))
-    return assign(state, jobs, choice)
+    if state.is_dirty:
+        state = _share(state, jobs)
+    num_wishes, wishes = _wishes(state, jobs, only_waiting=True)
+    return assign(state, jobs, num_wishes, wishes, keeps_running=True)
+
+
+def _share(state: State, jobs: Jobs) -> State:
+    """New shares, unless the last ones are too young."""
+    is_due = state.time_s - state.solved_s >= state.rules.min_solve_s
+    return share(state, jobs) if is_due else state
 
 
 def _depends_on_time(policy: str) -> bool:
@@ -81,78 +76,38 @@ def _clip(state: State, jobs: Jobs) -> None:
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
 
 
-class Wishes(NamedTuple):
-    """What jobs and pairs want."""
+def _wishes(state: State, jobs: Jobs, *, only_waiting: bool) -> tuple[int, Wishes]:
+    """The wishes of all jobs and pairs, sorted."""
+    from hocket.fleet.rounds.kernels.order import order_by_debt
 
-    order: Counts
-    """The most urgent first; numbered as `kernel.choose` wants them."""
-    is_reserved: NDArray[np.bool_]
-    """``[job]``: goes before all."""
-    pairs: Counts
-    """Profile, profile and kind of the wishes of pairs."""
-
-
-def wishes_of(state: State, jobs: Jobs, which: Counts) -> Wishes:
-    """The wishes of some jobs, by row."""
-    some = jobs.taken(which)
-    urgency = _urgency(state, some)
-    is_reserved = np.zeros(len(jobs.rows), dtype=bool)
-    is_reserved[which] = _is_reserved(state, some)
-    pairs, pair_urgency = _pair_wishes(state)
-    wishes = (which[:, None] * state.num_kinds + np.arange(state.num_kinds)).reshape(-1)
-    able = (some.steps_per_s > 0.0).reshape(-1)
-    keys = np.concatenate([urgency.reshape(-1)[able], pair_urgency])
-    last = len(jobs.rows) * state.num_kinds
-    names = np.concatenate([wishes[able], last + np.arange(len(pairs))])
-    return Wishes(names[np.argsort(-keys, kind="stable")], is_reserved, pairs)
+    pairs, urgency = _pair_wishes(state)
+    queue, queue_at = _queues(state, jobs)
+    wishes = new_wishes(len(jobs.rows), state.num_kinds, pairs, queue, queue_at)
+    if len(pairs):
+        wishes.keys[:, -len(pairs) :] = 0.0
+        wishes.keys[0, -len(pairs) :] = urgency
+    pace, largest = _pace(state.rules, only_waiting), state.layout.largest_server
+    return order_by_debt(jobs, state.time_s, pace, largest, wishes), wishes
 
 
-def _is_reserved(state: State, jobs: Jobs) -> NDArray[np.bool_]:
-    most_s = state.rules.patience_rounds * state.rules.round_s
-    return np.asarray(((jobs.credit_s > most_s) & (jobs.shares > 0.0)).any(axis=1))
-
-
-def _urgency(state: State, jobs: Jobs) -> FloatArray:
-    """``[job, kind]``: rounds that a job is owed there, and what goes before or after all debts."""
-    rules, rows = state.rules, jobs.rows
-    is_owed = jobs.shares > 0.0
-    here = (rows["kind"][:, None] == np.arange(state.num_kinds)) & (rows["partner"] < 0)[:, None]
-    owed = jobs.credit_s / rules.round_s
-    owed += np.where(here, rules.stickiness_rounds, 0.0)
-    if rules.slack_rounds > 0.0:
-        owed += rules.slack_rounds * _HALF_ROUNDS / (_HALF_ROUNDS + _rounds_left(state, jobs))
-    owed = np.floor(owed * _UNITS_PER_ROUND) / _UNITS_PER_ROUND
-    owed += np.where(_is_reserved(state, jobs), _FIRST, 0.0)[:, None]
-    urgency = np.where(is_owed, owed, _LAST + _fill_order(jobs, here))
-    if rules.min_run_s > 0.0:
-        fresh = (rows["phase"] == RUNNING) & (state.time_s - rows["started_s"] < rules.min_run_s)
-        urgency += np.where(here & fresh[:, None], 4.0 * _FIRST, 0.0)
-    return urgency
-
-
-def _rounds_left(state: State, jobs: Jobs) -> FloatArray:
-    """Rounds to the end of each job on each kind."""
-    left = np.maximum(jobs.rows["total_steps"] - jobs.rows["done_steps"], 0.0)
-    speed = np.where(jobs.steps_per_s > 0.0, jobs.steps_per_s, 1.0)
-    return np.asarray(left[:, None] / (speed * state.rules.round_s))
-
-
-def _fill_order(jobs: Jobs, here: NDArray[np.bool_]) -> FloatArray:
-    """Among wishes that nobody owes: where a job is fast, and where it runs already."""
-    best = np.maximum(jobs.steps_per_s.max(axis=1, initial=0.0), 1e-300)
-    relative = jobs.steps_per_s / best[:, None]
-    return np.asarray(np.round(relative, 6) + np.where(here, 0.5, 0.0))
+@lru_cache(maxsize=64)
+def _pace(rules: Rules, only_waiting: bool) -> Pace:
+    return Pace(
+        round_s=rules.round_s,
+        stickiness_rounds=rules.stickiness_rounds,
+        slack_rounds=rules.slack_rounds,
+        patience_s=rules.patience_rounds * rules.round_s,
+        min_run_s=rules.min_run_s,
+        only_waiting=only_waiting,
+    )
 
 
 def _pair_wishes(state: State) -> tuple[Counts, FloatArray]:
     """One wish per device that a pair of profiles is owed."""
     plan = state.pair_plan
-    none = np.zeros((0, 3), dtype=np.int64)
-    if plan is None:
-        return none, np.zeros(0)
+    if plan is None or not plan.amount.any():
+        return _NO_PAIRS, np.zeros(0)
     a, b, kind = np.nonzero(plan.amount)
-    if not len(a):
-        return none, np.zeros(0)
     owed = plan.credit_s[a, b, kind] / state.rules.round_s
     copies = np.ceil(plan.amount[a, b, kind]).astype(np.int64) + 1
     which = np.repeat(np.arange(len(a)), copies)
@@ -162,17 +117,10 @@ def _pair_wishes(state: State) -> tuple[Counts, FloatArray]:
     return np.stack([a, b, kind], axis=1)[which][keep], urgency[keep]
 
 
-def _choose(state: State, jobs: Jobs, choice: Choice, free: Counts, wishes: Wishes) -> None:
-    from hocket.fleet.rounds.kernel import choose
-
-    queue, queue_at = _queues(state, jobs)
-    choose(jobs, wishes.order, wishes.is_reserved, wishes.pairs, queue, queue_at, free, choice)
-
-
 def _queues(state: State, jobs: Jobs) -> tuple[Counts, Counts]:
     """Jobs of each profile that want to share, the neediest first."""
     if state.pair_plan is None:
-        return np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64)
+        return _NO_QUEUE, _NO_PROFILES
     wants = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
     stays = (jobs.rows["partner"][wants] >= 0) * state.rules.stickiness_rounds
     need = np.floor(

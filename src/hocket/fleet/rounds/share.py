@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import find_policy
 from hocket.fleet.policies.normalise import isolated_steps_per_s
-from hocket.fleet.rounds.state import PAUSED, Jobs, PairPlan, State
+from hocket.fleet.rounds.class_shares import class_shares
+from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rows, State, some_rows
 
 Counts = NDArray[np.int64]
 
@@ -20,8 +22,8 @@ _GRID = 1e6
 
 
 def share(state: State, jobs: Jobs) -> State:
-    """Compute shares; ``rows`` are writable and without ended jobs."""
-    wanting = np.flatnonzero(jobs.rows["phase"] != PAUSED)
+    """Compute shares; ``jobs`` are writable."""
+    wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
     jobs.shares[:] = 0.0
     jobs.rows["pair_share"] = 0.0
     jobs.rows["has_share"] = 1
@@ -30,7 +32,14 @@ def share(state: State, jobs: Jobs) -> State:
     state = state.but(solved_s=state.time_s, is_dirty=False)
     if not len(wanting) or not state.num_devices.any():
         return state
-    market = to_market(state, jobs, wanting)
+    seen = _seen_steps_per_s(state, jobs, wanting)
+    gang, weight = jobs.rows["gang"][wanting], jobs.rows["weight"][wanting]
+    by_class = class_shares(state, seen, gang, weight)
+    if by_class is not None:
+        shares, warm, notes = by_class
+        jobs.shares[wanting] = np.round(shares * _GRID) / _GRID
+        return state.but(warm=warm, notes=notes)
+    market = to_market(state, seen, some_rows(jobs.rows, wanting))
     answer = find_policy(state.rules.policy)(market, state.warm)
     jobs.shares[wanting] = np.round(answer.shares * _GRID) / _GRID
     if state.rules.policy in _ISOLATING:
@@ -42,6 +51,15 @@ def share(state: State, jobs: Jobs) -> State:
     )
 
 
+def _seen_steps_per_s(state: State, jobs: Jobs, wanting: Counts) -> FloatArray:
+    """Throughputs on as few servers as there can be."""
+    gang, largest = jobs.rows["gang"][wanting], state.layout.largest_server
+    if gang.max() <= largest.min():
+        return jobs.steps_per_s[wanting]
+    is_spread = gang[:, None] > largest
+    return np.where(is_spread, jobs.spread_steps_per_s[wanting], jobs.steps_per_s[wanting])
+
+
 def _advance_alone(jobs: Jobs) -> None:
     """How long the work since the last answer would have taken on an equal part of the cluster."""
     rows = jobs.rows
@@ -51,9 +69,8 @@ def _advance_alone(jobs: Jobs) -> None:
     rows["isolated_steps"] = rows["done_steps"]
 
 
-def to_market(state: State, jobs: Jobs, wanting: Counts) -> Market:
+def to_market(state: State, steps_per_s: FloatArray, rows: Rows) -> Market:
     """What the policy sees."""
-    rows = jobs.rows[wanting]
     pairs = None
     if state.pair_table is not None:
         pairs = Pairs(
@@ -65,7 +82,7 @@ def to_market(state: State, jobs: Jobs, wanting: Counts) -> Market:
         num_devices=state.num_devices,
         price_per_hour=state.price_per_hour,
         ids=tuple(map(str, rows["number"].tolist())),
-        steps_per_s=jobs.steps_per_s[wanting],
+        steps_per_s=steps_per_s,
         gang=np.ascontiguousarray(rows["gang"]),
         weight=np.ascontiguousarray(rows["weight"]),
         remaining_steps=rows["total_steps"] - rows["done_steps"],

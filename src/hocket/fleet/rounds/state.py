@@ -80,6 +80,8 @@ class Job:
     team: int = 0
     profile: int = -1
     """Row of the pair table; -1 for a job that shares devices with nobody."""
+    spread_steps_per_s: tuple[float, ...] | None = None
+    """Where the gang is spread over several servers; 0 where it cannot be, None for as fast."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,7 +102,7 @@ class PairPlan:
 
 _WHOLE = (
     "number", "gang", "team", "profile", "phase", "kind", "partner", "attempt", "failures",
-    "has_share",
+    "has_share", "is_spread",
 )  # fmt: skip
 _REAL = (
     "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
@@ -111,7 +113,6 @@ JOB_RECORD = np.dtype(
     [(name, np.int64) for name in _WHOLE] + [(name, np.float64) for name in _REAL]
 )
 _BYTES = np.dtype(f"V{JOB_RECORD.itemsize}")
-"""The same row as bytes: numpy copies records field by field, and these at once."""
 
 
 class Jobs(NamedTuple):
@@ -121,6 +122,8 @@ class Jobs(NamedTuple):
     """One record of `JOB_RECORD` per job."""
     steps_per_s: FloatArray
     """``[job, kind]``, as all that follow."""
+    spread_steps_per_s: FloatArray
+    """The same where the gang is spread over several servers."""
     shares: FloatArray
     """Part of its time that a job shall spend alone on a kind."""
     received_s: FloatArray
@@ -128,21 +131,16 @@ class Jobs(NamedTuple):
     credit_s: FloatArray
     """Time that a job is owed on a kind."""
 
-    def copied(self) -> Jobs:
-        """Rows to write to."""
-        rows = self.rows.view(_BYTES).copy().view(JOB_RECORD)
-        return Jobs(rows, *(column.copy() for column in self[1:]))
 
-    def joined(self, others: Jobs) -> Jobs:
-        """These jobs, then the others."""
-        rows = np.concatenate([self.rows.view(_BYTES), others.rows.view(_BYTES)])
-        columns = zip(self[1:], others[1:], strict=True)
-        return Jobs(rows.view(JOB_RECORD), *(np.concatenate(pair) for pair in columns))
+def room_for_jobs(count: int, num_kinds: int) -> Jobs:
+    """Rows that nothing is written to yet."""
+    rows = np.empty(count, dtype=JOB_RECORD)
+    return Jobs(rows, *np.empty((len(Jobs._fields) - 1, count, num_kinds)))
 
-    def taken(self, which: NDArray[Any]) -> Jobs:
-        """Some of these jobs."""
-        rows = self.rows.view(_BYTES)[which].view(JOB_RECORD)
-        return Jobs(rows, *(column[which] for column in self[1:]))
+
+def some_rows(rows: Rows, which: Counts) -> Rows:
+    """Rows of some jobs, as bytes: numpy copies records field by field, and these at once."""
+    return rows.view(_BYTES)[which].view(JOB_RECORD)
 
 
 class Layout(NamedTuple):
@@ -153,6 +151,8 @@ class Layout(NamedTuple):
     server_kind: Counts
     num_devices: Counts
     """Of each kind."""
+    largest_server: Counts
+    """Devices of the largest server of each kind."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -225,22 +225,30 @@ class State:
         return tuple(self.device_names[device] for device in held)
 
 
-def new_jobs(jobs: tuple[Job, ...], num_kinds: int, time_s: float) -> Jobs:
-    """Rows of jobs that have just come."""
-    rows = np.zeros(len(jobs), dtype=JOB_RECORD)
-    for name in ("number", "gang", "team", "profile", "weight", "total_steps", "deadline_s"):
-        rows[name] = [getattr(job, name) for job in jobs]
-    for name in ("submitted_s", "counted_s", "waiting_since_s"):
-        rows[name] = time_s
-    rows["kind"] = rows["partner"] = -1
-    shape = (len(jobs), num_kinds)
-    return Jobs(
-        rows=rows,
-        steps_per_s=np.array([job.steps_per_s for job in jobs], dtype=float).reshape(shape),
-        shares=np.zeros(shape),
-        received_s=np.zeros(shape),
-        credit_s=np.zeros(shape),
-    )
+_BLANK = {**dict.fromkeys(JOB_RECORD.names or (), 0), "kind": -1, "partner": -1}
+
+
+def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float) -> None:
+    """Fill the rows from ``first`` on with jobs that have just come."""
+    for at, job in enumerate(fresh, start=first):
+        values = {
+            **_BLANK,
+            "number": job.number,
+            "gang": job.gang,
+            "team": job.team,
+            "profile": job.profile,
+            "weight": job.weight,
+            "total_steps": job.total_steps,
+            "deadline_s": job.deadline_s,
+            "submitted_s": time_s,
+            "counted_s": time_s,
+            "waiting_since_s": time_s,
+        }
+        jobs.rows[at] = tuple(values.values())
+        jobs.steps_per_s[at] = job.steps_per_s
+        jobs.spread_steps_per_s[at] = job.spread_steps_per_s or job.steps_per_s
+    for column in (jobs.shares, jobs.received_s, jobs.credit_s):
+        column[first:] = 0.0
 
 
 def new_state(
@@ -274,7 +282,7 @@ def new_state(
         round_number=0,
         solved_s=-np.inf,
         is_dirty=False,
-        jobs=new_jobs((), len(kinds), time_s),
+        jobs=room_for_jobs(0, len(kinds)),
         names={},
         device_names=(),
         device_kind=_NONE,
@@ -325,9 +333,13 @@ def lay_out(kind: Counts, server: Counts, is_up: NDArray[np.bool_], num_kinds: i
     up = np.flatnonzero(is_up)
     order = up[np.argsort(server[up], kind="stable")]
     starts = np.flatnonzero(np.diff(server[order], prepend=-1))
+    server_ptr, server_kind = np.append(starts, len(order)), kind[order[starts]]
+    largest = np.zeros(num_kinds, dtype=np.int64)
+    np.maximum.at(largest, server_kind, np.diff(server_ptr))
     return Layout(
         order=order,
-        server_ptr=np.append(starts, len(order)),
-        server_kind=kind[order[starts]],
+        server_ptr=server_ptr,
+        server_kind=server_kind,
         num_devices=np.bincount(kind[up], minlength=num_kinds),
+        largest_server=largest,
     )

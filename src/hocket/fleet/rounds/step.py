@@ -24,8 +24,9 @@ from hocket.fleet.rounds.actions import (
     NOTHING,
     PAUSED_BY_USER,
     Actions,
+    only_stops,
 )
-from hocket.fleet.rounds.assign import rows_of, set_rates
+from hocket.fleet.rounds.assign import rows_of, speeds_of
 from hocket.fleet.rounds.events import (
     AddDevices,
     Cancel,
@@ -47,8 +48,9 @@ from hocket.fleet.rounds.state import (
     Jobs,
     State,
     lay_out,
-    new_jobs,
+    room_for_jobs,
     with_devices,
+    write_new_jobs,
 )
 
 Counts = NDArray[np.int64]
@@ -61,23 +63,29 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
     """The state after an event, and what is to be done about it."""
     if event.time_s < state.time_s:
         raise UsageError(f"an event at {event.time_s} s comes after one at {state.time_s} s")
-    state, jobs = _count(state, event.time_s)
-    state, actions = _HANDLERS[type(event)](state, jobs, event)
-    return state, actions
+    state, jobs = _count(state, event)
+    return _HANDLERS[type(event)](state, jobs, event)
 
 
-def _count(state: State, time_s: float) -> tuple[State, Jobs]:
-    """The state at a later moment, and its rows to write to."""
-    from hocket.fleet.rounds.kernel import count
+def _count(state: State, event: Event) -> tuple[State, Jobs]:
+    """The state at a later moment and its rows, to write to, with room for jobs that come."""
+    from hocket.fleet.rounds.kernels.count import count
 
-    jobs = state.jobs.copied()
-    plan = state.pair_plan
-    none = np.zeros((0, 0, state.num_kinds))
-    amount, credit_s = (none, none) if plan is None else (plan.amount, plan.credit_s.copy())
-    count(jobs, time_s, state.rules.mechanism == "improved", credit_s, amount)
+    before, time_s = state.jobs, event.time_s
+    num_fresh = len(event.jobs) if isinstance(event, Submit) else 0
+    jobs = room_for_jobs(len(before.rows) + num_fresh, state.num_kinds)
+    plan, earns = state.pair_plan, state.rules.mechanism == "improved"
+    credit_s = amount = speeds_of(state).beside
     if plan is not None:
+        credit_s, amount = plan.credit_s.copy(), plan.amount
         state = state.but(pair_plan=replace(plan, credit_s=credit_s))
-    return state.but(time_s=time_s, jobs=jobs), jobs
+    begins_round = isinstance(event, Tick) and time_s >= state.next_tick_s
+    num_left = count(before, jobs, time_s, earns, credit_s, amount, begins_round)
+    if num_left == len(before.rows):
+        return state.but(time_s=time_s, jobs=jobs), jobs
+    names = {number: state.names[number] for number in jobs.rows["number"][:num_left].tolist()}
+    jobs = Jobs(*(column[:num_left] for column in jobs))
+    return state.but(time_s=time_s, jobs=jobs, names=names), jobs
 
 
 # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
@@ -90,19 +98,7 @@ def _tick(state: State, jobs: Jobs, event: Tick) -> tuple[State, Actions]:
 
 
 def _begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
-    ended = jobs.rows["phase"] == ENDED
-    names = state.names
-    if ended.any():
-        names = dict(names)
-        for number in jobs.rows["number"][ended].tolist():
-            del names[number]
-        jobs = jobs.taken(~ended)
-    runs = jobs.rows["phase"] == RUNNING
-    # A checkpoint per round: more than one round of work is never lost.
-    jobs.rows["saved_steps"][runs] = jobs.rows["done_steps"][runs]
     state = state.but(
-        jobs=jobs,
-        names=names,
         round_number=state.round_number + 1,
         next_tick_s=state.time_s + state.rules.round_s if len(jobs.rows) else np.inf,
     )
@@ -120,6 +116,8 @@ def _react(state: State, jobs: Jobs, before: Actions = NOTHING) -> tuple[State, 
         state, after = improved.refill(state, jobs)
     if not len(before.stopped):
         return state, after
+    if after is NOTHING:
+        return state, before
     return state, replace(
         after,
         stopped=np.concatenate([before.stopped, after.stopped]),
@@ -132,7 +130,8 @@ def _react(state: State, jobs: Jobs, before: Actions = NOTHING) -> tuple[State, 
 
 
 def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
-    last = int(jobs.rows["number"][-1]) if len(jobs.rows) else -1
+    first = len(jobs.rows) - len(event.jobs)
+    last = int(jobs.rows["number"][first - 1]) if first else -1
     for job in event.jobs:
         if job.number <= last:
             raise UsageError(f"job {job.number} comes after job {last}: numbers must rise")
@@ -141,13 +140,12 @@ def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
         if state.pair_table is not None and not -1 <= job.profile < state.num_profiles:
             raise UsageError(f"job {job.number} names a profile that does not exist")
         last = job.number
-    fresh = new_jobs(event.jobs, state.num_kinds, state.time_s)
-    fresh.rows["profile"] %= state.num_profiles + 1
+    write_new_jobs(jobs, first, event.jobs, state.time_s)
+    jobs.rows["profile"][first:] %= state.num_profiles + 1
     if state.rules.mechanism == "gavel":
-        fresh.received_s[:] = state.rules.round_s / 2.0
-    jobs = jobs.joined(fresh)
+        jobs.received_s[first:] = state.rules.round_s / 2.0
     names = {**state.names, **{job.number: job.name for job in event.jobs}}
-    state = state.but(jobs=jobs, names=names, is_dirty=True)
+    state = state.but(names=names, is_dirty=True)
     return _react(state, jobs)
 
 
@@ -199,15 +197,25 @@ def _progress(state: State, jobs: Jobs, event: Progress) -> tuple[State, Actions
     if job["attempt"] != event.attempt or job["phase"] != RUNNING:
         return state, NOTHING
     worked_s = state.time_s - job["measured_s"]
-    kind, steps = int(job["kind"]), event.done_steps - job["measured_steps"]
+    steps = event.done_steps - job["measured_steps"]
     if job["partner"] < 0 and worked_s > 0.0 and steps > 0.0:
-        before = jobs.steps_per_s[at, kind]
-        jobs.steps_per_s[at, kind] = before + _LEARNING * (steps / worked_s - before)
-        set_rates(state, jobs, np.array([at]))
+        _learn(state, jobs, at, steps / worked_s)
+        state = state.but(is_dirty=True)
     jobs.rows["measured_s"][at] = max(state.time_s, job["ready_s"])
     jobs.rows["measured_steps"][at] = event.done_steps
     jobs.rows["done_steps"][at] = min(event.done_steps, job["total_steps"])
-    return state.but(is_dirty=True), NOTHING
+    if event.saved_steps is not None:
+        jobs.rows["saved_steps"][at] = min(event.saved_steps, job["total_steps"])
+    return state, NOTHING
+
+
+def _learn(state: State, jobs: Jobs, at: int, measured_steps_per_s: float) -> None:
+    from hocket.fleet.rounds.kernels.rates import renew_rate
+
+    kind = int(jobs.rows["kind"][at])
+    known = jobs.spread_steps_per_s if jobs.rows["is_spread"][at] else jobs.steps_per_s
+    known[at, kind] += _LEARNING * (measured_steps_per_s - known[at, kind])
+    renew_rate(jobs, at, speeds_of(state))
 
 
 def _rows(state: State, numbers: tuple[int, ...]) -> Counts:
@@ -216,35 +224,14 @@ def _rows(state: State, numbers: tuple[int, ...]) -> Counts:
 
 def _stop(state: State, jobs: Jobs, at: Counts, reason: int, phase: int) -> tuple[State, Actions]:
     """Take the devices of jobs away; ``phase`` is what they are then."""
+    from hocket.fleet.rounds.kernels.release import take_away
+
     running = at[jobs.rows["phase"][at] == RUNNING]
-    numbers = jobs.rows["number"][running]
-    _widow(state, jobs, running)
-    jobs.rows["phase"][at] = phase
-    jobs.rows["kind"][at] = jobs.rows["partner"][at] = -1
-    jobs.rows["waiting_since_s"][at] = state.time_s
-    holders = state.holders
-    if len(numbers):
-        holders = holders.copy()
-        for number in numbers.tolist():
-            holders[holders == number] = -1
-        is_second = (holders[:, 0] < 0) & (holders[:, 1] >= 0)
-        holders[is_second] = holders[is_second][:, ::-1]
-    actions = replace(
-        NOTHING,
-        stopped=numbers,
-        stopped_attempt=jobs.rows["attempt"][running],
-        stopped_reason=np.full(len(running), reason),
-    )
+    holders = state.holders.copy() if len(running) else state.holders
+    rows = jobs.rows
+    actions = only_stops(rows["number"][running], rows["attempt"][running], reason)
+    take_away(jobs, at, phase, state.time_s, speeds_of(state), holders)
     return state.but(holders=holders), actions
-
-
-def _widow(state: State, jobs: Jobs, running: Counts) -> None:
-    """Jobs whose partner stops go on alone, at full speed."""
-    partners = rows_of(jobs, jobs.rows["partner"][running])
-    partners = partners[partners >= 0]
-    if len(partners):
-        jobs.rows["partner"][partners] = -1
-        set_rates(state, jobs, partners)
 
 
 # ── devices ──────────────────────────────────────────────────────────────────────────────────────

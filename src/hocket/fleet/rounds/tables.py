@@ -1,4 +1,4 @@
-"""Arrays that the compiled parts of a step work on: choices, devices and scratch."""
+"""Arrays that the compiled parts of a step work on: wishes, choices, devices and changes."""
 
 from __future__ import annotations
 
@@ -7,23 +7,77 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.arrays import FloatArray
+
 Counts = NDArray[np.int64]
 
 
+class Pace(NamedTuple):
+    """Rules by which debts are compared."""
+
+    round_s: float
+    stickiness_rounds: float
+    slack_rounds: float
+    patience_s: float
+    min_run_s: float
+    only_waiting: bool
+    """Whether running jobs keep what they have, and only the others wish."""
+
+
+class Speeds(NamedTuple):
+    """What the rate of a running job depends on, beside the job."""
+
+    beside: FloatArray
+    """``[profile, profile, kind]``; without rows where jobs do not share devices."""
+    whole_s: float
+    """Time in which only whole steps count, as in Gavel's rounds; 0 for no such time."""
+
+
+class Deal(NamedTuple):
+    """How devices are handed out."""
+
+    time_s: float
+    restart_s: float
+    keeps_running: bool
+    """Whether only free devices are given; a round begins otherwise, with a checkpoint of all."""
+    needs_share: bool
+    """Whether a job without a share takes a place in the count and is then not started."""
+
+
+class Wishes(NamedTuple):
+    """What jobs and pairs want: ``job x kinds + kind``, then pairs."""
+
+    order: Counts
+    """The most urgent first, once sorted."""
+    keys: FloatArray
+    """``[key, wish]``: by which they are sorted, the first key first."""
+    scratch: Counts
+    is_reserved: NDArray[np.bool_]
+    """``[job]``: goes before all."""
+    pairs: Counts
+    """``[pair, 3]``: profile, profile and kind."""
+    queue: Counts
+    """Jobs of each profile that want to share, the neediest first."""
+    queue_at: Counts
+    """``[profile, 2]``: its part of the queue."""
+
+
 class Choice(NamedTuple):
-    """Who is to run where in the round that begins."""
+    """Who is to run where."""
 
     kind: Counts
     """``[job]``: -1 for nobody."""
     partner: Counts
     """``[job]``: row of the job that shares the devices, -1 for none."""
+    free: Counts
+    """``[kind]``: devices that are not given yet."""
 
 
 class Floor(NamedTuple):
     """Devices sorted by server, and scratch of the placement."""
 
     holders: Counts
-    """``[device, 2]``: rows, -1 for none."""
+    """``[device, 2]``: numbers of jobs (rows while devices are given), -1 for none."""
     order: Counts
     """Working devices, those of one server together."""
     server_ptr: Counts
@@ -33,11 +87,40 @@ class Floor(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What the placement changed."""
+    """What was stopped and started, as `Actions` has it."""
 
     stays: NDArray[np.bool_]
+    stopped: Counts
+    """``[3, job]``: number, attempt, reason."""
     started: Counts
+    """``[3, job]``: row (the number in the end), attempt, partner."""
     device_ptr: Counts
     device: Counts
     size: Counts
-    """Number of started jobs, and of their devices."""
+    """Of stopped and started jobs, and of the devices of these."""
+
+
+def new_wishes(num_jobs: int, num_kinds: int, pairs: Counts, queue: Counts, at: Counts) -> Wishes:
+    """Room for all wishes of some jobs and pairs."""
+    size = num_jobs * num_kinds + len(pairs)
+    return Wishes(
+        order=np.empty(size, dtype=np.int64),
+        keys=np.empty((3, size)),
+        scratch=np.empty(size, dtype=np.int64),
+        is_reserved=np.zeros(num_jobs, dtype=np.bool_),
+        pairs=pairs,
+        queue=queue,
+        queue_at=at,
+    )
+
+
+def new_changes(num_jobs: int, num_devices: int) -> Changes:
+    """Room for all that can change."""
+    return Changes(
+        stays=np.empty(num_jobs, dtype=np.bool_),
+        stopped=np.empty((3, num_jobs), dtype=np.int64),
+        started=np.empty((3, num_jobs), dtype=np.int64),
+        device_ptr=np.zeros(num_jobs + 1, dtype=np.int64),
+        device=np.empty(2 * num_devices, dtype=np.int64),
+        size=np.zeros(3, dtype=np.int64),
+    )

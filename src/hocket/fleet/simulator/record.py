@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.arrays import FloatArray
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.state import State
 from hocket.fleet.simulator.bind import Work
@@ -15,6 +18,18 @@ Counts = NDArray[np.int64]
 _MAX_SPANS = 2_000_000
 
 
+class Totals(NamedTuple):
+    """Sums over a run, and when jobs ran first."""
+
+    start_s: FloatArray
+    busy: FloatArray
+    """``[kind]``: devices in use now."""
+    busy_device_s: FloatArray
+    up_device_s: FloatArray
+    num_started: Counts
+    num_preempted: Counts
+
+
 class Recorder:
     """Collects what `FleetRun` holds."""
 
@@ -22,48 +37,55 @@ class Recorder:
         count = len(work.trace)
         self._work = work
         self._end_s = np.full(count, np.nan)
-        self._start_s = np.full(count, np.nan)
         self._held_s, self._target_s = np.zeros(count), np.zeros(count)
         self._is_finished = np.zeros(count, dtype=bool)
-        self._busy = np.zeros(state.num_kinds)
-        self._busy_device_s = np.zeros(state.num_kinds)
-        self._up_device_s = np.zeros(state.num_kinds)
+        self._totals = Totals(
+            start_s=np.full(count, np.nan),
+            busy=np.zeros(state.num_kinds),
+            busy_device_s=np.zeros(state.num_kinds),
+            up_device_s=np.zeros(state.num_kinds),
+            num_started=np.zeros(1, dtype=np.int64),
+            num_preempted=np.zeros(1, dtype=np.int64),
+        )
         self._samples: list[tuple[float, *tuple[float, ...]]] = []
-        self._num_starts = self._num_stops = 0
         self._spans = SpanRecorder(state) if records_spans else None
 
     def note(
         self, before: State, state: State, actions: Actions, ended: tuple[int, ...], is_finish: bool
     ) -> None:
         """Take in a step."""
-        passed_s = state.time_s - before.time_s
-        if passed_s > 0.0:
-            self._busy_device_s += passed_s * self._busy
-            self._up_device_s += passed_s * before.layout.num_devices
-        if len(actions.started) or len(actions.stopped):
-            held = state.device_kind[state.holders[:, 0] >= 0]
-            self._busy = np.bincount(held, minlength=state.num_kinds).astype(float)
-            fresh = actions.started[actions.started_attempt == 1]
-            self._start_s[fresh] = state.time_s
-            self._num_starts += len(actions.started)
-            self._num_stops += int((actions.stopped_reason <= 1).sum())
-            if self._spans is not None:
-                self._spans.note(state)
+        from hocket.fleet.simulator.tally import tally
+
+        tally(
+            state.time_s,
+            state.time_s - before.time_s,
+            before.layout.num_devices,
+            self._totals,
+            state.holders,
+            state.device_kind,
+            actions.started,
+            actions.started_attempt,
+            actions.stopped_reason,
+        )
+        if self._spans is not None and (len(actions.started) or len(actions.stopped)):
+            self._spans.note(state)
         if state.round_number != before.round_number:
-            self._samples.append((state.time_s, *self._busy.tolist()))
+            self._samples.append((state.time_s, *self._totals.busy.tolist()))
         for number in ended:
-            row = before.jobs.rows[before.row_of(number)]
+            at = before.row_of(number)
+            row = before.jobs.rows[at]
             last_s = (state.time_s - row["counted_s"]) * (row["kind"] >= 0)
             self._end_s[number] = state.time_s
             self._is_finished[number] = is_finish
             self._held_s[number] = row["held_s"] + last_s
-            share = before.jobs.shares[before.row_of(number)].sum() + row["pair_share"]
+            share = before.jobs.shares[at].sum() + row["pair_share"]
             self._target_s[number] = row["target_s"] + share * (state.time_s - row["counted_s"])
 
     def finished(
         self, state: State, measured: tuple[int, int], left_out: Counts, cpu_seconds: float
     ) -> FleetRun:
         """The record of the whole run."""
+        totals = self._totals
         samples = np.array(self._samples, dtype=float).reshape(-1, state.num_kinds + 1)
         return FleetRun(
             policy=state.rules.policy,
@@ -73,7 +95,7 @@ class Recorder:
             num_devices=state.num_devices,
             names=self._work.trace.names,
             arrival_s=self._work.trace.arrival_s,
-            start_s=self._start_s,
+            start_s=totals.start_s,
             end_s=self._end_s,
             is_finished=self._is_finished,
             held_s=self._held_s,
@@ -81,12 +103,12 @@ class Recorder:
             ideal_s=self._work.total_steps / self._work.steps_per_s.max(axis=1).clip(1e-300),
             measured=measured,
             left_out=left_out,
-            busy_device_s=self._busy_device_s,
-            up_device_s=self._up_device_s,
-            cost=float(self._busy_device_s @ state.price_per_hour) / 3600.0,
+            busy_device_s=totals.busy_device_s,
+            up_device_s=totals.up_device_s,
+            cost=float(totals.busy_device_s @ state.price_per_hour) / 3600.0,
             num_rounds=state.round_number,
-            num_starts=self._num_starts,
-            num_preemptions=self._num_stops,
+            num_starts=int(totals.num_started[0]),
+            num_preemptions=int(totals.num_preempted[0]),
             simulated_s=state.time_s,
             sample_time_s=samples[:, 0],
             sample_busy=samples[:, 1:],

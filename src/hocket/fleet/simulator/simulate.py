@@ -6,6 +6,7 @@ follows from its rate. O(events x jobs that have not ended), in microseconds eac
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -88,6 +89,8 @@ def _can_run(work: Work, state: State) -> NDArray[np.bool_]:
 
 def _given_up(actions: Actions) -> tuple[int, ...]:
     """Jobs that crashed once too often."""
+    if not len(actions.stopped):
+        return ()
     return tuple(actions.stopped[actions.stopped_reason == GIVEN_UP].tolist())
 
 
@@ -95,19 +98,20 @@ class _Feed:
     """Events in order of time: jobs that end, jobs that come, faults, rounds."""
 
     def __init__(self, work: Work, can_run: NDArray[np.bool_], faults: FaultSource) -> None:
+        from hocket.fleet.rounds.kernels.count import first_to_finish
+
         self._work, self._faults = work, faults
+        self._first_to_finish = first_to_finish
         self._coming = np.flatnonzero(can_run).tolist()
         self._arrival_s = work.trace.arrival_s[can_run].tolist()
         self._at = 0
 
     def next_event(self, state: State) -> tuple[Event, tuple[int, ...]]:
         """The next event, and the jobs that finish by it."""
-        from hocket.fleet.rounds.kernel import first_to_finish
-
-        end_s, row = first_to_finish(state.jobs)
+        end_s, row = self._first_to_finish(state.jobs)
         arrival_s = self._arrival_s[self._at] if self._at < len(self._coming) else np.inf
         time_s = min(end_s, arrival_s, self._faults.next_s, state.next_tick_s)
-        if not np.isfinite(time_s):
+        if not math.isfinite(time_s):
             raise NoFeasiblePlanError("jobs wait that can never run", hint="check the policy")
         if end_s == time_s:
             number = int(state.jobs.rows["number"][row])

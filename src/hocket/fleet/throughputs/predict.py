@@ -1,10 +1,10 @@
 """Throughputs of a model that nobody ran yet, from the costs and the simulator.
 
 One device: the step is simulated alone on it. A gang trains data parallel: every member does the
-step on a batch of its own, then gradients are summed around a ring; what of that the backward pass
-hides is left out, as `hocket.cost.parallel` has it. Steps of all members count, as in Gavel's table,
-so a gang of n that scales perfectly has n times the throughput of one device. Not modelled: input
-pipelines, buckets of gradients, and other jobs on the same links. O(kinds x (ops + reads)).
+step on a batch of its own, then gradients are summed around a ring; what the backward pass hides of
+that costs nothing, by the rule of `hocket.cost.parallel`. Steps of all members count, as in Gavel's
+table, so a gang of n that scales perfectly has n times the throughput of one device. Not modelled:
+input pipelines, buckets of gradients, other jobs on the same links. O(kinds x (ops + reads)).
 """
 
 from __future__ import annotations
@@ -20,16 +20,13 @@ from hocket.cost.collectives import RingPath, ring_all_reduce_s
 from hocket.cost.parallel.step import exposed_s
 from hocket.cost.roofline import estimate_costs
 from hocket.errors import InputFileError
-from hocket.fleet.throughputs.servers import Servers
+from hocket.fleet.throughputs.servers import SPREAD, Servers
 from hocket.fleet.throughputs.table import Profile, Throughputs
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.engine import simulate
 from hocket.units import format_bytes
-
-SPREAD = "_unconsolidated"
-"""What the name of a kind ends in where the members of a gang are on different servers."""
 
 
 @dataclass(frozen=True, kw_only=True)

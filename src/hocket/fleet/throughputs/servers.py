@@ -15,6 +15,9 @@ from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.kinds import preset_kinds
 from hocket.hardware.shorthand import MOST_PER_HOST, PER_HOST, cluster_from_text
 
+SPREAD = "_unconsolidated"
+"""What the name of a kind ends in where the members of a gang are on different servers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Servers:
@@ -49,7 +52,7 @@ def find_servers(text: str) -> Servers:
     eight, joined by PCIe and a network of 100 Gbit/s; machines have their own links.
     """
     name, equals, hardware = (part.strip() for part in text.partition("="))
-    if not name or (equals and not hardware):
+    if not name or name.endswith(SPREAD) or (equals and not hardware):
         hint = "write it like v100, k80 or v100=dgx1-v100"
         raise UsageError(f"cannot read {text!r} as a kind of device", hint=hint)
     hardware = _preset(hardware or name)

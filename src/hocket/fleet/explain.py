@@ -1,0 +1,142 @@
+"""Why a job waits: one sentence, the evidence behind it, and when it is expected to start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hocket.fleet.forecast import first_start
+from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.state import PHASES, RUNNING, WAITING, State
+
+MAX_HOLDERS = 20
+"""Jobs named as holding what another waits for; the evidence says how many more there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What a job does or waits for."""
+
+    number: int
+    sentence: str
+    evidence: Mapping[str, Any]
+    """Plain data: shares, debts, free devices, who holds what the job could use."""
+    estimated_start_s: float | None = None
+    """A moment; None for a job that runs, never starts, or starts later than was looked."""
+    not_before_s: float | None = None
+    """How far was looked where no start was found; None where nothing would change that."""
+
+    def to_data(self) -> dict[str, Any]:
+        """As an answer to a request."""
+        return {
+            "job": self.number,
+            "sentence": self.sentence,
+            "estimated_start_s": self.estimated_start_s,
+            "not_before_s": self.not_before_s,
+            "evidence": dict(self.evidence),
+        }
+
+
+def explain(state: State, number: int) -> Explanation:
+    """What a job does or waits for; raises `UsageError` for a job that is not there or ended."""
+    row = state.row_of(number)
+    phase = int(state.jobs.rows["phase"][row])
+    sentence, start_s, not_before_s = f"job {number} {reason(state, number)}", None, None
+    if phase == WAITING:
+        ahead = first_start(state, number)
+        start_s = ahead.start_of(number)
+        if start_s is not None:
+            sentence += f"; it is expected to start {_from_now(start_s - state.time_s)}"
+        elif ahead.is_cut_off:
+            not_before_s = ahead.reached_s
+            span = words_for_seconds(not_before_s - state.time_s)
+            sentence += f"; it is not expected to start within {span}"
+    return Explanation(
+        number=number,
+        sentence=sentence,
+        evidence=_evidence(state, row),
+        estimated_start_s=start_s,
+        not_before_s=not_before_s,
+    )
+
+
+def words_for_seconds(duration_s: float) -> str:
+    """A duration as people say it: ``'40 s'``, ``'12 min'``, ``'3.5 h'``, ``'6 days'``."""
+    if not math.isfinite(duration_s):
+        return "an unknown time"
+    for limit_s, unit_s, unit in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
+        if duration_s < limit_s:
+            value = duration_s / unit_s
+            return f"{value:.1f} {unit}" if unit == "h" and value < 10 else f"{value:.0f} {unit}"
+    return f"{duration_s / 86400:.0f} days"
+
+
+def _from_now(duration_s: float) -> str:
+    return f"in {words_for_seconds(duration_s)}" if duration_s > 0.0 else "now"
+
+
+def _evidence(state: State, row: int) -> dict[str, Any]:
+    job = state.jobs.rows[row]
+    able = state.jobs.steps_per_s[row] > 0.0
+    round_s = state.rules.round_s
+    return {
+        "phase": PHASES[int(job["phase"])],
+        "policy": state.rules.policy,
+        "gang": int(job["gang"]),
+        "weight": float(job["weight"]),
+        "has_share": bool(job["has_share"]),
+        "target_share": float(state.jobs.shares[row].sum() + job["pair_share"]),
+        "held_s": float(job["held_s"]),
+        "target_s": float(job["target_s"]),
+        "waiting_since_s": float(job["waiting_since_s"]) if job["phase"] == WAITING else None,
+        "failures": int(job["failures"]),
+        "attempt": int(job["attempt"]),
+        "next_round_s": float(state.next_tick_s) if np.isfinite(state.next_tick_s) else None,
+        "kinds": [
+            {
+                "kind": state.kinds[kind],
+                "steps_per_s": float(state.jobs.steps_per_s[row, kind]),
+                "devices": int(state.num_devices[kind]),
+                "free": free,
+                "target_share": float(state.jobs.shares[row, kind]),
+                "owed_rounds": float(state.jobs.credit_s[row, kind]) / round_s,
+            }
+            for kind, free in enumerate(free_devices(state))
+            if able[kind]
+        ],
+        **_holders(state, row),
+    }
+
+
+def free_devices(state: State) -> list[int]:
+    """Working devices that nobody holds, of each kind."""
+    held = state.device_kind[state.is_up & (state.holders[:, 0] >= 0)]
+    free: list[int] = (state.num_devices - np.bincount(held, minlength=state.num_kinds)).tolist()
+    return free
+
+
+def _holders(state: State, row: int) -> dict[str, Any]:
+    """The jobs on devices that this one could use, those that end first at the front."""
+    rows = state.jobs.rows
+    others = np.flatnonzero(rows["phase"] == RUNNING)
+    others = others[(state.jobs.steps_per_s[row, rows["kind"][others]] > 0.0) & (others != row)]
+    left = rows["total_steps"][others] - rows["done_steps"][others]
+    rate = rows["rate"][others]
+    left_s = np.where(rate > 0.0, left / np.where(rate > 0.0, rate, 1.0), np.inf)
+    order = np.argsort(left_s, kind="stable")
+    return {
+        "num_holders": len(others),
+        "holders": [
+            {
+                "job": int(rows["number"][others[at]]),
+                "kind": state.kinds[int(rows["kind"][others[at]])],
+                "devices": int(rows["gang"][others[at]]),
+                "seconds_left": float(left_s[at]) if np.isfinite(left_s[at]) else None,
+            }
+            for at in order[:MAX_HOLDERS]
+        ],
+    }

@@ -1,0 +1,349 @@
+"""What will become of the jobs of a fleet: its own state run forward with the same ``step``.
+
+No jobs come, nothing breaks, and a job ends when its rate says so, as in the simulator; so with
+the same jobs both decide the same. Another policy, more devices or fewer answer "what if". The run
+is bounded by a count of events and says where it was cut off; a job of which nobody knows when it
+ends never does. O(events x jobs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError, unknown_name
+from hocket.fleet.policies import find_policy
+from hocket.fleet.rounds.actions import MOVED, Actions
+from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick
+from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Device, State
+from hocket.fleet.rounds.step import step
+
+Counts = NDArray[np.int64]
+
+MAX_EVENTS = 2_000
+MAX_ADDED_DEVICES = 10_000
+_JOBS_IN_TIME = 250_000
+"""Jobs times events that people wait for."""
+_MANY_JOBS = 512
+"""Beyond, starts are foreseen to half a round."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Forecast:
+    """When the jobs of a state start and end; NaN for what did not happen within the forecast."""
+
+    policy: str
+    time_s: float
+    """The moment from which it looks forward."""
+    reached_s: float
+    """How far it looked."""
+    is_cut_off: bool
+    """Whether it stopped at its limit, with jobs left that would still start or end."""
+    num_events: int
+    num_preemptions: int
+    numbers: Counts
+    names: tuple[str, ...]
+    submitted_s: FloatArray
+    start_s: FloatArray
+    """When a job next gets devices; the moment of the forecast for one that holds some."""
+    end_s: FloatArray
+    busy_device_s: FloatArray
+    """``[kind]``, as what follows."""
+    up_device_s: FloatArray
+
+    @property
+    def num_ended(self) -> int:
+        """Jobs that ended within the forecast."""
+        return int(np.isfinite(self.end_s).sum())
+
+    @property
+    def average_completion_s(self) -> float:
+        """Mean time from submission to end, of the jobs that ended; NaN where none did."""
+        ended = np.isfinite(self.end_s)
+        return float((self.end_s - self.submitted_s)[ended].mean()) if ended.any() else np.nan
+
+    @property
+    def last_end_s(self) -> float:
+        """When the last job ended; NaN where none did."""
+        ended = self.end_s[np.isfinite(self.end_s)]
+        return float(ended.max()) if len(ended) else np.nan
+
+    @property
+    def utilisation(self) -> float:
+        """Part of the devices' time that is used until then; NaN where no time passes."""
+        up_s = float(self.up_device_s.sum())
+        return float(self.busy_device_s.sum()) / up_s if up_s > 0.0 else np.nan
+
+    def start_of(self, number: int) -> float | None:
+        """When a job starts, or None."""
+        return _known(self.start_s[self._row(number)])
+
+    def end_of(self, number: int) -> float | None:
+        """When a job ends, or None."""
+        return _known(self.end_s[self._row(number)])
+
+    def to_data(self) -> dict[str, Any]:
+        """All of it as plain data; null for what is not known."""
+        jobs = zip(self.numbers.tolist(), self.names, self.start_s, self.end_s, strict=True)
+        return {
+            "policy": self.policy,
+            "time_s": self.time_s,
+            "reached_s": self.reached_s,
+            "is_cut_off": self.is_cut_off,
+            "num_events": self.num_events,
+            "num_jobs": len(self.numbers),
+            "num_ended": self.num_ended,
+            "num_preemptions": self.num_preemptions,
+            "average_completion_s": _known(self.average_completion_s),
+            "last_end_s": _known(self.last_end_s),
+            "utilisation": _known(self.utilisation),
+            "jobs": [
+                {"number": number, "name": name, "start_s": _known(start), "end_s": _known(end)}
+                for number, name, start, end in jobs
+            ],
+        }
+
+    def _row(self, number: int) -> int:
+        row = int(np.searchsorted(self.numbers, number))
+        if row >= len(self.numbers) or self.numbers[row] != number:
+            raise UsageError(f"there is no job {number}", hint="it may have ended")
+        return row
+
+
+def forecast(
+    state: State,
+    *,
+    policy: str | None = None,
+    add: tuple[Device, ...] = (),
+    remove: tuple[str, ...] = (),
+    until_started: Iterable[int] | None = None,
+    grain_s: float = 0.0,
+    max_events: int = MAX_EVENTS,
+) -> Forecast:
+    """Run a state forward until its jobs have ended, or those asked for have started.
+
+    With another ``policy`` shares are computed anew when the next round begins; devices come and
+    go at once. Jobs that end within ``grain_s`` of each other end together, which looks further
+    ahead for the same work and is wrong by less than that per end. Raises `UsageError` for names
+    that are not known.
+    """
+    policy = policy or state.rules.policy
+    find_policy(policy)
+    run = _Run(state, None if until_started is None else set(until_started))
+    if policy != state.rules.policy:
+        rules = replace(state.rules, policy=policy)
+        run.state = state.but(rules=rules, is_dirty=True, solved_s=-np.inf, warm=None)
+    for event in _changes_of_devices(state, add, remove):
+        run.take(event)
+    run.expect()
+    while not run.is_over() and run.num_events < max_events:
+        following = next_event(run.state, grain_s)
+        if following is None:
+            break
+        run.take(following)
+    return run.result()
+
+
+def first_start(state: State, number: int) -> Forecast:
+    """A forecast that ends when a job gets devices, or after some tenths of a second."""
+    state.row_of(number)
+    return first_starts(state, (number,))
+
+
+def first_starts(state: State, numbers: Iterable[int]) -> Forecast:
+    """As `first_start`, until all these jobs got devices once."""
+    return forecast(
+        state,
+        until_started=numbers,
+        grain_s=affordable_grain_s(state),
+        max_events=affordable_events(state),
+    )
+
+
+def affordable_events(state: State) -> int:
+    """Events of some tenths of a second: each costs more the more jobs there are."""
+    return min(max(_JOBS_IN_TIME // max(len(state.jobs.rows), 1), 50), MAX_EVENTS)
+
+
+def affordable_grain_s(state: State) -> float:
+    """How exactly ends are foreseen: half a round where there are many jobs."""
+    return state.rules.round_s / 2.0 if len(state.jobs.rows) > _MANY_JOBS else 0.0
+
+
+def estimated_start_s(state: State, number: int) -> float | None:
+    """When a job next gets devices, or None where that is further off than the forecast looks."""
+    return first_start(state, number).start_of(number)
+
+
+def resized(state: State, counts: Mapping[str, int]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """Devices to add and names to remove, so that so many of each kind work; idle ones go first."""
+    add: list[Device] = []
+    remove: list[str] = []
+    for kind, count in counts.items():
+        if kind not in state.kinds:
+            raise unknown_name("kind of device", kind, state.kinds)
+        if count < 0:
+            raise UsageError(f"there cannot be {count} devices of kind {kind!r}")
+        more = count - int(state.num_devices[state.kinds.index(kind)])
+        if more > MAX_ADDED_DEVICES:
+            hint = f"at most {MAX_ADDED_DEVICES:,} more than there are"
+            raise UsageError(f"{count} devices of kind {kind!r} are too many", hint=hint)
+        add.extend(_fresh_devices(state, kind, more))
+        remove.extend(_least_used(state, kind, -more))
+    return tuple(add), tuple(remove)
+
+
+def at_moment(state: State, time_s: float) -> State:
+    """The state with its accounts brought up to a later moment of the same round."""
+    if not state.time_s < time_s < state.next_tick_s:
+        return state
+    return step(state, Tick(time_s=time_s))[0]
+
+
+def next_event(state: State, grain_s: float = 0.0) -> Event | None:
+    """What happens next if nobody interferes: ends of jobs or a round; None for nothing."""
+    from hocket.fleet.rounds.kernels.count import first_to_finish
+
+    end_s, row = first_to_finish(state.jobs)
+    if not np.isfinite(min(end_s, state.next_tick_s)):
+        return None
+    if end_s > state.next_tick_s:
+        return Tick(time_s=max(state.next_tick_s, state.time_s))
+    if grain_s > 0.0:
+        return _ends_together(state, float(end_s), grain_s)
+    number = int(state.jobs.rows["number"][row])
+    return Finish(time_s=max(float(end_s), state.time_s), numbers=(number,))
+
+
+def _ends_together(state: State, first_s: float, grain_s: float) -> Finish:
+    """All ends within a grain of the first, at their mean."""
+    rows = state.jobs.rows
+    some = rows[(rows["phase"] == RUNNING) & (rows["rate"] > 0.0)]
+    left_s = (some["total_steps"] - some["done_steps"]) / some["rate"]
+    end_s = np.maximum(some["counted_s"], some["ready_s"]) + left_s
+    together = end_s <= min(first_s + grain_s, state.next_tick_s)
+    mean_s = max(float(end_s[together].mean()), state.time_s)
+    return Finish(time_s=mean_s, numbers=tuple(some["number"][together].tolist()))
+
+
+def _changes_of_devices(
+    state: State, add: tuple[Device, ...], remove: tuple[str, ...]
+) -> Iterable[Event]:
+    for name in remove:
+        if name not in state.device_names:
+            raise unknown_name("device", name, state.device_names)
+    if remove:
+        yield RemoveDevices(time_s=state.time_s, names=remove)
+    if add:
+        yield AddDevices(time_s=state.time_s, devices=add)
+
+
+def _fresh_devices(state: State, kind: str, count: int) -> Iterable[Device]:
+    taken = set(state.device_names)
+    number = 0
+    while count > 0:
+        name = f"{kind}-more-{number}"
+        number += 1
+        if name not in taken:
+            count -= 1
+            yield Device(name=name, kind=kind)
+
+
+def _least_used(state: State, kind: str, count: int) -> list[str]:
+    if count <= 0:
+        return []
+    up = np.flatnonzero(state.is_up & (state.device_kind == state.kinds.index(kind)))
+    is_held = state.holders[up, 0] >= 0
+    order = up[np.lexsort((-up, is_held))]
+    return [state.device_names[device] for device in order[:count]]
+
+
+def _known(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+class _Run:
+    """A forecast as it goes."""
+
+    def __init__(self, state: State, wanted: set[int] | None) -> None:
+        live = state.jobs.taken(state.jobs.rows["phase"] != ENDED)
+        self.state = state
+        self.num_events = self._num_stops = 0
+        self._first = state
+        self._wanted = wanted
+        self._numbers = np.ascontiguousarray(live.rows["number"])
+        self._submitted_s = np.ascontiguousarray(live.rows["submitted_s"])
+        self._start_s = np.where(live.rows["phase"] == RUNNING, state.time_s, np.nan)
+        self._end_s = np.full(len(live.rows), np.nan)
+        self._num_to_come = 0
+        self._busy = _busy_devices(state)
+        self._busy_device_s, self._up_device_s = np.zeros((2, state.num_kinds))
+
+    def expect(self) -> None:
+        """Count the starts and ends that can still happen."""
+        rows = self.state.jobs.rows
+        fits = self.state.num_devices >= rows["gang"][:, None]
+        able = ((self.state.jobs.steps_per_s > 0.0) & fits).any(axis=1)
+        able &= (rows["phase"] != PAUSED) & (rows["phase"] != ENDED)
+        at = np.searchsorted(self._numbers, rows["number"][able])
+        starts = int(np.isnan(self._start_s[at]).sum())
+        self._num_to_come = starts + int(np.isfinite(rows["total_steps"][able]).sum())
+        if self._wanted is not None:
+            self._wanted &= set(self._numbers[at[np.isnan(self._start_s[at])]].tolist())
+
+    def is_over(self) -> bool:
+        """Whether all that was asked for is known."""
+        return self._num_to_come <= 0 or (self._wanted is not None and not self._wanted)
+
+    def take(self, event: Event) -> None:
+        """Let something happen."""
+        before = self.state
+        self.state, actions = step(before, event)
+        self.num_events += 1
+        passed_s = self.state.time_s - before.time_s
+        if passed_s > 0.0:
+            self._busy_device_s += passed_s * self._busy
+            self._up_device_s += passed_s * before.num_devices
+        if isinstance(event, Finish):
+            self._end_s[np.searchsorted(self._numbers, event.numbers)] = self.state.time_s
+            self._num_to_come -= len(event.numbers)
+        if len(actions.started) or len(actions.stopped):
+            self._note(actions)
+
+    def _note(self, actions: Actions) -> None:
+        self._busy = _busy_devices(self.state)
+        self._num_stops += int((actions.stopped_reason <= MOVED).sum())
+        at = np.searchsorted(self._numbers, actions.started)
+        fresh = at[np.isnan(self._start_s[at])]
+        self._start_s[fresh] = self.state.time_s
+        self._num_to_come -= len(fresh)
+        if self._wanted is not None:
+            self._wanted -= set(self._numbers[fresh].tolist())
+
+    def result(self) -> Forecast:
+        """What was seen."""
+        return Forecast(
+            policy=self.state.rules.policy,
+            time_s=self._first.time_s,
+            reached_s=self.state.time_s,
+            is_cut_off=not self.is_over(),
+            num_events=self.num_events,
+            num_preemptions=self._num_stops,
+            numbers=self._numbers,
+            names=tuple(self._first.names[number] for number in self._numbers.tolist()),
+            submitted_s=self._submitted_s,
+            start_s=self._start_s,
+            end_s=self._end_s,
+            busy_device_s=self._busy_device_s,
+            up_device_s=self._up_device_s,
+        )
+
+
+def _busy_devices(state: State) -> FloatArray:
+    held = state.device_kind[(state.holders[:, 0] >= 0) & state.is_up]
+    return np.bincount(held, minlength=state.num_kinds).astype(float)

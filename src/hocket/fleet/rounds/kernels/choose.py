@@ -1,0 +1,58 @@
+"""Walk wishes in order and grant what fits. O(wishes + pairs x jobs that share)."""
+
+from __future__ import annotations
+
+from hocket.compiled.jit import compiled
+from hocket.fleet.rounds.state import Jobs
+from hocket.fleet.rounds.tables import Choice, Wishes
+
+
+@compiled
+def choose(jobs: Jobs, num_wishes: int, wishes: Wishes, choice: Choice) -> None:
+    """Who runs where.
+
+    A wish below ``jobs x kinds`` is a job on a kind; the others are rows of ``pairs`` (profile,
+    profile, kind) and go to the first jobs of both profiles in ``queue`` that are still free. A
+    reserved job that does not fit keeps what is left of the kind from those after it.
+    """
+    num_kinds = choice.free.shape[0]
+    num_single = jobs.rows.shape[0] * num_kinds
+    for at in range(num_wishes):
+        wish = wishes.order[at]
+        if wish >= num_single:
+            _grant_pair(jobs, wish - num_single, wishes, choice)
+            continue
+        job, kind = wish // num_kinds, wish % num_kinds
+        if choice.kind[job] >= 0:
+            continue
+        if jobs.rows.gang[job] <= choice.free[kind]:
+            choice.kind[job] = kind
+            choice.free[kind] -= jobs.rows.gang[job]
+        elif wishes.is_reserved[job]:
+            choice.free[kind] = 0
+
+
+@compiled
+def _grant_pair(jobs: Jobs, at: int, wishes: Wishes, choice: Choice) -> None:
+    a, b, kind = wishes.pairs[at, 0], wishes.pairs[at, 1], wishes.pairs[at, 2]
+    one = _next_of(a, -1, wishes, choice)
+    other = _next_of(b, one, wishes, choice)
+    if one < 0 or other < 0 or jobs.rows.gang[one] > choice.free[kind]:
+        return
+    choice.kind[one] = kind
+    choice.kind[other] = kind
+    choice.partner[one] = other
+    choice.partner[other] = one
+    choice.free[kind] -= jobs.rows.gang[one]
+
+
+@compiled
+def _next_of(profile: int, but: int, wishes: Wishes, choice: Choice) -> int:
+    """The first job of a profile that has nothing yet; ``queue_at`` moves past those that have."""
+    at, end = wishes.queue_at[profile, 0], wishes.queue_at[profile, 1]
+    while at < end and choice.kind[wishes.queue[at]] >= 0:
+        at += 1
+    wishes.queue_at[profile, 0] = at
+    while at < end and (choice.kind[wishes.queue[at]] >= 0 or wishes.queue[at] == but):
+        at += 1
+    return wishes.queue[at] if at < end else -1

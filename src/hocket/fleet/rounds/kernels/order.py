@@ -1,0 +1,166 @@
+"""Wishes in order of urgency: a stable merge sort by several keys. O(wishes log wishes)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.fleet.rounds.kernels.rates import speed_on
+from hocket.fleet.rounds.state import Jobs
+from hocket.fleet.rounds.tables import Pace, Wishes
+
+Counts = NDArray[np.int64]
+
+_WAITING, _RUNNING = 0, 1
+_UNITS_PER_ROUND = 16.0
+"""Debts are compared in coarse units, so that noise of a solver decides nothing."""
+_FIRST = 1e6
+"""Rounds by which reserved jobs go before others, and protected ones before those."""
+_LAST = -1e6
+"""Rounds by which wishes that nobody owes come after all debts."""
+_HALF_ROUNDS = 300.0
+"""Rounds that a job still needs where it may take half of the slack."""
+
+
+@compiled_entry(
+    "hocket.fleet.rounds.state",
+    "hocket.fleet.rounds.tables",
+    "hocket.fleet.rounds.kernels.rates",
+)
+def order_by_share(jobs: Jobs, kinds: Counts, largest_server: Counts, wishes: Wishes) -> int:
+    """Gavel's order: kind by kind, share over time received, then debt, then share."""
+    num_kinds, size = kinds.shape[0], 0
+    for at in range(num_kinds):
+        kind, start = kinds[at], size
+        for i in range(jobs.rows.shape[0]):
+            can_run = speed_on(jobs, i, kind, largest_server) > 0.0
+            if jobs.rows.phase[i] > _RUNNING or not can_run:
+                continue
+            wish, share = i * num_kinds + kind, jobs.shares[i, kind]
+            wishes.keys[0, wish] = share / max(jobs.received_s[i, kind], 1e-9)
+            if jobs.rows.has_share[i] == 0:
+                # Jobs that came since the last allocation stand behind all others.
+                wishes.keys[0, wish] = -1.0
+            wishes.keys[1, wish] = np.rint(jobs.credit_s[i, kind] * 1000.0)
+            wishes.keys[2, wish] = share
+            wishes.order[size] = wish
+            size += 1
+        _sort(wishes, start, size)
+    return size
+
+
+@compiled_entry(
+    "hocket.fleet.rounds.state",
+    "hocket.fleet.rounds.tables",
+    "hocket.fleet.rounds.kernels.rates",
+)
+def order_by_debt(
+    jobs: Jobs, time_s: float, pace: Pace, largest_server: Counts, wishes: Wishes
+) -> int:
+    """All that jobs and pairs want, what is owed most first; of equals, what would be lost most."""
+    num_kinds, size = jobs.shares.shape[1], 0
+    for i in range(jobs.rows.shape[0]):
+        phase = jobs.rows.phase[i]
+        if phase > _RUNNING or (pace.only_waiting and phase != _WAITING):
+            continue
+        best = 1e-300
+        for j in range(num_kinds):
+            best = max(best, speed_on(jobs, i, j, largest_server))
+            if jobs.credit_s[i, j] > pace.patience_s and jobs.shares[i, j] > 0.0:
+                wishes.is_reserved[i] = True
+        for j in range(num_kinds):
+            speed = speed_on(jobs, i, j, largest_server)
+            if speed > 0.0:
+                wish = i * num_kinds + j
+                _weigh(jobs, i, j, speed, speed / best, time_s, pace, wishes)
+                wishes.order[size] = wish
+                size += 1
+    first_pair = jobs.rows.shape[0] * num_kinds
+    for pair in range(wishes.pairs.shape[0]):
+        wishes.order[size] = first_pair + pair
+        size += 1
+    _sort(wishes, 0, size)
+    return size
+
+
+@compiled
+def _weigh(
+    jobs: Jobs,
+    i: int,
+    j: int,
+    speed: float,
+    relative_speed: float,
+    time_s: float,
+    pace: Pace,
+    wishes: Wishes,
+) -> None:
+    """Rounds that a job is owed on a kind, and what goes before or after all debts."""
+    is_here = jobs.rows.kind[i] == j and jobs.rows.partner[i] < 0
+    wish = i * jobs.shares.shape[1] + j
+    if jobs.shares[i, j] > 0.0:
+        owed = jobs.credit_s[i, j] / pace.round_s
+        if is_here:
+            owed += pace.stickiness_rounds
+        left = max(jobs.rows.total_steps[i] - jobs.rows.done_steps[i], 0.0)
+        rounds_left = left / (speed * pace.round_s)
+        owed += pace.slack_rounds * _HALF_ROUNDS / (_HALF_ROUNDS + rounds_left)
+        urgency = np.floor(owed * _UNITS_PER_ROUND) / _UNITS_PER_ROUND
+        if wishes.is_reserved[i]:
+            urgency += _FIRST
+    else:
+        urgency = _LAST + np.rint(relative_speed * 1e6) / 1e6 + (0.5 if is_here else 0.0)
+    lost = 0.0
+    if is_here and jobs.rows.phase[i] == _RUNNING:
+        if time_s - jobs.rows.started_s[i] < pace.min_run_s:
+            urgency += 4.0 * _FIRST
+        if jobs.rows.rate[i] > 0.0:
+            lost_s = (jobs.rows.done_steps[i] - jobs.rows.saved_steps[i]) / jobs.rows.rate[i]
+            lost = np.floor(lost_s / pace.round_s * _UNITS_PER_ROUND)
+    wishes.keys[0, wish] = urgency
+    wishes.keys[1, wish] = lost
+    wishes.keys[2, wish] = 0.0
+
+
+@compiled
+def _sort(wishes: Wishes, start: int, stop: int) -> None:
+    """Sort a part of the order, the largest keys first; equals stay as they stood."""
+    width, is_swapped = 1, False
+    order, other = wishes.order, wishes.scratch
+    while width < stop - start:
+        low = start
+        while low < stop:
+            middle, high = min(low + width, stop), min(low + 2 * width, stop)
+            _merge(order, other, low, middle, high, wishes.keys)
+            low = high
+        order, other = other, order
+        width, is_swapped = width * 2, not is_swapped
+    if is_swapped:
+        for at in range(start, stop):
+            wishes.order[at] = wishes.scratch[at]
+
+
+@compiled
+def _merge(
+    order: Counts, merged: Counts, low: int, middle: int, high: int, keys: FloatArray
+) -> None:
+    left, right = low, middle
+    for at in range(low, high):
+        takes_right = left >= middle
+        if left < middle and right < high:
+            takes_right = _goes_before(keys, order[right], order[left])
+        if takes_right:
+            merged[at] = order[right]
+            right += 1
+        else:
+            merged[at] = order[left]
+            left += 1
+
+
+@compiled
+def _goes_before(keys: FloatArray, one: int, other: int) -> bool:
+    for key in range(keys.shape[0]):
+        if keys[key, one] != keys[key, other]:
+            return bool(keys[key, one] > keys[key, other])
+    return False

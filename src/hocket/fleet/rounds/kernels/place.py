@@ -1,0 +1,236 @@
+"""Devices for the chosen jobs, and what that stops and starts. O(devices + starts x servers)."""
+
+from __future__ import annotations
+
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.fleet.rounds.kernels.choose import choose
+from hocket.fleet.rounds.kernels.rates import row_of, set_rate
+from hocket.fleet.rounds.state import Jobs
+from hocket.fleet.rounds.tables import Changes, Choice, Deal, Floor, Speeds, Wishes
+
+_WAITING, _RUNNING = 0, 1
+_PREEMPTED, _MOVED = 0, 1
+
+
+@compiled_entry(
+    "hocket.fleet.rounds.state",
+    "hocket.fleet.rounds.tables",
+    "hocket.fleet.rounds.kernels.choose",
+    "hocket.fleet.rounds.kernels.rates",
+)
+def hand_out(
+    jobs: Jobs,
+    num_wishes: int,
+    wishes: Wishes,
+    deal: Deal,
+    speeds: Speeds,
+    choice: Choice,
+    floor: Floor,
+    changes: Changes,
+) -> None:
+    """Grant wishes in their order, give devices to those granted, and write both down."""
+    for device in range(floor.holders.shape[0]):
+        for slot in range(2):
+            if floor.holders[device, slot] >= 0:
+                floor.holders[device, slot] = row_of(jobs, floor.holders[device, slot])
+    for i in range(jobs.rows.shape[0]):
+        keeps = deal.keeps_running and jobs.rows.phase[i] == _RUNNING
+        choice.kind[i] = jobs.rows.kind[i] if keeps else -1
+        choice.partner[i] = row_of(jobs, jobs.rows.partner[i]) if keeps else -1
+    if deal.keeps_running:
+        _count_in_use(floor, choice)
+    choose(jobs, num_wishes, wishes, choice)
+    if deal.needs_share:
+        for i in range(jobs.rows.shape[0]):
+            if jobs.rows.has_share[i] == 0:
+                choice.kind[i] = -1
+    _stay(jobs, choice, changes)
+    _release(floor, changes)
+    _place(jobs, choice, floor, changes)
+    _write_stops(jobs, deal, choice, changes)
+    _write_starts(jobs, deal, choice, changes)
+    for i in range(jobs.rows.shape[0]):
+        partner = choice.partner[i]
+        jobs.rows.partner[i] = jobs.rows.number[partner] if partner >= 0 else -1
+        if choice.kind[i] >= 0:
+            set_rate(jobs, i, partner, speeds)
+    _name(jobs, floor, changes)
+
+
+@compiled
+def _count_in_use(floor: Floor, choice: Choice) -> None:
+    for server in range(floor.num_free.shape[0]):
+        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
+            if floor.holders[floor.order[at], 0] >= 0:
+                choice.free[floor.server_kind[server]] -= 1
+
+
+@compiled
+def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
+    """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
+    for i in range(choice.kind.shape[0]):
+        changes.stays[i] = jobs.rows.phase[i] == _RUNNING and choice.kind[i] == jobs.rows.kind[i]
+    for i in range(choice.kind.shape[0]):
+        if not changes.stays[i]:
+            continue
+        old, new = row_of(jobs, jobs.rows.partner[i]), choice.partner[i]
+        if old == new:
+            continue
+        # Of two jobs that would both stay but may not both, the later one moves.
+        parts = 0 <= old < i and changes.stays[old]
+        joins = 0 <= new < i and changes.stays[new]
+        changes.stays[i] = not (parts or joins)
+
+
+@compiled
+def _release(floor: Floor, changes: Changes) -> None:
+    for device in range(floor.holders.shape[0]):
+        for slot in range(2):
+            row = floor.holders[device, slot]
+            if row >= 0 and not changes.stays[row]:
+                floor.holders[device, slot] = -1
+        if floor.holders[device, 0] < 0:
+            floor.holders[device, 0] = floor.holders[device, 1]
+            floor.holders[device, 1] = -1
+    for server in range(floor.num_free.shape[0]):
+        floor.num_free[server] = 0
+        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
+            floor.num_free[server] += floor.holders[floor.order[at], 0] < 0
+
+
+@compiled
+def _place(jobs: Jobs, choice: Choice, floor: Floor, changes: Changes) -> None:
+    """Large gangs first, so that they find whole servers."""
+    gang = 1
+    for i in range(jobs.rows.shape[0]):
+        gang = max(gang, jobs.rows.gang[i])
+    while gang > 0:
+        smaller = 0
+        for i in range(jobs.rows.shape[0]):
+            if choice.kind[i] < 0 or changes.stays[i]:
+                continue
+            if jobs.rows.gang[i] == gang:
+                _place_one(jobs, i, choice, floor, changes)
+            elif jobs.rows.gang[i] < gang:
+                smaller = max(smaller, jobs.rows.gang[i])
+        gang = smaller
+
+
+@compiled
+def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Changes) -> None:
+    partner, kind = choice.partner[i], choice.kind[i]
+    if partner >= 0 and _join(i, partner, floor, changes):
+        jobs.rows.is_spread[i] = jobs.rows.is_spread[partner]
+    else:
+        best = _best_server(kind, jobs.rows.gang[i], floor)
+        is_spread = best < 0 or floor.num_free[best] < jobs.rows.gang[i]
+        if is_spread and jobs.spread_steps_per_s[i, kind] <= 0.0:
+            # The gang can run on one server only, and none has room for it.
+            choice.kind[i] = -1
+            choice.partner[i] = -1
+            if partner >= 0:
+                choice.partner[partner] = -1
+            return
+        jobs.rows.is_spread[i] = is_spread
+        _take(i, kind, jobs.rows.gang[i], best, floor, changes)
+    at = changes.size[1]
+    changes.started[0, at] = i
+    changes.device_ptr[at + 1] = changes.size[2]
+    changes.size[1] = at + 1
+
+
+@compiled
+def _join(i: int, partner: int, floor: Floor, changes: Changes) -> bool:
+    """Take the second place on the devices of a partner that has its own already."""
+    size = changes.size[2]
+    for device in range(floor.holders.shape[0]):
+        if floor.holders[device, 0] == partner:
+            floor.holders[device, 1] = i
+            changes.device[size] = device
+            size += 1
+    has_joined = size > changes.size[2]
+    changes.size[2] = size
+    return has_joined
+
+
+@compiled
+def _best_server(kind: int, need: int, floor: Floor) -> int:
+    """The fullest server with room for all, else the emptiest; -1 where all are full."""
+    best = -1
+    for server in range(floor.num_free.shape[0]):
+        room = floor.num_free[server]
+        if floor.server_kind[server] != kind or room == 0:
+            continue
+        if room == need:
+            return server
+        if best < 0:
+            best = server
+        elif room >= need:
+            if floor.num_free[best] < need or room < floor.num_free[best]:
+                best = server
+        elif floor.num_free[best] < room:
+            best = server
+    return best
+
+
+@compiled
+def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: Changes) -> None:
+    while need > 0 and best >= 0:
+        for at in range(floor.server_ptr[best], floor.server_ptr[best + 1]):
+            device = floor.order[at]
+            if need > 0 and floor.holders[device, 0] < 0:
+                floor.holders[device, 0] = i
+                floor.num_free[best] -= 1
+                changes.device[changes.size[2]] = device
+                changes.size[2] += 1
+                need -= 1
+        if need > 0:
+            best = _best_server(kind, need, floor)
+
+
+@compiled
+def _write_stops(jobs: Jobs, deal: Deal, choice: Choice, changes: Changes) -> None:
+    size = 0
+    for i in range(jobs.rows.shape[0]):
+        if jobs.rows.phase[i] != _RUNNING:
+            continue
+        if not deal.keeps_running or not changes.stays[i]:
+            # A checkpoint per round and per stop: more than a round of work is never lost.
+            jobs.rows.saved_steps[i] = jobs.rows.done_steps[i]
+        if changes.stays[i]:
+            continue
+        changes.stopped[0, size] = jobs.rows.number[i]
+        changes.stopped[1, size] = jobs.rows.attempt[i]
+        changes.stopped[2, size] = _MOVED if choice.kind[i] >= 0 else _PREEMPTED
+        jobs.rows.phase[i] = _WAITING
+        jobs.rows.kind[i] = -1
+        jobs.rows.waiting_since_s[i] = deal.time_s
+        size += 1
+    changes.size[0] = size
+
+
+@compiled
+def _write_starts(jobs: Jobs, deal: Deal, choice: Choice, changes: Changes) -> None:
+    for at in range(changes.size[1]):
+        i = changes.started[0, at]
+        jobs.rows.phase[i] = _RUNNING
+        jobs.rows.kind[i] = choice.kind[i]
+        jobs.rows.attempt[i] += 1
+        jobs.rows.started_s[i] = deal.time_s
+        jobs.rows.ready_s[i] = deal.time_s + deal.restart_s
+        jobs.rows.measured_s[i] = deal.time_s + deal.restart_s
+        jobs.rows.measured_steps[i] = jobs.rows.done_steps[i]
+
+
+@compiled
+def _name(jobs: Jobs, floor: Floor, changes: Changes) -> None:
+    """From rows back to numbers."""
+    for at in range(changes.size[1]):
+        i = changes.started[0, at]
+        changes.started[0, at] = jobs.rows.number[i]
+        changes.started[1, at] = jobs.rows.attempt[i]
+        changes.started[2, at] = jobs.rows.partner[i]
+    for device in range(floor.holders.shape[0]):
+        for slot in range(2):
+            if floor.holders[device, slot] >= 0:
+                floor.holders[device, slot] = jobs.rows.number[floor.holders[device, slot]]

@@ -1,0 +1,53 @@
+"""How fast a running job is: alone or beside another, on one server or spread over several."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.fleet.rounds.state import Jobs
+from hocket.fleet.rounds.tables import Speeds
+
+Counts = NDArray[np.int64]
+
+
+@compiled
+def row_of(jobs: Jobs, number: int) -> int:
+    """The row of a job, by bisection; -1 where there is none."""
+    low, high = 0, jobs.rows.shape[0]
+    while low < high:
+        middle = (low + high) >> 1
+        if jobs.rows.number[middle] < number:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < jobs.rows.shape[0] and jobs.rows.number[low] == number else -1
+
+
+@compiled
+def speed_on(jobs: Jobs, i: int, kind: int, largest_server: Counts) -> float:
+    """Steps per second of a job that has devices of a kind, as few servers as there can be."""
+    if jobs.rows.gang[i] > largest_server[kind]:
+        return jobs.spread_steps_per_s[i, kind]
+    return jobs.steps_per_s[i, kind]
+
+
+@compiled
+def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
+    """Steps per second of a running job; ``partner`` is a row, -1 for none."""
+    kind = jobs.rows.kind[i]
+    rate = jobs.spread_steps_per_s[i, kind] if jobs.rows.is_spread[i] else jobs.steps_per_s[i, kind]
+    if partner >= 0:
+        rate = speeds.beside[jobs.rows.profile[i], jobs.rows.profile[partner], kind]
+    if speeds.whole_s > 0.0:
+        whole = np.floor(rate * speeds.whole_s)
+        if whole > 0.0:
+            rate = whole / speeds.whole_s
+    jobs.rows.rate[i] = rate
+
+
+@compiled_entry("hocket.fleet.rounds.state", "hocket.fleet.rounds.tables")
+def renew_rate(jobs: Jobs, i: int, speeds: Speeds) -> None:
+    """The rate of a running job whose throughput was measured anew."""
+    set_rate(jobs, i, row_of(jobs, jobs.rows.partner[i]), speeds)

@@ -1,0 +1,61 @@
+"""Devices taken from jobs between rounds, and whether any that are free can be used. O(devices)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.compiled.jit import compiled_entry
+from hocket.fleet.rounds.kernels.rates import row_of, set_rate, speed_on
+from hocket.fleet.rounds.state import Jobs, Layout
+from hocket.fleet.rounds.tables import Speeds
+
+Counts = NDArray[np.int64]
+
+_WAITING, _RUNNING = 0, 1
+
+
+@compiled_entry(
+    "hocket.fleet.rounds.state",
+    "hocket.fleet.rounds.tables",
+    "hocket.fleet.rounds.kernels.rates",
+)
+def take_away(
+    jobs: Jobs, at: Counts, phase: int, time_s: float, speeds: Speeds, holders: Counts
+) -> None:
+    """Give jobs another phase and free what they hold; their partners go on alone."""
+    for one in range(at.shape[0]):
+        i = at[one]
+        partner = row_of(jobs, jobs.rows.partner[i])
+        if partner >= 0:
+            jobs.rows.partner[partner] = -1
+            set_rate(jobs, partner, -1, speeds)
+        if jobs.rows.phase[i] == _RUNNING:
+            for device in range(holders.shape[0]):
+                if holders[device, 0] == jobs.rows.number[i]:
+                    holders[device, 0] = holders[device, 1]
+                    holders[device, 1] = -1
+                elif holders[device, 1] == jobs.rows.number[i]:
+                    holders[device, 1] = -1
+        jobs.rows.phase[i] = phase
+        jobs.rows.kind[i] = -1
+        jobs.rows.partner[i] = -1
+        jobs.rows.waiting_since_s[i] = time_s
+
+
+@compiled_entry("hocket.fleet.rounds.state", "hocket.fleet.rounds.kernels.rates")
+def can_start(jobs: Jobs, holders: Counts, layout: Layout, free: Counts) -> bool:
+    """Whether free devices suffice for any waiting job; ``free`` is filled with their number."""
+    for kind in range(free.shape[0]):
+        free[kind] = layout.num_devices[kind]
+    for server in range(layout.server_kind.shape[0]):
+        for at in range(layout.server_ptr[server], layout.server_ptr[server + 1]):
+            if holders[layout.order[at], 0] >= 0:
+                free[layout.server_kind[server]] -= 1
+    for i in range(jobs.rows.shape[0]):
+        if jobs.rows.phase[i] == _WAITING:
+            for kind in range(free.shape[0]):
+                can_run = speed_on(jobs, i, kind, layout.largest_server) > 0.0
+                if can_run and jobs.rows.gang[i] <= free[kind]:
+                    return True
+    return False

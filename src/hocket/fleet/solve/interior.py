@@ -1,0 +1,191 @@
+"""The highest level of many jobs that may share devices: an interior-point method.
+
+Mehrotra's predictor-corrector method (SIAM Journal on Optimization 1992) on the program of a few
+columns per job. Its equations are solved by conjugate gradients only as exactly as a step needs
+(Gondzio, "Matrix-free interior point method", 2012), and demands that are no straight lines of the
+level are followed by their tangents from step to step. O(columns) per iteration of the gradients,
+some tens of them per step at first and some hundreds in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.fleet.solve.pair_tables import Columns, Guide, new_guide
+
+Tangent = Callable[[float], tuple[FloatArray, FloatArray]]
+"""Of a level: what each row rises with it, and the limit of each row at level 0."""
+
+_MAX_STEPS = 40
+_MAX_GRADIENTS = 400
+_EXACT = 1e-5
+"""How exactly the equations of a step are solved."""
+_NEAREST = 0.99
+"""Part of the way to the border that a step may go."""
+_LEAST_CENTRING = 0.02
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Inside:
+    """An answer that is inside of all limits but for its residuals."""
+
+    amount: FloatArray
+    """``[column]``: summed time."""
+    level: float
+    dual: FloatArray
+    """``[row]``."""
+
+
+def climb_inside(
+    columns: Columns, tangent: Tangent, dual: FloatArray, num_pools: int, accuracy: float
+) -> Inside:
+    """The highest level to a relative ``accuracy``, from any positive duals of the rows."""
+    guide = new_guide(len(dual), num_pools)
+    rise, limit = tangent(1.0)
+    have, cost = _start(columns, rise, limit, dual)
+    num_columns = len(columns.row_a)
+    for _ in range(_MAX_STEPS):
+        rise, limit = tangent(float(have[num_columns]))
+        step = _Step(columns, rise, limit, guide, have, cost)
+        if step.is_done(accuracy):
+            break
+        have, cost, is_exact = step.taken()
+        if not is_exact:
+            break
+    return Inside(
+        amount=have[:num_columns],
+        level=float(have[num_columns]),
+        dual=cost[num_columns + 1 :],
+    )
+
+
+def _start(
+    columns: Columns, rise: FloatArray, limit: FloatArray, dual: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Amounts, level and slack, and the costs of each of them: all well above 0."""
+    num_rows = len(rise)
+    shared_by = np.bincount(columns.row_a, minlength=num_rows + 2)
+    shared_by += np.bincount(columns.row_b, minlength=num_rows + 2)
+    shared_by[num_rows] = 0
+    amount = 0.8 / np.maximum(shared_by[columns.row_a], shared_by[columns.row_b])
+    slack = np.maximum(0.4 * np.abs(limit), 0.4)
+    dual = np.maximum(dual, 0.1)
+    cost = np.maximum(_costs(columns, dual), 0.3)
+    return np.concatenate([amount, [1.0], slack]), np.concatenate([cost, [1.0], dual])
+
+
+def _uses(columns: Columns, amount: FloatArray, num_rows: int) -> FloatArray:
+    from hocket.fleet.solve.interior_kernel import use_of_rows
+
+    rows = np.empty(num_rows + 2)
+    use_of_rows(columns, np.ascontiguousarray(amount), rows)
+    return rows[:num_rows]
+
+
+def _costs(columns: Columns, dual: FloatArray) -> FloatArray:
+    from hocket.fleet.solve.interior_kernel import cost_of_columns
+
+    cost = np.empty(len(columns.row_a))
+    cost_of_columns(columns, np.concatenate([dual, [0.0, 0.0]]), cost)
+    return cost
+
+
+class _Step:
+    """One step of the method from a point of amounts, level and slack and the cost of each."""
+
+    def __init__(
+        self,
+        columns: Columns,
+        rise: FloatArray,
+        limit: FloatArray,
+        guide: Guide,
+        have: FloatArray,
+        cost: FloatArray,
+    ) -> None:
+        self.columns, self.rise, self.guide = columns, rise, guide
+        self.have, self.cost = have, cost
+        self.num_columns, self.num_rows = len(columns.row_a), len(rise)
+        # A level is worth as much as all demands together, so that duals of jobs are about 1.
+        self.reward = float(np.abs(rise).sum())
+        self.lacking = limit - self.used_by(have)
+        dual = cost[self.num_columns + 1 :]
+        self.unpaid = self.costs_at(dual) - cost
+        self.unpaid[self.num_columns] -= self.reward
+        self.middle = float(have @ cost) / len(have)
+
+    def used_by(self, have: FloatArray) -> FloatArray:
+        """What amounts, the level and slack take of every row."""
+        amount, level = have[: self.num_columns], have[self.num_columns]
+        used = _uses(self.columns, amount, self.num_rows)
+        return np.asarray(used + self.rise * level + have[self.num_columns + 1 :])
+
+    def costs_at(self, dual: FloatArray) -> FloatArray:
+        """What amounts, the level and slack cost at duals of the rows."""
+        return np.concatenate([_costs(self.columns, dual), [self.rise @ dual], dual])
+
+    def is_done(self, accuracy: float) -> bool:
+        """Whether level and limits are as exact as wanted."""
+        missing = len(self.have) * self.middle
+        is_close = missing <= accuracy * self.reward * self.have[self.num_columns]
+        return bool(is_close and np.abs(self.lacking).max() <= accuracy)
+
+    def taken(self) -> tuple[FloatArray, FloatArray, bool]:
+        """The next point, and whether its equations were solved well enough to go on."""
+        self._set_guide()
+        product = self.have * self.cost
+        first, first_cost, dual, _ = self._towards(-product, np.zeros(self.num_rows + 2))
+        primal, price = _length(self.have, first), _length(self.cost, first_cost)
+        reached = (self.have + primal * first) @ (self.cost + price * first_cost) / len(product)
+        centring = max((reached / self.middle) ** 3, _LEAST_CENTRING)
+        wanted = centring * self.middle - product - first * first_cost
+        move, move_cost, _, is_exact = self._towards(wanted, dual)
+        primal = _NEAREST * _length(self.have, move)
+        price = _NEAREST * _length(self.cost, move_cost)
+        return self.have + primal * move, self.cost + price * move_cost, is_exact
+
+    def _set_guide(self) -> None:
+        from hocket.fleet.solve.interior_kernel import set_guide
+
+        ratio, at = self.have / self.cost, self.num_columns
+        self.weight, self.level_weight = ratio[:at], float(ratio[at])
+        self.guide.diagonal[:] = ratio[at + 1 :]
+        set_guide(self.columns, self.weight, self.rise, self.guide)
+        self.guide.corner[-1, -1] -= 1.0 / self.level_weight
+        self.guide.inverse[:] = np.linalg.inv(self.guide.corner)
+
+    def _towards(
+        self, wanted: FloatArray, start: FloatArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray, bool]:
+        """The change of the point that makes the products of amounts and costs as wanted."""
+        from hocket.fleet.solve.interior_kernel import solve_step
+
+        right = self.used_by((wanted - self.have * self.unpaid) / self.cost) - self.lacking
+        step = start.copy()
+        iterations = solve_step(
+            self.columns,
+            self.weight,
+            self.rise,
+            self.level_weight,
+            self.guide,
+            right,
+            step,
+            _EXACT,
+            _MAX_GRADIENTS,
+        )
+        move_cost = self.costs_at(step[: self.num_rows]) + self.unpaid
+        return (
+            (wanted - self.have * move_cost) / self.cost,
+            move_cost,
+            step,
+            iterations < _MAX_GRADIENTS,
+        )
+
+
+def _length(values: FloatArray, move: FloatArray) -> float:
+    """How far values stay positive, at most 1."""
+    falling = move < 0.0
+    return float(np.min(-values[falling] / move[falling], initial=1.0))

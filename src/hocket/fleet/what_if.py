@@ -1,0 +1,88 @@
+"""What if: the jobs of a fleet under another policy, or with more devices or fewer.
+
+Both futures are run from the same state with the same bounds, and are compared up to the moment
+that both reached, on jobs that end in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.fleet.forecast import (
+    Forecast,
+    affordable_events,
+    affordable_grain_s,
+    forecast,
+    resized,
+)
+from hocket.fleet.rounds.state import State
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class WhatIf:
+    """Two futures of one state: as things are, and as asked."""
+
+    now: Forecast
+    then: Forecast
+
+    @property
+    def horizon_s(self) -> float:
+        """The moment up to which both can be compared; infinite where both saw all."""
+        cut = [future.reached_s for future in (self.now, self.then) if future.is_cut_off]
+        return min(cut, default=np.inf)
+
+    @property
+    def num_ended(self) -> tuple[int, int]:
+        """Jobs that end up to then, now and as asked."""
+        now, then = self._ended()
+        return int(now.sum()), int(then.sum())
+
+    @property
+    def average_completion_s(self) -> tuple[float, float]:
+        """Mean time from submission to end of the jobs that end in both; NaN where none does."""
+        now, then = self._ended()
+        both = now & then
+        if not both.any():
+            return np.nan, np.nan
+        submitted_s = self.now.submitted_s[both]
+        return (
+            float((self.now.end_s[both] - submitted_s).mean()),
+            float((self.then.end_s[both] - submitted_s).mean()),
+        )
+
+    def to_data(self) -> dict[str, Any]:
+        """As an answer to a request."""
+        averages = [value if np.isfinite(value) else None for value in self.average_completion_s]
+        futures = (self.now.to_data(), self.then.to_data())
+        both = zip(futures, self.num_ended, averages, strict=True)
+        return {
+            "horizon_s": self.horizon_s if np.isfinite(self.horizon_s) else None,
+            **{
+                name: {**future, "num_ended": num_ended, "average_completion_s": average}
+                for name, (future, num_ended, average) in zip(("now", "then"), both, strict=True)
+            },
+        }
+
+    def _ended(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        # A comparison with NaN is false, which is meant.
+        return self.now.end_s <= self.horizon_s, self.then.end_s <= self.horizon_s
+
+
+def what_if(
+    state: State, *, policy: str | None = None, num_devices: Mapping[str, int] | None = None
+) -> WhatIf:
+    """The future of a state, and that with another policy or other numbers of devices by kind."""
+    add, remove = resized(state, num_devices or {})
+    bounds: dict[str, Any] = {
+        "grain_s": affordable_grain_s(state),
+        "max_events": 2 * affordable_events(state),
+    }
+    return WhatIf(
+        now=forecast(state, **bounds),
+        then=forecast(state, policy=policy, add=add, remove=remove, **bounds),
+    )

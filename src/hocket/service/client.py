@@ -1,0 +1,230 @@
+"""The service as a program on the same or another machine talks to it, with the standard library.
+
+Neither redirects nor proxies are followed: the token goes to the named address and nowhere else.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from hocket.config import fleet_token
+from hocket.errors import HocketError, InputFileError, RunError, UsageError
+from hocket.service.endpoint import read_endpoint
+from hocket.service.token import NAME as TOKEN_NAME
+from hocket.service.token import read_token
+
+TIMEOUT_S = 60.0
+PATIENCE_S = 10.0
+"""How long a request that is safe to repeat waits for a service that is being restarted."""
+_PAUSE_S = 0.25
+_MAX_ANSWER_BYTES = 256 * 2**20
+_BLOCK_BYTES = 65536
+
+
+class UnreachableError(RunError):
+    """Nobody answers, or not in a way that can be understood."""
+
+    code = "unreachable"
+
+
+class RefusedByServiceError(UsageError):
+    """The service understood and said no; ``status`` is the one of HTTP."""
+
+    status = 400
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a service is and what opens it."""
+
+    url: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"Address({self.url!r})"
+
+
+class FleetClient:
+    """Requests to a service; ``locate`` is asked each time, since a restart may move it."""
+
+    def __init__(self, locate: Callable[[], Address]) -> None:
+        self._locate = locate
+
+    def get(self, path: str, **query: object) -> Any:
+        """The answer to a question; tried again for a while where nobody answers."""
+        return _patiently(lambda: self._call("GET", _with_query(path, query)))
+
+    def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
+        """Ask for a change, once."""
+        return self._call("POST", path, body, headers)
+
+    def delete(self, path: str) -> Any:
+        """Ask that something ends, once."""
+        return self._call("DELETE", path)
+
+    def submit(self, spec: Mapping[str, Any]) -> Any:
+        """Submit a job exactly once, however often that has to be tried."""
+        headers = {"Idempotency-Key": secrets.token_hex(16)}
+        return _patiently(lambda: self._call("POST", "/v1/jobs", spec, headers))
+
+    def pages(self, path: str, key: str, **query: object) -> Iterator[Any]:
+        """All entries of a list that comes in pages."""
+        after: int | None = 0
+        while after is not None:
+            page = self.get(path, after=after, **query)
+            yield from page[key]
+            after = page["next_after"]
+
+    def blocks(self, path: str, **query: object) -> Iterator[bytes]:
+        """An answer as it comes; it may go on for as long as the other side wants."""
+        with _Exchange(self._locate(), timeout_s=None) as exchange:
+            answer = exchange.ask("GET", _with_query(path, query))
+            while block := exchange.read(answer):
+                yield block
+
+    def _call(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        with _Exchange(self._locate(), timeout_s=TIMEOUT_S) as exchange:
+            answer = exchange.ask(method, path, body, headers)
+            return exchange.content(answer)
+
+
+def find_service(folder: Path, url: str | None = None) -> FleetClient:
+    """The service of a state folder, or the one at ``url`` with the token of the environment."""
+    if url is not None:
+        token = fleet_token()
+        if token is None:
+            raise UsageError("--url needs a token", hint="put it into HOCKET_FLEET_TOKEN")
+        address = Address(_checked_url(url), token)
+        return FleetClient(lambda: address)
+
+    def locate() -> Address:
+        token = read_token(folder)
+        if token is None:
+            hint = "start one with hocket fleet serve, or name its folder with --state"
+            raise UsageError(f"no fleet was ever served from {str(folder)!r}", hint=hint)
+        return Address(_checked_url(read_endpoint(folder)), fleet_token() or token)
+
+    return FleetClient(locate)
+
+
+def job_path(number: int, rest: str = "") -> str:
+    """``/v1/jobs/7`` and what follows."""
+    return f"/v1/jobs/{quote(str(number), safe='')}{rest}"
+
+
+def _checked_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise UsageError(f"{url!r} is no address of a service", hint="http://127.0.0.1:8080")
+    return url.rstrip("/")
+
+
+def _with_query(path: str, query: Mapping[str, object]) -> str:
+    given = {key: _text(value) for key, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _patiently(ask: Callable[[], Any]) -> Any:
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask()
+        except UnreachableError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(_PAUSE_S)
+
+
+class _Exchange:
+    """One connection for one request, closed whatever happens."""
+
+    def __init__(self, address: Address, timeout_s: float | None) -> None:
+        parts = urlsplit(address.url)
+        self._address = address
+        self._prefix = parts.path
+        make = http.client.HTTPConnection
+        if parts.scheme == "https":
+            make = http.client.HTTPSConnection
+        self._connection = make(parts.hostname or "", parts.port, timeout=timeout_s)
+
+    def __enter__(self) -> _Exchange:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def ask(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> http.client.HTTPResponse:
+        """Send the request; raises the error that the answer tells of."""
+        data = None if body is None else json.dumps(body).encode()
+        all_headers = {"Authorization": f"Bearer {self._address.token}", **(headers or {})}
+        if data is not None:
+            all_headers["Content-Type"] = "application/json"
+        try:
+            self._connection.request(method, self._prefix + path, data, all_headers)
+            answer = self._connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        if answer.status >= 300:
+            raise _error_of(answer.status, self.content(answer), self._address.url)
+        return answer
+
+    def read(self, answer: http.client.HTTPResponse) -> bytes:
+        """What has come since, at least a byte; empty at the end."""
+        try:
+            return answer.read1(_BLOCK_BYTES)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+
+    def content(self, answer: http.client.HTTPResponse) -> Any:
+        """The whole answer, which is JSON."""
+        try:
+            data = answer.read(_MAX_ANSWER_BYTES)
+            return json.loads(data)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        except (ValueError, RecursionError):
+            raise UnreachableError(
+                f"what answers at {self._address.url} is no fleet service"
+            ) from None
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        hint = "start it with hocket fleet serve; accepted jobs are not lost while it is away"
+        return UnreachableError(
+            f"no fleet service answers at {self._address.url}: {reason}", hint=hint
+        )
+
+
+def _error_of(status: int, content: object, url: str) -> HocketError:
+    told = content if isinstance(content, dict) else {}
+    detail, hint = str(told.get("detail", f"status {status}")), str(told.get("hint", ""))
+    if status == 401:
+        where = f"it is in the file {TOKEN_NAME!r} of the state folder"
+        return _refused(status, f"the service at {url} refuses the token", where)
+    if status == 503:
+        return UnreachableError(detail, hint=hint)
+    if status >= 500:
+        return RunError(f"the service failed: {detail}", hint=hint)
+    return _refused(status, detail, hint)
+
+
+def _refused(status: int, message: str, hint: str) -> RefusedByServiceError:
+    error = RefusedByServiceError(message, hint=hint)
+    error.status = status
+    return error

@@ -1,0 +1,316 @@
+"""What people, processes and executors tell the daemon, each as a function on a draft.
+
+A command that raises has changed nothing: it checks first, then lets `step` decide, then notes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import PurePath
+
+import numpy as np
+
+from hocket.errors import UsageError, unknown_name
+from hocket.fleet.rounds.events import (
+    AddDevices,
+    Cancel,
+    Fail,
+    Finish,
+    Pause,
+    Progress,
+    RemoveDevices,
+    Resume,
+    Submit,
+    Tick,
+)
+from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Device, Job, State
+from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.world import find, phase_of
+from hocket.service.errors import (
+    ConflictError,
+    KeyReusedError,
+    NotFoundError,
+    StaleAttemptError,
+)
+from hocket.service.executors.executor import LOST, AttemptName, Status
+from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, Lease
+from hocket.service.spec import JobSpec
+from hocket.service.store.batch import KeyRecord
+
+FindKey = Callable[[str], KeyRecord | None]
+FindJob = Callable[[int], JobRecord | None]
+
+# ── people ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def submit(
+    draft: Draft,
+    spec: JobSpec,
+    key: str | None,
+    team_weights: dict[str, float],
+    find_key: FindKey,
+) -> int:
+    """A new job, or the one that the same key made before; its number."""
+    body_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+    if key is not None and (known := draft.keys.get(key) or find_key(key)) is not None:
+        if known.body_hash != body_hash:
+            hint = "take a new key for another job"
+            raise KeyReusedError(f"this key was used for job {known.job}", hint=hint)
+        return known.job
+    if spec.folder is not None and not PurePath(spec.folder).is_absolute():
+        raise UsageError(f"folder {spec.folder!r} is no absolute path", where="folder")
+    number = draft.last_number + 1
+    state, team = with_team(draft.state, spec.team, team_weights)
+    job = Job(
+        number=number,
+        name=spec.name,
+        steps_per_s=steps_per_s(spec, state.kinds),
+        total_steps=math.inf if spec.total_steps is None else spec.total_steps,
+        gang=spec.gang,
+        weight=spec.weight,
+        deadline_s=math.inf if spec.deadline_s is None else draft.time_s + spec.deadline_s,
+        team=team,
+    )
+    record = JobRecord(number=number, spec=spec, status="queued", submitted_s=draft.time_s)
+    draft.happen(Submit(time_s=draft.time_s, jobs=(job,)), state=state, new_job=record)
+    if key is not None:
+        draft.keys[key] = KeyRecord(key=key, body_hash=body_hash, job=number)
+    return number
+
+
+def steps_per_s(spec: JobSpec, kinds: tuple[str, ...]) -> tuple[float, ...]:
+    """What is known of a job's speed on each kind; the same everywhere where nothing is."""
+    if spec.throughputs is None:
+        return tuple(1.0 for _ in kinds)
+    if not any(kind in kinds for kind in spec.throughputs):
+        name = next(iter(spec.throughputs), "")
+        raise unknown_name("kind of device", name, kinds, where="throughputs")
+    return tuple(spec.throughputs.get(kind, 0.0) for kind in kinds)
+
+
+def with_team(state: State, team: str, weights: dict[str, float]) -> tuple[State, int]:
+    """The state with a team in it, and the team's index."""
+    if team in state.teams:
+        return state, state.teams.index(team)
+    weight = np.append(state.team_weight, weights.get(team, 1.0))
+    return state.but(teams=(*state.teams, team), team_weight=weight), len(state.teams)
+
+
+def cancel(draft: Draft, number: int, version: int | None, find_job: FindJob) -> None:
+    """End a job; nothing happens to one that was cancelled before."""
+    record = _record(draft, number, version, find_job)
+    if record.status == "cancelled" or phase_of(draft.state, number) == ENDED:
+        return _refuse_ended(record)
+    draft.happen(Cancel(time_s=draft.time_s, numbers=(number,)))
+    draft.put_job(replace(draft.jobs[number], message="cancelled"))
+    draft.end(number, "cancelled")
+    return None
+
+
+def pause(draft: Draft, number: int, version: int | None, find_job: FindJob) -> None:
+    """Let a job hold no devices until it is resumed."""
+    record = _record(draft, number, version, find_job)
+    phase = phase_of(draft.state, number)
+    if phase == ENDED:
+        raise ConflictError(f"job {number} has ended ({record.status})")
+    if phase != PAUSED:
+        draft.happen(Pause(time_s=draft.time_s, numbers=(number,)))
+        draft.put_job(draft.jobs[number])
+        draft.note("paused", number)
+
+
+def resume(draft: Draft, number: int, version: int | None, find_job: FindJob) -> None:
+    """Let a paused job have devices again."""
+    record = _record(draft, number, version, find_job)
+    phase = phase_of(draft.state, number)
+    if phase == ENDED:
+        raise ConflictError(f"job {number} has ended ({record.status})")
+    if phase == PAUSED:
+        draft.happen(Resume(time_s=draft.time_s, numbers=(number,)))
+        draft.put_job(draft.jobs[number])
+        draft.note("resumed", number)
+
+
+def _record(draft: Draft, number: int, version: int | None, find_job: FindJob) -> JobRecord:
+    record = draft.jobs.get(number) or find_job(number)
+    if record is None:
+        raise NotFoundError(f"there is no job {number}")
+    if version is not None and version != record.version:
+        raise ConflictError(
+            f"job {number} has changed since: it is at version {record.version}, not {version}",
+            hint="look at it again, then decide",
+        )
+    return record
+
+
+def _refuse_ended(record: JobRecord) -> None:
+    if record.status in ("succeeded", "failed"):
+        raise ConflictError(f"job {record.number} has ended ({record.status})")
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def report(
+    draft: Draft, name: AttemptName, token: str, done_steps: float, is_finished: bool
+) -> Lease:
+    """What an attempt did so far; answers whether it may go on."""
+    _check_steps(done_steps)
+    attempt = _proven(draft, name, token)
+    if phase_of(draft.state, name.job) != ENDED:
+        if attempt.stopping_since_s is None:
+            draft.happen(
+                Progress(
+                    time_s=draft.time_s,
+                    number=name.job,
+                    attempt=name.attempt,
+                    done_steps=done_steps,
+                )
+            )
+        draft.put_job(replace(draft.jobs[name.job], done_steps=done_steps))
+        if is_finished:
+            _finish(draft, name.job)
+    return lease(draft, name)
+
+
+def _finish(draft: Draft, number: int) -> None:
+    draft.happen(Finish(time_s=draft.time_s, numbers=(number,)))
+    job = draft.jobs[number]
+    done_steps = job.spec.total_steps or job.done_steps
+    draft.put_job(replace(job, done_steps=done_steps, message="finished"))
+    draft.end(number, "finished")
+
+
+def lease(draft: Draft, name: AttemptName) -> Lease:
+    """Whether an attempt may go on, and until when."""
+    attempt = find(draft.attempts, name)
+    if attempt is None or attempt.stopping_since_s is not None:
+        since_s = draft.time_s if attempt is None else attempt.stopping_since_s or draft.time_s
+        grace_s = draft.jobs[name.job].spec.grace_s
+        return Lease(attempt=name.attempt, may_run=False, stop_by_s=since_s + grace_s)
+    ends_s = float(draft.state.next_tick_s)
+    round_ends_s = ends_s if math.isfinite(ends_s) else None
+    return Lease(attempt=name.attempt, may_run=True, round_ends_s=round_ends_s)
+
+
+def commit_checkpoint(
+    draft: Draft, name: AttemptName, token: str, step: float, path: str
+) -> CheckpointRecord:
+    """A checkpoint that the next attempt begins with; also of an attempt that is being stopped."""
+    _check_steps(step)
+    _proven(draft, name, token)
+    checkpoint = CheckpointRecord(
+        job=name.job, attempt=name.attempt, step=step, path=path, committed_s=draft.time_s
+    )
+    draft.put_checkpoint(checkpoint)
+    return checkpoint
+
+
+def _check_steps(steps: float) -> None:
+    if not 0.0 <= steps < math.inf:
+        raise UsageError(f"{steps!r} is no number of steps")
+
+
+def _proven(draft: Draft, name: AttemptName, token: str) -> AttemptRecord:
+    """The attempt that speaks: started and not ended, so that no newer one of its job runs."""
+    attempt = find(draft.attempts, name)
+    is_right = attempt is not None and hmac.compare_digest(attempt.token.encode(), token.encode())
+    if attempt is None or attempt.started_s is None or not is_right:
+        raise StaleAttemptError(
+            f"attempt {name.attempt} does not hold job {name.job}",
+            hint="it was stopped or lost; what it does no longer counts, so it should exit",
+        )
+    return attempt
+
+
+# ── executors and time ───────────────────────────────────────────────────────────────────────────
+
+
+def begun(draft: Draft, name: AttemptName) -> None:
+    """The processes of an attempt run."""
+    attempt, record = find(draft.attempts, name), draft.jobs.get(name.job)
+    if attempt is None or record is None or attempt.stopping_since_s is not None:
+        return
+    draft.put_job(replace(record, status="running"))
+
+
+def ended(draft: Draft, status: Status) -> None:
+    """Nothing of an attempt runs any more."""
+    name = status.name
+    attempt = find(draft.attempts, name)
+    if attempt is None:
+        return
+    if attempt.stopping_since_s is not None:
+        draft.close(name, attempt.outcome, status.exit_code)
+    elif status.phase != LOST and status.exit_code == 0:
+        draft.close(name, "finished", 0)
+        _finish(draft, name.job)
+    else:
+        draft.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
+        _fail(draft, name, _complaint(status))
+
+
+def silent(draft: Draft, name: AttemptName, silence_s: float) -> None:
+    """An attempt reported nothing for too long: it is stopped, and counts as failed."""
+    attempt = find(draft.attempts, name)
+    if attempt is not None and attempt.stopping_since_s is None:
+        _fail(draft, name, f"attempt {name.attempt} reported nothing for {silence_s:.0f} s")
+
+
+def _fail(draft: Draft, name: AttemptName, message: str) -> None:
+    assert phase_of(draft.state, name.job) == RUNNING
+    checkpoint = draft.checkpoints.get(name.job)
+    done_steps = None if checkpoint is None else checkpoint.step
+    job = draft.jobs[name.job]
+    job = replace(job, failures=job.failures + 1, message=message)
+    draft.put_job(job if done_steps is None else replace(job, done_steps=done_steps))
+    draft.happen(
+        Fail(
+            time_s=draft.time_s, number=name.job, attempt=name.attempt, done_steps=done_steps
+        )
+    )
+
+
+def _complaint(status: Status) -> str:
+    """How an attempt failed, in words."""
+    attempt = f"attempt {status.name.attempt}"
+    detail = f": {status.detail}" if status.detail else ""
+    if status.phase == LOST:
+        return f"{attempt} was lost{detail}"
+    if status.exit_code is None:
+        return f"{attempt} could not be run{detail}"
+    if status.exit_code < 0:
+        return f"{attempt} was killed by signal {-status.exit_code}{detail}"
+    return f"{attempt} ended with exit code {status.exit_code}{detail}"
+
+
+def see_devices(draft: Draft, devices: tuple[Device, ...]) -> None:
+    """What is there now, against what the state believes."""
+    state = draft.state
+    for device in devices:
+        if device.kind not in state.kinds:
+            raise UsageError(f"device {device.name!r} is of an unknown kind {device.kind!r}")
+    up = {name for name, is_up in zip(state.device_names, state.is_up, strict=True) if is_up}
+    there = {device.name for device in devices}
+    lost = tuple(name for name in state.device_names if name in up - there)
+    new = tuple(device for device in devices if device.name not in up)
+    if lost:
+        draft.happen(RemoveDevices(time_s=draft.time_s, names=lost))
+        for name in lost:
+            draft.note("device-lost", device=name)
+    if new:
+        draft.happen(AddDevices(time_s=draft.time_s, devices=new))
+        for device in new:
+            draft.note("device-added", device=device.name, device_kind=device.kind)
+
+
+def tick(draft: Draft) -> None:
+    """Begin a round where one is due."""
+    if draft.time_s < draft.state.next_tick_s:
+        return
+    draft.happen(Tick(time_s=draft.time_s))
+    draft.note("round", round=int(draft.state.round_number))

@@ -1,0 +1,263 @@
+"""The next world in the making: what a batch of commands changes, and the rows to store.
+
+Decisions come from `step`; here they become attempts and records. Nothing is seen by others before
+the batch is committed, and where that fails the draft is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hocket.fleet.rounds.actions import Start, Stop
+from hocket.fleet.rounds.events import Event
+from hocket.fleet.rounds.state import ENDED as STATE_ENDED
+from hocket.fleet.rounds.state import PAUSED, RUNNING, State
+from hocket.fleet.rounds.step import step
+from hocket.service.daemon.world import World, find, name_of, phase_of
+from hocket.service.executors.executor import AttemptName
+from hocket.service.records import (
+    ENDED,
+    AttemptRecord,
+    CheckpointRecord,
+    EventRecord,
+    JobRecord,
+    JobStatus,
+)
+from hocket.service.store.batch import Batch, KeyRecord
+
+_VERDICTS: dict[str, JobStatus] = {
+    "finished": "succeeded",
+    "cancelled": "cancelled",
+    "given up": "failed",
+}
+"""What a job ends as, by why it was ended."""
+
+
+class Draft:
+    """Changes of one batch; `finish` makes the world and the rows of them."""
+
+    def __init__(self, world: World, time_s: float, new_token: Callable[[], str]) -> None:
+        self.time_s = time_s
+        self.state = world.state
+        self.jobs = dict(world.jobs)
+        self.attempts = dict(world.attempts)
+        self.checkpoints = dict(world.checkpoints)
+        self.last_number = world.last_number
+        self.keys: dict[str, KeyRecord] = {}
+        self._before = world
+        self._new_token = new_token
+        self._waiting = dict.fromkeys(world.waiting)
+        self._held = dict(world.held)
+        self._touched: dict[int, None] = {}
+        self._ends: dict[int, str] = {}
+        self._changed_attempts: dict[AttemptName, AttemptRecord] = {}
+        self._num_new_attempts = 0
+        self._new_checkpoints: list[CheckpointRecord] = []
+        self._events: list[EventRecord] = []
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to commit."""
+        return self.state is not self._before.state or bool(self._touched or self._events)
+
+    # ── what commands do ──
+
+    def happen(
+        self, event: Event, *, state: State | None = None, new_job: JobRecord | None = None
+    ) -> None:
+        """Let `step` decide about an event and note what is to be done; ``state`` is what it
+        happens to where that is not simply the draft's."""
+        self.state, actions = step(self.state if state is None else state, event)
+        if new_job is not None:
+            self.last_number = new_job.number
+            self.put_job(new_job)
+            self.note("submitted", new_job.number, name=new_job.spec.name)
+        for stop in actions.stops:
+            self._stop(stop)
+        for start in actions.starts:
+            self._start(start)
+
+    def note(self, kind: str, job: int | None = None, **detail: Any) -> None:
+        """Something happened that people may want to see."""
+        sequence = self._before.last_sequence + len(self._events) + 1
+        self._events.append(
+            EventRecord(sequence=sequence, time_s=self.time_s, kind=kind, job=job, detail=detail)
+        )
+
+    def put_job(self, record: JobRecord) -> None:
+        """A new record of a job that has not ended."""
+        self.jobs[record.number] = record
+        self._touched[record.number] = None
+
+    def put_checkpoint(self, record: CheckpointRecord) -> None:
+        """A checkpoint that counts from now on."""
+        self.checkpoints[record.job] = record
+        self._new_checkpoints.append(record)
+        self.note("checkpoint", record.job, attempt=record.attempt, step=record.step)
+
+    def close(self, name: AttemptName, outcome: str, exit_code: int | None = None) -> None:
+        """Nothing of an attempt runs any more: its devices are free."""
+        record = find(self.attempts, name)
+        if record is None:
+            return
+        # Why it was stopped says more than how it then ended.
+        outcome = record.outcome or outcome
+        self._put(replace(record, ended_s=self.time_s, outcome=outcome, exit_code=exit_code))
+        if record.started_s is not None:
+            self.note(
+                "stopped", name.job, attempt=name.attempt, outcome=outcome, exit_code=exit_code
+            )
+
+    def end(self, number: int, why: str) -> None:
+        """A job is over for the state; people see it end with its last open attempt."""
+        # Also those that are being stopped for another reason: the next batch finds it there.
+        for record in self.attempts.get(number, ()):
+            self._put(replace(record, outcome=why))
+        self._ends[number] = why
+        self._touched[number] = None
+
+    # ── decisions ──
+
+    def _start(self, start: Start) -> None:
+        state = self.state
+        kind = state.kinds[int(state.device_kind[state.device_names.index(start.devices[0])])]
+        record = AttemptRecord(
+            job=start.number,
+            attempt=start.attempt,
+            devices=start.devices,
+            kind=kind,
+            token=self._new_token(),
+            decided_s=self.time_s,
+        )
+        self._num_new_attempts += 1
+        self._waiting[name_of(record)] = None
+        self._put(record)
+        job = self.jobs[start.number]
+        self.put_job(replace(job, attempt=start.attempt, status="starting"))
+
+    def _stop(self, stop: Stop) -> None:
+        if stop.reason in _VERDICTS:
+            self._ends[stop.number] = stop.reason
+        self._touched[stop.number] = None
+        name = AttemptName(stop.number, stop.attempt)
+        record = find(self.attempts, name)
+        if record is None:
+            return
+        self._put(replace(record, stopping_since_s=self.time_s, outcome=stop.reason))
+        if record.started_s is None:
+            # It was never started, so there is nothing to wait for.
+            self.close(name, stop.reason)
+        else:
+            self.note("stopping", stop.number, attempt=stop.attempt, reason=stop.reason)
+
+    def _put(self, record: AttemptRecord) -> None:
+        name = name_of(record)
+        others = [one for one in self.attempts.get(name.job, ()) if one.attempt != name.attempt]
+        kept = [*others, record] if record.ended_s is None else others
+        if kept:
+            self.attempts[name.job] = tuple(sorted(kept, key=lambda one: one.attempt))
+        else:
+            self.attempts.pop(name.job, None)
+        if record.ended_s is not None:
+            self._waiting.pop(name, None)
+            for device in record.devices:
+                if self._held.get(device) == name:
+                    del self._held[device]
+        self._changed_attempts[name] = record
+        self._touched[name.job] = None
+
+    def _tell(self) -> None:
+        """Waiting attempts whose devices are all left, and whose job runs nowhere, may start."""
+        for name in tuple(self._waiting):
+            record = find(self.attempts, name)
+            assert record is not None, "a waiting attempt is open"
+            runs = any(other.started_s is not None for other in self.attempts[name.job])
+            if runs or any(device in self._held for device in record.devices):
+                continue
+            del self._waiting[name]
+            self._held.update(dict.fromkeys(record.devices, name))
+            self._put(replace(record, started_s=self.time_s))
+            self.note(
+                "started", name.job,
+                attempt=name.attempt, devices=list(record.devices), kind=record.kind,
+            )  # fmt: skip
+
+    # ── the end of the batch ──
+
+    def finish(self) -> tuple[World, Batch]:
+        """The world after this batch, and what to store of it."""
+        self._tell()
+        changed = [record for number in self._touched if (record := self._refreshed(number))]
+        before = self._before
+        world = World(
+            state=self.state,
+            jobs=self.jobs,
+            attempts=self.attempts,
+            waiting=tuple(self._waiting),
+            held=self._held,
+            checkpoints=self.checkpoints,
+            last_number=self.last_number,
+            last_sequence=before.last_sequence + len(self._events),
+            num_attempts=before.num_attempts + self._num_new_attempts,
+            num_checkpoints=before.num_checkpoints + len(self._new_checkpoints),
+        )
+        batch = Batch(
+            state=self.state,
+            jobs=changed,
+            attempts=list(self._changed_attempts.values()),
+            checkpoints=self._new_checkpoints,
+            events=self._events,
+            keys=list(self.keys.values()),
+            first_new_number=before.last_number + 1,
+            last_number=world.last_number,
+            last_sequence=world.last_sequence,
+            num_attempts=world.num_attempts,
+            num_checkpoints=world.num_checkpoints,
+        )
+        return world, batch
+
+    def _refreshed(self, number: int) -> JobRecord | None:
+        """The record of a job as it is now; None where it is as before."""
+        record = self.jobs[number]
+        open_attempts = self.attempts.get(number, ())
+        newest = open_attempts[-1] if open_attempts else None
+        if newest is not None and record.started_s is None and newest.started_s is not None:
+            record = replace(record, started_s=newest.started_s)
+        record = replace(
+            record,
+            status=self._status(record, newest),
+            devices=() if newest is None else newest.devices,
+        )
+        old = self._before.jobs.get(number)
+        if record == old:
+            return None
+        if old is not None and replace(record, done_steps=old.done_steps) != old:
+            record = replace(record, version=old.version + 1)
+        if record.status in ENDED:
+            record = replace(record, ended_s=self.time_s)
+            self.note(record.status, number, message=record.message)
+            del self.jobs[number]
+            self.checkpoints.pop(number, None)
+        else:
+            self.jobs[number] = record
+        return record
+
+    def _status(self, record: JobRecord, newest: AttemptRecord | None) -> JobStatus:
+        phase = phase_of(self.state, record.number)
+        if phase == RUNNING:
+            return "running" if record.status == "running" else "starting"
+        if newest is not None:
+            return "stopping"
+        if phase == STATE_ENDED:
+            return _VERDICTS[self._ends.get(record.number) or self._why_closed(record)]
+        return "paused" if phase == PAUSED else "queued"
+
+    def _why_closed(self, record: JobRecord) -> str:
+        """Why a job was ended in an earlier batch: its attempts kept it until the last closed."""
+        return next(
+            attempt.outcome
+            for name, attempt in self._changed_attempts.items()
+            if name.job == record.number
+        )

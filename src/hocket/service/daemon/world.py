@@ -1,0 +1,148 @@
+"""All that the daemon knows, as one value: what `step` decided, and what became of it.
+
+The state gives a device away in the moment it decides; really it is free only when the attempt that
+had it has ended. So beside the state there are attempts: *open* until nothing of them runs any more,
+*told* once the executor was told to start them, *waiting* before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.fleet.rounds.state import ENDED, RUNNING, State
+from hocket.service.executors.executor import AttemptName
+from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class World:
+    """The fleet after a commit; never changed, only replaced."""
+
+    state: State
+    jobs: Mapping[int, JobRecord]
+    """Those that have not ended."""
+    attempts: Mapping[int, tuple[AttemptRecord, ...]]
+    """Open ones of each job, the oldest first; no entry where there is none."""
+    waiting: tuple[AttemptName, ...]
+    """Open attempts that were not told to start, in the order of their decisions."""
+    held: Mapping[str, AttemptName]
+    """Devices of the attempts that were told to start: each has one holder."""
+    checkpoints: Mapping[int, CheckpointRecord]
+    """The newest of each job that has one and has not ended."""
+    last_number: int = 0
+    last_sequence: int = 0
+    num_attempts: int = 0
+    num_checkpoints: int = 0
+
+    def attempt(self, name: AttemptName) -> AttemptRecord | None:
+        """An open attempt; None where it has ended or never was."""
+        return find(self.attempts, name)
+
+    def open_attempts(self) -> Iterator[AttemptRecord]:
+        """All of them, in no order."""
+        for records in self.attempts.values():
+            yield from records
+
+
+def find(
+    attempts: Mapping[int, tuple[AttemptRecord, ...]], name: AttemptName
+) -> AttemptRecord | None:
+    """The open attempt of a name."""
+    for record in attempts.get(name.job, ()):
+        if record.attempt == name.attempt:
+            return record
+    return None
+
+
+def name_of(record: AttemptRecord) -> AttemptName:
+    """Which attempt of which job it is."""
+    return AttemptName(record.job, record.attempt)
+
+
+def phase_of(state: State, number: int) -> int:
+    """What a job does for the state; ended where it does not know it any more."""
+    numbers = state.jobs.rows["number"]
+    row = int(np.searchsorted(numbers, number))
+    if row >= len(numbers) or numbers[row] != number:
+        return ENDED
+    return int(state.jobs.rows["phase"][row])
+
+
+def holder_index(
+    attempts: Mapping[int, tuple[AttemptRecord, ...]],
+) -> tuple[tuple[AttemptName, ...], dict[str, AttemptName]]:
+    """Waiting attempts and holders of devices, as open attempts tell them."""
+    records = sorted(
+        (record for some in attempts.values() for record in some),
+        key=lambda record: (record.decided_s, record.job, record.attempt),
+    )
+    waiting = tuple(name_of(record) for record in records if record.started_s is None)
+    held = {
+        device: name_of(record)
+        for record in records
+        if record.started_s is not None
+        for device in record.devices
+    }
+    return waiting, held
+
+
+def violations(world: World) -> list[str]:
+    """What must never be seen, in any world that was committed."""
+    return [
+        *_device_violations(world),
+        *_running_violations(world),
+        *(
+            f"job {number} has open attempts and no record"
+            for number in world.attempts
+            if number not in world.jobs
+        ),
+        *(
+            f"job {number} is in the state and has no record"
+            for number, phase in zip(*_numbers_and_phases(world.state), strict=True)
+            if phase != ENDED and number not in world.jobs
+        ),
+    ]
+
+
+def _numbers_and_phases(state: State) -> tuple[list[int], list[int]]:
+    return state.jobs.rows["number"].tolist(), state.jobs.rows["phase"].tolist()
+
+
+def _device_violations(world: World) -> Iterator[str]:
+    holders: dict[str, AttemptName] = {}
+    for record in world.open_attempts():
+        name = name_of(record)
+        if record.started_s is None:
+            continue
+        for device in record.devices:
+            if device in holders:
+                yield f"device {device!r} is given to {holders[device]} and to {name}"
+            holders[device] = name
+        others = world.attempts[record.job]
+        if sum(other.started_s is not None for other in others) > 1:
+            yield f"job {record.job} runs twice"
+    if holders != dict(world.held):
+        yield "the holders of devices are not those of the open attempts"
+
+
+def _running_violations(world: World) -> Iterator[str]:
+    """A job runs for the state where it has one open attempt that shall run, on those devices."""
+    rows = world.state.jobs.rows
+    runs = rows["phase"] == RUNNING
+    decided = dict(zip(rows["number"][runs].tolist(), rows["attempt"][runs].tolist(), strict=True))
+    wanted = {
+        record.job: record
+        for record in world.open_attempts()
+        if record.stopping_since_s is None
+    }
+    for number in decided.keys() ^ wanted.keys():
+        yield f"the state and the attempts differ in whether job {number} runs"
+    for number in decided.keys() & wanted.keys():
+        record = wanted[number]
+        if record.attempt != decided[number]:
+            yield f"job {number} runs attempt {record.attempt}, not {decided[number]}"
+        elif set(world.state.devices_of(number)) != set(record.devices):
+            yield f"job {number} runs on other devices than the state says"

@@ -1,0 +1,34 @@
+"""Where the service of a state folder is: a small file that each start writes anew."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from hocket.atomic import write_atomically
+from hocket.errors import InputFileError, UsageError
+from hocket.jsonfile import read_json
+
+NAME = "endpoint.json"
+_MAX_BYTES = 10_000
+
+
+def write_endpoint(folder: Path, url: str) -> None:
+    """Tell where the service is from now on."""
+    data = {"url": url, "pid": os.getpid()}
+    write_atomically(folder / NAME, (json.dumps(data) + "\n").encode())
+
+
+def read_endpoint(folder: Path) -> str:
+    """The address of the service; raises `UsageError` where none was ever started."""
+    path = folder / NAME
+    if not path.exists():
+        hint = "start one with hocket fleet serve, or name its folder with --state"
+        raise UsageError(f"no fleet was ever served from {str(folder)!r}", hint=hint)
+    content = read_json(path, _MAX_BYTES)
+    url = content.get("url") if isinstance(content, dict) else None
+    if not isinstance(url, str):
+        hint = "start the service again"
+        raise InputFileError("this does not tell where the service is", hint=hint, where=str(path))
+    return url

@@ -1,0 +1,44 @@
+"""Refusals of the service, each with the HTTP status that it becomes.
+
+UsageError
+├── NotFoundError      404  there is no such job
+├── ConflictError      409  the job has changed since, or has ended
+├── StaleAttemptError  409  the attempt is not the one that holds the job, or proves nothing
+└── KeyReusedError     422  the idempotency key belongs to another job
+RunError
+└── UnavailableError   503  nothing was changed: the disk is full, or the service ends
+"""
+
+from __future__ import annotations
+
+from hocket.errors import RunError, UsageError
+
+
+class NotFoundError(UsageError):
+    """There is no such job, attempt or log."""
+
+    code = "not-found"
+
+
+class ConflictError(UsageError):
+    """What was asked does not fit what the job is now."""
+
+    code = "conflict"
+
+
+class StaleAttemptError(UsageError):
+    """The attempt has ended, or its token is wrong: it may neither report nor commit."""
+
+    code = "stale-attempt"
+
+
+class KeyReusedError(UsageError):
+    """An idempotency key came again with another job."""
+
+    code = "key-reused"
+
+
+class UnavailableError(RunError):
+    """The service cannot do it now; nothing was changed, and trying again is safe."""
+
+    code = "unavailable"

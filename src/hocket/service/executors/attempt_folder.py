@@ -1,0 +1,148 @@
+"""The folder of an attempt: what its supervisor is told, and what it tells.
+
+    assignment.json   what to run; written before any supervisor starts
+    lock              held by the supervisor as long as it lives (flock: the kernel frees it)
+    begun.json        the supervisor; whoever finds it never runs the command again
+    running.json      the commands
+    stop.json         end: SIGTERM, and SIGKILL after its grace
+    result.json       how it ended; no process of the attempt is left
+
+All are written to another name first and then renamed, so a reader finds a whole file or none.
+The files are the whole interface between an executor and a supervisor, on this machine or another.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from hocket.service.executors.executor import Assignment
+
+ASSIGNMENT = "assignment.json"
+LOCK = "lock"
+BEGUN = "begun.json"
+RUNNING = "running.json"
+STOP = "stop.json"
+RESULT = "result.json"
+
+MARK = "HOCKET_ATTEMPT_FOLDER"
+"""The variable by which every process of an attempt can be found."""
+
+
+class Order(NamedTuple):
+    """What a supervisor runs: an `Assignment` without what only the daemon needs."""
+
+    command: list[str]
+    environment: dict[str, str]
+    work_folder: str
+    log_file: str
+    devices: list[str]
+    kind: str
+    processes: str
+    grace_s: float
+    log_limit_bytes: int
+
+
+class Result(NamedTuple):
+    """How an attempt ended."""
+
+    exit_code: int
+    detail: str
+    is_lost: bool = False
+
+
+def mark_of(folder: str | Path) -> str:
+    """The variable, with its value, of the attempt of this folder."""
+    return f"{MARK}={os.path.realpath(folder)}"
+
+
+def write_assignment(
+    folder: str | Path, assignment: Assignment, *, log_limit_bytes: int = 1 << 30
+) -> None:
+    """Tell a supervisor what to run; ``folder`` must exist."""
+    order = Order(
+        command=list(assignment.command),
+        environment=dict(assignment.environment),
+        work_folder=str(assignment.work_folder),
+        log_file=str(assignment.log_file),
+        devices=list(assignment.devices),
+        kind=assignment.kind,
+        processes=assignment.processes,
+        grace_s=assignment.grace_s,
+        log_limit_bytes=log_limit_bytes,
+    )
+    write_json(os.path.join(folder, ASSIGNMENT), order._asdict())
+
+
+def read_order(folder: str | Path) -> Order | None:
+    """What to run; None where nothing was said."""
+    content = read_json(os.path.join(folder, ASSIGNMENT))
+    return None if content is None else Order(**content)
+
+
+def ask_to_stop(folder: str | Path, grace_s: float) -> None:
+    """Have the attempt ended: at once where it has not begun, or with SIGTERM and then SIGKILL."""
+    write_json(os.path.join(folder, STOP), {"grace_s": grace_s})
+
+
+def asked_grace_s(folder: str | Path) -> float | None:
+    """Time that the attempt was given to end; None where nobody asked it to."""
+    content = read_json(os.path.join(folder, STOP))
+    return None if content is None else float(content["grace_s"])
+
+
+def write_result(folder: str | Path, result: Result) -> None:
+    """Tell how the attempt ended."""
+    write_json(os.path.join(folder, RESULT), result._asdict())
+
+
+def read_result(folder: str | Path) -> Result | None:
+    """How the attempt ended; None where it has not."""
+    content = read_json(os.path.join(folder, RESULT))
+    return None if content is None else Result(**content)
+
+
+def write_json(path: str | Path, content: dict[str, Any]) -> None:
+    """Write a file as a whole, and make it last."""
+    # Daemon and supervisor may write the same file at once.
+    temporary = f"{path}.{os.getpid()}"
+    with open(temporary, "w") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(os.path.dirname(path) or ".")
+
+
+def sync_folder(folder: str | Path) -> None:
+    """Make names in a folder last."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: str | Path) -> dict[str, Any] | None:
+    """The content of a file that `write_json` wrote; None where there is none."""
+    try:
+        with open(path) as file:
+            content: dict[str, Any] = json.load(file)
+    except FileNotFoundError:
+        return None
+    return content
+
+
+def try_lock(folder: str | Path) -> int | None:
+    """The lock of an attempt, free again when this descriptor is closed; None where it is held."""
+    descriptor = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,268 @@
+"""Runs attempts as processes of this machine, each under a supervisor that outlives the daemon.
+
+All that is known stands in folders (`attempt_folder`), so a new executor on the same folder sees
+what an old one started. Whether a supervisor lives is told by its lock alone. One that died without
+a result takes its commands with it; what they left behind carries the mark of the attempt, and is
+killed until nothing is found before the attempt is called lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from hocket.errors import UsageError
+from hocket.fleet.rounds.state import Device
+from hocket.service.executors import attempt_folder as files
+from hocket.service.executors import processes
+from hocket.service.executors.attempt_folder import Result
+from hocket.service.executors.executor import (
+    EXITED,
+    LOST,
+    RUNNING,
+    STARTING,
+    Assignment,
+    AttemptName,
+    Phase,
+    Poll,
+    Status,
+)
+
+SUPERVISOR_DELAY_S = 5.0
+"""A supervisor that has not ended its attempt so long after the grace is stuck, and is killed."""
+COMPLAINTS = "supervisor.err"
+MAX_SUPERVISORS = 3
+"""How often a supervisor is started that never begins."""
+
+_FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+_CUDA_KIND = re.compile(r"(nvidia|cuda|gpu|[gr]tx|titan|quadro|g[bh]?\d|[abhklptv]\d)", re.I)
+_INDEX = re.compile(r"[0-9]+$")
+
+
+class LocalExecutor:
+    """An `Executor` for the devices of this machine; ``folder`` is its own and holds its memory."""
+
+    def __init__(
+        self, folder: Path, devices: tuple[Device, ...], *, log_limit_bytes: int = 1 << 30
+    ) -> None:
+        if sys.platform != "linux":
+            raise UsageError(
+                "local jobs need Linux", hint="run them on Ray or Slurm: --on ray, --on slurm"
+            )
+        self._folder = Path(os.path.realpath(folder))
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._forgotten = self._folder / "forgotten"
+        self._forgotten.mkdir(exist_ok=True)
+        self._devices = devices
+        self._log_limit_bytes = log_limit_bytes
+        self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
+        self._deadline_s: dict[AttemptName, float] = {}
+        self._refused: dict[AttemptName, str] = {}
+
+    def start(self, assignment: Assignment) -> None:
+        """Begin an attempt, unless one of this name was begun, stopped or forgotten before."""
+        name = assignment.name
+        folder = self._path(name)
+        try:
+            if name.attempt <= self._last_forgotten(name.job):
+                self._refused[name] = "an attempt of this name, or a later one, ended before"
+                return
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not (folder / files.ASSIGNMENT).exists():
+                files.write_assignment(
+                    folder, _with_cuda(assignment), log_limit_bytes=self._log_limit_bytes
+                )
+            settled = (files.STOP, files.BEGUN, files.RESULT)
+            if name not in self._supervisors and not any(
+                (folder / one).exists() for one in settled
+            ):
+                self._start_supervisor(name)
+        except OSError as error:
+            self._refused[name] = f"cannot be started: {error.strerror or error}"
+
+    def stop(self, name: AttemptName, grace_s: float) -> None:
+        """Have an attempt ended; one that has not begun never will."""
+        folder = self._path(name)
+        if name.attempt <= self._last_forgotten(name.job) and not folder.exists():
+            return
+        folder.mkdir(mode=0o700, exist_ok=True)
+        earlier_s = files.asked_grace_s(folder)
+        # Asked again, a supervisor has only what is left of the time that it was given first.
+        if earlier_s is None or grace_s < earlier_s:
+            files.ask_to_stop(folder, grace_s)
+        self._deadline_s[name] = min(
+            self._deadline_s.get(name, float("inf")),
+            time.monotonic() + grace_s + SUPERVISOR_DELAY_S,
+        )
+        self._signal_supervisor(folder, signal.SIGTERM)
+
+    def kill(self, name: AttemptName) -> None:
+        """End an attempt now."""
+        self.stop(name, 0.0)
+
+    def poll(self) -> Poll:
+        """What became of all attempts; also ends what outlived its supervisor."""
+        refused = [
+            Status(name=name, phase=EXITED, exit_code=126, detail=detail)
+            for name, detail in self._refused.items()
+        ]
+        found = [self._status(name) for name in self._names() if name not in self._refused]
+        self._reap()
+        return Poll(attempts=[*refused, *filter(None, found)], devices=self._devices)
+
+    def forget(self, name: AttemptName) -> None:
+        """Remove the folder of an attempt that ended; its name stays refused."""
+        self._refused.pop(name, None)
+        self._deadline_s.pop(name, None)
+        if files.read_result(self._path(name)) is None:
+            return
+        if name.attempt > self._last_forgotten(name.job):
+            files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})
+        shutil.rmtree(self._path(name), ignore_errors=True)
+
+    def close(self) -> None:
+        """Let go; supervisors and what they run go on."""
+        for handles in self._supervisors.values():
+            for handle in handles:
+                # Not an orphan that was forgotten: the next daemon finds it by its folder.
+                handle.returncode = handle.poll() or 0
+        self._supervisors.clear()
+
+    def _path(self, name: AttemptName) -> Path:
+        return self._folder / str(name)
+
+    def _names(self) -> list[AttemptName]:
+        matches = (_FOLDER_NAME.fullmatch(entry) for entry in os.listdir(self._folder))
+        return sorted(AttemptName(int(match[1]), int(match[2])) for match in matches if match)
+
+    def _last_forgotten(self, job: int) -> int:
+        content = files.read_json(self._forgotten / str(job))
+        return -1 if content is None else int(content["attempt"])
+
+    def _status(self, name: AttemptName) -> Status | None:
+        folder = self._path(name)
+        try:
+            result = files.read_result(folder)
+            if result is not None:
+                return _told(name, result)
+            lock = files.try_lock(folder)
+            if lock is None:
+                self._hurry(name, folder)
+                is_running = (folder / files.RUNNING).exists()
+                return Status(name=name, phase=RUNNING if is_running else STARTING)
+            with _closing(lock):
+                return self._without_supervisor(name, folder)
+        except FileNotFoundError:
+            return None
+
+    def _without_supervisor(self, name: AttemptName, folder: Path) -> Status | None:
+        """What becomes of an attempt that nobody supervises; the lock is ours meanwhile."""
+        result = files.read_result(folder)
+        if result is None:
+            result = self._end_without_supervisor(name, folder)
+        if result is None:
+            has_begun = (folder / files.BEGUN).exists()
+            return Status(name=name, phase=RUNNING if has_begun else STARTING)
+        files.write_result(folder, result)
+        return _told(name, result)
+
+    def _end_without_supervisor(self, name: AttemptName, folder: Path) -> Result | None:
+        if (folder / files.BEGUN).exists():
+            return self._sweep(folder)
+        if (folder / files.STOP).exists():
+            return Result(-signal.SIGTERM, "stopped before it began")
+        handles = self._supervisors.get(name, [])
+        if any(handle.poll() is None for handle in handles):
+            return None
+        if len(handles) >= MAX_SUPERVISORS:
+            return Result(126, f"its supervisor could not be started: {_last_line(folder)}")
+        self._start_supervisor(name)
+        return None
+
+    def _sweep(self, folder: Path) -> Result | None:
+        """Kill what a dead supervisor left; the attempt is over once nothing is found."""
+        # Twice, because what is born while one looks may be overlooked.
+        for _ in range(2):
+            left = processes.marked(files.mark_of(folder))
+            if not left:
+                continue
+            processes.send_all(left, signal.SIGKILL)
+            return None
+        detail = _last_line(folder) or "it was killed"
+        return Result(-signal.SIGKILL, f"its supervisor died: {detail}", is_lost=True)
+
+    def _hurry(self, name: AttemptName, folder: Path) -> None:
+        """End a supervisor that did not do as it was asked in time, as one that is halted."""
+        grace_s = files.asked_grace_s(folder)
+        if grace_s is None:
+            return
+        now_s = time.monotonic()
+        deadline_s = self._deadline_s.setdefault(name, now_s + grace_s + SUPERVISOR_DELAY_S)
+        if now_s > deadline_s:
+            self._signal_supervisor(folder, signal.SIGKILL)
+
+    def _signal_supervisor(self, folder: Path, number: signal.Signals) -> None:
+        begun = files.read_json(folder / files.BEGUN)
+        if begun is not None and begun["boot"] == processes.boot():
+            processes.send(processes.Process(begun["pid"], begun["start_ticks"], 0), number)
+
+    def _start_supervisor(self, name: AttemptName) -> None:
+        folder = self._path(name)
+        with open(folder / COMPLAINTS, "ab") as complaints:
+            handle = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hocket.service.executors.supervisor", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=complaints,
+                stderr=complaints,
+                cwd="/",
+                start_new_session=True,
+            )
+        self._supervisors.setdefault(name, []).append(handle)
+
+    def _reap(self) -> None:
+        """Wait for supervisors that ended, so that none stays as a zombie."""
+        for name, handles in list(self._supervisors.items()):
+            if all([handle.poll() is not None for handle in handles]) and (
+                not self._path(name).exists()
+            ):
+                del self._supervisors[name]
+
+
+def _last_line(folder: Path) -> str:
+    """What a supervisor said last, where it had reason to."""
+    with contextlib.suppress(OSError, IndexError):
+        return (folder / COMPLAINTS).read_text(errors="replace").strip().splitlines()[-1][:500]
+    return ""
+
+
+def _told(name: AttemptName, result: Result) -> Status:
+    phase: Phase = LOST if result.is_lost else EXITED
+    exit_code = None if result.is_lost else result.exit_code
+    return Status(name=name, phase=phase, exit_code=exit_code, detail=result.detail)
+
+
+def _with_cuda(assignment: Assignment) -> Assignment:
+    """Let a job on NVIDIA's devices see its own and no others, where their names tell which."""
+    indexes = [_INDEX.search(device) for device in assignment.devices]
+    if not _CUDA_KIND.match(assignment.kind) or not all(indexes):
+        return assignment
+    visible = ",".join(match[0] for match in indexes if match)
+    environment = {"CUDA_VISIBLE_DEVICES": visible, **assignment.environment}
+    return replace(assignment, environment=environment)
+
+
+@contextlib.contextmanager
+def _closing(descriptor: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,132 @@
+"""What Linux tells of processes, and signals that reach nobody else.
+
+A number of a process is used again once the process is gone, so a process is named here by its
+number and the moment it started, and is signalled through a handle (pidfd) that is opened first and
+compared afterwards. Only light modules are imported: every supervisor loads this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_SET_PARENT_DEATH_SIGNAL = 1
+_SET_CHILD_SUBREAPER = 36
+
+_GONE = frozenset("ZX")
+"""Zombies run nothing any more, and where nobody waits for them they stay for ever."""
+
+
+class Process(NamedTuple):
+    """A process as long as it lives."""
+
+    pid: int
+    start_ticks: int
+    """Since the machine started."""
+    parent: int
+
+
+def process(pid: int) -> Process | None:
+    """The process that has this number now; None where there is none, or only its remains."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            content = file.read().decode(errors="replace")
+    except OSError:
+        return None
+    # The name of the program stands in brackets and may hold anything, brackets too.
+    fields = content.rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in _GONE:
+        return None
+    return Process(pid, int(fields[19]), int(fields[1]))
+
+
+def processes() -> list[Process]:
+    """All processes of the machine."""
+    numbers = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [found for number in numbers if (found := process(number)) is not None]
+
+
+def marked(variable: str) -> list[Process]:
+    """Processes that were given ``variable`` (NAME=value), and all that descends from them."""
+    everything = processes()
+    wanted = b"\0" + os.fsencode(variable) + b"\0"
+    roots = {found.pid for found in everything if wanted in _environment(found.pid)}
+    return _family(everything, roots)
+
+
+def descendants(pid: int) -> list[Process]:
+    """All that descends from a process, itself not included."""
+    return [found for found in _family(processes(), {pid}) if found.pid != pid]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return b"\0" + file.read() + b"\0"
+    except OSError:
+        return b""
+
+
+def _family(everything: Iterable[Process], roots: set[int]) -> list[Process]:
+    children: dict[int, list[int]] = {}
+    for found in everything:
+        children.setdefault(found.parent, []).append(found.pid)
+    waiting, members = list(roots), set(roots)
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child not in members:
+                members.add(child)
+                waiting.append(child)
+    return [found for found in everything if found.pid in members]
+
+
+def send(target: Process, number: signal.Signals) -> bool:
+    """Signal a process unless it is gone, be its number used again or not."""
+    try:
+        handle = os.pidfd_open(target.pid)
+    except OSError:
+        return False
+    try:
+        now = process(target.pid)
+        if now is None or now.start_ticks != target.start_ticks:
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def send_all(targets: Iterable[Process], number: signal.Signals) -> None:
+    """Signal each of these processes that is still there."""
+    for target in targets:
+        send(target, number)
+
+
+def boot() -> str:
+    """Which start of the machine this is: numbers of processes mean nothing after the next."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return ""
+
+
+_LIBRARY = ctypes.CDLL(None)
+"""Loaded here, because between fork and exec nothing should be."""
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of all its descendants that lose theirs."""
+    _LIBRARY.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Have this process killed when its parent ends; to be called between fork and exec."""
+    _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        # It ended before the kernel was told.
+        os._exit(1)

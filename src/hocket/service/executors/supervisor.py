@@ -1,0 +1,317 @@
+"""Runs one attempt and sees to its end: ``python -m hocket.service.executors.supervisor FOLDER``.
+
+A process of its own, so that daemons may come and go. It holds the lock of the attempt's folder,
+starts the commands in sessions of their own, copies what they print to the log, ends them when it
+is asked to (`attempt_folder.STOP`, or SIGTERM to the supervisor), and writes the result when
+nothing of the attempt runs any more. It knows that exactly: orphans become its children
+(PR_SET_CHILD_SUBREAPER), so as long as anything lives there is a child to wait for. Should it be
+killed itself, the kernel kills the commands (PR_SET_PDEATHSIG), and their mark finds the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from types import FrameType
+
+from hocket.service.executors import processes
+from hocket.service.executors.attempt_folder import (
+    BEGUN,
+    MARK,
+    RESULT,
+    RUNNING,
+    STOP,
+    Order,
+    Result,
+    asked_grace_s,
+    mark_of,
+    read_order,
+    sync_folder,
+    try_lock,
+    write_json,
+    write_result,
+)
+from hocket.service.executors.bounded_log import BoundedLog
+
+LOCK_PATIENCE_S = 1.0
+"""Whoever looks after the attempt takes its lock for a moment; another supervisor, for good."""
+LOOK_S = 0.5
+"""How often the stop file is looked for; SIGTERM makes the supervisor look at once."""
+LAST_GRACE_S = 5.0
+"""For what is left when a command of the gang failed, or all have ended."""
+AFTER_KILL_S = 0.1
+CANNOT_RUN = 127
+"""As shells have it."""
+NOBODY, COMMANDS, ALL = range(3)
+
+INHERITED = frozenset((
+    "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV",
+    "CONDA_PREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "XDG_CACHE_HOME", "HF_HOME",
+    "TORCH_HOME",
+))  # fmt: skip
+"""What a job gets of the environment, with ``LC_...``: a secret of the daemon is none of these."""
+
+
+def run_attempt(folder: str | os.PathLike[str]) -> int:
+    """Run the attempt of a folder unless it began before, and return when nothing of it is left.
+
+    Takes over the process: its working folder, its signals and its children. Returns the exit code
+    of the attempt, 0 where there was nothing to do.
+    """
+    # By its own name even when it is moved aside: another fleet may use the path afterwards.
+    os.chdir(folder)
+    lock = _lock()
+    if lock is None or os.path.exists(RESULT) or os.path.exists(BEGUN):
+        return 0
+    result = _run()
+    write_result(".", result)
+    os.close(lock)
+    return result.exit_code
+
+
+def _lock() -> int | None:
+    deadline_s = time.monotonic() + LOCK_PATIENCE_S
+    while (lock := try_lock(".")) is None and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return lock
+
+
+def _run() -> Result:
+    if os.path.exists(STOP):
+        return Result(-signal.SIGTERM, "stopped before it began")
+    order = read_order(".")
+    if order is None:
+        return Result(CANNOT_RUN, "the folder of the attempt says nothing to run")
+    write_json(BEGUN, _identity(os.getpid()))
+    sync_folder("..")
+    processes.adopt_orphans()
+    try:
+        os.makedirs(os.path.dirname(order.log_file), exist_ok=True)
+        log = BoundedLog(order.log_file, order.log_limit_bytes)
+    except OSError as error:
+        return Result(CANNOT_RUN, f"cannot write the log {order.log_file!r}: {error.strerror}")
+    try:
+        return _supervise(order, _Inputs(log))
+    finally:
+        log.close()
+
+
+def _identity(pid: int) -> dict[str, int | str]:
+    found = processes.process(pid)
+    start_ticks = found.start_ticks if found else 0
+    return {"pid": pid, "start_ticks": start_ticks, "boot": processes.boot()}
+
+
+class _Inputs:
+    """All that a supervisor waits for: output of the commands, and signals."""
+
+    def __init__(self, log: BoundedLog) -> None:
+        self.is_asked_to_end = False
+        self._log = log
+        self._output, self.output_end = os.pipe()
+        self._wake, wake_end = os.pipe()
+        for descriptor in (self._output, self._wake, wake_end):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, self._notice)
+        self._poll = select.poll()
+        self._poll.register(self._output, select.POLLIN)
+        self._poll.register(self._wake, select.POLLIN)
+
+    def _notice(self, number: int, frame: FrameType | None) -> None:
+        self.is_asked_to_end |= number != signal.SIGCHLD
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something happens; output is copied to the log."""
+        for descriptor, event in self._poll.poll(timeout_s * 1000):
+            data = _read(descriptor)
+            if descriptor == self._output:
+                self._log.write(data)
+            if not data and event & select.POLLHUP:
+                # All have closed their output, which would be news for ever.
+                self._poll.unregister(descriptor)
+
+    def drain(self) -> None:
+        """Copy what is still in the pipe."""
+        while data := _read(self._output):
+            self._log.write(data)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+class _Gang:
+    """The commands of an attempt, and all that descends from them."""
+
+    def __init__(self) -> None:
+        self.rank_of: dict[int, int] = {}
+        self.ended: list[tuple[int, int]] = []
+        """Rank and exit code, in the order in which they ended."""
+        self.is_gone = False
+        self.trouble = ""
+        """Why not all commands could be started."""
+        self._handles: list[subprocess.Popen[bytes]] = []
+
+    def start(self, order: Order, rank: int, port: int, output: int) -> None:
+        """Start a command; raises OSError where it cannot be."""
+        supervisor = os.getpid()
+        handle = subprocess.Popen(
+            order.command,
+            cwd=order.work_folder,
+            env=_environment(order, rank, port),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=lambda: processes.die_with(supervisor),
+        )
+        self._handles.append(handle)
+        self.rank_of[handle.pid] = rank
+
+    def reap(self) -> None:
+        """Take note of what ended."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                rank = self.rank_of.get(ended[0])
+                if rank is not None:
+                    self.ended.append((rank, os.waitstatus_to_exitcode(ended[1])))
+                    # What was waited for here must not be waited for again by its handle.
+                    self._handles[rank].returncode = self.ended[-1][1]
+        except ChildProcessError:
+            self.is_gone = True
+
+    def ask_to_end(self, *, is_for_all: bool) -> None:
+        """Send SIGTERM to the commands, or to everything, those in other sessions too."""
+        everything = processes.descendants(os.getpid())
+        asked = [one for one in everything if is_for_all or one.pid in self.rank_of]
+        processes.send_all(asked, signal.SIGTERM)
+        # What was halted could neither save nor end.
+        processes.send_all(everything, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Send SIGKILL to everything that is there now; it may have had children meanwhile."""
+        processes.send_all(processes.descendants(os.getpid()), signal.SIGKILL)
+
+    @property
+    def failure(self) -> tuple[int, int] | None:
+        """The first rank that failed, and its exit code."""
+        return next((ended for ended in self.ended if ended[1] != 0), None)
+
+
+def _supervise(order: Order, inputs: _Inputs) -> Result:
+    gang = _Gang()
+    _start(gang, order, inputs.output_end)
+    os.close(inputs.output_end)
+    if not gang.trouble:
+        write_json(RUNNING, {"commands": [_identity(pid) for pid in gang.rank_of]})
+    _see_to_the_end(gang, order, inputs)
+    inputs.drain()
+    if gang.trouble:
+        return Result(CANNOT_RUN, gang.trouble)
+    _, exit_code = gang.failure or (0, 0)
+    return Result(exit_code, _why(gang, order))
+
+
+def _start(gang: _Gang, order: Order, output: int) -> None:
+    num_ranks = len(order.devices) if order.processes == "per-device" else 1
+    port = _free_port() if order.processes == "per-device" else 0
+    try:
+        for rank in range(num_ranks):
+            gang.start(order, rank, port, output)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        place = getattr(error, "filename", None) or order.command[0]
+        gang.trouble = f"cannot run {place!r}: {reason}"
+
+
+def _see_to_the_end(gang: _Gang, order: Order, inputs: _Inputs) -> None:
+    deadline_s, told = math.inf, NOBODY
+    gang.reap()
+    while not gang.is_gone:
+        whom, grace_s = _who_must_end(gang, order, inputs)
+        now_s = time.monotonic()
+        deadline_s = min(deadline_s, now_s + grace_s)
+        if whom > told:
+            gang.ask_to_end(is_for_all=whom == ALL)
+            told = whom
+        if now_s >= deadline_s:
+            gang.kill()
+        inputs.wait(min(LOOK_S, max(deadline_s - now_s, AFTER_KILL_S)))
+        gang.reap()
+
+
+def _who_must_end(gang: _Gang, order: Order, inputs: _Inputs) -> tuple[int, float]:
+    """Who is to be ended, and how long that may take.
+
+    Only the commands are asked at first: a training that is to save its work needs those that load
+    its data. What outlives them, as the programs of a script do, is asked when they have ended.
+    """
+    asked_s = asked_grace_s(".")
+    if asked_s is None and inputs.is_asked_to_end:
+        asked_s = order.grace_s
+    last_grace_s = min(LAST_GRACE_S, order.grace_s) if asked_s is None else asked_s
+    if len(gang.ended) == len(gang.rank_of):
+        return ALL, last_grace_s
+    if gang.failure or gang.trouble:
+        return COMMANDS, last_grace_s
+    return (NOBODY, math.inf) if asked_s is None else (COMMANDS, asked_s)
+
+
+def _why(gang: _Gang, order: Order) -> str:
+    if gang.failure is None:
+        return ""
+    rank, exit_code = gang.failure
+    who = f"rank {rank}" if order.processes == "per-device" else "the command"
+    if exit_code > 0:
+        return f"{who} ended with code {exit_code}"
+    try:
+        return f"{who} was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"{who} was ended by signal {-exit_code}"
+
+
+def _environment(order: Order, rank: int, port: int) -> dict[str, str]:
+    """What a command finds: little of ours, what its job asked for, and what names its devices."""
+    inherited = {
+        name: text
+        for name, text in os.environ.items()
+        if name in INHERITED or name.startswith("LC_")
+    }
+    # Output that waits in a buffer is lost when the command is killed.
+    inherited["PYTHONUNBUFFERED"] = "1"
+    given = {
+        "HOCKET_DEVICES": ",".join(order.devices),
+        "HOCKET_KIND": order.kind,
+        MARK: mark_of(".").partition("=")[2],
+    }
+    return inherited | _ranks(order, rank, port) | order.environment | given
+
+
+def _ranks(order: Order, rank: int, port: int) -> dict[str, str]:
+    if order.processes != "per-device":
+        return {}
+    world = {"WORLD_SIZE": str(len(order.devices)), "LOCAL_WORLD_SIZE": str(len(order.devices))}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return world | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    sys.exit(0 if run_attempt(sys.argv[1]) == 0 else 1)

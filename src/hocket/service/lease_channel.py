@@ -1,0 +1,99 @@
+"""How a training talks to the daemon: two requests over HTTP, with the token of its attempt.
+
+A daemon that restarts may listen elsewhere, so its address is read again from a file after every
+request that failed. Answers that refuse the attempt itself are `StaleLeaseError`; everything else
+that goes wrong is `AwayError`, and passes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from hocket.errors import RunError
+
+TIMEOUT_S = 5.0
+_REFUSALS = frozenset((401, 403, 404, 409, 410))
+_MAX_ANSWER_BYTES = 1 << 20
+
+
+class StaleLeaseError(RunError):
+    """The attempt was given up: another one has the job now, and nothing of this one counts."""
+
+    code = "stale-lease"
+
+
+class AwayError(Exception):
+    """The daemon cannot be reached, or cannot answer, at the moment."""
+
+
+class Channel(NamedTuple):
+    """One attempt, as the daemon knows it."""
+
+    url: str
+    endpoint_file: str
+    job: str
+    attempt: str
+    token: str
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str]) -> Channel | None:
+        """The channel that the environment tells of; None outside a fleet."""
+        names = ("HOCKET_URL", "HOCKET_ENDPOINT", "HOCKET_JOB", "HOCKET_ATTEMPT", "HOCKET_TOKEN")
+        url, endpoint, job, attempt, token = (variables.get(name, "") for name in names)
+        if not (url or endpoint) or not job:
+            return None
+        return cls(url, endpoint, job, attempt, token)
+
+    def report(self, done_steps: float, *, is_finished: bool) -> dict[str, Any]:
+        """Tell how far the job is; the answer says whether it may go on (``may_run``)."""
+        return self._post("report", {"done_steps": done_steps, "is_finished": is_finished})
+
+    def commit(self, step: float, path: str) -> dict[str, Any]:
+        """Have a checkpoint counted as the newest of the job."""
+        return self._post("checkpoints", {"step": step, "path": path})
+
+    def _post(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        path = f"/v1/jobs/{self.job}/attempts/{self.attempt}/{what}"
+        address = urlsplit(self._address())
+        try:
+            status, content = _exchange(address.scheme, address.netloc, path, self.token, body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise AwayError(f"no answer from {address.netloc}: {error}") from None
+        if status in _REFUSALS:
+            raise StaleLeaseError(
+                f"attempt {self.attempt} of job {self.job} no longer counts (answer {status})",
+                hint="nothing has to be done: the job goes on from its last committed checkpoint",
+            )
+        if not 200 <= status < 300:
+            raise AwayError(f"{address.netloc} answered {status}")
+        return content
+
+    def _address(self) -> str:
+        try:
+            with open(self.endpoint_file) as file:
+                return str(json.load(file)["url"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return self.url
+
+
+def _exchange(
+    scheme: str, place: str, path: str, token: str, body: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    # Not urllib: it would send what is meant for this machine through a proxy of the environment.
+    kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+    connection = kind(place, timeout=TIMEOUT_S)
+    try:
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        connection.request("POST", path, json.dumps(body), headers)
+        answer = connection.getresponse()
+        content = answer.read(_MAX_ANSWER_BYTES)
+        if not 200 <= answer.status < 300:
+            return answer.status, {}
+        value = json.loads(content) if content else {}
+        return answer.status, value if isinstance(value, dict) else {}
+    finally:
+        connection.close()

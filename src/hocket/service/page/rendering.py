@@ -1,0 +1,417 @@
+"""What the page shows, as plain values: a state and a few records in, texts and numbers out.
+
+Names are made inert here and escaped by the templates. Everything is bounded: a fleet of thousands
+of jobs gives a page of the same size, which says how much it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from markupsafe import Markup
+
+from hocket.fleet.explain import free_devices, words_for_seconds
+from hocket.fleet.forecast import Forecast
+from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.state import ENDED, PAUSED, PHASES, RUNNING, WAITING, State
+from hocket.service.page.moments import ago, ahead
+from hocket.service.records import AttemptRecord, JobRecord
+from hocket.units import format_percent
+from hocket.view.fleet_live import Bar, DeviceRow, colour_of, draw_devices
+from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.wording import count_of
+
+MAX_ROWS = 50
+WINDOW_ROUNDS = 10
+_MIN_WINDOW_S = 60.0
+_LONGEST_NAME = 80
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing(Generic[Row]):
+    """The first rows of a table, and how many more there are."""
+
+    rows: tuple[Row, ...]
+    num_more: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """A number at the head of the page."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobName:
+    """A job as it is named everywhere."""
+
+    number: int
+    name: str
+    team: str = ""
+
+    @property
+    def colour(self) -> int:
+        """Its colour in the picture."""
+        return colour_of(self.number)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitingRow:
+    """A job in the queue."""
+
+    job: JobName
+    gang: int
+    since: str
+    start: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningRow:
+    """A job that holds devices."""
+
+    job: JobName
+    devices: str
+    since: str
+    done: float | None
+    """Part of its work; None where nobody knows how much there is."""
+    progress: str
+    end: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShareRow:
+    """Time that a job got, against what its shares promised."""
+
+    job: JobName
+    phase: str
+    target: str
+    received: str
+    ratio: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceLine:
+    """A device and who is on it."""
+
+    name: str
+    kind: str
+    state: str
+    jobs: tuple[JobName, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedRow:
+    """A job that ended lately."""
+
+    job: JobName
+    status: str
+    ended: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivePage:
+    """All that changes by itself."""
+
+    title: str
+    lead: str
+    stats: tuple[Stat, ...]
+    picture: Markup
+    picture_note: str
+    window: str
+    devices: Listing[DeviceLine]
+    waiting: Listing[WaitingRow]
+    running: Listing[RunningRow]
+    shares: Listing[ShareRow]
+    ended: Listing[EndedRow]
+    paused: Listing[JobName]
+
+
+def live_page(
+    state: State,
+    *,
+    attempts: Sequence[AttemptRecord] = (),
+    ended: Sequence[JobRecord] = (),
+    foreseen: Forecast | None = None,
+) -> LivePage:
+    """The page of a fleet at the moment of its state; ``attempts`` are those of the last rounds."""
+    phase = state.jobs.rows["phase"]
+    counts = {name: int((phase == at).sum()) for at, name in enumerate(PHASES)}
+    picture, picture_note = _picture(state, attempts)
+    return LivePage(
+        title=f"{counts['running']} running, {counts['waiting']} waiting – hocket fleet",
+        lead=_lead(state, counts),
+        stats=_stats(state, counts),
+        picture=picture,
+        picture_note=picture_note,
+        window=words_for_seconds(window_s(state)),
+        devices=_devices(state),
+        waiting=_waiting(state, foreseen),
+        running=_running(state),
+        shares=_shares(state),
+        ended=_ended(state, ended),
+        paused=_paused(state),
+    )
+
+
+def window_s(state: State) -> float:
+    """How far back the picture goes."""
+    return max(WINDOW_ROUNDS * state.rules.round_s, _MIN_WINDOW_S)
+
+
+def job_name(state: State, number: int) -> JobName:
+    """A job that has not ended."""
+    row = state.row_of(number)
+    team = state.teams[int(state.jobs.rows["team"][row])]
+    return JobName(
+        number=number,
+        name=inert(state.names[number], _LONGEST_NAME),
+        team=inert(team, _LONGEST_NAME),
+    )
+
+
+# ── head ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _lead(state: State, counts: Mapping[str, int]) -> str:
+    devices = count_of(int(state.num_devices.sum()), "device")
+    runs = f"{count_of(counts['running'], 'job')} {_verb(counts['running'], 'run')}"
+    waits = f"{counts['waiting'] or 'none'} {_verb(counts['waiting'], 'wait')}"
+    tick = ""
+    if np.isfinite(state.next_tick_s):
+        tick = f" The next round begins {ahead(state.next_tick_s - state.time_s)}."
+    return f"{runs} and {waits} on {devices} under {state.rules.policy}.{tick}"
+
+
+def _verb(count: int, verb: str) -> str:
+    return f"{verb}s" if count == 1 else verb
+
+
+def _stats(state: State, counts: Mapping[str, int]) -> tuple[Stat, ...]:
+    total = int(state.num_devices.sum())
+    used = total - sum(free_devices(state))
+    down = len(state.device_names) - total
+    return (
+        Stat(label="Running", value=f"{counts['running']:,}"),
+        Stat(label="Waiting", value=f"{counts['waiting']:,}"),
+        Stat(label="Paused", value=f"{counts['paused']:,}"),
+        Stat(
+            label="Devices in use",
+            value=f"{used:,} of {total:,}",
+            note=f"{down:,} not there" if down else "",
+        ),
+        Stat(label="Round", value=f"{state.round_number:,}"),
+        Stat(label="Policy", value=state.rules.policy, note=_policy_note(state)),
+    )
+
+
+def _policy_note(state: State) -> str:
+    return inert("; ".join(f"{key}: {text}" for key, text in state.notes.items()), 200)
+
+
+# ── devices ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _picture(state: State, attempts: Sequence[AttemptRecord]) -> tuple[Markup, str]:
+    rows = [
+        DeviceRow(name=name, kind=state.kinds[int(kind)], is_up=bool(is_up))
+        for name, kind, is_up in zip(
+            state.device_names, state.device_kind, state.is_up, strict=True
+        )
+    ]
+    index = {name: at for at, name in enumerate(state.device_names)}
+    bars = [
+        bar
+        for attempt in attempts
+        if attempt.started_s is not None
+        for bar in _bars(state, attempt, index)
+    ]
+    drawn = draw_devices(rows, bars, state.time_s - window_s(state), state.time_s)
+    hidden = []
+    if drawn.num_hidden_devices:
+        hidden.append(count_of(drawn.num_hidden_devices, "more device"))
+    if drawn.num_hidden_bars:
+        hidden.append(count_of(drawn.num_hidden_bars, "older attempt"))
+    note = f"Not drawn: {' and '.join(hidden)}." if hidden else ""
+    # Drawn by `draw_devices`, which escapes all text.
+    return Markup(drawn.svg), note
+
+
+def _bars(state: State, attempt: AttemptRecord, index: Mapping[str, int]) -> list[Bar]:
+    name = inert(state.names.get(attempt.job, ""), _LONGEST_NAME)
+    start_s, end_s = attempt.started_s or attempt.decided_s, attempt.ended_s
+    lasted = words_for_seconds((end_s or state.time_s) - start_s)
+    outcome = attempt.outcome or ("is being stopped" if attempt.stopping_since_s else "runs")
+    devices = ", ".join(attempt.devices[:4]) + (", …" if len(attempt.devices) > 4 else "")
+    label = f"{attempt.job} {name}".rstrip()
+    return [
+        Bar(
+            device=index[device],
+            job=attempt.job,
+            label=label,
+            start_s=start_s,
+            end_s=end_s,
+            note=f"job {label}, attempt {attempt.attempt} on {devices}: {lasted}, {outcome}",
+            is_bad=attempt.outcome in ("failed", "lost", "device lost"),
+        )
+        for device in attempt.devices
+        if device in index
+    ]
+
+
+def _devices(state: State) -> Listing[DeviceLine]:
+    shown = range(min(len(state.device_names), MAX_ROWS))
+    rows = []
+    for at in shown:
+        numbers = [number for number in state.holders[at].tolist() if number >= 0]
+        used = "in use" if numbers else "free"
+        rows.append(
+            DeviceLine(
+                name=inert(state.device_names[at], _LONGEST_NAME),
+                kind=inert(state.kinds[int(state.device_kind[at])], _LONGEST_NAME),
+                state=used if state.is_up[at] else "not there",
+                jobs=tuple(job_name(state, number) for number in numbers),
+            )
+        )
+    return Listing(rows=tuple(rows), num_more=len(state.device_names) - len(rows))
+
+
+# ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rows_in(state: State, phase: int) -> list[int]:
+    rows: list[int] = np.flatnonzero(state.jobs.rows["phase"] == phase).tolist()
+    return rows
+
+
+def _number(state: State, row: int) -> int:
+    return int(state.jobs.rows["number"][row])
+
+
+def _waiting(state: State, foreseen: Forecast | None) -> Listing[WaitingRow]:
+    """The queue, those first that are expected to start first."""
+    starts = _starts(foreseen)
+    waiting = sorted(
+        _rows_in(state, WAITING),
+        key=lambda row: (starts.get(_number(state, row), np.inf), row),
+    )
+    later = ""
+    if foreseen is not None and foreseen.is_cut_off:
+        later = f"later than {ahead(foreseen.reached_s - state.time_s)}"
+    rows = tuple(
+        _waiting_row(state, row, starts.get(_number(state, row)), later)
+        for row in waiting[:MAX_ROWS]
+    )
+    return Listing(rows=rows, num_more=len(waiting) - len(rows))
+
+
+def _starts(foreseen: Forecast | None) -> dict[int, float]:
+    if foreseen is None:
+        return {}
+    known = np.isfinite(foreseen.start_s)
+    numbers, times = foreseen.numbers[known].tolist(), foreseen.start_s[known].tolist()
+    return dict(zip(numbers, times, strict=True))
+
+
+def _waiting_row(state: State, row: int, start_s: float | None, later: str) -> WaitingRow:
+    number, job = _number(state, row), state.jobs.rows[row]
+    return WaitingRow(
+        job=job_name(state, number),
+        gang=int(job["gang"]),
+        since=words_for_seconds(state.time_s - float(job["waiting_since_s"])),
+        start=later or "not foreseen" if start_s is None else ahead(start_s - state.time_s),
+        reason=inert(reason(state, number), LONGEST_SENTENCE),
+    )
+
+
+def _running(state: State) -> Listing[RunningRow]:
+    running = _rows_in(state, RUNNING)
+    rows = tuple(_running_row(state, row) for row in running[:MAX_ROWS])
+    return Listing(rows=rows, num_more=len(running) - len(rows))
+
+
+def _running_row(state: State, row: int) -> RunningRow:
+    number, job = _number(state, row), state.jobs.rows[row]
+    total, done, rate = (float(job[name]) for name in ("total_steps", "done_steps", "rate"))
+    is_known = np.isfinite(total)
+    left_s = (total - done) / rate if is_known and rate > 0.0 else np.nan
+    return RunningRow(
+        job=job_name(state, number),
+        devices=_device_words(state.devices_of(number)),
+        since=words_for_seconds(state.time_s - float(job["started_s"])),
+        done=done / total if is_known else None,
+        progress=format_percent(done / total) if is_known else f"{done:,.0f} steps",
+        end=ahead(left_s) if np.isfinite(left_s) else "unknown",
+    )
+
+
+def _device_words(names: Sequence[str]) -> str:
+    shown = ", ".join(inert(name, 40) for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _shares(state: State) -> Listing[ShareRow]:
+    """Jobs that got least of what they were promised first."""
+    rows = state.jobs.rows
+    live = np.flatnonzero((rows["phase"] == WAITING) | (rows["phase"] == RUNNING))
+    missing_s = rows["target_s"][live] - rows["held_s"][live]
+    order = live[np.argsort(-missing_s, kind="stable")]
+    shown = tuple(_share_row(state, int(row)) for row in order[:MAX_ROWS])
+    return Listing(rows=shown, num_more=len(live) - len(shown))
+
+
+def _share_row(state: State, row: int) -> ShareRow:
+    job = state.jobs.rows[row]
+    held_s, target_s = float(job["held_s"]), float(job["target_s"])
+    received = words_for_seconds(held_s)
+    if target_s > 0.0:
+        received += f" of {words_for_seconds(target_s)}"
+    return ShareRow(
+        job=job_name(state, _number(state, row)),
+        phase=PHASES[int(job["phase"])],
+        target=format_percent(float(state.jobs.shares[row].sum() + job["pair_share"])),
+        received=received,
+        ratio=held_s / target_s if target_s > 0.0 else None,
+    )
+
+
+def _paused(state: State) -> Listing[JobName]:
+    paused = _rows_in(state, PAUSED)
+    rows = tuple(job_name(state, _number(state, row)) for row in paused[:MAX_ROWS])
+    return Listing(rows=rows, num_more=len(paused) - len(rows))
+
+
+def _ended(state: State, records: Sequence[JobRecord]) -> Listing[EndedRow]:
+    rows = tuple(
+        EndedRow(
+            job=named(record),
+            status=record.status,
+            ended=ago(state.time_s - (record.ended_s or state.time_s)),
+            message=inert(record.message, LONGEST_SENTENCE),
+        )
+        for record in records[:MAX_ROWS]
+    )
+    return Listing(rows=rows, num_more=0)
+
+
+def named(record: JobRecord) -> JobName:
+    """A job by its record."""
+    return JobName(
+        number=record.number,
+        name=inert(record.spec.name, _LONGEST_NAME),
+        team=inert(record.spec.team, _LONGEST_NAME),
+    )
+
+
+def num_live(state: State) -> int:
+    """Jobs that have not ended."""
+    return int((state.jobs.rows["phase"] != ENDED).sum())

@@ -1,0 +1,89 @@
+"""The application: the guard, the routes, and the page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+
+from hocket import __version__
+from hocket.service.daemon.daemon import Daemon
+from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
+from hocket.service.rest.credentials import Credentials
+from hocket.service.rest.guard import Guard
+from hocket.service.rest.problems import Problem, handle_errors
+from hocket.service.rest.stream import Bell
+
+_DESCRIPTION = (
+    "Jobs of many people on a mixed cluster. Errors are problem details (RFC 9457); changes take "
+    "If-Match; submitting takes Idempotency-Key; moments are seconds since 1970."
+)
+
+
+def make_app(daemon: Daemon, token: str, *, hosts: Iterable[str] = ()) -> FastAPI:
+    """The service of a daemon that was started; ``hosts`` are names beside the loopback ones.
+
+    ``app.state.bell.close()`` ends open streams, which a server waits for when it shuts down.
+    """
+    app = FastAPI(
+        title="hocket fleet",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        generate_unique_id_function=_operation_id,
+        lifespan=_lifespan,
+    )
+    app.state.daemon = daemon
+    app.state.credentials = Credentials(token)
+    app.state.bell = Bell(daemon)
+    for module in (jobs, logs, attempts, fleet, rounds, health, login):
+        app.include_router(module.router)
+    _mount_page(app, daemon)
+    handle_errors(app)
+    app.add_middleware(Guard, credentials=app.state.credentials, hosts=tuple(hosts))
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    return app
+
+
+def _mount_page(app: FastAPI, daemon: Daemon) -> None:
+    from hocket.service.page.router import page_router
+
+    app.include_router(page_router(daemon))
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    bell: Bell = app.state.bell
+    watching = asyncio.create_task(bell.watch())
+    try:
+        yield
+    finally:
+        bell.close()
+        await watching
+
+
+def _operation_id(route: APIRoute) -> str:
+    return route.name
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The schema with the form of errors in it, which no route names as its answer."""
+    if app.openapi_schema is None:
+        schema = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas = schema["components"]["schemas"]
+        schemas.update(problem.pop("$defs", {}))
+        schemas["Problem"] = problem
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
+        app.openapi_schema = schema
+    return app.openapi_schema

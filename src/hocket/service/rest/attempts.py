@@ -1,0 +1,46 @@
+"""Routes of the processes of a job: report progress, commit a checkpoint.
+
+They carry the token of their attempt. One that lost its devices is refused with 409 from then on,
+however late it wakes up: it can neither report nor commit.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from hocket.service.executors.executor import AttemptName
+from hocket.service.rest.bodies import (
+    CheckpointBody,
+    CheckpointRequest,
+    LeaseBody,
+    Number,
+    ReportRequest,
+    checkpoint_body,
+)
+from hocket.service.rest.context import AttemptToken, TheDaemon
+from hocket.service.rest.problems import answers
+
+router = APIRouter(prefix="/v1/jobs/{job}/attempts/{attempt}", tags=["attempts"])
+
+
+@router.post("/report", responses=answers(404, 409, 415))
+def report(
+    job: Number, attempt: Number, body: ReportRequest, daemon: TheDaemon, token: AttemptToken
+) -> LeaseBody:
+    """Tell how far the job is, and hear whether it may go on."""
+    lease = daemon.report(AttemptName(job, attempt), token, body.done_steps, body.is_finished)
+    return LeaseBody(
+        attempt=lease.attempt,
+        may_run=lease.may_run,
+        stop_by_s=lease.stop_by_s,
+        round_ends_s=lease.round_ends_s,
+    )
+
+
+@router.post("/checkpoints", status_code=201, responses=answers(404, 409, 415))
+def commit_checkpoint(
+    job: Number, attempt: Number, body: CheckpointRequest, daemon: TheDaemon, token: AttemptToken
+) -> CheckpointBody:
+    """Make a checkpoint count: the next attempt starts from it."""
+    name = AttemptName(job, attempt)
+    return checkpoint_body(daemon.commit_checkpoint(name, token, body.step, body.path))

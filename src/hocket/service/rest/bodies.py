@@ -1,0 +1,287 @@
+"""What requests and answers hold, as OpenAPI tells it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from hocket.service.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    EventRecord,
+    JobRecord,
+    JobStatus,
+)
+from hocket.service.spec import JobSpec, Name, Text
+
+MAX_NUMBER = 2**53 - 1
+"""Numbers of jobs and events that JSON and sqlite both hold exactly."""
+HIDDEN = "…"
+"""Stands for the value of an environment variable, which may be a secret."""
+
+Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
+After = Annotated[int, Query(ge=0, le=MAX_NUMBER, description="Those that come after this one")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many")]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class JobBody(BaseModel):
+    """A job; moments are seconds since 1970."""
+
+    id: int
+    status: JobStatus
+    spec: JobSpec = Field(description="As submitted, with the environment's values left out")
+    submitted_s: float
+    started_s: float | None
+    ended_s: float | None
+    attempt: int = Field(description="The newest; 0 before the first")
+    failures: int
+    done_steps: float
+    devices: list[str]
+    message: str = Field(description="Why it ended, or why its last attempt did")
+    version: int = Field(description="Rises with every change; the ETag")
+
+
+def job_body(record: JobRecord) -> JobBody:
+    """A job as people see it."""
+    environment = dict.fromkeys(record.spec.environment, HIDDEN)
+    return JobBody(
+        id=record.number,
+        status=record.status,
+        spec=record.spec.model_copy(update={"environment": environment}),
+        submitted_s=record.submitted_s,
+        started_s=record.started_s,
+        ended_s=record.ended_s,
+        attempt=record.attempt,
+        failures=record.failures,
+        done_steps=record.done_steps,
+        devices=list(record.devices),
+        message=record.message,
+        version=record.version,
+    )
+
+
+class JobList(BaseModel):
+    """A page of jobs in order of their numbers."""
+
+    jobs: list[JobBody]
+    next_after: int | None = Field(description="Cursor of the next page; null on the last")
+
+
+class AttemptBody(BaseModel):
+    """One run of a job."""
+
+    job: int
+    attempt: int
+    devices: list[str]
+    kind: str
+    decided_s: float
+    started_s: float | None
+    stopping_since_s: float | None
+    ended_s: float | None
+    outcome: str
+    exit_code: int | None
+
+
+def attempt_body(record: AttemptRecord) -> AttemptBody:
+    """An attempt without the token of its processes."""
+    fields = {name: getattr(record, name) for name in AttemptBody.model_fields}
+    return AttemptBody(**{**fields, "devices": list(record.devices)})
+
+
+class AttemptList(BaseModel):
+    """The attempts of a job."""
+
+    attempts: list[AttemptBody]
+
+
+class CheckpointBody(BaseModel):
+    """A checkpoint that counts."""
+
+    job: int
+    attempt: int
+    step: float
+    path: str
+    committed_s: float
+
+
+def checkpoint_body(record: CheckpointRecord) -> CheckpointBody:
+    """A checkpoint as people see it."""
+    return CheckpointBody(**{name: getattr(record, name) for name in CheckpointBody.model_fields})
+
+
+class CheckpointList(BaseModel):
+    """The checkpoints of a job."""
+
+    checkpoints: list[CheckpointBody]
+
+
+class ReportRequest(_Body):
+    """What the processes of an attempt tell from time to time."""
+
+    done_steps: Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
+    is_finished: bool = False
+
+
+class LeaseBody(BaseModel):
+    """Whether an attempt may go on."""
+
+    attempt: int
+    may_run: bool
+    stop_by_s: float | None = Field(description="When it is killed, if it may not run")
+    round_ends_s: float | None
+
+
+class CheckpointRequest(_Body):
+    """A checkpoint that was written whole."""
+
+    step: Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
+    path: Text
+
+
+class DeviceBody(BaseModel):
+    """A device and who has it."""
+
+    name: str
+    kind: str
+    server: str
+    is_up: bool
+    jobs: list[int]
+
+
+class DeviceList(BaseModel):
+    """All devices that are or were there."""
+
+    devices: list[DeviceBody]
+
+
+class QueueBody(BaseModel):
+    """A team and what it has."""
+
+    team: str
+    weight: float
+    running: int
+    waiting: int
+    paused: int
+    devices: int
+    target_share: float = Field(description="Sum of the shares that its jobs shall get")
+
+
+class QueueList(BaseModel):
+    """Teams of the fleet."""
+
+    policy: str
+    queues: list[QueueBody]
+
+
+class ShareBody(BaseModel):
+    """What a job shall get and has got."""
+
+    job: int
+    name: str
+    target: dict[str, float] = Field(description="Part of its time on each kind")
+    owed_s: dict[str, float] = Field(description="Time that it is owed on each kind")
+    target_s: float = Field(description="Device time that it should have had")
+    held_s: float = Field(description="Device time that it had")
+    devices: list[str]
+
+
+class AllocationBody(BaseModel):
+    """What the policy decided last."""
+
+    policy: str
+    round: int
+    time_s: float
+    solved_s: float | None
+    next_round_s: float | None
+    remarks: dict[str, str]
+    jobs: list[ShareBody]
+
+
+class EventBody(BaseModel):
+    """Something that happened."""
+
+    sequence: int
+    time_s: float
+    kind: str
+    job: int | None
+    detail: dict[str, Any]
+
+
+def event_body(record: EventRecord) -> EventBody:
+    """An event as people see it."""
+    return EventBody(
+        sequence=record.sequence,
+        time_s=record.time_s,
+        kind=record.kind,
+        job=record.job,
+        detail=dict(record.detail),
+    )
+
+
+class RoundBody(BaseModel):
+    """What was decided when a round began and until the next one."""
+
+    round: int
+    started_s: float
+    ended_s: float | None = Field(description="null for the round that goes on")
+    events: list[EventBody]
+    is_cut_off: bool = Field(description="Whether more happened than is listed")
+
+
+class WhatIf(_Body):
+    """Changes to try; empty for things as they are."""
+
+    policy: Name | None = None
+    devices: Annotated[
+        dict[Name, Annotated[int, Field(ge=0, le=100_000)]],
+        Field(max_length=100, description="How many devices of a kind there would be"),
+    ] = {}
+
+
+class ForecastJob(BaseModel):
+    """When a job would start and end; null for not within the forecast."""
+
+    number: int
+    name: str
+    start_s: float | None
+    end_s: float | None
+
+
+class ForecastBody(BaseModel):
+    """What would become of the jobs."""
+
+    policy: str
+    time_s: float
+    reached_s: float
+    is_cut_off: bool
+    num_events: int
+    num_jobs: int
+    num_ended: int
+    num_preemptions: int
+    average_completion_s: float | None
+    last_end_s: float | None
+    utilisation: float | None
+    jobs: list[ForecastJob]
+
+
+class ExplanationBody(BaseModel):
+    """Why a job waits, or what became of it."""
+
+    job: int
+    status: JobStatus
+    sentence: str
+    estimated_start_s: float | None
+    not_before_s: float | None = Field(description="How far was looked where no start was found")
+    evidence: dict[str, Any]
+
+
+class HealthBody(BaseModel):
+    """The service answers."""
+
+    status: str

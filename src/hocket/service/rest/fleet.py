@@ -1,0 +1,150 @@
+"""Routes of the whole fleet: devices, teams, shares, rounds, what if, events."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter, Header, Path, Query
+from starlette.responses import Response
+
+from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, State
+from hocket.service.rest.bodies import (
+    MAX_NUMBER,
+    AllocationBody,
+    DeviceBody,
+    DeviceList,
+    ForecastBody,
+    QueueBody,
+    QueueList,
+    ShareBody,
+    WhatIf,
+)
+from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon
+from hocket.service.rest.problems import RefusedError, answers
+from hocket.service.rest.stream import TimedStream, events_from
+
+router = APIRouter(prefix="/v1", tags=["fleet"], dependencies=FOR_USERS)
+
+_SIMULATING = threading.Lock()
+"""A forecast takes a core for a second: one at a time, so that rounds go on."""
+_STREAM = "text/event-stream"
+_EVENTS = {"description": "Events", "content": {_STREAM: {"schema": {"type": "string"}}}}
+
+
+@router.get("/devices", responses=answers())
+def list_devices(daemon: TheDaemon) -> DeviceList:
+    """All devices and the jobs on them."""
+    return DeviceList(
+        devices=[
+            DeviceBody(
+                name=device.name,
+                kind=device.kind,
+                server=device.server,
+                is_up=device.is_up,
+                jobs=list(device.jobs),
+            )
+            for device in daemon.devices()
+        ]
+    )
+
+
+@router.get("/queues", responses=answers())
+def list_queues(daemon: TheDaemon) -> QueueList:
+    """Teams, and what each has and shall have."""
+    state = daemon.state
+    queues = [_queue(state, at) for at in range(len(state.teams))]
+    return QueueList(policy=state.rules.policy, queues=queues)
+
+
+def _queue(state: State, team: int) -> QueueBody:
+    rows = state.jobs.rows
+    mine = rows["team"] == team
+    phase = rows["phase"][mine]
+    live = mine & np.isin(rows["phase"], (RUNNING, WAITING))
+    return QueueBody(
+        team=state.teams[team],
+        weight=float(state.team_weight[team]),
+        running=int((phase == RUNNING).sum()),
+        waiting=int((phase == WAITING).sum()),
+        paused=int((phase == PAUSED).sum()),
+        devices=int(np.isin(state.holders, rows["number"][mine]).any(axis=1).sum()),
+        target_share=float(state.jobs.shares[live].sum() + rows["pair_share"][live].sum()),
+    )
+
+
+@router.get("/allocation", responses=answers())
+def get_allocation(daemon: TheDaemon) -> AllocationBody:
+    """What the policy gives each job, and what each has got."""
+    state = daemon.state
+    live = np.flatnonzero(np.isin(state.jobs.rows["phase"], (RUNNING, WAITING)))
+    held = _held(state)
+    return AllocationBody(
+        policy=state.rules.policy,
+        round=state.round_number,
+        time_s=state.time_s,
+        solved_s=_finite(state.solved_s),
+        next_round_s=_finite(state.next_tick_s),
+        remarks=dict(state.notes),
+        jobs=[_share(state, int(row), held) for row in live],
+    )
+
+
+def _held(state: State) -> dict[int, list[str]]:
+    """Devices of each job that has some."""
+    held: dict[int, list[str]] = {}
+    for device, numbers in zip(state.device_names, state.holders.tolist(), strict=True):
+        for number in numbers:
+            held.setdefault(number, []).append(device)
+    return held
+
+
+def _share(state: State, row: int, held: dict[int, list[str]]) -> ShareBody:
+    job = state.jobs.rows[row]
+    number = int(job["number"])
+    shares, owed_s = state.jobs.shares[row].tolist(), state.jobs.credit_s[row].tolist()
+    return ShareBody(
+        job=number,
+        name=state.names[number],
+        target=dict(zip(state.kinds, shares, strict=True)),
+        owed_s=dict(zip(state.kinds, owed_s, strict=True)),
+        target_s=float(job["target_s"]),
+        held_s=float(job["held_s"]),
+        devices=held.get(number, []),
+    )
+
+
+@router.post("/simulate", responses=answers(415))
+def simulate(body: WhatIf, daemon: TheDaemon) -> ForecastBody:
+    """What would become of the jobs under another policy or with other devices."""
+    from hocket.fleet.forecast import forecast, resized
+
+    if not _SIMULATING.acquire(timeout=5.0):
+        raise RefusedError(503, "another forecast is under way", hint="try again in a moment")
+    try:
+        state = daemon.state
+        add, remove = resized(state, body.devices)
+        found = forecast(state, policy=body.policy, add=add, remove=remove)
+    finally:
+        _SIMULATING.release()
+    return ForecastBody.model_validate(found.to_data())
+
+
+@router.get("/events", response_class=Response, responses={**answers(), 200: _EVENTS})
+async def stream_events(
+    daemon: TheDaemon,
+    bell: TheBell,
+    after: Annotated[
+        int | None, Query(ge=0, le=MAX_NUMBER, description="From now on where left out")
+    ] = None,
+    last_event_id: Annotated[int | None, Header(ge=0, le=MAX_NUMBER)] = None,
+) -> Response:
+    """What happens, as server-sent events that end only with the connection."""
+    bell.check_place()
+    start = after if last_event_id is None else last_event_id
+    return TimedStream(events_from(daemon, bell, start), media_type=_STREAM)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

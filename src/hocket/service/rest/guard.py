@@ -1,0 +1,191 @@
+"""What every request passes before a route sees it: whose it is, from where, and how large.
+
+The checks stand before the routes and not in them, so that a new route is closed until it is listed
+in `credentials`. A page of another site that a person has open can send requests to a loopback
+port; it is stopped by the name it was reached under (``Host``, against DNS rebinding), by
+``Origin``, and by knowing no token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from hocket.config import debug
+from hocket.service.rest.credentials import PAGE_HEADER, Credentials, access_of, bearer
+from hocket.service.rest.problems import problem
+
+MAX_BODY_BYTES = 1_000_000
+BODY_TIMEOUT_S = 20.0
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_SINGLE = ("host", "origin", "authorization", "content-length")
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+_ALWAYS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "content-security-policy": _POLICY,
+    # Not no-referrer: browsers would then send "Origin: null" with the page's own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_log = logging.getLogger("hocket.service")
+
+
+class Guard:
+    """ASGI middleware; ``hosts`` are names beside the loopback ones that it is reached under."""
+
+    def __init__(self, app: ASGIApp, credentials: Credentials, hosts: Iterable[str] = ()) -> None:
+        self._app = app
+        self._credentials = credentials
+        self._hosts = frozenset(host.lower().strip("[]") for host in (*LOOPBACK, *hosts))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the request, or hand it on with its body read."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return
+        answer = _Answer(send)
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await refusal(scope, receive, answer.send)
+            return
+        try:
+            body = await _body(scope, receive)
+            if isinstance(body, Response):
+                await body(scope, receive, answer.send)
+            else:
+                await self._app(scope, _again(body, receive), answer.send)
+        except Exception as error:
+            await _unexpected(error, scope, receive, answer)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if any(len(headers.getlist(name)) > 1 for name in _SINGLE):
+            return problem(400, "a header is there twice")
+        host = _host_name(headers.get("host", ""))
+        if host not in self._hosts:
+            hint = "use 127.0.0.1 or localhost, or start the service with --host"
+            return problem(421, "this service does not go by that name", hint=hint)
+        if "origin" in headers and not _is_own(headers["origin"], headers["host"]):
+            return problem(403, "pages of other sites may not use this service")
+        return self._without_right(scope, headers)
+
+    def _without_right(self, scope: Scope, headers: Headers) -> Response | None:
+        method, path = scope["method"], scope["path"]
+        access = access_of(method, path)
+        given = bearer(headers.get("authorization", ""))
+        if access == "open" or (access == "attempt" and given):
+            return None
+        if access == "user" and given and self._credentials.is_token(given):
+            return None
+        if access == "user" and not given and self._has_cookie(headers):
+            if method in _SAFE or PAGE_HEADER in headers:
+                return None
+            return problem(403, f"changes by cookie need the header {PAGE_HEADER}")
+        if method == "GET" and not path.startswith("/v1/") and _wants_page(headers):
+            return RedirectResponse("/login", 303)
+        hint = "send Authorization: Bearer with the token of the state folder"
+        challenge = {"www-authenticate": 'Bearer realm="hocket fleet"'}
+        return problem(401, "this needs the token", hint=hint, headers=challenge)
+
+    def _has_cookie(self, headers: Headers) -> bool:
+        return any(map(self._credentials.has_cookie, headers.getlist("cookie")))
+
+
+def _host_name(host: str) -> str:
+    """``name`` of ``name:port``, ``[::1]:port`` or ``name``; empty where it is none of these."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port
+    except ValueError:
+        return ""
+    is_plain = parts.netloc == host and "@" not in host
+    return (parts.hostname or "") if is_plain else ""
+
+
+def _is_own(origin: str, host: str) -> bool:
+    scheme, separator, authority = origin.partition("://")
+    return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
+
+
+def _wants_page(headers: Headers) -> bool:
+    return "text/html" in headers.get("accept", "")
+
+
+async def _body(scope: Scope, receive: Receive) -> bytes | Response:
+    """The whole body, or why it is not taken."""
+    too_large = problem(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+    length = Headers(scope=scope).get("content-length", "0")
+    if not length.isdecimal() or len(length) > 12:
+        return problem(400, "the length of the body is no number")
+    if int(length) > MAX_BODY_BYTES:
+        return too_large
+    parts: list[bytes] = []
+    size_bytes = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return problem(400, "the body was not sent whole")
+                parts.append(message.get("body", b""))
+                size_bytes += len(parts[-1])
+                if size_bytes > MAX_BODY_BYTES:
+                    return too_large
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        return problem(408, "the body did not come in time", headers={"connection": "close"})
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """A ``receive`` that gives a body which was read already, then what comes after it."""
+    is_given = False
+
+    async def give() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return give
+
+
+class _Answer:
+    """``send`` that adds the headers of every answer and knows whether one has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.has_begun = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.has_begun = True
+            headers = MutableHeaders(scope=message)
+            for name, value in _ALWAYS.items():
+                headers[name] = value
+            headers.setdefault("cache-control", "no-store")
+        await self._send(message)
+
+
+async def _unexpected(error: Exception, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    _log.error("%s %r: %s: %r", scope["method"], scope["path"], type(error).__name__, error)
+    if debug():
+        _log.error("%s", "".join(traceback.format_exception(error)))
+    if not answer.has_begun:
+        detail = "this is a bug in hocket; the log of the service says more"
+        await problem(500, detail)(scope, receive, answer.send)

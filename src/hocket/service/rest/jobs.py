@@ -1,0 +1,191 @@
+"""Routes of jobs: submit, list, look at, cancel, pause, resume, explain."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+
+from hocket.errors import UsageError
+from hocket.service.daemon.daemon import Daemon
+from hocket.service.errors import ConflictError
+from hocket.service.records import ENDED, LIVE, JobRecord, JobStatus
+from hocket.service.rest.bodies import (
+    After,
+    AttemptList,
+    CheckpointList,
+    ExplanationBody,
+    JobBody,
+    JobList,
+    Limit,
+    Number,
+    attempt_body,
+    checkpoint_body,
+    job_body,
+)
+from hocket.service.rest.context import FOR_USERS, TheDaemon
+from hocket.service.rest.problems import RefusedError, answers
+from hocket.service.spec import JobSpec
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
+
+_TAG = re.compile(r'"(\d{1,15})"')
+IfMatch = Annotated[
+    str | None,
+    Header(max_length=100, description="ETag of the job; refused with 412 if it has changed"),
+]
+Key = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[!-~]+$",
+        description="The same key and body again give the same job",
+    ),
+]
+
+
+@router.post("", status_code=201, responses=answers(409, 415))
+def submit(
+    spec: JobSpec, response: Response, daemon: TheDaemon, idempotency_key: Key = None
+) -> JobBody:
+    """Submit a job. Once this is answered, the job is never lost."""
+    record = daemon.submit(spec, idempotency_key)
+    response.headers["location"] = f"/v1/jobs/{record.number}"
+    return _tagged(record, response)
+
+
+@router.get("", responses=answers())
+def list_jobs(
+    daemon: TheDaemon,
+    after: After = 0,
+    limit: Limit = 100,
+    status: Annotated[list[JobStatus] | None, Query(max_length=20)] = None,
+    live: Annotated[bool, Query(description="Only jobs that have not ended")] = False,
+) -> JobList:
+    """Jobs in order of their numbers, a page at a time."""
+    wanted = set(status or ())
+    if live:
+        wanted = (wanted or set(LIVE)) & set(LIVE)
+    records = _page(daemon, after, limit + 1, sorted(wanted) if status or live else None)
+    jobs = [job_body(record) for record in records[:limit]]
+    return JobList(jobs=jobs, next_after=jobs[-1].id if len(records) > limit else None)
+
+
+def _page(
+    daemon: Daemon, after: int, limit: int, statuses: list[JobStatus] | None
+) -> list[JobRecord]:
+    if statuses is None:
+        return daemon.jobs(after, limit)
+    pages = [daemon.jobs(after, limit, status) for status in statuses]
+    # A job that changes between two of these looks must not be told twice.
+    found = {record.number: record for page in pages for record in page}
+    return [found[number] for number in sorted(found)][:limit]
+
+
+_NOT_CHANGED = {"description": "The caller has the newest version"}
+
+
+@router.get("/{job}", response_model=JobBody, responses={**answers(404), 304: _NOT_CHANGED})
+def get_job(
+    job: Number,
+    response: Response,
+    daemon: TheDaemon,
+    if_none_match: Annotated[str | None, Header(max_length=100)] = None,
+) -> JobBody | Response:
+    """One job."""
+    record = daemon.job(job)
+    if if_none_match == _tag(record):
+        return Response(status_code=304, headers={"etag": _tag(record)})
+    return _tagged(record, response)
+
+
+@router.delete("/{job}", responses=answers(404, 409, 412))
+def cancel(job: Number, response: Response, daemon: TheDaemon, if_match: IfMatch = None) -> JobBody:
+    """Cancel a job: it is told to stop and does not start again."""
+    return _tagged(_changed(daemon, daemon.cancel, job, if_match), response)
+
+
+@router.post("/{job}:pause", responses=answers(404, 409, 412))
+def pause(job: Number, response: Response, daemon: TheDaemon, if_match: IfMatch = None) -> JobBody:
+    """Take the devices of a job away until it is resumed."""
+    return _tagged(_changed(daemon, daemon.pause, job, if_match), response)
+
+
+@router.post("/{job}:resume", responses=answers(404, 409, 412))
+def resume(job: Number, response: Response, daemon: TheDaemon, if_match: IfMatch = None) -> JobBody:
+    """Let a paused job have devices again."""
+    return _tagged(_changed(daemon, daemon.resume, job, if_match), response)
+
+
+@router.get("/{job}/attempts", responses=answers(404))
+def list_attempts(job: Number, daemon: TheDaemon) -> AttemptList:
+    """All runs of a job."""
+    daemon.job(job)
+    return AttemptList(attempts=[attempt_body(record) for record in daemon.attempts(job)])
+
+
+@router.get("/{job}/checkpoints", responses=answers(404))
+def list_checkpoints(job: Number, daemon: TheDaemon) -> CheckpointList:
+    """All checkpoints of a job that count."""
+    daemon.job(job)
+    found = [checkpoint_body(record) for record in daemon.checkpoints(job)]
+    return CheckpointList(checkpoints=found)
+
+
+@router.get("/{job}/explain", responses=answers(404))
+def explain_job(job: Number, daemon: TheDaemon) -> ExplanationBody:
+    """Why a job waits, in one sentence with the numbers behind it, and when it should start."""
+    from hocket.fleet.explain import explain
+
+    record = daemon.job(job)
+    try:
+        if record.status not in ENDED:
+            found = explain(daemon.state, job)
+            return ExplanationBody(**found.to_data(), status=record.status)
+    except UsageError:
+        # It ended between the two looks.
+        record = daemon.job(job)
+    message = f": {record.message}" if record.message else ""
+    return ExplanationBody(
+        job=job,
+        status=record.status,
+        sentence=f"job {job} {record.status}{message}",
+        estimated_start_s=None,
+        not_before_s=None,
+        evidence={"attempt": record.attempt, "failures": record.failures},
+    )
+
+
+def _changed(
+    daemon: Daemon, change: Callable[..., JobRecord], number: int, if_match: str | None
+) -> JobRecord:
+    version = _version(if_match)
+    try:
+        return change(number, expected_version=version)
+    except ConflictError as error:
+        current = daemon.job(number).version
+        if version is None or version == current:
+            raise
+        raise RefusedError(412, error.message, code=error.code, hint=error.hint) from None
+
+
+def _tag(record: JobRecord) -> str:
+    return f'"{record.version}"'
+
+
+def _tagged(record: JobRecord, response: Response) -> JobBody:
+    response.headers["etag"] = _tag(record)
+    return job_body(record)
+
+
+def _version(if_match: str | None) -> int | None:
+    """The version that a change asks for; None where any will do."""
+    if if_match is None or if_match.strip() == "*":
+        return None
+    match = _TAG.fullmatch(if_match.strip())
+    if match is None:
+        raise RefusedError(412, "this is no ETag of a job", hint='an ETag looks like "3"')
+    return int(match[1])

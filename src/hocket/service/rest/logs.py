@@ -1,0 +1,145 @@
+"""The route of a job's output: whole, a range of bytes, the last lines, or as it grows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+from starlette.concurrency import run_in_threadpool
+
+from hocket.service.daemon.daemon import Daemon
+from hocket.service.errors import NotFoundError
+from hocket.service.rest.bodies import MAX_NUMBER, Number
+from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon
+from hocket.service.rest.problems import answers, problem
+from hocket.service.rest.stream import Bell, TimedStream
+
+router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
+
+_CHUNK_BYTES = 65536
+_MAX_TAIL_BYTES = 16 * 2**20
+_LOOK_S = 0.3
+_RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
+_TEXT = "text/plain; charset=utf-8"
+_ANSWER = {"description": "The output", "content": {_TEXT: {"schema": {"type": "string"}}}}
+_PART = {**_ANSWER, "description": "The bytes of the Range header"}
+
+
+@router.get(
+    "/{job}/log",
+    response_class=Response,
+    responses={**answers(404, 416), 200: _ANSWER, 206: _PART},
+)
+async def read_log(
+    job: Number,
+    daemon: TheDaemon,
+    bell: TheBell,
+    attempt: Annotated[
+        int | None, Query(ge=1, le=MAX_NUMBER, description="The newest where left out")
+    ] = None,
+    tail: Annotated[int | None, Query(ge=0, le=100_000, description="Last lines only")] = None,
+    follow: Annotated[bool, Query(description="Go on until the attempt has ended")] = False,
+    range: Annotated[str | None, Header(max_length=100)] = None,
+) -> Response:
+    """What an attempt printed, standard output and error together."""
+    number = await run_in_threadpool(_attempt, daemon, job, attempt)
+    path = await run_in_threadpool(daemon.log_file, job, number)
+    size_bytes = await run_in_threadpool(_size, path)
+    start = 0 if tail is None else await run_in_threadpool(_tail_start, path, tail)
+    headers = {"hocket-attempt": str(number), "accept-ranges": "bytes"}
+    if follow:
+        bell.check_place()
+        content = _followed(daemon, bell, job, number, path, start)
+        return TimedStream(content, media_type=_TEXT, headers=headers)
+    status, stop = 200, size_bytes
+    wanted = _RANGE.fullmatch(range.strip()) if range and tail is None else None
+    if wanted and wanted[0] != "bytes=-":
+        start, stop = _span(wanted[1], wanted[2], size_bytes)
+        if start >= stop:
+            unsatisfied = {"content-range": f"bytes */{size_bytes}"}
+            return problem(416, "the output has no such bytes", headers=unsatisfied)
+        status = 206
+        headers["content-range"] = f"bytes {start}-{stop - 1}/{size_bytes}"
+    headers["content-length"] = str(stop - start)
+    return TimedStream(_part(path, start, stop), status, headers, _TEXT)
+
+
+def _attempt(daemon: Daemon, number: int, attempt: int | None) -> int:
+    newest = daemon.job(number).attempt
+    if newest == 0:
+        raise NotFoundError(f"job {number} has not started", hint=f"hocket fleet explain {number}")
+    if attempt is not None and attempt > newest:
+        raise NotFoundError(f"job {number} has no attempt {attempt}")
+    return attempt or newest
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _span(first: str, last: str, size_bytes: int) -> tuple[int, int]:
+    """First byte and the one after the last, of ``first-last``, ``first-`` or ``-length``."""
+    if not first:
+        return max(size_bytes - int(last), 0), size_bytes
+    return int(first), min(int(last) + 1, size_bytes) if last else size_bytes
+
+
+def _read(path: Path, start: int, length: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(length)
+    except FileNotFoundError:
+        return b""
+
+
+def _tail_start(path: Path, num_lines: int) -> int:
+    """Where the last lines begin; looks at the end of the file only, as far as a bound."""
+    size_bytes = _size(path)
+    end = size_bytes - int(_read(path, size_bytes - 1, 1) == b"\n") if size_bytes else 0
+    start = end
+    while start > max(size_bytes - _MAX_TAIL_BYTES, 0) and num_lines > 0:
+        length = min(_CHUNK_BYTES, start)
+        block = _read(path, start - length, length)
+        breaks = [at for at, byte in enumerate(block) if byte == 10]
+        if len(breaks) >= num_lines:
+            return start - length + breaks[-num_lines] + 1
+        num_lines -= len(breaks)
+        start -= length
+    return start if num_lines else size_bytes
+
+
+async def _part(path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
+    while start < stop:
+        block = await run_in_threadpool(_read, path, start, min(stop - start, _CHUNK_BYTES))
+        # A promised length must be kept, even if the file was cut meanwhile.
+        block = block or b"\n" * min(stop - start, _CHUNK_BYTES)
+        start += len(block)
+        yield block
+
+
+async def _followed(
+    daemon: Daemon, bell: Bell, job: int, attempt: int, path: Path, start: int
+) -> AsyncIterator[bytes]:
+    with bell.place():
+        while True:
+            # Asked before reading: what came before the end is read after it.
+            is_over = await run_in_threadpool(_has_ended, daemon, job, attempt)
+            while block := await run_in_threadpool(_read, path, start, _CHUNK_BYTES):
+                start += len(block)
+                yield block
+            if is_over or bell.is_closed:
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+def _has_ended(daemon: Daemon, job: int, attempt: int) -> bool:
+    found = [record for record in daemon.attempts(job) if record.attempt == attempt]
+    return not found or found[0].ended_s is not None

@@ -1,0 +1,36 @@
+"""One daemon per state folder: a lock that the kernel lets go with the process that held it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from hocket.errors import InputFileError
+
+NAME = "lock"
+
+
+class FolderLock:
+    """Held from its making to `close`, or to the end of the process, however that comes."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / NAME
+        # Not inherited by programs that this one starts, which would hold the lock after its end.
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._descriptor, 100).decode("ascii", "replace").strip()
+            os.close(self._descriptor)
+            raise InputFileError(
+                f"another daemon runs on this state folder (process {holder or 'unknown'})",
+                hint="stop it first, or name another folder",
+                where=str(folder),
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let another daemon have the folder."""
+        os.close(self._descriptor)

@@ -1,0 +1,146 @@
+"""Who held which device lately, as SVG: a row per device, a bar per attempt, now at the right.
+
+The picture carries no style of its own; colours are classes, one of twelve for each job by its
+number, so that a job keeps its colour as long as it lives. Rows and bars are bounded, the newest
+bars stay, and the caller is told how many were left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from hocket.view.drawing import MARGIN_PX, Scale, svg_text
+from hocket.view.names import inert, shorten
+
+NUM_COLOURS = 12
+MAX_DEVICES = 64
+MAX_BARS = 3000
+_WIDTH_PX, _LABEL_PX, _ROW_PX, _AXIS_PX = 1080, 130, 22, 24
+_PX_PER_LETTER = 6.6
+_STEPS_S = (
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceRow:
+    """A device as it is shown."""
+
+    name: str
+    kind: str
+    is_up: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A job on a device."""
+
+    device: int
+    """Index of its row."""
+    job: int
+    label: str
+    start_s: float
+    end_s: float | None
+    """None while it goes on."""
+    note: str
+    """What a pointer that rests on it is told."""
+    is_bad: bool = False
+    """Whether the attempt failed or was lost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePicture:
+    """The picture and what it leaves out."""
+
+    svg: str
+    num_hidden_devices: int
+    num_hidden_bars: int
+
+
+def colour_of(job: int) -> int:
+    """The colour class of a job."""
+    return job % NUM_COLOURS
+
+
+def draw_devices(
+    devices: Sequence[DeviceRow], bars: Sequence[Bar], from_s: float, now_s: float
+) -> DevicePicture:
+    """Draw what happened from a moment until now."""
+    shown = devices[:MAX_DEVICES]
+    seen = [
+        bar for bar in bars
+        if bar.device < len(shown) and bar.start_s < now_s and (bar.end_s or now_s) > from_s
+    ]  # fmt: skip
+    newest = sorted(seen, key=lambda bar: bar.start_s)[-MAX_BARS:]
+    scale = Scale(_WIDTH_PX, max(now_s - from_s, 1e-9), _LABEL_PX)
+    height = _AXIS_PX + len(shown) * _ROW_PX + 4
+    parts = [
+        f'<svg class="hocket-svg fleet" viewBox="0 0 {_WIDTH_PX} {height}" role="img" '
+        'aria-labelledby="devices-title"><title id="devices-title">'
+        f"{escape(_title(len(shown), len(newest)))}</title>",
+        *_axis(scale, height),
+        *_rows(shown),
+        *(_bar(bar, scale, from_s, now_s) for bar in newest),
+        "</svg>",
+    ]
+    return DevicePicture(
+        svg="".join(parts),
+        num_hidden_devices=len(devices) - len(shown),
+        num_hidden_bars=len(seen) - len(newest),
+    )
+
+
+def _title(num_devices: int, num_bars: int) -> str:
+    return f"Attempts on {num_devices} devices over time: {num_bars} bars"
+
+
+def _axis(scale: Scale, height: float) -> Iterator[str]:
+    """Lines at round times before now."""
+    most = int(_WIDTH_PX // 130)
+    step_s = next((s for s in _STEPS_S if scale.makespan_s / s <= most), scale.makespan_s / most)
+    for tick in range(int(scale.makespan_s / step_s + 1e-9) + 1):
+        x = scale.x(scale.makespan_s - tick * step_s)
+        yield f'<path class="grid" d="M{x:.1f} {_AXIS_PX - 6}V{height}"/>'
+        label = "now" if tick == 0 else f"−{_short(tick * step_s)}"
+        yield svg_text(x, _AXIS_PX - 10, label, "muted", "end" if tick == 0 else "middle")
+
+
+def _short(duration_s: float) -> str:
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if duration_s >= unit_s:
+            return f"{duration_s / unit_s:.3g} {unit}"
+    return f"{duration_s:.3g} s"
+
+
+def _rows(devices: Sequence[DeviceRow]) -> Iterator[str]:
+    left, width = MARGIN_PX + _LABEL_PX, _WIDTH_PX - _LABEL_PX - 2 * MARGIN_PX
+    for at, device in enumerate(devices):
+        y = _AXIS_PX + at * _ROW_PX
+        state = "" if device.is_up else " down"
+        yield (
+            f'<rect class="lane{state}" x="{left}" y="{y}" width="{width}" height="{_ROW_PX - 4}"/>'
+        )
+        name = shorten(inert(device.name), 18)
+        kind = f"{inert(device.kind, 40)}{'' if device.is_up else ', not there'}"
+        yield (
+            f'<text x="{MARGIN_PX}" y="{y + 13}" class="small{state}">'
+            f"{escape(name)}<title>{escape(inert(device.name))}, {escape(kind)}</title></text>"
+        )
+
+
+def _bar(bar: Bar, scale: Scale, from_s: float, now_s: float) -> str:
+    start_s, end_s = max(bar.start_s, from_s), min(bar.end_s or now_s, now_s)
+    x = scale.x(start_s - from_s)
+    width = max((end_s - start_s) * scale.px_per_s, 1.0)
+    y = _AXIS_PX + bar.device * _ROW_PX
+    kind = f"job-{colour_of(bar.job)}{' open' if bar.end_s is None else ''}"
+    rect = f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW_PX - 4}"/>'
+    label = shorten(inert(bar.label), int((width - 8.0) / _PX_PER_LETTER))
+    words = f'<text x="{x + 4:.1f}" y="{y + 13}" class="on">{escape(label)}</text>'
+    end = f'<rect class="bad" x="{x + width - 2:.1f}" y="{y}" width="2" height="{_ROW_PX - 4}"/>'
+    return (
+        f"<g>{rect}{end if bar.is_bad else ''}{words if len(label) > 2 else ''}"
+        f"<title>{escape(inert(bar.note, 400))}</title></g>"
+    )

@@ -1,0 +1,253 @@
+"""Forecasts: they decide as the simulator does, keep their bounds, and are told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from fleet.test_simulator import devices, small_work
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.errors import UsageError
+from hocket.fleet.explain import explain, words_for_seconds
+from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, resized
+from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
+from hocket.fleet.rounds.events import Pause, Submit, Tick
+from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.state import RUNNING, WAITING
+from hocket.fleet.simulator import simulate
+from hocket.fleet.what_if import WhatIf, what_if
+
+KINDS = ("fast", "slow")
+
+
+def fleet(
+    jobs: list[dict], num_fast: int = 1, num_slow: int = 0, rules: Rules | None = None
+) -> State:
+    """A fleet that was given these jobs at once."""
+    all_devices = tuple(
+        Device(name=f"{kind}-{at}", kind=kind)
+        for kind, count in zip(KINDS, (num_fast, num_slow), strict=True)
+        for at in range(count)
+    )
+    state = new_state(KINDS, all_devices, rules or Rules(policy="fifo", slack_rounds=0.0))
+    full = tuple(
+        Job(**{"number": at + 1, "name": f"job {at + 1}", "steps_per_s": (1.0, 0.5), **job})
+        for at, job in enumerate(jobs)
+    )
+    return step(state, Submit(time_s=0.0, jobs=full))[0]
+
+
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(
+    seed=st.integers(0, 10_000),
+    policy=st.sampled_from(["las", "fifo", "makespan", "finish-time-fairness", "min-cost"]),
+    mechanism=st.sampled_from(["improved", "improved", "gavel"]),
+    restart_s=st.sampled_from([0.0, 30.0]),
+)
+def test_forecast_decides_as_the_simulator_does(seed, policy, mechanism, restart_s):
+    work = small_work(seed, most_steps=5e3)
+    seen: list[State] = []
+
+    def check(state, event, actions):
+        if isinstance(event, Submit):
+            seen.append(state)
+
+    rules = Rules(policy=policy, mechanism=mechanism, restart_s=restart_s)
+    run = simulate(work, devices(2, work.kinds), rules, check=check)
+    ahead = forecast(seen[-1], max_events=100_000)
+    assert not ahead.is_cut_off
+    np.testing.assert_array_equal(ahead.end_s, run.end_s[ahead.numbers])
+    waits = np.isnan(run.start_s[ahead.numbers]) | (run.start_s[ahead.numbers] > seen[-1].time_s)
+    np.testing.assert_array_equal(ahead.start_s[waits], run.start_s[ahead.numbers][waits])
+
+
+def test_forecast_in_closed_form():
+    # One device, first in, first out: 100 s, then 50 s, then one that nobody knows the end of.
+    state = fleet([{"total_steps": 100.0}, {"total_steps": 50.0}, {}])
+    ahead = forecast(state)
+    assert ahead.start_s.tolist() == [0.0, 100.0, 150.0]
+    assert ahead.end_s[:2].tolist() == [100.0, 150.0]
+    assert ahead.end_of(3) is None
+    assert not ahead.is_cut_off
+    assert ahead.average_completion_s == 125.0
+    assert ahead.last_end_s == 150.0
+    assert ahead.utilisation == 1.0
+    assert estimated_start_s(state, 2) == 100.0
+
+
+def test_forecast_leaves_the_state_alone():
+    state = fleet([{"total_steps": 100.0}, {"total_steps": 50.0}])
+    before = (state.jobs.rows.tobytes(), state.holders.tobytes(), state.jobs.credit_s.tobytes())
+    forecast(state, policy="las", add=(Device(name="x", kind="fast"),), remove=("fast-0",))
+    assert before == (
+        state.jobs.rows.tobytes(), state.holders.tobytes(), state.jobs.credit_s.tobytes()
+    )  # fmt: skip
+
+
+def test_forecast_is_bounded_and_says_so():
+    state = fleet([{"total_steps": 1e9}, {"total_steps": 1e9}], rules=Rules(policy="las"))
+    ahead = forecast(state, max_events=7)
+    assert ahead.num_events == 7
+    assert ahead.is_cut_off
+    assert ahead.num_ended == 0
+    assert np.isnan(ahead.average_completion_s)
+
+
+def test_forecast_does_not_wait_for_what_cannot_happen():
+    state = fleet([{"total_steps": 10.0}, {"gang": 5, "total_steps": 10.0}, {"total_steps": 10.0}])
+    state = step(state, Pause(time_s=0.0, numbers=(3,)))[0]
+    ahead = forecast(state)
+    assert not ahead.is_cut_off
+    assert ahead.num_events < 10
+    assert [ahead.start_of(number) for number in (1, 2, 3)] == [0.0, None, None]
+
+
+def test_coarse_forecast_is_near_the_exact_one():
+    random = np.random.default_rng(3)
+    jobs = [{"total_steps": float(steps)} for steps in random.uniform(100, 4_000, 90)]
+    state = fleet(jobs, num_fast=15)
+    exact = forecast(state, max_events=10_000)
+    coarse = forecast(state, grain_s=180.0, max_events=10_000)
+    assert coarse.num_events < 0.75 * exact.num_events
+    assert coarse.average_completion_s == pytest.approx(exact.average_completion_s, rel=0.02)
+    assert np.abs(coarse.end_s - exact.end_s).max() < 3 * 180.0
+
+
+def test_more_devices_end_sooner_and_fewer_later():
+    state = fleet([{"total_steps": 1000.0}] * 4, num_fast=2)
+    more = what_if(state, num_devices={"fast": 4})
+    assert more.average_completion_s == (1500.0, 1000.0)
+    fewer = what_if(state, num_devices={"fast": 1})
+    now_s, then_s = fewer.average_completion_s
+    assert then_s > now_s
+    assert fewer.num_ended == (4, 4)
+    assert not np.isfinite(fewer.horizon_s)
+
+
+def test_another_policy_is_what_it_says():
+    # The short job waits under FIFO and goes first under shortest-job-first at the next round.
+    state = fleet([{"total_steps": 5000.0}, {"total_steps": 4000.0}, {"total_steps": 10.0}])
+    asked = what_if(state, policy="shortest-job-first")
+    assert asked.now.policy == "fifo"
+    assert asked.then.policy == "shortest-job-first"
+    assert asked.then.end_of(3) < asked.now.end_of(3)
+    assert json.loads(json.dumps(asked.to_data(), allow_nan=False))["then"]["num_ended"] == 3
+
+
+def test_futures_are_compared_only_as_far_as_both_reach():
+    jobs = [{"total_steps": float(10 * at)} for at in range(1, 41)]
+    state = fleet(jobs)
+    now, then = forecast(state, max_events=5), forecast(state, max_events=100)
+    both = WhatIf(now=now, then=then)
+    assert both.horizon_s == now.reached_s
+    assert both.num_ended == (now.num_ended, now.num_ended)
+    assert both.average_completion_s[0] == both.average_completion_s[1]
+
+
+def test_devices_that_go_are_idle_ones_first():
+    state = fleet([{"total_steps": 100.0}], num_fast=3)
+    (held,) = state.devices_of(1)
+    assert held not in resized(state, {"fast": 1})[1]
+    assert len(resized(state, {"fast": 1})[1]) == 2
+    add, remove = resized(state, {"fast": 5, "slow": 1})
+    assert [device.kind for device in add] == ["fast", "fast", "slow"]
+    assert remove == ()
+    assert not {device.name for device in add} & set(state.device_names)
+
+
+@pytest.mark.parametrize("counts", [{"fasst": 1}, {"fast": -1}, {"fast": 10**9}])
+def test_impossible_devices_are_refused(counts):
+    with pytest.raises(UsageError):
+        resized(fleet([{}]), counts)
+
+
+def test_unknown_names_are_refused():
+    state = fleet([{}])
+    for wrong in ({"policy": "lass"}, {"remove": ("nothing",)}):
+        with pytest.raises(UsageError, match="unknown"):
+            forecast(state, **wrong)
+    with pytest.raises(UsageError, match="no job 9"):
+        explain(state, 9)
+    with pytest.raises(UsageError, match="no job 9"):
+        forecast(state).start_of(9)
+
+
+# ── explanations ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_explanation_says_why_who_and_when():
+    state = fleet([{"total_steps": 100.0}, {"total_steps": 50.0}, {"total_steps": 50.0}])
+    told = explain(state, 3)
+    assert told.estimated_start_s == 150.0
+    assert reason(state, 3) in told.sentence
+    assert told.sentence.endswith("expected to start in 2 min")
+    assert told.evidence["holders"] == [
+        {"job": 1, "kind": "fast", "devices": 1, "seconds_left": 100.0}
+    ]
+    (kind,) = [kind for kind in told.evidence["kinds"] if kind["devices"]]
+    assert (kind["kind"], kind["devices"], kind["free"]) == ("fast", 1, 0)
+
+
+def test_explanation_of_every_phase_is_plain_data():
+    jobs = [{"total_steps": 100.0}, {}, {"gang": 9}, {"steps_per_s": (0.0, 0.0)}, {}]
+    state = step(fleet(jobs), Pause(time_s=0.0, numbers=(5,)))[0]
+    told = [explain(state, number) for number in range(1, 6)]
+    for explanation in told:
+        json.dumps(explanation.to_data(), allow_nan=False)
+    assert [one.estimated_start_s for one in told] == [None, 100.0, None, None, None]
+    # Nothing that is waited for would start these: not "later", but never.
+    assert all(one.not_before_s is None for one in told)
+
+
+def test_explanation_says_how_far_it_looked():
+    state = fleet([{}, {"total_steps": 10.0}])
+    told = explain(state, 2)
+    assert told.estimated_start_s is None
+    assert told.not_before_s > 0.0
+    assert "not expected to start within" in told.sentence
+
+
+def test_accounts_are_brought_up_to_a_moment():
+    state = fleet([{"total_steps": 100.0}])
+    later = at_moment(state, 40.0)
+    assert later.jobs.rows["held_s"][0] == 40.0
+    assert at_moment(state, state.next_tick_s + 1.0) is state
+    assert at_moment(state, -1.0) is state
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (89, "89 s"), (600, "10 min"), (5400, "1.5 h"), (86400, "24 h"), (6e5, "7 days")],
+)
+def test_durations_as_people_say_them(seconds, words):
+    assert words_for_seconds(seconds) == words
+
+
+def test_a_large_fleet_is_explained_within_a_second():
+    random = np.random.default_rng(0)
+    kinds = ("v100", "p100", "k80")
+    all_devices = tuple(Device(name=f"{kind}-{i}", kind=kind) for kind in kinds for i in range(100))
+    speeds = random.uniform(1.0, 10.0, (2048, 3)) * (1.0, 0.5, 0.25)
+    jobs = tuple(
+        Job(
+            number=at + 1,
+            name=f"job {at}",
+            steps_per_s=tuple(speeds[at]),
+            total_steps=float(60.0 * 10 ** random.uniform(1.5, 4) * speeds[at, 0]),
+            gang=int(random.choice([1, 1, 1, 2, 4])),
+        )
+        for at in range(2048)
+    )
+    state = step(new_state(kinds, all_devices), Submit(time_s=0.0, jobs=jobs))[0]
+    state = step(state, Tick(time_s=state.next_tick_s))[0]
+    waiting = state.jobs.rows["number"][state.jobs.rows["phase"] == WAITING]
+    assert (state.jobs.rows["phase"] == RUNNING).any()
+    explain(state, int(waiting[0]))
+    start_s = time.process_time()
+    told = explain(state, int(waiting[-1]))
+    assert time.process_time() - start_s < 1.0
+    assert told.estimated_start_s or told.not_before_s

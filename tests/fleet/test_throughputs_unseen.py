@@ -1,0 +1,254 @@
+"""Jobs that no table has: estimates from a few measurements, and corrections by real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hocket.errors import UsageError
+from hocket.fleet.rounds import Device, Job, Progress, State, Submit, Tick, new_state, step
+from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
+from hocket.fleet.throughputs.conditional import conditional_row
+from hocket.fleet.throughputs.unseen import with_unseen_job
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
+
+KINDS = ("fast", "slow", "slower")
+NEW = Profile("new", 1)
+
+
+def product_table(num_jobs: int = 20, seed: int = 0) -> Throughputs:
+    """Speed and suffering are products of what a job is and where it runs: exactly learnable."""
+    random = np.random.default_rng(seed)
+    alone = np.exp(random.normal(size=(num_jobs, 1)) - np.arange(3) * 0.7)
+    rude = np.exp(-0.5 * random.random(num_jobs))
+    delicate = np.exp(-0.5 * random.random(num_jobs))
+    kept = delicate[:, None] * rude[None, :]
+    return Throughputs(
+        kinds=KINDS,
+        profiles=tuple(Profile(f"job {at}", 1) for at in range(num_jobs)),
+        alone=alone,
+        beside=kept[:, :, None] * alone[:, None, :],
+    )
+
+
+def without(table: Throughputs, row: int) -> Throughputs:
+    keep = [at for at in range(len(table.profiles)) if at != row]
+    return Throughputs(
+        kinds=table.kinds,
+        profiles=tuple(table.profiles[at] for at in keep),
+        alone=table.alone[keep],
+        beside=table.beside[np.ix_(keep, keep)],
+    )
+
+
+def test_a_row_follows_from_one_entry_where_kinds_differ_by_a_factor() -> None:
+    table = product_table()
+    known = without(table, 0)
+    found = with_unseen_job(known, table.profiles[0], {"slow": table.alone[0, 1]})
+    assert found.throughputs.profiles[-1] == table.profiles[0]
+    assert found.throughputs.alone[-1] == pytest.approx(table.alone[0], rel=0.02)
+    assert found.throughputs.alone[-1, 1] == table.alone[0, 1]
+    assert found.alone_log_deviation[1] == 0.0
+    assert (found.alone_log_deviation[[0, 2]] > 0.0).all()
+    assert (found.throughputs.alone[:-1] == known.alone).all()
+
+
+def test_pairs_follow_from_a_few_of_them() -> None:
+    table = product_table()
+    known = without(table, 0)
+    measured = {
+        (kind, other): (table.beside[0, at, column], table.beside[at, 0, column])
+        for column, kind in enumerate(KINDS)
+        for at, other in enumerate(table.profiles)
+        if at in (3, 8)
+    }
+    alone = dict(zip(KINDS, table.alone[0], strict=True))
+    found = with_unseen_job(known, table.profiles[0], alone, measured)
+    assert found.throughputs.beside[-1, :-1] == pytest.approx(table.beside[0, 1:], rel=0.05)
+    assert found.throughputs.beside[:-1, -1] == pytest.approx(table.beside[1:, 0], rel=0.05)
+    assert (found.throughputs.beside[:-1, :-1] == known.beside).all()
+    assert found.pair_log_deviation[2, 0] == 0.0
+    assert found.pair_log_deviation[5, 0] > 0.0
+
+
+def test_what_cannot_be_stays_zero() -> None:
+    table = product_table()
+    forbidden = {("fast", table.profiles[4]): (0.0, 0.0)}
+    found = with_unseen_job(table, NEW, {"fast": 2.0, "slower": 0.0}, forbidden).throughputs
+    assert found.alone[-1, 2] == 0.0
+    assert not found.beside[-1, :, 2].any()
+    assert not found.beside[:, -1, 2].any()
+    assert found.beside[-1, 4, 0] == found.beside[4, -1, 0] == 0.0
+    assert found.beside[-1, 5, 0] > 0.0
+
+
+def test_jobs_of_another_gang_are_not_paired() -> None:
+    table = product_table()
+    found = with_unseen_job(table, Profile("wide", 4), {"fast": 2.0})
+    assert not found.throughputs.beside[-1].any()
+    assert found.throughputs.alone[-1, 0] == 2.0
+    assert (found.throughputs.alone[-1] > 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("job", "alone", "beside", "message"),
+    [
+        (NEW, {}, {}, "nothing is known"),
+        (NEW, {"fast": 0.0}, {}, "nothing is known"),
+        (NEW, {"fats": 1.0}, {}, "fats"),
+        (NEW, {"fast": 1.0}, {("fast", Profile("none", 1)): (1.0, 1.0)}, "paired"),
+        (Profile("job 1", 1), {"fast": 1.0}, {}, "already"),
+    ],
+)
+def test_impossible_questions_are_refused(
+    job: Profile, alone: dict[str, float], beside: dict[object, object], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        with_unseen_job(product_table(), job, alone, beside)  # type: ignore[arg-type]
+
+
+def test_a_row_of_no_table_is_flat_and_uncertain() -> None:
+    row, deviation = conditional_row(np.zeros((0, 3)), np.array([np.nan, np.log(5.0), np.nan]))
+    assert np.exp(row) == pytest.approx([5.0, 5.0, 5.0], rel=0.05)
+    assert (deviation[[0, 2]] > 0.1).all()
+
+
+def test_the_conditional_row_is_the_regression_on_what_is_known() -> None:
+    random = np.random.default_rng(3)
+    level = random.normal(scale=3.0, size=(4000, 1))
+    rows = level + random.normal(size=(4000, 2)) @ np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.3]])
+    known = rows[:, :2].mean(axis=0) + np.array([0.3, 1.4])
+    row, _ = conditional_row(rows, np.array([*known, np.nan]))
+    slope = np.polyfit(rows[:, 1] - rows[:, 0], rows[:, 2] - rows[:, 0], 1)[0]
+    moved = row[2] - rows[:, 2].mean() - 0.3
+    assert moved == pytest.approx(slope * 1.1, rel=0.15)
+
+
+# ── the public table ─────────────────────────────────────────────────────────────────────────────
+
+
+def public_table() -> Throughputs:
+    table = read_throughputs(DATA / "gavel" / "simulation_throughputs.json")
+    return table.on(("v100", "p100", "k80"))
+
+
+@needs_data
+def test_speeds_on_other_kinds_are_estimated_better_than_by_means() -> None:
+    """Each job of the public table in turn is unseen, but for one kind."""
+    table = public_table()
+    ours, relative, plain = [], [], []
+    for row in np.flatnonzero((table.alone > 0.0).all(axis=1)):
+        known = without(table, int(row))
+        means = np.exp(np.log(known.alone[(known.alone > 0.0).all(axis=1)]).mean(axis=0))
+        for column, kind in enumerate(table.kinds):
+            speed = table.alone[row, column]
+            found = with_unseen_job(
+                Throughputs(
+                    kinds=known.kinds,
+                    profiles=known.profiles,
+                    alone=known.alone,
+                    beside=np.zeros_like(known.beside),
+                ),
+                table.profiles[row],
+                {kind: speed},
+            )
+            others = [at for at in range(3) if at != column]
+            truth = table.alone[row, others]
+            ours += np.abs(np.log(found.throughputs.alone[-1, others] / truth)).tolist()
+            relative += np.abs(np.log(means[others] / means[column] * speed / truth)).tolist()
+            plain += np.abs(np.log(means[others] / truth)).tolist()
+    assert np.median(ours) < 0.33
+    assert np.median(ours) < np.median(relative)
+    assert np.mean(ours) < np.mean(relative)
+    assert np.median(ours) < 0.5 * np.median(plain)
+
+
+@needs_data
+@pytest.mark.parametrize(("measured_share", "most"), [(0.0, 0.75), (0.2, 0.5)])
+def test_unseen_pairs_are_estimated_better_than_by_the_mean(
+    measured_share: float, most: float
+) -> None:
+    table = public_table()
+    single = [at for at, profile in enumerate(table.profiles) if profile.gang == 1]
+    random = np.random.default_rng(0)
+    ours, plain = [], []
+    for row in single[::5]:
+        known = without(table, row)
+        beside, hidden = {}, []
+        for other in single:
+            for column, kind in enumerate(table.kinds):
+                pair = (table.beside[row, other, column], table.beside[other, row, column])
+                if other == row:
+                    continue
+                if random.random() < measured_share:
+                    beside[kind, table.profiles[other]] = pair
+                elif pair[0] > 0.0:
+                    hidden.append((other, column, pair[0]))
+        alone = dict(zip(table.kinds, table.alone[row], strict=True))
+        found = with_unseen_job(known, table.profiles[row], alone, beside).throughputs
+        shares = known.beside / np.where(known.alone > 0.0, known.alone, np.inf)[:, None, :]
+        mean = shares[shares > 0.0].mean()
+        for other, column, truth in hidden:
+            guess = found.beside[-1, other - (other > row), column]
+            ours.append(abs(np.log(guess / truth)) if guess > 0.0 else 3.0)
+            plain.append(abs(np.log(mean * table.alone[row, column] / truth)))
+    assert np.median(ours) < most * np.median(plain)
+
+
+# ── online correction ────────────────────────────────────────────────────────────────────────────
+
+
+def measured_rounds(state: State, truth: float, rounds: int) -> list[float]:
+    """Run a job that really does ``truth`` steps per second; what the state believes each round."""
+    done, believed = 0.0, []
+    for _ in range(rounds):
+        time_s = state.time_s + 360.0
+        done += 360.0 * truth
+        attempt = int(state.jobs.rows["attempt"][0])
+        state, _ = step(state, Progress(time_s=time_s, number=0, attempt=attempt, done_steps=done))
+        believed.append(float(state.jobs.steps_per_s[0, 0]))
+    return believed
+
+
+@pytest.mark.parametrize("wrong_by", [0.01, 0.5, 3.0, 100.0])
+def test_a_wrong_table_converges_to_what_is_measured(wrong_by: float) -> None:
+    truth = 7.0
+    state = new_state(("fast", "slow"), (Device(name="d", kind="fast"),))
+    job = Job(number=0, name="0", steps_per_s=(truth * wrong_by, 1.0))
+    state, _ = step(state, Submit(time_s=0.0, jobs=(job,)))
+    believed = measured_rounds(state, truth, 20)
+    errors = np.abs(np.array(believed) / truth - 1.0)
+    assert (np.diff(errors) <= 0.0).all()
+    assert errors[0] == pytest.approx(0.5 * abs(wrong_by - 1.0))
+    assert errors[-1] < 1e-3
+
+
+def test_an_estimated_job_moves_to_where_it_is_really_faster() -> None:
+    """The estimate says that a job likes the fast kind; measurements say otherwise."""
+    table = product_table()
+    found = with_unseen_job(table, NEW, {"slow": 4.0}).throughputs
+    rates = found.on(("fast", "slow")).alone[-1]
+    assert rates[0] > rates[1]
+    devices = (Device(name="f", kind="fast"), Device(name="s", kind="slow"))
+    state = new_state(("fast", "slow"), devices)
+    state, actions = step(
+        state, Submit(time_s=0.0, jobs=(Job(number=0, name="0", steps_per_s=tuple(rates)),))
+    )
+    assert [start.devices for start in actions.starts] == [("f",)]
+    really = {"f": 0.5, "s": 4.0}
+    held, done = "f", 0.0
+    for _ in range(60):
+        time_s = state.next_tick_s
+        done += really[held] * (time_s - state.time_s)
+        attempt = int(state.jobs.rows["attempt"][0])
+        state, _ = step(state, Progress(time_s=time_s, number=0, attempt=attempt, done_steps=done))
+        state, actions = step(state, Tick(time_s=time_s))
+        held = next((start.devices[0] for start in actions.starts), held)
+    assert held == "s"
+    # It leaves as soon as the belief falls below the other kind's, which is measured exactly.
+    assert state.jobs.steps_per_s[0, 0] < state.jobs.steps_per_s[0, 1]
+    assert state.jobs.steps_per_s[0, 1] == pytest.approx(4.0)
