@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+from fleet.watch import Watch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -38,7 +39,7 @@ KINDS = ("fast", "slow")
 DEVICES = tuple(
     Device(name=f"{kind}{index}", kind=kind, server=f"{kind}-server{index // 2}")
     for kind in KINDS
-    for index in range(2)
+    for index in range(3)
 )
 SPEEDS = ((2.0, 1.0), (3.0, 1.0), (1.0, 1.0), (4.0, 0.0))
 BESIDE = np.array(
@@ -55,6 +56,7 @@ class Fleet:
         self.on_device: dict[str, set[int]] = {device.name: set() for device in DEVICES}
         self.attempt: dict[int, int] = {}
         self.alive: set[int] = set()
+        self.watch = Watch()
 
     def happen(self, event: Event) -> Actions:
         before = json.dumps(state_to_data(self.state))
@@ -64,6 +66,7 @@ class Fleet:
         assert state_to_data(again) == state_to_data(after), "a reloaded state acts differently"
         self._carry_out(actions)
         self.state = after
+        self.watch(after, event, actions)
         return actions
 
     def _carry_out(self, actions: Actions) -> None:
@@ -79,26 +82,16 @@ class Fleet:
 
 
 def check(fleet: Fleet, state: State) -> None:
-    """All that must hold for a state."""
+    """State and executor agree, nobody runs where it cannot, and everybody knows why it waits."""
     rows = state.jobs.rows
-    up = dict(zip(state.device_names, state.is_up.tolist(), strict=True))
     held = {name: {n for n in pair if n >= 0} for name, pair in _holders(state)}
     assert held == fleet.on_device, "state and executor disagree"
-    assert not any(numbers for name, numbers in held.items() if not up[name])
-    if state.pair_table is None:
-        assert all(len(numbers) <= 1 for numbers in held.values()), "a device was given twice"
-    kind_of = dict(zip(state.device_names, state.device_kind.tolist(), strict=True))
-    for row in rows[rows["phase"] != ENDED]:
-        number = int(row["number"])
-        devices = [name for name, numbers in held.items() if number in numbers]
-        runs = row["phase"] == RUNNING
-        assert len(devices) == (row["gang"] if runs else 0), "gangs run whole or not at all"
-        assert {kind_of[name] for name in devices} == ({int(row["kind"])} if runs else set())
-        assert state.jobs.steps_per_s[state.row_of(number), row["kind"]] > 0.0 or not runs
+    for row in rows[rows["phase"] == RUNNING]:
+        assert row["rate"] > 0.0, "a job holds devices on which it cannot run"
+    live = {int(number) for number in rows["number"][rows["phase"] != ENDED]}
+    assert live == fleet.alive == state.names.keys() - set(rows["number"][rows["phase"] == ENDED])
+    for number in live:
         assert reason(state, number)
-        partners = {other for name in devices for other in held[name]} - {number}
-        assert partners == ({int(row["partner"])} if row["partner"] >= 0 else set())
-    assert {int(n) for n in rows["number"][rows["phase"] != ENDED]} == fleet.alive
 
 
 def _holders(state: State) -> list[tuple[str, list[int]]]:
@@ -138,6 +131,7 @@ class Machine(RuleBasedStateMachine):
             total_steps=steps,
             gang=gang,
             profile=kind if kind < 3 and gang == 1 else -1,
+            spread_steps_per_s=(0.5, 0.0) if kind == 1 else None,
         )
         self.next_number += 1
         self.fleet.alive.add(job.number)
@@ -158,27 +152,33 @@ class Machine(RuleBasedStateMachine):
             row = self.fleet.state.jobs.rows[self.fleet.state.row_of(number)]
             assert (row["phase"] == PAUSED) == (how is Pause)
 
-    @rule(data=st.data(), is_current=st.booleans())
-    def fail(self, data: st.DataObject, is_current: bool) -> None:
+    @rule(data=st.data(), age=st.integers(0, 3))
+    def fail(self, data: st.DataObject, age: int) -> None:
         number = self.pick(data)
         if number is None:
             return
-        attempt = self.fleet.attempt.get(number, 0) - (not is_current)
+        attempt = self.fleet.attempt.get(number, 0) - age
         event = Fail(time_s=self.now(), number=number, attempt=attempt)
         actions = self.fleet.happen(event)
         if any(stop.reason == "given up" for stop in actions.stops):
             self.fleet.alive.discard(number)
-        if not is_current:
-            assert not len(actions.stopped), "an old attempt has nothing to say"
 
-    @rule(data=st.data(), steps=st.floats(0, 1e5))
-    def progress(self, data: st.DataObject, steps: float) -> None:
+    @rule(data=st.data(), steps=st.floats(0, 1e5), age=st.integers(0, 3), saves=st.booleans())
+    def progress(self, data: st.DataObject, steps: float, age: int, saves: bool) -> None:
         number = self.pick(data)
-        if number is not None:
-            attempt = self.fleet.attempt.get(number, 0)
-            self.fleet.happen(
-                Progress(time_s=self.now(), number=number, attempt=attempt, done_steps=steps)
+        if number is None:
+            return
+        attempt = self.fleet.attempt.get(number, 0) - age
+        saved = steps / 2.0 if saves else None
+        self.fleet.happen(
+            Progress(
+                time_s=self.now(),
+                number=number,
+                attempt=attempt,
+                done_steps=steps,
+                saved_steps=saved,
             )
+        )
 
     @rule(device=st.sampled_from(DEVICES))
     def lose(self, device: Device) -> None:
@@ -187,6 +187,11 @@ class Machine(RuleBasedStateMachine):
     @rule(device=st.sampled_from(DEVICES))
     def repair(self, device: Device) -> None:
         self.fleet.happen(AddDevices(time_s=self.now(), devices=(device,)))
+
+    @rule()
+    def crash(self) -> None:
+        text = json.dumps(state_to_data(self.fleet.state))
+        self.fleet.state = state_from_data(json.loads(text))
 
     @rule(rounds=st.integers(1, 3))
     def tick(self, rounds: int) -> None:

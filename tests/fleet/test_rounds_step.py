@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,63 @@ def test_short_jobs_first_within_the_slack() -> None:
     for slack, runs in ((0.0, 0), (150.0, 1)):
         state = submit(fleet(1, rules=Rules(slack_rounds=slack)), long, short)
         assert state.holders[0, 0] == runs
+
+
+def test_new_jobs_start_with_a_real_share() -> None:
+    state = submit(fleet(2), job(0))
+    state = step(state, Submit(time_s=10.0, jobs=(job(1),)))[0]
+    assert state.solved_s == 10.0
+    assert state.jobs.shares[1].sum() == pytest.approx(1.0)
+    state = step(state, Submit(time_s=20.0, jobs=(job(2, slow=0.0),)))[0]
+    assert state.solved_s == 10.0, "nothing can start, so nothing is solved before the next round"
+    rare = submit(fleet(2, rules=Rules(min_solve_s=100.0)), job(0))
+    rare, actions = step(rare, Submit(time_s=10.0, jobs=(job(1),)))
+    assert rare.solved_s == 0.0
+    assert [start.number for start in actions.starts] == [1], "it starts all the same"
+
+
+@pytest.mark.parametrize("has_saved", [0, 1])
+def test_who_lost_least_is_stopped_first(has_saved: int) -> None:
+    state = submit(fleet(2), *(job(number, slow=0.0) for number in range(3)))
+    assert sorted(state.holders[:, 0]) == [0, 1]
+    saved = Progress(time_s=300.0, number=has_saved, attempt=1, done_steps=600.0, saved_steps=600.0)
+    state, _ = step(state, saved)
+    state, actions = step(state, Tick(time_s=state.next_tick_s))
+    assert [stop.number for stop in actions.stops] == [has_saved]
+    assert [start.number for start in actions.starts] == [2]
+
+
+def test_a_gang_over_two_servers_runs_at_the_spread_rate() -> None:
+    apart = job(1, fast=8.0, gang=2, spread_steps_per_s=(5.0, 0.0))
+    state = submit(fleet(6), *(job(0, gang=3), apart))
+    rate = state.jobs.rows["rate"]
+    assert state.devices_of(1) == ("fast4", "fast5")
+    assert rate[1] == 8.0, "one server has room for both"
+    state = submit(fleet(6), job(0, gang=3), job(1, gang=1))
+    state = step(state, Submit(time_s=1.0, jobs=(replace(apart, number=2),)))[0]
+    servers = {int(name[4:]) // 4 for name in state.devices_of(2)}
+    assert state.jobs.rows["rate"][2] == (8.0 if len(servers) == 1 else 5.0)
+    large = submit(fleet(6), job(0, gang=6, fast=9.0, spread_steps_per_s=(5.0, 0.0)))
+    assert large.jobs.rows["rate"][0] == 5.0
+    measured = Progress(time_s=100.0, number=0, attempt=1, done_steps=300.0)
+    large = step(large, measured)[0]
+    assert large.jobs.spread_steps_per_s[0, 0] == 4.0
+    assert large.jobs.steps_per_s[0, 0] == 9.0
+
+
+def test_a_gang_that_cannot_be_spread_waits_for_a_server() -> None:
+    whole = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
+    state = submit(fleet(6), job(0, gang=2, slow=0.0), job(1, slow=0.0))
+    # The first server keeps one device, the second none that both are left on: 1 + 2 are free.
+    state = step(state, Submit(time_s=1.0, jobs=(whole,)))[0]
+    assert all(state.jobs.rows["rate"][state.jobs.rows["phase"] == 1] > 0.0)
+    for _ in range(12):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        servers = {int(name[4:]) // 4 for name in state.devices_of(2)}
+        assert len(servers) <= 1
+    assert state.jobs.rows["held_s"][2] > 0.0
+    never = submit(fleet(6), replace(whole, gang=5))
+    assert "one server; the largest has 4" in reason(never, 2)
 
 
 def test_min_run_time_protects_from_preemption() -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fleet.watch import Watch
 
 from hocket.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.rounds import Actions, Device, Event, Rules, State
-from hocket.fleet.rounds.state import ENDED, RUNNING
 from hocket.fleet.simulator import Faults, FleetRun, Work, bind, simulate
 from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
 from hocket.fleet.traces import Trace, generate_trace, read_trace
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 KINDS = ("v100", "p100", "k80")
-NUM_SEEDS = int(os.environ.get("HOCKET_FLEET_SEEDS", "40"))
+NUM_SEEDS = int(os.environ.get("HOCKET_FLEET_SEEDS", "2000"))
 
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
 
@@ -165,43 +166,55 @@ def test_what_cannot_run_is_left_out_or_refused() -> None:
         simulate(nothing, devices(1, ("fast", "slow")), measured=(0, 9))
 
 
-def check(state: State, event: Event, actions: Actions) -> None:
-    """No device twice (but for pairs), gangs whole, nobody on a broken device."""
-    rows = state.jobs.rows
-    held = state.holders[state.holders >= 0]
-    numbers, counts = np.unique(held, return_counts=True)
-    running = rows[(rows["phase"] == RUNNING)]
-    assert numbers.tolist() == running["number"].tolist()
-    assert counts.tolist() == running["gang"].tolist()
-    assert (state.holders[~state.is_up] < 0).all()
-    assert ((state.holders[:, 1] < 0) | (state.holders[:, 0] >= 0)).all()
-    pairs = state.holders[state.holders[:, 1] >= 0]
-    partner_of = dict(zip(rows["number"].tolist(), rows["partner"].tolist(), strict=True))
-    for one, other in pairs.tolist():
-        assert partner_of[one] == other
-        assert partner_of[other] == one
-    assert (running["partner"] >= 0).sum() == 2 * len(pairs)
-    waiting = rows[(rows["phase"] != RUNNING) & (rows["phase"] != ENDED)]
-    assert (waiting["kind"] == -1).all()
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────
+
+POLICIES = ("las", "fifo", "las-agnostic", "shortest-job-first")
 
 
-@pytest.mark.parametrize("chunk", range(4))
+def run_with_faults(seed: int) -> tuple[Work, FleetRun, str]:
+    """A small fleet in which much goes wrong, and a digest of all that happened."""
+    is_gavel, shares = seed % 5 == 4, seed % 5 == 1
+    policy = POLICIES[seed // 5 % 4]
+    if shares and policy.startswith("las") and seed % 100 > 1:
+        # Pairs under a max-min policy cost a linear program each time: one seed in a hundred.
+        policy = "fifo"
+    rules = Rules(
+        policy=policy,
+        mechanism="gavel" if is_gavel else "improved",
+        min_run_s=360.0 * (seed % 3),
+        min_solve_s=800.0 * (seed % 2),
+        restart_s=seed % 7,
+        patience_rounds=2.0 if seed % 4 == 0 else 200.0,
+    )
+    work = small_work(seed, num_jobs=4, most_steps=3e3)
+    faults = Faults(
+        device_every_s=500.0, repair_s=400.0, job_every_s=700.0, ghost_every_s=500.0, seed=seed
+    )
+    watch, digest = Watch(), hashlib.sha256()
+
+    def check(state: State, event: Event, actions: Actions) -> None:
+        watch(state, event, actions)
+        digest.update(repr(event).encode() + actions.started.tobytes() + actions.device.tobytes())
+
+    fleet = devices(2, ("fast", "slow"), per_server=2)
+    run = simulate(work, fleet, rules, shares_devices=shares, faults=faults, check=check)
+    return work, run, digest.hexdigest()
+
+
+@pytest.mark.parametrize("chunk", range(8))
 def test_faults_at_random_moments(chunk: int) -> None:
-    policies = ("las", "fifo", "las-agnostic", "shortest-job-first")
-    for seed in range(chunk, NUM_SEEDS, 4):
-        rules = Rules(policy=policies[seed % 4], min_run_s=360.0 * (seed % 3), restart_s=seed % 5)
-        shares = seed % 2 == 1
-        work = small_work(seed, num_jobs=6, most_steps=5e3)
-        faults = Faults(device_every_s=2000.0, repair_s=1000.0, job_every_s=2000.0, seed=seed)
-        run = simulate(
-            work,
-            devices(2, ("fast", "slow")),
-            rules,
-            shares_devices=shares,
-            faults=faults,
-            check=check,
-        )
-        assert np.isfinite(run.end_s).all(), "every job ends: finished, or given up"
-        fastest = work.total_steps / work.steps_per_s.max(axis=1)
-        jct_s = run.end_s - run.arrival_s
-        assert (jct_s[run.is_finished] >= fastest[run.is_finished] * (1 - 1e-9)).all()
+    for seed in range(chunk, NUM_SEEDS, 8):
+        try:
+            work, run, _ = run_with_faults(seed)
+            assert np.isfinite(run.end_s).all(), "every job ends: finished, or given up"
+            fastest_s = work.total_steps / work.steps_per_s.max(axis=1)
+            done = run.is_finished
+            assert ((run.end_s - run.arrival_s)[done] >= fastest_s[done] * (1 - 1e-9)).all()
+        except Exception as error:
+            raise AssertionError(f"run_with_faults({seed}) replays this failure") from error
+
+
+def test_a_seed_replays_identically() -> None:
+    for seed in range(0, 40, 3):
+        assert run_with_faults(seed)[2] == run_with_faults(seed)[2]
+    assert run_with_faults(1)[2] != run_with_faults(6)[2]

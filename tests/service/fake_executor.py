@@ -1,7 +1,7 @@
 """An executor whose processes are rows of a table: tests say what becomes of them.
 
-It keeps the promises of `hocket.service.executors.executor.Executor`, survives daemons (hand the same
-object to the next one), and raises `DoubleRunError` as soon as a device or a job runs twice.
+It keeps the promises of `hocket.service.executors.executor.Executor`, survives daemons (hand the
+same object to the next one), and raises `DoubleRunError` as soon as a device or a job runs twice.
 """
 
 from __future__ import annotations

@@ -271,15 +271,15 @@ class _Run:
     """A forecast as it goes."""
 
     def __init__(self, state: State, wanted: set[int] | None) -> None:
-        live = state.jobs.taken(state.jobs.rows["phase"] != ENDED)
+        live = state.jobs.rows[state.jobs.rows["phase"] != ENDED]
         self.state = state
         self.num_events = self._num_stops = 0
         self._first = state
         self._wanted = wanted
-        self._numbers = np.ascontiguousarray(live.rows["number"])
-        self._submitted_s = np.ascontiguousarray(live.rows["submitted_s"])
-        self._start_s = np.where(live.rows["phase"] == RUNNING, state.time_s, np.nan)
-        self._end_s = np.full(len(live.rows), np.nan)
+        self._numbers = np.ascontiguousarray(live["number"])
+        self._submitted_s = np.ascontiguousarray(live["submitted_s"])
+        self._start_s = np.where(live["phase"] == RUNNING, state.time_s, np.nan)
+        self._end_s = np.full(len(live), np.nan)
         self._num_to_come = 0
         self._busy = _busy_devices(state)
         self._busy_device_s, self._up_device_s = np.zeros((2, state.num_kinds))

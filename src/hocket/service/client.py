@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from hocket.config import fleet_token
-from hocket.errors import HocketError, InputFileError, RunError, UsageError
+from hocket.errors import HocketError, RunError, UsageError
 from hocket.service.endpoint import read_endpoint
 from hocket.service.token import NAME as TOKEN_NAME
 from hocket.service.token import read_token
@@ -83,10 +83,12 @@ class FleetClient:
             yield from page[key]
             after = page["next_after"]
 
-    def blocks(self, path: str, **query: object) -> Iterator[bytes]:
+    def blocks(
+        self, path: str, headers: Mapping[str, str] | None = None, **query: object
+    ) -> Iterator[bytes]:
         """An answer as it comes; it may go on for as long as the other side wants."""
         with _Exchange(self._locate(), timeout_s=None) as exchange:
-            answer = exchange.ask("GET", _with_query(path, query))
+            answer = exchange.ask("GET", _with_query(path, query), headers=headers)
             while block := exchange.read(answer):
                 yield block
 

@@ -1,8 +1,8 @@
 """How a training talks to the daemon: two requests over HTTP, with the token of its attempt.
 
-A daemon that restarts may listen elsewhere, so its address is read again from a file after every
-request that failed. Answers that refuse the attempt itself are `StaleLeaseError`; everything else
-that goes wrong is `AwayError`, and passes.
+A daemon that restarts may listen elsewhere, so its address is read from its file every time.
+Answers that refuse the attempt are `StaleLeaseError`, those that refuse the request are `RunError`;
+everything else that goes wrong is `AwayError`, and passes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 from hocket.errors import RunError
 
 TIMEOUT_S = 5.0
-_REFUSALS = frozenset((401, 403, 404, 409, 410))
+_STALE = frozenset((401, 403, 404, 409, 410))
+_BUSY = frozenset((408, 425, 429))
 _MAX_ANSWER_BYTES = 1 << 20
 
 
@@ -63,11 +64,14 @@ class Channel(NamedTuple):
             status, content = _exchange(address.scheme, address.netloc, path, self.token, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise AwayError(f"no answer from {address.netloc}: {error}") from None
-        if status in _REFUSALS:
+        if status in _STALE:
             raise StaleLeaseError(
                 f"attempt {self.attempt} of job {self.job} no longer counts (answer {status})",
                 hint="nothing has to be done: the job goes on from its last committed checkpoint",
             )
+        if 400 <= status < 500 and status not in _BUSY:
+            reason = str(content.get("detail", ""))[:500]
+            raise RunError(f"{what} was refused (answer {status}): {reason}", where=path)
         if not 200 <= status < 300:
             raise AwayError(f"{address.netloc} answered {status}")
         return content
@@ -91,8 +95,6 @@ def _exchange(
         connection.request("POST", path, json.dumps(body), headers)
         answer = connection.getresponse()
         content = answer.read(_MAX_ANSWER_BYTES)
-        if not 200 <= answer.status < 300:
-            return answer.status, {}
         value = json.loads(content) if content else {}
         return answer.status, value if isinstance(value, dict) else {}
     finally:

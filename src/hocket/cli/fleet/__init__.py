@@ -11,7 +11,7 @@ import click
 
 from hocket.errors import unknown_name
 
-_NAMES = ("allocate", "simulate", "throughputs")
+_NAMES = ("allocate", "simulate", "throughputs", "manifests")
 
 
 class _Lazy(click.Group):

@@ -161,7 +161,9 @@ def command(
     _show(runs, as_json)
 
 
-def parse_cluster(text: str, option: str = "--cluster") -> tuple[tuple[str, ...], tuple[Device, ...]]:
+def parse_cluster(
+    text: str, option: str = "--cluster"
+) -> tuple[tuple[str, ...], tuple[Device, ...]]:
     """Kinds in order and devices of ``v100:36,p100:8x4``."""
     from hocket.fleet.rounds.state import Device
 

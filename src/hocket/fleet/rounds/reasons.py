@@ -24,6 +24,10 @@ def reason(state: State, number: int) -> str:
     if not fits.any():
         most = int(state.num_devices[able].max(initial=0))
         return f"needs {gang} devices of one kind that it can run on; at most {most} work"
+    largest = state.layout.largest_server
+    fits &= (gang <= largest) | (state.jobs.spread_steps_per_s[row] > 0.0)
+    if not fits.any():
+        return f"needs {gang} devices on one server; the largest has {int(largest[able].max())}"
     if job["has_share"] == 0:
         return f"came after the last allocation; the next round begins {_soon(state)}"
     return _queued(state, row, gang, fits)

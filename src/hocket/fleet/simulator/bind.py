@@ -2,7 +2,8 @@
 
 A job whose kind is in the table gets its row. For a gang larger than measured, the last doubling
 that was measured goes on. A job of which only a duration is known takes that long on the first
-kind, and on the others as much longer as an average job.
+kind, and on the others as much longer as an average job. A gang that is spread over servers takes
+the throughputs of ``KIND_unconsolidated`` where the table has them.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Work:
     kinds: tuple[str, ...]
     steps_per_s: FloatArray
     """``[job, kind]``."""
+    spread_steps_per_s: FloatArray
+    """The same where the gang is spread over servers."""
     total_steps: FloatArray
     profile: Counts
     """Row of ``beside``; -1 for none."""
@@ -39,39 +42,59 @@ class Work:
 def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) -> Work:
     """Throughputs and steps of all jobs; raises `UsageError` for one whose speed is not known."""
     speed = np.ones(len(kinds))
-    table = None
+    table = spread = None
     if throughputs is not None:
         table = throughputs.on(kinds)
+        spread = throughputs.on(tuple(_spread_kind(kind, throughputs) for kind in kinds))
         speed = table.relative_speed
-    steps_per_s = np.zeros((len(trace), len(kinds)))
+    steps_per_s = np.zeros((2, len(trace), len(kinds)))
     total_steps = trace.total_steps.copy()
     profile = np.full(len(trace), -1)
     known: dict[Profile, tuple[FloatArray | None, int]] = {}
     for job in range(len(trace)):
         key = Profile(trace.job_types[job], int(trace.gang[job]))
         if key not in known:
-            known[key] = _row(table, key)
-        row, profile[job] = known[key]
-        if row is not None and math.isnan(total_steps[job]):
-            row = row / max(row[0], 1e-300)
+            known[key] = _rows(table, spread, key)
+        rows, profile[job] = known[key]
+        if rows is not None and math.isnan(total_steps[job]):
+            rows = rows / max(rows[0, 0], 1e-300)
             profile[job] = -1
-        if row is None:
-            row = speed
+        if rows is None:
+            rows = np.stack([speed, speed])
             if math.isnan(trace.duration_s[job]):
                 raise _unknown(table, key)
             total_steps[job] = math.nan
         if math.isnan(total_steps[job]):
             total_steps[job] = trace.duration_s[job]
-        steps_per_s[job] = row
+        steps_per_s[:, job] = rows
     beside = np.zeros((0, 0, len(kinds))) if table is None else table.beside
     return Work(
         trace=trace,
         kinds=kinds,
-        steps_per_s=steps_per_s,
+        steps_per_s=steps_per_s[0],
+        spread_steps_per_s=steps_per_s[1],
         total_steps=np.maximum(total_steps, 1e-9),
         profile=profile,
         beside=beside,
     )
+
+
+def _spread_kind(kind: str, throughputs: Throughputs) -> str:
+    spread = f"{kind}_unconsolidated"
+    return spread if spread in throughputs.kinds else kind
+
+
+def _rows(
+    table: Throughputs | None, spread: Throughputs | None, key: Profile
+) -> tuple[FloatArray | None, int]:
+    """Throughputs on one server and on several, and the profile; None where nothing is known."""
+    row, profile = _row(table, key)
+    apart, _ = _row(spread, key)
+    if row is None:
+        return None, -1
+    if apart is None or key.gang == 1:
+        apart = row
+    return np.stack([row, np.where(apart > 0.0, apart, row)]), profile
 
 
 def _row(table: Throughputs | None, key: Profile) -> tuple[FloatArray | None, int]:

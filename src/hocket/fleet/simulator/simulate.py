@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hocket.arrays import FloatArray
 from hocket.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.rounds.actions import GIVEN_UP, Actions
-from hocket.fleet.rounds.events import Event, Fail, Finish, Submit, Tick
+from hocket.fleet.rounds.events import Event, Finish, Submit, Tick
 from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, State, new_state
 from hocket.fleet.rounds.step import step
 from hocket.fleet.simulator.bind import Work
@@ -59,7 +59,7 @@ def simulate(
         raise UsageError(f"jobs {first} to {end} are not in a trace of {len(work.trace)} jobs")
     can_run = _can_run(work, state)
     recorder = Recorder(work, state, records_spans)
-    feed = _Feed(work, can_run, FaultSource(faults, devices))
+    feed = _Feed(work, can_run, FaultSource(faults, devices), _knows_servers(state))
     num_left = int(can_run[first:end].sum())
     if num_left == 0:
         raise NoFeasiblePlanError(
@@ -87,6 +87,11 @@ def _can_run(work: Work, state: State) -> NDArray[np.bool_]:
     return np.asarray(((work.steps_per_s > 0.0) & fits).any(axis=1))
 
 
+def _knows_servers(state: State) -> bool:
+    """Whether it is told which devices stand together; Gavel's rounds do not look at it."""
+    return state.rules.mechanism != "gavel" and bool((state.layout.largest_server > 1).any())
+
+
 def _given_up(actions: Actions) -> tuple[int, ...]:
     """Jobs that crashed once too often."""
     if not len(actions.stopped):
@@ -97,10 +102,12 @@ def _given_up(actions: Actions) -> tuple[int, ...]:
 class _Feed:
     """Events in order of time: jobs that end, jobs that come, faults, rounds."""
 
-    def __init__(self, work: Work, can_run: NDArray[np.bool_], faults: FaultSource) -> None:
+    def __init__(
+        self, work: Work, can_run: NDArray[np.bool_], faults: FaultSource, knows_servers: bool
+    ) -> None:
         from hocket.fleet.rounds.kernels.count import first_to_finish
 
-        self._work, self._faults = work, faults
+        self._work, self._faults, self._knows_servers = work, faults, knows_servers
         self._first_to_finish = first_to_finish
         self._coming = np.flatnonzero(can_run).tolist()
         self._arrival_s = work.trace.arrival_s[can_run].tolist()
@@ -119,14 +126,14 @@ class _Feed:
         if arrival_s == time_s:
             return self._submit(), ()
         if self._faults.next_s == time_s:
-            fault = self._faults.take(state)
-            return (Tick(time_s=time_s) if _is_idle(fault) else fault), ()
+            return self._faults.take(state), ()
         return Tick(time_s=time_s), ()
 
     def _submit(self) -> Submit:
         number, trace = self._coming[self._at], self._work.trace
         self._at += 1
         arrival_s = float(trace.arrival_s[number])
+        spread = self._work.spread_steps_per_s[number] if self._knows_servers else None
         job = Job(
             number=number,
             name=trace.names[number],
@@ -136,9 +143,7 @@ class _Feed:
             weight=float(trace.weight[number]),
             deadline_s=arrival_s + float(trace.slo_s[number]),
             profile=int(self._work.profile[number]),
+            spread_steps_per_s=None if spread is None else tuple(spread.tolist()),
         )
         return Submit(time_s=arrival_s, jobs=(job,))
 
-
-def _is_idle(fault: Event) -> bool:
-    return isinstance(fault, Fail) and fault.number < 0

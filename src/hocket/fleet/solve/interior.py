@@ -2,23 +2,18 @@
 
 Mehrotra's predictor-corrector method (SIAM Journal on Optimization 1992) on the program of a few
 columns per job. Its equations are solved by conjugate gradients only as exactly as a step needs
-(Gondzio, "Matrix-free interior point method", 2012), and demands that are no straight lines of the
-level are followed by their tangents from step to step. O(columns) per iteration of the gradients,
+(Gondzio, "Matrix-free interior point method", 2012). O(columns) per iteration of the gradients,
 some tens of them per step at first and some hundreds in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from hocket.arrays import FloatArray
 from hocket.fleet.solve.pair_tables import Columns, Guide, new_guide
-
-Tangent = Callable[[float], tuple[FloatArray, FloatArray]]
-"""Of a level: what each row rises with it, and the limit of each row at level 0."""
 
 _MAX_STEPS = 40
 _MAX_GRADIENTS = 400
@@ -41,15 +36,21 @@ class Inside:
 
 
 def climb_inside(
-    columns: Columns, tangent: Tangent, dual: FloatArray, num_pools: int, accuracy: float
+    columns: Columns,
+    rise: FloatArray,
+    limit: FloatArray,
+    dual: FloatArray,
+    num_jobs: int,
+    accuracy: float,
 ) -> Inside:
-    """The highest level to a relative ``accuracy``, from any positive duals of the rows."""
-    guide = new_guide(len(dual), num_pools)
-    rise, limit = tangent(1.0)
-    have, cost = _start(columns, rise, limit, dual)
-    num_columns = len(columns.row_a)
+    """The highest level at which columns and level x ``rise`` keep ``limit``, row by row.
+
+    To a relative ``accuracy``, from any duals of the rows.
+    """
+    guide = new_guide(num_jobs, len(rise) - 2 * num_jobs)
+    have, cost = _start(columns, limit, dual, num_jobs)
+    num_columns = len(columns.job_a)
     for _ in range(_MAX_STEPS):
-        rise, limit = tangent(float(have[num_columns]))
         step = _Step(columns, rise, limit, guide, have, cost)
         if step.is_done(accuracy):
             break
@@ -64,33 +65,32 @@ def climb_inside(
 
 
 def _start(
-    columns: Columns, rise: FloatArray, limit: FloatArray, dual: FloatArray
+    columns: Columns, limit: FloatArray, dual: FloatArray, num_jobs: int
 ) -> tuple[FloatArray, FloatArray]:
     """Amounts, level and slack, and the costs of each of them: all well above 0."""
-    num_rows = len(rise)
-    shared_by = np.bincount(columns.row_a, minlength=num_rows + 2)
-    shared_by += np.bincount(columns.row_b, minlength=num_rows + 2)
-    shared_by[num_rows] = 0
-    amount = 0.8 / np.maximum(shared_by[columns.row_a], shared_by[columns.row_b])
+    shared_by = np.bincount(columns.job_a, minlength=len(limit) + 1)
+    shared_by += np.bincount(columns.job_b, minlength=len(limit) + 1)
+    shared_by[-1] = 0
+    amount = 0.8 / np.maximum(shared_by[columns.job_a], shared_by[columns.job_b])
     slack = np.maximum(0.4 * np.abs(limit), 0.4)
     dual = np.maximum(dual, 0.1)
-    cost = np.maximum(_costs(columns, dual), 0.3)
+    cost = np.maximum(_costs(columns, dual, num_jobs), 0.3)
     return np.concatenate([amount, [1.0], slack]), np.concatenate([cost, [1.0], dual])
 
 
-def _uses(columns: Columns, amount: FloatArray, num_rows: int) -> FloatArray:
+def _uses(columns: Columns, amount: FloatArray, num_rows: int, num_jobs: int) -> FloatArray:
     from hocket.fleet.solve.interior_kernel import use_of_rows
 
-    rows = np.empty(num_rows + 2)
-    use_of_rows(columns, np.ascontiguousarray(amount), rows)
+    rows = np.empty(num_rows + num_jobs + 1)
+    use_of_rows(columns, amount, num_jobs, rows)
     return rows[:num_rows]
 
 
-def _costs(columns: Columns, dual: FloatArray) -> FloatArray:
+def _costs(columns: Columns, dual: FloatArray, num_jobs: int) -> FloatArray:
     from hocket.fleet.solve.interior_kernel import cost_of_columns
 
-    cost = np.empty(len(columns.row_a))
-    cost_of_columns(columns, np.concatenate([dual, [0.0, 0.0]]), cost)
+    cost = np.empty(len(columns.job_a))
+    cost_of_columns(columns, np.concatenate([dual, np.zeros(num_jobs + 1)]), num_jobs, cost)
     return cost
 
 
@@ -107,8 +107,8 @@ class _Step:
         cost: FloatArray,
     ) -> None:
         self.columns, self.rise, self.guide = columns, rise, guide
-        self.have, self.cost = have, cost
-        self.num_columns, self.num_rows = len(columns.row_a), len(rise)
+        self.have, self.cost, self.num_jobs = have, cost, len(guide.block)
+        self.num_columns, self.num_rows = len(columns.job_a), len(rise)
         # A level is worth as much as all demands together, so that duals of jobs are about 1.
         self.reward = float(np.abs(rise).sum())
         self.lacking = limit - self.used_by(have)
@@ -116,28 +116,27 @@ class _Step:
         self.unpaid = self.costs_at(dual) - cost
         self.unpaid[self.num_columns] -= self.reward
         self.middle = float(have @ cost) / len(have)
+        self.missing = float(have @ cost) / (self.reward * float(have[self.num_columns]))
 
     def used_by(self, have: FloatArray) -> FloatArray:
         """What amounts, the level and slack take of every row."""
         amount, level = have[: self.num_columns], have[self.num_columns]
-        used = _uses(self.columns, amount, self.num_rows)
+        used = _uses(self.columns, amount, self.num_rows, self.num_jobs)
         return np.asarray(used + self.rise * level + have[self.num_columns + 1 :])
 
     def costs_at(self, dual: FloatArray) -> FloatArray:
         """What amounts, the level and slack cost at duals of the rows."""
-        return np.concatenate([_costs(self.columns, dual), [self.rise @ dual], dual])
+        return np.concatenate([_costs(self.columns, dual, self.num_jobs), [self.rise @ dual], dual])
 
     def is_done(self, accuracy: float) -> bool:
         """Whether level and limits are as exact as wanted."""
-        missing = len(self.have) * self.middle
-        is_close = missing <= accuracy * self.reward * self.have[self.num_columns]
-        return bool(is_close and np.abs(self.lacking).max() <= accuracy)
+        return self.missing <= accuracy and float(np.abs(self.lacking).max()) <= accuracy
 
     def taken(self) -> tuple[FloatArray, FloatArray, bool]:
         """The next point, and whether its equations were solved well enough to go on."""
         self._set_guide()
         product = self.have * self.cost
-        first, first_cost, dual, _ = self._towards(-product, np.zeros(self.num_rows + 2))
+        first, first_cost, dual, _ = self._towards(-product, np.zeros(self.guide.work.shape[1]))
         primal, price = _length(self.have, first), _length(self.cost, first_cost)
         reached = (self.have + primal * first) @ (self.cost + price * first_cost) / len(product)
         centring = max((reached / self.middle) ** 3, _LEAST_CENTRING)

@@ -16,24 +16,26 @@ _TABLES = "hocket.fleet.solve.pair_tables"
 
 
 @compiled_entry(_TABLES)
-def use_of_rows(columns: Columns, amount: FloatArray, rows: FloatArray) -> None:
+def use_of_rows(columns: Columns, amount: FloatArray, jobs: int, rows: FloatArray) -> None:
     """What amounts of columns use of every row: minus progress, time, devices."""
     rows[:] = 0.0
+    time, pools = rows[jobs:], rows[2 * jobs :]
     for c in range(amount.shape[0]):
-        a, b, x = columns.row_a[c], columns.row_b[c], amount[c]
+        a, b, x = columns.job_a[c], columns.job_b[c], amount[c]
         rows[a] -= columns.rate_a[c] * x
         rows[b] -= columns.rate_b[c] * x
-        rows[a + 1] += x
-        rows[b + 1] += x
-        rows[columns.row_pool[c]] += columns.devices[c] * x
+        time[a] += x
+        time[b] += x
+        pools[columns.pool[c]] += columns.devices[c] * x
 
 
 @compiled_entry(_TABLES)
-def cost_of_columns(columns: Columns, dual: FloatArray, cost: FloatArray) -> None:
+def cost_of_columns(columns: Columns, dual: FloatArray, jobs: int, cost: FloatArray) -> None:
     """What every column costs at the duals of the rows, less what its progress is worth."""
+    time, pools = dual[jobs:], dual[2 * jobs :]
     for c in range(cost.shape[0]):
-        a, b = columns.row_a[c], columns.row_b[c]
-        spent = dual[a + 1] + dual[b + 1] + columns.devices[c] * dual[columns.row_pool[c]]
+        a, b = columns.job_a[c], columns.job_b[c]
+        spent = time[a] + time[b] + columns.devices[c] * pools[columns.pool[c]]
         cost[c] = spent - columns.rate_a[c] * dual[a] - columns.rate_b[c] * dual[b]
 
 
@@ -45,54 +47,53 @@ def set_guide(columns: Columns, weight: FloatArray, rise: FloatArray, guide: Gui
     A column of two jobs counts twice in their blocks: leaving out what it has between them would
     otherwise leave something that is no longer positive.
     """
-    num_rows, last = rise.shape[0], guide.corner.shape[0] - 1
-    num_pools, first_pool = last, num_rows - last
-    guide.border[:, :] = 0.0
+    jobs, last = guide.block.shape[0], guide.corner.shape[0] - 1
+    guide.border[:, :, :] = 0.0
     guide.corner[:, :] = 0.0
-    for row in range(0, first_pool, 2):
-        guide.block[row, 0] = guide.diagonal[row]
-        guide.block[row, 1] = 0.0
-        guide.block[row + 1, 1] = guide.diagonal[row + 1]
-        guide.border[row, last] = rise[row]
-    for pool in range(num_pools):
-        guide.corner[pool, pool] = guide.diagonal[first_pool + pool]
+    for one in range(jobs):
+        guide.block[one, 0] = guide.diagonal[one]
+        guide.block[one, 1] = 0.0
+        guide.block[one, 2] = guide.diagonal[jobs + one]
+        guide.border[one, 0, last] = rise[one]
+    for pool in range(last):
+        guide.corner[pool, pool] = guide.diagonal[2 * jobs + pool]
     for c in range(weight.shape[0]):
-        a, b, d, devices = columns.row_a[c], columns.row_b[c], weight[c], columns.devices[c]
-        pool = columns.row_pool[c] - first_pool
-        is_pair = b < first_pool
+        d, devices, pool = weight[c], columns.devices[c], columns.pool[c]
+        is_pair = columns.job_b[c] < jobs
         guide.corner[pool, pool] += d * devices * devices
-        _count_job(guide, a, columns.rate_a[c], d, devices, pool, 2.0 if is_pair else 1.0)
+        times = 2.0 if is_pair else 1.0
+        _count_job(guide, columns.job_a[c], columns.rate_a[c], d, devices, pool, times)
         if is_pair:
-            _count_job(guide, b, columns.rate_b[c], d, devices, pool, 2.0)
-    for row in range(0, first_pool, 2):
-        _invert_block(guide, row)
+            _count_job(guide, columns.job_b[c], columns.rate_b[c], d, devices, pool, times)
+    for one in range(jobs):
+        _invert_block(guide, one)
         for i in range(last + 1):
-            for k in range(2):
-                mine = guide.block[row + k, 0] * guide.border[row, i]
-                mine += guide.block[row + k, 1] * guide.border[row + 1, i]
-                for j in range(last + 1):
-                    guide.corner[j, i] -= guide.border[row + k, j] * mine
+            upper, lower = guide.border[one, 0, i], guide.border[one, 1, i]
+            above = guide.block[one, 0] * upper + guide.block[one, 1] * lower
+            below = guide.block[one, 1] * upper + guide.block[one, 2] * lower
+            for j in range(last + 1):
+                guide.corner[j, i] -= guide.border[one, 0, j] * above
+                guide.corner[j, i] -= guide.border[one, 1, j] * below
 
 
 @compiled
 def _count_job(
-    guide: Guide, row: int, rate: float, d: float, devices: float, pool: int, times: float
+    guide: Guide, one: int, rate: float, d: float, devices: float, pool: int, times: float
 ) -> None:
-    guide.block[row, 0] += times * d * rate * rate
-    guide.block[row, 1] -= times * d * rate
-    guide.block[row + 1, 1] += times * d
-    guide.border[row, pool] -= d * rate * devices
-    guide.border[row + 1, pool] += d * devices
+    guide.block[one, 0] += times * d * rate * rate
+    guide.block[one, 1] -= times * d * rate
+    guide.block[one, 2] += times * d
+    guide.border[one, 0, pool] -= d * rate * devices
+    guide.border[one, 1, pool] += d * devices
 
 
 @compiled
-def _invert_block(guide: Guide, row: int) -> None:
-    upper, between, lower = guide.block[row, 0], guide.block[row, 1], guide.block[row + 1, 1]
+def _invert_block(guide: Guide, one: int) -> None:
+    upper, between, lower = guide.block[one, 0], guide.block[one, 1], guide.block[one, 2]
     size = upper * lower - between * between
-    guide.block[row, 0] = lower / size
-    guide.block[row, 1] = -between / size
-    guide.block[row + 1, 0] = -between / size
-    guide.block[row + 1, 1] = upper / size
+    guide.block[one, 0] = lower / size
+    guide.block[one, 1] = -between / size
+    guide.block[one, 2] = upper / size
 
 
 @compiled
@@ -105,58 +106,58 @@ def _apply(
     w: FloatArray,
     out: FloatArray,
 ) -> None:
-    """The matrix of a step times ``w``."""
-    num_rows = rise.shape[0]
+    """The matrix of a step times ``w``; rows of nobody are 0 in ``w`` and of no use in ``out``."""
+    num_rows, jobs = rise.shape[0], guide.block.shape[0]
     raised = 0.0
-    for row in range(num_rows):
+    for row in range(jobs):
         raised += rise[row] * w[row]
     raised *= level_weight
     for row in range(num_rows):
         out[row] = guide.diagonal[row] * w[row] + raised * rise[row]
-    w[num_rows] = 0.0
-    w[num_rows + 1] = 0.0
+    time, pools = w[jobs:], w[2 * jobs :]
+    out_time, out_pools = out[jobs:], out[2 * jobs :]
     for c in range(weight.shape[0]):
-        a, b, pool = columns.row_a[c], columns.row_b[c], columns.row_pool[c]
+        a, b, pool = columns.job_a[c], columns.job_b[c], columns.pool[c]
         rate_a, rate_b, devices = columns.rate_a[c], columns.rate_b[c], columns.devices[c]
-        q = w[a + 1] + w[b + 1] + devices * w[pool] - rate_a * w[a] - rate_b * w[b]
+        q = time[a] + time[b] + devices * pools[pool] - rate_a * w[a] - rate_b * w[b]
         q *= weight[c]
         out[a] -= rate_a * q
-        out[a + 1] += q
+        out_time[a] += q
         out[b] -= rate_b * q
-        out[b + 1] += q
-        out[pool] += devices * q
+        out_time[b] += q
+        out_pools[pool] += devices * q
 
 
 @compiled
 def _follow(guide: Guide, rest: FloatArray, out: FloatArray) -> float:
     """What the guide makes of a rest, into ``out``; returns the product of the two."""
-    num_rows, size = guide.diagonal.shape[0], guide.corner.shape[0]
-    first_pool = num_rows - size + 1
+    jobs, size = guide.block.shape[0], guide.corner.shape[0]
     for i in range(size):
-        guide.wanted[i] = rest[first_pool + i] if i < size - 1 else 0.0
-    for row in range(0, first_pool, 2):
-        upper, lower = rest[row], rest[row + 1]
-        out[row] = guide.block[row, 0] * upper + guide.block[row, 1] * lower
-        out[row + 1] = guide.block[row + 1, 0] * upper + guide.block[row + 1, 1] * lower
+        guide.wanted[i] = rest[2 * jobs + i] if i < size - 1 else 0.0
+    for one in range(jobs):
+        upper, lower = rest[one], rest[jobs + one]
+        above = guide.block[one, 0] * upper + guide.block[one, 1] * lower
+        below = guide.block[one, 1] * upper + guide.block[one, 2] * lower
         for i in range(size):
-            guide.wanted[i] -= guide.border[row, i] * out[row]
-            guide.wanted[i] -= guide.border[row + 1, i] * out[row + 1]
+            guide.wanted[i] -= guide.border[one, 0, i] * above + guide.border[one, 1, i] * below
+        out[one] = above
+        out[jobs + one] = below
     for i in range(size):
         guide.found[i] = 0.0
         for j in range(size):
             guide.found[i] += guide.inverse[i, j] * guide.wanted[j]
     product = 0.0
-    for row in range(0, first_pool, 2):
+    for one in range(jobs):
         upper, lower = 0.0, 0.0
         for i in range(size):
-            upper += guide.border[row, i] * guide.found[i]
-            lower += guide.border[row + 1, i] * guide.found[i]
-        out[row] -= guide.block[row, 0] * upper + guide.block[row, 1] * lower
-        out[row + 1] -= guide.block[row + 1, 0] * upper + guide.block[row + 1, 1] * lower
-        product += out[row] * rest[row] + out[row + 1] * rest[row + 1]
+            upper += guide.border[one, 0, i] * guide.found[i]
+            lower += guide.border[one, 1, i] * guide.found[i]
+        out[one] -= guide.block[one, 0] * upper + guide.block[one, 1] * lower
+        out[jobs + one] -= guide.block[one, 1] * upper + guide.block[one, 2] * lower
+        product += out[one] * rest[one] + out[jobs + one] * rest[jobs + one]
     for i in range(size - 1):
-        out[first_pool + i] = guide.found[i]
-        product += guide.found[i] * rest[first_pool + i]
+        out[2 * jobs + i] = guide.found[i]
+        product += guide.found[i] * rest[2 * jobs + i]
     return product
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
 
@@ -35,13 +36,13 @@ class Partners(NamedTuple):
 class Columns(NamedTuple):
     """Ways to spend time: one job, or two, on devices of a pool.
 
-    Job m has the rows 2m (progress) and 2m + 1 (time), pools follow, and two rows that stand for
-    nobody come last: a column of one job has them for its second.
+    Rows are the progress of jobs, then their time, then pools. ``num_rows`` stands for nobody: it
+    is the second job of a column that has one only, and rows are kept long enough for it.
     """
 
-    row_a: ByteArray
-    row_b: ByteArray
-    row_pool: ByteArray
+    job_a: NDArray[np.uint32]
+    job_b: NDArray[np.uint32]
+    pool: NDArray[np.uint32]
     rate_a: FloatArray
     """Progress of the first job, in the unit of its row."""
     rate_b: FloatArray
@@ -55,9 +56,9 @@ class Guide(NamedTuple):
     diagonal: FloatArray
     """``[row]``: what slack adds to the matrix."""
     block: FloatArray
-    """``[row, 2]``: the inverted block of each job."""
+    """``[job, 3]``: the inverted block of each job: progress, both, time."""
     border: FloatArray
-    """``[row, pool or level]``."""
+    """``[job, progress or time, pool or level]``."""
     corner: FloatArray
     inverse: FloatArray
     """Of the corner."""
@@ -67,19 +68,24 @@ class Guide(NamedTuple):
     """``[vector, row]``."""
 
 
-def new_guide(num_rows: int, num_pools: int) -> Guide:
+def new_guide(num_jobs: int, num_pools: int) -> Guide:
     """Room for the guide of a program."""
     size = num_pools + 1
     return Guide(
-        diagonal=np.zeros(num_rows),
-        block=np.zeros((num_rows, 2)),
-        border=np.zeros((num_rows, size)),
+        diagonal=np.zeros(2 * num_jobs + num_pools),
+        block=np.zeros((num_jobs, 3)),
+        border=np.zeros((num_jobs, 2, size)),
         corner=np.zeros((size, size)),
         inverse=np.zeros((size, size)),
         wanted=np.zeros(size),
         found=np.zeros(size),
-        work=np.zeros((4, num_rows + 2)),
+        work=np.zeros((4, padded(num_jobs, num_pools))),
     )
+
+
+def padded(num_jobs: int, num_pools: int) -> int:
+    """Length of a vector of rows that has room for nobody."""
+    return 3 * num_jobs + num_pools + 1
 
 
 def new_partners(num_classes: int, count: int) -> Partners:

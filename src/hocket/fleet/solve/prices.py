@@ -85,7 +85,7 @@ def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm 
         return float(find_bill(crowd, demand_at(level), best, price, slope)) - 1.0 - TOLERANCE
 
     best[:] = search.prices[0]
-    level, is_top = _drop(excess, _top(demand_at, cap), warm)
+    level, is_top = _drop(excess, top_level(demand_at, cap), warm)
     asked = 0
     for _ in range(MAX_DESCENTS):
         asked, load, bill = find_load(crowd, demand_at(level), search, num_known, TOLERANCE)
@@ -170,7 +170,7 @@ def _shares(crowd: Crowd, demand: FloatArray, search: Search, asked: int) -> Flo
 # ── levels ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _top(demand_at: DemandAt, cap: FloatArray) -> float:
+def top_level(demand_at: DemandAt, cap: FloatArray) -> float:
     """A level at which everybody is as high as it can be."""
     level = max(float(cap.max(initial=0.0)), 1e-300)
     while np.any(demand_at(level) < cap) and level < 1e300:
@@ -193,6 +193,11 @@ def _drop(excess: Callable[[float], float], high: float, warm: Warm | None) -> t
         if low < 1e-300:
             return 0.0, False
     return root(excess, low, under, high, over), False
+
+
+def level_of_zero(excess: Callable[[float], float], high: float) -> float:
+    """The level up to ``high`` where a rising excess is 0."""
+    return _drop(excess, high, None)[0]
 
 
 def root(

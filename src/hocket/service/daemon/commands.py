@@ -43,6 +43,7 @@ from hocket.service.store.batch import KeyRecord
 
 FindKey = Callable[[str], KeyRecord | None]
 FindJob = Callable[[int], JobRecord | None]
+_MAX_KEY = 200
 
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -55,6 +56,8 @@ def submit(
     find_key: FindKey,
 ) -> int:
     """A new job, or the one that the same key made before; its number."""
+    if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
+        raise UsageError(f"an idempotency key is a short text, at most {_MAX_KEY} characters")
     body_hash = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
     if key is not None and (known := draft.keys.get(key) or find_key(key)) is not None:
         if known.body_hash != body_hash:
@@ -63,6 +66,11 @@ def submit(
         return known.job
     if spec.folder is not None and not PurePath(spec.folder).is_absolute():
         raise UsageError(f"folder {spec.folder!r} is no absolute path", where="folder")
+    kinds = draft.state.kinds
+    if spec.throughputs is not None and not any(kind in kinds for kind in spec.throughputs):
+        # One of several may be unknown: a job file may serve more clusters than this one.
+        name = next(iter(spec.throughputs), "")
+        raise unknown_name("kind of device", name, kinds, where="throughputs")
     number = draft.last_number + 1
     state, team = with_team(draft.state, spec.team, team_weights)
     job = Job(
@@ -85,10 +93,7 @@ def submit(
 def steps_per_s(spec: JobSpec, kinds: tuple[str, ...]) -> tuple[float, ...]:
     """What is known of a job's speed on each kind; the same everywhere where nothing is."""
     if spec.throughputs is None:
-        return tuple(1.0 for _ in kinds)
-    if not any(kind in kinds for kind in spec.throughputs):
-        name = next(iter(spec.throughputs), "")
-        raise unknown_name("kind of device", name, kinds, where="throughputs")
+        return (1.0,) * len(kinds)
     return tuple(spec.throughputs.get(kind, 0.0) for kind in kinds)
 
 
@@ -269,9 +274,7 @@ def _fail(draft: Draft, name: AttemptName, message: str) -> None:
     job = replace(job, failures=job.failures + 1, message=message)
     draft.put_job(job if done_steps is None else replace(job, done_steps=done_steps))
     draft.happen(
-        Fail(
-            time_s=draft.time_s, number=name.job, attempt=name.attempt, done_steps=done_steps
-        )
+        Fail(time_s=draft.time_s, number=name.job, attempt=name.attempt, done_steps=done_steps)
     )
 
 
@@ -310,7 +313,5 @@ def see_devices(draft: Draft, devices: tuple[Device, ...]) -> None:
 
 def tick(draft: Draft) -> None:
     """Begin a round where one is due."""
-    if draft.time_s < draft.state.next_tick_s:
-        return
-    draft.happen(Tick(time_s=draft.time_s))
-    draft.note("round", round=int(draft.state.round_number))
+    if draft.time_s >= draft.state.next_tick_s:
+        draft.happen(Tick(time_s=draft.time_s))

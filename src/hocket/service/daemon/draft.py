@@ -69,7 +69,10 @@ class Draft:
     ) -> None:
         """Let `step` decide about an event and note what is to be done; ``state`` is what it
         happens to where that is not simply the draft's."""
+        round_number = self.state.round_number
         self.state, actions = step(self.state if state is None else state, event)
+        if self.state.round_number != round_number:
+            self.note("round", round=int(self.state.round_number))
         if new_job is not None:
             self.last_number = new_job.number
             self.put_job(new_job)
@@ -79,7 +82,7 @@ class Draft:
         for start in actions.starts:
             self._start(start)
 
-    def note(self, kind: str, job: int | None = None, **detail: Any) -> None:
+    def note(self, kind: str, job: int | None = None, /, **detail: Any) -> None:
         """Something happened that people may want to see."""
         sequence = self._before.last_sequence + len(self._events) + 1
         self._events.append(

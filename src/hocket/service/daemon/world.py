@@ -1,8 +1,8 @@
 """All that the daemon knows, as one value: what `step` decided, and what became of it.
 
-The state gives a device away in the moment it decides; really it is free only when the attempt that
-had it has ended. So beside the state there are attempts: *open* until nothing of them runs any more,
-*told* once the executor was told to start them, *waiting* before that.
+The state gives a device away in the moment it decides; really it is free only when the attempt
+that had it has ended. So beside the state there are attempts: *open* until nothing of them runs any
+more, *told* once the executor was told to start them, *waiting* before that.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ def _running_violations(world: World) -> Iterator[str]:
     runs = rows["phase"] == RUNNING
     decided = dict(zip(rows["number"][runs].tolist(), rows["attempt"][runs].tolist(), strict=True))
     wanted = {
-        record.job: record
-        for record in world.open_attempts()
-        if record.stopping_since_s is None
+        record.job: record for record in world.open_attempts() if record.stopping_since_s is None
     }
     for number in decided.keys() ^ wanted.keys():
         yield f"the state and the attempts differ in whether job {number} runs"

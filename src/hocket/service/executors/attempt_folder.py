@@ -29,7 +29,7 @@ RUNNING = "running.json"
 STOP = "stop.json"
 RESULT = "result.json"
 
-MARK = "HOCKET_ATTEMPT_FOLDER"
+MARK = "HOCKET_ATTEMPT_MARK"
 """The variable by which every process of an attempt can be found."""
 
 
@@ -45,6 +45,11 @@ class Order(NamedTuple):
     processes: str
     grace_s: float
     log_limit_bytes: int
+    first_rank: int = 0
+    """Of these processes, where others of the gang run on other machines."""
+    mark: str = ""
+    """Unlike that of any other attempt, of other fleets and earlier ones too; the path of the
+    folder where empty."""
 
 
 class Result(NamedTuple):
@@ -56,8 +61,9 @@ class Result(NamedTuple):
 
 
 def mark_of(folder: str | Path) -> str:
-    """The variable, with its value, of the attempt of this folder."""
-    return f"{MARK}={os.path.realpath(folder)}"
+    """The variable, with its value, that all processes of the attempt have."""
+    order = read_order(folder)
+    return f"{MARK}={(order.mark if order else '') or os.path.realpath(folder)}"
 
 
 def write_assignment(
@@ -74,6 +80,7 @@ def write_assignment(
         processes=assignment.processes,
         grace_s=assignment.grace_s,
         log_limit_bytes=log_limit_bytes,
+        mark=f"{os.path.realpath(folder)}:{os.urandom(8).hex()}",
     )
     write_json(os.path.join(folder, ASSIGNMENT), order._asdict())
 

@@ -1,8 +1,8 @@
 """A log file that keeps its beginning and its end, and never grows beyond a limit.
 
-When the file reaches its limit, what lies between its first half and its last eighth is dropped and
-a line says how much. What a program prints first (its settings) and last (why it failed) is what
-people look for; copying an eighth per three eighths written keeps the cost small.
+When the file would pass its limit, what lies between its first half and its last eighth is dropped
+and a line says how much. What a program prints first (its settings) and last (why it failed) is
+what people look for; copying an eighth per three eighths written keeps the cost small.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ class BoundedLog:
 
     def write(self, data: bytes) -> None:
         """Append, and drop the middle where the limit is reached."""
-        for start in range(0, len(data), max(self._limit_bytes // 8, 1)):
-            self._append(data[start : start + max(self._limit_bytes // 8, 1)])
-            if self._size_bytes >= self._limit_bytes:
+        piece_bytes = max(self._limit_bytes // 8, 1)
+        for start in range(0, len(data), piece_bytes):
+            piece = data[start : start + piece_bytes]
+            if self._size_bytes + len(piece) > self._limit_bytes:
                 self._drop_middle()
+            self._append(piece)
 
     def close(self) -> None:
         """Close the file."""

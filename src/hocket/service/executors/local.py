@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hocket.errors import UsageError
+from hocket.errors import RunError, UsageError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import processes
@@ -40,6 +40,7 @@ from hocket.service.executors.executor import (
 SUPERVISOR_DELAY_S = 5.0
 """A supervisor that has not ended its attempt so long after the grace is stuck, and is killed."""
 COMPLAINTS = "supervisor.err"
+MAX_END_LOOKS, END_LOOK_S = 200, 0.05
 MAX_SUPERVISORS = 3
 """How often a supervisor is started that never begins."""
 
@@ -61,7 +62,6 @@ class LocalExecutor:
         self._folder = Path(os.path.realpath(folder))
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._forgotten = self._folder / "forgotten"
-        self._forgotten.mkdir(exist_ok=True)
         self._devices = devices
         self._log_limit_bytes = log_limit_bytes
         self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
@@ -94,16 +94,21 @@ class LocalExecutor:
         folder = self._path(name)
         if name.attempt <= self._last_forgotten(name.job) and not folder.exists():
             return
-        folder.mkdir(mode=0o700, exist_ok=True)
-        earlier_s = files.asked_grace_s(folder)
-        # Asked again, a supervisor has only what is left of the time that it was given first.
-        if earlier_s is None or grace_s < earlier_s:
-            files.ask_to_stop(folder, grace_s)
         self._deadline_s[name] = min(
             self._deadline_s.get(name, float("inf")),
             time.monotonic() + grace_s + SUPERVISOR_DELAY_S,
         )
-        self._signal_supervisor(folder, signal.SIGTERM)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            earlier_s = files.asked_grace_s(folder)
+            # Asked again, a supervisor has only what is left of the time that it was given first.
+            if earlier_s is None or grace_s < earlier_s:
+                files.ask_to_stop(folder, grace_s)
+        except OSError as error:
+            raise RunError(f"cannot stop attempt {name}: {error.strerror or error}") from None
+        finally:
+            # Without the file it takes the grace of its job.
+            self._signal_supervisor(folder, signal.SIGTERM)
 
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""
@@ -125,6 +130,7 @@ class LocalExecutor:
         self._deadline_s.pop(name, None)
         if files.read_result(self._path(name)) is None:
             return
+        self._forgotten.mkdir(exist_ok=True)
         if name.attempt > self._last_forgotten(name.job):
             files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})
         shutil.rmtree(self._path(name), ignore_errors=True)
@@ -151,29 +157,37 @@ class LocalExecutor:
     def _status(self, name: AttemptName) -> Status | None:
         folder = self._path(name)
         try:
-            result = files.read_result(folder)
-            if result is not None:
-                return _told(name, result)
-            lock = files.try_lock(folder)
-            if lock is None:
-                self._hurry(name, folder)
-                is_running = (folder / files.RUNNING).exists()
-                return Status(name=name, phase=RUNNING if is_running else STARTING)
-            with _closing(lock):
-                return self._without_supervisor(name, folder)
+            return self._look_at(name, folder)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            # Not knowing is no reason to give its devices away.
+            return Status(name=name, phase=RUNNING, detail=error.strerror or str(error))
+        except (ValueError, TypeError, KeyError):
+            lock = files.try_lock(folder)
+            if lock is None:
+                return Status(name=name, phase=RUNNING, detail="its files are damaged")
+            os.close(lock)
+            return Status(name=name, phase=LOST, detail="its files are damaged")
 
-    def _without_supervisor(self, name: AttemptName, folder: Path) -> Status | None:
-        """What becomes of an attempt that nobody supervises; the lock is ours meanwhile."""
+    def _look_at(self, name: AttemptName, folder: Path) -> Status:
         result = files.read_result(folder)
-        if result is None:
-            result = self._end_without_supervisor(name, folder)
-        if result is None:
-            has_begun = (folder / files.BEGUN).exists()
-            return Status(name=name, phase=RUNNING if has_begun else STARTING)
-        files.write_result(folder, result)
-        return _told(name, result)
+        if result is not None:
+            return _told(name, result)
+        lock = files.try_lock(folder)
+        if lock is None:
+            self._hurry(name, folder)
+            is_running = (folder / files.RUNNING).exists()
+            return Status(name=name, phase=RUNNING if is_running else STARTING)
+        with _closing(lock):
+            result = files.read_result(folder) or self._end_without_supervisor(name, folder)
+            if result is None:
+                has_begun = (folder / files.BEGUN).exists()
+                return Status(name=name, phase=RUNNING if has_begun else STARTING)
+            # On a full disk it is found out again, with the same result.
+            with contextlib.suppress(OSError):
+                files.write_result(folder, result)
+            return _told(name, result)
 
     def _end_without_supervisor(self, name: AttemptName, folder: Path) -> Result | None:
         if (folder / files.BEGUN).exists():
@@ -190,12 +204,7 @@ class LocalExecutor:
 
     def _sweep(self, folder: Path) -> Result | None:
         """Kill what a dead supervisor left; the attempt is over once nothing is found."""
-        # Twice, because what is born while one looks may be overlooked.
-        for _ in range(2):
-            left = processes.marked(files.mark_of(folder))
-            if not left:
-                continue
-            processes.send_all(left, signal.SIGKILL)
+        if not processes.end_marked(files.mark_of(folder)):
             return None
         detail = _last_line(folder) or "it was killed"
         return Result(-signal.SIGKILL, f"its supervisor died: {detail}", is_lost=True)
@@ -235,6 +244,20 @@ class LocalExecutor:
                 not self._path(name).exists()
             ):
                 del self._supervisors[name]
+
+
+def end_attempts(folder: Path) -> bool:
+    """End what runs in the folder of an executor that nobody uses any more, as one that was set
+    aside with a damaged state; False where something is still left."""
+    executor = LocalExecutor(folder, ())
+    for _ in range(MAX_END_LOOKS):
+        for name in executor._names():
+            if files.read_result(executor._path(name)) is None:
+                executor.kill(name)
+        if all(status.phase in (EXITED, LOST) for status in executor.poll().attempts):
+            return True
+        time.sleep(END_LOOK_S)
+    return False
 
 
 def _last_line(folder: Path) -> str:

@@ -108,6 +108,16 @@ def send_all(targets: Iterable[Process], number: signal.Signals) -> None:
         send(target, number)
 
 
+def end_marked(variable: str) -> bool:
+    """Kill all processes that were given ``variable``; True once there is none."""
+    # Looks twice, because what is born while one looks may be overlooked.
+    for _ in range(2):
+        if left := marked(variable):
+            send_all(left, signal.SIGKILL)
+            return False
+    return True
+
+
 def boot() -> str:
     """Which start of the machine this is: numbers of processes mean nothing after the next."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
@@ -124,9 +134,9 @@ def adopt_orphans() -> None:
     _LIBRARY.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(parent: int) -> None:
-    """Have this process killed when its parent ends; to be called between fork and exec."""
-    _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have this process signalled when its parent ends, as between fork and exec."""
+    _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
         # It ended before the kernel was told.
         os._exit(1)

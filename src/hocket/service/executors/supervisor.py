@@ -10,6 +10,7 @@ killed itself, the kernel kills the commands (PR_SET_PDEATHSIG), and their mark 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import select
@@ -46,6 +47,7 @@ LOOK_S = 0.5
 LAST_GRACE_S = 5.0
 """For what is left when a command of the gang failed, or all have ended."""
 AFTER_KILL_S = 0.1
+MAX_RESULT_TRIES = 1000
 CANNOT_RUN = 127
 """As shells have it."""
 NOBODY, COMMANDS, ALL = range(3)
@@ -70,7 +72,7 @@ def run_attempt(folder: str | os.PathLike[str]) -> int:
     if lock is None or os.path.exists(RESULT) or os.path.exists(BEGUN):
         return 0
     result = _run()
-    write_result(".", result)
+    _tell(result)
     os.close(lock)
     return result.exit_code
 
@@ -80,6 +82,15 @@ def _lock() -> int | None:
     while (lock := try_lock(".")) is None and time.monotonic() < deadline_s:
         time.sleep(0.02)
     return lock
+
+
+def _tell(result: Result) -> None:
+    """Write the result, also when the disk is full for a while: work that is done must count."""
+    for _ in range(MAX_RESULT_TRIES):
+        with contextlib.suppress(OSError):
+            write_result(".", result)
+            return
+        time.sleep(LOOK_S)
 
 
 def _run() -> Result:
@@ -214,7 +225,9 @@ def _supervise(order: Order, inputs: _Inputs) -> Result:
     _start(gang, order, inputs.output_end)
     os.close(inputs.output_end)
     if not gang.trouble:
-        write_json(RUNNING, {"commands": [_identity(pid) for pid in gang.rank_of]})
+        # For people and for the executor's eyes only: no reason to end what runs.
+        with contextlib.suppress(OSError):
+            write_json(RUNNING, {"commands": [_identity(pid) for pid in gang.rank_of]})
     _see_to_the_end(gang, order, inputs)
     inputs.drain()
     if gang.trouble:
@@ -303,7 +316,7 @@ def _ranks(order: Order, rank: int, port: int) -> dict[str, str]:
         return {}
     world = {"WORLD_SIZE": str(len(order.devices)), "LOCAL_WORLD_SIZE": str(len(order.devices))}
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return world | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    return world | meeting | {"RANK": str(order.first_rank + rank), "LOCAL_RANK": str(rank)}
 
 
 def _free_port() -> int:

@@ -16,8 +16,9 @@ from markupsafe import Markup
 from hocket.fleet.explain import free_devices, words_for_seconds
 from hocket.fleet.forecast import Forecast
 from hocket.fleet.rounds.reasons import reason
-from hocket.fleet.rounds.state import ENDED, PAUSED, PHASES, RUNNING, WAITING, State
+from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, State
 from hocket.service.page.moments import ago, ahead
+from hocket.service.page.recent import Lately
 from hocket.service.records import AttemptRecord, JobRecord
 from hocket.units import format_percent
 from hocket.view.fleet_live import Bar, DeviceRow, colour_of, draw_devices
@@ -28,6 +29,10 @@ MAX_ROWS = 50
 WINDOW_ROUNDS = 10
 _MIN_WINDOW_S = 60.0
 _LONGEST_NAME = 80
+
+_SOLVER_NOTES = ("classes", "levels")
+"""What a policy says of its own work and not of the jobs."""
+_NOTHING_YET = Lately()
 
 Row = TypeVar("Row")
 
@@ -124,6 +129,8 @@ class LivePage:
 
     title: str
     lead: str
+    trouble: str
+    """What keeps jobs from being run; empty where nothing does."""
     stats: tuple[Stat, ...]
     picture: Markup
     picture_note: str
@@ -138,18 +145,19 @@ class LivePage:
 
 def live_page(
     state: State,
+    lately: Lately = _NOTHING_YET,
     *,
-    attempts: Sequence[AttemptRecord] = (),
-    ended: Sequence[JobRecord] = (),
     foreseen: Forecast | None = None,
+    trouble: str = "",
 ) -> LivePage:
-    """The page of a fleet at the moment of its state; ``attempts`` are those of the last rounds."""
+    """The page of a fleet at the moment of its state."""
     phase = state.jobs.rows["phase"]
     counts = {name: int((phase == at).sum()) for at, name in enumerate(PHASES)}
-    picture, picture_note = _picture(state, attempts)
+    picture, picture_note = _picture(state, lately)
     return LivePage(
         title=f"{counts['running']} running, {counts['waiting']} waiting – hocket fleet",
         lead=_lead(state, counts),
+        trouble=inert(trouble, LONGEST_SENTENCE),
         stats=_stats(state, counts),
         picture=picture,
         picture_note=picture_note,
@@ -158,7 +166,7 @@ def live_page(
         waiting=_waiting(state, foreseen),
         running=_running(state),
         shares=_shares(state),
-        ended=_ended(state, ended),
+        ended=_ended(state, lately.ended),
         paused=_paused(state),
     )
 
@@ -215,13 +223,14 @@ def _stats(state: State, counts: Mapping[str, int]) -> tuple[Stat, ...]:
 
 
 def _policy_note(state: State) -> str:
-    return inert("; ".join(f"{key}: {text}" for key, text in state.notes.items()), 200)
+    told = (f"{key}: {text}" for key, text in state.notes.items() if key not in _SOLVER_NOTES)
+    return inert("; ".join(told), 200)
 
 
 # ── devices ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _picture(state: State, attempts: Sequence[AttemptRecord]) -> tuple[Markup, str]:
+def _picture(state: State, lately: Lately) -> tuple[Markup, str]:
     rows = [
         DeviceRow(name=name, kind=state.kinds[int(kind)], is_up=bool(is_up))
         for name, kind, is_up in zip(
@@ -231,9 +240,9 @@ def _picture(state: State, attempts: Sequence[AttemptRecord]) -> tuple[Markup, s
     index = {name: at for at, name in enumerate(state.device_names)}
     bars = [
         bar
-        for attempt in attempts
+        for attempt in lately.attempts
         if attempt.started_s is not None
-        for bar in _bars(state, attempt, index)
+        for bar in _bars(attempt, lately.names.get(attempt.job, ""), state.time_s, index)
     ]
     drawn = draw_devices(rows, bars, state.time_s - window_s(state), state.time_s)
     hidden = []
@@ -246,13 +255,12 @@ def _picture(state: State, attempts: Sequence[AttemptRecord]) -> tuple[Markup, s
     return Markup(drawn.svg), note
 
 
-def _bars(state: State, attempt: AttemptRecord, index: Mapping[str, int]) -> list[Bar]:
-    name = inert(state.names.get(attempt.job, ""), _LONGEST_NAME)
+def _bars(attempt: AttemptRecord, name: str, now_s: float, index: Mapping[str, int]) -> list[Bar]:
     start_s, end_s = attempt.started_s or attempt.decided_s, attempt.ended_s
-    lasted = words_for_seconds((end_s or state.time_s) - start_s)
+    lasted = words_for_seconds((end_s or now_s) - start_s)
     outcome = attempt.outcome or ("is being stopped" if attempt.stopping_since_s else "runs")
     devices = ", ".join(attempt.devices[:4]) + (", …" if len(attempt.devices) > 4 else "")
-    label = f"{attempt.job} {name}".rstrip()
+    label = f"{attempt.job} {inert(name, _LONGEST_NAME)}".rstrip()
     return [
         Bar(
             device=index[device],
@@ -306,7 +314,7 @@ def _waiting(state: State, foreseen: Forecast | None) -> Listing[WaitingRow]:
     )
     later = ""
     if foreseen is not None and foreseen.is_cut_off:
-        later = f"later than {ahead(foreseen.reached_s - state.time_s)}"
+        later = f"not within {words_for_seconds(foreseen.reached_s - state.time_s)}"
     rows = tuple(
         _waiting_row(state, row, starts.get(_number(state, row)), later)
         for row in waiting[:MAX_ROWS]
@@ -410,8 +418,3 @@ def named(record: JobRecord) -> JobName:
         name=inert(record.spec.name, _LONGEST_NAME),
         team=inert(record.spec.team, _LONGEST_NAME),
     )
-
-
-def num_live(state: State) -> int:
-    """Jobs that have not ended."""
-    return int((state.jobs.rows["phase"] != ENDED).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from typing import Annotated
 
@@ -139,11 +140,12 @@ def list_checkpoints(job: Number, daemon: TheDaemon) -> CheckpointList:
 def explain_job(job: Number, daemon: TheDaemon) -> ExplanationBody:
     """Why a job waits, in one sentence with the numbers behind it, and when it should start."""
     from hocket.fleet.explain import explain
+    from hocket.fleet.forecast import at_moment
 
     record = daemon.job(job)
     try:
         if record.status not in ENDED:
-            found = explain(daemon.state, job)
+            found = explain(at_moment(daemon.state, time.time()), job)
             return ExplanationBody(**found.to_data(), status=record.status)
     except UsageError:
         # It ended between the two looks.

@@ -51,12 +51,12 @@ async def read_log(
     size_bytes = await run_in_threadpool(_size, path)
     start = 0 if tail is None else await run_in_threadpool(_tail_start, path, tail)
     headers = {"hocket-attempt": str(number), "accept-ranges": "bytes"}
-    if follow:
-        bell.check_place()
-        content = _followed(daemon, bell, job, number, path, start)
-        return TimedStream(content, media_type=_TEXT, headers=headers)
-    status, stop = 200, size_bytes
     wanted = _RANGE.fullmatch(range.strip()) if range and tail is None else None
+    if follow:
+        start = int(wanted[1] or 0) if wanted else start
+        content = _followed(daemon, bell, job, number, path, start)
+        return TimedStream(content, _TEXT, bell=bell, headers=headers)
+    status, stop = 200, size_bytes
     if wanted and wanted[0] != "bytes=-":
         start, stop = _span(wanted[1], wanted[2], size_bytes)
         if start >= stop:
@@ -65,7 +65,7 @@ async def read_log(
         status = 206
         headers["content-range"] = f"bytes {start}-{stop - 1}/{size_bytes}"
     headers["content-length"] = str(stop - start)
-    return TimedStream(_part(path, start, stop), status, headers, _TEXT)
+    return TimedStream(_part(path, start, stop), _TEXT, status_code=status, headers=headers)
 
 
 def _attempt(daemon: Daemon, number: int, attempt: int | None) -> int:
@@ -128,16 +128,15 @@ async def _part(path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
 async def _followed(
     daemon: Daemon, bell: Bell, job: int, attempt: int, path: Path, start: int
 ) -> AsyncIterator[bytes]:
-    with bell.place():
-        while True:
-            # Asked before reading: what came before the end is read after it.
-            is_over = await run_in_threadpool(_has_ended, daemon, job, attempt)
-            while block := await run_in_threadpool(_read, path, start, _CHUNK_BYTES):
-                start += len(block)
-                yield block
-            if is_over or bell.is_closed:
-                return
-            await asyncio.sleep(_LOOK_S)
+    while True:
+        # Asked before reading: what came before the end is read after it.
+        is_over = await run_in_threadpool(_has_ended, daemon, job, attempt)
+        while block := await run_in_threadpool(_read, path, start, _CHUNK_BYTES):
+            start += len(block)
+            yield block
+        if is_over or bell.is_closed:
+            return
+        await asyncio.sleep(_LOOK_S)
 
 
 def _has_ended(daemon: Daemon, job: int, attempt: int) -> bool:

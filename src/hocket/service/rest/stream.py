@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.records import EventRecord
@@ -70,17 +70,13 @@ class Bell:
     @contextmanager
     def place(self) -> Iterator[None]:
         """A place among the streams; raises `RefusedError` where all are taken."""
-        self.check_place()
+        if self._num_streams >= MAX_STREAMS:
+            raise RefusedError(503, f"{MAX_STREAMS} streams are open already")
         self._num_streams += 1
         try:
             yield
         finally:
             self._num_streams -= 1
-
-    def check_place(self) -> None:
-        """Raise `RefusedError` where all places are taken."""
-        if self._num_streams >= MAX_STREAMS:
-            raise RefusedError(503, f"{MAX_STREAMS} streams are open already")
 
     def _ring(self) -> None:
         rung, self._rung = self._rung, asyncio.Event()
@@ -88,35 +84,48 @@ class Bell:
 
 
 class TimedStream(StreamingResponse):
-    """A stream that ends when its reader is gone or has stopped reading."""
+    """A stream that ends when its reader is gone or has stopped reading; one that may last takes a
+    place among those of ``bell``."""
+
+    def __init__(
+        self,
+        content: AsyncIterator[bytes],
+        media_type: str,
+        *,
+        bell: Bell | None = None,
+        status_code: int = 200,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(content, status_code, headers, media_type)
+        self._place = nullcontext() if bell is None else bell.place()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
 
-        async def send_in_time(message: object) -> None:
+        async def send_in_time(message: Message) -> None:
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send(message)  # type: ignore[arg-type]
+                await send(message)
 
-        try:
-            await super().__call__(scope, receive, send_in_time)
-        except (TimeoutError, ClientDisconnect):
-            return
+        with self._place:
+            try:
+                await super().__call__(scope, receive, send_in_time)
+            except (TimeoutError, ClientDisconnect):
+                return
 
 
 async def events_from(daemon: Daemon, bell: Bell, after: int | None) -> AsyncIterator[bytes]:
     """Events after a sequence number (from now on where None), in the form of the stream."""
-    with bell.place():
-        yield b"retry: 1000\n\n"
-        if after is None:
-            after = await run_in_threadpool(daemon.last_event)
-        while not bell.is_closed:
-            rung = bell.next_ring
-            events = await run_in_threadpool(daemon.events, after, _PAGE)
-            if events:
-                after = events[-1].sequence
-                yield b"".join(map(encoded, events))
-            elif not await bell.wait(rung, HEARTBEAT_S):
-                yield b": nothing new\n\n"
+    yield b"retry: 1000\n\n"
+    if after is None:
+        after = await run_in_threadpool(daemon.last_event)
+    while not bell.is_closed:
+        rung = bell.next_ring
+        events = await run_in_threadpool(daemon.events, after, _PAGE)
+        if events:
+            after = events[-1].sequence
+            yield b"".join(map(encoded, events))
+        elif not await bell.wait(rung, HEARTBEAT_S):
+            yield b": nothing new\n\n"
 
 
 def encoded(event: EventRecord) -> bytes:

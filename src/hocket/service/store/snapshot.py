@@ -48,7 +48,7 @@ def pack(state: State) -> bytes:
     }
     text = json.dumps(head, separators=(",", ":")).encode()
     # Raw bytes of contiguous arrays are joined without copying them first.
-    parts = [memoryview(array.reshape(-1).view(np.uint8)) for array in arrays if array.size]
+    parts = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
     return b"".join([_LENGTH.pack(len(text)), text, *parts])
 
 

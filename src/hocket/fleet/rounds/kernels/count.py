@@ -89,7 +89,7 @@ def _work(
         if jobs.rows.number[i] < jobs.rows.partner[i]:
             other = row_of(before, jobs.rows.partner[i])
             if other >= 0:
-                one, two = jobs.rows.profile[i], jobs.rows.profile[other]
+                one, two = jobs.rows.profile[i], before.rows.profile[other]
                 pair_credit_s[min(one, two), max(one, two), kind] -= since_s
     elif earns:
         jobs.credit_s[i, kind] -= since_s

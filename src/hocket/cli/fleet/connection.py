@@ -1,0 +1,135 @@
+"""What the commands that talk to a service share: its address, watching, following a job."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hocket.cli.output import console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hocket.service.client import FleetClient
+
+F = TypeVar("F", bound=Callable[..., Any])
+WATCH_S = 1.0
+_PAUSE_S = 0.3
+
+
+def service_options(command: F) -> F:
+    """``--state`` and ``--url``: which service is meant."""
+    state = click.option(
+        "--state",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="State folder of the service. [default: hocket/fleet below XDG_STATE_HOME]",
+    )
+    url = click.option(
+        "--url", help="Address of a service elsewhere; its token is taken from HOCKET_FLEET_TOKEN."
+    )
+    return state(url(command))
+
+
+job_argument = click.argument("job", type=click.IntRange(min=1), metavar="ID")
+watch_option = click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C.")
+
+
+def state_folder(state: Path | None) -> Path:
+    """The state folder that was named, or the usual one."""
+    from hocket.config import fleet_folder
+
+    return fleet_folder() if state is None else state
+
+
+def connect(state: Path | None, url: str | None) -> FleetClient:
+    """The service that is meant."""
+    from hocket.service.client import find_service
+
+    return find_service(state_folder(state), url)
+
+
+def watch(
+    look: Callable[[], dict[str, Any]],
+    shown: Callable[[dict[str, Any]], RenderableType],
+    *,
+    as_json: bool,
+) -> None:
+    """Show something again and again until Ctrl-C; as JSON, a line whenever it changed."""
+    try:
+        if as_json:
+            _watch_lines(look)
+        else:
+            _watch_screen(look, shown)
+    except KeyboardInterrupt:
+        return
+
+
+def _watch_lines(look: Callable[[], dict[str, Any]]) -> None:
+    last = ""
+    while True:
+        line = json.dumps(look(), allow_nan=False)
+        if line != last:
+            click.echo(line)
+        last = line
+        time.sleep(WATCH_S)
+
+
+def _watch_screen(
+    look: Callable[[], dict[str, Any]], shown: Callable[[dict[str, Any]], RenderableType]
+) -> None:
+    from rich.live import Live
+
+    with Live(shown(look()), console=console(), auto_refresh=False) as live:
+        while True:
+            time.sleep(WATCH_S)
+            live.update(shown(look()), refresh=True)
+
+
+def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -> dict[str, Any]:
+    """Write the output of a job as it comes, attempt after attempt, until the job has ended.
+
+    A service that is restarted meanwhile is waited for; nothing is written twice.
+    """
+    from hocket.service.client import UnreachableError, job_path
+    from hocket.service.records import ENDED
+
+    attempt, start, is_whole = 0, 0, True
+    while True:
+        job: dict[str, Any] = client.get(job_path(number))
+        if is_whole and job["attempt"] == attempt and job["status"] in ENDED:
+            return job
+        if is_whole and job["attempt"] > attempt:
+            attempt, start, is_whole = attempt + 1, 0, False
+        if is_whole:
+            time.sleep(_PAUSE_S)
+            continue
+        # Asked before the output: that of an attempt which had ended by then is all there is.
+        had_ended = _has_ended(client, number, attempt)
+        try:
+            for block in _output(client, number, attempt, start):
+                write(block)
+                start += len(block)
+            is_whole = had_ended
+        except UnreachableError:
+            # The next question waits for the service to come back.
+            continue
+
+
+def _has_ended(client: FleetClient, number: int, attempt: int) -> bool:
+    from hocket.service.client import job_path
+
+    attempts = client.get(job_path(number, "/attempts"))["attempts"]
+    return all(one["ended_s"] is not None for one in attempts if one["attempt"] == attempt)
+
+
+def _output(client: FleetClient, number: int, attempt: int, start: int) -> Iterator[bytes]:
+    from hocket.service.client import job_path
+
+    return client.blocks(
+        job_path(number, "/log"), {"Range": f"bytes={start}-"}, attempt=attempt, follow=True
+    )

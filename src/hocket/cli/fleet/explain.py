@@ -1,0 +1,43 @@
+"""``hocket fleet explain``: why a job waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hocket.cli.fleet.connection import connect, job_argument, service_options
+from hocket.cli.output import emit, json_option
+
+
+@click.command("explain")
+@job_argument
+@service_options
+@json_option
+def command(job: int, state: Path | None, url: str | None, as_json: bool) -> None:
+    """Say in one sentence what a job waits for, with the numbers behind it."""
+    from hocket.service.client import job_path
+
+    found = connect(state, url).get(job_path(job, "/explain"))
+    if as_json:
+        emit(found)
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    from hocket.view.names import LONGEST_SENTENCE, inert
+
+    click.echo(inert(found["sentence"], LONGEST_SENTENCE))
+    for kind in found["evidence"].get("kinds", ()):
+        click.echo(
+            f"  {inert(kind['kind'])}: {kind['free']} of {kind['devices']} free, "
+            f"{kind['steps_per_s']:g} steps/s, share {kind['target_share']:.0%}, "
+            f"owed {kind['owed_rounds']:.1f} rounds"
+        )
+    holders = found["evidence"].get("holders", ())
+    if holders:
+        more = found["evidence"]["num_holders"] - len(holders)
+        names = ", ".join(f"job {holder['job']}" for holder in holders)
+        click.echo(f"  held by {names}" + (f" and {more} more" if more else ""))

@@ -1,0 +1,44 @@
+"""``hocket fleet jobs``: what waits, runs and ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.fleet.connection import connect, service_options, watch_option
+from hocket.cli.fleet.connection import watch as watch_it
+from hocket.cli.output import console, emit, json_option
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_PAGE = 1000
+
+
+@click.command("jobs")
+@click.option("--all", "is_all", is_flag=True, help="Also jobs that have ended.")
+@watch_option
+@service_options
+@json_option
+def command(is_all: bool, watch: bool, state: Path | None, url: str | None, as_json: bool) -> None:
+    """List the jobs of the service."""
+    client = connect(state, url)
+
+    def look() -> dict[str, Any]:
+        live = None if is_all else True
+        return {"jobs": list(client.pages("/v1/jobs", "jobs", limit=_PAGE, live=live))}
+
+    def shown(found: dict[str, Any]) -> RenderableType:
+        from hocket.cli.fleet.tables import jobs_table
+
+        return jobs_table(found["jobs"], time.time(), is_all)
+
+    if watch:
+        watch_it(look, shown, as_json=as_json)
+    elif as_json:
+        emit(look())
+    else:
+        console().print(shown(look()))

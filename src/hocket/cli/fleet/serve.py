@@ -1,0 +1,150 @@
+"""``hocket fleet serve``: run the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hocket.cli.fleet.connection import state_folder
+from hocket.cli.output import emit, json_option, say
+from hocket.errors import UsageError
+
+
+@click.command("serve")
+@click.option(
+    "--on",
+    default="local",
+    show_default=True,
+    metavar="ENGINE",
+    help="What runs the jobs: local, ray, ray://address or slurm.",
+)
+@click.option(
+    "--devices",
+    metavar="KIND:COUNT,...",
+    help="Devices by kind, such as v100:2,p100:2; KIND:COUNTxSIZE for servers of SIZE devices. "
+    "Needed for local; other engines know their own.",
+)
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the state. [default: hocket/fleet below XDG_STATE_HOME]",
+)
+@click.option("--policy", default="las", show_default=True, help="How devices are shared.")
+@click.option(
+    "--round",
+    "round_s",
+    type=click.FloatRange(min=0.1, max=1e6),
+    default=360.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Length of a round.",
+)
+@click.option(
+    "--min-run",
+    "min_run_s",
+    type=click.FloatRange(min=0.0),
+    default=0.0,
+    metavar="SECONDS",
+    help="A started job keeps its devices at least so long. [default: 0]",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port to listen on. [default: that of the last time, or a free one]",
+)
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    help="A name that the service is reached under, beside localhost; may be given again.",
+)
+@click.option(
+    "--allow-remote",
+    is_flag=True,
+    help="Let --host be an address that other machines reach; the token is asked for as ever.",
+)
+@click.option(
+    "--team",
+    "teams",
+    multiple=True,
+    metavar="NAME=WEIGHT",
+    help="Weight of a team [default: 1]; may be given again.",
+)
+@click.option(
+    "--discard-state",
+    is_flag=True,
+    help="Set aside what is in the state folder, even if damaged, and begin without jobs.",
+)
+@json_option
+def command(
+    on: str,
+    devices: str | None,
+    state: Path | None,
+    policy: str,
+    round_s: float,
+    min_run_s: float,
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    allow_remote: bool,
+    teams: tuple[str, ...],
+    discard_state: bool,
+    as_json: bool,
+) -> None:
+    """Run jobs on devices until Ctrl-C. Jobs go on when the service ends, and are taken over by the
+    next one on the same state folder.
+
+    The token that opens the service is in the file "token" of the state folder.
+    """
+    from hocket.cli.fleet.simulate import parse_cluster
+    from hocket.extras import require
+    from hocket.fleet.policies import find_policy
+
+    for package in ("fastapi", "uvicorn", "jinja2"):
+        require(package, "hocket fleet serve")
+    find_policy(policy)
+    kinds, found = parse_cluster(devices, "--devices") if devices else ((), ())
+
+    from hocket.fleet.rounds.state import Rules
+    from hocket.service.serve import Settings, serve
+
+    folder = state_folder(state).absolute()
+
+    def tell(url: str) -> None:
+        if as_json:
+            emit({"url": url, "state": str(folder)})
+        else:
+            say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
+
+    serve(
+        Settings(
+            folder=folder,
+            on=on,
+            devices=found,
+            kinds=kinds,
+            rules=Rules(policy=policy, round_s=round_s, min_run_s=min_run_s),
+            host=host,
+            port=port,
+            names=names,
+            is_remote_allowed=allow_remote,
+            discards_state=discard_state,
+            team_weights=_weights(teams),
+        ),
+        tell,
+    )
+
+
+def _weights(teams: tuple[str, ...]) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for text in teams:
+        name, _, weight = text.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            weights[name] = -1.0
+        if not name or not 1e-6 <= weights[name] <= 1e6:
+            raise UsageError(f"cannot read --team {text!r}", hint="write NAME=WEIGHT, such as a=2")
+    return weights

@@ -1,0 +1,75 @@
+"""``hocket fleet submit``: hand a job to the service."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hocket.cli.fleet.connection import connect, follow, service_options
+from hocket.cli.output import emit, json_option, say
+
+
+@click.command("submit")
+@click.argument("job_file", type=click.Path(path_type=Path), metavar="JOB.toml")
+@click.option("--follow", "follows", is_flag=True, help="Show its output until it has ended.")
+@service_options
+@json_option
+def command(
+    job_file: Path, follows: bool, state: Path | None, url: str | None, as_json: bool
+) -> None:
+    """Submit the job of JOB.toml. Once it is accepted it is not lost.
+
+    \b
+    name = "resnet"
+    command = ["python", "train.py"]     # run as it is, never through a shell
+    folder = "."                         # where it runs, as seen from JOB.toml
+    gang = 1                             # devices that it needs, all together
+    total_steps = 450000
+    resume = ["--resume", "latest"]      # added from the second attempt on
+    [throughputs]                        # steps per second, where known
+    v100 = 10.5
+    """
+    client = connect(state, url)
+    job = client.submit(_body(job_file))
+    if not as_json:
+        say(f"job {job['id']} is {job['status']}; see hocket fleet explain {job['id']}")
+    if follows:
+        job = follow(client, job["id"], _discard if as_json else write_out)
+    if as_json:
+        emit(job)
+    elif not follows:
+        click.echo(job["id"])
+    if follows:
+        _check_succeeded(job)
+
+
+def write_out(block: bytes) -> None:
+    """Output of a job, as it is."""
+    sys.stdout.buffer.write(block)
+    sys.stdout.buffer.flush()
+
+
+def _discard(block: bytes) -> None:
+    pass
+
+
+def _body(job_file: Path) -> dict[str, Any]:
+    from hocket.service.spec import read_spec
+
+    spec = read_spec(job_file)
+    body: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)
+    if spec.folder is not None:
+        # Seen from the file, not from where the command is typed.
+        body["folder"] = str((job_file.absolute().parent / spec.folder).resolve())
+    return body
+
+
+def _check_succeeded(job: dict[str, Any]) -> None:
+    from hocket.errors import RunError
+
+    if job["status"] != "succeeded":
+        message = f": {job['message']}" if job["message"] else ""
+        raise RunError(f"job {job['id']} {job['status']}{message}")

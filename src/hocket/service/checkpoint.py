@@ -1,0 +1,68 @@
+"""Checkpoints that are whole or not there: written aside, made to last, then given their name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+
+
+def write_checkpoint(
+    folder: str | os.PathLike[str], step: int, write: Callable[[Path], object]
+) -> Path:
+    """Let ``write`` fill a new folder below ``folder``, and return its final path.
+
+    The path appears only when everything in it has reached the disk, and no older checkpoint is
+    ever replaced: a second one of the same step is called ``step-100.1``, and so on.
+    """
+    parent = Path(os.path.abspath(folder))
+    parent.mkdir(parents=True, exist_ok=True)
+    temporary = parent / f".{secrets.token_hex(8)}.tmp"
+    temporary.mkdir()
+    try:
+        write(temporary)
+        _sync(temporary)
+        path = _name(temporary, parent / f"step-{step}")
+    except BaseException:
+        with contextlib.suppress(OSError):
+            shutil.rmtree(temporary)
+        raise
+    _sync_one(parent)
+    return path
+
+
+def _name(temporary: Path, path: Path) -> Path:
+    """Rename to the first name that is free; an empty folder counts as free, as rename has it."""
+    candidate, count = path, 0
+    while True:
+        try:
+            os.rename(temporary, candidate)
+            return candidate
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+        count += 1
+        candidate = path.with_name(f"{path.name}.{count}")
+
+
+def _sync(folder: Path) -> None:
+    for place, _, names in os.walk(folder):
+        for name in names:
+            _sync_one(Path(place, name))
+        _sync_one(Path(place))
+
+
+def _sync_one(path: Path) -> None:
+    if path.is_symlink():
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""What an executor is told of an attempt: command, folders, and what its processes must know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast
+
+from hocket.service.daemon.world import World, name_of
+from hocket.service.endpoint import NAME as ENDPOINT
+from hocket.service.executors.executor import Assignment
+from hocket.service.records import AttemptRecord
+from hocket.service.spec import JobSpec
+
+
+def log_file(folder: Path, number: int, attempt: int) -> Path:
+    """Where the output of an attempt goes."""
+    return folder / "jobs" / str(number) / f"attempt-{attempt}.log"
+
+
+def assignment_of(
+    world: World, record: AttemptRecord, folder: Path, endpoint_url: str
+) -> Assignment:
+    """An attempt as the executor is told of it; makes the job's folder."""
+    spec = world.jobs[record.job].spec
+    log = log_file(folder, record.job, record.attempt)
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Assignment(
+        name=name_of(record),
+        command=spec.command if record.attempt == 1 else (*spec.command, *spec.resume),
+        environment=_environment(world, record, spec, folder, endpoint_url),
+        work_folder=log.parent if spec.folder is None else Path(spec.folder),
+        log_file=log,
+        devices=record.devices,
+        kind=record.kind,
+        processes=cast(Literal["one", "per-device"], spec.processes),
+        grace_s=spec.grace_s,
+    )
+
+
+def _environment(
+    world: World, record: AttemptRecord, spec: JobSpec, folder: Path, endpoint_url: str
+) -> dict[str, str]:
+    environment = {
+        **spec.environment,
+        "HOCKET_URL": endpoint_url,
+        "HOCKET_ENDPOINT": str(folder / ENDPOINT),
+        "HOCKET_JOB": str(record.job),
+        "HOCKET_ATTEMPT": str(record.attempt),
+        "HOCKET_TOKEN": record.token,
+        "HOCKET_DEVICES": ",".join(record.devices),
+        "HOCKET_KIND": record.kind,
+    }
+    checkpoint = world.checkpoints.get(record.job)
+    if checkpoint is not None:
+        environment["HOCKET_CHECKPOINT"] = checkpoint.path
+    return environment

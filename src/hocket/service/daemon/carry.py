@@ -1,0 +1,194 @@
+"""Act: makes what runs equal to what was committed, by looking at both again and again.
+
+Not a list of orders, which a crash would lose: every look compares the committed world with what
+the executor says and does what is missing. So a restart needs nothing of its own, doing a thing
+twice is harmless (an attempt's name makes ``start`` idempotent), and an outcome that could not be
+stored is simply seen again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import HocketError
+from hocket.service.daemon import commands
+from hocket.service.daemon.assignment import assignment_of
+from hocket.service.daemon.decider import Command
+from hocket.service.daemon.world import World, name_of
+from hocket.service.executors.executor import (
+    EXITED,
+    LOST,
+    RUNNING,
+    AttemptName,
+    Executor,
+    Phase,
+    Poll,
+    Status,
+)
+from hocket.service.records import AttemptRecord
+
+MAX_START_TRIES = 5
+"""Refused so often, an attempt cannot be started."""
+KILL_AFTER_S = 10.0
+"""Past its grace, an attempt that an executor should have killed is killed from here."""
+
+
+class Carrier:
+    """Talks to the executor; one thread at a time may call `look` and `carry`."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        folder: Path,
+        *,
+        world: Callable[[], World],
+        ask: Callable[[Command], Future[Any]],
+        now_s: Callable[[], float],
+        heard_s: Callable[[AttemptName], float],
+        endpoint_url: str = "",
+    ) -> None:
+        self.trouble = ""
+        """What the executor complained about last; empty once it works again."""
+        self.servers: dict[str, str] = {}
+        """Of each device that was ever seen."""
+        self._executor = executor
+        self._world = world
+        self._ask = ask
+        self._now_s = now_s
+        self._folder = folder
+        self._endpoint_url = endpoint_url
+        self._known: set[AttemptName] = set()
+        """Attempts that the executor has, as far as is known."""
+        self._asked_to_stop: dict[AttemptName, int] = {}
+        """Attempts that were told to end, and in which look."""
+        self._num_looks = 0
+        self._heard_s = heard_s
+        self._refusals: dict[AttemptName, list[str]] = {}
+        """Why attempts could not be started, each time."""
+        self._pending: dict[object, Future[Any]] = {}
+        """What was told and is not decided yet, so that it is not told twice."""
+
+    def look(self) -> None:
+        """Ask the executor what there is, tell what is new, do what is missing."""
+        try:
+            poll = self._executor.poll()
+        except HocketError as error:
+            self.trouble = str(error)
+            return
+        self.trouble = ""
+        self._num_looks += 1
+        self._pending = {what: f for what, f in self._pending.items() if not f.done()}
+        self._known = {status.name for status in poll.attempts}
+        # Devices first: an attempt that was lost with its device is no failure of the job.
+        self._tell_devices(poll)
+        for status in poll.attempts:
+            self._settle(status)
+        world = self._world()
+        for memory in (self._refusals, self._asked_to_stop):
+            for name in [name for name in memory if world.attempt(name) is None]:
+                del memory[name]
+        self._tell_silence(world)
+        self.carry(name_of(record) for record in world.open_attempts())
+
+    def carry(self, names: Iterable[AttemptName]) -> None:
+        """Start what shall run and stop what shall not, as far as that was not done."""
+        if not self._num_looks:
+            # What runs already is not known yet.
+            return
+        world = self._world()
+        # Stops first: they take longest.
+        records = [record for name in names if (record := world.attempt(name)) is not None]
+        for record in sorted(records, key=lambda record: record.stopping_since_s is None):
+            if record.started_s is None:
+                continue
+            if record.stopping_since_s is not None:
+                self._stop(world, record, record.stopping_since_s)
+            elif name_of(record) not in self._known:
+                self._start(world, record)
+
+    # ── what the executor is told ──
+
+    def _start(self, world: World, record: AttemptRecord) -> None:
+        name = name_of(record)
+        refusals = self._refusals.get(name, [])
+        if len(refusals) >= MAX_START_TRIES:
+            self._fence(name, LOST, refusals[-1])
+            return
+        try:
+            self._executor.start(assignment_of(world, record, self._folder, self._endpoint_url))
+        except (HocketError, OSError) as error:
+            self.trouble = str(error)
+            self._refusals[name] = [*refusals, str(error)]
+        else:
+            self._known.add(name)
+
+    def _stop(self, world: World, record: AttemptRecord, since_s: float) -> None:
+        name, now_s = name_of(record), self._now_s()
+        ends_s = since_s + world.jobs[record.job].spec.grace_s
+        # One that said itself that it finished may take its grace to clean up.
+        is_due = record.outcome != "finished" or now_s >= ends_s
+        if name not in self._known:
+            self._fence(name, EXITED, "it never started")
+        elif now_s > ends_s + KILL_AFTER_S:
+            self._try(partial(self._executor.kill, name))
+        elif (
+            is_due
+            and name not in self._asked_to_stop
+            and self._try(partial(self._executor.stop, name, max(ends_s - now_s, 0.0)))
+        ):
+            self._asked_to_stop[name] = self._num_looks
+
+    def _fence(self, name: AttemptName, phase: Phase, detail: str) -> None:
+        """Make sure that an attempt which the executor does not know never starts; once a later
+        look has not found it either, it is over."""
+        if self._asked_to_stop.get(name, self._num_looks) < self._num_looks:
+            status = Status(name=name, phase=phase, detail=detail)
+            self._tell(name, partial(commands.ended, status=status))
+        elif name not in self._asked_to_stop and self._try(partial(self._executor.kill, name)):
+            self._asked_to_stop[name] = self._num_looks
+
+    def _try(self, call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except HocketError as error:
+            self.trouble = str(error)
+            return False
+        return True
+
+    # ── what the executor tells ──
+
+    def _tell_devices(self, poll: Poll) -> None:
+        self.servers.update({device.name: device.server for device in poll.devices})
+        state = self._world().state
+        up = {name for name, is_up in zip(state.device_names, state.is_up, strict=True) if is_up}
+        if up != {device.name for device in poll.devices}:
+            self._tell("devices", partial(commands.see_devices, devices=poll.devices))
+
+    def _settle(self, status: Status) -> None:
+        name, world = status.name, self._world()
+        record = world.attempt(name)
+        is_over = status.phase in (EXITED, LOST)
+        if record is None:
+            self._try(partial(self._executor.forget if is_over else self._executor.kill, name))
+        elif is_over:
+            self._tell(name, partial(commands.ended, status=status))
+        elif status.phase == RUNNING and world.jobs[name.job].status == "starting":
+            self._tell(name, partial(commands.begun, name=name))
+
+    def _tell_silence(self, world: World) -> None:
+        now_s = self._now_s()
+        for record in world.open_attempts():
+            silence_s = world.jobs[record.job].spec.silence_s
+            if silence_s is None or record.started_s is None or record.stopping_since_s is not None:
+                continue
+            name = name_of(record)
+            if now_s - max(record.started_s, self._heard_s(name)) > silence_s:
+                self._tell(name, partial(commands.silent, name=name, silence_s=silence_s))
+
+    def _tell(self, what: object, command: Command) -> None:
+        if what not in self._pending:
+            self._pending[what] = self._ask(command)

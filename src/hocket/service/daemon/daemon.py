@@ -1,0 +1,219 @@
+"""The service without its doors: what may be asked of a fleet that runs.
+
+One thread decides: it alone has the store and replaces the world, which everybody may read. One
+thread acts: it alone talks to the executor.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hocket.fleet.rounds.state import Rules, State
+from hocket.service.daemon import commands
+from hocket.service.daemon.assignment import log_file
+from hocket.service.daemon.carry import Carrier
+from hocket.service.daemon.clock import Clock
+from hocket.service.daemon.decider import Command, Decider
+from hocket.service.daemon.loops import Loops
+from hocket.service.daemon.recovery import recovered
+from hocket.service.daemon.world import World
+from hocket.service.errors import NotFoundError
+from hocket.service.executors.executor import AttemptName, Executor
+from hocket.service.records import (
+    AttemptRecord,
+    CheckpointRecord,
+    DeviceRecord,
+    EventRecord,
+    JobRecord,
+    JobStatus,
+    Lease,
+)
+from hocket.service.spec import JobSpec
+from hocket.service.store.store import Store
+
+
+class Daemon:
+    """A fleet that runs. All methods may be called from any thread; those that change something
+    return when the change is on disk, and raise `UnavailableError` where nothing was changed."""
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        rules: Rules,
+        kinds: tuple[str, ...],
+        *,
+        poll_s: float = 0.2,
+        team_weights: Mapping[str, float] | None = None,
+        endpoint_url: str = "",
+        clock: Clock | None = None,
+    ) -> None:
+        self._store = store
+        self._team_weights = dict(team_weights or {})
+        world = recovered(store, rules, kinds, self._team_weights, time.time())
+        self._clock = clock or Clock(world.state.time_s)
+        self._began_s = self._clock.now_s()
+        self._heard: dict[AttemptName, float] = {}
+        """When attempts reported last, for those that may not be silent for long."""
+        self._decider = Decider(world, store, self._clock)
+        self._loops = Loops(self._decider, self._clock, poll_s)
+        self._carrier = Carrier(
+            executor,
+            store.folder,
+            world=lambda: self._decider.world,
+            ask=self._loops.post,
+            now_s=self._clock.now_s,
+            heard_s=lambda name: self._heard.get(name, self._began_s),
+            endpoint_url=endpoint_url,
+        )
+
+    def start(self) -> None:
+        """Begin to decide and to act."""
+        self._loops.start(self._carrier)
+
+    def close(self) -> None:
+        """Stop deciding and acting; jobs go on running."""
+        self._loops.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether commands are carried out."""
+        return self._loops.are_alive and self._decider.broken is None
+
+    @property
+    def trouble(self) -> str:
+        """What keeps jobs from being run now; empty where nothing does."""
+        broken = self._decider.broken
+        return str(broken) if broken is not None else self._carrier.trouble
+
+    # ── what changes something ──
+
+    def submit(self, spec: JobSpec, key: str | None = None) -> JobRecord:
+        """A new job; the same key and job again give the same record, so that asking twice is
+        safe. Raises `KeyReusedError` for a key that came with another job."""
+        number = self._answer(
+            partial(
+                commands.submit,
+                spec=spec,
+                key=key,
+                team_weights=self._team_weights,
+                find_key=self._store.key,
+            )
+        )
+        return self.job(number)
+
+    def cancel(self, number: int, expected_version: int | None = None) -> JobRecord:
+        """End a job; raises `ConflictError` where it ended otherwise or has another version."""
+        return self._change(commands.cancel, number, expected_version)
+
+    def pause(self, number: int, expected_version: int | None = None) -> JobRecord:
+        """Take a job's devices until it is resumed."""
+        return self._change(commands.pause, number, expected_version)
+
+    def resume(self, number: int, expected_version: int | None = None) -> JobRecord:
+        """Let a paused job wait for devices again."""
+        return self._change(commands.resume, number, expected_version)
+
+    def report(
+        self, name: AttemptName, token: str, done_steps: float, is_finished: bool = False
+    ) -> Lease:
+        """What an attempt has done; raises `StaleAttemptError` where it does not hold the job."""
+        lease: Lease = self._answer(
+            partial(
+                commands.report,
+                name=name,
+                token=token,
+                done_steps=done_steps,
+                is_finished=is_finished,
+            )
+        )
+        self._heard[name] = self._clock.now_s()
+        return lease
+
+    def commit_checkpoint(
+        self, name: AttemptName, token: str, step: float, path: str
+    ) -> CheckpointRecord:
+        """A checkpoint that counts from now on; raises `StaleAttemptError` as `report` does."""
+        checkpoint: CheckpointRecord = self._answer(
+            partial(commands.commit_checkpoint, name=name, token=token, step=step, path=path)
+        )
+        self._heard[name] = self._clock.now_s()
+        return checkpoint
+
+    # ── what is so ──
+
+    @property
+    def state(self) -> State:
+        """What was decided last; never changed, so that it may be kept and read."""
+        return self._decider.world.state
+
+    @property
+    def world(self) -> World:
+        """The state with all that is not over."""
+        return self._decider.world
+
+    def job(self, number: int) -> JobRecord:
+        """A job; raises `NotFoundError` where there is none."""
+        record = self.world.jobs.get(number) or self._store.job(number)
+        if record is None:
+            raise NotFoundError(f"there is no job {number}")
+        return record
+
+    def jobs(
+        self, after: int = 0, limit: int = 100, status: JobStatus | None = None
+    ) -> list[JobRecord]:
+        """Jobs in order of their numbers, from the one after ``after``."""
+        return self._store.jobs(after, limit, status)
+
+    def attempts(self, number: int) -> list[AttemptRecord]:
+        """All attempts of a job."""
+        return self._store.attempts(number)
+
+    def checkpoints(self, number: int) -> list[CheckpointRecord]:
+        """All checkpoints of a job."""
+        return self._store.checkpoints(number)
+
+    def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
+        """What happened after event ``after``; the oldest events are dropped in time."""
+        return self._store.events(after, limit)
+
+    def last_event(self) -> int:
+        """The number of the newest event."""
+        return self.world.last_sequence
+
+    def wait_for_events(self, after: int, timeout_s: float) -> int:
+        """Wait until something happens after event ``after``; the number of the newest event."""
+        self._loops.wait(lambda: self.last_event() > after, timeout_s)
+        return self.last_event()
+
+    def devices(self) -> list[DeviceRecord]:
+        """All devices that are or were there."""
+        state = self.state
+        servers = self._carrier.servers
+        return [
+            DeviceRecord(
+                name=name,
+                kind=state.kinds[int(state.device_kind[at])],
+                server=servers.get(name, ""),
+                is_up=bool(state.is_up[at]),
+                jobs=tuple(int(number) for number in state.holders[at] if number >= 0),
+            )
+            for at, name in enumerate(state.device_names)
+        ]
+
+    def log_file(self, number: int, attempt: int) -> Path:
+        """Where the output of an attempt is; raises `NotFoundError` where it had none yet."""
+        if all(record.attempt != attempt for record in self.attempts(number)):
+            raise NotFoundError(f"job {number} has no attempt {attempt}")
+        return log_file(self._store.folder, number, attempt)
+
+    def _change(self, command: Callable[..., None], number: int, version: int | None) -> JobRecord:
+        self._answer(partial(command, number=number, version=version, find_job=self._store.job))
+        return self.job(number)
+
+    def _answer(self, command: Command) -> Any:
+        return self._loops.post(command).result()

@@ -1,0 +1,104 @@
+"""Decide, commit: takes batches of commands from the old world to the next, without threads.
+
+The answers of a batch are given after its commit, never before. Where the commit fails the world
+stays as it was, and so does everything that people were told.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from hocket.errors import HocketError
+from hocket.service.daemon.clock import Clock
+from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.world import World
+from hocket.service.errors import UnavailableError
+from hocket.service.store.batch import Batch
+from hocket.service.store.store import Store
+
+Command = Callable[[Draft], Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A command, and whoever waits for its answer."""
+
+    command: Command
+    future: Future[Any] = field(default_factory=Future)
+
+
+class Decider:
+    """Owns the world and the store; one thread at a time may call `decide`."""
+
+    def __init__(self, world: World, store: Store, clock: Clock) -> None:
+        self.world = world
+        self.broken: HocketError | None = None
+        """Set once something was stored that cannot be vouched for: only a restart helps."""
+        self.on_commit: Callable[[World, Batch], None] = lambda world, batch: None
+        """Called after each commit, before its answers."""
+        self._store = store
+        self._clock = clock
+
+    def decide(self, requests: Sequence[Request]) -> None:
+        """Carry out commands in one transaction and answer them."""
+        try:
+            self._decide(requests)
+        except HocketError as error:
+            _fail_all(requests, error)
+        except Exception as error:
+            # A command that breaks shall not take those beside it along.
+            if len(requests) == 1:
+                _fail_all(requests, UnavailableError(f"this went wrong: {error!r}"), error)
+                return
+            for request in requests:
+                self.decide([request])
+
+    def _decide(self, requests: Sequence[Request]) -> None:
+        if self.broken is not None:
+            raise self.broken
+        draft = Draft(self.world, self._clock.now_s(), _new_token)
+        answers = [(request, _answer(request, draft)) for request in requests]
+        if draft.is_changed:
+            self._commit(draft)
+        for request, answer in answers:
+            if isinstance(answer, HocketError):
+                request.future.set_exception(answer)
+            else:
+                request.future.set_result(answer)
+
+    def _commit(self, draft: Draft) -> None:
+        world, batch = draft.finish()
+        try:
+            self._store.commit(batch)
+        except OSError as error:
+            self.broken = UnavailableError(
+                f"the witness cannot be written: {error.strerror}",
+                hint="look at the disk of the state folder, then start the service again",
+            )
+            raise self.broken from None
+        self.world = world
+        self.on_commit(world, batch)
+
+
+def _answer(request: Request, draft: Draft) -> Any:
+    try:
+        return request.command(draft)
+    except HocketError as error:
+        return error
+
+
+def _fail_all(
+    requests: Sequence[Request], error: HocketError, cause: Exception | None = None
+) -> None:
+    for request in requests:
+        if not request.future.done():
+            error.__cause__ = cause
+            request.future.set_exception(error)
+
+
+def _new_token() -> str:
+    return secrets.token_urlsafe(24)

@@ -1,0 +1,154 @@
+"""Two threads around `Decider` and `Carrier`: one decides and commits, one acts.
+
+Deciding never waits for the executor, whose calls may take seconds, and acting never waits for the
+disk. Commands that came while a batch was committed make up the next batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from hocket.service.daemon import commands
+from hocket.service.daemon.carry import Carrier
+from hocket.service.daemon.clock import Clock
+from hocket.service.daemon.decider import Command, Decider, Request
+from hocket.service.daemon.world import World, name_of
+from hocket.service.errors import UnavailableError
+from hocket.service.executors.executor import AttemptName
+from hocket.service.store.batch import Batch
+
+MAX_BATCH = 64
+"""Commands in one transaction: more would make the first wait for the last."""
+_IDLE_S = 1.0
+_RETRY_S = 0.5
+_LOG = logging.getLogger("hocket.service")
+Item = TypeVar("Item")
+
+
+class Loops:
+    """The threads; `post` gives them commands."""
+
+    def __init__(self, decider: Decider, clock: Clock, poll_s: float) -> None:
+        self.is_closing = False
+        self._decider = decider
+        self._clock = clock
+        self._poll_s = poll_s
+        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._changed: queue.SimpleQueue[AttemptName | None] = queue.SimpleQueue()
+        self._committed = threading.Condition()
+        self._next_tick_try_s = 0.0
+        self._threads: list[threading.Thread] = []
+        decider.on_commit = self._after_commit
+
+    def start(self, carrier: Carrier) -> None:
+        """Begin to decide and to act."""
+        decides = threading.Thread(target=self._decide_forever, name="fleet-decides", daemon=True)
+        acts = threading.Thread(
+            target=self._act_forever, args=(carrier,), name="fleet-acts", daemon=True
+        )
+        self._threads = [decides, acts]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop after what is being done now; commands that wait are refused."""
+        self.is_closing = True
+        self._inbox.put(None)
+        self._changed.put(None)
+        for thread in self._threads:
+            thread.join()
+        with self._committed:
+            self._committed.notify_all()
+        self._refuse_waiting()
+
+    @property
+    def are_alive(self) -> bool:
+        """Whether commands are carried out."""
+        threads = self._threads
+        return bool(threads) and not self.is_closing and all(one.is_alive() for one in threads)
+
+    def post(self, command: Command) -> Future[Any]:
+        """Have a command carried out; the future is answered after its commit."""
+        request = Request(command)
+        self._inbox.put(request)
+        if self.is_closing:
+            # Nobody may be left to take it.
+            self._refuse_waiting()
+        return request.future
+
+    def wait(self, is_so: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for something that only a commit can make so."""
+        with self._committed:
+            self._committed.wait_for(lambda: is_so() or self.is_closing, timeout_s)
+
+    # ── deciding ──
+
+    def _decide_forever(self) -> None:
+        while not self.is_closing:
+            now_s = self._clock.now_s()
+            wait_s = min(max(self._next_tick_s() - now_s, 0.0), _IDLE_S)
+            requests = [one for one in _taken(self._inbox, wait_s, MAX_BATCH) if one is not None]
+            tick = Request(commands.tick)
+            if self._next_tick_s() <= self._clock.now_s():
+                requests.append(tick)
+            if requests:
+                self._decider.decide(requests)
+            if tick.future.done() and tick.future.exception() is not None:
+                self._next_tick_try_s = self._clock.now_s() + _RETRY_S
+
+    def _next_tick_s(self) -> float:
+        return max(float(self._decider.world.state.next_tick_s), self._next_tick_try_s)
+
+    def _after_commit(self, world: World, batch: Batch) -> None:
+        for record in batch.attempts:
+            if record.ended_s is None and record.started_s is not None:
+                self._changed.put(name_of(record))
+        with self._committed:
+            self._committed.notify_all()
+
+    def _refuse_waiting(self) -> None:
+        for request in _taken(self._inbox, 0.0, self._inbox.qsize() + 1):
+            if request is not None:
+                request.future.set_exception(UnavailableError("the service ends"))
+
+    # ── acting ──
+
+    def _act_forever(self, carrier: Carrier) -> None:
+        next_look_s = time.monotonic()
+        while not self.is_closing:
+            wait_s = max(next_look_s - time.monotonic(), 0.0)
+            names = _taken(self._changed, wait_s, MAX_BATCH)
+            if time.monotonic() >= next_look_s:
+                self._safely(carrier, carrier.look)
+                next_look_s = time.monotonic() + self._poll_s
+            else:
+                known = [name for name in names if name is not None]
+                self._safely(carrier, partial(carrier.carry, known))
+
+    @staticmethod
+    def _safely(carrier: Carrier, act: Callable[[], None]) -> None:
+        """An engine that breaks in a way that nobody foresaw is asked again, not given up."""
+        try:
+            act()
+        except Exception as error:
+            carrier.trouble = f"the engine failed: {error!r}"
+            _LOG.exception("the engine failed")
+
+
+def _taken(source: queue.SimpleQueue[Item], wait_s: float, most: int) -> list[Item]:
+    """What is in a queue, at most so much; waits where there is nothing."""
+    items: list[Item] = []
+    try:
+        items.append(source.get(timeout=wait_s) if wait_s > 0.0 else source.get_nowait())
+        while len(items) < most:
+            items.append(source.get_nowait())
+    except queue.Empty:
+        pass
+    return items

@@ -1,0 +1,85 @@
+"""How a daemon begins: the world as it was stored, fitted to how the service was started now.
+
+Nothing is replayed. Attempts that were open stay open; what became of them is asked of the executor
+by the same look at all open attempts that `carry` takes every moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hocket.errors import InputFileError
+from hocket.fleet.rounds.state import Rules, State, lay_out, new_state
+from hocket.service.daemon.commands import steps_per_s
+from hocket.service.daemon.world import World, holder_index, violations
+from hocket.service.records import JobRecord
+from hocket.service.store.store import Store
+
+
+def recovered(
+    store: Store,
+    rules: Rules,
+    kinds: tuple[str, ...],
+    team_weights: Mapping[str, float],
+    time_s: float,
+) -> World:
+    """The world that the store holds; raises `InputFileError` where its parts contradict."""
+    loaded = store.load()
+    if loaded.state is None:
+        state = new_state(kinds, (), rules, time_s=time_s)
+    else:
+        state = _refitted(loaded.state, rules, kinds, loaded.jobs)
+    weights = [team_weights.get(team, 1.0) for team in state.teams]
+    waiting, held = holder_index(loaded.attempts)
+    world = World(
+        state=state.but(team_weight=np.array(weights), is_dirty=True),
+        jobs=loaded.jobs,
+        attempts=loaded.attempts,
+        waiting=waiting,
+        held=held,
+        checkpoints=loaded.checkpoints,
+        last_number=loaded.totals.last_number,
+        last_sequence=loaded.totals.last_sequence,
+        num_attempts=loaded.totals.num_attempts,
+        num_checkpoints=loaded.totals.num_checkpoints,
+    )
+    for violation in violations(world):
+        raise InputFileError(
+            f"the stored fleet contradicts itself: {violation}", where=str(store.folder)
+        )
+    return world
+
+
+def _refitted(
+    state: State, rules: Rules, kinds: tuple[str, ...], jobs: Mapping[int, JobRecord]
+) -> State:
+    """The stored state under new rules, with kinds of devices that it did not know."""
+    state = state.but(rules=rules)
+    new = tuple(kind for kind in kinds if kind not in state.kinds)
+    if not new:
+        return state
+    numbers = state.jobs.rows["number"].tolist()
+    speeds = np.zeros((len(numbers), len(new)))
+    for row, number in enumerate(numbers):
+        if number in jobs:
+            speeds[row] = steps_per_s(jobs[number].spec, new)
+    columns = {
+        name: np.append(
+            getattr(state.jobs, name),
+            speeds if name.endswith("steps_per_s") else np.zeros(speeds.shape),
+            axis=1,
+        )
+        for name in state.jobs._fields
+        if name != "rows"
+    }
+    return state.but(
+        kinds=(*state.kinds, *new),
+        price_per_hour=np.append(state.price_per_hour, np.ones(len(new))),
+        jobs=state.jobs._replace(**columns),
+        layout=lay_out(
+            state.device_kind, state.device_server, state.is_up, state.num_kinds + len(new)
+        ),
+        warm=None,
+    )

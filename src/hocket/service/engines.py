@@ -1,0 +1,40 @@
+"""Which engine runs the jobs: ``local``, ``ray``, ``ray://address`` or ``slurm``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hocket.errors import UsageError, unknown_name
+from hocket.fleet.rounds.state import Device
+from hocket.service.executors.executor import Executor
+
+NAMES = ("local", "ray", "slurm")
+
+
+def check_engine(on: str, devices: tuple[Device, ...]) -> None:
+    """Raise `UsageError` for an engine that is not known or cannot be used so."""
+    name = engine_name(on)
+    if name == "local" and not devices:
+        hint = "name the devices of this machine, such as --devices v100:2,p100:2"
+        raise UsageError("local jobs need --devices", hint=hint)
+    if name == "ray" and devices:
+        hint = "leave out --devices: Ray knows its own"
+        raise UsageError("--devices is not for Ray", hint=hint)
+
+
+def engine_name(on: str) -> str:
+    """``ray`` of ``ray://10.0.0.1:6379``; raises `UsageError` for an unknown one."""
+    name = on.partition("://")[0]
+    if name not in NAMES or ("://" in on and name != "ray"):
+        raise unknown_name("engine", on, NAMES)
+    return name
+
+
+def open_engine(on: str, folder: Path, identity: str, devices: tuple[Device, ...]) -> Executor:
+    """The engine for the fleet of a state folder."""
+    name = engine_name(on)
+    if name == "local":
+        from hocket.service.executors.local import LocalExecutor
+
+        return LocalExecutor(folder / "attempts", devices)
+    raise UsageError(f"jobs cannot be run on {name} yet", hint="use --on local")

@@ -1,0 +1,116 @@
+"""The actor of Ray that runs one node's part of an attempt.
+
+It is up before anything runs, so that a gang begins only when all its nodes are there, and runs
+the command only when it is told to (`begin`), at most once in its life. Raylet, actor, supervisor
+and command are a chain in which each is killed by the kernel when the one before it ends: an actor
+that is dead for Ray may live for a second after its raylet otherwise, and with it the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+from hocket.service.executors import processes
+from hocket.service.executors.attempt_folder import (
+    ASSIGNMENT,
+    MARK,
+    Result,
+    ask_to_stop,
+    read_result,
+    write_json,
+)
+
+VISIBLE_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "NEURON_RT_VISIBLE_CORES",
+    "TPU_VISIBLE_CHIPS",
+)
+"""What Ray sets for the devices that it reserved."""
+
+
+class Supervisor:
+    """Runs one order on the node where Ray put this actor."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        processes.die_with(os.getppid())
+        self._order = order
+        self._process: subprocess.Popen[bytes] | None = None
+        self._result: Result | None = None
+        self._is_stopped = False
+        self._is_settled = asyncio.Event()
+        """Whether the command began or never will: Ray may deliver calls in another order."""
+        self._folder = tempfile.mkdtemp(prefix="hocket-attempt-")
+        self._port = _free_port()
+
+    async def meet(self) -> int:
+        """A port where ranks can meet; the answer tells that the node is there."""
+        return self._port
+
+    async def begin(self, meeting: tuple[str, int]) -> None:
+        """Run the command unless that was done before, or the attempt was stopped."""
+        if self._process is not None or self._is_stopped:
+            return
+        write_json(os.path.join(self._folder, ASSIGNMENT), _completed(self._order, meeting))
+        module = "hocket.service.executors.ray_attempt"
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, self._folder, str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+        )
+        self._is_settled.set()
+
+    async def ended(self) -> tuple[int, str, bool]:
+        """Wait for the end of what `begin` began: exit code, reason, and whether it is lost."""
+        await self._is_settled.wait()
+        if self._process is None:
+            return -signal.SIGTERM, "stopped before it began", False
+        await asyncio.to_thread(self._process.wait)
+        if self._result is None:
+            self._result = read_result(self._folder) or await self._swept()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self._result.exit_code, self._result.detail, self._result.is_lost
+
+    async def stop(self, grace_s: float) -> None:
+        """End the command, or see to it that it never begins."""
+        self._is_stopped = True
+        self._is_settled.set()
+        if self._process is not None and self._process.poll() is None:
+            ask_to_stop(self._folder, grace_s)
+
+    async def _swept(self) -> Result:
+        """Kill what a dead supervisor left behind, until nothing is found twice."""
+        mark = f"{MARK}={self._order['mark']}"
+        while left := processes.marked(mark) or processes.marked(mark):
+            processes.send_all(left, signal.SIGKILL)
+            await asyncio.sleep(0.05)
+        return Result(-signal.SIGKILL, "its supervisor was killed", is_lost=True)
+
+
+def _completed(order: dict[str, Any], meeting: tuple[str, int]) -> dict[str, Any]:
+    """The order with what is known only on its node, and when all nodes are there."""
+    address, port = meeting
+    visible = {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ}
+    ranks = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+    given = ranks if order["processes"] == "per-device" else {}
+    return order | {"environment": visible | given | order["environment"], "grace_s": 0.0}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

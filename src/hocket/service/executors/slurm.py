@@ -1,0 +1,278 @@
+"""Runs attempts as batch jobs of Slurm, each under a supervisor on the first of its nodes.
+
+hocket decides, Slurm carries out: a job asks for exactly the nodes and slots of its attempt, once,
+and its name (``hocket-JOB-ATTEMPT``) is looked up before it is submitted. The script of all jobs is
+one constant; what to run stands in a folder (`attempt_folder`) on a file system that all nodes
+share. How an attempt ended is told by its folder; Slurm tells what never got so far. A job that was
+submitted twice, by a daemon that died in between, runs once: its second supervisor finds the first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from hocket.errors import UsageError
+from hocket.fleet.rounds.state import Device
+from hocket.service.executors import attempt_folder as files
+from hocket.service.executors import slurm_commands as slurm
+from hocket.service.executors.attempt_folder import Order, Result
+from hocket.service.executors.executor import (
+    EXITED,
+    LOST,
+    RUNNING,
+    STARTING,
+    Assignment,
+    AttemptName,
+    Poll,
+    Status,
+)
+from hocket.service.executors.slurm_commands import Job, UnreachableError
+from hocket.service.executors.slurm_nodes import Node, devices_per_node, parse_nodes
+
+SUPERVISOR_DELAY_S = 15.0
+"""A job that has not ended so long after its grace is ended by Slurm."""
+CANNOT_START = 126
+
+_SCRIPT = '#!/bin/sh\nexec "$@"\n'
+_SUBMITTED = "submitted.json"
+"""In the folder of an attempt: Slurm took it, under this id."""
+_FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+
+
+class SlurmExecutor:
+    """An `Executor` for a Slurm cluster; ``folder`` is its own and seen by all nodes.
+
+    ``options`` are given to every sbatch (``--partition=...``); ``kinds`` are the features that
+    name kinds of devices, where the first of a node does not.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        options: Sequence[str] = (),
+        kinds: Collection[str] = (),
+        log_limit_bytes: int = 1 << 30,
+    ) -> None:
+        slurm.require_slurm()
+        self._folder = Path(os.path.realpath(folder))
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._forgotten = self._folder / "forgotten"
+        self._forgotten.mkdir(exist_ok=True)
+        self._script = self._folder / "batch.sh"
+        self._script.write_text(_SCRIPT)
+        self._fleet = _identity(self._folder)
+        self._options = tuple(options)
+        self._kinds = tuple(kinds)
+        self._log_limit_bytes = log_limit_bytes
+        self._nodes: dict[str, Node] = {}
+        self._jobs: dict[AttemptName, list[Job]] = {}
+        self._deadline_s: dict[AttemptName, float] = {}
+        self._refused: dict[AttemptName, str] = {}
+
+    def start(self, assignment: Assignment) -> None:
+        """Submit an attempt, unless one of this name was submitted, stopped or forgotten before."""
+        name = assignment.name
+        folder = self._path(name)
+        try:
+            if name.attempt <= self._last_forgotten(name.job):
+                self._refused[name] = "an attempt of this name, or a later one, ended before"
+                return
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if not (folder / files.ASSIGNMENT).exists():
+                files.write_assignment(folder, assignment, log_limit_bytes=self._log_limit_bytes)
+            # Where Slurm does not answer, the next poll tries again.
+            with contextlib.suppress(UnreachableError):
+                self._jobs = slurm.jobs_of(self._fleet)
+                self._submit(name)
+        except OSError as error:
+            self._refused[name] = f"cannot be started: {error.strerror or error}"
+
+    def stop(self, name: AttemptName, grace_s: float) -> None:
+        """Have an attempt ended; one that has not begun never will."""
+        folder = self._path(name)
+        if name.attempt <= self._last_forgotten(name.job) and not folder.exists():
+            return
+        folder.mkdir(mode=0o700, exist_ok=True)
+        earlier_s = files.asked_grace_s(folder)
+        # Asked again, a supervisor has only what is left of the time that it was given first.
+        if earlier_s is None or grace_s < earlier_s:
+            files.ask_to_stop(folder, grace_s)
+        deadline_s = time.monotonic() + grace_s + SUPERVISOR_DELAY_S
+        self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
+        with contextlib.suppress(UnreachableError):
+            self._jobs = slurm.jobs_of(self._fleet)
+            slurm.cancel_waiting(self._jobs.get(name, ()))
+            slurm.ask_to_end(self._jobs.get(name, ()))
+
+    def kill(self, name: AttemptName) -> None:
+        """End an attempt now."""
+        self.stop(name, 0.0)
+
+    def poll(self) -> Poll:
+        """What became of all attempts; while Slurm does not answer, what it said last."""
+        is_answering = True
+        try:
+            self._jobs = slurm.jobs_of(self._fleet)
+            self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
+        except UnreachableError:
+            is_answering = False
+        refused = [
+            Status(name=name, phase=EXITED, exit_code=CANNOT_START, detail=detail)
+            for name, detail in self._refused.items()
+        ]
+        names = [name for name in self._names() if name not in self._refused]
+        found = [self._status(name, is_answering) for name in names]
+        return Poll(attempts=[*refused, *filter(None, found)], devices=self._devices())
+
+    def forget(self, name: AttemptName) -> None:
+        """Remove the folder of an attempt that ended; its name stays refused."""
+        self._refused.pop(name, None)
+        self._deadline_s.pop(name, None)
+        if name.attempt > self._last_forgotten(name.job):
+            files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})
+        shutil.rmtree(self._path(name), ignore_errors=True)
+
+    def close(self) -> None:
+        """Nothing is held: Slurm has the jobs."""
+
+    # ── names ────────────────────────────────────────────────────────────────────────────────────
+
+    def _path(self, name: AttemptName) -> Path:
+        return self._folder / str(name)
+
+    def _names(self) -> list[AttemptName]:
+        matches = (_FOLDER_NAME.fullmatch(entry) for entry in os.listdir(self._folder))
+        return sorted(AttemptName(int(match[1]), int(match[2])) for match in matches if match)
+
+    def _last_forgotten(self, job: int) -> int:
+        content = files.read_json(self._forgotten / str(job))
+        return -1 if content is None else int(content["attempt"])
+
+    def _devices(self) -> tuple[Device, ...]:
+        return tuple(device for node in self._nodes.values() for device in node.devices)
+
+    # ── jobs of Slurm ────────────────────────────────────────────────────────────────────────────
+
+    def _submit(self, name: AttemptName) -> None:
+        """Hand an attempt to Slurm where it is not there already; ``_jobs`` is fresh."""
+        folder = self._path(name)
+        if name in self._jobs or any((folder / mark).exists() for mark in _NEVER_AGAIN):
+            return
+        order = files.read_order(folder)
+        if order is None:
+            return
+        per_node = devices_per_node(order.devices)
+        if not self._nodes.keys() >= per_node.keys():
+            self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
+        obstacle = _obstacle(order, per_node, self._nodes)
+        if obstacle is not None:
+            files.write_result(folder, obstacle)
+            return
+        supervisor = [sys.executable, "-m", "hocket.service.executors.slurm_batch", str(folder)]
+        try:
+            number = slurm.submit(
+                name,
+                self._fleet,
+                folder,
+                slurm.parts_of(per_node, self._nodes),
+                (*self._options, f"--signal=B:TERM@{max(round(order.grace_s), 1)}"),
+                (str(self._script), *supervisor),
+            )
+        except UsageError as error:
+            files.write_result(folder, Result(CANNOT_START, f"Slurm: {error.message}"))
+            return
+        files.write_json(folder / _SUBMITTED, {"id": number})
+
+    def _status(self, name: AttemptName, is_answering: bool) -> Status | None:
+        """Looks at Slurm's answer first, at the folder second: the last word is the folder's."""
+        folder = self._path(name)
+        jobs = self._jobs.get(name, [])
+        try:
+            result = files.read_result(folder)
+            if result is None and is_answering:
+                result = self._end(name, folder, jobs)
+            if result is not None:
+                return _told(name, result)
+            is_running = (folder / files.RUNNING).exists()
+        except FileNotFoundError:
+            return None
+        return Status(name=name, phase=RUNNING if is_running else STARTING)
+
+    def _end(self, name: AttemptName, folder: Path, jobs: list[Job]) -> Result | None:
+        """The end of an attempt that did not write one itself; None where it goes on."""
+        if any(not job.has_ended for job in jobs):
+            self._hurry(name, folder, jobs)
+            return None
+        was_stopped = (folder / files.STOP).exists()
+        if was_stopped and not (folder / files.BEGUN).exists():
+            return _kept(folder, Result(-signal.SIGTERM, "stopped before it began"))
+        if not jobs and not (folder / _SUBMITTED).exists():
+            with contextlib.suppress(UnreachableError):
+                self._submit(name)
+            return files.read_result(folder)
+        state = jobs[0].state if jobs else "no longer known"
+        if was_stopped:
+            return _kept(folder, Result(-signal.SIGKILL, f"ended by Slurm: {state}"))
+        # A node that only seems dead may still run it: it ends when it sees this.
+        files.ask_to_stop(folder, 0.0)
+        return _kept(folder, Result(-signal.SIGKILL, f"lost by Slurm: {state}", is_lost=True))
+
+    def _hurry(self, name: AttemptName, folder: Path, jobs: list[Job]) -> None:
+        """Have Slurm end what did not do as it was asked in time."""
+        grace_s = files.asked_grace_s(folder)
+        if grace_s is None:
+            return
+        now_s = time.monotonic()
+        if now_s > self._deadline_s.setdefault(name, now_s + grace_s + SUPERVISOR_DELAY_S):
+            with contextlib.suppress(UnreachableError):
+                slurm.cancel(jobs)
+
+
+_NEVER_AGAIN = (_SUBMITTED, files.BEGUN, files.STOP, files.RESULT)
+"""Files of an attempt that must not be submitted."""
+
+
+def _identity(folder: Path) -> str:
+    """What tells jobs of this fleet from those of another, for as long as its folder is there."""
+    path = folder / "fleet.json"
+    content = files.read_json(path)
+    if content is None:
+        content = {"id": f"hocket-{secrets.token_hex(8)}"}
+        files.write_json(path, content)
+    return str(content["id"])
+
+
+def _obstacle(
+    order: Order, per_node: Mapping[str, int], nodes: Mapping[str, Node]
+) -> Result | None:
+    """Why an attempt cannot be given to Slurm; lost where another node would do."""
+    for node, count in per_node.items():
+        if node not in nodes:
+            return Result(CANNOT_START, f"node {node!r} does not work now", is_lost=True)
+        if count > nodes[node].num_devices:
+            return Result(CANNOT_START, f"node {node!r} has not so many devices", is_lost=True)
+    if len(per_node) > 1 and order.processes == "per-device":
+        hint = 'use processes = "one" and srun'
+        return Result(CANNOT_START, f"no process per device on several nodes of Slurm: {hint}")
+    return None
+
+
+def _kept(folder: Path, result: Result) -> Result:
+    files.write_result(folder, result)
+    return result
+
+
+def _told(name: AttemptName, result: Result) -> Status:
+    exit_code = None if result.is_lost else result.exit_code
+    phase = LOST if result.is_lost else EXITED
+    return Status(name=name, phase=phase, exit_code=exit_code, detail=result.detail)

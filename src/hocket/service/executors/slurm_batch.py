@@ -1,0 +1,38 @@
+"""What a batch job of Slurm runs: ``python -m hocket.service.executors.slurm_batch FOLDER``.
+
+The supervisor of an attempt, after it was told what Slurm says of the allocation: commands need
+``SLURM_...`` to start more of themselves with srun, and to see the GPUs that they were given.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from hocket.service.executors.attempt_folder import ASSIGNMENT, BEGUN, read_order, write_json
+from hocket.service.executors.supervisor import run_attempt
+
+_DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+    "GPU_DEVICE_ORDINAL",
+)
+
+
+def run_batch(folder: str) -> int:
+    """Run the attempt of a folder, as `run_attempt` does."""
+    order = read_order(folder)
+    if order is not None and not os.path.exists(os.path.join(folder, BEGUN)):
+        given = {
+            name: text
+            for name, text in os.environ.items()
+            if name.startswith("SLURM_") or name in _DEVICES
+        }
+        order = order._replace(environment={**given, **order.environment})
+        write_json(os.path.join(folder, ASSIGNMENT), order._asdict())
+    return run_attempt(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if run_batch(sys.argv[1]) == 0 else 1)

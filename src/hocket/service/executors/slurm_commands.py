@@ -1,0 +1,190 @@
+"""The programs of Slurm, called without a shell and read as text that all its versions write."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hocket.errors import UsageError
+from hocket.service.executors.executor import AttemptName
+from hocket.service.executors.slurm_nodes import Node
+from hocket.service.executors.supervisor import INHERITED
+
+_TIMEOUT_S = 30.0
+_TRANSIENT = re.compile(
+    r"unable to contact|connection|timed out|timeout|temporarily|try again|communication|"
+    r"slurm_persist|zero bytes",
+    re.IGNORECASE,
+)
+"""What Slurm says where asking again later may help."""
+_ENDED = (
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL",
+    "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
+)  # fmt: skip
+_ROW = re.compile(r"([0-9]+)\|([A-Z_]+)\|(hocket-[0-9a-f]+)\|hocket-([0-9]{1,18})-([0-9]{1,18})")
+
+
+class UnreachableError(Exception):
+    """Slurm does not answer; what it runs goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job of Slurm that belongs to an attempt, one component where it has several."""
+
+    id: str
+    state: str
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether Slurm has ended all of its processes."""
+        return self.state in _ENDED
+
+
+def require_slurm() -> None:
+    """Raise `UsageError` where the programs of Slurm are not there."""
+    for program in ("sbatch", "squeue", "scontrol", "scancel"):
+        if shutil.which(program) is None:
+            raise UsageError(
+                f"there is no program {program!r}",
+                hint="install Slurm's client programs, or put their folder into PATH",
+            )
+
+
+def jobs_of(fleet: str) -> dict[AttemptName, list[Job]]:
+    """What Slurm knows of the attempts of a fleet, those that ended a while ago too."""
+    text = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%k|%j"])
+    found: dict[AttemptName, list[Job]] = {}
+    for line in text.splitlines():
+        row = _ROW.fullmatch(line.strip())
+        if row and row[3] == fleet:
+            name = AttemptName(int(row[4]), int(row[5]))
+            found.setdefault(name, []).append(Job(id=row[1], state=row[2]))
+    return found
+
+
+def show_nodes() -> str:
+    """The nodes of the cluster as `parse_nodes` reads them."""
+    return _ask(["scontrol", "--oneliner", "show", "node"])
+
+
+def submit(
+    name: AttemptName,
+    fleet: str,
+    folder: Path,
+    parts: Sequence[Sequence[str]],
+    options: Sequence[str],
+    command: Sequence[str],
+) -> str:
+    """Hand a job to Slurm and return its id; raises `UsageError` where Slurm refuses it."""
+    # Slurm reads % as the start of a pattern.
+    output = str(folder / "slurm.log").replace("\\", "\\\\").replace("%", "%%")
+    common = [
+        *options,
+        f"--job-name=hocket-{name}",
+        f"--comment={fleet}",
+        "--no-requeue",
+        "--export=ALL",
+        "--open-mode=append",
+        f"--output={output}",
+        "--chdir=/",
+    ]
+    components: list[str] = []
+    for part in parts:
+        components += [*([":"] if components else []), *common, *part]
+    answer = _run(["sbatch", "--parsable", *components, *command])
+    return answer.strip().partition(";")[0]
+
+
+def cancel_waiting(jobs: Iterable[Job]) -> None:
+    """Withdraw jobs that have not begun."""
+    _signal(jobs, ["--state=PENDING"])
+
+
+def ask_to_end(jobs: Iterable[Job]) -> None:
+    """Send SIGTERM to the supervisors alone."""
+    _signal(jobs, ["--batch", "--signal=TERM"])
+
+
+def cancel(jobs: Iterable[Job]) -> None:
+    """Have Slurm end jobs, whatever runs there."""
+    _signal(jobs, [])
+
+
+def parts_of(per_node: Mapping[str, int], nodes: Mapping[str, Node]) -> list[list[str]]:
+    """Options for sbatch, a part for nodes that give equally many devices."""
+    counts: dict[int, list[str]] = {}
+    for node, count in per_node.items():
+        counts.setdefault(count, []).append(node)
+    return [_part(names, count, nodes[names[0]]) for count, names in counts.items()]
+
+
+def _part(names: Collection[str], count: int, node: Node) -> list[str]:
+    options = [
+        f"--nodelist={','.join(names)}",
+        f"--nodes={len(names)}",
+        f"--ntasks={len(names)}",
+        "--ntasks-per-node=1",
+    ]
+    if node.cpus_per_device:
+        return [*options, f"--cpus-per-task={count * node.cpus_per_device}", f"-C{node.kind}"]
+    type_and_count = f"{node.gpu_type}:{count}" if node.gpu_type else str(count)
+    return [*options, f"--gres=gpu:{type_and_count}"]
+
+
+def _signal(jobs: Iterable[Job], options: list[str]) -> None:
+    ids = [job.id for job in jobs if not job.has_ended]
+    if ids:
+        # What ended meanwhile is no error.
+        _call(["scancel", "--quiet", *options, *ids])
+
+
+def _ask(command: list[str]) -> str:
+    """The answer to a question that has one: anything else means that nobody answers."""
+    answer = _call(command)
+    if answer.returncode != 0:
+        raise UnreachableError(_complaint(answer))
+    return answer.stdout
+
+
+def _run(command: list[str]) -> str:
+    answer = _call(command)
+    if answer.returncode == 0:
+        return answer.stdout
+    if _TRANSIENT.search(answer.stderr):
+        raise UnreachableError(_complaint(answer))
+    raise UsageError(_complaint(answer))
+
+
+def _complaint(answer: subprocess.CompletedProcess[str]) -> str:
+    return answer.stderr.strip()[:500] or f"exit code {answer.returncode}"
+
+
+def _call(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnreachableError(f"{command[0]}: {error}") from None
+
+
+def _environment() -> dict[str, str]:
+    """What Slurm needs, and keeps with each job: secrets of the daemon are none of its business."""
+    return {
+        name: text
+        for name, text in os.environ.items()
+        if name in INHERITED or name == "SLURM_CONF" or name.startswith(("LC_", "SBATCH_"))
+    }

@@ -1,0 +1,99 @@
+"""The devices of a Slurm cluster: slots of its nodes, from ``scontrol show node``.
+
+A node with generic resources (``Gres=gpu:v100:4``) has as many devices as it has GPUs, of the type
+that stands there; any other node has one per core, of the kind that its first feature names. Nodes
+that are down, drained or switched off have none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from hocket.fleet.rounds.state import Device
+
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+"""Names of nodes and kinds that go into the options of Slurm, where other signs have a meaning."""
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z_]+)=(\S*)")
+_GPUS = re.compile(r"gpu:(?:([A-Za-z0-9_.-]+):)?([0-9]{1,4})(?:\(|$)")
+_WORKING = frozenset(("IDLE", "MIXED", "ALLOCATED", "COMPLETING"))
+_HARMLESS = frozenset(("CLOUD", "COMPLETING", "DYNAMIC_NORM", "PLANNED", "RESERVED"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node that can run jobs."""
+
+    name: str
+    kind: str
+    num_devices: int
+    cpus_per_device: int
+    """0 where devices are GPUs."""
+    gpu_type: str
+    """As Slurm calls it; empty where devices are no GPUs, or GPUs without a type."""
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """Its slots."""
+        names = (f"{self.name}/{slot}" for slot in range(self.num_devices))
+        return tuple(Device(name=name, kind=self.kind, server=self.name) for name in names)
+
+
+def parse_nodes(
+    text: str, kinds: Collection[str] = (), before: Collection[str] = ()
+) -> dict[str, Node]:
+    """Working nodes of ``scontrol --oneliner show node``, by name.
+
+    With ``kinds``, only these features are kinds; else the first feature of a node is. ``before``
+    are nodes that worked: a controller that was started again has yet to hear of them.
+    """
+    nodes = (_node(line, kinds, before) for line in text.splitlines())
+    return {node.name: node for node in nodes if node is not None}
+
+
+def node_of(device: str) -> str:
+    """The node of a device."""
+    return device.rpartition("/")[0]
+
+
+def devices_per_node(devices: Iterable[str]) -> dict[str, int]:
+    """How many devices of each node, in order of the first."""
+    return dict(Counter(node_of(device) for device in devices))
+
+
+def _node(line: str, kinds: Collection[str], before: Collection[str]) -> Node | None:
+    fields: dict[str, str] = {}
+    for key, value in _FIELD.findall(line):
+        # Remarks of people come last and may look like fields.
+        fields.setdefault(key, value)
+    name = fields.get("NodeName", "")
+    state = fields.get("State", "")
+    is_working = _is_working(state) or (state.startswith("UNKNOWN") and name in before)
+    if not _WORD.fullmatch(name) or not is_working:
+        return None
+    features = fields.get("ActiveFeatures", "").split(",")
+    feature = next((word for word in features if not kinds or word in kinds), "")
+    gpus = _GPUS.match(fields.get("Gres", ""))
+    kind = (gpus[1] or feature) if gpus else feature
+    if not _WORD.fullmatch(kind) or kind == "(null)" or (kinds and kind not in kinds):
+        return None
+    threads = max(_whole(fields.get("ThreadsPerCore")), 1)
+    return Node(
+        name=name,
+        kind=kind,
+        num_devices=int(gpus[2]) if gpus else _whole(fields.get("CPUTot")) // threads,
+        cpus_per_device=0 if gpus else threads,
+        gpu_type=(gpus[1] or "") if gpus else "",
+    )
+
+
+def _is_working(state: str) -> bool:
+    # A star says that the node does not answer; Slurm calls it down when that lasts.
+    base, *flags = state.replace("*", "").split("+")
+    return base in _WORKING and _HARMLESS.issuperset(flags)
+
+
+def _whole(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() and len(text) < 10 else 0

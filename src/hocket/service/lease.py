@@ -1,0 +1,265 @@
+"""Two lines that make a training loop part of a fleet.
+
+    lease = hocket.lease(save=save)                      # save(step) -> path of a checkpoint
+    for step in lease.steps(start, total): train(step)
+
+Between two steps the loop notices that it has to end (SIGTERM, or an answer of the daemon); then it
+saves, commits the checkpoint and leaves by SystemExit. A thread reports how far it is every few
+seconds, as long as there is progress: a loop that is stuck falls silent. While the daemon is away
+the training goes on, and reports and commits are tried again. Once another attempt has the job,
+`StaleLeaseError` is raised and nothing counts. Outside a fleet the loop is a plain loop.
+
+Light on purpose: it is imported by every training script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NoReturn
+
+from hocket.config import fleet_variables
+from hocket.errors import RunError
+from hocket.service.lease_channel import AwayError, Channel, StaleLeaseError
+
+__all__ = ["GO_ON", "LEAVE", "SAVE", "Lease", "StaleLeaseError", "lease"]
+
+Save = Callable[[int], str | os.PathLike[str]]
+Agree = Callable[[int], int]
+_Handler = Callable[[int, FrameType | None], object] | int | None
+
+GO_ON, SAVE, LEAVE = range(3)
+"""What a rank wants before a step; the largest wish of all ranks counts."""
+
+UNCOMMITTED = 75
+"""Exit code where the last checkpoint could not be committed: a temporary failure, in sysexits."""
+_FIRST_RETRY_S = 0.25
+_LONGEST_RETRY_S = 30.0
+_LAST_RETRY_S = 4.0
+_LAST_TRIES = 10
+
+
+def lease(
+    save: Save | None = None,
+    *,
+    save_every_s: float = 300.0,
+    report_every_s: float = 5.0,
+    agree: Agree | None = None,
+) -> Lease:
+    """The lease of the attempt that this process belongs to.
+
+    ``save(step)`` writes a checkpoint of the first ``step`` steps, whole, and returns its path; it
+    is called every ``save_every_s`` seconds, when the loop has to leave, and at its end.
+
+    In a gang of processes rank 0 saves, reports and commits. Ranks that must leave at the same step
+    give ``agree``, which is called before every step with `GO_ON`, `SAVE` or `LEAVE` and returns
+    the largest that any rank said (one all-reduce); then all ranks call ``save``.
+    """
+    variables = fleet_variables()
+    return Lease(
+        Channel.from_variables(variables),
+        save,
+        checkpoint=variables.get("HOCKET_CHECKPOINT") or None,
+        is_first_rank=variables.get("RANK", "0") == "0",
+        save_every_s=save_every_s,
+        report_every_s=report_every_s,
+        agree=agree,
+    )
+
+
+class Lease:
+    """The right of an attempt to train; made by `lease`."""
+
+    def __init__(
+        self,
+        channel: Channel | None,
+        save: Save | None,
+        *,
+        checkpoint: str | None,
+        is_first_rank: bool,
+        save_every_s: float,
+        report_every_s: float,
+        agree: Agree | None,
+    ) -> None:
+        self.checkpoint = checkpoint
+        """The checkpoint to go on from: the last that was committed; None at the first attempt."""
+        self._channel = channel
+        self._save = save if is_first_rank or agree is not None else None
+        self._speaks = is_first_rank
+        self._save_every_s = save_every_s
+        self._report_every_s = report_every_s
+        self._agree = agree
+        self._owner = os.getpid()
+        self._must_leave = False
+        self._refusal: RunError | None = None
+        self._done_steps = 0
+        self._saved_step = -1
+        self._saved_s = time.monotonic()
+        self._sending = threading.Lock()
+        """One request at a time, so that none overtakes another."""
+        self._is_over = threading.Event()
+        self._uncommitted: tuple[int, str] | None = None
+        self._handler_before: _Handler = None
+
+    def steps(self, start: int, total: int | None = None) -> Iterator[int]:
+        """The steps from ``start`` up to ``total`` (without end where None), one by one."""
+        counted = itertools.count(start) if total is None else iter(range(start, total))
+        if self._channel is None:
+            yield from counted
+            return
+        self._done_steps = self._saved_step = start
+        self._saved_s = time.monotonic()
+        with self._noticing_signals(), self._reporting(self._channel):
+            for step in counted:
+                self._before(step)
+                yield step
+                self._done_steps = step + 1
+            self._conclude(self._channel)
+
+    def commit(self, step: int, path: str | os.PathLike[str]) -> bool:
+        """Have a checkpoint count as the job's newest: the next attempt gets it.
+
+        True where it counts now, or there is no fleet; False where the daemon is away: then it is
+        committed later, unless a newer one is before. Raises `StaleLeaseError`.
+        """
+        if self._channel is None or not self._speaks:
+            return True
+        with self._sending:
+            self._uncommitted = (step, os.path.abspath(path))
+            return self._try_commit(self._channel)
+
+    def _before(self, step: int) -> None:
+        """What is to be done between two steps; does not return where the loop must end."""
+        if self._refusal is not None:
+            raise self._refusal
+        wish = self._wish()
+        if self._agree is not None:
+            wish = self._agree(wish)
+        if wish == GO_ON:
+            return
+        self._save_and_commit(step)
+        if wish == LEAVE:
+            self._leave()
+
+    def _wish(self) -> int:
+        if self._must_leave:
+            return LEAVE
+        is_due = time.monotonic() - self._saved_s >= self._save_every_s
+        return SAVE if is_due and self._save is not None else GO_ON
+
+    def _save_and_commit(self, step: int) -> None:
+        if self._save is None or step == self._saved_step:
+            return
+        path = self._save(step)
+        self._saved_step = step
+        self._saved_s = time.monotonic()
+        self.commit(step, path)
+
+    def _leave(self) -> NoReturn:
+        assert self._channel is not None, "only a fleet asks to leave"
+        sys.exit(0 if self._insist(self._channel, is_finished=False) else UNCOMMITTED)
+
+    def _conclude(self, channel: Channel) -> None:
+        """All steps are done. A training that was asked to end exits with 0 like one that left, so
+        it says that it is finished; of any other the exit code tells, after what is still to do."""
+        self._save_and_commit(self._done_steps)
+        self._insist(channel, is_finished=self._must_leave)
+
+    def _insist(self, channel: Channel, *, is_finished: bool) -> bool:
+        """Try for about half a minute: whoever asked to end kills after the grace anyway."""
+        if not self._speaks:
+            return True
+        self._is_over.set()
+        for attempt in range(_LAST_TRIES):
+            with contextlib.suppress(AwayError), self._sending:
+                self._send(channel, is_finished=is_finished)
+                return True
+            time.sleep(min(_FIRST_RETRY_S * 2**attempt, _LAST_RETRY_S))
+        return False
+
+    # ── talking to the daemon ──
+
+    @contextlib.contextmanager
+    def _reporting(self, channel: Channel) -> Iterator[None]:
+        """A thread that reports meanwhile."""
+        is_over = self._is_over = threading.Event()
+        if self._speaks:
+            threading.Thread(
+                target=self._report, args=(channel, is_over), name="hocket-lease", daemon=True
+            ).start()
+        try:
+            yield
+        finally:
+            is_over.set()
+
+    def _report(self, channel: Channel, is_over: threading.Event) -> None:
+        reported, delay_s = -1, _FIRST_RETRY_S
+        while not is_over.is_set():
+            done_steps = self._done_steps
+            try:
+                if done_steps != reported or self._uncommitted is not None:
+                    with self._sending:
+                        # Whoever waited here may find that the last word was spoken meanwhile.
+                        if not is_over.is_set():
+                            self._send(channel, is_finished=False)
+                reported, delay_s = done_steps, self._report_every_s
+            except AwayError:
+                delay_s = min(2.0 * delay_s, _LONGEST_RETRY_S)
+            except RunError as error:
+                self._refusal = error
+                return
+            is_over.wait(delay_s)
+
+    def _send(self, channel: Channel, *, is_finished: bool) -> None:
+        """Commit what is not yet committed, then report; raises `AwayError`."""
+        if not self._try_commit(channel):
+            raise AwayError("the checkpoint is not committed")
+        answer = channel.report(self._done_steps, is_finished=is_finished)
+        if answer.get("may_run") is False:
+            self._must_leave = True
+
+    def _try_commit(self, channel: Channel) -> bool:
+        if self._uncommitted is None:
+            return True
+        try:
+            channel.commit(*self._uncommitted)
+        except AwayError:
+            return False
+        except RunError as error:
+            self._refusal = error
+            raise
+        self._uncommitted = None
+        return True
+
+    # ── signals ──
+
+    @contextlib.contextmanager
+    def _noticing_signals(self) -> Iterator[None]:
+        """SIGTERM is taken note of meanwhile; before and after there is nothing to save."""
+        if threading.current_thread() is not threading.main_thread():
+            # Signals reach the main thread only; elsewhere the answers of the daemon must do.
+            yield
+            return
+        self._handler_before = signal.signal(signal.SIGTERM, self._on_signal)
+        try:
+            yield
+        finally:
+            # None stands for a handler that was not set from Python, and cannot be set again.
+            signal.signal(signal.SIGTERM, self._handler_before or signal.SIG_DFL)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:
+            # A process that was forked to load data: nobody would end it if it only took note.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self._must_leave = True
+        if callable(self._handler_before):
+            self._handler_before(number, frame)

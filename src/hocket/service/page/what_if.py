@@ -1,0 +1,191 @@
+"""The form that asks what would be under another policy or with other devices, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.errors import HocketError, UsageError
+from hocket.fleet.explain import words_for_seconds
+from hocket.fleet.policies import POLICIES
+from hocket.fleet.rounds.state import State
+from hocket.fleet.what_if import WhatIf, what_if
+from hocket.units import format_percent
+from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.wording import sentence
+
+POLICY_FIELD = "policy"
+DEVICES_FIELD = "devices-"
+"""Followed by the name of a kind, as it is shown."""
+_MAX_DIGITS = 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindField:
+    """How many devices of a kind there shall be."""
+
+    field: str
+    kind: str
+    count: str
+    """As it stands in the form, which may be no number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One line of the answer."""
+
+    label: str
+    now: str
+    then: str
+    change: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What would be, or why there is no answer."""
+
+    sentence: str
+    figures: tuple[Figure, ...] = ()
+    note: str = ""
+    is_error: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIfForm:
+    """The form as it is shown."""
+
+    policies: tuple[str, ...]
+    policy: str
+    kinds: tuple[KindField, ...]
+    answer: Answer | None = None
+
+
+def what_if_form(state: State, fields: Mapping[str, str], answer: Answer | None) -> WhatIfForm:
+    """The form, filled with what was asked or with what there is."""
+    kinds = tuple(
+        KindField(
+            field=DEVICES_FIELD + inert(kind),
+            kind=inert(kind),
+            count=inert(fields.get(DEVICES_FIELD + inert(kind), str(count)), 20),
+        )
+        for kind, count in zip(state.kinds, state.num_devices.tolist(), strict=True)
+    )
+    policy = inert(fields.get(POLICY_FIELD, state.rules.policy))
+    return WhatIfForm(policies=tuple(POLICIES), policy=policy, kinds=kinds, answer=answer)
+
+
+def is_asked(fields: Mapping[str, str]) -> bool:
+    """Whether a request asks for an answer."""
+    return any(name == POLICY_FIELD or name.startswith(DEVICES_FIELD) for name in fields)
+
+
+def answer_of(state: State, fields: Mapping[str, str]) -> Answer:
+    """What would be; what is wrong with the question is an answer too."""
+    try:
+        counts = _counts(state, fields)
+        found = what_if(state, policy=fields.get(POLICY_FIELD) or None, num_devices=counts)
+    except HocketError as error:
+        advice = f" ({error.hint})" if error.hint else ""
+        said = sentence(inert(f"{error.message}{advice}", LONGEST_SENTENCE))
+        return Answer(sentence=said, is_error=True)
+    return told(found)
+
+
+def _counts(state: State, fields: Mapping[str, str]) -> dict[str, int]:
+    counts = {}
+    kinds = {inert(kind): kind for kind in state.kinds}
+    for name, text in fields.items():
+        if not name.startswith(DEVICES_FIELD) or not text.strip():
+            continue
+        text = text.strip()
+        if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS):
+            raise UsageError(f"{inert(text, 20)!r} is no number of devices")
+        kind = name.removeprefix(DEVICES_FIELD)
+        counts[kinds.get(kind, kind)] = int(text)
+    return counts
+
+
+def told(found: WhatIf) -> Answer:
+    """An answer in words and figures."""
+    now_s, then_s = found.average_completion_s
+    return Answer(
+        sentence=_summary(found, now_s, then_s),
+        figures=(
+            Figure(
+                label="Average time from submission to end",
+                now=_words(now_s),
+                then=_words(then_s),
+                change=_change(now_s, then_s),
+            ),
+            _ended(found),
+            _last_end(found),
+            Figure(
+                label="Devices in use",
+                now=_percent(found.now.utilisation),
+                then=_percent(found.then.utilisation),
+            ),
+            Figure(
+                label="Preemptions",
+                now=f"{found.now.num_preemptions:,}",
+                then=f"{found.then.num_preemptions:,}",
+            ),
+        ),
+        note=_note(found),
+    )
+
+
+def _summary(found: WhatIf, now_s: float, then_s: float) -> str:
+    if not np.isfinite(now_s):
+        return "Nothing can be compared: no job ends in both cases as far as was looked."
+    if abs(then_s - now_s) <= 0.005 * now_s:
+        return f"Jobs would end about as soon as now, after {_words(then_s)} on average."
+    word = "sooner" if then_s < now_s else "later"
+    return (
+        f"Jobs would end {_words(abs(now_s - then_s))} {word} on average, "
+        f"after {_words(then_s)} instead of {_words(now_s)}."
+    )
+
+
+def _ended(found: WhatIf) -> Figure:
+    now, then = found.num_ended
+    total = len(found.now.numbers)
+    return Figure(label="Jobs that end", now=f"{now:,} of {total:,}", then=f"{then:,} of {total:,}")
+
+
+def _last_end(found: WhatIf) -> Figure:
+    now, then = (_in(future.last_end_s, future.time_s) for future in (found.now, found.then))
+    if np.isfinite(found.horizon_s):
+        now = then = "not seen"
+    return Figure(label="The last job ends", now=now, then=then)
+
+
+def _note(found: WhatIf) -> str:
+    text = (
+        "Jobs that come later are not known; a job of unknown length never ends. "
+        "Averages are over jobs that end in both cases."
+    )
+    if np.isfinite(found.horizon_s):
+        span = words_for_seconds(found.horizon_s - found.now.time_s)
+        text += f" Large fleets are looked at for a bounded time only: here the next {span}."
+    return text
+
+
+def _in(moment_s: float, from_s: float) -> str:
+    return f"in {_words(moment_s - from_s)}" if np.isfinite(moment_s) else "–"
+
+
+def _words(duration_s: float) -> str:
+    return words_for_seconds(duration_s) if np.isfinite(duration_s) else "–"
+
+
+def _percent(part: float) -> str:
+    return format_percent(part) if np.isfinite(part) else "–"
+
+
+def _change(now_s: float, then_s: float) -> str:
+    if not (np.isfinite(now_s) and now_s > 0.0):
+        return ""
+    percent = round(100.0 * (then_s / now_s - 1.0))
+    return f"{percent:+} %".replace("-", "−") if percent else "none"

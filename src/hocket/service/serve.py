@@ -1,0 +1,227 @@
+"""The service as a process: daemon and web server together, until somebody ends it.
+
+What was started goes on running when the process ends, however that comes; the next one on the same
+folder takes it over.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from hocket.errors import InputFileError, UsageError
+from hocket.fleet.rounds.state import Device, Rules
+from hocket.service.daemon import Daemon
+from hocket.service.endpoint import read_endpoint, write_endpoint
+from hocket.service.engines import check_engine, open_engine
+from hocket.service.rest.app import make_app
+from hocket.service.rest.prompt import PromptProtocol
+from hocket.service.rest.stream import Bell
+from hocket.service.store import Store
+from hocket.service.token import make_token
+
+if TYPE_CHECKING:
+    from hocket.service.executors.executor import Executor
+
+_BACKLOG = 128
+_MAX_CONNECTIONS = 256
+_MAX_HEADER_BYTES = 32768
+_SHUTDOWN_S = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a fleet is served."""
+
+    folder: Path
+    on: str = "local"
+    devices: tuple[Device, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """In the order of the state; empty for those that the engine has when it starts."""
+    rules: Rules = field(default_factory=Rules)
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 for the one of the last time where it is free, else any."""
+    names: tuple[str, ...] = ()
+    """Under which it may be reached beside the loopback ones."""
+    is_remote_allowed: bool = False
+    discards_state: bool = False
+    team_weights: Mapping[str, float] = field(default_factory=dict)
+
+
+def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
+    """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` is told the address once it answers."""
+    check_engine(settings.on, settings.devices)
+    _check_host(settings)
+    store = Store.open(settings.folder, discard=settings.discards_state)
+    try:
+        token = make_token(store.folder)
+        listener = _bound(settings.host, settings.port, _last_port(store.folder))
+        with listener:
+            executor = open_engine(settings.on, store.folder, store.identity, settings.devices)
+            try:
+                _run(settings, store, executor, token, listener, on_ready)
+            finally:
+                executor.close()
+    finally:
+        store.close()
+
+
+def _run(
+    settings: Settings,
+    store: Store,
+    executor: Executor,
+    token: str,
+    listener: socket.socket,
+    on_ready: Callable[[str], None],
+) -> None:
+    url = _url(settings, listener)
+    write_endpoint(store.folder, url)
+    daemon = Daemon(
+        store,
+        executor,
+        settings.rules,
+        settings.kinds or _kinds_of(executor),
+        team_weights=dict(settings.team_weights),
+        endpoint_url=url,
+    )
+    daemon.start()
+    try:
+        app = make_app(daemon, token, hosts=(settings.host, *settings.names))
+        _Server(_config(app), app.state.bell, lambda: on_ready(url)).serve_on(listener)
+    finally:
+        daemon.close()
+
+
+def _config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=PromptProtocol,
+        ws="none",
+        lifespan="on",
+        # Loopback names need no proxy, and what a proxy says of a caller counts for nothing here.
+        proxy_headers=False,
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        log_level="error",
+        limit_concurrency=_MAX_CONNECTIONS,
+        backlog=_BACKLOG,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=_SHUTDOWN_S,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+    )
+
+
+class _Server(uvicorn.Server):
+    """A server that ends open streams when it is told to stop, and says when it answers."""
+
+    def __init__(self, config: uvicorn.Config, bell: Bell, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._bell = bell
+        self._on_ready = on_ready
+
+    def serve_on(self, listener: socket.socket) -> None:
+        """Serve until SIGTERM or SIGINT; returns normally after both."""
+        # The base class raises signals again at its end; these handlers take them.
+        before = {
+            number: signal.signal(number, lambda *_: None)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            self.run(sockets=[listener])
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open for requests."""
+        await super().startup(sockets)
+        self._on_ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to shut down."""
+        self._bell.close()
+        super().handle_exit(sig, frame)
+
+
+# ── addresses ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_host(settings: Settings) -> None:
+    if not is_loopback(settings.host) and not settings.is_remote_allowed:
+        raise UsageError(
+            f"--host {settings.host} can be reached from other machines",
+            hint="add --allow-remote if that is wanted; traffic is not encrypted",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _last_port(folder: Path) -> int:
+    try:
+        return urlsplit(read_endpoint(folder)).port or 0
+    except (UsageError, InputFileError, ValueError):
+        return 0
+
+
+def _bound(host: str, port: int, last_port: int) -> socket.socket:
+    """A listening socket; jobs that run know the last port, so that one is tried first."""
+    for wanted in (port,) if port else (last_port, 0):
+        try:
+            return _listening(host, wanted)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            if wanted == 0 or port:
+                hint = "leave out --port for a free one"
+                raise UsageError(
+                    f"cannot listen on {host} port {wanted}: {reason}", hint=hint
+                ) from None
+    raise AssertionError("a port is always tried")
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _url(settings: Settings, listener: socket.socket) -> str:
+    host = settings.host
+    if host in ("0.0.0.0", "::"):
+        # Jobs of other machines need a name; without one, those of this machine are all there are.
+        host = settings.names[0] if settings.names else "127.0.0.1"
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listener.getsockname()[1]}"
+
+
+def _kinds_of(executor: Executor) -> tuple[str, ...]:
+    kinds = sorted({device.kind for device in executor.poll().devices})
+    if not kinds:
+        raise UsageError("the engine has no devices", hint="start it with some, then serve again")
+    return tuple(kinds)

@@ -1,0 +1,78 @@
+"""The state folder: made private, looked at before its database is, set aside on request."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from hocket.errors import InputFileError
+from hocket.service.store import lock, witness
+
+DATABASE = "fleet.db"
+_SET_ASIDE = "damaged-"
+_TRACES = ("jobs", "attempts")
+"""Folders that only a fleet that ran has something in."""
+
+
+def prepared(folder: Path) -> None:
+    """Make the folder where it is missing, for its owner only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)
+    except OSError as error:
+        raise unusable(folder, error) from None
+
+
+def unusable(folder: Path, error: OSError) -> InputFileError:
+    """For a folder that cannot be written."""
+    return InputFileError(
+        f"the state folder cannot be used: {error.strerror or error}",
+        hint="name a folder on a disk with room that you may write to",
+        where=str(folder),
+    )
+
+
+def damaged(folder: Path, what: str) -> InputFileError:
+    """For a store that must not be started from."""
+    return InputFileError(
+        what,
+        hint="bring the folder back from a backup; or stop what its jobs left running and start "
+        "with --discard-state, which sets the old content aside and begins without jobs",
+        where=str(folder / DATABASE),
+    )
+
+
+def is_fresh(folder: Path) -> bool:
+    """Whether no fleet was ever here; raises `InputFileError` where one was and its database, or
+    its witness, is gone."""
+    has_database = (folder / DATABASE).exists()
+    if (folder / witness.NAME).exists():
+        return False
+    if has_database:
+        raise damaged(folder, "the witness of the database is missing")
+    if (folder / f"{DATABASE}-wal").exists() or _has_traces(folder):
+        raise damaged(folder, "the database is missing, but jobs were run from this folder")
+    return True
+
+
+def _has_traces(folder: Path) -> bool:
+    return any((folder / name).is_dir() and any((folder / name).iterdir()) for name in _TRACES)
+
+
+def set_aside(folder: Path) -> Path | None:
+    """Move everything but the lock into a folder of its own; None where there was nothing."""
+    entries = [
+        entry
+        for entry in sorted(folder.iterdir())
+        if entry.name != lock.NAME and not entry.name.startswith(_SET_ASIDE)
+    ]
+    if not entries:
+        return None
+    date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    names = (f"{_SET_ASIDE}{date}{suffix}" for suffix in ("", *(f"-{n}" for n in range(1, 1000))))
+    target = next(folder / name for name in names if not (folder / name).exists())
+    target.mkdir(mode=0o700)
+    for entry in entries:
+        os.rename(entry, target / entry.name)
+    return target

@@ -1,0 +1,295 @@
+"""The service's memory: one sqlite file in write-ahead mode, one transaction per decision.
+
+``Store.open`` takes the folder's lock, checks every row and compares the database with its witness;
+what it returns can be trusted or it raises `InputFileError`. ``commit`` is on disk, and the witness
+knows of it, when it returns; where it raises `UnavailableError`, nothing was stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hocket.errors import InputFileError
+from hocket.fleet.rounds.state import State
+from hocket.service.errors import UnavailableError
+from hocket.service.records import (
+    LIVE,
+    AttemptRecord,
+    CheckpointRecord,
+    EventRecord,
+    JobRecord,
+    JobStatus,
+)
+from hocket.service.store import folder as folders
+from hocket.service.store import schema, snapshot
+from hocket.service.store.batch import Batch, KeyRecord
+from hocket.service.store.check import check_rows, check_schema
+from hocket.service.store.lock import FolderLock
+from hocket.service.store.schema import Row, Table
+from hocket.service.store.totals import Totals, fleet_row, read_fleet
+from hocket.service.store.witness import Witness
+
+MAX_EVENTS = 100_000
+"""Older ones are dropped: what happened to jobs is in their own rows."""
+_DROP_EVERY = 1_000
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Loaded:
+    """What a daemon begins with."""
+
+    state: State | None
+    """None where nothing was ever committed."""
+    jobs: dict[int, JobRecord]
+    attempts: dict[int, tuple[AttemptRecord, ...]]
+    checkpoints: dict[int, CheckpointRecord]
+    totals: Totals
+
+
+class Store:
+    """Rows on disk. One thread commits; any thread may read what was committed."""
+
+    def __init__(
+        self, folder: Path, lock: FolderLock, witness: Witness, writer: sqlite3.Connection
+    ) -> None:
+        self.folder = folder
+        self._lock = lock
+        self._witness = witness
+        self._writer = writer
+        self._totals, _ = read_fleet(writer)
+        self._reader = _connected(folder, "ro")
+        self._reading = threading.Lock()
+
+    @classmethod
+    def open(cls, folder: str | Path, *, discard: bool = False) -> Store:
+        """The store of a state folder, made where there was none; ``discard`` sets aside what is
+        there. Raises `InputFileError` where the folder is in use, or what is there is damaged."""
+        path = Path(os.path.abspath(folder))
+        folders.prepared(path)
+        with contextlib.ExitStack() as undo:
+            try:
+                lock = FolderLock(path)
+                undo.callback(lock.close)
+                if discard:
+                    folders.set_aside(path)
+                witness = _witness(path)
+                undo.callback(witness.close)
+                writer = _connected(path, "rwc" if witness.number == 0 else "rw")
+                undo.callback(writer.close)
+                _verify(path, writer, witness)
+                store = cls(path, lock, witness, writer)
+            except sqlite3.Error as error:
+                raise folders.damaged(path, f"the database cannot be used: {error}") from None
+            except OSError as error:
+                raise folders.unusable(path, error) from None
+            undo.pop_all()
+        return store
+
+    @property
+    def identity(self) -> str:
+        """Of this fleet, unlike that of any other: engines tell its attempts apart by it."""
+        return self._witness.identity.hex()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        with self._reading:
+            self._reader.close()
+        self._writer.close()
+        self._witness.close()
+        self._lock.close()
+
+    # ── writing ──
+
+    def commit(self, batch: Batch) -> None:
+        """Store a batch, all of it or nothing."""
+        totals = self._after(batch)
+        try:
+            self._write(batch, totals)
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._writer.rollback()
+            raise UnavailableError(
+                f"nothing could be stored: {error}",
+                hint="make room on the disk of the state folder; what runs goes on meanwhile",
+                where=str(self.folder),
+            ) from None
+        self._totals = totals
+        # Not undone where this fails: the batch is stored, and whoever reads next will find it.
+        self._witness.record(totals.commit)
+
+    def _after(self, batch: Batch) -> Totals:
+        return Totals(
+            commit=self._totals.commit + 1,
+            last_number=batch.last_number,
+            last_sequence=batch.last_sequence,
+            num_attempts=batch.num_attempts,
+            num_checkpoints=batch.num_checkpoints,
+            num_keys=self._totals.num_keys + len(batch.keys),
+        )
+
+    def _write(self, batch: Batch, totals: Totals) -> None:
+        first = self._totals.num_checkpoints + 1
+        new = [job for job in batch.jobs if job.number >= batch.first_new_number]
+        self._writer.execute("BEGIN IMMEDIATE")
+        self._put(schema.SPEC, map(schema.spec_row, new))
+        self._put(schema.JOB, map(schema.job_row, batch.jobs))
+        self._put(schema.ATTEMPT, map(schema.attempt_row, batch.attempts))
+        checkpoints = enumerate(batch.checkpoints, first)
+        self._put(schema.CHECKPOINT, (schema.checkpoint_row(n, one) for n, one in checkpoints))
+        self._put(schema.EVENT, map(schema.event_row, batch.events))
+        self._put(schema.KEY, map(schema.key_row, batch.keys))
+        self._put(schema.FLEET, [fleet_row(totals, snapshot.pack(batch.state))])
+        if totals.last_sequence // _DROP_EVERY > self._totals.last_sequence // _DROP_EVERY:
+            oldest = totals.last_sequence - MAX_EVENTS
+            self._writer.execute("DELETE FROM event WHERE sequence <= ?", (oldest,))
+        self._writer.execute("COMMIT")
+
+    def _put(self, table: Table, rows: Iterable[Row]) -> None:
+        self._writer.executemany(table.put_sql, rows)
+
+    # ── reading ──
+
+    def load(self) -> Loaded:
+        """All that is not over."""
+        jobs = {job.number: job for status in LIVE for job in self._jobs_of(status)}
+        attempts: dict[int, tuple[AttemptRecord, ...]] = {}
+        rest = "WHERE phase = 'open' ORDER BY job, attempt"
+        for record in map(schema.attempt_of, self._rows(schema.ATTEMPT, rest)):
+            attempts[record.job] = (*attempts.get(record.job, ()), record)
+        newest = (self._newest_checkpoint(number) for number in jobs)
+        _, packed = read_fleet(self._writer)
+        return Loaded(
+            state=snapshot.unpack(packed) if packed else None,
+            jobs=dict(sorted(jobs.items())),
+            attempts=attempts,
+            checkpoints={one.job: one for one in newest if one is not None},
+            totals=self._totals,
+        )
+
+    def job(self, number: int) -> JobRecord | None:
+        """A job, whether it has ended or not."""
+        return next(self._jobs("WHERE job.number = ?", number), None)
+
+    def jobs(
+        self, after: int = 0, limit: int = 100, status: JobStatus | None = None
+    ) -> list[JobRecord]:
+        """Jobs in order of their numbers, those after one of them."""
+        if status is None:
+            rest = "WHERE job.number > ? ORDER BY job.number LIMIT ?"
+            return list(self._jobs(rest, after, limit))
+        rest = "WHERE job.number > ? AND job.status = ? ORDER BY job.number LIMIT ?"
+        return list(self._jobs(rest, after, status, limit))
+
+    def attempts(self, number: int) -> list[AttemptRecord]:
+        """All attempts of a job, the oldest first."""
+        rows = self._rows(schema.ATTEMPT, "WHERE job = ? ORDER BY attempt", number)
+        return list(map(schema.attempt_of, rows))
+
+    def checkpoints(self, number: int) -> list[CheckpointRecord]:
+        """All checkpoints of a job, the oldest first."""
+        rows = self._rows(schema.CHECKPOINT, "WHERE job = ? ORDER BY number", str(number))
+        return list(map(schema.checkpoint_of, rows))
+
+    def events(self, after: int = 0, limit: int = 100) -> list[EventRecord]:
+        """What happened after an event, the oldest first."""
+        rest = "WHERE sequence > ? ORDER BY sequence LIMIT ?"
+        return list(map(schema.event_of, self._rows(schema.EVENT, rest, after, limit)))
+
+    def key(self, key: str) -> KeyRecord | None:
+        """The job that an idempotency key made."""
+        rows = self._rows(schema.KEY, "WHERE key = ?", key)
+        return schema.key_of(rows[0]) if rows else None
+
+    def _newest_checkpoint(self, number: int) -> CheckpointRecord | None:
+        rest = "WHERE job = ? ORDER BY number DESC LIMIT 1"
+        rows = self._rows(schema.CHECKPOINT, rest, str(number))
+        return schema.checkpoint_of(rows[0]) if rows else None
+
+    def _jobs_of(self, status: JobStatus) -> Iterator[JobRecord]:
+        return self._jobs("WHERE job.status = ?", status)
+
+    def _jobs(self, rest: str, *values: object) -> Iterator[JobRecord]:
+        sql = (
+            "SELECT job.number, job.status, job.body, job.crc, spec.number, spec.body, spec.crc "
+            f"FROM job JOIN spec USING (number) {rest}"
+        )
+        for row in self._asked(sql, values):
+            yield schema.job_of(row[:4], row[4:])
+
+    def _rows(self, table: Table, rest: str, *values: object) -> list[Row]:
+        return self._asked(table.select_sql(rest), values)
+
+    def _asked(self, sql: str, values: tuple[object, ...]) -> list[Row]:
+        with self._reading:
+            try:
+                return self._reader.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                raise UnavailableError(f"the store cannot be read: {error}") from None
+
+
+# ── opening ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _connected(folder: Path, mode: str) -> sqlite3.Connection:
+    """A connection that waits for disks, not for luck."""
+    path = folder / folders.DATABASE
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+        timeout=30.0,
+    )
+    connection.execute("PRAGMA synchronous = FULL")
+    if mode != "ro":
+        os.chmod(path, 0o600)
+        connection.execute("PRAGMA journal_mode = WAL")
+    return connection
+
+
+def _witness(folder: Path) -> Witness:
+    """Made before the database: as long as it has seen no commit, nothing was promised."""
+    if folders.is_fresh(folder):
+        return Witness.create(folder, secrets.token_bytes(16))
+    try:
+        return Witness.open(folder)
+    except InputFileError as error:
+        raise folders.damaged(folder, error.message) from None
+
+
+def _verify(folder: Path, writer: sqlite3.Connection, witness: Witness) -> None:
+    """Make the tables of a new store, or check those of an old one."""
+    if witness.number == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
+        _create(writer, witness)
+    check_schema(folder, writer)
+    check_rows(folder, writer)
+    identity = writer.execute("SELECT body FROM meta WHERE name = 'identity'").fetchone()
+    if identity is None or identity[0] != witness.identity.hex().encode():
+        raise folders.damaged(folder, "the database is that of another fleet than its witness")
+    commit = read_fleet(writer)[0].commit
+    if commit < witness.number:
+        lost = witness.number - commit
+        what = f"the database is older than its witness: {lost} commits are missing"
+        raise folders.damaged(folder, what)
+    if commit > witness.number:
+        witness.record(commit)
+
+
+def _create(writer: sqlite3.Connection, witness: Witness) -> None:
+    writer.execute("BEGIN IMMEDIATE")
+    for sql in schema.create_sqls():
+        writer.execute(sql)
+    rows = [
+        schema.sealed("format", b"hocket-fleet"),
+        schema.sealed("identity", witness.identity.hex().encode()),
+    ]
+    writer.executemany(schema.META.put_sql, rows)
+    writer.execute(schema.FLEET.put_sql, fleet_row(Totals(), b""))
+    writer.execute("COMMIT")

@@ -1,0 +1,77 @@
+"""A stand-in for the daemon: takes reports and checkpoints of one attempt, and can be told to
+refuse, to be away, or to ask the attempt to leave."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+class LeaseServer:
+    """What came in, and how it is answered."""
+
+    def __init__(self, port: int = 0, *, token: str = "t0k3n", current: tuple[int, int] = (7, 2)):
+        self.reports: list[dict] = []
+        self.checkpoints: list[dict] = []
+        self.refused: list[str] = []
+        self.token = token
+        self.current = current
+        """The attempt that holds the job; others are stale."""
+        self.may_run = True
+        self.failure: int | None = None
+        self.served = 0
+        handler = type("Handler", (_Handler,), {"story": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        self.port = self._server.server_address[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def variables(self, attempt: int = 2) -> dict[str, str]:
+        return {
+            "HOCKET_URL": self.url,
+            "HOCKET_JOB": "7",
+            "HOCKET_ATTEMPT": str(attempt),
+            "HOCKET_TOKEN": self.token,
+        }
+
+    def answer(self, path: str, authorization: str, body: dict) -> tuple[int, dict]:
+        self.served += 1
+        if self.failure is not None:
+            return self.failure, {"detail": "as the test says"}
+        _, version, jobs, job, attempts, attempt, what = path.split("/")
+        assert (version, jobs, attempts) == ("v1", "jobs", "attempts")
+        if (int(job), int(attempt)) != self.current or authorization != f"Bearer {self.token}":
+            self.refused.append(what)
+            return 409, {"detail": "stale"}
+        if what == "checkpoints":
+            self.checkpoints.append(body)
+            return 201, body
+        self.reports.append(body)
+        return 200, {"may_run": self.may_run, "stop_by_s": None, "attempt": int(attempt)}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    story: LeaseServer
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        status, answer = self.story.answer(self.path, self.headers["Authorization"], body)
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass

@@ -1,0 +1,109 @@
+"""Attempts for tests with real processes."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from hocket.fleet.rounds.state import Device
+from hocket.service.executors import processes
+from hocket.service.executors.attempt_folder import BEGUN, mark_of, read_json
+from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName, Status
+from hocket.service.executors.local import LocalExecutor
+
+NAME = AttemptName(7, 2)
+DEVICES = (Device(name="v100-0", kind="v100"), Device(name="v100-1", kind="v100"))
+PATIENCE_S = 30.0
+
+
+def executor_in(tmp_path: Path, **options) -> LocalExecutor:
+    return LocalExecutor(tmp_path / "attempts", DEVICES, **options)
+
+
+def assignment(tmp_path: Path, *command: str, **changes) -> Assignment:
+    values = {
+        "name": NAME,
+        "command": command,
+        "environment": {},
+        "work_folder": tmp_path,
+        "log_file": tmp_path / "log",
+        "devices": ("v100-0", "v100-1"),
+        "kind": "v100",
+        "grace_s": 20.0,
+    }
+    return Assignment(**{**values, **changes})
+
+
+def python(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-S", "-c", code)
+
+
+def wait_until(condition, what: str = "it happened"):
+    """The first true answer."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not (answer := condition()):
+        assert time.monotonic() < deadline_s, f"waited in vain until {what}"
+        time.sleep(0.01)
+    return answer
+
+
+def status_of(executor: LocalExecutor, name: AttemptName = NAME) -> Status | None:
+    return next((one for one in executor.poll().attempts if one.name == name), None)
+
+
+def wait_for_phase(executor: LocalExecutor, *phases: str, name: AttemptName = NAME) -> Status:
+    def reached():
+        status = status_of(executor, name)
+        return status if status is not None and status.phase in phases else None
+
+    return wait_until(reached, f"{name} is {' or '.join(phases)}")
+
+
+def wait_for_end(executor: LocalExecutor, name: AttemptName = NAME) -> Status:
+    return wait_for_phase(executor, EXITED, LOST, name=name)
+
+
+def wait_for_text(path: Path, text: str = "\n") -> str:
+    return wait_until(
+        lambda: path.exists() and text in (content := path.read_text()) and content,
+        f"{path.name} holds {text!r}",
+    )
+
+
+def folder_of(tmp_path: Path, name: AttemptName = NAME) -> Path:
+    return tmp_path / "attempts" / str(name)
+
+
+def left_of(tmp_path: Path, name: AttemptName = NAME) -> list[processes.Process]:
+    """Processes of the attempt that still run."""
+    return processes.marked(mark_of(folder_of(tmp_path, name)))
+
+
+def supervisor_of(tmp_path: Path, name: AttemptName = NAME) -> int:
+    begun = wait_until(lambda: read_json(folder_of(tmp_path, name) / BEGUN))
+    return begun["pid"]
+
+
+def kill_everything(tmp_path: Path) -> None:
+    """What a test that failed left behind."""
+    for folder in (tmp_path / "attempts").glob("*-*"):
+        begun = read_json(folder / BEGUN)
+        if begun is not None:
+            supervisor = processes.Process(begun["pid"], begun["start_ticks"], 0)
+            processes.send(supervisor, signal.SIGKILL)
+        processes.send_all(processes.marked(mark_of(folder)), signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    return processes.process(pid) is not None
+
+
+def pids(path: Path, count: int) -> list[int]:
+    """Numbers of processes that were written to a file, a line each."""
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= count)
+    return [int(line) for line in path.read_text().split()]
+
+
+def stop_here(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)

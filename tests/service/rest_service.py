@@ -1,0 +1,78 @@
+"""A whole service in one process for tests: real store and daemon, fake devices, no sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service.fake_executor import FakeExecutor, fleet_devices
+from starlette.testclient import TestClient
+
+from hocket.fleet.rounds.state import Rules
+from hocket.service.daemon import Daemon
+from hocket.service.rest.app import make_app
+from hocket.service.store import Store
+
+TOKEN = "the-token-of-this-fleet-0123456789"
+URL = "http://127.0.0.1:8080"
+
+
+@dataclass
+class Service:
+    """What a test may touch."""
+
+    client: TestClient
+    """With the token."""
+    daemon: Daemon
+    executor: FakeExecutor
+    folder: Path
+
+    def bare(self, **headers: str) -> TestClient:
+        """A client of the same app without the token."""
+        return TestClient(self.client.app, base_url=URL, headers=headers, follow_redirects=False)
+
+    def submit(self, **spec: Any) -> dict[str, Any]:
+        answer = self.client.post("/v1/jobs", json={"name": "job", "command": ["true"], **spec})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def job(self, number: int) -> dict[str, Any]:
+        return self.client.get(f"/v1/jobs/{number}").json()
+
+    def wait_for(self, number: int, status: str) -> dict[str, Any]:
+        return wait_until(lambda: job if (job := self.job(number))["status"] == status else None)
+
+
+def wait_until(look: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    """What ``look`` returns once it is true."""
+    until_s = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < until_s, "waited too long"
+        time.sleep(0.01)
+    return found
+
+
+@contextmanager
+def serving(folder: Path, rules: Rules | None = None, **num_of_kind: int) -> Iterator[Service]:
+    """A service on fake devices."""
+    executor = FakeExecutor(fleet_devices(**(num_of_kind or {"v100": 2, "k80": 1})))
+    kinds = tuple(dict.fromkeys(device.kind for device in executor.devices))
+    store = Store.open(folder)
+    daemon = Daemon(store, executor, rules or Rules(), kinds, poll_s=0.01, endpoint_url=URL)
+    daemon.start()
+    try:
+        wait_until(lambda: len(daemon.state.device_names))
+        app = make_app(daemon, TOKEN, hosts=("fleet.example",))
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        with TestClient(
+            app, base_url=URL, headers=headers, raise_server_exceptions=False,
+            follow_redirects=False,
+        ) as client:  # fmt: skip
+            yield Service(client, daemon, executor, folder)
+    finally:
+        daemon.close()
+        store.close()

@@ -1,0 +1,182 @@
+"""A private Slurm of one controller and three nodes on this machine, from Debian's packages.
+
+Packages are unpacked into a folder under the temporary one and are never installed; the folder is
+kept, so that only the first run downloads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+PACKAGES = (
+    "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "libhwloc15", "libmunge2",
+)  # fmt: skip
+NODES = {"na": ("v100", 4), "nb": ("p100", 2), "nc": ("p100", 2)}
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+
+class NoSlurmError(Exception):
+    """Why no Slurm can be had here."""
+
+
+def unpacked() -> Path:
+    """The folder with Slurm's programs; raises `NoSlurmError`."""
+    if os.geteuid() != 0:
+        raise NoSlurmError("a private Slurm needs root")
+    if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+        raise NoSlurmError("there are no Debian packages here")
+    folder = Path(tempfile.gettempdir()) / "hocket-slurm-packages"
+    if (folder / "done").exists():
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for command in (
+        ["apt-get", "download", *PACKAGES],
+        *(["dpkg", "-x", f"{name}.deb", "."] for name in PACKAGES),
+    ):
+        if command[0] == "dpkg":
+            (found,) = folder.glob(f"{command[2].removesuffix('.deb')}_*.deb")
+            command[2] = found.name
+        told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if told.returncode != 0:
+            raise NoSlurmError(f"{' '.join(command[:2])}: {told.stderr.strip()[-200:]}")
+    (folder / "done").touch()
+    return folder
+
+
+class SlurmCluster:
+    """Three nodes; what is killed can be started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._root = unpacked()
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            "PATH": f"{self._root}/usr/bin:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": f"{self._root}/{LIBRARIES}/slurm-wlm:{self._root}/{LIBRARIES}",
+            "SLURM_CONF": str(folder / "slurm.conf"),
+        }
+        (folder / "state").mkdir()
+        for node in NODES:
+            (folder / "spool" / node).mkdir(parents=True)
+        (folder / "slurm.conf").write_text(self._configuration())
+
+    def start(self, name: str) -> None:
+        """Start the controller (``slurmctld``) or a node."""
+        program = "slurmctld" if name == "slurmctld" else "slurmd"
+        command = [f"{self._root}/usr/sbin/{program}-wlm", "-D"]
+        if program == "slurmd":
+            command += ["-N", name, "-d", f"{self._root}/usr/sbin/slurmstepd-wlm"]
+        with open(self._folder / f"{name}.out", "ab") as output:
+            self._running[name] = subprocess.Popen(
+                command,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to the controller or to the daemon of a node."""
+        handle = self._running.pop(name)
+        handle.kill()
+        handle.wait(10)
+
+    def start_all(self) -> None:
+        """Controller and nodes, until all nodes work."""
+        for name in ("slurmctld", *NODES):
+            self.start(name)
+        deadline_s = time.monotonic() + 30
+        while self.call("sinfo", "-h", "-t", "idle", "-o", "%D").strip() != str(len(NODES)):
+            if time.monotonic() > deadline_s:
+                raise NoSlurmError(f"Slurm does not start: {self._trouble()}")
+            time.sleep(0.2)
+
+    def call(self, *command: str) -> str:
+        """What a program of Slurm prints."""
+        told = subprocess.run(
+            command,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return told.stdout
+
+    def close(self) -> None:
+        """End everything."""
+        if "slurmctld" in self._running:
+            self.call("scancel", "--quiet", "--user=root")
+            deadline_s = time.monotonic() + 10
+            while self.call("squeue", "-h").strip() and time.monotonic() < deadline_s:
+                time.sleep(0.2)
+        for handle in self._running.values():
+            handle.send_signal(signal.SIGTERM)
+        for handle in self._running.values():
+            try:
+                handle.wait(10)
+            except subprocess.TimeoutExpired:
+                handle.kill()
+                handle.wait(10)
+
+    def _trouble(self) -> str:
+        told = [(self._folder / f"{name}.out").read_text()[-200:] for name in self._running]
+        return " / ".join(text.replace("\n", " ") for text in told)
+
+    def _configuration(self) -> str:
+        folder, host = self._folder, socket.gethostname().partition(".")[0]
+        nodes = [
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={_free_port()} "
+            f"CPUs={cpus} Feature={kind} State=UNKNOWN"
+            for name, (kind, cpus) in NODES.items()
+        ]
+        return "\n".join(
+            [
+                "ClusterName=hocket",
+                f"SlurmctldHost={host}(127.0.0.1)",
+                f"SlurmctldPort={_free_port()}",
+                "AuthType=auth/none",
+                "CredType=cred/none",
+                "SlurmUser=root",
+                "SlurmdUser=root",
+                f"SlurmctldPidFile={folder}/slurmctld.pid",
+                f"SlurmctldLogFile={folder}/slurmctld.log",
+                f"SlurmdPidFile={folder}/slurmd-%n.pid",
+                f"SlurmdLogFile={folder}/slurmd-%n.log",
+                f"SlurmdSpoolDir={folder}/spool/%n",
+                f"StateSaveLocation={folder}/state",
+                f"PluginDir={self._root}/{LIBRARIES}/slurm-wlm",
+                "ProctrackType=proctrack/linuxproc",
+                "TaskPlugin=task/none",
+                "JobAcctGatherType=jobacct_gather/none",
+                "AccountingStorageType=accounting_storage/none",
+                "MpiDefault=none",
+                "SelectType=select/cons_tres",
+                "SelectTypeParameters=CR_Core",
+                "ReturnToService=2",
+                "SlurmdParameters=config_overrides",
+                "SlurmdTimeout=5",
+                "KillWait=2",
+                "MessageTimeout=2",
+                "SchedulerParameters=sched_min_interval=100000,sched_interval=1,bf_interval=1,"
+                "batch_sched_delay=0",
+                *nodes,
+                "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+                "",
+            ]
+        )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

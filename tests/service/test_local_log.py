@@ -1,0 +1,44 @@
+"""Logs that are bounded."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.service.executors.bounded_log import BoundedLog
+
+
+@given(
+    parts=st.lists(st.binary(max_size=400), max_size=30),
+    limit_bytes=st.integers(800, 4000),
+)
+@settings(derandomize=True, deadline=None, max_examples=60)
+def test_a_log_has_its_beginning_and_end_and_stays_within_its_limit(
+    tmp_path_factory, parts, limit_bytes
+):
+    path = tmp_path_factory.mktemp("log") / "log"
+    log = BoundedLog(str(path), limit_bytes)
+    written = b""
+    for part in parts:
+        log.write(part)
+        written += part
+        assert path.stat().st_size <= limit_bytes
+    log.close()
+    kept = path.read_bytes()
+    if len(written) <= limit_bytes:
+        assert kept == written
+    assert kept[: limit_bytes // 2] == written[: limit_bytes // 2]
+    tail_bytes = min(limit_bytes // 8, len(written))
+    assert kept[len(kept) - tail_bytes :] == written[len(written) - tail_bytes :]
+
+
+def test_a_log_goes_on_where_an_earlier_process_ended(tmp_path):
+    for text in (b"one\n", b"two\n"):
+        log = BoundedLog(str(tmp_path / "log"), 1000)
+        log.write(text)
+        log.close()
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+
+
+def test_a_full_disk_does_not_end_a_job():
+    log = BoundedLog("/dev/full", 1000)
+    log.write(b"x" * 5000)
+    log.close()

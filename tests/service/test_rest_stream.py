@@ -1,0 +1,191 @@
+"""Streams and slow readers, through a real server on a real socket."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+
+import pytest
+from service.rest_service import TOKEN, serving, wait_until
+
+from hocket.service.rest import prompt, stream
+from hocket.service.rest.app import make_app
+from hocket.service.serve import _config, _listening, _Server
+
+uvicorn = pytest.importorskip("uvicorn")
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+HOSTILE = 'x\n\ndata: forged\nevent: evil\r\u2028"<script>\x1b[2J'
+
+
+class Served:
+    """A service behind a socket."""
+
+    def __init__(self, service):
+        self.service = service
+        self.app = make_app(service.daemon, TOKEN)
+        self.listener = _listening("127.0.0.1", 0)
+        self.port = self.listener.getsockname()[1]
+        ready = threading.Event()
+        self.server = _Server(_config(self.app), self.app.state.bell, ready.set)
+        self.thread = threading.Thread(
+            target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True
+        )
+        self.thread.start()
+        self.connections: list[http.client.HTTPConnection] = []
+        assert ready.wait(20)
+
+    def open(self, path: str, **headers: str) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        self.connections.append(connection)
+        connection.request("GET", path, headers={**AUTHORIZED, **headers})
+        return connection.getresponse()
+
+    def close(self) -> float:
+        """Seconds that it took."""
+        start_s = time.monotonic()
+        self.server.handle_exit(15, None)
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        self.listener.close()
+        return time.monotonic() - start_s
+
+
+@pytest.fixture
+def served(tmp_path):
+    with serving(tmp_path / "fleet") as service:
+        served = Served(service)
+        yield served
+        for connection in served.connections:
+            connection.close()
+        served.close()
+
+
+def events_of(answer, until) -> list[dict]:
+    """Events as a browser would read them, until one fulfils ``until``."""
+    found: list[dict] = []
+    fields: dict[str, str] = {}
+    while not (found and until(found[-1])):
+        line = answer.readline().decode()
+        assert line, "the stream ended"
+        if line == "\n":
+            if "data" in fields:
+                event = json.loads(fields["data"])
+                assert str(event["sequence"]) == fields["id"]
+                assert event["kind"] == fields["event"]
+                found.append(event)
+            fields = {}
+        elif not line.startswith(":"):
+            name, _, value = line.rstrip("\n").partition(": ")
+            assert name in ("id", "event", "data", "retry")
+            fields[name] = value
+    return found
+
+
+def test_events_come_as_they_happen_and_go_on_where_they_were(served):
+    live = served.open("/v1/events")
+    assert live.headers["content-type"].startswith("text/event-stream")
+    number = served.service.submit(name=HOSTILE, team=HOSTILE)["id"]
+
+    def has_started(event):
+        return event["kind"] == "started" and event["job"] == number
+
+    seen = events_of(live, has_started)
+    assert next(event["kind"] for event in seen if event["job"] == number) == "submitted"
+    everything = events_of(served.open("/v1/events?after=0"), has_started)
+    assert [event["sequence"] for event in everything] == list(range(1, len(everything) + 1))
+    assert everything[-len(seen) :] == seen
+    last = {"Last-Event-ID": str(everything[2]["sequence"])}
+    again = events_of(served.open("/v1/events?after=0", **last), has_started)
+    assert again == everything[3:]
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody(served, monkeypatch):
+    lazy = socket.socket()
+    lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    lazy.connect(("127.0.0.1", served.port))
+    lazy.sendall(
+        f"GET /v1/events?after=0 HTTP/1.1\r\nHost: localhost\r\n"
+        f"Authorization: Bearer {TOKEN}\r\n\r\n".encode()
+    )
+    with lazy:
+        keen = served.open("/v1/events?after=0")
+        # Far more than the buffers between two sockets hold.
+        detail = {"text": "x" * 20_000}
+        events = served.service.daemon.events(0, 1)
+        many = [
+            stream.EventRecord(sequence=at, time_s=0.0, kind="filler", detail=detail)
+            for at in range(events[0].sequence, 800)
+        ]
+        monkeypatch.setattr(
+            served.service.daemon,
+            "events",
+            lambda after, limit: [one for one in many if one.sequence > after][:limit],
+        )
+        number = served.service.submit()["id"]
+        start_s = time.monotonic()
+        seen = events_of(keen, lambda event: event["sequence"] == 799)
+        assert len(seen) >= 700
+        assert served.service.job(number)["id"] == number
+        assert time.monotonic() - start_s < 10.0
+
+
+def test_a_quiet_stream_shows_that_it_lives(served, monkeypatch):
+    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.05)
+    answer = served.open("/v1/events?after=100000")
+    lines = [answer.readline() for _ in range(6)]
+    assert lines.count(b": nothing new\n") >= 2
+
+
+def test_streams_have_a_limit_and_give_their_place_back(served, monkeypatch):
+    monkeypatch.setattr(stream, "MAX_STREAMS", 2)
+    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.05)
+    first, second = served.open("/v1/events"), served.open("/v1/events")
+    third = served.open("/v1/events")
+    assert third.status == 503
+    assert json.loads(third.read())["status"] == 503
+    first.close()
+    served.connections[0].close()
+    wait_until(lambda: served.open("/v1/events").status == 200)
+    assert second.status == 200
+
+
+def test_the_end_of_the_service_ends_streams_at_once(served):
+    number = served.service.submit()["id"]
+    served.service.wait_for(number, "running")
+    path = served.service.daemon.log_file(number, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"some output\n")
+    events = served.open("/v1/events")
+    log = served.open(f"/v1/jobs/{number}/log?follow=true")
+    assert log.readline() == b"some output\n"
+    assert served.close() < 4.0
+    assert log.read() == b""
+    assert b"retry" in events.read()
+
+
+def test_a_request_that_never_gets_to_the_point_is_cut(served, monkeypatch):
+    monkeypatch.setattr(prompt, "HEAD_TIMEOUT_S", 0.2)
+    for beginning in (b"", b"GET /v1/jobs HTTP/1.1\r\nHost: local"):
+        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as slow:
+            slow.sendall(beginning)
+            assert slow.recv(100) == b""
+    # The second request of a connection is held to the same.
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as slow:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        while not received.endswith(b"}"):
+            received += slow.recv(4096)
+        assert b"200 OK" in received
+        slow.sendall(b"GET /heal")
+        start_s = time.monotonic()
+        assert slow.recv(100) == b""
+        assert time.monotonic() - start_s < 3.0
+
+
+def test_a_head_that_is_too_large_is_refused(served):
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as large:
+        large.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
+        assert large.recv(100).startswith(b"HTTP/1.1 400")
