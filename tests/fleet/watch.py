@@ -24,7 +24,7 @@ class Watch:
         if isinstance(event, Fail | Progress) and self._state is not None:
             job = self._state.jobs.rows[self._state.row_of(event.number)]
             if job["attempt"] != event.attempt or job["phase"] != RUNNING:
-                assert not len(actions.stopped) and not len(actions.started), "a ghost was heard"
+                assert len(actions.stopped) + len(actions.started) == 0, "a ghost was heard"
                 assert_same_but_for_time(self._state, state)
         self._state = state
 

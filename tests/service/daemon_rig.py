@@ -66,6 +66,8 @@ class Rig:
         # The wall clock stands for the monotonic one as well: tests set it back to show that.
         clock = Clock(world.state.time_s, wall_s=time, monotonic_s=time)
         self.decider = Decider(world, self.store, clock)
+        self._record = self.store._witness.record
+        self.store._witness.record = self._witnessed  # type: ignore[method-assign]
         self._commit = self.store.commit
         self.store.commit = self._guarded  # type: ignore[method-assign]
         self.heard: dict[AttemptName, float] = {}
@@ -82,6 +84,10 @@ class Rig:
         self._on_commit("before commit")
         self._commit(batch)
         self._on_commit("after commit")
+
+    def _witnessed(self, number: int) -> None:
+        self._on_commit("before witness")
+        self._record(number)
 
     @property
     def world(self) -> World:

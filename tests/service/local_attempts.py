@@ -1,5 +1,6 @@
 """Attempts for tests with real processes."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -88,10 +89,11 @@ def supervisor_of(tmp_path: Path, name: AttemptName = NAME) -> int:
 def kill_everything(tmp_path: Path) -> None:
     """What a test that failed left behind."""
     for folder in (tmp_path / "attempts").glob("*-*"):
-        begun = read_json(folder / BEGUN)
-        if begun is not None:
-            supervisor = processes.Process(begun["pid"], begun["start_ticks"], 0)
-            processes.send(supervisor, signal.SIGKILL)
+        with contextlib.suppress(ValueError):
+            begun = read_json(folder / BEGUN)
+            if begun is not None:
+                supervisor = processes.Process(begun["pid"], begun["start_ticks"], 0)
+                processes.send(supervisor, signal.SIGKILL)
         processes.send_all(processes.marked(mark_of(folder)), signal.SIGKILL)
 
 

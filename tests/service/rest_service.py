@@ -52,7 +52,7 @@ def wait_until(look: Callable[[], Any], timeout_s: float = 20.0) -> Any:
     until_s = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < until_s, "waited too long"
-        time.sleep(0.01)
+        time.sleep(0.05)
     return found
 
 

@@ -68,12 +68,13 @@ class SlurmCluster:
             (folder / "spool" / node).mkdir(parents=True)
         (folder / "slurm.conf").write_text(self._configuration())
 
-    def start(self, name: str) -> None:
+    def start(self, name: str, *options: str) -> None:
         """Start the controller (``slurmctld``) or a node."""
         program = "slurmctld" if name == "slurmctld" else "slurmd"
         command = [f"{self._root}/usr/sbin/{program}-wlm", "-D"]
         if program == "slurmd":
             command += ["-N", name, "-d", f"{self._root}/usr/sbin/slurmstepd-wlm"]
+        command += options
         with open(self._folder / f"{name}.out", "ab") as output:
             self._running[name] = subprocess.Popen(
                 command,
@@ -89,6 +90,11 @@ class SlurmCluster:
         handle = self._running.pop(name)
         handle.kill()
         handle.wait(10)
+
+    def has_saved_since(self, moment_s: float) -> bool:
+        """Whether the controller has written its jobs down; it does so every few seconds."""
+        path = self._folder / "state" / "job_state"
+        return path.exists() and path.stat().st_mtime > moment_s
 
     def start_all(self) -> None:
         """Controller and nodes, until all nodes work."""

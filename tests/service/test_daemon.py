@@ -7,6 +7,8 @@ import sqlite3
 
 import numpy as np
 import pytest
+from service.daemon_rig import RULES, Rig, Time
+from service.fake_executor import FakeExecutor, fleet_devices
 
 from hocket.errors import InputFileError, RunError, UsageError
 from hocket.fleet.rounds.state import Rules
@@ -22,8 +24,6 @@ from hocket.service.errors import (
 )
 from hocket.service.executors.executor import AttemptName
 from hocket.service.store.batch import Batch
-from service.daemon_rig import RULES, Rig, Time
-from service.fake_executor import FakeExecutor, fleet_devices
 
 
 @pytest.fixture
@@ -426,13 +426,14 @@ def test_an_unknown_attempt_that_runs_is_killed(rig, executor):
     assert executor.running() == [FIRST]
 
 
-def test_a_commit_that_fails_changes_nothing_and_outcomes_are_tried_rig.again(executor):
+def test_a_commit_that_fails_changes_nothing_and_outcomes_are_tried_again(rig, executor):
     rig.submit()
     rig.look(2)
     executor.exit(FIRST, 0)
 
     def full(moment: str) -> None:
-        raise UnavailableError("the disk is full")
+        if moment == "before commit":
+            raise UnavailableError("the disk is full")
 
     rig._on_commit, before = full, rig._on_commit
     world = rig.world
@@ -448,7 +449,7 @@ def test_a_commit_that_fails_changes_nothing_and_outcomes_are_tried_rig.again(ex
 
 def test_a_witness_that_fails_ends_all_deciding(rig, executor):
     def broken(moment: str) -> None:
-        if moment == "after commit":
+        if moment == "before witness":
             raise OSError(5, "input/output error")
 
     rig._on_commit = broken
@@ -530,6 +531,20 @@ def test_time_never_goes_back(tmp_path, rig):
     moved = rig.again()
     moved.submit()
     assert moved.job(2).submitted_s >= moved.job(1).submitted_s
+
+
+def test_a_job_that_the_policy_cannot_serve_is_refused_at_once(rig):
+    rig.submit(total_steps=100.0)
+    strict = rig.again(rules=dataclasses.replace(RULES, policy="finish-time-fairness"))
+    strict.look()
+    with pytest.raises(UsageError, match="needs the remaining steps"):
+        strict.submit()
+    strict.submit(total_steps=5.0)
+    strict.later(61.0)
+    loose = strict.again()
+    loose.submit()
+    with pytest.raises(UsageError, match="needs the remaining steps of job '3'"):
+        loose.again(rules=dataclasses.replace(RULES, policy="finish-time-fairness"))
 
 
 def test_teams_grow_by_name(rig):

@@ -51,7 +51,7 @@ def _try(operation, mode):
         derandomize=True,
         deadline=None,
         database=None,
-        max_examples=8,
+        max_examples=6,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -53,14 +53,20 @@ class Served:
         return time.monotonic() - start_s
 
 
-@pytest.fixture
-def served(tmp_path):
-    with serving(tmp_path / "fleet") as service:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("fleet")) as service:
         served = Served(service)
         yield served
-        for connection in served.connections:
-            connection.close()
         served.close()
+
+
+@pytest.fixture
+def served(shared):
+    yield shared
+    for connection in shared.connections:
+        connection.close()
+    shared.connections.clear()
 
 
 def events_of(answer, until) -> list[dict]:
@@ -152,20 +158,6 @@ def test_streams_have_a_limit_and_give_their_place_back(served, monkeypatch):
     assert second.status == 200
 
 
-def test_the_end_of_the_service_ends_streams_at_once(served):
-    number = served.service.submit()["id"]
-    served.service.wait_for(number, "running")
-    path = served.service.daemon.log_file(number, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"some output\n")
-    events = served.open("/v1/events")
-    log = served.open(f"/v1/jobs/{number}/log?follow=true")
-    assert log.readline() == b"some output\n"
-    assert served.close() < 4.0
-    assert log.read() == b""
-    assert b"retry" in events.read()
-
-
 def test_a_request_that_never_gets_to_the_point_is_cut(served, monkeypatch):
     monkeypatch.setattr(prompt, "HEAD_TIMEOUT_S", 0.2)
     for beginning in (b"", b"GET /v1/jobs HTTP/1.1\r\nHost: local"):
@@ -189,3 +181,18 @@ def test_a_head_that_is_too_large_is_refused(served):
     with socket.create_connection(("127.0.0.1", served.port), timeout=10) as large:
         large.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
         assert large.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_the_end_of_the_service_ends_streams_at_once(served):
+    # The last test of this file: those before share the service that ends here.
+    number = served.service.submit()["id"]
+    served.service.wait_for(number, "running")
+    path = served.service.daemon.log_file(number, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"some output\n")
+    events = served.open("/v1/events")
+    log = served.open(f"/v1/jobs/{number}/log?follow=true")
+    assert log.readline() == b"some output\n"
+    assert served.close() < 4.0
+    assert log.read() == b""
+    assert b"retry" in events.read()

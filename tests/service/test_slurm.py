@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -13,13 +14,18 @@ from typing import TypeVar
 import pytest
 from service.slurm_cluster import NoSlurmError, SlurmCluster
 
-from hocket.errors import UsageError
+from hocket.errors import RunError, UsageError
+from hocket.fleet.rounds.state import Rules
+from hocket.service.daemon import Daemon
+from hocket.service.daemon.world import violations
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import processes
 from hocket.service.executors.executor import Assignment, AttemptName, Status
 from hocket.service.executors.slurm import SlurmExecutor
 from hocket.service.executors.slurm_commands import parts_of
 from hocket.service.executors.slurm_nodes import devices_per_node, parse_nodes
+from hocket.service.spec import JobSpec
+from hocket.service.store import Store
 
 PATIENCE_S = 25.0
 T = TypeVar("T")
@@ -90,7 +96,7 @@ def test_a_gang_asks_for_exactly_its_slots() -> None:
 def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="sbatch"):
-        SlurmExecutor(tmp_path / "fleet")
+        SlurmExecutor(tmp_path / "fleet", "cafe")
 
 
 # ── a real Slurm ─────────────────────────────────────────────────────────────────────────────────
@@ -116,7 +122,10 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.executor = SlurmExecutor(folder / "100% fleet")
+        self.executor = self.another()
+
+    def another(self) -> SlurmExecutor:
+        return SlurmExecutor(self.folder / "100% fleet", self.folder.name.encode().hex())
 
     def assignment(
         self, job: int, script: str, devices: tuple[str, ...] = ("nb/0",), **more: object
@@ -144,6 +153,16 @@ class Bench:
 
         return wait_for(reached, f"job {job} {phases}")
 
+    def wait_for_controller(self) -> None:
+        def answered() -> bool | None:
+            try:
+                self.executor.poll()
+            except RunError:
+                return None
+            return True
+
+        wait_for(answered, "the controller answers")
+
     def trace(self, job: int) -> list[str]:
         path = self.folder / f"trace-{job}"
         return path.read_text().splitlines() if path.exists() else []
@@ -169,6 +188,7 @@ def bench(
     for name, text in cluster.environment.items():
         monkeypatch.setenv(name, text)
     made = Bench(tmp_path)
+    wait_for(lambda: True if len(made.executor.poll().devices) == 8 else None, "all nodes work")
     yield made
     for status in made.executor.poll().attempts:
         made.executor.kill(status.name)
@@ -212,7 +232,7 @@ def test_an_attempt_runs_once_whoever_starts_it(bench: Bench) -> None:
     assignment = bench.assignment(1, SLEEP)
     bench.executor.start(assignment)
     bench.executor.start(assignment)
-    another = SlurmExecutor(bench.folder / "100% fleet")
+    another = bench.another()
     another.start(assignment)
     folder = bench.folder / "100% fleet" / "1-1"
     bench.wait_for_trace(1)
@@ -301,7 +321,7 @@ def test_impossible_requests_end_with_the_reason(bench: Bench) -> None:
     many = tuple(f"nb/{slot}" for slot in range(50))
     bench.executor.start(bench.assignment(3, TRACE, many))
     assert "not so many" in bench.wait(3, "lost").detail
-    choosy = SlurmExecutor(bench.folder / "choosy", options=["--partition=none"])
+    choosy = SlurmExecutor(bench.folder / "choosy", "cafe", options=["--partition=none"])
     choosy.start(bench.assignment(1, TRACE))
     (refused,) = choosy.poll().attempts
     assert (refused.phase, "artition" in refused.detail) == ("exited", True)
@@ -329,19 +349,31 @@ def test_a_dead_controller_loses_nothing(bench: Bench, cluster: SlurmCluster) ->
     bench.executor.start(bench.assignment(1, SLEEP))
     bench.wait_for_trace(1)
     assert bench.wait(1, "running")
-    # Slurm writes its state a moment after it answered.
-    time.sleep(1.0)
+    began_s = time.time()
+    wait_for(lambda: True if cluster.has_saved_since(began_s) else None, "Slurm saved its jobs")
     cluster.kill("slurmctld")
     bench.executor.start(bench.assignment(2, TRACE, ("nc/0",)))
-    seen = bench.executor.poll()
-    assert len(seen.devices) == 8, "nothing is lost because nobody answers"
-    assert {status.phase for status in seen.attempts} == {"running", "starting"}
+    with pytest.raises(RunError):
+        bench.executor.poll()
     cluster.start("slurmctld")
+    bench.wait_for_controller()
+    assert len(bench.executor.poll().devices) == 8, "it has yet to hear of its nodes"
     assert bench.wait(2, "exited").exit_code == 0
     assert bench.wait(1, "running")
     bench.executor.kill(AttemptName(1, 1))
-    assert bench.wait(1, "exited", "lost")
+    assert bench.wait(1, "exited")
     assert len(bench.trace(1)) == len(bench.trace(2)) == 1
+
+
+def test_a_job_that_slurm_forgot_is_lost_and_ended(bench: Bench, cluster: SlurmCluster) -> None:
+    bench.executor.start(bench.assignment(1, SLEEP))
+    bench.wait_for_trace(1)
+    assert bench.wait(1, "running")
+    cluster.kill("slurmctld")
+    cluster.start("slurmctld", "-c")
+    bench.wait_for_controller()
+    assert bench.wait(1, "lost")
+    assert not is_alive(int(bench.trace(1)[0])), "its devices may be given away"
 
 
 def test_a_dead_node_loses_its_attempt_and_its_devices(bench: Bench, cluster: SlurmCluster) -> None:
@@ -363,3 +395,33 @@ def test_a_dead_node_loses_its_attempt_and_its_devices(bench: Bench, cluster: Sl
 
     wait_for(next_ended, "the next attempt")
     assert len(bench.trace(1)) == 2
+
+
+def test_the_daemon_runs_a_job_again_whose_supervisor_was_killed(bench: Bench) -> None:
+    script = TRACE + (
+        "import sys, time\ntime.sleep(60 if os.environ['HOCKET_ATTEMPT'] == '1' else 0)\n"
+    )
+    spec = JobSpec(
+        name="job",
+        command=(sys.executable, "-c", script),
+        environment={"TRACE": str(bench.folder / "trace-1")},
+        throughputs={"p100": 1.0},
+    )
+    with contextlib.closing(Store.open(bench.folder / "state")) as store:
+        daemon = Daemon(store, bench.executor, Rules(round_s=2.0), ("v100", "p100"))
+        daemon.start()
+        try:
+            number = daemon.submit(spec).number
+            bench.wait_for_trace(1)
+            begun = files.read_json(bench.folder / "100% fleet" / f"{number}-1" / files.BEGUN)
+            assert begun is not None
+            os.kill(begun["pid"], signal.SIGKILL)
+            wait_for(
+                lambda: True if daemon.job(number).status == "succeeded" else None, "it succeeds"
+            )
+            first, second = daemon.attempts(number)
+            assert (first.outcome, second.outcome) == ("lost", "finished")
+            assert len(bench.trace(1)) == 2
+            assert violations(daemon.world) == []
+        finally:
+            daemon.close()

@@ -25,10 +25,11 @@ from hocket.fleet.rounds.step import step
 
 Counts = NDArray[np.int64]
 
-MAX_EVENTS = 2_000
 MAX_ADDED_DEVICES = 10_000
-_JOBS_IN_TIME = 250_000
+_JOBS_IN_TIME = 200_000
 """Jobs times events that people wait for."""
+_JOBS_PER_EVENT = 300
+"""An event costs at least as much as so many jobs."""
 _MANY_JOBS = 512
 """Beyond, starts are foreseen to half a round."""
 
@@ -123,15 +124,16 @@ def forecast(
     remove: tuple[str, ...] = (),
     until_started: Iterable[int] | None = None,
     grain_s: float = 0.0,
-    max_events: int = MAX_EVENTS,
+    max_events: int | None = None,
 ) -> Forecast:
     """Run a state forward until its jobs have ended, or those asked for have started.
 
     With another ``policy`` shares are computed anew when the next round begins; devices come and
     go at once. Jobs that end within ``grain_s`` of each other end together, which looks further
-    ahead for the same work and is wrong by less than that per end. Raises `UsageError` for names
-    that are not known.
+    ahead for the same work and is wrong by less than that per end. Without ``max_events`` it takes
+    about a second at most. Raises `UsageError` for names that are not known.
     """
+    most = 2 * affordable_events(state) if max_events is None else max_events
     policy = policy or state.rules.policy
     find_policy(policy)
     run = _Run(state, None if until_started is None else set(until_started))
@@ -141,7 +143,7 @@ def forecast(
     for event in _changes_of_devices(state, add, remove):
         run.take(event)
     run.expect()
-    while not run.is_over() and run.num_events < max_events:
+    while not run.is_over() and run.num_events < most:
         following = next_event(run.state, grain_s)
         if following is None:
             break
@@ -167,7 +169,7 @@ def first_starts(state: State, numbers: Iterable[int]) -> Forecast:
 
 def affordable_events(state: State) -> int:
     """Events of some tenths of a second: each costs more the more jobs there are."""
-    return min(max(_JOBS_IN_TIME // max(len(state.jobs.rows), 1), 50), MAX_EVENTS)
+    return max(_JOBS_IN_TIME // (len(state.jobs.rows) + _JOBS_PER_EVENT), 50)
 
 
 def affordable_grain_s(state: State) -> float:

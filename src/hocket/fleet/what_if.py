@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from hocket.fleet.forecast import (
     Forecast,
-    affordable_events,
     affordable_grain_s,
     forecast,
     resized,
@@ -78,11 +77,8 @@ def what_if(
 ) -> WhatIf:
     """The future of a state, and that with another policy or other numbers of devices by kind."""
     add, remove = resized(state, num_devices or {})
-    bounds: dict[str, Any] = {
-        "grain_s": affordable_grain_s(state),
-        "max_events": 2 * affordable_events(state),
-    }
+    grain_s = affordable_grain_s(state)
     return WhatIf(
-        now=forecast(state, **bounds),
-        then=forecast(state, policy=policy, add=add, remove=remove, **bounds),
+        now=forecast(state, grain_s=grain_s),
+        then=forecast(state, policy=policy, add=add, remove=remove, grain_s=grain_s),
     )

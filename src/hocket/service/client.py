@@ -158,9 +158,8 @@ class _Exchange:
         parts = urlsplit(address.url)
         self._address = address
         self._prefix = parts.path
-        make = http.client.HTTPConnection
-        if parts.scheme == "https":
-            make = http.client.HTTPSConnection
+        is_secure = parts.scheme == "https"
+        make = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
         self._connection = make(parts.hostname or "", parts.port, timeout=timeout_s)
 
     def __enter__(self) -> _Exchange:

@@ -17,24 +17,32 @@ def check_engine(on: str, devices: tuple[Device, ...]) -> None:
     if name == "local" and not devices:
         hint = "name the devices of this machine, such as --devices v100:2,p100:2"
         raise UsageError("local jobs need --devices", hint=hint)
-    if name == "ray" and devices:
-        hint = "leave out --devices: Ray knows its own"
-        raise UsageError("--devices is not for Ray", hint=hint)
+    if name != "local" and devices:
+        hint = f"leave it out: {name} knows its own; --kinds says which come first"
+        raise UsageError(f"--devices is not for {name}", hint=hint)
 
 
 def engine_name(on: str) -> str:
-    """``ray`` of ``ray://10.0.0.1:6379``; raises `UsageError` for an unknown one."""
+    """``ray`` of ``ray://10.0.0.1:10001``; raises `UsageError` for an unknown one."""
     name = on.partition("://")[0]
     if name not in NAMES or ("://" in on and name != "ray"):
         raise unknown_name("engine", on, NAMES)
     return name
 
 
-def open_engine(on: str, folder: Path, identity: str, devices: tuple[Device, ...]) -> Executor:
+def open_engine(
+    on: str, folder: Path, devices: tuple[Device, ...], kinds: tuple[str, ...]
+) -> Executor:
     """The engine for the fleet of a state folder."""
-    name = engine_name(on)
-    if name == "local":
-        from hocket.service.executors.local import LocalExecutor
+    name, attempts = engine_name(on), folder / "attempts"
+    if name == "ray":
+        from hocket.service.executors.ray_executor import RayExecutor
 
-        return LocalExecutor(folder / "attempts", devices)
-    raise UsageError(f"jobs cannot be run on {name} yet", hint="use --on local")
+        return RayExecutor(on if "://" in on else None, attempts)
+    if name == "slurm":
+        from hocket.service.executors.slurm import SlurmExecutor
+
+        return SlurmExecutor(attempts, kinds=kinds)
+    from hocket.service.executors.local import LocalExecutor
+
+    return LocalExecutor(attempts, devices)

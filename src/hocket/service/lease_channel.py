@@ -58,8 +58,9 @@ class Channel(NamedTuple):
         return self._post("checkpoints", {"step": step, "path": path})
 
     def _post(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
-        path = f"/v1/jobs/{self.job}/attempts/{self.attempt}/{what}"
         address = urlsplit(self._address())
+        prefix = address.path.rstrip("/")
+        path = f"{prefix}/v1/jobs/{self.job}/attempts/{self.attempt}/{what}"
         try:
             status, content = _exchange(address.scheme, address.netloc, path, self.token, body)
         except (OSError, http.client.HTTPException, ValueError) as error:

@@ -46,7 +46,7 @@ class Settings:
     on: str = "local"
     devices: tuple[Device, ...] = ()
     kinds: tuple[str, ...] = ()
-    """In the order of the state; empty for those that the engine has when it starts."""
+    """In the order of tables; empty for those that the engine has when it starts."""
     rules: Rules = field(default_factory=Rules)
     host: str = "127.0.0.1"
     port: int = 0
@@ -67,7 +67,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
         token = make_token(store.folder)
         listener = _bound(settings.host, settings.port, _last_port(store.folder))
         with listener:
-            executor = open_engine(settings.on, store.folder, store.identity, settings.devices)
+            executor = open_engine(settings.on, store.folder, settings.devices, settings.kinds)
             try:
                 _run(settings, store, executor, token, listener, on_ready)
             finally:
@@ -90,10 +90,12 @@ def _run(
         store,
         executor,
         settings.rules,
-        settings.kinds or _kinds_of(executor),
+        settings.kinds or tuple(sorted({device.kind for device in executor.poll().devices})),
         team_weights=dict(settings.team_weights),
         endpoint_url=url,
     )
+    if not daemon.state.kinds:
+        raise UsageError("the engine has no devices", hint="name those to come with --kinds")
     daemon.start()
     try:
         app = make_app(daemon, token, hosts=(settings.host, *settings.names))
@@ -218,10 +220,3 @@ def _url(settings: Settings, listener: socket.socket) -> str:
         host = settings.names[0] if settings.names else "127.0.0.1"
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{listener.getsockname()[1]}"
-
-
-def _kinds_of(executor: Executor) -> tuple[str, ...]:
-    kinds = sorted({device.kind for device in executor.poll().devices})
-    if not kinds:
-        raise UsageError("the engine has no devices", hint="start it with some, then serve again")
-    return tuple(kinds)

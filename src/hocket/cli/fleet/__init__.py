@@ -11,7 +11,10 @@ import click
 
 from hocket.errors import unknown_name
 
-_NAMES = ("allocate", "simulate", "throughputs", "manifests")
+_NAMES = (
+    "allocate", "simulate", "throughputs", "manifests", "serve", "submit", "jobs", "explain",
+    "logs", "cancel", "pause", "resume", "devices",
+)  # fmt: skip
 
 
 class _Lazy(click.Group):

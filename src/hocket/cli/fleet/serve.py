@@ -26,6 +26,11 @@ from hocket.errors import UsageError
     "Needed for local; other engines know their own.",
 )
 @click.option(
+    "--kinds",
+    metavar="KIND,...",
+    help="Kinds of devices of Ray or Slurm, the fastest first. [default: those there at the start]",
+)
+@click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the state. [default: hocket/fleet below XDG_STATE_HOME]",
@@ -82,6 +87,7 @@ from hocket.errors import UsageError
 def command(
     on: str,
     devices: str | None,
+    kinds: str | None,
     state: Path | None,
     policy: str,
     round_s: float,
@@ -106,7 +112,7 @@ def command(
     for package in ("fastapi", "uvicorn", "jinja2"):
         require(package, "hocket fleet serve")
     find_policy(policy)
-    kinds, found = parse_cluster(devices, "--devices") if devices else ((), ())
+    named, found = parse_cluster(devices, "--devices") if devices else (_kinds(kinds), ())
 
     from hocket.fleet.rounds.state import Rules
     from hocket.service.serve import Settings, serve
@@ -124,7 +130,7 @@ def command(
             folder=folder,
             on=on,
             devices=found,
-            kinds=kinds,
+            kinds=named,
             rules=Rules(policy=policy, round_s=round_s, min_run_s=min_run_s),
             host=host,
             port=port,
@@ -135,6 +141,13 @@ def command(
         ),
         tell,
     )
+
+
+def _kinds(text: str | None) -> tuple[str, ...]:
+    kinds = tuple(part.strip() for part in text.split(",")) if text else ()
+    if not all(kinds) or len(set(kinds)) < len(kinds):
+        raise UsageError(f"cannot read --kinds {text!r}", hint="write each once: v100,p100")
+    return kinds
 
 
 def _weights(teams: tuple[str, ...]) -> dict[str, float]:

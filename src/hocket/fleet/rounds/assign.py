@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 
 
 def assign(
-    state: State, jobs: Jobs, num_wishes: int, wishes: Wishes, *, keeps_running: bool
+    state: State, jobs: Jobs, num_parts: int, wishes: Wishes, *, keeps_running: bool
 ) -> tuple[State, Actions]:
     """Give devices to the most urgent; ``jobs`` are writable and become those of the new state."""
     from hocket.fleet.rounds.kernels.place import hand_out
@@ -35,7 +35,7 @@ def assign(
         num_free=np.empty(len(layout.server_kind), dtype=np.int64),
     )
     changes = new_changes(num_jobs, len(state.device_names))
-    hand_out(jobs, num_wishes, wishes, deal, speeds_of(state), choice, floor, changes)
+    hand_out(jobs, num_parts, wishes, deal, speeds_of(state), choice, floor, changes)
     num_stopped, num_started, num_devices = changes.size.tolist()
     stopped, started = changes.stopped[:, :num_stopped], changes.started[:, :num_started]
     actions = Actions(

@@ -25,7 +25,7 @@ from hocket.fleet.rounds.state import (
 )
 
 FORMAT = "hocket-fleet-state"
-VERSION = 1
+VERSION = 2
 
 
 def state_to_data(state: State) -> dict[str, Any]:

@@ -31,10 +31,8 @@ def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     if state.is_dirty and state.time_s - state.solved_s >= state.rules.min_reset_s:
         state = _reset(state, jobs)
     wishes = new_wishes(len(jobs.rows), state.num_kinds, _NO_PAIRS, _NO_QUEUE, _NO_PROFILES)
-    num_wishes = order_by_share(
-        jobs, _kinds_in_turn(state), state.layout.largest_server, wishes
-    )
-    return assign(state, jobs, num_wishes, wishes, keeps_running=False)
+    num_parts = order_by_share(jobs, _kinds_in_turn(state), state.layout.largest_server, wishes)
+    return assign(state, jobs, num_parts, wishes, keeps_running=False)
 
 
 def _reset(state: State, jobs: Jobs) -> State:

@@ -37,8 +37,8 @@ def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     if state.is_dirty or _depends_on_time(state.rules.policy):
         state = _share(state, jobs)
     _clip(state, jobs)
-    num_wishes, wishes = _wishes(state, jobs, only_waiting=False)
-    return assign(state, jobs, num_wishes, wishes, keeps_running=False)
+    num_parts, wishes = _wishes(state, jobs, only_waiting=False)
+    return assign(state, jobs, num_parts, wishes, keeps_running=False)
 
 
 def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
@@ -50,8 +50,8 @@ def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
         return state, NOTHING
     if state.is_dirty:
         state = _share(state, jobs)
-    num_wishes, wishes = _wishes(state, jobs, only_waiting=True)
-    return assign(state, jobs, num_wishes, wishes, keeps_running=True)
+    num_parts, wishes = _wishes(state, jobs, only_waiting=True)
+    return assign(state, jobs, num_parts, wishes, keeps_running=True)
 
 
 def _share(state: State, jobs: Jobs) -> State:

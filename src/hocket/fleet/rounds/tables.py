@@ -48,7 +48,11 @@ class Wishes(NamedTuple):
     """What jobs and pairs want: ``job x kinds + kind``, then pairs."""
 
     order: Counts
-    """The most urgent first, once sorted."""
+    """Part by part; the most urgent of a part first, once it is sorted."""
+    parts: Counts
+    """``[part, 3]``: start, stop, and the kind that all want, -1 for any."""
+    rank: Counts
+    """``[wish]``: scratch; whether it is one, and of what sort."""
     keys: FloatArray
     """``[key, wish]``: by which they are sorted, the first key first."""
     scratch: Counts
@@ -105,6 +109,8 @@ def new_wishes(num_jobs: int, num_kinds: int, pairs: Counts, queue: Counts, at: 
     size = num_jobs * num_kinds + len(pairs)
     return Wishes(
         order=np.empty(size, dtype=np.int64),
+        parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
+        rank=np.empty(size, dtype=np.int64),
         keys=np.empty((3, size)),
         scratch=np.empty(size, dtype=np.int64),
         is_reserved=np.zeros(num_jobs, dtype=np.bool_),

@@ -146,4 +146,3 @@ class _Feed:
             spread_steps_per_s=None if spread is None else tuple(spread.tolist()),
         )
         return Submit(time_s=arrival_s, jobs=(job,))
-

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.fleet.solve.pair_tables import Columns, Guide, new_guide
+from hocket.fleet.solve.pair_tables import Beside, Columns, Guide, beside, new_guide
 
 _MAX_STEPS = 40
 _MAX_GRADIENTS = 400
@@ -48,15 +48,17 @@ def climb_inside(
     To a relative ``accuracy``, from any duals of the rows.
     """
     guide = new_guide(num_jobs, len(rise) - 2 * num_jobs)
+    by_job = beside(columns, num_jobs)
     have, cost = _start(columns, limit, dual, num_jobs)
-    num_columns = len(columns.job_a)
+    num_columns, centring = len(columns.job_a), 0.3
     for _ in range(_MAX_STEPS):
-        step = _Step(columns, rise, limit, guide, have, cost)
+        step = _Step(columns, by_job, rise, limit, guide, have, cost)
         if step.is_done(accuracy):
             break
-        have, cost, is_exact = step.taken()
-        if not is_exact:
+        have, cost, went = step.taken(centring)
+        if went == 0.0:
             break
+        centring = min(max((1.0 - went)**2, 0.1), 0.8)
     return Inside(
         amount=have[:num_columns],
         level=float(have[num_columns]),
@@ -100,13 +102,14 @@ class _Step:
     def __init__(
         self,
         columns: Columns,
+        by_job: Beside,
         rise: FloatArray,
         limit: FloatArray,
         guide: Guide,
         have: FloatArray,
         cost: FloatArray,
     ) -> None:
-        self.columns, self.rise, self.guide = columns, rise, guide
+        self.columns, self.by_job, self.rise, self.guide = columns, by_job, rise, guide
         self.have, self.cost, self.num_jobs = have, cost, len(guide.block)
         self.num_columns, self.num_rows = len(columns.job_a), len(rise)
         # A level is worth as much as all demands together, so that duals of jobs are about 1.
@@ -132,19 +135,15 @@ class _Step:
         """Whether level and limits are as exact as wanted."""
         return self.missing <= accuracy and float(np.abs(self.lacking).max()) <= accuracy
 
-    def taken(self) -> tuple[FloatArray, FloatArray, bool]:
-        """The next point, and whether its equations were solved well enough to go on."""
+    def taken(self, centring: float) -> tuple[FloatArray, FloatArray, float]:
+        """The next point, and how far the step went; 0 where its equations were not solved."""
         self._set_guide()
-        product = self.have * self.cost
-        first, first_cost, dual, _ = self._towards(-product, np.zeros(self.guide.work.shape[1]))
-        primal, price = _length(self.have, first), _length(self.cost, first_cost)
-        reached = (self.have + primal * first) @ (self.cost + price * first_cost) / len(product)
-        centring = max((reached / self.middle) ** 3, _LEAST_CENTRING)
-        wanted = centring * self.middle - product - first * first_cost
-        move, move_cost, _, is_exact = self._towards(wanted, dual)
+        wanted = centring * self.middle - self.have * self.cost
+        move, move_cost, _, is_exact = self._towards(wanted, np.zeros(self.guide.work.shape[1]))
         primal = _NEAREST * _length(self.have, move)
         price = _NEAREST * _length(self.cost, move_cost)
-        return self.have + primal * move, self.cost + price * move_cost, is_exact
+        went = min(primal, price) if is_exact else 0.0
+        return self.have + primal * move, self.cost + price * move_cost, went
 
     def _set_guide(self) -> None:
         from hocket.fleet.solve.interior_kernel import set_guide
@@ -152,7 +151,7 @@ class _Step:
         ratio, at = self.have / self.cost, self.num_columns
         self.weight, self.level_weight = ratio[:at], float(ratio[at])
         self.guide.diagonal[:] = ratio[at + 1 :]
-        set_guide(self.columns, self.weight, self.rise, self.guide)
+        set_guide(self.columns, self.weight, self.rise, self.by_job, self.guide)
         self.guide.corner[-1, -1] -= 1.0 / self.level_weight
         self.guide.inverse[:] = np.linalg.inv(self.guide.corner)
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
+from hocket.compiled.containers import zeros
 
 
 class PairTable(NamedTuple):
@@ -50,20 +51,37 @@ class Columns(NamedTuple):
     """Devices of the pool that are held."""
 
 
+class Beside(NamedTuple):
+    """The columns of two jobs by job."""
+
+    ptr: ByteArray
+    column: ByteArray
+    other: ByteArray
+
+
 class Guide(NamedTuple):
     """An approximate inverse of the matrix of a step, and room for conjugate gradients."""
 
     diagonal: FloatArray
     """``[row]``: what slack adds to the matrix."""
+    order: ByteArray
+    """Jobs from the leaves of the trees to their roots."""
+    place: ByteArray
+    """``[job]``: in the order."""
+    parent: ByteArray
+    """``[job]``: the neighbour that comes later; the number of jobs for none."""
     block: FloatArray
     """``[job, 3]``: the inverted block of each job: progress, both, time."""
+    edge: FloatArray
+    """``[job, 4]``: the block between a job and its parent."""
     border: FloatArray
-    """``[job, progress or time, pool or level]``."""
+    """``[pool or level, row of a job]``."""
+    inner: FloatArray
+    """The same times the inverse of the trees."""
     corner: FloatArray
     inverse: FloatArray
     """Of the corner."""
     wanted: FloatArray
-    found: FloatArray
     work: FloatArray
     """``[vector, row]``."""
 
@@ -73,14 +91,28 @@ def new_guide(num_jobs: int, num_pools: int) -> Guide:
     size = num_pools + 1
     return Guide(
         diagonal=np.zeros(2 * num_jobs + num_pools),
+        order=zeros(num_jobs),
+        place=zeros(num_jobs),
+        parent=zeros(num_jobs),
         block=np.zeros((num_jobs, 3)),
-        border=np.zeros((num_jobs, 2, size)),
+        edge=np.zeros((num_jobs, 4)),
+        border=np.zeros((size, 2 * num_jobs)),
+        inner=np.zeros((size, 2 * num_jobs)),
         corner=np.zeros((size, size)),
         inverse=np.zeros((size, size)),
         wanted=np.zeros(size),
-        found=np.zeros(size),
         work=np.zeros((4, padded(num_jobs, num_pools))),
     )
+
+
+def beside(columns: Columns, num_jobs: int) -> Beside:
+    """The columns of two jobs, sorted by either."""
+    pair = np.flatnonzero(columns.job_b < num_jobs)
+    job = np.concatenate([columns.job_a[pair], columns.job_b[pair]]).astype(np.int64)
+    other = np.concatenate([columns.job_b[pair], columns.job_a[pair]]).astype(np.int64)
+    order = np.argsort(job, kind="stable")
+    ptr = np.searchsorted(job[order], np.arange(num_jobs + 1))
+    return Beside(ptr=ptr, column=np.concatenate([pair, pair])[order], other=other[order])
 
 
 def padded(num_jobs: int, num_pools: int) -> int:

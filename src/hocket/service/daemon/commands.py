@@ -29,6 +29,7 @@ from hocket.fleet.rounds.events import (
 )
 from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Device, Job, State
 from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.rehearse import rehearse_job
 from hocket.service.daemon.world import find, phase_of
 from hocket.service.errors import (
     ConflictError,
@@ -83,6 +84,7 @@ def submit(
         deadline_s=math.inf if spec.deadline_s is None else draft.time_s + spec.deadline_s,
         team=team,
     )
+    rehearse_job(state, job)
     record = JobRecord(number=number, spec=spec, status="queued", submitted_s=draft.time_s)
     draft.happen(Submit(time_s=draft.time_s, jobs=(job,)), state=state, new_job=record)
     if key is not None:

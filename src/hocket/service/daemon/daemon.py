@@ -88,7 +88,7 @@ class Daemon:
     def trouble(self) -> str:
         """What keeps jobs from being run now; empty where nothing does."""
         broken = self._decider.broken
-        return str(broken) if broken is not None else self._carrier.trouble
+        return str(broken or "") or self._loops.trouble or self._carrier.trouble
 
     # ── what changes something ──
 

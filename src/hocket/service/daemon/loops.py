@@ -37,6 +37,8 @@ class Loops:
 
     def __init__(self, decider: Decider, clock: Clock, poll_s: float) -> None:
         self.is_closing = False
+        self.trouble = ""
+        """Why no round can begin; empty where none was due or it could."""
         self._decider = decider
         self._clock = clock
         self._poll_s = poll_s
@@ -100,8 +102,16 @@ class Loops:
                 requests.append(tick)
             if requests:
                 self._decider.decide(requests)
-            if tick.future.done() and tick.future.exception() is not None:
-                self._next_tick_try_s = self._clock.now_s() + _RETRY_S
+            self._mind(tick)
+
+    def _mind(self, tick: Request) -> None:
+        """A round that could not begin is tried again, not at once."""
+        if not tick.future.done():
+            return
+        error = tick.future.exception()
+        self.trouble = "" if error is None else f"no round can begin: {error}"
+        if error is not None:
+            self._next_tick_try_s = self._clock.now_s() + _RETRY_S
 
     def _next_tick_s(self) -> float:
         return max(float(self._decider.world.state.next_tick_s), self._next_tick_try_s)

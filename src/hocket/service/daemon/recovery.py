@@ -13,6 +13,7 @@ import numpy as np
 from hocket.errors import InputFileError
 from hocket.fleet.rounds.state import Rules, State, lay_out, new_state
 from hocket.service.daemon.commands import steps_per_s
+from hocket.service.daemon.rehearse import rehearse_round
 from hocket.service.daemon.world import World, holder_index, violations
 from hocket.service.records import JobRecord
 from hocket.service.store.store import Store
@@ -25,16 +26,19 @@ def recovered(
     team_weights: Mapping[str, float],
     time_s: float,
 ) -> World:
-    """The world that the store holds; raises `InputFileError` where its parts contradict."""
+    """The world that the store holds; raises `InputFileError` where its parts contradict, and
+    `UsageError` where its jobs do not suit the policy."""
     loaded = store.load()
     if loaded.state is None:
         state = new_state(kinds, (), rules, time_s=time_s)
     else:
         state = _refitted(loaded.state, rules, kinds, loaded.jobs)
     weights = [team_weights.get(team, 1.0) for team in state.teams]
+    state = state.but(team_weight=np.array(weights), is_dirty=True)
+    rehearse_round(state)
     waiting, held = holder_index(loaded.attempts)
     world = World(
-        state=state.but(team_weight=np.array(weights), is_dirty=True),
+        state=state,
         jobs=loaded.jobs,
         attempts=loaded.attempts,
         waiting=waiting,

@@ -220,9 +220,11 @@ class LocalExecutor:
             self._signal_supervisor(folder, signal.SIGKILL)
 
     def _signal_supervisor(self, folder: Path, number: signal.Signals) -> None:
-        begun = files.read_json(folder / files.BEGUN)
-        if begun is not None and begun["boot"] == processes.boot():
-            processes.send(processes.Process(begun["pid"], begun["start_ticks"], 0), number)
+        # A damaged file names nobody who could be signalled.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            begun = files.read_json(folder / files.BEGUN)
+            if begun is not None and begun["boot"] == processes.boot():
+                processes.send(processes.Process(begun["pid"], begun["start_ticks"], 0), number)
 
     def _start_supervisor(self, name: AttemptName) -> None:
         folder = self._path(name)

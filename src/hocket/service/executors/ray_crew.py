@@ -62,6 +62,8 @@ class Crew:
         # One process sees the whole gang: then the other nodes are only reserved.
         num_working = len(bundles) if order.processes == "per-device" else 1
         self._parts = [Part() for _ in range(num_working)]
+        self._results: list[Result] = []
+        """Of parts, in the order in which they ended."""
         self._grace_s = float("inf")
         self._kill_at_s = float("inf")
         sent = files.read_json(folder / SENT)
@@ -103,7 +105,7 @@ class Crew:
             if method == "meet":
                 part.port = value
             elif method == "ended":
-                part.result = Result(*value)
+                self._end(part, Result(*value))
 
     def react(self, living: set[str]) -> Result | None:
         """Do what is due; the result once nothing runs any more."""
@@ -174,9 +176,8 @@ class Crew:
     def _wait_for_nodes(self, living: set[str]) -> Result | None:
         if files.asked_grace_s(self.folder) is not None:
             return Result(-signal.SIGTERM, "stopped before it began")
-        lost = next((part.result for part in self._parts if part.result), None)
-        if lost is not None:
-            return lost
+        if self._results:
+            return self._verdict()
         if any(bundle.node_id not in living for bundle in self._bundles):
             return _lost("a node of its devices died before it began")
         ports = [part.port for part in self._parts if part.port is not None]
@@ -196,7 +197,7 @@ class Crew:
             try:
                 part.actor = ray.get_actor(_actor_name(self.folder.name, index), self._namespace)
             except ValueError:
-                part.result = _lost("its supervisor is gone")
+                self._end(part, _lost("its supervisor is gone"))
 
     def _begin(self, address: str, port: int) -> None:
         for part in self._running():
@@ -210,7 +211,7 @@ class Crew:
         if not self._running():
             return self._verdict()
         asked_s = files.asked_grace_s(self.folder)
-        if any(part.result and _is_bad(part.result) for part in self._parts):
+        if any(_is_bad(result) for result in self._results):
             asked_s = min(OTHERS_GRACE_S, OTHERS_GRACE_S if asked_s is None else asked_s)
         if asked_s is not None:
             self._stop(asked_s)
@@ -230,14 +231,19 @@ class Crew:
 
     def _lose(self, part: Part, cause: str) -> None:
         kill(part.actor)
-        part.result = part.result or _lost(cause)
         part.calls.clear()
+        self._end(part, _lost(cause))
+
+    def _end(self, part: Part, result: Result) -> None:
+        if part.result is None:
+            part.result = result
+            self._results.append(result)
 
     def _verdict(self) -> Result:
-        results = [part.result for part in self._parts if part.result]
-        lost = [result for result in results if result.is_lost]
-        bad = [result for result in results if _is_bad(result)]
-        return (lost or bad or results)[0]
+        """A loss tells more than a failure, and the first failure more than what it led to."""
+        lost = [result for result in self._results if result.is_lost]
+        bad = [result for result in self._results if _is_bad(result)]
+        return (lost or bad or self._results)[0]
 
 
 def release_others(namespace: str, wanted: set[str]) -> None:

@@ -62,10 +62,7 @@ class Driver:
         """Join the cluster and remove what earlier drivers left of attempts that have ended."""
         import ray
 
-        host = address.rpartition(":")[0]
-        # Ray looks for its node under the machine's address in the network otherwise.
-        place: dict[str, Any] = {"_node_ip_address": host} if host.startswith("127.") else {}
-        ray.init(address=address, namespace=self._namespace, log_to_driver=False, **place)
+        ray.init(address=address, namespace=self._namespace, log_to_driver=False)
         placed = {folder.name for folder in self._open_folders() if (folder / PLACED).exists()}
         release_others(self._namespace, placed)
 
@@ -78,6 +75,8 @@ class Driver:
         for folder in self._open_folders():
             if folder.name not in self._crews:
                 self._take_on(folder)
+        # Before any result: who finds an attempt lost with its node finds the devices gone, too.
+        self._tell()
         living = {node.node_id for node in self._named.values()}
         for name, crew in list(self._crews.items()):
             result = crew.react(living)
@@ -85,7 +84,6 @@ class Driver:
                 files.write_result(crew.folder, result)
                 crew.release()
                 del self._crews[name]
-        self._tell()
         self._wait_for_answers()
 
     def _open_folders(self) -> list[Path]:

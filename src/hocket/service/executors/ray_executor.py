@@ -106,13 +106,15 @@ class RayExecutor:
 
     def poll(self) -> Poll:
         """What the driver sees, or saw last."""
+        # Results before devices: the driver writes them in the other order.
+        results = {name: files.read_result(self._path(name)) for name in self._names()}
         self._look_after_driver()
         running = frozenset(self._news.get("running", ()))
         refused = [
             Status(name=name, phase=EXITED, exit_code=126, detail=detail)
             for name, detail in self._refused.items()
         ]
-        known = [self._status(name, running) for name in self._names()]
+        known = [_status(name, result, str(name) in running) for name, result in results.items()]
         return Poll(attempts=[*refused, *known], devices=self._devices())
 
     def forget(self, name: AttemptName) -> None:
@@ -153,15 +155,6 @@ class RayExecutor:
     def _last_forgotten(self, job: int) -> int:
         content = files.read_json(self._folder / FORGOTTEN / str(job))
         return -1 if content is None else int(content["attempt"])
-
-    def _status(self, name: AttemptName, running: frozenset[str]) -> Status:
-        result = files.read_result(self._path(name))
-        if result is None:
-            phase: Phase = RUNNING if str(name) in running else STARTING
-            return Status(name=name, phase=phase)
-        if result.is_lost:
-            return Status(name=name, phase=LOST, detail=result.detail)
-        return Status(name=name, phase=EXITED, exit_code=result.exit_code, detail=result.detail)
 
     # ── the driver ──
 
@@ -219,3 +212,12 @@ class RayExecutor:
     def _last_words(self) -> str:
         lines = (self._folder / DRIVER_LOG).read_text(errors="replace").strip().splitlines()
         return lines[-1][:500] if lines else "its driver said nothing"
+
+
+def _status(name: AttemptName, result: files.Result | None, is_running: bool) -> Status:
+    if result is None:
+        phase: Phase = RUNNING if is_running else STARTING
+        return Status(name=name, phase=phase)
+    if result.is_lost:
+        return Status(name=name, phase=LOST, detail=result.detail)
+    return Status(name=name, phase=EXITED, exit_code=result.exit_code, detail=result.detail)

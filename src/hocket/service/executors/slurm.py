@@ -12,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hocket.errors import UsageError
 from hocket.fleet.rounds.state import Device
@@ -40,17 +40,22 @@ from hocket.service.executors.slurm_nodes import Node, devices_per_node, parse_n
 
 SUPERVISOR_DELAY_S = 15.0
 """A job that has not ended so long after its grace is ended by Slurm."""
+LOCK_PATIENCE_S = 120.0
+"""A machine that is gone loses its locks on a shared file system after so long."""
 CANNOT_START = 126
 
 _SCRIPT = '#!/bin/sh\nexec "$@"\n'
 _SUBMITTED = "submitted.json"
 """In the folder of an attempt: Slurm took it, under this id."""
+_GIVEN_UP = "given_up.json"
+"""In the folder of an attempt: Slurm lost sight of it, so whatever ends it now is no failure."""
 _FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 class SlurmExecutor:
     """An `Executor` for a Slurm cluster; ``folder`` is its own and seen by all nodes.
 
+    ``identity`` (hexadecimal) tells its jobs from those of another fleet on the same cluster.
     ``options`` are given to every sbatch (``--partition=...``); ``kinds`` are the features that
     name kinds of devices, where the first of a node does not.
     """
@@ -58,6 +63,7 @@ class SlurmExecutor:
     def __init__(
         self,
         folder: Path,
+        identity: str,
         *,
         options: Sequence[str] = (),
         kinds: Collection[str] = (),
@@ -70,7 +76,7 @@ class SlurmExecutor:
         self._forgotten.mkdir(exist_ok=True)
         self._script = self._folder / "batch.sh"
         self._script.write_text(_SCRIPT)
-        self._fleet = _identity(self._folder)
+        self._fleet = f"hocket-{identity}"
         self._options = tuple(options)
         self._kinds = tuple(kinds)
         self._log_limit_bytes = log_limit_bytes
@@ -109,29 +115,24 @@ class SlurmExecutor:
             files.ask_to_stop(folder, grace_s)
         deadline_s = time.monotonic() + grace_s + SUPERVISOR_DELAY_S
         self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
-        with contextlib.suppress(UnreachableError):
-            self._jobs = slurm.jobs_of(self._fleet)
-            slurm.cancel_waiting(self._jobs.get(name, ()))
-            slurm.ask_to_end(self._jobs.get(name, ()))
+        self._jobs = slurm.jobs_of(self._fleet)
+        slurm.cancel_waiting(self._jobs.get(name, ()))
+        slurm.ask_to_end(self._jobs.get(name, ()))
 
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""
         self.stop(name, 0.0)
 
     def poll(self) -> Poll:
-        """What became of all attempts; while Slurm does not answer, what it said last."""
-        is_answering = True
-        try:
-            self._jobs = slurm.jobs_of(self._fleet)
-            self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
-        except UnreachableError:
-            is_answering = False
+        """What became of all attempts; raises `RunError` while Slurm does not answer."""
+        self._jobs = slurm.jobs_of(self._fleet)
+        self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
         refused = [
             Status(name=name, phase=EXITED, exit_code=CANNOT_START, detail=detail)
             for name, detail in self._refused.items()
         ]
         names = [name for name in self._names() if name not in self._refused]
-        found = [self._status(name, is_answering) for name in names]
+        found = [self._status(name) for name in names]
         return Poll(attempts=[*refused, *filter(None, found)], devices=self._devices())
 
     def forget(self, name: AttemptName) -> None:
@@ -193,16 +194,13 @@ class SlurmExecutor:
             return
         files.write_json(folder / _SUBMITTED, {"id": number})
 
-    def _status(self, name: AttemptName, is_answering: bool) -> Status | None:
-        """Looks at Slurm's answer first, at the folder second: the last word is the folder's."""
+    def _status(self, name: AttemptName) -> Status | None:
+        """Slurm was asked before the folder is looked at: the last word is the folder's."""
         folder = self._path(name)
-        jobs = self._jobs.get(name, [])
         try:
-            result = files.read_result(folder)
-            if result is None and is_answering:
-                result = self._end(name, folder, jobs)
+            result = files.read_result(folder) or self._end(name, folder, self._jobs.get(name, []))
             if result is not None:
-                return _told(name, result)
+                return _told(name, result, files.read_json(folder / _GIVEN_UP))
             is_running = (folder / files.RUNNING).exists()
         except FileNotFoundError:
             return None
@@ -217,15 +215,29 @@ class SlurmExecutor:
         if was_stopped and not (folder / files.BEGUN).exists():
             return _kept(folder, Result(-signal.SIGTERM, "stopped before it began"))
         if not jobs and not (folder / _SUBMITTED).exists():
-            with contextlib.suppress(UnreachableError):
-                self._submit(name)
+            self._submit(name)
             return files.read_result(folder)
         state = jobs[0].state if jobs else "no longer known"
-        if was_stopped:
+        if self._still_runs(name, folder, state):
+            return None
+        if was_stopped and not (folder / _GIVEN_UP).exists():
             return _kept(folder, Result(-signal.SIGKILL, f"ended by Slurm: {state}"))
-        # A node that only seems dead may still run it: it ends when it sees this.
         files.ask_to_stop(folder, 0.0)
         return _kept(folder, Result(-signal.SIGKILL, f"lost by Slurm: {state}", is_lost=True))
+
+    def _still_runs(self, name: AttemptName, folder: Path, state: str) -> bool:
+        """Whether an attempt that Slurm does not run any more lives on; it is asked to end.
+
+        Devices of a node that failed are given to nobody, so nobody need wait for it. Elsewhere
+        the supervisor's lock tells, which a machine that is gone holds for a while.
+        """
+        if state == "NODE_FAIL" or not _is_locked(folder):
+            return False
+        if not (folder / _GIVEN_UP).exists():
+            files.write_json(folder / _GIVEN_UP, {"detail": f"lost by Slurm: {state}"})
+            files.ask_to_stop(folder, 0.0)
+        now_s = time.monotonic()
+        return now_s < self._deadline_s.setdefault(name, now_s + LOCK_PATIENCE_S)
 
     def _hurry(self, name: AttemptName, folder: Path, jobs: list[Job]) -> None:
         """Have Slurm end what did not do as it was asked in time."""
@@ -234,22 +246,11 @@ class SlurmExecutor:
             return
         now_s = time.monotonic()
         if now_s > self._deadline_s.setdefault(name, now_s + grace_s + SUPERVISOR_DELAY_S):
-            with contextlib.suppress(UnreachableError):
-                slurm.cancel(jobs)
+            slurm.cancel(jobs)
 
 
 _NEVER_AGAIN = (_SUBMITTED, files.BEGUN, files.STOP, files.RESULT)
 """Files of an attempt that must not be submitted."""
-
-
-def _identity(folder: Path) -> str:
-    """What tells jobs of this fleet from those of another, for as long as its folder is there."""
-    path = folder / "fleet.json"
-    content = files.read_json(path)
-    if content is None:
-        content = {"id": f"hocket-{secrets.token_hex(8)}"}
-        files.write_json(path, content)
-    return str(content["id"])
 
 
 def _obstacle(
@@ -272,7 +273,16 @@ def _kept(folder: Path, result: Result) -> Result:
     return result
 
 
-def _told(name: AttemptName, result: Result) -> Status:
-    exit_code = None if result.is_lost else result.exit_code
-    phase = LOST if result.is_lost else EXITED
-    return Status(name=name, phase=phase, exit_code=exit_code, detail=result.detail)
+def _is_locked(folder: Path) -> bool:
+    """Whether the supervisor of an attempt lives."""
+    lock = files.try_lock(folder)
+    if lock is not None:
+        os.close(lock)
+    return lock is None
+
+
+def _told(name: AttemptName, result: Result, given_up: Mapping[str, Any] | None) -> Status:
+    if result.is_lost or (given_up is not None and result.exit_code != 0):
+        detail = str((given_up or {}).get("detail", result.detail))
+        return Status(name=name, phase=LOST, detail=detail)
+    return Status(name=name, phase=EXITED, exit_code=result.exit_code, detail=result.detail)

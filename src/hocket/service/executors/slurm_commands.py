@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hocket.errors import UsageError
+from hocket.errors import RunError, UsageError
 from hocket.service.executors.executor import AttemptName
 from hocket.service.executors.slurm_nodes import Node
 from hocket.service.executors.supervisor import INHERITED
@@ -29,7 +29,7 @@ _ENDED = (
 _ROW = re.compile(r"([0-9]+)\|([A-Z_]+)\|(hocket-[0-9a-f]+)\|hocket-([0-9]{1,18})-([0-9]{1,18})")
 
 
-class UnreachableError(Exception):
+class UnreachableError(RunError):
     """Slurm does not answer; what it runs goes on."""
 
 

@@ -63,18 +63,20 @@ def job_page(
     now_s: float,
     *,
     explanation: Explanation | None = None,
+    done_steps: float | None = None,
     attempts: Sequence[AttemptRecord] = (),
     checkpoints: Sequence[CheckpointRecord] = (),
     log: bytes | None = None,
 ) -> JobPage:
-    """The page of a job; ``log`` is the end of what its newest attempt printed."""
+    """The page of a job; ``done_steps`` is how far it should be by now, ``log`` the end of what its
+    newest attempt printed."""
     told = explanation.sentence if explanation else _ending(record)
     command = (*record.spec.command, *(record.spec.resume if record.attempt > 1 else ()))
     return JobPage(
         job=named(record),
         status=record.status,
         sentence=sentence(inert(told, LONGEST_SENTENCE)),
-        stats=_stats(record, now_s),
+        stats=_stats(record, now_s, record.done_steps if done_steps is None else done_steps),
         command=inert(" ".join(_quoted(word) for word in command), LONGEST_SENTENCE),
         folder=inert(record.spec.folder or "a folder of its own", LONGEST_SENTENCE),
         attempts=_newest([_attempt(one, now_s) for one in attempts], MAX_ATTEMPTS),
@@ -107,13 +109,13 @@ def _newest(rows: list[Row], most: int) -> Listing[Row]:
     return Listing(rows=tuple(reversed(rows[-most:])), num_more=max(len(rows) - most, 0))
 
 
-def _stats(record: JobRecord, now_s: float) -> tuple[Stat, ...]:
+def _stats(record: JobRecord, now_s: float, done_steps: float) -> tuple[Stat, ...]:
     spec = record.spec
     until_s = now_s if record.ended_s is None else record.ended_s
-    progress = f"{record.done_steps:,.0f}"
+    progress = f"{done_steps:,.0f}"
     if spec.total_steps is not None:
         progress += f" of {spec.total_steps:,.0f}"
-    part = format_percent(record.done_steps / spec.total_steps) if spec.total_steps else ""
+    part = format_percent(done_steps / spec.total_steps) if spec.total_steps else ""
     return (
         Stat(label="Status", value=record.status),
         Stat(

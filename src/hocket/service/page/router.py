@@ -111,24 +111,29 @@ def _job_now(daemon: Daemon, number: str) -> JobPage:
     if not (number.isascii() and number.isdigit() and len(number) < 16):
         raise UsageError("There is no such job", hint="Jobs have numbers.")
     record = daemon.job(int(number))
+    state = _state_now(daemon)
+    explanation, done_steps = _foreseen(state, record)
     return job_page(
         record,
-        max(time.time(), daemon.state.time_s),
-        explanation=_explained(daemon, record),
+        max(time.time(), state.time_s),
+        explanation=explanation,
+        done_steps=done_steps,
         attempts=daemon.attempts(record.number),
         checkpoints=daemon.checkpoints(record.number),
         log=_last_output(daemon, record),
     )
 
 
-def _explained(daemon: Daemon, record: JobRecord) -> Explanation | None:
+def _foreseen(state: State, record: JobRecord) -> tuple[Explanation | None, float | None]:
+    """Why a job that has not ended waits, and how far it should be."""
     if record.status in ENDED:
-        return None
+        return None, None
     try:
-        return explain(_state_now(daemon), record.number)
+        row = state.row_of(record.number)
+        return explain(state, record.number), float(state.jobs.rows["done_steps"][row])
     except HocketError:
-        # It ended between the two looks.
-        return None
+        # For the state it has ended, or did between the two looks.
+        return None, None
 
 
 def _last_output(daemon: Daemon, record: JobRecord) -> bytes:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from hocket.compiled.jit import compiled
+from hocket.fleet.rounds.kernels.order import sort_part
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Choice, Wishes
 
 
 @compiled
-def choose(jobs: Jobs, num_wishes: int, wishes: Wishes, choice: Choice) -> None:
-    """Who runs where.
+def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: Choice) -> None:
+    """Who runs where, part by part as long as devices are left.
 
     A wish below ``jobs x kinds`` is a job on a kind; the others are rows of ``pairs`` (profile,
     profile, kind) and go to the first jobs of both profiles in ``queue`` that are still free. A
     reserved job that does not fit keeps what is left of the kind from those after it.
     """
+    for part in range(num_parts):
+        start, stop, kind = wishes.parts[part, 0], wishes.parts[part, 1], wishes.parts[part, 2]
+        num_free = 0
+        for other in range(choice.free.shape[0]):
+            if kind < 0 or other == kind:
+                num_free += choice.free[other]
+        if num_free > 0:
+            sort_part(wishes, start, stop)
+            _grant(jobs, start, stop, wishes, choice)
+
+
+@compiled
+def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: Choice) -> None:
     num_kinds = choice.free.shape[0]
     num_single = jobs.rows.shape[0] * num_kinds
-    for at in range(num_wishes):
+    for at in range(start, stop):
         wish = wishes.order[at]
         if wish >= num_single:
             _grant_pair(jobs, wish - num_single, wishes, choice)

@@ -9,7 +9,7 @@ from hocket.compiled.jit import compiled, compiled_entry
 
 Counts = NDArray[np.int64]
 
-_MULTIPLIER = np.int64(0x2545F4914F6CDD1D)
+_MULTIPLIER = 0x2545F4914F6CDD1D
 
 
 @compiled_entry()
@@ -35,7 +35,7 @@ def group(rows: Counts, slots: Counts, of: Counts, first: Counts, num_alike: Cou
 
 @compiled
 def _hash(rows: Counts, i: int) -> int:
-    digest = np.int64(0)
+    digest = 0
     for column in range(rows.shape[1]):
         digest = (digest ^ rows[i, column]) * _MULTIPLIER
         digest ^= digest >> 29
@@ -44,7 +44,7 @@ def _hash(rows: Counts, i: int) -> int:
 
 @compiled
 def _equal(rows: Counts, i: int, other: int) -> bool:
-    for column in range(rows.shape[1]):
-        if rows[i, column] != rows[other, column]:
-            return False
-    return True
+    column = 0
+    while column < rows.shape[1] and rows[i, column] == rows[other, column]:
+        column += 1
+    return bool(column == rows.shape[1])

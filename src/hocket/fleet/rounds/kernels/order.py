@@ -1,4 +1,8 @@
-"""Wishes in order of urgency: a stable merge sort by several keys. O(wishes log wishes)."""
+"""Wishes and their urgency, in parts that are sorted when their turn comes.
+
+Devices are mostly gone before those are asked who are owed nothing, so that these need no sorting.
+A stable merge sort by several keys: O(wishes log wishes).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from hocket.fleet.rounds.tables import Pace, Wishes
 Counts = NDArray[np.int64]
 
 _WAITING, _RUNNING = 0, 1
+_OWED, _FILLING, _NO_WISH = 0, 1, 2
 _UNITS_PER_ROUND = 16.0
 """Debts are compared in coarse units, so that noise of a solver decides nothing."""
 _FIRST = 1e6
@@ -30,25 +35,48 @@ _HALF_ROUNDS = 300.0
     "hocket.fleet.rounds.kernels.rates",
 )
 def order_by_share(jobs: Jobs, kinds: Counts, largest_server: Counts, wishes: Wishes) -> int:
-    """Gavel's order: kind by kind, share over time received, then debt, then share."""
-    num_kinds, size = kinds.shape[0], 0
+    """Gavel's order: kind by kind, share over time received, then debt, then share.
+
+    Returns the number of parts: for each kind those who have a share of it, then the others.
+    """
+    num_kinds: int = kinds.shape[0]
+    size = 0
     for at in range(num_kinds):
-        kind, start = kinds[at], size
-        for i in range(jobs.rows.shape[0]):
-            can_run = speed_on(jobs, i, kind, largest_server) > 0.0
-            if jobs.rows.phase[i] > _RUNNING or not can_run:
-                continue
-            wish, share = i * num_kinds + kind, jobs.shares[i, kind]
-            wishes.keys[0, wish] = share / max(jobs.received_s[i, kind], 1e-9)
-            if jobs.rows.has_share[i] == 0:
-                # Jobs that came since the last allocation stand behind all others.
-                wishes.keys[0, wish] = -1.0
-            wishes.keys[1, wish] = np.rint(jobs.credit_s[i, kind] * 1000.0)
-            wishes.keys[2, wish] = share
-            wishes.order[size] = wish
-            size += 1
-        _sort(wishes, start, size)
-    return size
+        kind = kinds[at]
+        _rank_by_share(jobs, kind, num_kinds, largest_server, wishes)
+        for part in range(2):
+            start = size
+            for i in range(jobs.rows.shape[0]):
+                wish = i * num_kinds + kind
+                if wishes.rank[wish] == part:
+                    wishes.order[size] = wish
+                    size += 1
+            _set_part(wishes, 2 * at + part, start, size, kind)
+    return 2 * num_kinds
+
+
+@compiled
+def _rank_by_share(
+    jobs: Jobs, kind: int, num_kinds: int, largest_server: Counts, wishes: Wishes
+) -> None:
+    for i in range(jobs.rows.shape[0]):
+        wish, share = i * num_kinds + kind, jobs.shares[i, kind]
+        wishes.keys[0, wish] = share / max(jobs.received_s[i, kind], 1e-9)
+        if jobs.rows.has_share[i] == 0:
+            # Jobs that came since the last allocation stand behind all others.
+            wishes.keys[0, wish] = -1.0
+        wishes.keys[1, wish] = np.rint(jobs.credit_s[i, kind] * 1000.0)
+        wishes.keys[2, wish] = share
+        wishes.rank[wish] = _OWED if wishes.keys[0, wish] > 0.0 else _FILLING
+        if jobs.rows.phase[i] > _RUNNING or speed_on(jobs, i, kind, largest_server) <= 0.0:
+            wishes.rank[wish] = _NO_WISH
+
+
+@compiled
+def _set_part(wishes: Wishes, part: int, start: int, stop: int, kind: int) -> None:
+    wishes.parts[part, 0] = start
+    wishes.parts[part, 1] = stop
+    wishes.parts[part, 2] = kind
 
 
 @compiled_entry(
@@ -59,30 +87,52 @@ def order_by_share(jobs: Jobs, kinds: Counts, largest_server: Counts, wishes: Wi
 def order_by_debt(
     jobs: Jobs, time_s: float, pace: Pace, largest_server: Counts, wishes: Wishes
 ) -> int:
-    """All that jobs and pairs want, what is owed most first; of equals, what would be lost most."""
-    num_kinds, size = jobs.shares.shape[1], 0
+    """All that jobs and pairs want, what is owed most first; of equals, what would be lost most.
+
+    Returns the number of parts: what somebody is owed, then what only fills devices.
+    """
+    num_kinds = jobs.shares.shape[1]
+    first_pair = jobs.rows.shape[0] * num_kinds
     for i in range(jobs.rows.shape[0]):
         phase = jobs.rows.phase[i]
-        if phase > _RUNNING or (pace.only_waiting and phase != _WAITING):
-            continue
-        best = 1e-300
-        for j in range(num_kinds):
-            best = max(best, speed_on(jobs, i, j, largest_server))
-            if jobs.credit_s[i, j] > pace.patience_s and jobs.shares[i, j] > 0.0:
-                wishes.is_reserved[i] = True
-        for j in range(num_kinds):
-            speed = speed_on(jobs, i, j, largest_server)
-            if speed > 0.0:
-                wish = i * num_kinds + j
-                _weigh(jobs, i, j, speed, speed / best, time_s, pace, wishes)
+        is_asked = phase == _WAITING or (phase == _RUNNING and not pace.only_waiting)
+        _rank_by_debt(jobs, i, is_asked, time_s, pace, largest_server, wishes)
+    for pair in range(wishes.pairs.shape[0]):
+        wishes.rank[first_pair + pair] = _OWED
+    size = 0
+    for part in range(2):
+        start = size
+        for wish in range(wishes.rank.shape[0]):
+            if wishes.rank[wish] == part:
                 wishes.order[size] = wish
                 size += 1
-    first_pair = jobs.rows.shape[0] * num_kinds
-    for pair in range(wishes.pairs.shape[0]):
-        wishes.order[size] = first_pair + pair
-        size += 1
-    _sort(wishes, 0, size)
-    return size
+        _set_part(wishes, part, start, size, -1)
+    return 2
+
+
+@compiled
+def _rank_by_debt(
+    jobs: Jobs,
+    i: int,
+    is_asked: bool,
+    time_s: float,
+    pace: Pace,
+    largest_server: Counts,
+    wishes: Wishes,
+) -> None:
+    num_kinds, best = jobs.shares.shape[1], 1e-300
+    for j in range(num_kinds):
+        wishes.rank[i * num_kinds + j] = _NO_WISH
+        best = max(best, speed_on(jobs, i, j, largest_server))
+        if jobs.credit_s[i, j] > pace.patience_s and jobs.shares[i, j] > 0.0:
+            wishes.is_reserved[i] = is_asked
+    for j in range(num_kinds):
+        speed = speed_on(jobs, i, j, largest_server)
+        if is_asked and speed > 0.0:
+            wish = i * num_kinds + j
+            _weigh(jobs, i, j, speed, speed / best, time_s, pace, wishes)
+            is_filling = wishes.keys[0, wish] < 0.5 * _LAST
+            wishes.rank[wish] = _FILLING if is_filling else _OWED
 
 
 @compiled
@@ -124,7 +174,7 @@ def _weigh(
 
 
 @compiled
-def _sort(wishes: Wishes, start: int, stop: int) -> None:
+def sort_part(wishes: Wishes, start: int, stop: int) -> None:
     """Sort a part of the order, the largest keys first; equals stay as they stood."""
     width, is_swapped = 1, False
     order, other = wishes.order, wishes.scratch

@@ -16,11 +16,12 @@ _PREEMPTED, _MOVED = 0, 1
     "hocket.fleet.rounds.state",
     "hocket.fleet.rounds.tables",
     "hocket.fleet.rounds.kernels.choose",
+    "hocket.fleet.rounds.kernels.order",
     "hocket.fleet.rounds.kernels.rates",
 )
 def hand_out(
     jobs: Jobs,
-    num_wishes: int,
+    num_parts: int,
     wishes: Wishes,
     deal: Deal,
     speeds: Speeds,
@@ -39,7 +40,7 @@ def hand_out(
         choice.partner[i] = row_of(jobs, jobs.rows.partner[i]) if keeps else -1
     if deal.keeps_running:
         _count_in_use(floor, choice)
-    choose(jobs, num_wishes, wishes, choice)
+    choose(jobs, num_parts, wishes, choice)
     if deal.needs_share:
         for i in range(jobs.rows.shape[0]):
             if jobs.rows.has_share[i] == 0:
@@ -148,7 +149,7 @@ def _join(i: int, partner: int, floor: Floor, changes: Changes) -> bool:
             floor.holders[device, 1] = i
             changes.device[size] = device
             size += 1
-    has_joined = size > changes.size[2]
+    has_joined: bool = size > changes.size[2]
     changes.size[2] = size
     return has_joined
 

@@ -28,9 +28,10 @@ def row_of(jobs: Jobs, number: int) -> int:
 @compiled
 def speed_on(jobs: Jobs, i: int, kind: int, largest_server: Counts) -> float:
     """Steps per second of a job that has devices of a kind, as few servers as there can be."""
+    speed: float = jobs.steps_per_s[i, kind]
     if jobs.rows.gang[i] > largest_server[kind]:
-        return jobs.spread_steps_per_s[i, kind]
-    return jobs.steps_per_s[i, kind]
+        speed = jobs.spread_steps_per_s[i, kind]
+    return speed
 
 
 @compiled

@@ -89,6 +89,7 @@
     event.preventDefault();
     const box = document.getElementById("what-if-answer");
     box.setAttribute("aria-busy", "true");
+    box.textContent = "Looking ahead …";
     try {
       const found = await page(`/what-if?${new URLSearchParams(new FormData(form))}`);
       if (found) box.replaceChildren(...found.getElementById("what-if-answer").childNodes);
@@ -104,6 +105,10 @@
     await fetch("/logout", { method: "POST", headers: { "X-Hocket-Page": "1" }, redirect: "manual" });
     location.assign("/login");
   });
+
+  // Where the picture is wider than the screen, the newest is what people look for.
+  const picture = document.querySelector("#devices .scroll");
+  if (picture) picture.scrollLeft = picture.scrollWidth;
 
   listen();
 })();

@@ -1,0 +1,41 @@
+"""Decisions tried out before they count, and then forgotten.
+
+Some policies cannot serve every job: those that look at the work left must know it. `step` finds
+that out when a round begins, which may be long after the job was accepted, and then no round could
+begin any more. So a job is refused when a fleet with nothing but it could not begin a round, and a
+service is not started where the jobs that it has do not suit its policy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.fleet.rounds.events import Submit, Tick
+from hocket.fleet.rounds.state import Job, Jobs, State
+from hocket.fleet.rounds.step import step
+
+
+def rehearse_job(state: State, job: Job) -> None:
+    """Raise `UsageError` where the state's policy cannot serve a job."""
+    step(_emptied(state), Submit(time_s=state.time_s, jobs=(job,)))
+
+
+def rehearse_round(state: State) -> None:
+    """Raise `UsageError` where the state's policy cannot serve its jobs. Loads the compiled parts
+    of `step`, so that the first command need not wait for them."""
+    some = Job(number=1, name="", steps_per_s=(1.0,) * state.num_kinds, total_steps=1.0)
+    rehearse_job(state, some)
+    due = state.but(next_tick_s=state.time_s, solved_s=-np.inf, is_dirty=True, warm=None)
+    step(due, Tick(time_s=state.time_s))
+
+
+def _emptied(state: State) -> State:
+    """The same fleet without jobs, where a round begins as soon as one comes."""
+    return state.but(
+        jobs=Jobs(*(column[:0] for column in state.jobs)),
+        names={},
+        holders=np.full(state.holders.shape, -1),
+        next_tick_s=np.inf,
+        solved_s=-np.inf,
+        warm=None,
+    )

@@ -1,0 +1,113 @@
+"""Snapshots: any state comes back exactly, and goes on deciding the same."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from service.fake_executor import fleet_devices
+
+from hocket.errors import InputFileError
+from hocket.fleet.rounds import (
+    AddDevices,
+    Cancel,
+    Fail,
+    Finish,
+    Job,
+    Pause,
+    Progress,
+    RemoveDevices,
+    Resume,
+    Rules,
+    Submit,
+    Tick,
+    new_state,
+    step,
+)
+from hocket.fleet.rounds.files import state_to_data
+from hocket.fleet.rounds.state import PairTable, State
+from hocket.service.store import snapshot
+
+KINDS = ("v100", "k80")
+DEVICES = fleet_devices(v100=3, k80=2)
+
+
+@st.composite
+def states(draw: st.DrawFn) -> State:
+    """A fleet after some events."""
+    mechanism = draw(st.sampled_from(["improved", "improved", "gavel"]))
+    policy = draw(st.sampled_from(["las", "fifo", "finish-time-fairness", "hierarchical"]))
+    shares = mechanism == "improved" and policy == "las" and draw(st.booleans())
+    table = PairTable(steps_per_s=np.full((2, 2, 2), 0.7)) if shares else None
+    rules = Rules(policy=policy, mechanism=mechanism, round_s=10.0)
+    state = new_state(KINDS, DEVICES, rules, pair_table=table, time_s=5.0)
+    for number in range(draw(st.integers(0, 12))):
+        state = _after(draw, state, number + 1)
+    return state
+
+
+def _after(draw: st.DrawFn, state: State, number: int) -> State:
+    time_s = state.time_s + draw(st.floats(0.0, 20.0))
+    live = state.jobs.rows["number"][state.jobs.rows["phase"] < 3].tolist()
+    job = Job(
+        number=number,
+        name=draw(st.text(max_size=3)),
+        steps_per_s=(draw(st.floats(0.1, 9.0)), draw(st.sampled_from([0.0, 1.0]))),
+        total_steps=100.0 if "finish" in state.rules.policy else float("inf"),
+        gang=draw(st.integers(1, 2)),
+        profile=draw(st.integers(-1, 1)) if state.pair_table is not None else -1,
+    )
+    events = [Submit(time_s=time_s, jobs=(job,)), Tick(time_s=time_s)]
+    events += [AddDevices(time_s=time_s, devices=DEVICES)]
+    events += [RemoveDevices(time_s=time_s, names=("v100-1",))]
+    if live:
+        one = draw(st.sampled_from(live))
+        attempt = int(state.jobs.rows["attempt"][state.row_of(one)])
+        events += [how(time_s=time_s, numbers=(one,)) for how in (Finish, Cancel, Pause, Resume)]
+        events += [Fail(time_s=time_s, number=one, attempt=attempt)]
+        events += [Progress(time_s=time_s, number=one, attempt=attempt, done_steps=5.0)]
+    return step(state, draw(st.sampled_from(events)))[0]
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(state=states())
+def test_a_state_comes_back_exactly_and_goes_on_the_same(state):
+    packed = snapshot.pack(state)
+    back = snapshot.unpack(packed)
+    assert snapshot.pack(back) == packed
+    assert state_to_data(back) == state_to_data(state)
+    assert back.names == state.names
+    event = Tick(time_s=state.time_s + 30.0)
+    (one, one_actions), (two, two_actions) = step(state, event), step(back, event)
+    assert snapshot.pack(one) == snapshot.pack(two)
+    assert list(one_actions.starts) == list(two_actions.starts)
+    assert list(one_actions.stops) == list(two_actions.stops)
+
+
+def _with_head(packed: bytes, **changes: object) -> bytes:
+    (length,) = struct.unpack_from(">Q", packed)
+    head = {**json.loads(packed[8 : 8 + length]), **changes}
+    text = json.dumps(head).encode()
+    return struct.pack(">Q", len(text)) + text + packed[8 + length :]
+
+
+def test_anything_else_is_refused():
+    packed = snapshot.pack(new_state(KINDS, DEVICES))
+    assert isinstance(snapshot.unpack(_with_head(packed)), State)
+    wrong: list[bytes] = [
+        b"", packed[:-1], packed + b"x", packed[:50], b"\xff" * 100,
+        _with_head(packed, version=2),
+        _with_head(packed, columns=["number"]),
+        _with_head(packed, arrays=[["object", 1]]),
+        _with_head(packed, arrays=[["int64", -1]]),
+        _with_head(packed, state={"class": "Popen", "fields": {"args": "true"}}),
+        _with_head(packed, state={"class": "Rules", "fields": {}}),
+        _with_head(packed, state=[]),
+    ]  # fmt: skip
+    for data in wrong:
+        with pytest.raises(InputFileError, match="damaged"):
+            snapshot.unpack(data)
