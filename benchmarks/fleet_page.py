@@ -64,6 +64,18 @@ def cpu_ms(work: Callable[[], object]) -> list[float]:
     return times_ms
 
 
+def works_of(state: State) -> dict[str, Callable[[], object]]:
+    waiting = state.jobs.rows["number"][state.jobs.rows["phase"] == WAITING].tolist()
+    kept = Foresight()
+    return {
+        "explain, a job in the middle": lambda: explain(state, waiting[len(waiting) // 2]),
+        "page, with a new forecast": lambda: page_of(state, Foresight()),
+        "page, forecast of this round kept": lambda: page_of(state, kept),
+        "what if, another policy": lambda: what_if(state, policy="fifo"),
+        "what if, half more of a kind": lambda: what_if(state, num_devices={"v100": 150}),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=2048)
@@ -71,20 +83,11 @@ def main() -> None:
     arguments = parser.parse_args()
     for policy in ("las", "finish-time-fairness"):
         state = fleet(arguments.jobs, arguments.devices, policy)
-        waiting = state.jobs.rows["number"][state.jobs.rows["phase"] == WAITING].tolist()
-        kept = Foresight()
-        works: dict[str, Callable[[], object]] = {
-            "explain, a job in the middle": lambda: explain(state, waiting[len(waiting) // 2]),  # noqa: B023
-            "page, with a new forecast": lambda: page_of(state, Foresight()),  # noqa: B023
-            "page, forecast of this round kept": lambda: page_of(state, kept),  # noqa: B023
-            "what if, another policy": lambda: what_if(state, policy="fifo"),  # noqa: B023
-            "what if, half more of a kind": lambda: what_if(state, num_devices={"v100": 150}),  # noqa: B023
-        }
         print(f"{arguments.jobs:,} jobs, {arguments.devices:,} devices, {policy}")
-        for name, work in works.items():
+        for name, work in works_of(state).items():
             times_ms = cpu_ms(work)
             print(f"  {name:<36} {np.median(times_ms):6.0f} ms, at most {max(times_ms):6.0f} ms")
-        print(f"  the page has {len(page_of(state, kept)):,} characters")
+        print(f"  the page has {len(page_of(state, Foresight())):,} characters")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 
 from service.ray_cluster import RayCluster, processes_with, ray_cluster
 
+from hocket.errors import HocketError
 from hocket.service.client import FleetClient, find_service
 
 ROUND_S = 10.0
@@ -79,10 +80,16 @@ class Fleet:
         self._worker.write_text(WORKER)
         command = [sys.executable, "-m", "hocket", "fleet", "serve", "--state", str(self.state)]
         options = ["--on", "ray", "--kinds", "v100,p100", "--round", str(ROUND_S)]
-        self._process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self._process.stdout.readline()
+        self._process = subprocess.Popen([*command, *options])
         self.client: FleetClient = find_service(self.state)
+        wait_until(self._answers, "the service answers")
+
+    def _answers(self) -> bool:
+        try:
+            self.client.get("/v1/devices")
+        except HocketError:
+            return False
+        return True
 
     def submit(self) -> None:
         command = [sys.executable, str(self._worker)]
@@ -127,7 +134,7 @@ def trial(fleet: Fleet, cluster: RayCluster, chance: random.Random) -> list[dict
         live = fleet.live_jobs()
         for _ in range(NUM_LIVE_JOBS - len(live)):
             fleet.submit()
-        time.sleep(chance.uniform(0.0, 1.0))
+        time.sleep(chance.uniform(0.0, 4.0))
         running = [job for job in fleet.live_jobs() if job["status"] in ("starting", "running")]
         nodes = sorted({device.split("/")[0] for job in running for device in job["devices"]})
         if nodes:

@@ -4,7 +4,8 @@
 
 DATA is a folder with Gavel's table (``gavel/simulation_throughputs.json``) and its workload
 (``gavel_generated/``). Prints average completion times of jobs 4000 to 4999 on 36 V100, 36 P100 and
-36 K80 beside Gavel's own, CPU time, and preemptions; then 100,000 jobs on 1,000 devices.
+36 K80 beside Gavel's own, CPU time, and preemptions; then both mechanisms on generated workloads of
+the same mix, and 100,000 jobs on 1,000 devices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from hocket.fleet.rounds import Device, Rules
 from hocket.fleet.simulator import Work, bind, simulate
-from hocket.fleet.throughputs import read_throughputs
+from hocket.fleet.throughputs import Throughputs, read_throughputs
 from hocket.fleet.traces import generate_trace, read_trace
 
 KINDS = ("v100", "p100", "k80")
@@ -53,10 +54,26 @@ def main() -> None:
         noise = 1.0 + 1e-9 * np.random.default_rng(0).standard_normal(work.steps_per_s.shape)
         shaken = Work(**{**work.__dict__, "steps_per_s": work.steps_per_s * noise})
         _report("noise", simulate(shaken, fleet, measured=(4000, 5000)).figures(), "")
+    if options.only in (None, "generated"):
+        _compare_mechanisms(table, fleet)
     if options.only in (None, "large"):
         large = generate_trace(table.on(KINDS), num_jobs=100_000, jobs_per_hour=50.0)
         run = simulate(bind(large, KINDS, table), _devices(334), Rules(min_solve_s=1920.0))
         _report("large", run.figures(), "120 s wanted")
+
+
+def _compare_mechanisms(table: Throughputs, fleet: tuple[Device, ...]) -> None:
+    """Both mechanisms on workloads that nobody published."""
+    for jobs_per_hour in (4.0, 4.8, 5.6):
+        for seed in (1, 2):
+            trace = generate_trace(
+                table.on(KINDS), num_jobs=4000, jobs_per_hour=jobs_per_hour, seed=seed
+            )
+            work = bind(trace, KINDS, table)
+            for rules in (Rules(mechanism="gavel"), Rules()):
+                run = simulate(work, fleet, rules, measured=(1000, 2000))
+                name = f"{jobs_per_hour}/{seed} {rules.mechanism}"
+                _report(name, run.figures(), "")
 
 
 def _devices(per_kind: int) -> tuple[Device, ...]:

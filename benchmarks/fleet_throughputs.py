@@ -4,7 +4,8 @@ python benchmarks/fleet_throughputs.py ../shared/data/cluster
 
 Errors are |log(estimate / measured)|: 0.1 is about 10 %. Every job in turn is unseen, alone or with
 all jobs of its model. The constants of `conditional_row` were chosen on the first table; the other
-two had no part in that, but share 71 % and 46 % of their entries with it. Predictions of hocket for ResNet-50 stand beside what Gavel measured (single device; needs torch to capture).
+two had no part in that, but share 71 % and 46 % of their entries with it. Last, predictions for
+ResNet-50 on one device beside what Gavel measured, in steps per second (capturing needs torch).
 """
 
 from __future__ import annotations

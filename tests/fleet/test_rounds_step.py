@@ -163,7 +163,8 @@ def test_a_gang_over_two_servers_runs_at_the_spread_rate() -> None:
 def test_a_gang_that_cannot_be_spread_waits_for_a_server() -> None:
     whole = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
     state = submit(fleet(6), job(0, gang=2, slow=0.0), job(1, slow=0.0))
-    # The first server keeps one device, the second none that both are left on: 1 + 2 are free.
+    # Three devices are free, but not on one server as long as the others stay where they are.
+    assert sorted(state.jobs.rows["kind"]) == [0, 0]
     state = step(state, Submit(time_s=1.0, jobs=(whole,)))[0]
     assert all(state.jobs.rows["rate"][state.jobs.rows["phase"] == 1] > 0.0)
     for _ in range(12):

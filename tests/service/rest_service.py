@@ -57,12 +57,14 @@ def wait_until(look: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 
 @contextmanager
-def serving(folder: Path, rules: Rules | None = None, **num_of_kind: int) -> Iterator[Service]:
+def serving(
+    folder: Path, rules: Rules | None = None, poll_s: float = 0.01, **num_of_kind: int
+) -> Iterator[Service]:
     """A service on fake devices."""
     executor = FakeExecutor(fleet_devices(**(num_of_kind or {"v100": 2, "k80": 1})))
     kinds = tuple(dict.fromkeys(device.kind for device in executor.devices))
     store = Store.open(folder)
-    daemon = Daemon(store, executor, rules or Rules(), kinds, poll_s=0.01, endpoint_url=URL)
+    daemon = Daemon(store, executor, rules or Rules(), kinds, poll_s=poll_s, endpoint_url=URL)
     daemon.start()
     try:
         wait_until(lambda: len(daemon.state.device_names))

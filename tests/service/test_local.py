@@ -1,7 +1,9 @@
 """The local executor with real processes: ends, stops, kills, restarts."""
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ from service.local_attempts import (
     wait_until,
 )
 
+from hocket.errors import RunError
 from hocket.service.executors import attempt_folder, local, processes
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName
 
@@ -336,8 +339,11 @@ def test_a_supervisor_that_cannot_start_is_told(executor, tmp_path, monkeypatch)
     status = wait_for_end(executor)
     assert (status.phase, status.exit_code) == (EXITED, 126)
     monkeypatch.setattr(sys, "executable", "/no/such/program")
-    executor.start(assignment(tmp_path, "touch", "ran", name=AttemptName(8, 1)))
-    assert "No such file" in wait_for_end(executor, AttemptName(8, 1)).detail
+    other = AttemptName(8, 1)
+    with pytest.raises(RunError, match="No such file"):
+        executor.start(assignment(tmp_path, "touch", "ran", name=other))
+    assert wait_for_end(executor, other).exit_code == 126
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_forgotten_attempt_is_not_told_and_its_name_stays_refused(executor, tmp_path):
@@ -354,32 +360,36 @@ def test_a_forgotten_attempt_is_not_told_and_its_name_stays_refused(executor, tm
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_folder_that_was_moved_aside_disturbs_no_later_attempt(executor, tmp_path):
+def test_what_was_set_aside_is_ended_and_disturbs_no_later_attempt(executor, tmp_path):
+    """Also where a supervisor was killed before, and only what it ran is left."""
+    orphaned = AttemptName(8, 1)
     executor.start(assignment(tmp_path, *python(OBEYS)))
+    executor.start(
+        assignment(
+            tmp_path,
+            *python(WITH_GRANDCHILD + REFUSES),
+            name=orphaned,
+            log_file=tmp_path / "orphaned",
+        )
+    )
     wait_for_text(tmp_path / "log", "ready")
-    os.rename(folder_of(tmp_path), tmp_path / "aside")
+    wait_for_text(tmp_path / "orphaned", "ready")
+    old = [one.pid for name in (NAME, orphaned) for one in left_of(tmp_path, name)]
+    assert len(old) == 3
+    os.kill(supervisor_of(tmp_path, orphaned), signal.SIGKILL)
     executor.close()
+    (tmp_path / "damaged-1").mkdir()
+    os.rename(tmp_path / "attempts", tmp_path / "damaged-1" / "attempts")
+
     fresh = executor_in(tmp_path)
-    fresh.start(assignment(tmp_path, *python(OBEYS), log_file=tmp_path / "other"))
-    wait_for_text(tmp_path / "other", "ready")
-    (tmp_path / "damaged").mkdir()
-    os.rename(tmp_path / "aside", tmp_path / "damaged" / str(NAME))
-    assert local.end_attempts(tmp_path / "damaged")
-    assert attempt_folder.read_result(tmp_path / "damaged" / str(NAME)) is not None
+    fresh.start(assignment(tmp_path, *python(OBEYS), log_file=tmp_path / "fresh"))
+    wait_for_text(tmp_path / "fresh", "ready")
+    local.end_set_aside(tmp_path)
+    assert not any(is_alive(pid) for pid in old)
     assert status_of(fresh).phase == RUNNING
     fresh.kill(NAME)
     assert wait_for_end(fresh).phase == EXITED
     fresh.close()
-
-
-def test_orphans_of_a_folder_that_was_moved_aside_are_ended_too(executor, tmp_path):
-    executor.start(assignment(tmp_path, *python(WITH_GRANDCHILD + REFUSES)))
-    everything = pids(tmp_path / "pids", 2)
-    wait_for_text(tmp_path / "log", "ready")
-    os.kill(supervisor_of(tmp_path), signal.SIGKILL)
-    os.rename(tmp_path / "attempts", tmp_path / "aside")
-    assert local.end_attempts(tmp_path / "aside")
-    assert not any(is_alive(pid) for pid in everything)
 
 
 @pytest.mark.parametrize("file", [attempt_folder.RESULT, attempt_folder.STOP, attempt_folder.BEGUN])
@@ -389,6 +399,31 @@ def test_damaged_files_end_in_a_reason(executor, tmp_path, file):
     (folder_of(tmp_path) / attempt_folder.RESULT).unlink()
     (folder_of(tmp_path) / file).write_text("{ha")
     assert wait_for_end(executor).phase == LOST
+
+
+def test_an_attempt_that_runs_is_never_told_to_have_ended(executor, tmp_path):
+    """Not when a later one was forgotten, nor when its start is repeated without descriptors."""
+    later = NAME._replace(attempt=NAME.attempt + 1)
+    executor.start(assignment(tmp_path, *python(OBEYS)))
+    wait_for_text(tmp_path / "log", "ready")
+    executor.kill(later)
+    wait_for_end(executor, later)
+    executor.forget(later)
+    adopted = executor_in(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with contextlib.suppress(RunError):
+            adopted.start(assignment(tmp_path, *python(OBEYS)))
+        told = None
+        with contextlib.suppress(RunError):
+            told = status_of(adopted)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert told is None or told.phase == RUNNING
+    adopted.start(assignment(tmp_path, *python(OBEYS)))
+    assert status_of(adopted).phase == RUNNING
+    adopted.close()
 
 
 # ── gangs and environments ──

@@ -269,14 +269,15 @@ def test_a_driver_that_dies_is_replaced(lab):
 
 
 def test_a_new_executor_finds_what_runs_and_what_ended_meanwhile(cluster, tmp_path):
-    lab = Lab(RayExecutor(cluster.address, tmp_path / "ray"), tmp_path, 0)
+    lab = Lab(RayExecutor(f"ray://{cluster.address}", tmp_path / "ray"), tmp_path, 0)
     lab.start(1, SLEEP, "a/v100/0")
     lab.start(2, COUNT, "b/v100/0")
     lab.until(1, RUNNING)
     lab.until(2, RUNNING, EXITED)
     lab.engine.close()
     time.sleep(1.0)
-    lab.engine = RayExecutor(cluster.address, tmp_path / "ray")
+    # Without an address: the one that Ray finds on this machine.
+    lab.engine = RayExecutor(None, tmp_path / "ray")
     assert lab.ended(2).exit_code == 0
     lab.until(1, RUNNING)
     assert lab.printed(1) == "up\n"
@@ -305,4 +306,4 @@ def test_a_killed_node_takes_its_devices_and_processes_with_it(lab, cluster):
 
 def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path):
     with pytest.raises(RunError, match="cannot join the Ray cluster 'nowhere'"):
-        RayExecutor("nowhere", tmp_path / "ray")
+        RayExecutor("ray://nowhere", tmp_path / "ray")

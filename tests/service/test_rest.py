@@ -362,6 +362,13 @@ def test_rounds_are_found_among_many_events():
             _find(stored, number)
 
 
+def test_a_parameter_that_does_not_exist_is_refused(service):
+    body = is_problem(service.client.get("/v1/jobs?statuss=running"), 422)
+    assert body["hint"] == "did you mean 'status'?"
+    is_problem(service.client.get("/v1/devices?x=1"), 422)
+    is_problem(service.client.post("/v1/jobs?x=1", json={"name": "a", "command": ["b"]}), 422)
+
+
 def test_a_full_disk_is_told_as_503_and_nothing_is_accepted(service, monkeypatch):
     from hocket.service.errors import UnavailableError
 

@@ -96,7 +96,7 @@ def test_a_gang_asks_for_exactly_its_slots() -> None:
 def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="sbatch"):
-        SlurmExecutor(tmp_path / "fleet", "cafe")
+        SlurmExecutor(tmp_path / "fleet")
 
 
 # ── a real Slurm ─────────────────────────────────────────────────────────────────────────────────
@@ -125,7 +125,7 @@ class Bench:
         self.executor = self.another()
 
     def another(self) -> SlurmExecutor:
-        return SlurmExecutor(self.folder / "100% fleet", self.folder.name.encode().hex())
+        return SlurmExecutor(self.folder / "100% fleet")
 
     def assignment(
         self, job: int, script: str, devices: tuple[str, ...] = ("nb/0",), **more: object
@@ -321,7 +321,7 @@ def test_impossible_requests_end_with_the_reason(bench: Bench) -> None:
     many = tuple(f"nb/{slot}" for slot in range(50))
     bench.executor.start(bench.assignment(3, TRACE, many))
     assert "not so many" in bench.wait(3, "lost").detail
-    choosy = SlurmExecutor(bench.folder / "choosy", "cafe", options=["--partition=none"])
+    choosy = SlurmExecutor(bench.folder / "choosy", options=["--partition=none"])
     choosy.start(bench.assignment(1, TRACE))
     (refused,) = choosy.poll().attempts
     assert (refused.phase, "artition" in refused.detail) == ("exited", True)
@@ -350,6 +350,10 @@ def test_a_dead_controller_loses_nothing(bench: Bench, cluster: SlurmCluster) ->
     bench.wait_for_trace(1)
     assert bench.wait(1, "running")
     began_s = time.time()
+    # Slurm writes its jobs down some seconds after any of them changed.
+    cluster.call(
+        "sbatch", "--hold", "--output=/dev/null", str(bench.folder / "100% fleet/batch.sh")
+    )
     wait_for(lambda: True if cluster.has_saved_since(began_s) else None, "Slurm saved its jobs")
     cluster.kill("slurmctld")
     bench.executor.start(bench.assignment(2, TRACE, ("nc/0",)))

@@ -26,7 +26,7 @@ from hocket.fleet.rounds.step import step
 Counts = NDArray[np.int64]
 
 MAX_ADDED_DEVICES = 10_000
-_JOBS_IN_TIME = 200_000
+_JOBS_IN_TIME = 150_000
 """Jobs times events that people wait for."""
 _JOBS_PER_EVENT = 300
 """An event costs at least as much as so many jobs."""
@@ -131,7 +131,7 @@ def forecast(
     With another ``policy`` shares are computed anew when the next round begins; devices come and
     go at once. Jobs that end within ``grain_s`` of each other end together, which looks further
     ahead for the same work and is wrong by less than that per end. Without ``max_events`` it takes
-    about a second at most. Raises `UsageError` for names that are not known.
+    a second or two at most. Raises `UsageError` for names that are not known.
     """
     most = 2 * affordable_events(state) if max_events is None else max_events
     policy = policy or state.rules.policy

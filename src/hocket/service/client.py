@@ -59,8 +59,12 @@ class FleetClient:
         self._locate = locate
 
     def get(self, path: str, **query: object) -> Any:
-        """The answer to a question; tried again for a while where nobody answers."""
-        return _patiently(lambda: self._call("GET", _with_query(path, query)))
+        """The answer to a question."""
+        return self._call("GET", _with_query(path, query))
+
+    def get_patiently(self, path: str) -> Any:
+        """As `get`, but where nobody answers it is asked again for a while."""
+        return _patiently(lambda: self.get(path))
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
         """Ask for a change, once."""

@@ -43,6 +43,7 @@ def open_engine(
         from hocket.service.executors.slurm import SlurmExecutor
 
         return SlurmExecutor(attempts, kinds=kinds)
-    from hocket.service.executors.local import LocalExecutor
+    from hocket.service.executors.local import LocalExecutor, end_set_aside
 
+    end_set_aside(folder)
     return LocalExecutor(attempts, devices)

@@ -133,7 +133,7 @@ def _rows(devices: Sequence[DeviceRow]) -> Iterator[str]:
 def _bar(bar: Bar, scale: Scale, from_s: float, now_s: float) -> str:
     start_s, end_s = max(bar.start_s, from_s), min(bar.end_s or now_s, now_s)
     x = scale.x(start_s - from_s)
-    width = max((end_s - start_s) * scale.px_per_s, 1.0)
+    width = max((end_s - start_s) * scale.px_per_s - 0.7, 1.0)
     y = _AXIS_PX + bar.device * _ROW_PX
     kind = f"job-{colour_of(bar.job)}{' open' if bar.end_s is None else ''}"
     rect = f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW_PX - 4}"/>'

@@ -100,7 +100,7 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 
     attempt, start, is_whole = 0, 0, True
     while True:
-        job: dict[str, Any] = client.get(job_path(number))
+        job: dict[str, Any] = client.get_patiently(job_path(number))
         if is_whole and job["attempt"] == attempt and job["status"] in ENDED:
             return job
         if is_whole and job["attempt"] > attempt:
@@ -123,7 +123,7 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 def _has_ended(client: FleetClient, number: int, attempt: int) -> bool:
     from hocket.service.client import job_path
 
-    attempts = client.get(job_path(number, "/attempts"))["attempts"]
+    attempts = client.get_patiently(job_path(number, "/attempts"))["attempts"]
     return all(one["ended_s"] is not None for one in attempts if one["attempt"] == attempt)
 
 

@@ -36,7 +36,9 @@ def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     """A round; ``jobs`` are counted up to now, writable and without ended ones."""
     if state.is_dirty or _depends_on_time(state.rules.policy):
         state = _share(state, jobs)
-    _clip(state, jobs)
+    if state.pair_plan is not None:
+        most_s = _pace(state.rules, False).most_owed_s
+        np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
     num_parts, wishes = _wishes(state, jobs, only_waiting=False)
     return assign(state, jobs, num_parts, wishes, keeps_running=False)
 
@@ -67,15 +69,6 @@ def _depends_on_time(policy: str) -> bool:
     }  # fmt: skip
 
 
-def _clip(state: State, jobs: Jobs) -> None:
-    """Debts that could not be paid for long are not paid all at once."""
-    most_s = 2.0 * state.rules.patience_rounds * state.rules.round_s
-    np.clip(jobs.credit_s, -most_s, most_s, out=jobs.credit_s)
-    jobs.rows["pair_credit_s"] = np.clip(jobs.rows["pair_credit_s"], -most_s, most_s)
-    if state.pair_plan is not None:
-        np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
-
-
 def _wishes(state: State, jobs: Jobs, *, only_waiting: bool) -> tuple[int, Wishes]:
     """The wishes of all jobs and pairs, sorted."""
     from hocket.fleet.rounds.kernels.order import order_by_debt
@@ -98,6 +91,7 @@ def _pace(rules: Rules, only_waiting: bool) -> Pace:
         slack_rounds=rules.slack_rounds,
         patience_s=rules.patience_rounds * rules.round_s,
         min_run_s=rules.min_run_s,
+        most_owed_s=2.0 * rules.patience_rounds * rules.round_s,
         only_waiting=only_waiting,
     )
 

@@ -20,6 +20,8 @@ class Pace(NamedTuple):
     slack_rounds: float
     patience_s: float
     min_run_s: float
+    most_owed_s: float
+    """Debts that could not be paid for long are not paid all at once."""
     only_waiting: bool
     """Whether running jobs keep what they have, and only the others wish."""
 

@@ -50,15 +50,16 @@ def climb_inside(
     guide = new_guide(num_jobs, len(rise) - 2 * num_jobs)
     by_job = beside(columns, num_jobs)
     have, cost = _start(columns, limit, dual, num_jobs)
-    num_columns, centring = len(columns.job_a), 0.3
+    num_columns = len(columns.job_a)
     for _ in range(_MAX_STEPS):
         step = _Step(columns, by_job, rise, limit, guide, have, cost)
         if step.is_done(accuracy):
             break
-        have, cost, went = step.taken(centring)
-        if went == 0.0:
+        moved, moved_cost, is_exact = step.taken()
+        if not is_exact or not np.all(np.isfinite(moved)) or not np.all(np.isfinite(moved_cost)):
+            # Nothing better comes of equations that are not solved; the point so far is inside.
             break
-        centring = min(max((1.0 - went)**2, 0.1), 0.8)
+        have, cost = moved, moved_cost
     return Inside(
         amount=have[:num_columns],
         level=float(have[num_columns]),
@@ -135,15 +136,19 @@ class _Step:
         """Whether level and limits are as exact as wanted."""
         return self.missing <= accuracy and float(np.abs(self.lacking).max()) <= accuracy
 
-    def taken(self, centring: float) -> tuple[FloatArray, FloatArray, float]:
-        """The next point, and how far the step went; 0 where its equations were not solved."""
+    def taken(self) -> tuple[FloatArray, FloatArray, bool]:
+        """The next point, and whether its equations were solved well enough to go on."""
         self._set_guide()
-        wanted = centring * self.middle - self.have * self.cost
-        move, move_cost, _, is_exact = self._towards(wanted, np.zeros(self.guide.work.shape[1]))
+        product = self.have * self.cost
+        first, first_cost, dual, _ = self._towards(-product, np.zeros(self.guide.work.shape[1]))
+        primal, price = _length(self.have, first), _length(self.cost, first_cost)
+        reached = (self.have + primal * first) @ (self.cost + price * first_cost) / len(product)
+        centring = max(float(reached / self.middle) ** 3, _LEAST_CENTRING)
+        wanted = centring * self.middle - product - first * first_cost
+        move, move_cost, _, is_exact = self._towards(wanted, dual)
         primal = _NEAREST * _length(self.have, move)
         price = _NEAREST * _length(self.cost, move_cost)
-        went = min(primal, price) if is_exact else 0.0
-        return self.have + primal * move, self.cost + price * move_cost, went
+        return self.have + primal * move, self.cost + price * move_cost, is_exact
 
     def _set_guide(self) -> None:
         from hocket.fleet.solve.interior_kernel import set_guide

@@ -44,7 +44,7 @@ def cost_of_columns(columns: Columns, dual: FloatArray, jobs: int, cost: FloatAr
 @compiled
 def _strength(columns: Columns, weight: FloatArray, time: FloatArray, c: int) -> float:
     """How much of what two jobs have in the matrix lies between them, at most 1."""
-    return weight[c] * weight[c] / (time[columns.job_a[c]] * time[columns.job_b[c]])
+    return float(weight[c] * weight[c] / (time[columns.job_a[c]] * time[columns.job_b[c]]))
 
 
 @compiled

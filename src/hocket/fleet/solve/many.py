@@ -1,11 +1,11 @@
 """Levels of many jobs of which no two are alike and which may share devices, to a known gap.
 
-A sample of the jobs finds prices of devices and what time and progress are worth; every other job
-finds its own beside them. With these the best partners of each job are few, the program of such
-columns is solved by an interior-point method, and its duals ask for further partners
-(Gondzio, Gonzalez-Brevis and Munari, "New developments in the primal-dual column generation
-technique", 2013). The gap is proven over all pairs: half of what the best pair of each job still
-gains, added to its rent, makes the duals feasible. O(classes^2 x columns) per look at all pairs.
+The program of a few partners for each job is solved by an interior-point method, loosely at first,
+because duals from well inside ask for better partners than those of an exact answer (Gondzio,
+Gonzalez-Brevis and Munari, "New developments in the primal-dual column generation technique",
+2013). The gap is proven over all pairs: rents are raised until none gains, and the level at which
+demands would be worth all time and devices is out of reach. O(classes^2 x columns) per look at all
+pairs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,27 @@ from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import Inside, climb_inside
 from hocket.fleet.solve.ladder import DemandAt
-from hocket.fleet.solve.pair_tables import Columns, Partners, PairTable, new_partners
+from hocket.fleet.solve.pair_tables import Columns, PairTable, Partners, new_partners
 from hocket.fleet.solve.prices import Duals, PairTime, Rung, level_of_zero, top_level
 from hocket.fleet.solve.setup import Setup
 
 Counts = NDArray[np.int64]
 
-_SAMPLE = 256
 _PARTNERS = 8
+"""Partners that are taken in at a time for each class."""
+_AMONG = 128
+"""Partners that every class looks at first."""
+_MANY_SUITORS = 3
 _ENOUGH = 3e-4
 """Relative gap at which no more partners are looked for."""
-_FIRST = 2e-2
-_PART = 0.15
-_MAX_STAGES = 8
-_MANY_SUITORS = 3
-"""How exactly the programs are solved one after the other."""
-_MARGIN = 0.1
+_MAX_STAGES, _FEW_STAGES, _MOST = 8, 3, 1024
+"""Programs that are solved at most; where there are more classes than the last number, fewer."""
+_FIRST, _PART = 2e-2, 0.15
+"""How exactly the first program is solved, and the others as part of the gap so far."""
+_MARGIN = 0.05
 """Pairs that lose no more than this part of what a job's progress is worth are taken in as well."""
 _WIDE = 0.1
+"""How far above the level demands count as straight lines at first."""
 _ROOM = 2e-6
 """Part of a demand that no longer rises which may stay unserved: a point inside needs room."""
 
@@ -68,7 +71,7 @@ class _Task:
         """Duals as the program has them: such that a level is worth what all demands are."""
         rows = np.concatenate([duals.worth * self.unit, duals.rent, duals.price])
         rise = self.chord(_WIDE)[0]
-        return rows * (rise.sum() / max(float(rise @ rows), 1e-300))
+        return np.asarray(rows * (rise.sum() / max(float(rise @ rows), 1e-300)))
 
     def duals_of(self, rows: FloatArray) -> Duals:
         """Duals of the program, with rents that cover what jobs earn alone."""
@@ -81,9 +84,22 @@ class _Task:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Pairs:
+    """Classes a and b, a no later than b, and the column that they share."""
+
     a: Counts
     b: Counts
     column: Counts
+
+    def where(self, is_kept: NDArray[np.bool_]) -> _Pairs:
+        """Some of them."""
+        return _Pairs(a=self.a[is_kept], b=self.b[is_kept], column=self.column[is_kept])
+
+
+_NOBODY = _Pairs(
+    a=np.zeros(0, dtype=np.int64),
+    b=np.zeros(0, dtype=np.int64),
+    column=np.zeros(0, dtype=np.int64),
+)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -96,6 +112,8 @@ class _Answer:
     progress: FloatArray
     """``[class]``: of one job."""
     level: float
+    served: float
+    """The least part that a job makes of what it is owed at the level before this was cut off."""
     ceiling: float
     duals: Duals
 
@@ -119,124 +137,82 @@ def pair_table(market: Market, setup: Setup, rates: FloatArray) -> PairTable:
 def highest_rung_of_many(
     crowd: Crowd, table: PairTable, demand_at: DemandAt, cap: FloatArray, alone: Rung
 ) -> Rung:
-    """Climb as high as devices that may be shared allow, to a gap of about 1e-3 or less."""
+    """Climb as high as devices that may be shared allow, from the answer without sharing."""
     demand = demand_at(alone.level)
     unit = np.where(demand > 0.0, demand, np.where(cap > 0.0, cap, 1.0))
     task = _Task(crowd=crowd, table=table, demand_at=demand_at, near=alone.level, unit=unit)
-    duals, near = alone.duals, alone.level
-    if len(cap) >= 2 * _SAMPLE:
-        duals, near = _learn(task, alone.duals)
-    answer = _solve(replace(task, near=near), duals, _ENOUGH, top_level(demand_at, cap))
+    answer = _solve(task, alone.duals, top_level(demand_at, cap))
+    if answer.level < alone.level:
+        # Nothing was gained: the answer alone stays, with the bound that holds for pairs too.
+        alone_made = np.minimum(alone.demand, (crowd.rates * alone.shares).sum(axis=1))
+        answer = replace(
+            answer,
+            alone=alone.shares * crowd.num_jobs[:, None],
+            pairs=_NOBODY,
+            amount=np.zeros(0),
+            progress=alone_made,
+            level=alone.level,
+            served=1.0,
+        )
     return _rung(crowd, demand_at, answer, alone)
 
 
 def _rung(crowd: Crowd, demand_at: DemandAt, answer: _Answer, alone: Rung) -> Rung:
-    if answer.level < alone.level:
-        none = np.zeros(0, dtype=np.int64)
-        nobody = PairTime(
-            class_a=none,
-            class_b=none,
-            column=none,
-            amount=np.zeros(0),
-            progress=np.zeros(len(crowd.gang)),
-        )
-        return replace(alone, cap=alone.demand, ceiling=answer.ceiling, pairs=nobody)
     demand = demand_at(answer.level)
-    alone_progress = (crowd.rates * answer.alone).sum(axis=1) / crowd.num_jobs
+    in_pairs = answer.progress - (crowd.rates * answer.alone).sum(axis=1) / crowd.num_jobs
     return Rung(
         level=answer.level,
         demand=demand,
         shares=answer.alone / crowd.num_jobs[:, None],
         cap=demand,
-        ceiling=answer.ceiling,
-        warm=replace(alone.warm, level=answer.level),
+        ceiling=max(answer.ceiling, answer.level),
+        warm=alone.warm,
         duals=answer.duals,
+        served=answer.served,
         pairs=PairTime(
             class_a=answer.pairs.a,
             class_b=answer.pairs.b,
             column=answer.pairs.column,
             amount=answer.amount,
-            progress=answer.progress - alone_progress,
+            progress=in_pairs if len(answer.amount) else np.zeros(len(crowd.gang)),
         ),
     )
 
 
-def _learn(task: _Task, duals: Duals) -> tuple[Duals, float]:
-    """Duals of all classes from those of a sample, and the level that it reaches."""
-    from hocket.fleet.solve.pricing_kernel import settle_duals
-
-    sample = np.arange(0, len(task.unit), -(-len(task.unit) // _SAMPLE))
-    part = _part_of(task, sample)
-    known = Duals(worth=duals.worth[sample], rent=duals.rent[sample], price=duals.price)
-    answer = _solve(part, known, 1e-2, np.inf)
-    target = task.demand_at(answer.level) * (1.0 - 1e-9)
-    worth, rent = np.zeros(len(task.unit)), np.zeros(len(task.unit))
-    price = answer.duals.price[task.crowd.pool_of]
-    settle_duals(
-        task.table, target, sample, answer.duals.worth, answer.duals.rent, price, worth, rent
-    )
-    return Duals(worth=worth, rent=rent, price=answer.duals.price), answer.level
-
-
-def _part_of(task: _Task, sample: Counts) -> _Task:
-    """The same for some of the classes, with as large a part of the devices."""
-    crowd, demand_at = task.crowd, task.demand_at
-    wanted = crowd.gang * crowd.num_jobs
-    part = float(wanted[sample].sum() / wanted.sum())
-    rates, gang, num_jobs = (
-        read_only(values[sample], np.float64)
-        for values in (crowd.rates, crowd.gang, crowd.num_jobs)
-    )
-    few = crowd._replace(
-        rates=rates,
-        gang=gang,
-        num_jobs=num_jobs,
-        capacity=read_only(crowd.capacity * part, np.float64),
-    )
-    table = task.table._replace(
-        profile_of=read_only(task.table.profile_of[sample], np.int64),
-        unit=read_only(task.table.unit[sample], np.float64),
-        alone=rates,
-        gang=gang,
-        num_jobs=num_jobs,
-    )
-    return _Task(
-        crowd=few,
-        table=table,
-        demand_at=lambda level: demand_at(level)[sample],
-        near=task.near,
-        unit=task.unit[sample],
-    )
-
-
-def _solve(task: _Task, duals: Duals, gap: float, top: float) -> _Answer:
+def _solve(task: _Task, duals: Duals, top: float) -> _Answer:
     """Solve, look for partners that would pay, and again with them."""
     rows, width, accuracy = task.rows_of(duals), _WIDE, _FIRST
-    used, best = None, None
-    stride = max(len(task.unit) // 128, 1)
-    lists = [_look(task, task.duals_of(rows), stride, 0)]
+    num_stages, stride = _num_stages(len(task.unit)), max(len(task.unit) // _AMONG, 1)
     duals = task.duals_of(rows)
-    for stage in range(_MAX_STAGES):
-        pairs = _candidates(task, duals, lists, _MARGIN, used)
+    used, best = _NOBODY, None
+    lists = [_look(task, duals, stride, 0)]
+    for stage in range(num_stages):
+        pairs = _candidates(task, duals, lists, used)
         columns = _columns(task, pairs)
-        rise, limit = task.chord(width)
-        inside = climb_inside(columns, rise, limit, rows, len(task.unit), accuracy)
+        inside = climb_inside(columns, *task.chord(width), rows, len(task.unit), accuracy)
         rows = inside.dual
         duals = _without_hubs(task, task.duals_of(rows))
         lists = [_look(task, duals, 1, 0)]
         answer = _answer(task, columns, pairs, inside, _raised(duals, lists[0]), top)
         best = answer if best is None else _better(best, answer)
-        if best.ceiling - best.level <= gap * best.ceiling:
+        gap = best.ceiling / max(best.level, 1e-300) - 1.0
+        if gap <= _ENOUGH or stage == num_stages - 1:
             break
         if stride > 1:
+            # The best partners of all are the same for many jobs; these are others.
             lists.append(_look(task, duals, stride, stage + 1))
-        task = replace(task, near=best.level)
-        width = min(max(best.ceiling / best.level - 1.0, 1e-5), _WIDE)
-        accuracy = min(max(_PART * (answer.ceiling / answer.level - 1.0), 0.3 * gap), accuracy)
-        many = inside.amount[-len(pairs.a) :] > 0.02 if len(pairs.a) else np.zeros(0, dtype=bool)
-        used = _Pairs(a=pairs.a[many], b=pairs.b[many], column=pairs.column[many])
+        task, used = (
+            replace(task, near=max(best.level, task.near)),
+            pairs.where(answer.amount > 0.02),
+        )
+        width = min(max(gap, 1e-5), _WIDE)
+        accuracy = min(max(_PART * gap, 0.3 * _ENOUGH), accuracy)
     assert best is not None
     return best
+
+
+def _num_stages(num_classes: int) -> int:
+    return _MAX_STAGES if num_classes <= _MOST else _FEW_STAGES
 
 
 def _raised(duals: Duals, partners: Partners) -> Duals:
@@ -278,28 +254,31 @@ def _without_hubs(task: _Task, duals: Duals) -> Duals:
     return replace(duals, rent=rent)
 
 
-def _candidates(
-    task: _Task, duals: Duals, lists: list[Partners], margin: float, used: _Pairs | None
-) -> _Pairs:
+def _candidates(task: _Task, duals: Duals, lists: list[Partners], used: _Pairs) -> _Pairs:
     """The pairs that gain, or nearly, on the columns where they do, and those in use."""
     num_classes, num_columns = task.table.alone.shape
-    keys = []
+    listed = []
     for partners in lists:
-        a, place = np.nonzero(partners.gain > -margin)
+        a, place = np.nonzero(partners.gain > -_MARGIN)
         b = partners.other[a, place]
-        keys.append(np.minimum(a, b) * num_classes + np.maximum(a, b))
-    key = np.unique(np.concatenate(keys))
-    a, b = key // num_classes, key % num_classes
+        listed.append(np.minimum(a, b) * num_classes + np.maximum(a, b))
+    pair = np.unique(np.concatenate(listed))
+    gain = _gains(task, duals, pair // num_classes, pair % num_classes)
+    best = gain.max(axis=1, initial=0.0, keepdims=True)
+    at, column = np.nonzero(gain > best - _MARGIN)
+    in_use = (used.a * num_classes + used.b) * num_columns + used.column
+    key = np.union1d(pair[at] * num_columns + column, in_use)
+    pair = key // num_columns
+    return _Pairs(a=pair // num_classes, b=pair % num_classes, column=key % num_columns)
+
+
+def _gains(task: _Task, duals: Duals, a: Counts, b: Counts) -> FloatArray:
+    """``[pair, column]``: what the time of a pair is worth above what it costs."""
     rate_a, rate_b = _rates(task.table, a, b), _rates(task.table, b, a)
     earned = duals.worth[a][:, None] * rate_a + duals.worth[b][:, None] * rate_b
     spent = task.crowd.gang[a][:, None] * duals.price[task.crowd.pool_of]
     gain = earned - spent - (duals.rent[a] + duals.rent[b])[:, None]
-    pair, column = np.nonzero((gain > -margin) & (rate_a > 0.0) & (rate_b > 0.0))
-    key = key[pair] * num_columns + column
-    if used is not None:
-        key = np.union1d(key, (used.a * num_classes + used.b) * num_columns + used.column)
-    one = key // num_columns
-    return _Pairs(a=one // num_classes, b=one % num_classes, column=key % num_columns)
+    return np.where((rate_a > 0.0) & (rate_b > 0.0), gain, -np.inf)
 
 
 def _rates(table: PairTable, a: Counts, b: Counts) -> FloatArray:
@@ -344,7 +323,7 @@ def _answer(
     progress = made * task.unit / crowd.num_jobs
     level = min(inside.level * task.near, ceiling)
     demand = task.demand_at(level)
-    level *= float(np.min(progress[demand > 0.0] / demand[demand > 0.0], initial=1.0))
+    served = float(np.min(progress[demand > 0.0] / demand[demand > 0.0], initial=1.0))
     num_single = len(fitting) - len(pairs.a)
     alone = np.zeros(crowd.rates.shape)
     alone[np.nonzero(np.asarray(crowd.rates) > 0.0)] = fitting[:num_single]
@@ -353,7 +332,8 @@ def _answer(
         pairs=pairs,
         amount=fitting[num_single:],
         progress=progress,
-        level=level,
+        level=level * served,
+        served=served,
         ceiling=ceiling,
         duals=duals,
     )
@@ -377,8 +357,7 @@ def _ceiling(task: _Task, duals: Duals, top: float) -> float:
     crowd = task.crowd
     worth = crowd.num_jobs * duals.worth
     all_there_is = float(crowd.num_jobs @ duals.rent + crowd.capacity @ duals.price)
-    high = top if np.isfinite(top) else 1e3 * task.near
-    return level_of_zero(lambda level: float(worth @ task.demand_at(level)) - all_there_is, high)
+    return level_of_zero(lambda level: float(worth @ task.demand_at(level)) - all_there_is, top)
 
 
 def chord(demand_at: DemandAt, level: float, width: float) -> tuple[FloatArray, FloatArray]:

@@ -69,6 +69,8 @@ class Rung:
     duals: Duals
     pairs: PairTime | None = None
     """What jobs do two on a device, where they may share."""
+    served: float = 1.0
+    """The least part that a class makes of what it is owed; 1 but for many classes that share."""
 
 
 def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm | None) -> Rung:

@@ -10,11 +10,10 @@ import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
 from hocket.compiled.jit import compiled, compiled_entry
-from hocket.fleet.solve.pair_tables import Partners, PairTable
+from hocket.fleet.solve.pair_tables import PairTable, Partners
 
 _TABLES = "hocket.fleet.solve.pair_tables"
 _TILE = 32
-_MAX_LINES = 60
 
 
 @compiled
@@ -31,7 +30,12 @@ def note(partners: Partners, a: int, b: int, gain: float) -> None:
 
 @compiled_entry(_TABLES)
 def best_partners(
-    table: PairTable, value: FloatArray, spent: FloatArray, stride: int, turn: int, partners: Partners
+    table: PairTable,
+    value: FloatArray,
+    spent: FloatArray,
+    stride: int,
+    turn: int,
+    partners: Partners,
 ) -> None:
     """The partners of every class that gain most.
 
@@ -96,90 +100,3 @@ def settle_rents(
         rent[a] += gain
         for j in range(num_columns):
             spent[a, j] += gain
-
-
-@compiled
-def highest_line(
-    table: PairTable,
-    one: int,
-    sample: ByteArray,
-    worth: FloatArray,
-    rent: FloatArray,
-    price: FloatArray,
-    at: float,
-) -> tuple[float, float]:
-    """Rate and offset of the way to spend time that is worth most where progress is worth ``at``.
-
-    Progress at a rate r beside another is worth r x at + offset, the offset being what the other
-    earns less its rent and the price of the devices; 0 for doing nothing.
-    """
-    rate, offset = 0.0, 0.0
-    mine = table.profile_of[one]
-    for j in range(price.shape[0]):
-        alone = table.alone[one, j]
-        if alone <= 0.0:
-            continue
-        devices = table.gang[one] * price[j]
-        if alone * at - devices > rate * at + offset:
-            rate, offset = alone, -devices
-        for place in range(sample.shape[0]):
-            other = sample[place]
-            theirs = table.profile_of[other]
-            beside = table.steps_per_s[mine, theirs, j] * table.unit[one]
-            back = table.steps_per_s[theirs, mine, j] * table.unit[other]
-            if (
-                other != one
-                and beside > 0.0
-                and back > 0.0
-                and table.gang[one] == table.gang[other]
-                and table.alone[other, j] > 0.0
-            ):
-                left_over = worth[place] * back - rent[place] - devices
-                if beside * at + left_over > rate * at + offset:
-                    rate, offset = beside, left_over
-    return rate, offset
-
-
-@compiled_entry(_TABLES)
-def settle_duals(
-    table: PairTable,
-    target: FloatArray,
-    sample: ByteArray,
-    sample_worth: FloatArray,
-    sample_rent: FloatArray,
-    price: FloatArray,
-    worth: FloatArray,
-    rent: FloatArray,
-) -> None:
-    """The worth of progress and the rent of every class, beside a sample whose duals are known.
-
-    A job mixes the two ways that meet its target at the least cost: where the highest line of
-    progress against worth passes from slower than the target to faster.
-    """
-    for one in range(worth.shape[0]):
-        slow, slow_offset = 0.0, 0.0
-        fast, fast_offset = 0.0, 0.0
-        for j in range(price.shape[0]):
-            if table.alone[one, j] > fast:
-                fast, fast_offset = table.alone[one, j], -table.gang[one] * price[j]
-        if fast <= 0.0 or target[one] <= 0.0:
-            worth[one] = 0.0
-            rent[one] = 0.0
-            continue
-        at = 0.0
-        for _ in range(_MAX_LINES):
-            at = max((slow_offset - fast_offset) / (fast - slow), 0.0)
-            height = fast * at + fast_offset
-            rate, offset = highest_line(
-                table, one, sample, sample_worth, sample_rent, price, at
-            )
-            if rate * at + offset <= height + 1e-12 * (1.0 + abs(height)):
-                break
-            if rate >= target[one] and rate < fast:
-                fast, fast_offset = rate, offset
-            elif rate < target[one] and rate > slow:
-                slow, slow_offset = rate, offset
-            else:
-                break
-        worth[one] = at
-        rent[one] = max(fast * at + fast_offset, 0.0)

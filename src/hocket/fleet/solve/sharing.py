@@ -33,10 +33,6 @@ _PER_CLASS = 8
 """Partners that are taken in at a time for each class and column."""
 _ENOUGH = 1e-6
 """Relative gap at which no more pairs are looked for."""
-_MANY = 300
-"""Classes from which on a program takes so long that an answer with a known gap is preferred."""
-_MAX_PROGRAMS = 4
-"""Programs that are solved then."""
 _SAME = 1e-8
 _PAYS = 1e-9
 """Dual value below which a row has none."""
@@ -101,7 +97,7 @@ def highest_shared_rung(
     """Climb as high as the devices allow where jobs may share them."""
     alone = highest_rung(crowd, demand_at, cap, warm)
     if np.all(alone.demand >= cap * (1.0 - _SAME)):
-        return replace(alone, pairs=_no_pairs(len(cap)))
+        return replace(alone, pairs=no_pairs(len(cap)))
     level = alone.level if warm is None else max(alone.level, warm.level)
     columns = first_columns(crowd, pairs, alone.duals)
     if warm is not None and warm.columns is not None:
@@ -110,8 +106,7 @@ def highest_shared_rung(
     if not tangent[1].any():
         # Nobody rises any more; whoever is not at its top is there for want of partners.
         tangent = (np.zeros(len(cap)), demand_at(level) / level)
-    is_many = len(cap) >= _MANY
-    for _ in range(_MAX_STEPS if not is_many else 1):
+    for _ in range(_MAX_STEPS):
         solved, columns, ceiling = _generate(crowd, pairs, columns, tangent, level)
         before, level = level, solved.level
         # At a level where a job is as high as it can be, only what lies above tells who can rise.
@@ -128,7 +123,7 @@ def highest_shared_rung(
         level=level,
         demand=demand,
         shares=shares,
-        cap=np.where(is_stuck | is_many, kept, cap),
+        cap=np.where(is_stuck, kept, cap),
         ceiling=ceiling,
         warm=replace(alone.warm, level=level, columns=_used(columns, solved)),
         duals=solved.duals,
@@ -144,7 +139,7 @@ def _generate(
     level: float,
 ) -> tuple[Solved, PairColumns, float]:
     """Solve, take in the pairs that would pay, and again; with the columns and a bound."""
-    for _ in range(_MAX_GENERATIONS if len(crowd.gang) < _MANY else _MAX_PROGRAMS):
+    for _ in range(_MAX_GENERATIONS):
         solved_columns = columns
         program = Program(crowd=crowd, pairs=pairs.rates, columns=columns)
         solved = solve(program, base=tangent[0], slope=tangent[1], near=level)
@@ -247,7 +242,8 @@ def pair_time(crowd: Crowd, pairs: PairRates, columns: PairColumns, solved: Solv
     )
 
 
-def _no_pairs(num_classes: int) -> PairTime:
+def no_pairs(num_classes: int) -> PairTime:
+    """Nobody shares."""
     none = np.zeros(0, dtype=np.int64)
     return PairTime(
         class_a=none, class_b=none, column=none, amount=np.zeros(0), progress=np.zeros(num_classes)

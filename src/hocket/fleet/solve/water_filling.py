@@ -19,14 +19,17 @@ from hocket.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import Allocation, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level
+from hocket.fleet.solve.many import highest_rung_of_many, pair_table
 from hocket.fleet.solve.prices import Rung, highest_rung
 from hocket.fleet.solve.setup import Setup, set_up, trim
-from hocket.fleet.solve.sharing import highest_shared_rung, pair_rates, shared_time
+from hocket.fleet.solve.sharing import highest_shared_rung, no_pairs, pair_rates, shared_time
 
 _NOT_HIGHER = 1e-11
 _ROOM = 1e-10
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
 """How exactly demands are met: by prices, and by a solver of seven digits."""
+MANY = 150
+"""Classes from which on programs of pairs are solved to a known gap only, at the first level."""
 _MAX_RUNGS = 8
 """Without sharing no more than kinds of devices are needed, and nearly always one or two."""
 
@@ -43,7 +46,7 @@ def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -
     if rungs[-1].pairs is not None:
         progress = progress + rungs[-1].pairs.progress[setup.classes.of]
     rounding = _ROUNDING if market.pairs is None else _ROUNDING_SHARED
-    objective, bound = _measure(setup, ladder, progress, rungs[0].ceiling, rounding)
+    objective, bound = _measure(setup, ladder, progress, rungs[0], rounding)
     return Allocation(
         policy=name,
         shares=shares,
@@ -56,16 +59,16 @@ def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -
 
 
 def _measure(
-    setup: Setup, ladder: Ladder, progress: FloatArray, ceiling: float, rounding: float
+    setup: Setup, ladder: Ladder, progress: FloatArray, rung: Rung, rounding: float
 ) -> tuple[float, float]:
     """The objective of what the jobs get, and its bound, widened by what snapping changed."""
-    classes, slack = setup.classes, 2.0 * setup.snapping + 1e-11
+    classes, slack, ceiling = setup.classes, 2.0 * setup.snapping + 1e-11, rung.ceiling
     demand_at = _demands(setup, ladder, _caps(setup))
     if ladder.score is None:
         met = np.full(len(classes.first), np.inf)
         # A job that is as high as it can be, but for rounding, must not decide the level.
-        np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding))
-        return reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
+        np.minimum.at(met, classes.of, progress * (1.0 + slack + rounding) / rung.served)
+        return rung.served * reached_level(demand_at, met, ceiling), ceiling * (1.0 + slack)
     best = np.where(setup.can_run, demand_at(ceiling)[classes.of], np.inf)
     bound = ladder.score(best) * (1.0 - slack if ladder.is_cost else 1.0 + slack)
     return ladder.score(np.where(setup.can_run, progress, np.inf)), bound
@@ -110,8 +113,24 @@ def _search(
     crowd = setup.crowd
     if market.pairs is None:
         return lambda demand_at, cap, warm: highest_rung(crowd, demand_at, cap, warm)
+    if len(crowd.gang) >= MANY:
+        return _search_many(market, setup, ladder)
     pairs = pair_rates(market, setup, ladder.rates)
     return lambda demand_at, cap, warm: highest_shared_rung(crowd, pairs, demand_at, cap, warm)
+
+
+def _search_many(
+    market: Market, setup: Setup, ladder: Ladder
+) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
+    crowd, table = setup.crowd, pair_table(market, setup, ladder.rates)
+
+    def search(demand_at: DemandAt, cap: FloatArray, warm: Warm | None) -> Rung:
+        alone = highest_rung(crowd, demand_at, cap, warm)
+        if np.all(alone.demand >= cap * (1.0 - _ROUNDING)):
+            return replace(alone, pairs=no_pairs(len(cap)))
+        return highest_rung_of_many(crowd, table, demand_at, cap, alone)
+
+    return search
 
 
 def _held(rung: Rung) -> FloatArray:

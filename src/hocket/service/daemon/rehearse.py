@@ -8,16 +8,40 @@ service is not started where the jobs that it has do not suit its policy.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import numpy as np
 
+from hocket.errors import UsageError
 from hocket.fleet.rounds.events import Submit, Tick
-from hocket.fleet.rounds.state import Job, Jobs, State
+from hocket.fleet.rounds.state import Device, Job, Jobs, Rules, State, new_state
 from hocket.fleet.rounds.step import step
 
 
 def rehearse_job(state: State, job: Job) -> None:
     """Raise `UsageError` where the state's policy cannot serve a job."""
-    step(_emptied(state), Submit(time_s=state.time_s, jobs=(job,)))
+    kind_of_job = (job.gang > 1, math.isfinite(job.total_steps), math.isfinite(job.deadline_s))
+    try:
+        _rehearse_like(state.rules, *kind_of_job)
+    except UsageError:
+        # Once more with the job itself, whose number and devices the message shall tell.
+        step(_emptied(state), Submit(time_s=state.time_s, jobs=(job,)))
+
+
+@lru_cache(maxsize=64)
+def _rehearse_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: bool) -> None:
+    """The same for all jobs that policies refuse or serve alike; remembered where it is served."""
+    devices = (Device(name="a", kind=""), Device(name="b", kind=""))
+    job = Job(
+        number=1,
+        name="",
+        steps_per_s=(1.0,),
+        gang=2 if is_gang else 1,
+        total_steps=1.0 if knows_steps else math.inf,
+        deadline_s=1.0 if has_deadline else math.inf,
+    )
+    step(new_state(("",), devices, rules), Submit(time_s=0.0, jobs=(job,)))
 
 
 def rehearse_round(state: State) -> None:

@@ -65,6 +65,8 @@ class LocalExecutor:
         self._devices = devices
         self._log_limit_bytes = log_limit_bytes
         self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
+        self._num_supervisors: dict[AttemptName, int] = {}
+        """How many were tried to start."""
         self._deadline_s: dict[AttemptName, float] = {}
         self._refused: dict[AttemptName, str] = {}
 
@@ -73,7 +75,7 @@ class LocalExecutor:
         name = assignment.name
         folder = self._path(name)
         try:
-            if name.attempt <= self._last_forgotten(name.job):
+            if not folder.exists() and name.attempt <= self._last_forgotten(name.job):
                 self._refused[name] = "an attempt of this name, or a later one, ended before"
                 return
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -87,7 +89,8 @@ class LocalExecutor:
             ):
                 self._start_supervisor(name)
         except OSError as error:
-            self._refused[name] = f"cannot be started: {error.strerror or error}"
+            reason = error.strerror or str(error)
+            raise RunError(f"cannot start attempt {name}: {reason}") from None
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
         """Have an attempt ended; one that has not begun never will."""
@@ -113,6 +116,12 @@ class LocalExecutor:
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""
         self.stop(name, 0.0)
+
+    def kill_all(self) -> None:
+        """End all attempts now, also those that nobody knows of any more."""
+        for name in self._names():
+            if not (self._path(name) / files.RESULT).exists():
+                self.kill(name)
 
     def poll(self) -> Poll:
         """What became of all attempts; also ends what outlived its supervisor."""
@@ -147,7 +156,12 @@ class LocalExecutor:
         return self._folder / str(name)
 
     def _names(self) -> list[AttemptName]:
-        matches = (_FOLDER_NAME.fullmatch(entry) for entry in os.listdir(self._folder))
+        try:
+            entries = os.listdir(self._folder)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunError(f"cannot look at attempts: {reason}", where=str(self._folder)) from None
+        matches = (_FOLDER_NAME.fullmatch(entry) for entry in entries)
         return sorted(AttemptName(int(match[1]), int(match[2])) for match in matches if match)
 
     def _last_forgotten(self, job: int) -> int:
@@ -158,9 +172,9 @@ class LocalExecutor:
         folder = self._path(name)
         try:
             return self._look_at(name, folder)
-        except FileNotFoundError:
-            return None
         except OSError as error:
+            if not folder.exists():
+                return None
             # Not knowing is no reason to give its devices away.
             return Status(name=name, phase=RUNNING, detail=error.strerror or str(error))
         except (ValueError, TypeError, KeyError):
@@ -194,10 +208,9 @@ class LocalExecutor:
             return self._sweep(folder)
         if (folder / files.STOP).exists():
             return Result(-signal.SIGTERM, "stopped before it began")
-        handles = self._supervisors.get(name, [])
-        if any(handle.poll() is None for handle in handles):
+        if any(handle.poll() is None for handle in self._supervisors.get(name, ())):
             return None
-        if len(handles) >= MAX_SUPERVISORS:
+        if self._num_supervisors.get(name, 0) >= MAX_SUPERVISORS:
             return Result(126, f"its supervisor could not be started: {_last_line(folder)}")
         self._start_supervisor(name)
         return None
@@ -228,6 +241,7 @@ class LocalExecutor:
 
     def _start_supervisor(self, name: AttemptName) -> None:
         folder = self._path(name)
+        self._num_supervisors[name] = self._num_supervisors.get(name, 0) + 1
         with open(folder / COMPLAINTS, "ab") as complaints:
             handle = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hocket.service.executors.supervisor", str(folder)],
@@ -242,20 +256,26 @@ class LocalExecutor:
     def _reap(self) -> None:
         """Wait for supervisors that ended, so that none stays as a zombie."""
         for name, handles in list(self._supervisors.items()):
-            if all([handle.poll() is not None for handle in handles]) and (
-                not self._path(name).exists()
-            ):
+            codes = [handle.poll() for handle in handles]
+            if None not in codes and not self._path(name).exists():
                 del self._supervisors[name]
+                self._num_supervisors.pop(name, None)
 
 
-def end_attempts(folder: Path) -> bool:
-    """End what runs in the folder of an executor that nobody uses any more, as one that was set
-    aside with a damaged state; False where something is still left."""
-    executor = LocalExecutor(folder, ())
+def end_set_aside(state_folder: Path) -> None:
+    """End what still runs of states that were set aside: their devices are this fleet's now."""
+    for folder in sorted(state_folder.glob("damaged-*/attempts")):
+        if not _all_ended(LocalExecutor(folder, ())):
+            raise RunError(
+                "jobs of the state that was set aside cannot be ended",
+                hint="end their processes, then serve again",
+                where=str(folder),
+            )
+
+
+def _all_ended(executor: LocalExecutor) -> bool:
     for _ in range(MAX_END_LOOKS):
-        for name in executor._names():
-            if files.read_result(executor._path(name)) is None:
-                executor.kill(name)
+        executor.kill_all()
         if all(status.phase in (EXITED, LOST) for status in executor.poll().attempts):
             return True
         time.sleep(END_LOOK_S)

@@ -170,7 +170,9 @@ def _namespace(folder: Path) -> str:
 
 def _end_with_input() -> None:
     """End with the daemon, even while a call to Ray does not return."""
-    sys.stdin.buffer.read()
+    # Not sys.stdin, whose lock would be in the way at the end of the interpreter.
+    while os.read(0, 1024):
+        pass
     os._exit(0)
 
 
@@ -183,7 +185,7 @@ def main(folder: Path, address: str) -> None:
         try:
             driver.connect(address)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            write_news(folder, {"pid": os.getpid(), "trouble": " ".join(str(error).split())[:1000]})
+            write_news(folder, {"pid": os.getpid(), "trouble": " ".join(str(error).split())[:500]})
             raise
         while True:
             driver.look()

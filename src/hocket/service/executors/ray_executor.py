@@ -49,8 +49,9 @@ _NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 class RayExecutor:
     """An `Executor` on Ray; ``folder`` is its own and holds its memory.
 
-    ``address`` is ``host:port`` or ``ray://host:port``, or None for the cluster that this machine
-    is a node of. None is started here.
+    ``address`` is that of the cluster's head, ``ray://host:port`` or ``host:port``, as ``ray start``
+    prints it (not that of a Ray Client server); None for the cluster that Ray finds on this machine.
+    No cluster is ever started here.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class RayExecutor:
     ) -> None:
         if importlib.util.find_spec("ray") is None:
             raise MissingExtraError("Ray is not installed", hint="pip install 'hocket[ray]'")
-        self._address = address or "auto"
+        self._address = (address or "auto").removeprefix("ray://")
         self._folder = Path(os.path.realpath(folder))
         for part in ("", ATTEMPTS, FORGOTTEN):
             (self._folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -171,7 +172,8 @@ class RayExecutor:
                 self.close()
                 raise RunError(
                     f"cannot join the Ray cluster {self._address!r}: {trouble}",
-                    hint="this machine must be a node of it: 'ray start --address=HOST:PORT'",
+                    hint="give the address that 'ray start --head' printed, and make this machine"
+                    " a node of the cluster with 'ray start --address=HOST:PORT'",
                 )
             time.sleep(0.02)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import sys
@@ -55,7 +56,6 @@ _FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 class SlurmExecutor:
     """An `Executor` for a Slurm cluster; ``folder`` is its own and seen by all nodes.
 
-    ``identity`` (hexadecimal) tells its jobs from those of another fleet on the same cluster.
     ``options`` are given to every sbatch (``--partition=...``); ``kinds`` are the features that
     name kinds of devices, where the first of a node does not.
     """
@@ -63,7 +63,6 @@ class SlurmExecutor:
     def __init__(
         self,
         folder: Path,
-        identity: str,
         *,
         options: Sequence[str] = (),
         kinds: Collection[str] = (),
@@ -76,7 +75,7 @@ class SlurmExecutor:
         self._forgotten.mkdir(exist_ok=True)
         self._script = self._folder / "batch.sh"
         self._script.write_text(_SCRIPT)
-        self._fleet = f"hocket-{identity}"
+        self._fleet = _identity(self._folder)
         self._options = tuple(options)
         self._kinds = tuple(kinds)
         self._log_limit_bytes = log_limit_bytes
@@ -251,6 +250,16 @@ class SlurmExecutor:
 
 _NEVER_AGAIN = (_SUBMITTED, files.BEGUN, files.STOP, files.RESULT)
 """Files of an attempt that must not be submitted."""
+
+
+def _identity(folder: Path) -> str:
+    """What tells jobs of this fleet from those of another, for as long as its folder is there."""
+    path = folder / "fleet.json"
+    content = files.read_json(path)
+    if content is None:
+        content = {"id": f"hocket-{secrets.token_hex(8)}"}
+        files.write_json(path, content)
+    return str(content["id"])
 
 
 def _obstacle(

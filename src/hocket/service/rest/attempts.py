@@ -17,10 +17,12 @@ from hocket.service.rest.bodies import (
     ReportRequest,
     checkpoint_body,
 )
-from hocket.service.rest.context import AttemptToken, TheDaemon
+from hocket.service.rest.context import KNOWN_QUERY, AttemptToken, TheDaemon
 from hocket.service.rest.problems import answers
 
-router = APIRouter(prefix="/v1/jobs/{job}/attempts/{attempt}", tags=["attempts"])
+router = APIRouter(
+    prefix="/v1/jobs/{job}/attempts/{attempt}", tags=["attempts"], dependencies=[KNOWN_QUERY]
+)
 
 
 @router.post("/report", responses=answers(404, 409, 415))

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, Request, Security
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from hocket.errors import did_you_mean
+from hocket.fields import shown
 from hocket.service.daemon.daemon import Daemon
+from hocket.service.rest.problems import RefusedError
 from hocket.service.rest.stream import Bell
 
 # The guard has checked the token before a route is asked; these only tell OpenAPI of it.
@@ -15,7 +19,20 @@ _user = HTTPBearer(auto_error=False, scheme_name="user", description="Token of t
 _attempt = HTTPBearer(
     auto_error=False, scheme_name="attempt", description="HOCKET_TOKEN of a running attempt"
 )
-FOR_USERS = [Security(_user)]
+
+
+def _known_query(request: Request) -> None:
+    """Refuse parameters that a route does not have: a typo must not quietly mean nothing."""
+    route: APIRoute = request.scope["route"]
+    known = [field.alias for field in route.dependant.query_params]
+    for name in request.query_params:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise RefusedError(422, f"unknown parameter {shown(name)}", code="usage", hint=hint)
+
+
+KNOWN_QUERY = Depends(_known_query)
+FOR_USERS = [Security(_user), KNOWN_QUERY]
 
 
 def _daemon(request: Request) -> Daemon:

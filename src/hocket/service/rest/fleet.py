@@ -120,7 +120,7 @@ def simulate(body: WhatIf, daemon: TheDaemon) -> ForecastBody:
     """What would become of the jobs under another policy or with other devices."""
     from hocket.fleet.forecast import forecast, resized
 
-    if not _SIMULATING.acquire(timeout=5.0):
+    if not _SIMULATING.acquire(timeout=2.0):
         raise RefusedError(503, "another forecast is under way", hint="try again in a moment")
     try:
         state = daemon.state

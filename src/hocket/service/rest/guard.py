@@ -77,7 +77,7 @@ class Guard:
             return problem(400, "a header is there twice")
         host = _host_name(headers.get("host", ""))
         if host not in self._hosts:
-            hint = "use 127.0.0.1 or localhost, or start the service with --host"
+            hint = "use 127.0.0.1 or localhost, or start the service with --name"
             return problem(421, "this service does not go by that name", hint=hint)
         if "origin" in headers and not _is_own(headers["origin"], headers["host"]):
             return problem(403, "pages of other sites may not use this service")

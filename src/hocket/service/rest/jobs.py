@@ -67,23 +67,23 @@ def list_jobs(
     live: Annotated[bool, Query(description="Only jobs that have not ended")] = False,
 ) -> JobList:
     """Jobs in order of their numbers, a page at a time."""
-    wanted = set(status or ())
+    wanted: set[JobStatus] = set(status or (*LIVE, *ENDED))
     if live:
-        wanted = (wanted or set(LIVE)) & set(LIVE)
-    records = _page(daemon, after, limit + 1, sorted(wanted) if status or live else None)
+        wanted &= set(LIVE)
+    records = _page(daemon, after, limit + 1, wanted)
     jobs = [job_body(record) for record in records[:limit]]
     return JobList(jobs=jobs, next_after=jobs[-1].id if len(records) > limit else None)
 
 
-def _page(
-    daemon: Daemon, after: int, limit: int, statuses: list[JobStatus] | None
-) -> list[JobRecord]:
-    if statuses is None:
+def _page(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> list[JobRecord]:
+    if wanted == {*LIVE, *ENDED}:
         return daemon.jobs(after, limit)
-    pages = [daemon.jobs(after, limit, status) for status in statuses]
-    # A job that changes between two of these looks must not be told twice.
-    found = {record.number: record for page in pages for record in page}
-    return [found[number] for number in sorted(found)][:limit]
+    found = {number: record for number, record in daemon.world.jobs.items() if number > after}
+    for status in sorted(wanted & set(ENDED)):
+        found |= {record.number: record for record in daemon.jobs(after, limit, status)}
+    # Those in memory are as they were before the others were looked up, and so told once only.
+    numbers = sorted(number for number, record in found.items() if record.status in wanted)
+    return [found[number] for number in numbers[:limit]]
 
 
 _NOT_CHANGED = {"description": "The caller has the newest version"}

@@ -94,6 +94,8 @@ def _tree(value: Any, arrays: list[np.ndarray]) -> Any:
         return _object(value, names, arrays)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _object(value, list(value._fields), arrays)
+    if isinstance(value, tuple) and all(isinstance(part, str) for part in value):
+        return {"texts": value}
     if isinstance(value, tuple):
         return {"tuple": [_tree(part, arrays) for part in value]}
     if isinstance(value, dict):
@@ -111,6 +113,8 @@ def _value(tree: Any, arrays: list[np.ndarray]) -> Any:
         return tree
     if "array" in tree:
         return arrays[tree["array"]]
+    if "texts" in tree:
+        return tuple(tree["texts"])
     if "tuple" in tree:
         return tuple(_value(part, arrays) for part in tree["tuple"])
     if "keys" in tree:

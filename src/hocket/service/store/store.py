@@ -39,6 +39,8 @@ from hocket.service.store.witness import Witness
 MAX_EVENTS = 100_000
 """Older ones are dropped: what happened to jobs is in their own rows."""
 _DROP_EVERY = 1_000
+_PAGE_BYTES = 16_384
+_LOG_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -250,7 +252,11 @@ def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = FULL")
     if mode != "ro":
         os.chmod(path, 0o600)
+        # Most of a commit is the state, hundreds of kilobytes: large pages, seldom moved from the
+        # log, take half the time of the defaults.
+        connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_BYTES // _PAGE_BYTES}")
     return connection
 
 

@@ -96,6 +96,8 @@ def order_by_debt(
     for i in range(jobs.rows.shape[0]):
         phase = jobs.rows.phase[i]
         is_asked = phase == _WAITING or (phase == _RUNNING and not pace.only_waiting)
+        if not pace.only_waiting:
+            _limit_debts(jobs, i, pace.most_owed_s)
         _rank_by_debt(jobs, i, is_asked, time_s, pace, largest_server, wishes)
     for pair in range(wishes.pairs.shape[0]):
         wishes.rank[first_pair + pair] = _OWED
@@ -108,6 +110,13 @@ def order_by_debt(
                 size += 1
         _set_part(wishes, part, start, size, -1)
     return 2
+
+
+@compiled
+def _limit_debts(jobs: Jobs, i: int, most_s: float) -> None:
+    for j in range(jobs.credit_s.shape[1]):
+        jobs.credit_s[i, j] = min(max(jobs.credit_s[i, j], -most_s), most_s)
+    jobs.rows.pair_credit_s[i] = min(max(jobs.rows.pair_credit_s[i], -most_s), most_s)
 
 
 @compiled
