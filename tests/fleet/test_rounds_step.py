@@ -160,18 +160,16 @@ def test_a_gang_over_two_servers_runs_at_the_spread_rate() -> None:
     assert large.jobs.steps_per_s[0, 0] == 9.0
 
 
-def test_a_gang_that_cannot_be_spread_waits_for_a_server() -> None:
+def test_smaller_jobs_move_for_a_gang_that_cannot_be_spread() -> None:
     whole = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
-    state = submit(fleet(6), job(0, gang=2, slow=0.0), job(1, slow=0.0))
-    # Three devices are free, but not on one server as long as the others stay where they are.
-    assert sorted(state.jobs.rows["kind"]) == [0, 0]
-    state = step(state, Submit(time_s=1.0, jobs=(whole,)))[0]
-    assert all(state.jobs.rows["rate"][state.jobs.rows["phase"] == 1] > 0.0)
-    for _ in range(12):
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-        servers = {int(name[4:]) // 4 for name in state.devices_of(2)}
-        assert len(servers) <= 1
-    assert state.jobs.rows["held_s"][2] > 0.0
+    state = submit(submit(fleet(6), job(0, slow=0.0)), job(1, gang=2, slow=0.0))
+    state = submit(state, whole)
+    assert state.devices_of(2) == (), "three devices are free, but not on one server"
+    state, actions = step(state, Tick(time_s=state.next_tick_s))
+    assert [stop.reason for stop in actions.stops] == ["moved"]
+    assert len(state.devices_of(2)) == 3
+    assert len({int(name[4:]) // 4 for name in state.devices_of(2)}) == 1
+    assert (state.jobs.rows["rate"] > 0.0).all()
     never = submit(fleet(6), replace(whole, gang=5))
     assert "one server; the largest has 4" in reason(never, 2)
 

@@ -56,11 +56,12 @@ class Findings:
     num_attempts: int = 0
 
     def __str__(self) -> str:
+        back_s = sorted(self.back_s)
         return (
             f"{self.trials} kills, {len(self.accepted)} jobs accepted, {self.num_attempts} attempts"
             f"; lost {len(self.lost)}, devices or jobs run twice {len(self.overlaps)}, attempts "
             f"begun twice {len(self.begun_twice)}, not succeeded {len(self.not_succeeded)}; back "
-            f"in {sorted(self.back_s)[len(self.back_s) // 2]:.2f} s, at most {max(self.back_s):.2f} s "
+            f"in {back_s[len(back_s) // 2]:.2f} s, at most {back_s[-1]:.2f} s "
             f"(CPU of a start {sum(self.start_cpu_s) / len(self.start_cpu_s):.2f} s)"
         )
 

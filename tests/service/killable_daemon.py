@@ -38,6 +38,11 @@ def answer(daemon: Daemon, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
 
 
+def tell(message: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     try:
@@ -48,9 +53,9 @@ def main() -> None:
         store, LocalExecutor(folder / "attempts", DEVICES), RULES, ("v100",), poll_s=0.1
     )
     daemon.start()
-    print(json.dumps({"cpu_s": time.process_time()}), flush=True)
+    tell({"cpu_s": time.process_time()})
     for line in sys.stdin:
-        print(json.dumps(answer(daemon, json.loads(line))), flush=True)
+        tell(answer(daemon, json.loads(line)))
     daemon.close()
     store.close()
 

@@ -53,7 +53,7 @@ class RayCluster:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=os.environ | self.settings,
+            env=os.environ | self.settings | {"TMPDIR": str(folder)},
             text=True,
             start_new_session=True,
         )

@@ -18,7 +18,9 @@ import pytest
 from service.rest_service import wait_until
 
 import hocket.cli
+from hocket.cli.fleet import connection, tables
 from hocket.service import client as clients
+from hocket.view.table import plain
 
 HOSTILE = "evil\x1b[31m\n\u202e<script>$(touch pwned)"
 SCRIPT = """
@@ -196,6 +198,29 @@ def test_following_a_job_from_its_submission(fleet, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_training_with_a_lease_goes_on_from_its_checkpoint(fleet, tmp_path):
+    fleet.serve()
+    example = Path(__file__).parents[2] / "examples/fleet_train.py"
+    command = [sys.executable, "-u", str(example), "--steps", "100", "--step-seconds", "0.05"]
+    path = tmp_path / "job.toml"
+    path.write_text(f'name = "training"\ncommand = {json.dumps(command)}\ntotal_steps = 100\n')
+    fleet.type("submit", str(path))
+    fleet.wait_for(1, "running")
+    wait_until(lambda: "step 0" in fleet.type("logs", "1"))
+    fleet.type("pause", "1")
+    fleet.wait_for(1, "paused")
+    client = clients.find_service(fleet.state)
+    (checkpoint,) = client.get("/v1/jobs/1/checkpoints")["checkpoints"]
+    assert 0 < checkpoint["step"] < 100
+    fleet.type("resume", "1")
+    assert fleet.wait_for(1, "succeeded")["done_steps"] == 100
+    last = client.get("/v1/jobs/1/checkpoints")["checkpoints"][-1]
+    assert (last["attempt"], last["step"]) == (2, 100)
+    (first, second) = client.get("/v1/jobs/1/attempts")["attempts"]
+    assert (first["outcome"], second["outcome"]) == ("paused", "finished")
+
+
+@pytest.mark.slow
 def test_a_damaged_state_is_refused_and_can_be_set_aside(fleet):
     fleet.serve()
     fleet.end()
@@ -338,6 +363,38 @@ def test_refusals_become_errors_with_an_exit_code(answering, status, body, exit_
     with pytest.raises(hocket.HocketError, match=re.escape(words)) as error:
         client.post("/v1/x", {})
     assert error.value.exit_code == exit_code
+
+
+def test_watching_ends_quietly_with_ctrl_c(capsys, monkeypatch):
+    looks = iter([{"jobs": []}, {"jobs": []}, {"jobs": [1]}])
+
+    def look():
+        try:
+            return next(looks)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(connection, "WATCH_S", 0.0)
+    connection.watch(look, str, as_json=True)
+    assert capsys.readouterr().out == '{"jobs": []}\n{"jobs": [1]}\n'
+    looks = iter([{"jobs": []}, {"jobs": [2]}])
+    connection.watch(look, str, as_json=False)
+    assert "[2]" in capsys.readouterr().out
+
+
+def test_tables_stay_short_and_inert():
+    spec = {"name": HOSTILE, "gang": 1, "total_steps": None, "team": HOSTILE}
+    job = {
+        "spec": spec, "status": "queued", "devices": [HOSTILE], "done_steps": 0.0, "attempt": 0,
+        "submitted_s": 0.0, "ended_s": None,
+    }  # fmt: skip
+    text = plain(tables.jobs_table([{**job, "id": at} for at in range(5000)], 10.0, True))
+    device = {"name": HOSTILE, "kind": HOSTILE, "server": HOSTILE, "is_up": False, "jobs": []}
+    text += plain(tables.devices_table([device] * 5000))
+    assert "4,800 older jobs not shown" in text
+    assert "4,800 more devices not shown" in text
+    assert len(text.splitlines()) < 500
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", text)
 
 
 def test_help_of_the_commands_needs_nothing_heavy():

@@ -82,13 +82,32 @@ def service(one_service):
         one_service.daemon.cancel(number)
 
 
+@pytest.fixture(scope="module")
+def cookies(browser, one_service):
+    """Those of somebody who signed in."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(one_service.url)
+    assert page.url == f"{one_service.url}/login"
+    page.fill("#token", TOKEN)
+    page.keyboard.press("Enter")
+    wait_until(page, lambda: page.url == f"{one_service.url}/")
+    kept = context.storage_state()
+    (cookie,) = kept["cookies"]
+    assert TOKEN not in cookie["value"]
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    context.close()
+    return kept
+
+
 @pytest.fixture
-def visit(browser, service):
-    """Open a page as somebody who signed in; nothing may fail or be asked of others."""
+def visit(browser, service, cookies):
+    """Open the page as somebody who signed in; nothing may fail or be asked of others."""
     contexts = []
 
-    def open_page(path="/", **options):
-        context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+    def open_page(**options):
+        options = {"viewport": {"width": 1280, "height": 900}, **options}
+        context = browser.new_context(storage_state=cookies, **options)
         contexts.append(context)
         page = context.new_page()
         page.complaints, page.requests = [], []
@@ -96,9 +115,7 @@ def visit(browser, service):
         page.on("pageerror", lambda error: page.complaints.append(str(error)))
         page.on("dialog", lambda dialog: page.complaints.append(dialog.message))
         page.on("request", lambda request: page.requests.append(request.url))
-        sign_in(page, service.url)
-        if path != "/":
-            page.goto(service.url + path)
+        page.goto(service.url)
         return page
 
     yield open_page
@@ -107,14 +124,6 @@ def visit(browser, service):
             assert page.complaints == []
             assert all(url.startswith(service.url) for url in page.requests)
         context.close()
-
-
-def sign_in(page, url):
-    page.goto(url)
-    assert page.url == f"{url}/login"
-    page.fill("#token", TOKEN)
-    page.keyboard.press("Enter")
-    wait_until(page, lambda: page.url == f"{url}/")
 
 
 def wait_until(page, holds):

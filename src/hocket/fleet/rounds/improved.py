@@ -4,9 +4,10 @@ Shares earn credit in seconds for a kind of device, holding devices spends it, a
 credit goes first (deficit round robin: Shreedhar and Varghese, SIGCOMM 1995). A running job keeps
 its devices until another is owed some rounds more, which saves preemptions, and within a slack the
 job that ends sooner goes first, which shortens the average; one that is owed too much goes before
-all, and what does not suffice for its gang is kept for it. Devices that nobody is owed go to
-whoever is fastest there. Between rounds, free devices are given out at once. Credits are compared
-in coarse units, so that noise of the solver decides nothing.
+all, and what does not suffice for its gang is kept for it. Of running jobs that are owed the same,
+the one is stopped that did least since its last checkpoint. Devices that nobody is owed go to
+whoever is fastest there. Between rounds, free devices are given out at once, by shares that know of
+the change. Credits are compared in coarse units, so that noise of the solver decides nothing.
 O(jobs x kinds log) per round.
 """
 

@@ -38,7 +38,7 @@ _MAX_STAGES, _FEW_STAGES, _MOST = 8, 3, 1024
 """Programs that are solved at most; where there are more classes than the last number, fewer."""
 _FIRST, _PART = 2e-2, 0.15
 """How exactly the first program is solved, and the others as part of the gap so far."""
-_MARGIN = 0.05
+_MARGIN = 0.3
 """Pairs that lose no more than this part of what a job's progress is worth are taken in as well."""
 _WIDE = 0.1
 """How far above the level demands count as straight lines at first."""

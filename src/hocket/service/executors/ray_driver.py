@@ -63,8 +63,7 @@ class Driver:
         import ray
 
         ray.init(address=address, namespace=self._namespace, log_to_driver=False)
-        placed = {folder.name for folder in self._open_folders() if (folder / PLACED).exists()}
-        release_others(self._namespace, placed)
+        self._release_others()
 
     def look(self) -> None:
         """One look at cluster and folder."""
@@ -74,7 +73,7 @@ class Driver:
         self._name_nodes(read_nodes(rows))
         for folder in self._open_folders():
             if folder.name not in self._crews:
-                self._take_on(folder)
+                self._take_on_safely(folder)
         # Before any result: who finds an attempt lost with its node finds the devices gone, too.
         self._tell()
         living = {node.node_id for node in self._named.values()}
@@ -99,6 +98,19 @@ class Driver:
         self._named = name_nodes(nodes, before)
         owners = {name: node.node_id for name, node in self._named.items()}
         files.write_json(self._folder / NODES, owners)
+
+    def _release_others(self) -> None:
+        placed = {folder.name for folder in self._open_folders() if (folder / PLACED).exists()}
+        release_others(self._namespace, placed)
+
+    def _take_on_safely(self, folder: Path) -> None:
+        """One order that cannot be understood must not keep all others from being carried out."""
+        try:
+            self._take_on(folder)
+        except (TypeError, ValueError, KeyError) as error:
+            detail = f"it cannot be placed: {error}"
+            files.write_result(folder, Result(-9, detail, is_lost=True))
+            self._release_others()
 
     def _take_on(self, folder: Path) -> None:
         """Begin an attempt, or go on with one that an earlier driver began."""

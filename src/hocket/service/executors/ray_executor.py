@@ -49,9 +49,9 @@ _NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 class RayExecutor:
     """An `Executor` on Ray; ``folder`` is its own and holds its memory.
 
-    ``address`` is that of the cluster's head, ``ray://host:port`` or ``host:port``, as ``ray start``
-    prints it (not that of a Ray Client server); None for the cluster that Ray finds on this machine.
-    No cluster is ever started here.
+    ``address`` is that of the cluster's head as ``ray start`` prints it, ``ray://host:port`` or
+    ``host:port`` (not that of a Ray Client server), or None for the cluster that Ray finds on this
+    machine. No cluster is ever started here.
     """
 
     def __init__(

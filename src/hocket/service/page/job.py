@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hocket.fleet.explain import Explanation, words_for_seconds
 from hocket.service.page.moments import ago, clock
-from hocket.service.page.rendering import JobName, Listing, Row, Stat, named
+from hocket.service.page.rendering import named
+from hocket.service.page.shown import JobName, Listing, Row, Stat
 from hocket.service.records import ENDED, AttemptRecord, CheckpointRecord, JobRecord
 from hocket.units import format_percent
 from hocket.view.names import LONGEST_SENTENCE, inert

@@ -7,8 +7,6 @@ of jobs gives a page of the same size, which says how much it leaves out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 from markupsafe import Markup
@@ -19,9 +17,20 @@ from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, State
 from hocket.service.page.moments import ago, ahead
 from hocket.service.page.recent import Lately
+from hocket.service.page.shown import (
+    DeviceLine,
+    EndedRow,
+    JobName,
+    Listing,
+    LivePage,
+    RunningRow,
+    ShareRow,
+    Stat,
+    WaitingRow,
+)
 from hocket.service.records import AttemptRecord, JobRecord
 from hocket.units import format_percent
-from hocket.view.fleet_live import Bar, DeviceRow, colour_of, draw_devices
+from hocket.view.fleet_live import Bar, DeviceRow, draw_devices
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import count_of
 
@@ -33,114 +42,6 @@ _LONGEST_NAME = 80
 _SOLVER_NOTES = ("classes", "levels")
 """What a policy says of its own work and not of the jobs."""
 _NOTHING_YET = Lately()
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Listing(Generic[Row]):
-    """The first rows of a table, and how many more there are."""
-
-    rows: tuple[Row, ...]
-    num_more: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stat:
-    """A number at the head of the page."""
-
-    label: str
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobName:
-    """A job as it is named everywhere."""
-
-    number: int
-    name: str
-    team: str = ""
-
-    @property
-    def colour(self) -> int:
-        """Its colour in the picture."""
-        return colour_of(self.number)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WaitingRow:
-    """A job in the queue."""
-
-    job: JobName
-    gang: int
-    since: str
-    start: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunningRow:
-    """A job that holds devices."""
-
-    job: JobName
-    devices: str
-    since: str
-    done: float | None
-    """Part of its work; None where nobody knows how much there is."""
-    progress: str
-    end: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShareRow:
-    """Time that a job got, against what its shares promised."""
-
-    job: JobName
-    phase: str
-    target: str
-    received: str
-    ratio: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceLine:
-    """A device and who is on it."""
-
-    name: str
-    kind: str
-    state: str
-    jobs: tuple[JobName, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndedRow:
-    """A job that ended lately."""
-
-    job: JobName
-    status: str
-    ended: str
-    message: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class LivePage:
-    """All that changes by itself."""
-
-    title: str
-    lead: str
-    trouble: str
-    """What keeps jobs from being run; empty where nothing does."""
-    stats: tuple[Stat, ...]
-    picture: Markup
-    picture_note: str
-    window: str
-    devices: Listing[DeviceLine]
-    waiting: Listing[WaitingRow]
-    running: Listing[RunningRow]
-    shares: Listing[ShareRow]
-    ended: Listing[EndedRow]
-    paused: Listing[JobName]
 
 
 def live_page(

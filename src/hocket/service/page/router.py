@@ -25,7 +25,8 @@ from hocket.fleet.rounds.state import State
 from hocket.service.page.foresight import Foresight
 from hocket.service.page.job import MAX_LOG_BYTES, JobPage, job_page
 from hocket.service.page.recent import Recent
-from hocket.service.page.rendering import LivePage, live_page, window_s
+from hocket.service.page.rendering import live_page, window_s
+from hocket.service.page.shown import LivePage
 from hocket.service.page.templating import render, static_files
 from hocket.service.page.what_if import Answer, WhatIfForm, answer_of, is_asked, what_if_form
 from hocket.service.records import ENDED, JobRecord

@@ -47,7 +47,7 @@ def hand_out(
                 choice.kind[i] = -1
     _stay(jobs, choice, changes)
     _release(floor, changes)
-    _place(jobs, choice, floor, changes)
+    _place(jobs, deal, choice, floor, changes)
     _write_stops(jobs, deal, choice, changes)
     _write_starts(jobs, deal, choice, changes)
     for i in range(jobs.rows.shape[0]):
@@ -100,8 +100,8 @@ def _release(floor: Floor, changes: Changes) -> None:
 
 
 @compiled
-def _place(jobs: Jobs, choice: Choice, floor: Floor, changes: Changes) -> None:
-    """Large gangs first, so that they find whole servers."""
+def _place(jobs: Jobs, deal: Deal, choice: Choice, floor: Floor, changes: Changes) -> None:
+    """Large gangs first, so that they find whole servers; smaller jobs may have to move."""
     gang = 1
     for i in range(jobs.rows.shape[0]):
         gang = max(gang, jobs.rows.gang[i])
@@ -111,10 +111,52 @@ def _place(jobs: Jobs, choice: Choice, floor: Floor, changes: Changes) -> None:
             if choice.kind[i] < 0 or changes.stays[i]:
                 continue
             if jobs.rows.gang[i] == gang:
+                if not deal.keeps_running and jobs.spread_steps_per_s[i, choice.kind[i]] <= 0.0:
+                    _make_room(jobs, choice.kind[i], gang, floor, changes)
                 _place_one(jobs, i, choice, floor, changes)
-            elif jobs.rows.gang[i] < gang:
+        for i in range(jobs.rows.shape[0]):
+            if choice.kind[i] >= 0 and not changes.stays[i] and jobs.rows.gang[i] < gang:
                 smaller = max(smaller, jobs.rows.gang[i])
         gang = smaller
+
+
+@compiled
+def _make_room(jobs: Jobs, kind: int, need: int, floor: Floor, changes: Changes) -> None:
+    """Where no server has room for a gang, smaller jobs move away from the emptiest that can."""
+    best, most_free = -1, -1
+    for server in range(floor.num_free.shape[0]):
+        if floor.server_kind[server] != kind:
+            continue
+        if floor.num_free[server] >= need:
+            return
+        room = 0
+        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
+            row = floor.holders[floor.order[at], 0]
+            room += row < 0 or (changes.stays[row] and jobs.rows.gang[row] < need)
+        if room >= need and floor.num_free[server] > most_free:
+            best, most_free = server, floor.num_free[server]
+    if best < 0:
+        return
+    for at in range(floor.server_ptr[best], floor.server_ptr[best + 1]):
+        device = floor.order[at]
+        row = floor.holders[device, 0]
+        while row >= 0 and changes.stays[row] and jobs.rows.gang[row] < need:
+            changes.stays[row] = False
+            _evict(row, floor)
+            row = floor.holders[device, 0]
+
+
+@compiled
+def _evict(row: int, floor: Floor) -> None:
+    for server in range(floor.num_free.shape[0]):
+        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
+            device = floor.order[at]
+            if floor.holders[device, 1] == row:
+                floor.holders[device, 1] = -1
+            elif floor.holders[device, 0] == row:
+                floor.holders[device, 0] = floor.holders[device, 1]
+                floor.holders[device, 1] = -1
+                floor.num_free[server] += floor.holders[device, 0] < 0
 
 
 @compiled
