@@ -125,8 +125,9 @@ def restart(folder: Path) -> None:
     daemon.submit(make_spec(np.random.default_rng(2)))
     passed_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu_s
     print(
-        f"restart with {len(daemon.world.jobs)} live and {NUM_ENDED} ended jobs ({size_mb:.0f} MB): "
-        f"checked in {opened_s:.2f} s, first answer after {passed_s:.2f} s ({cpu_s:.2f} s CPU)"
+        f"restart with {len(daemon.world.jobs)} live and {NUM_ENDED} ended jobs "
+        f"({size_mb:.0f} MB): checked in {opened_s:.2f} s, "
+        f"first answer after {passed_s:.2f} s ({cpu_s:.2f} s CPU)"
     )
     daemon.close()
     store.close()

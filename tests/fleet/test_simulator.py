@@ -155,6 +155,25 @@ def test_spans_tile_the_time_that_devices_were_busy() -> None:
     assert (length > 0.0).all()
 
 
+def test_gangs_over_servers_take_the_rates_of_spread_gangs() -> None:
+    table = Throughputs(
+        kinds=("fast", "fast_unconsolidated"),
+        profiles=(Profile("type0", 2), Profile("type0", 4)),
+        alone=np.array([[8.0, 5.0], [10.0, 4.0]]),
+        beside=np.zeros((2, 2, 2)),
+    )
+    for gang, per_server, rate in ((2, 2, 8.0), (4, 2, 4.0), (4, 4, 10.0), (4, 1, 10.0)):
+        trace = one_job(8000.0).trace
+        work = bind(Trace(**{**trace.__dict__, "gang": np.array([gang])}), ("fast",), table)
+        run = simulate(work, devices(4, ("fast",), per_server=per_server))
+        # Where every device stands alone, nothing was said of servers.
+        assert run.jct_s == pytest.approx([8000.0 / rate])
+        gavel = simulate(
+            work, devices(4, ("fast",), per_server=per_server), Rules(mechanism="gavel")
+        )
+        assert gavel.jct_s == pytest.approx([8000.0 / (8.0 if gang == 2 else 10.0)])
+
+
 def test_what_cannot_run_is_left_out_or_refused() -> None:
     work = small_work(0)
     run = simulate(work, devices(1, ("fast", "slow")))

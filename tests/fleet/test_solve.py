@@ -1,6 +1,7 @@
 """The parts of the solvers: classes, prices, levels, pairs by price."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,8 @@ from hocket.compiled.containers import table
 from hocket.fleet.market import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.policies.normalise import proportional_steps_per_s
-from hocket.fleet.solve import sharing
-from hocket.fleet.solve.check import verify_allocation
+from hocket.fleet.solve import many, sharing, water_filling
+from hocket.fleet.solve.check import throughputs, verify_allocation
 from hocket.fleet.solve.classes import EQUAL, find_classes
 from hocket.fleet.solve.crowd import Crowd, new_search
 from hocket.fleet.solve.prices import highest_rung, root
@@ -143,16 +144,69 @@ def test_pairs_by_price_reach_what_all_pairs_reach(seed, monkeypatch):
     assert answer.bound >= expected * (1 - 1e-9)
 
 
+def distinct_sharers(seed: int, num_jobs: int, devices: int):
+    """Jobs of which no two are alike, alone or beside others, on three kinds of devices."""
+    random = np.random.default_rng(seed)
+    alone = random.lognormal(0.0, 0.5, (num_jobs, 3)) * np.array([4.0, 2.0, 1.0])
+    beside = alone[:, None, :] * random.uniform(0.3, 0.9, (num_jobs, num_jobs, 3))
+    beside[random.random((num_jobs, num_jobs)) < 0.1] = 0.0
+    pairs = Pairs(profile_of=np.arange(num_jobs), steps_per_s=beside)
+    return make_market(
+        alone, [devices] * 3, pairs=pairs, remaining_steps=random.uniform(1, 9, num_jobs)
+    )
+
+
+@pytest.mark.parametrize("devices", [4, 8, 12], ids=["scarce", "some", "many"])
+@pytest.mark.parametrize("policy", ["las", "makespan"])
+def test_the_method_for_many_reaches_the_program_to_the_gap_it_states(policy, devices, monkeypatch):
+    market = distinct_sharers(devices, 48, devices)
+    exact = POLICIES[policy](market)
+    monkeypatch.setattr(water_filling, "MANY", 2)
+    answer = POLICIES[policy](market)
+    verify_allocation(market, answer)
+    assert answer.gap <= 2e-3
+    assert answer.objective == pytest.approx(exact.objective, rel=2e-3)
+    if policy == "makespan":
+        assert answer.bound <= exact.objective * (1 + 2e-6)
+    else:
+        assert answer.bound >= exact.objective * (1 - 2e-6)
+
+
+@given(st.integers(0, 10**6))
+@settings(derandomize=True, deadline=None, max_examples=15)
+def test_the_method_for_many_is_legal_and_bounded_for_classes_and_gangs(seed):
+    market = shared_market(seed)
+    exact = POLICIES["las"](market)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(water_filling, "MANY", 1)
+        answer = POLICIES["las"](market)
+    verify_allocation(market, answer)
+    assert answer.bound >= exact.objective * (1 - 1e-6)
+    assert answer.objective <= exact.objective * (1 + 1e-6)
+    assert answer.objective >= exact.objective * (1 - 0.02)
+
+
 def test_an_answer_cut_short_still_knows_its_gap(monkeypatch):
-    market = shared_market(5)
+    market = distinct_sharers(0, 40, 5)
     best = POLICIES["las"](market)
-    monkeypatch.setattr(sharing, "_FEW", 0)
-    monkeypatch.setattr(sharing, "_MANY", 1)
-    monkeypatch.setattr(sharing, "_MAX_PROGRAMS", 1)
+    monkeypatch.setattr(water_filling, "MANY", 1)
+    monkeypatch.setattr(many, "_MAX_STAGES", 1)
+    monkeypatch.setattr(many, "_PARTNERS", 1)
     answer = POLICIES["las"](market)
     verify_allocation(market, answer)
-    assert answer.objective <= best.objective * (1 + 1e-6)
+    assert answer.objective < best.objective * (1 - 1e-3)
     assert answer.bound >= best.objective * (1 - 1e-6)
+    assert answer.gap > 1e-3
+
+
+def test_many_jobs_that_share_get_the_same_answer_every_time():
+    market = distinct_sharers(1, 160, 20)
+    one, two = POLICIES["las"](market), POLICIES["las"](market)
+    assert np.array_equal(one.shares, two.shares)
+    assert one.shared is not None
+    assert two.shared is not None
+    assert np.array_equal(one.shared.amount, two.shared.amount)
+    assert one.gap <= 1e-3
 
 
 def test_sharing_is_never_worse_than_running_alone():
@@ -160,3 +214,31 @@ def test_sharing_is_never_worse_than_running_alone():
         market = shared_market(seed)
         with_pairs = POLICIES["las"](market).objective
         assert with_pairs >= POLICIES["las"](replace(market, pairs=None)).objective * (1 - 1e-7)
+
+
+def test_deadlines_that_only_pairs_can_keep_are_kept():
+    """Two jobs on one device, each at 0.8 of its speed beside the other, and due at 0.7 of it."""
+    beside = np.full((2, 2, 1), 0.8)
+    pairs = Pairs(profile_of=np.arange(2), steps_per_s=beside)
+    due = {"remaining_steps": np.array([70.0, 70.0]), "deadline_s": np.array([100.0, 100.0])}
+    market = make_market([[1.0], [1.0]], [1], pairs=pairs, **due)
+    together = POLICIES["min-cost-slo"](market)
+    assert together.notes["deadlines kept"] == "2"
+    assert np.all(throughputs(market, together) >= 0.7 * (1 - 1e-6))
+    apart = POLICIES["min-cost-slo"](replace(market, pairs=None))
+    assert apart.notes["deadlines kept"] == "1"
+
+
+def test_the_policy_that_the_documentation_shows_runs_and_is_short():
+    text = (Path(__file__).parents[2] / "docs/fleet_policies.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) <= 20
+    names: dict = {}
+    exec(code, names)
+    market = make_market([[4.0, 1.0], [2.0, 2.0], [1.0, 1.0]], [1, 1])
+    answer = names["equal_slowdown"](market)
+    verify_allocation(market, answer)
+    slowdown = throughputs(market, answer) / market.steps_per_s.max(axis=1)
+    assert slowdown.min() == pytest.approx(answer.objective)
+    plain = PlainProgram(market).highest_level(market.steps_per_s.max(axis=1))
+    assert answer.objective == pytest.approx(plain, rel=1e-6)

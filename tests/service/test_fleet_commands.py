@@ -46,7 +46,7 @@ class Fleet:
     def serve(self, *options: str) -> dict:
         command = [sys.executable, "-m", "hocket", "fleet", "serve", "--state", str(self.state)]
         self.process = subprocess.Popen(
-            [*command, "--devices", "v100:1,k80:1", "--round", "2", "--json", *options],
+            [*command, "--devices", "v100:1,k80:1", "--round", "300", "--json", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -323,7 +323,7 @@ class _Answers(BaseHTTPRequestHandler):
 def answering():
     handler = type("Answers", (_Answers,), {"keys": [], "answers": []})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         yield handler, clients.FleetClient(lambda: clients.Address(url, "x" * 40))
@@ -400,6 +400,8 @@ def test_tables_stay_short_and_inert():
 def test_help_of_the_commands_needs_nothing_heavy():
     script = (
         "import sys, contextlib, hocket.cli\n"
+        "with contextlib.suppress(SystemExit):\n"
+        "    hocket.cli.main(['fleet', '--help'])\n"
         "for name in ('serve', 'submit', 'jobs', 'logs', 'explain', 'cancel', 'devices'):\n"
         "    with contextlib.suppress(SystemExit):\n"
         "        hocket.cli.main(['fleet', name, '--help'])\n"

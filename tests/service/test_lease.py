@@ -339,6 +339,27 @@ def test_a_checkpoint_that_failed_is_not_there(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_has_a_name(tmp_path, monkeypatch):
+    happened = []
+
+    def note(function, name):
+        def noting(first, *others):
+            what = os.readlink(f"/proc/self/fd/{first}") if name == "sync" else first
+            happened.append((name, Path(what).name))
+            return function(first, *others)
+
+        return noting
+
+    monkeypatch.setattr(os, "fsync", note(os.fsync, "sync"))
+    monkeypatch.setattr(os, "rename", note(os.rename, "rename"))
+    write_checkpoint(tmp_path, 1, lambda place: [(place / name).touch() for name in "ab"])
+    before, after = happened[:-2], happened[-2:]
+    assert {("sync", "a"), ("sync", "b")} < set(before)
+    assert len(before) == 3
+    assert after[0][0] == "rename"
+    assert after[1] == ("sync", tmp_path.name)
+
+
 KILLED = """
 import os, signal, sys
 from hocket.service.checkpoint import write_checkpoint

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -248,6 +249,14 @@ def test_a_supervisor_that_is_killed_takes_everything_with_it(executor, tmp_path
     executor.start(assignment(tmp_path, "touch", "ran"))
     assert status_of(executor).phase == LOST
     assert not (tmp_path / "ran").exists()
+
+
+def test_commands_die_with_their_supervisor_though_nobody_looks(executor, tmp_path):
+    executor.start(assignment(tmp_path, *python(REFUSES)))
+    wait_for_text(tmp_path / "log", "ready")
+    (command,) = left_of(tmp_path)
+    os.kill(supervisor_of(tmp_path), signal.SIGKILL)
+    wait_until(lambda: not is_alive(command.pid), "the command is gone")
 
 
 def test_a_command_that_is_killed_from_outside_has_ended(executor, tmp_path):
@@ -513,8 +522,7 @@ def test_a_supervisor_rests_while_its_command_is_silent(executor, tmp_path):
     pids(tmp_path / "pids", 1)
     supervisor = supervisor_of(tmp_path)
     before = _cpu_ticks(supervisor)
-    wait_until(lambda: _voluntary_switches(supervisor) >= 3)
-    executor.poll()
+    time.sleep(1.0)
     assert _cpu_ticks(supervisor) - before <= 5
 
 
@@ -522,11 +530,6 @@ def _cpu_ticks(pid):
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12])
-
-
-def _voluntary_switches(pid):
-    with open(f"/proc/{pid}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("voluntary_ctxt"))
 
 
 def test_a_supervisor_loads_little():

@@ -187,19 +187,17 @@ def is_refused_or_the_same(folder: Path, held: tuple[object, ...]) -> bool:
 @pytest.mark.parametrize("name", ["fleet.db", "fleet.db-wal", "witness"])
 def test_a_flipped_bit_anywhere_is_refused_or_changes_nothing(story, tmp_path, name):
     folder, held = _with(name, story)
-    size = (folder / name).stat().st_size
-    step = max(size // 120, 1)
+    content = (folder / name).read_bytes()
+    # Most of a small database is the empty space of its pages.
+    used = [at for at, byte in enumerate(content) if byte]
     refused = 0
-    for at in range(0, size, step):
+    for at in used[:: max(len(used) // 120, 1)]:
 
         def flip(data: bytearray, at: int = at) -> None:
             data[at] ^= 1 << at % 8
 
         refused += is_refused_or_the_same(damaged(folder, tmp_path / "copy", name, flip), held)
-    if name == "fleet.db-wal":
-        assert refused > 110, "every byte of the log counts"
-    elif name == "fleet.db":
-        assert refused > 15, "the rest is empty space of pages"
+    assert refused > {"fleet.db-wal": 110, "fleet.db": 40, "witness": -1}[name]
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

@@ -114,11 +114,12 @@ def find_service(folder: Path, url: str | None = None) -> FleetClient:
         return FleetClient(lambda: address)
 
     def locate() -> Address:
-        token = read_token(folder)
+        url = _checked_url(read_endpoint(folder))
+        token = fleet_token() or read_token(folder)
         if token is None:
-            hint = "start one with hocket fleet serve, or name its folder with --state"
-            raise UsageError(f"no fleet was ever served from {str(folder)!r}", hint=hint)
-        return Address(_checked_url(read_endpoint(folder)), fleet_token() or token)
+            hint = "start the service again, which makes one"
+            raise UsageError(f"the state folder {str(folder)!r} has no token", hint=hint)
+        return Address(url, token)
 
     return FleetClient(locate)
 

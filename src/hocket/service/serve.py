@@ -85,7 +85,6 @@ def _run(
     on_ready: Callable[[str], None],
 ) -> None:
     url = _url(settings, listener)
-    write_endpoint(store.folder, url)
     daemon = Daemon(
         store,
         executor,
@@ -96,6 +95,7 @@ def _run(
     )
     if not daemon.state.kinds:
         raise UsageError("the engine has no devices", hint="name those to come with --kinds")
+    write_endpoint(store.folder, url)
     daemon.start()
     try:
         app = make_app(daemon, token, hosts=(settings.host, *settings.names))

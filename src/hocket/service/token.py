@@ -41,12 +41,20 @@ def make_token(folder: Path) -> str:
     if token is not None:
         return token
     token = secrets.token_urlsafe(32)
-    temporary = folder / f".{NAME}.{secrets.token_hex(8)}"
+    try:
+        _write(folder / NAME, token)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputFileError(f"cannot write the token: {reason}", where=str(folder)) from None
+    return token
+
+
+def _write(path: Path, token: str) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     # Private from its first moment: a mode set afterwards leaves time to read it.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w") as file:
         file.write(token + "\n")
         file.flush()
         os.fsync(descriptor)
-    os.replace(temporary, folder / NAME)
-    return token
+    os.replace(temporary, path)

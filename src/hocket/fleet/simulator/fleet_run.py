@@ -61,6 +61,7 @@ class FleetRun:
     """``[sample, kind]``: devices in use when a round began."""
     spans: Spans | None
     cpu_seconds: float
+    """Of the run, without loading compiled code."""
 
     @property
     def jct_s(self) -> FloatArray:

@@ -30,6 +30,18 @@ class Totals(NamedTuple):
     num_preempted: Counts
 
 
+def new_totals(num_jobs: int, num_kinds: int) -> Totals:
+    """Nothing has happened yet."""
+    return Totals(
+        start_s=np.full(num_jobs, np.nan),
+        busy=np.zeros(num_kinds),
+        busy_device_s=np.zeros(num_kinds),
+        up_device_s=np.zeros(num_kinds),
+        num_started=np.zeros(1, dtype=np.int64),
+        num_preempted=np.zeros(1, dtype=np.int64),
+    )
+
+
 class Recorder:
     """Collects what `FleetRun` holds."""
 
@@ -39,14 +51,7 @@ class Recorder:
         self._end_s = np.full(count, np.nan)
         self._held_s, self._target_s = np.zeros(count), np.zeros(count)
         self._is_finished = np.zeros(count, dtype=bool)
-        self._totals = Totals(
-            start_s=np.full(count, np.nan),
-            busy=np.zeros(state.num_kinds),
-            busy_device_s=np.zeros(state.num_kinds),
-            up_device_s=np.zeros(state.num_kinds),
-            num_started=np.zeros(1, dtype=np.int64),
-            num_preempted=np.zeros(1, dtype=np.int64),
-        )
+        self._totals = new_totals(count, state.num_kinds)
         self._samples: list[tuple[float, *tuple[float, ...]]] = []
         self._spans = SpanRecorder(state) if records_spans else None
 

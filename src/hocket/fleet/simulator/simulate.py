@@ -22,6 +22,7 @@ from hocket.fleet.rounds.step import step
 from hocket.fleet.simulator.bind import Work
 from hocket.fleet.simulator.faults import Faults, FaultSource
 from hocket.fleet.simulator.fleet_run import FleetRun
+from hocket.fleet.simulator.load import load_compiled
 from hocket.fleet.simulator.record import Recorder
 
 Counts = NDArray[np.int64]
@@ -45,8 +46,9 @@ def simulate(
 
     ``check`` is called after every step.
     """
-    start_s = time.process_time()
     rules = rules or Rules()
+    load_compiled(rules.policy, rules.mechanism, len(work.kinds), shares_devices)
+    start_s = time.process_time()
     state = new_state(
         work.kinds,
         devices,

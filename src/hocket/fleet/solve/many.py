@@ -29,8 +29,8 @@ Counts = NDArray[np.int64]
 
 _PARTNERS = 8
 """Partners that are taken in at a time for each class."""
-_AMONG = 128
-"""Partners that every class looks at first."""
+_AMONG = (128, 512)
+"""Partners that every class looks at first, and then."""
 _MANY_SUITORS = 3
 _ENOUGH = 3e-4
 """Relative gap at which no more partners are looked for."""
@@ -182,37 +182,46 @@ def _rung(crowd: Crowd, demand_at: DemandAt, answer: _Answer, alone: Rung) -> Ru
 def _solve(task: _Task, duals: Duals, top: float) -> _Answer:
     """Solve, look for partners that would pay, and again with them."""
     rows, width, accuracy = task.rows_of(duals), _WIDE, _FIRST
-    num_stages, stride = _num_stages(len(task.unit)), max(len(task.unit) // _AMONG, 1)
-    duals = task.duals_of(rows)
-    used, best = _NOBODY, None
-    lists = [_look(task, duals, stride, 0)]
-    for stage in range(num_stages):
+    duals, used, best = task.duals_of(rows), _NOBODY, None
+    strides = [len(rows) // (2 * among) for among in _AMONG if len(rows) >= 4 * among]
+    lists = _lists(task, duals, strides, 0)
+    for stage in range(_MAX_STAGES):
         pairs = _candidates(task, duals, lists, used)
         columns = _columns(task, pairs)
         inside = climb_inside(columns, *task.chord(width), rows, len(task.unit), accuracy)
         rows = inside.dual
         duals = _without_hubs(task, task.duals_of(rows))
-        lists = [_look(task, duals, 1, 0)]
-        answer = _answer(task, columns, pairs, inside, _raised(duals, lists[0]), top)
+        lists = _lists(task, duals, strides, stage + 1)
+        # Before all pairs are looked at nothing is proven.
+        ceiling = np.inf
+        if stage + 1 >= len(strides):
+            ceiling = _ceiling(task, _raised(duals, lists[0]), top)
+        answer = _answer(task, columns, pairs, inside, duals, ceiling)
         best = answer if best is None else _better(best, answer)
-        gap = best.ceiling / max(best.level, 1e-300) - 1.0
-        if gap <= _ENOUGH or stage == num_stages - 1:
+        gap = min(best.ceiling / max(best.level, 1e-300) - 1.0, 1.0)
+        if gap <= _ENOUGH or stage + 1 >= _num_stages(len(task.unit)):
             break
-        if stride > 1:
-            # The best partners of all are the same for many jobs; these are others.
-            lists.append(_look(task, duals, stride, stage + 1))
         task, used = (
             replace(task, near=max(best.level, task.near)),
             pairs.where(answer.amount > 0.02),
         )
         width = min(max(gap, 1e-5), _WIDE)
-        accuracy = min(max(_PART * gap, 0.3 * _ENOUGH), accuracy)
+        accuracy = min(max(_PART * gap, 0.3 * _ENOUGH), 0.5 * accuracy)
     assert best is not None
     return best
 
 
 def _num_stages(num_classes: int) -> int:
     return _MAX_STAGES if num_classes <= _MOST else _FEW_STAGES
+
+
+def _lists(task: _Task, duals: Duals, strides: list[int], stage: int) -> list[Partners]:
+    """Partners among a few at first; later among all, and some others, because the best partners
+    of all are the same for many jobs."""
+    if stage < len(strides):
+        return [_look(task, duals, strides[stage], stage)]
+    lists = [_look(task, duals, 1, 0)]
+    return [*lists, _look(task, duals, strides[0], stage)] if strides else lists
 
 
 def _raised(duals: Duals, partners: Partners) -> Duals:
@@ -312,10 +321,9 @@ def _answer(
     pairs: _Pairs,
     inside: Inside,
     duals: Duals,
-    top: float,
+    ceiling: float,
 ) -> _Answer:
     crowd = task.crowd
-    ceiling = _ceiling(task, duals, top)
     fitting = _fitted(columns, inside.amount, crowd)
     num_jobs = len(task.unit)
     made = np.bincount(columns.job_a, fitting * columns.rate_a, num_jobs)

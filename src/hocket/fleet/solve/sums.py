@@ -9,9 +9,9 @@ from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import Ladder
 from hocket.fleet.solve.linear import Program, maximise
-from hocket.fleet.solve.prices import highest_rung
 from hocket.fleet.solve.setup import Setup, set_up, trim
 from hocket.fleet.solve.sharing import all_columns, pair_rates, pair_time, shared_time
+from hocket.fleet.solve.water_filling import search_in
 
 
 def best_sum(
@@ -26,7 +26,8 @@ def best_sum(
         pairs = pair_rates(market, setup, market.usable_steps_per_s)
         program = Program(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
     # Doing what a deadline asks for exactly would fail by a rounding error.
-    solved = maximise(program, step_value[first], needed[first] * (1.0 - 1e-12))
+    rounding = 1e-12 if market.pairs is None else 1e-8
+    solved = maximise(program, step_value[first], needed[first] * (1.0 - rounding))
     shares = trim(setup.expand(solved.alone / setup.crowd.num_jobs[:, None]))
     objective, shared = float((step_value * market.steps_per_s * shares).sum()), None
     if market.pairs is not None and program.columns is not None:
@@ -44,10 +45,12 @@ def best_sum(
 
 
 def can_serve(market: Market, needs: FloatArray) -> bool:
-    """Whether every job can make ``needs`` steps per second, alone on its devices."""
+    """Whether every job can make ``needs`` steps per second."""
     setup = _classes(market, np.zeros((market.num_jobs, 0)), needs)
     demand = needs[setup.classes.first]
-    rung = highest_rung(setup.crowd, lambda level: np.minimum(level, 1.0) * demand, demand, None)
+    ladder = Ladder(rates=market.usable_steps_per_s, marks=needs[:, None])
+    search = search_in(market, setup, ladder)
+    rung = search(lambda level: np.minimum(level, 1.0) * demand, demand, None)
     return rung.level >= 1.0 - 1e-9
 
 

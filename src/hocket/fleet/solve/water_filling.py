@@ -40,7 +40,7 @@ def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -
     if warm is not None and market.pairs is not None:
         # Another moment's level may be out of reach; with sharing it is taken for reached.
         warm = replace(warm, level=0.0)
-    rungs = fill(setup, ladder, _search(market, setup, ladder), warm)
+    rungs = fill(setup, ladder, search_in(market, setup, ladder), warm)
     shares = trim(setup.expand(rungs[-1].shares))
     progress = (ladder.rates * shares).sum(axis=1)
     if rungs[-1].pairs is not None:
@@ -107,9 +107,10 @@ def fill(
         cap, warm = np.where(can_rise, rung.cap, _held(rung)), rung.warm
 
 
-def _search(
+def search_in(
     market: Market, setup: Setup, ladder: Ladder
 ) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
+    """The search for the highest level that suits a market: alone, with pairs, with many pairs."""
     crowd = setup.crowd
     if market.pairs is None:
         return lambda demand_at, cap, warm: highest_rung(crowd, demand_at, cap, warm)

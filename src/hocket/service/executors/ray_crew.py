@@ -149,11 +149,19 @@ class Crew:
         except ValueError:
             return ray.util.placement_group(
                 [dict(bundle.reserved) for bundle in self._bundles],
-                strategy="STRICT_PACK" if len(self._bundles) == 1 else "PACK",
+                # Each bundle has a node of its own; STRICT_PACK ignored labels in older Rays.
+                strategy="PACK",
                 name=name,
                 lifetime="detached",
                 bundle_label_selector=[{NODE_ID_LABEL: each.node_id} for each in self._bundles],
             )
+
+    def _is_placed_as_asked(self) -> bool:
+        import ray
+
+        group = ray.util.placement_group_table(self._placement_group())
+        nodes: dict[int, str] = group["bundles_to_node_id"]
+        return [nodes[at] for at in sorted(nodes)] == [each.node_id for each in self._bundles]
 
     def _order_of(self, index: int) -> dict[str, Any]:
         """What one node shall run."""
@@ -182,6 +190,8 @@ class Crew:
             return _lost("a node of its devices died before it began")
         ports = [part.port for part in self._parts if part.port is not None]
         if len(ports) == len(self._parts):
+            if not self._is_placed_as_asked():
+                return _lost("Ray placed it on other nodes than those of its devices")
             address = self._bundles[0].address
             files.write_json(self.folder / SENT, {"address": address, "port": ports[0]})
             self._is_sent = True

@@ -103,7 +103,8 @@ class Supervisor:
 def _completed(order: dict[str, Any], meeting: tuple[str, int]) -> dict[str, Any]:
     """The order with what is known only on its node, and when all nodes are there."""
     address, port = meeting
-    visible = {name: os.environ[name] for name in VISIBLE_DEVICES if name in os.environ}
+    # Empty where Ray reserved none: that would hide devices which Ray was not told of.
+    visible = {name: os.environ[name] for name in VISIBLE_DEVICES if os.environ.get(name)}
     ranks = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     given = ranks if order["processes"] == "per-device" else {}
     return order | {"environment": visible | given | order["environment"], "grace_s": 0.0}

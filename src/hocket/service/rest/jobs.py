@@ -145,8 +145,9 @@ def explain_job(job: Number, daemon: TheDaemon) -> ExplanationBody:
     record = daemon.job(job)
     try:
         if record.status not in ENDED:
-            found = explain(at_moment(daemon.state, time.time()), job)
-            return ExplanationBody(**found.to_data(), status=record.status)
+            found = explain(at_moment(daemon.state, time.time()), job).to_data()
+            found["sentence"] = _told(record, found["sentence"], daemon.trouble)
+            return ExplanationBody(**found, status=record.status)
     except UsageError:
         # It ended between the two looks.
         record = daemon.job(job)
@@ -159,6 +160,15 @@ def explain_job(job: Number, daemon: TheDaemon) -> ExplanationBody:
         not_before_s=None,
         evidence={"attempt": record.attempt, "failures": record.failures},
     )
+
+
+def _told(record: JobRecord, sentence: str, trouble: str) -> str:
+    """What was decided about a job, and how far that has become true."""
+    if record.status == "starting":
+        sentence = f"job {record.number} is starting on {', '.join(record.devices)}"
+    if record.status == "stopping":
+        sentence += f"; attempt {record.attempt} is still being stopped"
+    return f"{sentence}; trouble: {trouble}" if trouble else sentence
 
 
 def _changed(

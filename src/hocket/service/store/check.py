@@ -8,7 +8,7 @@ from pathlib import Path
 from hocket.errors import InputFileError
 from hocket.service.store import folder as folders
 from hocket.service.store import schema
-from hocket.service.store.totals import read_fleet
+from hocket.service.store.totals import read_totals
 
 
 def check_schema(folder: Path, connection: sqlite3.Connection) -> None:
@@ -34,10 +34,11 @@ def check_rows(folder: Path, connection: sqlite3.Connection) -> None:
         raise folders.damaged(folder, f"the database is damaged: {verdict}")
     counts = {table.name: _count_sound(folder, connection, table) for table in schema.TABLES}
     if counts[schema.FLEET.name] != 1:
-        raise folders.damaged(folder, "the database holds no state")
-    totals, _ = read_fleet(connection)
+        raise folders.damaged(folder, "the database holds no totals")
+    totals = read_totals(connection)
     (first,) = connection.execute("SELECT coalesce(min(sequence), 1) FROM event").fetchone()
     expected = {
+        schema.STATE.name: int(totals.state_commit > 0),
         schema.SPEC.name: totals.last_number,
         schema.JOB.name: totals.last_number,
         schema.ATTEMPT.name: totals.num_attempts,
@@ -45,6 +46,9 @@ def check_rows(folder: Path, connection: sqlite3.Connection) -> None:
         schema.KEY.name: totals.num_keys,
         schema.EVENT.name: totals.last_sequence - first + 1,
     }
+    state = connection.execute("SELECT only FROM state").fetchone()
+    if state is not None and state[0] != totals.state_commit:
+        raise folders.damaged(folder, "the state is not that of the last commit")
     for name, num in expected.items():
         if counts[name] != num:
             what = f"table {name!r} has {counts[name]} rows where {num} were stored"

@@ -65,13 +65,16 @@ class Table:
 
 META = Table(name="meta", keys=("name",), is_text=True)
 FLEET = Table(name="fleet", keys=("only",))
+"""One row: what there is after the last commit."""
+STATE = Table(name="state", keys=("only",))
+"""One row: the state, far larger than all else that a commit writes; none before the first."""
 SPEC = Table(name="spec", keys=("number",))
 JOB = Table(name="job", keys=("number",), others=("status",), index="status, number")
 ATTEMPT = Table(name="attempt", keys=("job", "attempt"), others=("phase",), index="phase")
 CHECKPOINT = Table(name="checkpoint", keys=("number",), others=("job",), index="job, number")
 EVENT = Table(name="event", keys=("sequence",))
 KEY = Table(name="idempotency", keys=("key",), is_text=True)
-TABLES = (META, FLEET, SPEC, JOB, ATTEMPT, CHECKPOINT, EVENT, KEY)
+TABLES = (META, FLEET, STATE, SPEC, JOB, ATTEMPT, CHECKPOINT, EVENT, KEY)
 
 
 def create_sqls() -> list[str]:

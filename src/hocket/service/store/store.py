@@ -33,7 +33,7 @@ from hocket.service.store.batch import Batch, KeyRecord
 from hocket.service.store.check import check_rows, check_schema
 from hocket.service.store.lock import FolderLock
 from hocket.service.store.schema import Row, Table
-from hocket.service.store.totals import Totals, fleet_row, read_fleet
+from hocket.service.store.totals import Totals, read_totals, totals_row
 from hocket.service.store.witness import Witness
 
 MAX_EVENTS = 100_000
@@ -65,7 +65,9 @@ class Store:
         self._lock = lock
         self._witness = witness
         self._writer = writer
-        self._totals, _ = read_fleet(writer)
+        self._totals = read_totals(writer)
+        self._state: State | None = None
+        """The one that is stored; a commit that leaves it alone need not write it again."""
         self._reader = _connected(folder, "ro")
         self._reading = threading.Lock()
 
@@ -87,7 +89,8 @@ class Store:
                 undo.callback(writer.close)
                 _verify(path, writer, witness)
                 store = cls(path, lock, witness, writer)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, ValueError) as error:
+                # ValueError: sqlite hands out names and texts that are no UTF-8.
                 raise folders.damaged(path, f"the database cannot be used: {error}") from None
             except OSError as error:
                 raise folders.unusable(path, error) from None
@@ -123,12 +126,15 @@ class Store:
                 where=str(self.folder),
             ) from None
         self._totals = totals
+        self._state = batch.state
         # Not undone where this fails: the batch is stored, and whoever reads next will find it.
         self._witness.record(totals.commit)
 
     def _after(self, batch: Batch) -> Totals:
+        commit = self._totals.commit + 1
         return Totals(
-            commit=self._totals.commit + 1,
+            commit=commit,
+            state_commit=self._totals.state_commit if batch.state is self._state else commit,
             last_number=batch.last_number,
             last_sequence=batch.last_sequence,
             num_attempts=batch.num_attempts,
@@ -147,7 +153,11 @@ class Store:
         self._put(schema.CHECKPOINT, (schema.checkpoint_row(n, one) for n, one in checkpoints))
         self._put(schema.EVENT, map(schema.event_row, batch.events))
         self._put(schema.KEY, map(schema.key_row, batch.keys))
-        self._put(schema.FLEET, [fleet_row(totals, snapshot.pack(batch.state))])
+        self._put(schema.FLEET, [totals_row(totals)])
+        if totals.state_commit == totals.commit:
+            packed = snapshot.pack(batch.state)
+            self._writer.execute("DELETE FROM state")
+            self._put(schema.STATE, [schema.sealed(totals.commit, packed)])
         if totals.last_sequence // _DROP_EVERY > self._totals.last_sequence // _DROP_EVERY:
             oldest = totals.last_sequence - MAX_EVENTS
             self._writer.execute("DELETE FROM event WHERE sequence <= ?", (oldest,))
@@ -166,9 +176,9 @@ class Store:
         for record in map(schema.attempt_of, self._rows(schema.ATTEMPT, rest)):
             attempts[record.job] = (*attempts.get(record.job, ()), record)
         newest = (self._newest_checkpoint(number) for number in jobs)
-        _, packed = read_fleet(self._writer)
+        rows = self._rows(schema.STATE, "")
         return Loaded(
-            state=snapshot.unpack(packed) if packed else None,
+            state=snapshot.unpack(schema.opened(schema.STATE, rows[0])[-1]) if rows else None,
             jobs=dict(sorted(jobs.items())),
             attempts=attempts,
             checkpoints={one.job: one for one in newest if one is not None},
@@ -279,7 +289,7 @@ def _verify(folder: Path, writer: sqlite3.Connection, witness: Witness) -> None:
     identity = writer.execute("SELECT body FROM meta WHERE name = 'identity'").fetchone()
     if identity is None or identity[0] != witness.identity.hex().encode():
         raise folders.damaged(folder, "the database is that of another fleet than its witness")
-    commit = read_fleet(writer)[0].commit
+    commit = read_totals(writer).commit
     if commit < witness.number:
         lost = witness.number - commit
         what = f"the database is older than its witness: {lost} commits are missing"
@@ -297,5 +307,5 @@ def _create(writer: sqlite3.Connection, witness: Witness) -> None:
         schema.sealed("identity", witness.identity.hex().encode()),
     ]
     writer.executemany(schema.META.put_sql, rows)
-    writer.execute(schema.FLEET.put_sql, fleet_row(Totals(), b""))
+    writer.execute(schema.FLEET.put_sql, totals_row(Totals()))
     writer.execute("COMMIT")
