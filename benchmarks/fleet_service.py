@@ -110,7 +110,7 @@ def report_waits(what: str, waits_ms: list[float]) -> None:
 def restart(folder: Path) -> None:
     store, daemon, _ = filled(folder, NUM_LIVE + NUM_ENDED, 3600.0)
     for number in range(1, NUM_ENDED + 1):
-        daemon._loops.post(lambda draft, number=number: _cancel(draft, store, number))
+        daemon._loops.ask(lambda draft, number=number: _cancel(draft, store, number))
     while len(daemon.world.jobs) > NUM_LIVE:
         time.sleep(0.1)
     executor = daemon._carrier._executor

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.service.checkpoint import write_checkpoint
-from hocket.service.lease import lease as fleet_lease
+import hocket
 
 
 def data(num_rows: int = 512, num_columns: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +58,11 @@ def main() -> None:
 
     rows, labels = data()
     model = Model(rows.shape[1])
-    lease = fleet_lease(save=lambda step: write_checkpoint(arguments.checkpoints, step, model.save))
+
+    def save(step: int) -> Path:
+        return hocket.write_checkpoint(arguments.checkpoints, step, model.save)
+
+    lease = hocket.lease(save=save)
     if lease.checkpoint is not None:
         model.load(Path(lease.checkpoint))
     loss = float("nan")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from hocket.plan.files import read_plan, write_plan
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
+    from hocket.service.checkpoint import write_checkpoint
+    from hocket.service.lease import StaleLeaseError, lease
     from hocket.simulate.timeline import Timeline
     from hocket.simulate.verify import verify
 
@@ -32,15 +34,18 @@ __all__ = [
     "Plan",
     "Planned",
     "Problem",
+    "StaleLeaseError",
     "Timeline",
     "auto",
     "capture",
     "cluster_from_text",
+    "lease",
     "plan_graph",
     "plan_parallel",
     "read_graph",
     "read_plan",
     "verify",
+    "write_checkpoint",
     "write_graph",
     "write_plan",
 ]
@@ -52,15 +57,18 @@ _HOME = {
     "Plan": "hocket.plan.plan",
     "Planned": "hocket.api",
     "Problem": "hocket.plan.problem",
+    "StaleLeaseError": "hocket.service.lease",
     "Timeline": "hocket.simulate.timeline",
     "auto": "hocket.api",
     "capture": "hocket.capture",
     "cluster_from_text": "hocket.hardware.shorthand",
+    "lease": "hocket.service.lease",
     "plan_graph": "hocket.api",
     "plan_parallel": "hocket.api",
     "read_graph": "hocket.graph.files",
     "read_plan": "hocket.plan.files",
     "verify": "hocket.simulate.verify",
+    "write_checkpoint": "hocket.service.checkpoint",
     "write_graph": "hocket.graph.files",
     "write_plan": "hocket.plan.files",
 }

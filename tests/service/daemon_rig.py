@@ -75,7 +75,7 @@ class Rig:
             executor,
             folder,
             world=lambda: self.decider.world,
-            ask=self.post,
+            tell=self.post,
             now_s=clock.now_s,
             heard_s=lambda name: self.heard.get(name, 0.0),
         )

@@ -47,7 +47,7 @@ class Service:
         return wait_until(lambda: job if (job := self.job(number))["status"] == status else None)
 
 
-def wait_until(look: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def wait_until(look: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """What ``look`` returns once it is true."""
     until_s = time.monotonic() + timeout_s
     while not (found := look()):

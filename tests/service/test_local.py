@@ -408,6 +408,8 @@ def test_damaged_files_end_in_a_reason(executor, tmp_path, file):
     (folder_of(tmp_path) / attempt_folder.RESULT).unlink()
     (folder_of(tmp_path) / file).write_text("{ha")
     assert wait_for_end(executor).phase == LOST
+    executor.forget(NAME)
+    assert not executor.poll().attempts
 
 
 def test_an_attempt_that_runs_is_never_told_to_have_ended(executor, tmp_path):

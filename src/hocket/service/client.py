@@ -62,9 +62,9 @@ class FleetClient:
         """The answer to a question."""
         return self._call("GET", _with_query(path, query))
 
-    def get_patiently(self, path: str) -> Any:
+    def get_patiently(self, path: str, patience_s: float = PATIENCE_S) -> Any:
         """As `get`, but where nobody answers it is asked again for a while."""
-        return _patiently(lambda: self.get(path))
+        return _patiently(lambda: self.get(path), patience_s)
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
         """Ask for a change, once."""
@@ -77,7 +77,7 @@ class FleetClient:
     def submit(self, spec: Mapping[str, Any]) -> Any:
         """Submit a job exactly once, however often that has to be tried."""
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        return _patiently(lambda: self._call("POST", "/v1/jobs", spec, headers))
+        return _patiently(lambda: self._call("POST", "/v1/jobs", spec, headers), PATIENCE_S)
 
     def pages(self, path: str, key: str, **query: object) -> Iterator[Any]:
         """All entries of a list that comes in pages."""
@@ -145,8 +145,8 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _patiently(ask: Callable[[], Any]) -> Any:
-    until_s = time.monotonic() + PATIENCE_S
+def _patiently(ask: Callable[[], Any], patience_s: float) -> Any:
+    until_s = time.monotonic() + patience_s
     while True:
         try:
             return ask()

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 WATCH_S = 1.0
 _PAUSE_S = 0.3
+_PATIENCE_S = 120.0
+"""How long somebody who follows a job waits for a service that is away."""
 
 
 def service_options(command: F) -> F:
@@ -100,7 +102,7 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 
     attempt, start, is_whole = 0, 0, True
     while True:
-        job: dict[str, Any] = client.get_patiently(job_path(number))
+        job: dict[str, Any] = client.get_patiently(job_path(number), _PATIENCE_S)
         if is_whole and job["attempt"] == attempt and job["status"] in ENDED:
             return job
         if is_whole and job["attempt"] > attempt:
@@ -123,8 +125,8 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 def _has_ended(client: FleetClient, number: int, attempt: int) -> bool:
     from hocket.service.client import job_path
 
-    attempts = client.get_patiently(job_path(number, "/attempts"))["attempts"]
-    return all(one["ended_s"] is not None for one in attempts if one["attempt"] == attempt)
+    found = client.get_patiently(job_path(number, "/attempts"), _PATIENCE_S)
+    return all(one["ended_s"] is not None for one in found["attempts"] if one["attempt"] == attempt)
 
 
 def _output(client: FleetClient, number: int, attempt: int, start: int) -> Iterator[bytes]:

@@ -199,7 +199,7 @@ def _solve(task: _Task, duals: Duals, top: float) -> _Answer:
         answer = _answer(task, columns, pairs, inside, duals, ceiling)
         best = answer if best is None else _better(best, answer)
         gap = min(best.ceiling / max(best.level, 1e-300) - 1.0, 1.0)
-        if gap <= _ENOUGH or stage + 1 >= _num_stages(len(task.unit)):
+        if gap <= _ENOUGH or stage + 1 >= _num_stages(task, best.level):
             break
         task, used = (
             replace(task, near=max(best.level, task.near)),
@@ -211,8 +211,12 @@ def _solve(task: _Task, duals: Duals, top: float) -> _Answer:
     return best
 
 
-def _num_stages(num_classes: int) -> int:
-    return _MAX_STAGES if num_classes <= _MOST else _FEW_STAGES
+def _num_stages(task: _Task, level: float) -> int:
+    """Programs to solve; one less where somebody is at its top, so that the lowest is decided."""
+    if len(task.unit) <= _MOST:
+        return _MAX_STAGES
+    is_decided = bool(np.any(task.demand_at(level) >= task.demand_at(level * (1.0 + 1e-6))))
+    return _FEW_STAGES - is_decided
 
 
 def _lists(task: _Task, duals: Duals, strides: list[int], stage: int) -> list[Partners]:

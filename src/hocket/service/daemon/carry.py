@@ -46,7 +46,7 @@ class Carrier:
         folder: Path,
         *,
         world: Callable[[], World],
-        ask: Callable[[Command], Future[Any]],
+        tell: Callable[[Command], Future[Any]],
         now_s: Callable[[], float],
         heard_s: Callable[[AttemptName], float],
         endpoint_url: str = "",
@@ -57,7 +57,7 @@ class Carrier:
         """Of each device that was ever seen."""
         self._executor = executor
         self._world = world
-        self._ask = ask
+        self._tell_daemon = tell
         self._now_s = now_s
         self._folder = folder
         self._endpoint_url = endpoint_url
@@ -191,4 +191,4 @@ class Carrier:
 
     def _tell(self, what: object, command: Command) -> None:
         if what not in self._pending:
-            self._pending[what] = self._ask(command)
+            self._pending[what] = self._tell_daemon(command)

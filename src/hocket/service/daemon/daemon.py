@@ -65,7 +65,7 @@ class Daemon:
             executor,
             store.folder,
             world=lambda: self._decider.world,
-            ask=self._loops.post,
+            tell=self._loops.tell,
             now_s=self._clock.now_s,
             heard_s=lambda name: self._heard.get(name, self._began_s),
             endpoint_url=endpoint_url,
@@ -216,4 +216,4 @@ class Daemon:
         return self.job(number)
 
     def _answer(self, command: Command) -> Any:
-        return self._loops.post(command).result()
+        return self._loops.ask(command).result()

@@ -19,13 +19,13 @@ from hocket.service.daemon import commands
 from hocket.service.daemon.carry import Carrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Command, Decider, Request
+from hocket.service.daemon.inbox import Inbox
 from hocket.service.daemon.world import World, name_of
 from hocket.service.errors import UnavailableError
 from hocket.service.executors.executor import AttemptName
 from hocket.service.store.batch import Batch
 
-MAX_BATCH = 64
-"""Commands in one transaction: more would make the first wait for the last."""
+_MAX_NAMES = 64
 _IDLE_S = 1.0
 _RETRY_S = 0.5
 _LOG = logging.getLogger("hocket.service")
@@ -33,7 +33,7 @@ Item = TypeVar("Item")
 
 
 class Loops:
-    """The threads; `post` gives them commands."""
+    """The threads; `ask` and `tell` give them commands."""
 
     def __init__(self, decider: Decider, clock: Clock, poll_s: float) -> None:
         self.is_closing = False
@@ -42,7 +42,7 @@ class Loops:
         self._decider = decider
         self._clock = clock
         self._poll_s = poll_s
-        self._inbox: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._inbox = Inbox()
         self._changed: queue.SimpleQueue[AttemptName | None] = queue.SimpleQueue()
         self._committed = threading.Condition()
         self._next_tick_try_s = 0.0
@@ -62,7 +62,7 @@ class Loops:
     def close(self) -> None:
         """Stop after what is being done now; commands that wait are refused."""
         self.is_closing = True
-        self._inbox.put(None)
+        self._inbox.ring()
         self._changed.put(None)
         for thread in self._threads:
             thread.join()
@@ -76,10 +76,16 @@ class Loops:
         threads = self._threads
         return bool(threads) and not self.is_closing and all(one.is_alive() for one in threads)
 
-    def post(self, command: Command) -> Future[Any]:
+    def ask(self, command: Command) -> Future[Any]:
         """Have a command carried out; the future is answered after its commit."""
-        request = Request(command)
-        self._inbox.put(request)
+        return self._post(Request(command), is_told=False)
+
+    def tell(self, command: Command) -> Future[Any]:
+        """The same for what the engine tells, which has time."""
+        return self._post(Request(command), is_told=True)
+
+    def _post(self, request: Request, *, is_told: bool) -> Future[Any]:
+        self._inbox.put(request, is_told=is_told)
         if self.is_closing:
             # Nobody may be left to take it.
             self._refuse_waiting()
@@ -96,7 +102,7 @@ class Loops:
         while not self.is_closing:
             now_s = self._clock.now_s()
             wait_s = min(max(self._next_tick_s() - now_s, 0.0), _IDLE_S)
-            requests = [one for one in _taken(self._inbox, wait_s, MAX_BATCH) if one is not None]
+            requests = self._inbox.take(wait_s)
             tick = Request(commands.tick)
             if self._next_tick_s() <= self._clock.now_s():
                 requests.append(tick)
@@ -124,9 +130,8 @@ class Loops:
             self._committed.notify_all()
 
     def _refuse_waiting(self) -> None:
-        for request in _taken(self._inbox, 0.0, self._inbox.qsize() + 1):
-            if request is not None:
-                request.future.set_exception(UnavailableError("the service ends"))
+        for request in self._inbox.take_all():
+            request.future.set_exception(UnavailableError("the service ends"))
 
     # ── acting ──
 
@@ -134,7 +139,7 @@ class Loops:
         next_look_s = time.monotonic()
         while not self.is_closing:
             wait_s = max(next_look_s - time.monotonic(), 0.0)
-            names = _taken(self._changed, wait_s, MAX_BATCH)
+            names = _taken(self._changed, wait_s, _MAX_NAMES)
             if time.monotonic() >= next_look_s:
                 self._safely(carrier, carrier.look)
                 next_look_s = time.monotonic() + self._poll_s

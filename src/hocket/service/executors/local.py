@@ -47,6 +47,9 @@ MAX_SUPERVISORS = 3
 _FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _CUDA_KIND = re.compile(r"(nvidia|cuda|gpu|[gr]tx|titan|quadro|g[bh]?\d|[abhklptv]\d)", re.I)
 _INDEX = re.compile(r"[0-9]+$")
+_DAMAGED = (ValueError, TypeError, KeyError)
+"""What a file raises that is not as it was written."""
+_UNREADABLE = (OSError, *_DAMAGED)
 
 
 class LocalExecutor:
@@ -88,30 +91,27 @@ class LocalExecutor:
                 (folder / one).exists() for one in settled
             ):
                 self._start_supervisor(name)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise RunError(f"cannot start attempt {name}: {reason}") from None
+        except _UNREADABLE as error:
+            raise RunError(f"cannot start attempt {name}: {error}") from None
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
         """Have an attempt ended; one that has not begun never will."""
         folder = self._path(name)
-        if name.attempt <= self._last_forgotten(name.job) and not folder.exists():
-            return
-        self._deadline_s[name] = min(
-            self._deadline_s.get(name, float("inf")),
-            time.monotonic() + grace_s + SUPERVISOR_DELAY_S,
-        )
         try:
+            if not folder.exists() and name.attempt <= self._last_forgotten(name.job):
+                return
             folder.mkdir(mode=0o700, exist_ok=True)
             earlier_s = files.asked_grace_s(folder)
             # Asked again, a supervisor has only what is left of the time that it was given first.
             if earlier_s is None or grace_s < earlier_s:
                 files.ask_to_stop(folder, grace_s)
-        except OSError as error:
-            raise RunError(f"cannot stop attempt {name}: {error.strerror or error}") from None
+        except _UNREADABLE as error:
+            raise RunError(f"cannot stop attempt {name}: {error}") from None
         finally:
             # Without the file it takes the grace of its job.
             self._signal_supervisor(folder, signal.SIGTERM)
+        deadline_s = time.monotonic() + grace_s + SUPERVISOR_DELAY_S
+        self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
 
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""
@@ -137,11 +137,15 @@ class LocalExecutor:
         """Remove the folder of an attempt that ended; its name stays refused."""
         self._refused.pop(name, None)
         self._deadline_s.pop(name, None)
-        if files.read_result(self._path(name)) is None:
+        status = self._status(name)
+        if status is None or status.phase not in (EXITED, LOST):
             return
-        self._forgotten.mkdir(exist_ok=True)
-        if name.attempt > self._last_forgotten(name.job):
-            files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})
+        try:
+            self._forgotten.mkdir(exist_ok=True)
+            if name.attempt > self._last_forgotten(name.job):
+                files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})
+        except _UNREADABLE as error:
+            raise RunError(f"cannot forget attempt {name}: {error}") from None
         shutil.rmtree(self._path(name), ignore_errors=True)
 
     def close(self) -> None:
@@ -177,7 +181,7 @@ class LocalExecutor:
                 return None
             # Not knowing is no reason to give its devices away.
             return Status(name=name, phase=RUNNING, detail=error.strerror or str(error))
-        except (ValueError, TypeError, KeyError):
+        except _DAMAGED:
             lock = files.try_lock(folder)
             if lock is None:
                 return Status(name=name, phase=RUNNING, detail="its files are damaged")
@@ -234,7 +238,7 @@ class LocalExecutor:
 
     def _signal_supervisor(self, folder: Path, number: signal.Signals) -> None:
         # A damaged file names nobody who could be signalled.
-        with contextlib.suppress(ValueError, TypeError, KeyError):
+        with contextlib.suppress(*_UNREADABLE):
             begun = files.read_json(folder / files.BEGUN)
             if begun is not None and begun["boot"] == processes.boot():
                 processes.send(processes.Process(begun["pid"], begun["start_ticks"], 0), number)

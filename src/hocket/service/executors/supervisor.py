@@ -99,16 +99,18 @@ def _run() -> Result:
     order = read_order(".")
     if order is None:
         return Result(CANNOT_RUN, "the folder of the attempt says nothing to run")
-    write_json(BEGUN, _identity(os.getpid()))
-    sync_folder("..")
-    processes.adopt_orphans()
     try:
         os.makedirs(os.path.dirname(order.log_file), exist_ok=True)
         log = BoundedLog(order.log_file, order.log_limit_bytes)
     except OSError as error:
         return Result(CANNOT_RUN, f"cannot write the log {order.log_file!r}: {error.strerror}")
     try:
-        return _supervise(order, _Inputs(log))
+        # Signals first: whoever reads who supervises may send one at once.
+        inputs = _Inputs(log)
+        write_json(BEGUN, _identity(os.getpid()))
+        sync_folder("..")
+        processes.adopt_orphans()
+        return _supervise(order, inputs)
     finally:
         log.close()
 
