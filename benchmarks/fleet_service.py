@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,10 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import numpy as np
 from service.fake_executor import FakeExecutor, fleet_devices
 
-from hocket.fleet.rounds.state import Rules
+from hocket.fleet.rounds.state import Rules, new_state
 from hocket.service.daemon import Daemon
+from hocket.service.records import AttemptRecord, EventRecord, JobRecord
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
+from hocket.service.store.batch import Batch
 
 NUM_LIVE = 2048
 NUM_ENDED = 10_000
@@ -108,12 +111,10 @@ def report_waits(what: str, waits_ms: list[float]) -> None:
 
 
 def restart(folder: Path) -> None:
-    store, daemon, _ = filled(folder, NUM_LIVE + NUM_ENDED, 3600.0)
-    for number in range(1, NUM_ENDED + 1):
-        daemon._loops.ask(lambda draft, number=number: _cancel(draft, store, number))
-    while len(daemon.world.jobs) > NUM_LIVE:
-        time.sleep(0.1)
-    executor = daemon._carrier._executor
+    store = Store.open(folder)
+    store.commit(ended_jobs())
+    store.close()
+    store, daemon, executor = filled(folder, NUM_LIVE, 3600.0)
     daemon.close()
     store.close()
     size_mb = sum(entry.stat().st_size for entry in folder.iterdir() if entry.is_file()) / 1e6
@@ -133,10 +134,34 @@ def restart(folder: Path) -> None:
     store.close()
 
 
-def _cancel(draft: object, store: Store, number: int) -> None:
-    from hocket.service.daemon import commands
-
-    commands.cancel(draft, number, None, store.job)  # type: ignore[arg-type]
+def ended_jobs() -> Batch:
+    """History: each job had one attempt and four events."""
+    random, numbers = np.random.default_rng(0), range(1, NUM_ENDED + 1)
+    attempt = AttemptRecord(
+        job=1, attempt=1, devices=("v100-0",), kind="v100", token="x" * 32, decided_s=0.0,
+        started_s=0.0, ended_s=1.0, outcome="finished", exit_code=0,
+    )  # fmt: skip
+    return Batch(
+        state=new_state(KINDS, (), Rules()),
+        jobs=[
+            JobRecord(
+                number=number,
+                spec=make_spec(random),
+                status="succeeded",
+                submitted_s=0.0,
+                attempt=1,
+            )
+            for number in numbers
+        ],
+        attempts=[replace(attempt, job=number) for number in numbers],
+        events=[
+            EventRecord(sequence=sequence, time_s=0.0, kind="started", job=sequence // 4)
+            for sequence in range(1, 4 * NUM_ENDED + 1)
+        ],
+        last_number=NUM_ENDED,
+        last_sequence=4 * NUM_ENDED,
+        num_attempts=NUM_ENDED,
+    )
 
 
 def kill_daemon(folder: Path, trials: int) -> None:

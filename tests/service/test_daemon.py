@@ -257,8 +257,11 @@ def test_devices_of_an_unknown_kind_are_complained_about_not_used(rig, executor)
     executor.devices = (*executor.devices, *fleet_devices(tpu=1))
     with pytest.raises(UsageError, match="unknown kind 'tpu'"):
         rig.ask(commands.see_devices, devices=executor.devices)
+    executor.devices = executor.devices[1:]
     rig.look(2)
     assert rig.world.state.device_names == ("v100-0",)
+    assert not rig.world.state.is_up[0], "those of known kinds are still minded"
+    assert "'tpu'" in rig.carrier.trouble
 
 
 # ── refusals ──
@@ -441,6 +444,7 @@ def test_a_commit_that_fails_changes_nothing_and_outcomes_are_tried_again(rig, e
         rig.submit("k")
     rig.look(3)
     assert rig.world is world
+    assert "full" in rig.carrier.trouble
     rig._on_commit = before
     assert rig.submit("k") == 2
     rig.look(2)

@@ -179,6 +179,8 @@ def test_what_is_under_way_is_told(service, monkeypatch):
     [
         ({"command": []}, "command"),
         ({"gang": 0}, "gang"),
+        ({"gang": True}, "gang"),
+        ({"weight": "2"}, "weight"),
         ({"gong": 1}, "gong"),
         ({"weight": float("nan")}, "weight"),
         ({"throughputs": {"h100": 1.0}}, "h100"),

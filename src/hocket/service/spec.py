@@ -30,9 +30,10 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"
 Key = Annotated[
     str, StringConstraints(min_length=1, max_length=200, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 ]
-Steps = Annotated[float, Field(gt=0.0, le=1e15, allow_inf_nan=False)]
-Rate = Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False)]
+# Strict: a number in quotes, or a yes that would count as 1, is a mistake.
+Steps = Annotated[float, Field(gt=0.0, le=1e15, allow_inf_nan=False, strict=True)]
+Rate = Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False, strict=True)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e9, allow_inf_nan=False, strict=True)]
 
 
 class JobSpec(BaseModel):
@@ -51,22 +52,22 @@ class JobSpec(BaseModel):
         dict[Key, Annotated[str, Field(max_length=65536)]], Field(max_length=1000)
     ] = {}
     """Added to the few variables that a job inherits."""
-    gang: Annotated[int, Field(ge=1, le=100_000)] = 1
+    gang: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 1
     """Devices that it needs, all together and of one kind."""
     processes: Annotated[str, Field(pattern=r"^(one|per-device)$")] = "one"
     """One process that sees the whole gang, or one per device with RANK, WORLD_SIZE and so on."""
     throughputs: Annotated[dict[Name, Rate], Field(max_length=1000)] | None = None
     """Steps per second of the whole gang by kind; a kind that is not named is not allowed. None
     where nothing is known: then every kind is allowed and counts the same until measured."""
-    weight: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
+    weight: Annotated[float, Field(ge=1e-6, le=1e6, strict=True)] = 1.0
     team: Annotated[str, Field(max_length=200)] = ""
     total_steps: Steps | None = None
     """None where it is not known when the job ends."""
     deadline_s: Seconds | None = None
     """From its submission."""
-    grace_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 30.0
+    grace_s: Annotated[float, Field(ge=0.0, le=3600.0, strict=True)] = 30.0
     """Time from SIGTERM to SIGKILL."""
-    silence_s: Annotated[float, Field(ge=1.0, le=1e9)] | None = None
+    silence_s: Annotated[float, Field(ge=1.0, le=1e9, strict=True)] | None = None
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
 
 

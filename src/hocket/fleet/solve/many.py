@@ -34,7 +34,7 @@ _AMONG = (128, 512)
 _MANY_SUITORS = 3
 _ENOUGH = 3e-4
 """Relative gap at which no more partners are looked for."""
-_MAX_STAGES, _FEW_STAGES, _MOST = 8, 3, 1024
+_MAX_STAGES, _FEW_STAGES, _MOST = 8, 2, 1024
 """Programs that are solved at most; where there are more classes than the last number, fewer."""
 _FIRST, _PART = 2e-2, 0.15
 """How exactly the first program is solved, and the others as part of the gap so far."""
@@ -199,7 +199,7 @@ def _solve(task: _Task, duals: Duals, top: float) -> _Answer:
         answer = _answer(task, columns, pairs, inside, duals, ceiling)
         best = answer if best is None else _better(best, answer)
         gap = min(best.ceiling / max(best.level, 1e-300) - 1.0, 1.0)
-        if gap <= _ENOUGH or stage + 1 >= _num_stages(task, best.level):
+        if gap <= _ENOUGH or stage + 1 >= _num_stages(len(task.unit)):
             break
         task, used = (
             replace(task, near=max(best.level, task.near)),
@@ -211,12 +211,8 @@ def _solve(task: _Task, duals: Duals, top: float) -> _Answer:
     return best
 
 
-def _num_stages(task: _Task, level: float) -> int:
-    """Programs to solve; one less where somebody is at its top, so that the lowest is decided."""
-    if len(task.unit) <= _MOST:
-        return _MAX_STAGES
-    is_decided = bool(np.any(task.demand_at(level) >= task.demand_at(level * (1.0 + 1e-6))))
-    return _FEW_STAGES - is_decided
+def _num_stages(num_classes: int) -> int:
+    return _MAX_STAGES if num_classes <= _MOST else _FEW_STAGES
 
 
 def _lists(task: _Task, duals: Duals, strides: list[int], stage: int) -> list[Partners]:

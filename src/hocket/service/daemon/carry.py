@@ -81,7 +81,7 @@ class Carrier:
             return
         self.trouble = ""
         self._num_looks += 1
-        self._pending = {what: f for what, f in self._pending.items() if not f.done()}
+        self._forget_decided()
         self._known = {status.name for status in poll.attempts}
         # Devices first: an attempt that was lost with its device is no failure of the job.
         self._tell_devices(poll)
@@ -165,8 +165,11 @@ class Carrier:
         self.servers.update({device.name: device.server for device in poll.devices})
         state = self._world().state
         up = {name for name, is_up in zip(state.device_names, state.is_up, strict=True) if is_up}
-        if up != {device.name for device in poll.devices}:
-            self._tell("devices", partial(commands.see_devices, devices=poll.devices))
+        known = tuple(device for device in poll.devices if device.kind in state.kinds)
+        if up != {device.name for device in known}:
+            self._tell("devices", partial(commands.see_devices, devices=known))
+        for kind in sorted({device.kind for device in poll.devices} - set(state.kinds)):
+            self.trouble = f"devices of kind {kind!r} came and are used after a restart"
 
     def _settle(self, status: Status) -> None:
         name, world = status.name, self._world()
@@ -176,8 +179,9 @@ class Carrier:
             self._try(partial(self._executor.forget if is_over else self._executor.kill, name))
         elif is_over:
             self._tell(name, partial(commands.ended, status=status))
-        elif status.phase == RUNNING and world.jobs[name.job].status == "starting":
-            self._tell(name, partial(commands.begun, name=name))
+        elif status.phase == RUNNING and record.stopping_since_s is None:
+            if world.jobs[name.job].status == "starting":
+                self._tell(name, partial(commands.begun, name=name))
 
     def _tell_silence(self, world: World) -> None:
         now_s = self._now_s()
@@ -188,6 +192,14 @@ class Carrier:
             name = name_of(record)
             if now_s - max(record.started_s, self._heard_s(name)) > silence_s:
                 self._tell(name, partial(commands.silent, name=name, silence_s=silence_s))
+
+    def _forget_decided(self) -> None:
+        """What could not be stored is seen and told again; people may know why."""
+        decided = {what: future for what, future in self._pending.items() if future.done()}
+        for what, future in decided.items():
+            del self._pending[what]
+            if future.exception() is not None:
+                self.trouble = str(future.exception())
 
     def _tell(self, what: object, command: Command) -> None:
         if what not in self._pending:

@@ -57,8 +57,8 @@ class Daemon:
         world = recovered(store, rules, kinds, self._team_weights, time.time())
         self._clock = clock or Clock(world.state.time_s)
         self._began_s = self._clock.now_s()
-        self._heard: dict[AttemptName, float] = {}
-        """When attempts reported last, for those that may not be silent for long."""
+        self._heard: dict[int, tuple[int, float]] = {}
+        """Which attempt of a job spoke last and when, for jobs that may not be silent for long."""
         self._decider = Decider(world, store, self._clock)
         self._loops = Loops(self._decider, self._clock, poll_s)
         self._carrier = Carrier(
@@ -67,7 +67,7 @@ class Daemon:
             world=lambda: self._decider.world,
             tell=self._loops.tell,
             now_s=self._clock.now_s,
-            heard_s=lambda name: self._heard.get(name, self._began_s),
+            heard_s=self._heard_s,
             endpoint_url=endpoint_url,
         )
 
@@ -131,7 +131,7 @@ class Daemon:
                 is_finished=is_finished,
             )
         )
-        self._heard[name] = self._clock.now_s()
+        self._hear(name)
         return lease
 
     def commit_checkpoint(
@@ -141,7 +141,7 @@ class Daemon:
         checkpoint: CheckpointRecord = self._answer(
             partial(commands.commit_checkpoint, name=name, token=token, step=step, path=path)
         )
-        self._heard[name] = self._clock.now_s()
+        self._hear(name)
         return checkpoint
 
     # ── what is so ──
@@ -214,6 +214,16 @@ class Daemon:
     def _change(self, command: Callable[..., None], number: int, version: int | None) -> JobRecord:
         self._answer(partial(command, number=number, version=version, find_job=self._store.job))
         return self.job(number)
+
+    def _hear(self, name: AttemptName) -> None:
+        job = self.world.jobs.get(name.job)
+        if job is not None and job.spec.silence_s is not None:
+            # Only the newest attempt of a job can speak, so there is one entry per such job.
+            self._heard[name.job] = (name.attempt, self._clock.now_s())
+
+    def _heard_s(self, name: AttemptName) -> float:
+        attempt, time_s = self._heard.get(name.job, (0, 0.0))
+        return time_s if attempt == name.attempt else self._began_s
 
     def _answer(self, command: Command) -> Any:
         return self._loops.ask(command).result()

@@ -27,7 +27,7 @@ Limit = Annotated[int, Query(ge=1, le=1000, description="At most so many")]
 
 
 class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class JobBody(BaseModel):

@@ -1,0 +1,70 @@
+"""Requests made up from the published schema: no 5xx, and every answer is as it says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from service.rest_service import TOKEN, URL, serving
+
+from hocket.service.rest.app import make_app
+
+schemathesis = pytest.importorskip("schemathesis")
+
+ENDLESS = "/v1/events"
+"""Ends with the connection only, so that no answer is ever whole."""
+PATHS = (
+    "/healthz", "/metrics", "/readyz", "/v1/allocation", "/v1/devices", "/v1/jobs",
+    "/v1/jobs/{job}", "/v1/jobs/{job}/attempts", "/v1/jobs/{job}/attempts/{attempt}/checkpoints",
+    "/v1/jobs/{job}/attempts/{attempt}/report", "/v1/jobs/{job}/checkpoints",
+    "/v1/jobs/{job}/explain", "/v1/jobs/{job}/log", "/v1/jobs/{job}:pause", "/v1/jobs/{job}:resume",
+    "/v1/queues", "/v1/rounds/{round}", "/v1/simulate",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("fleet")) as service:
+        for at in range(4):
+            service.submit(name=f"job {at}", total_steps=1e6)
+        service.wait_for(1, "running")
+        app = make_app(service.daemon, TOKEN, hosts=("testserver",))
+        yield schemathesis.openapi.from_asgi("/openapi.json", app)
+
+
+def test_these_are_all_routes(api):
+    assert sorted(api.raw_schema["paths"]) == sorted((*PATHS, ENDLESS))
+
+
+@pytest.mark.parametrize("mode", ["positive", "negative"])
+@pytest.mark.parametrize("path", PATHS)
+def test_answers_are_as_published(api, path, mode):
+    for method in api[path]:
+        _try(api[path][method], schemathesis.GenerationMode(mode))
+
+
+def _try(operation, mode):
+    if mode.is_negative and not (operation.path_parameters or operation.query or operation.body):
+        return
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        derandomize=False,
+        deadline=None,
+        database=None,
+        max_examples=120,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def check(case):
+        case.call_and_validate(
+            base_url=URL,
+            headers={"authorization": f"Bearer {TOKEN}"},
+            # The token of people is none of an attempt, other cases end the jobs, and requests
+            # without a token have a test of their own.
+            excluded_checks=[
+                schemathesis.checks.positive_data_acceptance,
+                schemathesis.checks.ignored_auth,
+            ],
+        )
+
+    check()
