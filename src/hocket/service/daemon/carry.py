@@ -179,9 +179,12 @@ class Carrier:
             self._try(partial(self._executor.forget if is_over else self._executor.kill, name))
         elif is_over:
             self._tell(name, partial(commands.ended, status=status))
-        elif status.phase == RUNNING and record.stopping_since_s is None:
-            if world.jobs[name.job].status == "starting":
-                self._tell(name, partial(commands.begun, name=name))
+        elif (
+            status.phase == RUNNING
+            and record.stopping_since_s is None
+            and world.jobs[name.job].status == "starting"
+        ):
+            self._tell(name, partial(commands.begun, name=name))
 
     def _tell_silence(self, world: World) -> None:
         now_s = self._now_s()
