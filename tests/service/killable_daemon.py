@@ -22,7 +22,7 @@ from hocket.service.store import Store
 
 DEVICES = tuple(Device(name=f"v100-{index}", kind="v100", server="here") for index in range(4))
 # Jobs last a few rounds, and others may take their devices after one.
-RULES = Rules(round_s=0.5, stickiness_rounds=0.5, slack_rounds=0.0, max_failures=3)
+RULES = Rules(round_s=1.0, stickiness_rounds=1.0, slack_rounds=0.0, max_failures=3)
 
 
 def answer(daemon: Daemon, request: dict[str, Any]) -> dict[str, Any]:

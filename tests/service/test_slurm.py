@@ -22,7 +22,7 @@ from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import processes
 from hocket.service.executors.executor import Assignment, AttemptName, Status
 from hocket.service.executors.slurm import SlurmExecutor
-from hocket.service.executors.slurm_commands import parts_of
+from hocket.service.executors.slurm_commands import jobs_of, parts_of
 from hocket.service.executors.slurm_nodes import devices_per_node, parse_nodes
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
@@ -240,7 +240,7 @@ def test_an_attempt_runs_once_whoever_starts_it(bench: Bench) -> None:
     (folder / "submitted.json").unlink()
     another.start(assignment)
     assert bench.wait(1, "running")
-    assert len(another._jobs[assignment.name]) == 1
+    assert len(jobs_of(another._fleet)[assignment.name]) == 1
     another.kill(assignment.name)
     assert bench.wait(1, "exited").exit_code in (-signal.SIGTERM, -signal.SIGKILL)
     another.start(assignment)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hocket.fleet.forecast import first_start
 from hocket.fleet.rounds.reasons import reason
-from hocket.fleet.rounds.state import PHASES, RUNNING, WAITING, State
+from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, State
 
 MAX_HOLDERS = 20
 """Jobs named as holding what another waits for; the evidence says how many more there are."""
@@ -83,13 +83,16 @@ def _evidence(state: State, row: int) -> dict[str, Any]:
     job = state.jobs.rows[row]
     able = state.jobs.steps_per_s[row] > 0.0
     round_s = state.rules.round_s
+    # A paused job earns nothing, whatever the last allocation gave it.
+    shares = state.jobs.shares[row] * (job["phase"] != PAUSED)
+    pair_share = float(job["pair_share"]) * (job["phase"] != PAUSED)
     return {
         "phase": PHASES[int(job["phase"])],
         "policy": state.rules.policy,
         "gang": int(job["gang"]),
         "weight": float(job["weight"]),
         "has_share": bool(job["has_share"]),
-        "target_share": float(state.jobs.shares[row].sum() + job["pair_share"]),
+        "target_share": float(shares.sum()) + pair_share,
         "held_s": float(job["held_s"]),
         "target_s": float(job["target_s"]),
         "waiting_since_s": float(job["waiting_since_s"]) if job["phase"] == WAITING else None,
@@ -102,7 +105,7 @@ def _evidence(state: State, row: int) -> dict[str, Any]:
                 "steps_per_s": float(state.jobs.steps_per_s[row, kind]),
                 "devices": int(state.num_devices[kind]),
                 "free": free,
-                "target_share": float(state.jobs.shares[row, kind]),
+                "target_share": float(shares[kind]),
                 "owed_rounds": float(state.jobs.credit_s[row, kind]) / round_s,
             }
             for kind, free in enumerate(free_devices(state))

@@ -20,6 +20,7 @@ from hocket.errors import UsageError, unknown_name
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick
+from hocket.fleet.rounds.share import seen_steps_per_s
 from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Device, State
 from hocket.fleet.rounds.step import step
 
@@ -289,9 +290,12 @@ class _Run:
     def expect(self) -> None:
         """Count the starts and ends that can still happen."""
         rows = self.state.jobs.rows
+        able = (rows["phase"] != PAUSED) & (rows["phase"] != ENDED)
         fits = self.state.num_devices >= rows["gang"][:, None]
-        able = ((self.state.jobs.steps_per_s > 0.0) & fits).any(axis=1)
-        able &= (rows["phase"] != PAUSED) & (rows["phase"] != ENDED)
+        every = np.arange(len(rows))
+        if len(rows):
+            speeds = seen_steps_per_s(self.state, self.state.jobs, every)
+            able &= ((speeds > 0.0) & fits).any(axis=1)
         at = np.searchsorted(self._numbers, rows["number"][able])
         starts = int(np.isnan(self._start_s[at]).sum())
         self._num_to_come = starts + int(np.isfinite(rows["total_steps"][able]).sum())

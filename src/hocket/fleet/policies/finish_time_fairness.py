@@ -13,7 +13,7 @@ from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import isolated_steps_per_s, known_remaining_steps, per_unit
-from hocket.fleet.solve.ladder import DemandAt, Ladder
+from hocket.fleet.solve.ladder import DemandAt, Ladder, owed
 from hocket.fleet.solve.water_filling import climb
 
 
@@ -37,10 +37,5 @@ def finish_time_fairness(market: Market, warm: Warm | None = None) -> Allocation
 
 def _demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:
     alone_s, elapsed_s = marks[:, 0], marks[:, 1]
-
-    def demand_at(level: float) -> FloatArray:
-        left_s = alone_s - elapsed_s * level
-        # A job that is too late for this level runs as fast as it can.
-        return np.where(left_s > level / np.maximum(cap, 1e-300), level / left_s, cap)
-
-    return demand_at
+    # A job that is too late for a level runs as fast as it can.
+    return owed(cap, pace=1.0 / alone_s, drag=elapsed_s / alone_s)

@@ -15,7 +15,7 @@ from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import per_unit, proportional_steps_per_s
-from hocket.fleet.solve.ladder import DemandAt, Demands, Ladder
+from hocket.fleet.solve.ladder import DemandAt, Demands, Ladder, owed
 from hocket.fleet.solve.water_filling import climb
 
 _TEAM, _TEAM_WEIGHT, _WEIGHT, _GANG, _ARRIVAL = range(5)
@@ -93,4 +93,4 @@ def _queue_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> 
     begin = end - length
     start = np.empty(len(team))
     start[order] = begin - begin[np.flatnonzero(is_first)[np.cumsum(is_first) - 1]]
-    return lambda level: np.minimum(np.maximum(level - start, 0.0) * pace, cap)
+    return owed(cap, pace, start)

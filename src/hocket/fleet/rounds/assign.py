@@ -13,6 +13,9 @@ from hocket.fleet.rounds.tables import Choice, Deal, Floor, Speeds, Wishes, new_
 
 Counts = NDArray[np.int64]
 
+_MAX_TRIES = 8
+"""Attempts at a round; each takes the wishes of gangs back that found no server with room."""
+
 
 def assign(
     state: State, jobs: Jobs, num_parts: int, wishes: Wishes, *, keeps_running: bool
@@ -20,22 +23,23 @@ def assign(
     """Give devices to the most urgent; ``jobs`` are writable and become those of the new state."""
     from hocket.fleet.rounds.kernels.place import hand_out
 
-    rules, layout, num_jobs = state.rules, state.layout, len(jobs.rows)
-    deal = Deal(state.time_s, rules.restart_s, keeps_running, rules.mechanism == "gavel")
-    choice = Choice(
-        kind=np.empty(num_jobs, dtype=np.int64),
-        partner=np.empty(num_jobs, dtype=np.int64),
-        free=layout.num_devices.copy(),
+    rules, num_jobs = state.rules, len(jobs.rows)
+    deal = Deal(
+        time_s=state.time_s,
+        restart_s=rules.restart_s,
+        min_run_s=rules.min_run_s,
+        min_turn_s=max(rules.min_run_s, rules.stickiness_rounds * rules.round_s),
+        is_final=False,
+        keeps_running=keeps_running,
+        needs_share=rules.mechanism == "gavel",
     )
-    floor = Floor(
-        holders=state.holders.copy(),
-        order=layout.order,
-        server_ptr=layout.server_ptr,
-        server_kind=layout.server_kind,
-        num_free=np.empty(len(layout.server_kind), dtype=np.int64),
-    )
-    changes = new_changes(num_jobs, len(state.device_names))
-    hand_out(jobs, num_parts, wishes, deal, speeds_of(state), choice, floor, changes)
+    for tries_left in reversed(range(_MAX_TRIES)):
+        choice, floor = _room(state, num_jobs)
+        changes = new_changes(num_jobs, len(state.device_names))
+        asked = wishes._replace(queue_at=wishes.queue_at.copy())
+        deal = deal._replace(is_final=tries_left == 0)
+        if hand_out(jobs, num_parts, asked, deal, speeds_of(state), choice, floor, changes):
+            break
     num_stopped, num_started, num_devices = changes.size.tolist()
     stopped, started = changes.stopped[:, :num_stopped], changes.started[:, :num_started]
     actions = Actions(
@@ -50,6 +54,24 @@ def assign(
         device_names=state.device_names,
     )
     return state.but(jobs=jobs, holders=floor.holders), actions
+
+
+def _room(state: State, num_jobs: int) -> tuple[Choice, Floor]:
+    """Nobody is chosen yet, and all stand where they stood."""
+    layout = state.layout
+    choice = Choice(
+        kind=np.empty(num_jobs, dtype=np.int64),
+        partner=np.empty(num_jobs, dtype=np.int64),
+        free=layout.num_devices.copy(),
+    )
+    floor = Floor(
+        holders=state.holders.copy(),
+        order=layout.order,
+        server_ptr=layout.server_ptr,
+        server_kind=layout.server_kind,
+        num_free=np.empty(len(layout.server_kind), dtype=np.int64),
+    )
+    return choice, floor
 
 
 def speeds_of(state: State) -> Speeds:

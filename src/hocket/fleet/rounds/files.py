@@ -46,6 +46,7 @@ def state_to_data(state: State) -> dict[str, Any]:
         "device_names": list(state.device_names),
         "device_kind": _listed(state.device_kind),
         "device_server": _listed(state.device_server),
+        "servers": [list(server) for server in state.servers],
         "is_up": state.is_up.tolist(),
         "holders": _listed(state.holders),
         "warm": _warm_data(state.warm),
@@ -68,7 +69,7 @@ def state_from_data(data: Mapping[str, Any]) -> State:
         raise InputFileError("this is no state of a fleet, or one of another version")
     try:
         return _read(data)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise InputFileError(f"the state of the fleet is damaged: {error}") from error
 
 
@@ -93,6 +94,7 @@ def _read(data: Mapping[str, Any]) -> State:
         device_names=tuple(data["device_names"]),
         device_kind=device_kind,
         device_server=device_server,
+        servers=_servers(data, device_server),
         is_up=is_up,
         holders=_whole(data["holders"]).reshape(-1, 2),
         layout=lay_out(device_kind, device_server, is_up, len(kinds)),
@@ -116,6 +118,13 @@ def _jobs(data: Mapping[str, Any], num_kinds: int) -> Jobs:
         rows[name] = _array(columns[name]) if JOB_RECORD[name].kind == "f" else columns[name]
     by_kind = (_array(data["by_kind"][name]).reshape(-1, num_kinds) for name in Jobs._fields[1:])
     return Jobs(rows, *by_kind)
+
+
+def _servers(data: Mapping[str, Any], device_server: np.ndarray) -> tuple[tuple[int, str], ...]:
+    """Kinds and names of servers; of a state that was written without them, nobody's."""
+    if "servers" in data:
+        return tuple((int(kind), str(name)) for kind, name in data["servers"])
+    return tuple((-1, str(server)) for server in range(int(device_server.max(initial=-1)) + 1))
 
 
 def _table(state: State) -> np.ndarray:

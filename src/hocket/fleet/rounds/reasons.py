@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, State
+from hocket.fleet.rounds.state import PAUSED, RUNNING, State
 
 
 def reason(state: State, number: int) -> str:
@@ -12,10 +12,10 @@ def reason(state: State, number: int) -> str:
     row = state.row_of(number)
     job = state.jobs.rows[row]
     if job["phase"] == RUNNING:
-        return f"runs on {', '.join(state.devices_of(number))}"
+        beside = f" beside job {int(job['partner'])}" if job["partner"] >= 0 else ""
+        return f"runs on {', '.join(state.devices_of(number))}{beside}"
     if job["phase"] == PAUSED:
         return "is paused until it is resumed"
-    assert job["phase"] != ENDED
     able = state.jobs.steps_per_s[row] > 0.0
     if not able.any():
         return "can run on no kind of device"
@@ -30,11 +30,12 @@ def reason(state: State, number: int) -> str:
         return f"needs {gang} devices on one server; the largest has {int(largest[able].max())}"
     if job["has_share"] == 0:
         return f"came after the last allocation; the next round begins {_soon(state)}"
-    return _queued(state, row, gang, fits)
+    return _queued(state, row, fits)
 
 
-def _queued(state: State, row: int, gang: int, fits: np.ndarray) -> str:
-    share = float(state.jobs.shares[row].sum() + state.jobs.rows["pair_share"][row])
+def _queued(state: State, row: int, fits: np.ndarray) -> str:
+    job = state.jobs.rows[row]
+    share = float(state.jobs.shares[row].sum() + job["pair_share"])
     free = state.num_devices - np.bincount(
         state.device_kind[state.is_up & (state.holders[:, 0] >= 0)], minlength=state.num_kinds
     )
@@ -42,14 +43,34 @@ def _queued(state: State, row: int, gang: int, fits: np.ndarray) -> str:
         f"{int(free[kind])} of {int(state.num_devices[kind])} {state.kinds[kind]} free"
         for kind in np.flatnonzero(fits)
     )
+    if share <= 0.0 and state.is_dirty:
+        return f"waits for new shares ({kinds}); the next round begins {_soon(state)}"
     if share <= 0.0:
         return f"is owed no time under {state.rules.policy} now ({kinds})"
-    owed_s = float(state.jobs.credit_s[row].max())
+    gang = int(job["gang"])
+    need = f"{gang} devices" if gang > 1 else "1 device"
+    if gang > 1 and not (state.jobs.spread_steps_per_s[row] > 0.0).any():
+        need += " of one server"
     return (
-        f"waits for its turn on {gang} device{'s' if gang > 1 else ''} ({kinds}): it gets "
-        f"{share:.0%} of its time and is owed {owed_s / state.rules.round_s:.1f} rounds; "
-        f"the next round begins {_soon(state)}"
+        f"waits for its turn on {need} ({kinds}): it gets {_part(share)} of its time and "
+        f"{_owed(state, row)}; the next round begins {_soon(state)}"
     )
+
+
+def _owed(state: State, row: int) -> str:
+    """What a job with a share is owed where it has one, in rounds."""
+    jobs = state.jobs
+    owed_s = [float(credit_s) for credit_s in jobs.credit_s[row][jobs.shares[row] > 0.0]]
+    if jobs.rows["pair_share"][row] > 0.0:
+        owed_s.append(float(jobs.rows["pair_credit_s"][row]))
+    rounds = max(owed_s) / state.rules.round_s
+    if rounds < 0.05:
+        return "has had its share so far"
+    return f"is owed {rounds:.1f} round{'' if f'{rounds:.1f}' == '1.0' else 's'}"
+
+
+def _part(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "less than 1%"
 
 
 def _soon(state: State) -> str:

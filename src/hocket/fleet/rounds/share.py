@@ -31,8 +31,8 @@ def share(state: State, jobs: Jobs) -> State:
         _advance_alone(jobs)
     state = state.but(solved_s=state.time_s, is_dirty=False)
     if not len(wanting) or not state.num_devices.any():
-        return state
-    seen = _seen_steps_per_s(state, jobs, wanting)
+        return state.but(pair_plan=_no_pairs(state))
+    seen = seen_steps_per_s(state, jobs, wanting)
     gang, weight = jobs.rows["gang"][wanting], jobs.rows["weight"][wanting]
     by_class = class_shares(state, seen, gang, weight)
     if by_class is not None:
@@ -51,8 +51,8 @@ def share(state: State, jobs: Jobs) -> State:
     )
 
 
-def _seen_steps_per_s(state: State, jobs: Jobs, wanting: Counts) -> FloatArray:
-    """Throughputs on as few servers as there can be."""
+def seen_steps_per_s(state: State, jobs: Jobs, wanting: Counts) -> FloatArray:
+    """Throughputs of some rows, each gang on as few servers as there can be; 0 for nowhere."""
     gang, largest = jobs.rows["gang"][wanting], state.layout.largest_server
     if gang.max() <= largest.min():
         return jobs.steps_per_s[wanting]
@@ -95,6 +95,14 @@ def to_market(state: State, steps_per_s: FloatArray, rows: Rows) -> Market:
         team_weight=state.team_weight,
         pairs=pairs,
     )
+
+
+def _no_pairs(state: State) -> PairPlan | None:
+    """Nobody is owed time beside another."""
+    if state.pair_plan is None:
+        return None
+    nothing = np.zeros(state.pair_plan.amount.shape)
+    return PairPlan(amount=nothing, credit_s=nothing.copy())
 
 
 def _pair_plan(state: State, jobs: Jobs, wanting: Counts, answer: Allocation) -> PairPlan | None:

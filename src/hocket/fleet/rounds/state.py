@@ -185,6 +185,8 @@ class State:
     pair_plan: PairPlan | None = None
     teams: tuple[str, ...] = ("",)
     team_weight: FloatArray = field(default_factory=lambda: np.ones(1))
+    servers: tuple[tuple[int, str], ...] = ()
+    """Kind and name of each server that devices stood in, by its number in ``device_server``."""
     notes: dict[str, str] = field(default_factory=dict)
     """What the policy said last."""
 
@@ -297,33 +299,34 @@ def new_state(
 
 
 def with_devices(state: State, devices: tuple[Device, ...]) -> State:
-    """The state with more devices; one that was there before is up again."""
-    known = {name: index for index, name in enumerate(state.device_names)}
-    fresh = tuple(device for device in devices if device.name not in known)
+    """The state with more devices; one that was there before is up again, where it stands now."""
     for device in devices:
         if device.kind not in state.kinds:
             raise UsageError(f"device {device.name!r} is of an unknown kind {device.kind!r}")
-    if len({device.name for device in fresh}) != len(fresh):
+    if len({device.name for device in devices}) != len(devices):
         raise UsageError("two devices have one name")
-    is_up = state.is_up.copy()
-    is_up[[known[device.name] for device in devices if device.name in known]] = True
-    servers: dict[tuple[int, str], int] = {}
-    kind = [state.kinds.index(device.kind) for device in fresh]
-    top = int(state.device_server.max(initial=-1)) + 1
-    server = [
-        servers.setdefault((k, device.server or device.name), top + len(servers))
-        for k, device in zip(kind, fresh, strict=True)
-    ]
-    device_kind = np.concatenate([state.device_kind, np.array(kind, dtype=np.int64)])
-    device_server = np.concatenate([state.device_server, np.array(server, dtype=np.int64)])
-    is_up = np.concatenate([is_up, np.ones(len(fresh), dtype=bool)])
+    known = {name: index for index, name in enumerate(state.device_names)}
+    fresh = tuple(device.name for device in devices if device.name not in known)
+    known.update((name, len(known)) for name in fresh)
+    kind = np.append(state.device_kind, np.zeros(len(fresh), dtype=np.int64))
+    server = np.append(state.device_server, np.zeros(len(fresh), dtype=np.int64))
+    is_up = np.append(state.is_up, np.zeros(len(fresh), dtype=bool))
+    servers = {server: index for index, server in enumerate(state.servers)}
+    for device in devices:
+        at, its_kind = known[device.name], state.kinds.index(device.kind)
+        if is_up[at] and kind[at] != its_kind:
+            raise UsageError(f"device {device.name!r} is there as {state.kinds[kind[at]]!r}")
+        if not is_up[at]:
+            key = (its_kind, device.server or device.name)
+            kind[at], server[at], is_up[at] = its_kind, servers.setdefault(key, len(servers)), True
     return state.but(
-        device_names=(*state.device_names, *(device.name for device in fresh)),
-        device_kind=device_kind,
-        device_server=device_server,
+        device_names=(*state.device_names, *fresh),
+        device_kind=kind,
+        device_server=server,
+        servers=tuple(servers),
         is_up=is_up,
         holders=np.concatenate([state.holders, np.full((len(fresh), 2), -1)]),
-        layout=lay_out(device_kind, device_server, is_up, state.num_kinds),
+        layout=lay_out(kind, server, is_up, state.num_kinds),
         is_dirty=True,
     )
 

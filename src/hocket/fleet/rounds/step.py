@@ -45,6 +45,7 @@ from hocket.fleet.rounds.state import (
     PAUSED,
     RUNNING,
     WAITING,
+    Job,
     Jobs,
     State,
     lay_out,
@@ -135,7 +136,7 @@ def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
     for job in event.jobs:
         if job.number <= last:
             raise UsageError(f"job {job.number} comes after job {last}: numbers must rise")
-        if len(job.steps_per_s) != state.num_kinds or job.gang < 1 or not job.weight > 0.0:
+        if not _fits(state, job):
             raise UsageError(f"job {job.number} does not fit the fleet")
         if state.pair_table is not None and not -1 <= job.profile < state.num_profiles:
             raise UsageError(f"job {job.number} names a profile that does not exist")
@@ -147,6 +148,20 @@ def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
     names = {**state.names, **{job.number: job.name for job in event.jobs}}
     state = state.but(names=names, is_dirty=True)
     return _react(state, jobs)
+
+
+def _fits(state: State, job: Job) -> bool:
+    """Whether a job says of every kind how fast it is, and all its numbers make sense."""
+    speeds = (job.steps_per_s, job.spread_steps_per_s or job.steps_per_s)
+    return (
+        all(len(row) == state.num_kinds for row in speeds)
+        and all(0.0 <= speed < np.inf for row in speeds for speed in row)
+        and job.gang >= 1
+        and 0.0 < job.weight < np.inf
+        and job.total_steps > 0.0
+        and not np.isnan(job.deadline_s)
+        and 0 <= job.team < len(state.teams)
+    )
 
 
 def _finish(state: State, jobs: Jobs, event: Finish) -> tuple[State, Actions]:
@@ -169,7 +184,8 @@ def _fail(state: State, jobs: Jobs, event: Fail) -> tuple[State, Actions]:
     if jobs.rows["attempt"][at[0]] != event.attempt or jobs.rows["phase"][at[0]] != RUNNING:
         return state, NOTHING
     saved = jobs.rows["saved_steps"][at] if event.done_steps is None else event.done_steps
-    jobs.rows["done_steps"][at] = np.minimum(saved, jobs.rows["total_steps"][at])
+    saved = np.minimum(saved, jobs.rows["total_steps"][at])
+    jobs.rows["done_steps"][at] = jobs.rows["saved_steps"][at] = saved
     jobs.rows["failures"][at] += 1
     if jobs.rows["failures"][at[0]] >= state.rules.max_failures:
         return _end(state, jobs, at, GIVEN_UP)
@@ -178,7 +194,10 @@ def _fail(state: State, jobs: Jobs, event: Fail) -> tuple[State, Actions]:
 
 
 def _pause(state: State, jobs: Jobs, event: Pause) -> tuple[State, Actions]:
-    state, actions = _stop(state, jobs, _rows(state, event.numbers), PAUSED_BY_USER, PAUSED)
+    at = _rows(state, event.numbers)
+    # Jobs save what they did when they are asked to stop.
+    jobs.rows["saved_steps"][at] = jobs.rows["done_steps"][at]
+    state, actions = _stop(state, jobs, at, PAUSED_BY_USER, PAUSED)
     return _react(state.but(is_dirty=True), jobs, actions)
 
 
@@ -191,7 +210,7 @@ def _resume(state: State, jobs: Jobs, event: Resume) -> tuple[State, Actions]:
 
 
 def _progress(state: State, jobs: Jobs, event: Progress) -> tuple[State, Actions]:
-    """Correct the work done, and the throughput where the job ran alone since it was counted."""
+    """Correct the work done, and the throughput where the job ran alone since the last report."""
     at = int(_rows(state, (event.number,))[0])
     job = jobs.rows[at]
     if job["attempt"] != event.attempt or job["phase"] != RUNNING:
@@ -219,7 +238,7 @@ def _learn(state: State, jobs: Jobs, at: int, measured_steps_per_s: float) -> No
 
 
 def _rows(state: State, numbers: tuple[int, ...]) -> Counts:
-    return np.array([state.row_of(number) for number in numbers], dtype=np.int64)
+    return np.array([state.row_of(number) for number in dict.fromkeys(numbers)], dtype=np.int64)
 
 
 def _stop(state: State, jobs: Jobs, at: Counts, reason: int, phase: int) -> tuple[State, Actions]:

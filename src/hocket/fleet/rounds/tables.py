@@ -40,6 +40,12 @@ class Deal(NamedTuple):
 
     time_s: float
     restart_s: float
+    min_run_s: float
+    """A job that was started so lately stays where it is,"""
+    min_turn_s: float
+    """and one that was started so lately does not give way to a larger debt."""
+    is_final: bool
+    """Whether a gang that finds no server leaves its devices idle, instead of being withdrawn."""
     keeps_running: bool
     """Whether only free devices are given; a round begins otherwise, with a checkpoint of all."""
     needs_share: bool
@@ -60,6 +66,8 @@ class Wishes(NamedTuple):
     scratch: Counts
     is_reserved: NDArray[np.bool_]
     """``[job]``: goes before all."""
+    is_withdrawn: NDArray[np.bool_]
+    """``[wish]``: of a gang that was tried and found no server with room."""
     pairs: Counts
     """``[pair, 3]``: profile, profile and kind."""
     queue: Counts
@@ -96,6 +104,10 @@ class Changes(NamedTuple):
     """What was stopped and started, as `Actions` has it."""
 
     stays: NDArray[np.bool_]
+    is_placed: NDArray[np.bool_]
+    """Of jobs that were given devices."""
+    is_spread: NDArray[np.bool_]
+    """Whether a job's devices are on several servers."""
     stopped: Counts
     """``[3, job]``: number, attempt, reason."""
     started: Counts
@@ -116,6 +128,7 @@ def new_wishes(num_jobs: int, num_kinds: int, pairs: Counts, queue: Counts, at: 
         keys=np.empty((3, size)),
         scratch=np.empty(size, dtype=np.int64),
         is_reserved=np.zeros(num_jobs, dtype=np.bool_),
+        is_withdrawn=np.zeros(size, dtype=np.bool_),
         pairs=pairs,
         queue=queue,
         queue_at=at,
@@ -126,6 +139,8 @@ def new_changes(num_jobs: int, num_devices: int) -> Changes:
     """Room for all that can change."""
     return Changes(
         stays=np.empty(num_jobs, dtype=np.bool_),
+        is_placed=np.zeros(num_jobs, dtype=np.bool_),
+        is_spread=np.empty(num_jobs, dtype=np.bool_),
         stopped=np.empty((3, num_jobs), dtype=np.int64),
         started=np.empty((3, num_jobs), dtype=np.int64),
         device_ptr=np.zeros(num_jobs + 1, dtype=np.int64),

@@ -22,6 +22,26 @@ class Crowd(NamedTuple):
     """Devices of each pool."""
 
 
+class Owed(NamedTuple):
+    """What every class is owed at a level, in the closed form that most policies have.
+
+    From ``start`` on ``pace (level - start) / (1 - drag level)``, at most ``cap``.
+    """
+
+    pace: FloatArray
+    start: FloatArray
+    drag: FloatArray
+    cap: FloatArray
+
+    def __call__(self, level: float) -> FloatArray:
+        """The demands at a level."""
+        ahead = np.maximum(level - self.start, 0.0) * self.pace
+        left = 1.0 - self.drag * level
+        # Where nothing is left the class is too late for this level and runs as fast as it can.
+        is_below = ahead < self.cap * left
+        return np.where(is_below, ahead / np.where(is_below, left, 1.0), self.cap)
+
+
 class Search(NamedTuple):
     """What the search over prices remembers: prices asked so far and the load each led to."""
 
@@ -41,6 +61,11 @@ class Search(NamedTuple):
     """``[pool]``: the prices with the highest bill so far."""
     entering: FloatArray
     step: FloatArray
+    demand: FloatArray
+    """``[class]``: at the level of the moment."""
+    low: ByteArray
+    """``[class]``: slower column of the two that it bought last, -1 for none."""
+    high: ByteArray
 
 
 def new_search(crowd: Crowd, max_questions: int) -> Search:
@@ -57,4 +82,7 @@ def new_search(crowd: Crowd, max_questions: int) -> Search:
         best=np.zeros(num_pools),
         entering=np.zeros(rows),
         step=np.zeros(rows),
+        demand=np.zeros(len(crowd.gang)),
+        low=np.full(len(crowd.gang), -1),
+        high=np.full(len(crowd.gang), -1),
     )

@@ -21,52 +21,77 @@ _LOAD = -1
 """The variable of the simplex method that stands for the load of the fullest pool."""
 _MAX_PIVOTS = 200
 _TINY = 1e-13
+_REST = -1
+"""In place of a column: no progress, for nothing."""
+_MAX_TURNS = 64
+"""Of an edge; far more than columns, so only rounding errors could run in circles up to here."""
+
+
+@compiled
+def fastest_column(rates: FloatArray, price: FloatArray, one: int) -> int:
+    """The column of most progress, the cheapest of equal ones; ``_REST`` where there is none."""
+    fastest, most = _REST, 0.0
+    for j in range(rates.shape[1]):
+        rate = rates[one, j]
+        if rate > most or (fastest >= 0 and rate == most and price[j] < price[fastest]):
+            fastest, most = j, rate
+    return fastest
 
 
 @compiled
 def cheapest(
-    rates: FloatArray, price: FloatArray, one: int, demand: float
-) -> tuple[int, int, float, float, float]:
-    """Two columns, the time on each, and the price of a little more progress.
+    rates: FloatArray, price: FloatArray, one: int, demand: float, low: int, high: int
+) -> tuple[int, int, float, float]:
+    """Two columns, the part of the time on the second, and the price of a little more progress.
 
-    Walks the lower convex hull of (progress, price) from the column with the cheapest progress to
-    faster ones, until the demand is met.
+    The least price of a demand lies on the edge of the convex hull of all points (progress, price)
+    that spans it; resting makes no progress for nothing. The edge that was bought last is turned
+    about the demand to the point furthest below it, until none is: mostly it is still the edge.
     """
-    num_columns = rates.shape[1]
-    low = -1
-    slope, fastest = np.inf, 0.0
-    for j in range(num_columns):
-        rate = rates[one, j]
-        # Compared as fractions: a division per column would take half of the time.
-        if rate > 0.0 and (
-            low < 0
-            or price[j] * fastest < price[low] * rate
-            or (price[j] * fastest == price[low] * rate and rate > fastest)
-        ):
-            low, fastest = j, rate
-    if low >= 0:
-        slope = price[low] / fastest
-    if low < 0 or demand <= 0.0:
-        return max(low, 0), max(low, 0), 0.0, 0.0, slope
-    if rates[one, low] >= demand:
-        return low, low, demand / rates[one, low], 0.0, slope
-    while True:
-        high = -1
-        longest, dearest = 0.0, 0.0
-        for j in range(num_columns):
-            more, extra = rates[one, j] - rates[one, low], price[j] - price[low]
-            if more > 0.0 and (
-                high < 0
-                or extra * longest < dearest * more
-                or (extra * longest == dearest * more and more > longest)
-            ):
-                high, longest, dearest = j, more, extra
+    if high < 0 or rates[one, high] < demand:
+        high = fastest_column(rates, price, one)
         if high < 0:
-            return low, low, 1.0, 0.0, np.inf
-        if rates[one, high] >= demand:
-            part = (demand - rates[one, low]) / longest
-            return low, high, 1.0 - part, part, dearest / longest
-        low = high
+            return _REST, _REST, 0.0, np.inf
+        if rates[one, high] < demand:
+            return _REST, high, 1.0, np.inf
+    if low >= 0 and rates[one, low] >= demand:
+        low = _REST
+    for _ in range(_MAX_TURNS):
+        rate_low, price_low = 0.0, 0.0
+        if low >= 0:
+            rate_low, price_low = rates[one, low], price[low]
+        more, rise = rates[one, high] - rate_low, price[high] - price_low
+        # Compared as products: a division per column would take half of the time.
+        deepest, lowest = price_low * more - rise * rate_low, _REST
+        is_below = deepest > 0.0
+        if not is_below:
+            deepest = 0.0
+        for j in range(rates.shape[1]):
+            depth = rise * (rates[one, j] - rate_low) - (price[j] - price_low) * more
+            if depth > deepest:
+                deepest, lowest, is_below = depth, j, True
+        if not is_below:
+            break
+        if lowest < 0 or rates[one, lowest] < demand:
+            low = lowest
+        else:
+            high = lowest
+    rate_low, price_low = 0.0, 0.0
+    if low >= 0:
+        rate_low, price_low = rates[one, low], price[low]
+    more = rates[one, high] - rate_low
+    return low, high, (demand - rate_low) / more, (price[high] - price_low) / more
+
+
+@compiled
+def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
+    """What a purchase costs."""
+    cost = 0.0
+    if low >= 0:
+        cost += (1.0 - part) * price[low]
+    if high >= 0:
+        cost += part * price[high]
+    return cost
 
 
 @compiled
@@ -86,10 +111,15 @@ def ask(crowd: Crowd, demand: FloatArray, search: Search, at: int) -> float:
         search.prices[at, pool] = search.asked[pool]
         search.load[at, pool] = 0.0
     for one in range(demand.shape[0]):
-        low, high, time_low, time_high, _ = cheapest(crowd.rates, search.price, one, demand[one])
+        low, high, part, _ = cheapest(
+            crowd.rates, search.price, one, demand[one], search.low[one], search.high[one]
+        )
+        search.low[one], search.high[one] = low, high
         devices = crowd.gang[one] * crowd.num_jobs[one]
-        search.load[at, crowd.pool_of[low]] += devices * time_low
-        search.load[at, crowd.pool_of[high]] += devices * time_high
+        if low >= 0:
+            search.load[at, crowd.pool_of[low]] += devices * (1.0 - part)
+        if high >= 0:
+            search.load[at, crowd.pool_of[high]] += devices * part
     bill = 0.0
     for pool in range(num_pools):
         search.load[at, pool] /= crowd.capacity[pool]
@@ -262,16 +292,19 @@ def find_load(
 
 @compiled_entry(_TABLES)
 def find_bill(
-    crowd: Crowd, demand: FloatArray, prices: FloatArray, price: FloatArray, slope: FloatArray
+    crowd: Crowd, demand: FloatArray, search: Search, prices: FloatArray, slope: FloatArray
 ) -> float:
     """What serving the demands costs at given prices, and what a little more of each would."""
+    price = search.price
     set_prices(crowd, prices, price)
     bill = 0.0
     for one in range(demand.shape[0]):
-        low, high, time_low, time_high, rise = cheapest(crowd.rates, price, one, demand[one])
+        low, high, part, rise = cheapest(
+            crowd.rates, price, one, demand[one], search.low[one], search.high[one]
+        )
+        search.low[one], search.high[one] = low, high
         slope[one] = crowd.gang[one] * rise
-        cost = time_low * price[low] + time_high * price[high]
-        bill += crowd.gang[one] * crowd.num_jobs[one] * cost
+        bill += crowd.gang[one] * crowd.num_jobs[one] * cost_of(price, low, high, part)
     return bill
 
 
@@ -285,8 +318,10 @@ def mix_purchases(
         if weight > 0.0:
             set_prices(crowd, search.prices[question], search.price)
             for one in range(demand.shape[0]):
-                low, high, time_low, time_high, _ = cheapest(
-                    crowd.rates, search.price, one, demand[one]
+                low, high, part, _ = cheapest(
+                    crowd.rates, search.price, one, demand[one], search.low[one], search.high[one]
                 )
-                shares[one, low] += weight * time_low
-                shares[one, high] += weight * time_high
+                if low >= 0:
+                    shares[one, low] += weight * (1.0 - part)
+                if high >= 0:
+                    shares[one, high] += weight * part

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.arrays import FloatArray
+from hocket.compiled.containers import table
+from hocket.fleet.solve.crowd import Owed
 
 DemandAt = Callable[[float], FloatArray]
 """The progress that every class must make at a level; rising with it, 0 at level 0."""
@@ -35,7 +37,22 @@ class Ladder:
 
 def equal_demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:
     """Every job is owed the level itself."""
-    return lambda level: np.minimum(level, cap)
+    return owed(cap)
+
+
+def owed(
+    cap: FloatArray,
+    pace: FloatArray | None = None,
+    start: FloatArray | None = None,
+    drag: FloatArray | None = None,
+) -> Owed:
+    """Demands in closed form; by default the level itself, up to the cap."""
+    return Owed(
+        pace=table(np.ones(len(cap)) if pace is None else pace, np.float64),
+        start=table(np.zeros(len(cap)) if start is None else start, np.float64),
+        drag=table(np.zeros(len(cap)) if drag is None else drag, np.float64),
+        cap=table(cap, np.float64),
+    )
 
 
 def reached_level(demand_at: DemandAt, progress: FloatArray, top: float) -> float:

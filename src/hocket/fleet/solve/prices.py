@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Warm
-from hocket.fleet.solve.crowd import Crowd, Search, new_search
+from hocket.fleet.solve.crowd import Crowd, Owed, Search, new_search
 from hocket.fleet.solve.ladder import DemandAt
 
 Counts = NDArray[np.int64]
 
 MAX_QUESTIONS = 400
-MAX_DESCENTS = 60
+MAX_FALLS = 60
 TOLERANCE = 1e-12
 _FREE = 1e-11
 """Price below which a pool costs nothing."""
@@ -75,50 +75,64 @@ class Rung:
 
 def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm | None) -> Rung:
     """Climb as high as the devices allow."""
+    from hocket.fleet.solve.kernel import find_bill
+
     search = new_search(crowd, MAX_QUESTIONS)
-    slope, price = np.zeros(len(cap)), np.zeros(len(crowd.pool_of))
-    best = np.zeros(len(crowd.capacity))
     num_known = _first_questions(search, len(crowd.capacity), warm)
+    top = top_level(demand_at, cap)
+    hint = warm.level if warm is not None and 0.0 < warm.level < top else 0.0
+    if isinstance(demand_at, Owed):
+        from hocket.fleet.solve.level_kernel import find_level
 
-    from hocket.fleet.solve.kernel import find_bill, find_load
-
-    def excess(level: float) -> float:
-        # A bill may stay at 1 while jobs rise for nothing: the end of that is looked for.
-        return float(find_bill(crowd, demand_at(level), best, price, slope)) - 1.0 - TOLERANCE
-
-    best[:] = search.prices[0]
-    level, is_top = _drop(excess, top_level(demand_at, cap), warm)
-    asked = 0
-    for _ in range(MAX_DESCENTS):
-        asked, load, bill = find_load(crowd, demand_at(level), search, num_known, TOLERANCE)
-        if load <= 1.0 + 4.0 * TOLERANCE or bill <= 1.0 + TOLERANCE:
-            break
-        best[:] = search.best
-        lower, _ = _drop(excess, level, None)
-        num_known, is_top = _keep_active(search, asked, best), False
-        if lower >= level:
-            break
-        level = lower
-    demand, best[:] = demand_at(level), search.best
-    excess(level)
-    new_cap = demand.copy() if is_top else _free_caps(crowd, demand, cap, search.best, slope)
+        level, asked = find_level(crowd, demand_at, search, (top, hint), num_known, TOLERANCE)
+    else:
+        level, asked = _find_level(crowd, demand_at, search, (top, hint), num_known)
+    demand, slope = demand_at(level), np.zeros(len(cap))
+    find_bill(crowd, demand, search, search.best, slope)
+    is_top = level >= top
     return Rung(
         level=level,
         demand=demand,
         shares=_shares(crowd, demand, search, asked),
         duals=_duals(crowd, search.best, slope),
-        cap=new_cap,
+        cap=demand.copy() if is_top else _free_caps(crowd, demand, cap, search.best, slope),
         ceiling=level,
         warm=Warm(prices=search.prices[:asked][search.weight[:asked] > 0], level=level),
     )
 
 
+def _find_level(
+    crowd: Crowd, demand_at: DemandAt, search: Search, start: tuple[float, float], num_known: int
+) -> tuple[float, int]:
+    """`find_level` for demands that have no closed form, such as those of whole teams."""
+    from hocket.fleet.solve.kernel import find_bill, find_load
+
+    best, slope = search.prices[0].copy(), np.zeros(len(crowd.gang))
+
+    def excess(level: float) -> float:
+        # A bill may stay at 1 while jobs rise for nothing: the end of that is looked for.
+        return float(find_bill(crowd, demand_at(level), search, best, slope)) - 1.0 - TOLERANCE
+
+    level, asked = _fall(excess, *start), 0
+    for _ in range(MAX_FALLS):
+        asked, load, bill = find_load(crowd, demand_at(level), search, num_known, TOLERANCE)
+        if load <= 1.0 + 4.0 * TOLERANCE or bill <= 1.0 + TOLERANCE:
+            break
+        best[:] = search.best
+        lower = _fall(excess, level, level / bill)
+        if lower >= level:
+            break
+        num_known, level = _keep_mixed(search, asked), lower
+    return level, asked
+
+
 def kernels_are_compiled() -> bool:
     """Whether the next search starts at once instead of compiling first."""
     from hocket.compiled.jit import is_compiled
-    from hocket.fleet.solve.kernel import find_bill, find_load, mix_purchases
+    from hocket.fleet.solve.kernel import find_bill, mix_purchases
+    from hocket.fleet.solve.level_kernel import find_level
 
-    return all(map(is_compiled, (find_bill, find_load, mix_purchases)))
+    return all(map(is_compiled, (find_bill, find_level, mix_purchases)))
 
 
 def _first_questions(search: Search, num_pools: int, warm: Warm | None) -> int:
@@ -130,12 +144,12 @@ def _first_questions(search: Search, num_pools: int, warm: Warm | None) -> int:
     return max(len(known), 1)
 
 
-def _keep_active(search: Search, asked: int, best: FloatArray) -> int:
+def _keep_mixed(search: Search, asked: int) -> int:
     """Move the prices that the mix consists of, and the best, to the front as known questions."""
-    active = search.prices[:asked][search.weight[:asked] > 0]
-    search.prices[0] = best
-    search.prices[1 : 1 + len(active)] = active
-    return 1 + len(active)
+    mixed = search.prices[:asked][search.weight[:asked] > 0]
+    search.prices[: len(mixed)] = mixed
+    search.prices[len(mixed)] = search.best
+    return len(mixed) + 1
 
 
 def _free_caps(
@@ -180,26 +194,25 @@ def top_level(demand_at: DemandAt, cap: FloatArray) -> float:
     return level
 
 
-def _drop(excess: Callable[[float], float], high: float, warm: Warm | None) -> tuple[float, bool]:
-    """The level up to ``high`` where the excess is 0, and whether it is ``high`` itself."""
+def _fall(excess: Callable[[float], float], high: float, hint: float) -> float:
+    """The level up to ``high`` where the excess is 0; near ``hint``, unless that is 0."""
     over = excess(high)
     if over <= 0.0:
-        return high, True
-    has_hint = warm is not None and 0.0 < warm.level < high
-    low = warm.level if warm is not None and has_hint else high / 2.0
+        return high
+    low = hint if 0.0 < hint < high else high / 2.0
     under = excess(low)
     while under > 0.0:
         high, over = low, under
         low /= 2.0
         under = excess(low)
         if low < 1e-300:
-            return 0.0, False
-    return root(excess, low, under, high, over), False
+            return 0.0
+    return root(excess, low, under, high, over)
 
 
 def level_of_zero(excess: Callable[[float], float], high: float) -> float:
     """The level up to ``high`` where a rising excess is 0."""
-    return _drop(excess, high, None)[0]
+    return _fall(excess, high, 0.0)
 
 
 def root(

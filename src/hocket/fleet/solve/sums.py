@@ -7,7 +7,7 @@ import numpy as np
 from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market
-from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.ladder import Ladder, owed
 from hocket.fleet.solve.linear import Program, maximise
 from hocket.fleet.solve.setup import Setup, set_up, trim
 from hocket.fleet.solve.sharing import all_columns, pair_rates, pair_time, shared_time
@@ -50,7 +50,7 @@ def can_serve(market: Market, needs: FloatArray) -> bool:
     demand = needs[setup.classes.first]
     ladder = Ladder(rates=market.usable_steps_per_s, marks=needs[:, None])
     search = search_in(market, setup, ladder)
-    rung = search(lambda level: np.minimum(level, 1.0) * demand, demand, None)
+    rung = search(owed(demand, pace=demand), demand, None)
     return rung.level >= 1.0 - 1e-9
 
 

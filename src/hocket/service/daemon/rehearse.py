@@ -9,6 +9,7 @@ service is not started where the jobs that it has do not suit its policy.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -50,7 +51,12 @@ def rehearse_round(state: State) -> None:
     some = Job(number=1, name="", steps_per_s=(1.0,) * state.num_kinds, total_steps=1.0)
     rehearse_job(state, some)
     due = state.but(next_tick_s=state.time_s, solved_s=-np.inf, is_dirty=True, warm=None)
-    step(due, Tick(time_s=state.time_s))
+    after, _ = step(due, Tick(time_s=state.time_s))
+    # Twice: the first may begin a round, the second comes within one.
+    for _ in range(2):
+        number = int(after.jobs.rows["number"].max(initial=0)) + 1
+        job = replace(some, number=number)
+        after, _ = step(after, Submit(time_s=state.time_s, jobs=(job,)))
 
 
 def _emptied(state: State) -> State:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import processes
 from hocket.service.executors.attempt_folder import Result
+from hocket.service.executors.attempts import CANNOT_START, DAMAGED, Attempts, ended, looked_at
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -32,7 +32,6 @@ from hocket.service.executors.executor import (
     STARTING,
     Assignment,
     AttemptName,
-    Phase,
     Poll,
     Status,
 )
@@ -44,12 +43,8 @@ MAX_END_LOOKS, END_LOOK_S = 200, 0.05
 MAX_SUPERVISORS = 3
 """How often a supervisor is started that never begins."""
 
-_FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _CUDA_KIND = re.compile(r"(nvidia|cuda|gpu|[gr]tx|titan|quadro|g[bh]?\d|[abhklptv]\d)", re.I)
 _INDEX = re.compile(r"[0-9]+$")
-_DAMAGED = (ValueError, TypeError, KeyError)
-"""What a file raises that is not as it was written."""
-_UNREADABLE = (OSError, *_DAMAGED)
 
 
 class LocalExecutor:
@@ -62,54 +57,34 @@ class LocalExecutor:
             raise UsageError(
                 "local jobs need Linux", hint="run them on Ray or Slurm: --on ray, --on slurm"
             )
-        self._folder = Path(os.path.realpath(folder))
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._forgotten = self._folder / "forgotten"
+        self._attempts = Attempts(Path(os.path.realpath(folder)), log_limit_bytes)
         self._devices = devices
-        self._log_limit_bytes = log_limit_bytes
         self._supervisors: dict[AttemptName, list[subprocess.Popen[bytes]]] = {}
         self._num_supervisors: dict[AttemptName, int] = {}
         """How many were tried to start."""
         self._deadline_s: dict[AttemptName, float] = {}
-        self._refused: dict[AttemptName, str] = {}
 
     def start(self, assignment: Assignment) -> None:
         """Begin an attempt, unless one of this name was begun, stopped or forgotten before."""
         name = assignment.name
-        folder = self._path(name)
-        try:
-            if not folder.exists() and name.attempt <= self._last_forgotten(name.job):
-                self._refused[name] = "an attempt of this name, or a later one, ended before"
-                return
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if not (folder / files.ASSIGNMENT).exists():
-                files.write_assignment(
-                    folder, _with_cuda(assignment), log_limit_bytes=self._log_limit_bytes
-                )
-            settled = (files.STOP, files.BEGUN, files.RESULT)
-            if name not in self._supervisors and not any(
-                (folder / one).exists() for one in settled
-            ):
+        if not self._attempts.accept(_with_cuda(assignment)):
+            return
+        settled = (files.STOP, files.BEGUN, files.RESULT)
+        is_settled = any((self._attempts.path(name) / one).exists() for one in settled)
+        if name not in self._supervisors and not is_settled:
+            try:
                 self._start_supervisor(name)
-        except _UNREADABLE as error:
-            raise RunError(f"cannot start attempt {name}: {error}") from None
+            except OSError as error:
+                raise RunError(f"cannot start attempt {name}: {error}") from None
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
         """Have an attempt ended; one that has not begun never will."""
-        folder = self._path(name)
         try:
-            if not folder.exists() and name.attempt <= self._last_forgotten(name.job):
+            if not self._attempts.ask_to_stop(name, grace_s):
                 return
-            folder.mkdir(mode=0o700, exist_ok=True)
-            earlier_s = files.asked_grace_s(folder)
-            # Asked again, a supervisor has only what is left of the time that it was given first.
-            if earlier_s is None or grace_s < earlier_s:
-                files.ask_to_stop(folder, grace_s)
-        except _UNREADABLE as error:
-            raise RunError(f"cannot stop attempt {name}: {error}") from None
         finally:
             # Without the file it takes the grace of its job.
-            self._signal_supervisor(folder, signal.SIGTERM)
+            self._signal_supervisor(self._attempts.path(name), signal.SIGTERM)
         deadline_s = time.monotonic() + grace_s + SUPERVISOR_DELAY_S
         self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
 
@@ -119,34 +94,25 @@ class LocalExecutor:
 
     def kill_all(self) -> None:
         """End all attempts now, also those that nobody knows of any more."""
-        for name in self._names():
-            if not (self._path(name) / files.RESULT).exists():
+        for name in self._attempts.names():
+            if not (self._attempts.path(name) / files.RESULT).exists():
                 self.kill(name)
 
     def poll(self) -> Poll:
         """What became of all attempts; also ends what outlived its supervisor."""
-        refused = [
-            Status(name=name, phase=EXITED, exit_code=126, detail=detail)
-            for name, detail in self._refused.items()
-        ]
-        found = [self._status(name) for name in self._names() if name not in self._refused]
+        found = [self._status(name) for name in self._attempts.names()]
         self._reap()
-        return Poll(attempts=[*refused, *filter(None, found)], devices=self._devices)
+        return Poll(
+            attempts=[*self._attempts.refused(), *filter(None, found)], devices=self._devices
+        )
 
     def forget(self, name: AttemptName) -> None:
         """Remove the folder of an attempt that ended; its name stays refused."""
-        self._refused.pop(name, None)
+        self._attempts.withdraw(name)
         self._deadline_s.pop(name, None)
         status = self._status(name)
-        if status is None or status.phase not in (EXITED, LOST):
-            return
-        try:
-            self._forgotten.mkdir(exist_ok=True)
-            if name.attempt > self._last_forgotten(name.job):
-                files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})
-        except _UNREADABLE as error:
-            raise RunError(f"cannot forget attempt {name}: {error}") from None
-        shutil.rmtree(self._path(name), ignore_errors=True)
+        if status is not None and status.phase in (EXITED, LOST):
+            self._attempts.forget(name)
 
     def close(self) -> None:
         """Let go; supervisors and what they run go on."""
@@ -156,42 +122,14 @@ class LocalExecutor:
                 handle.returncode = handle.poll() or 0
         self._supervisors.clear()
 
-    def _path(self, name: AttemptName) -> Path:
-        return self._folder / str(name)
-
-    def _names(self) -> list[AttemptName]:
-        try:
-            entries = os.listdir(self._folder)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            raise RunError(f"cannot look at attempts: {reason}", where=str(self._folder)) from None
-        matches = (_FOLDER_NAME.fullmatch(entry) for entry in entries)
-        return sorted(AttemptName(int(match[1]), int(match[2])) for match in matches if match)
-
-    def _last_forgotten(self, job: int) -> int:
-        content = files.read_json(self._forgotten / str(job))
-        return -1 if content is None else int(content["attempt"])
-
     def _status(self, name: AttemptName) -> Status | None:
-        folder = self._path(name)
-        try:
-            return self._look_at(name, folder)
-        except OSError as error:
-            if not folder.exists():
-                return None
-            # Not knowing is no reason to give its devices away.
-            return Status(name=name, phase=RUNNING, detail=error.strerror or str(error))
-        except _DAMAGED:
-            lock = files.try_lock(folder)
-            if lock is None:
-                return Status(name=name, phase=RUNNING, detail="its files are damaged")
-            os.close(lock)
-            return Status(name=name, phase=LOST, detail="its files are damaged")
+        folder = self._attempts.path(name)
+        return looked_at(name, folder, lambda: self._look_at(name, folder))
 
     def _look_at(self, name: AttemptName, folder: Path) -> Status:
         result = files.read_result(folder)
         if result is not None:
-            return _told(name, result)
+            return ended(name, result)
         lock = files.try_lock(folder)
         if lock is None:
             self._hurry(name, folder)
@@ -205,7 +143,7 @@ class LocalExecutor:
             # On a full disk it is found out again, with the same result.
             with contextlib.suppress(OSError):
                 files.write_result(folder, result)
-            return _told(name, result)
+            return ended(name, result)
 
     def _end_without_supervisor(self, name: AttemptName, folder: Path) -> Result | None:
         if (folder / files.BEGUN).exists():
@@ -215,7 +153,9 @@ class LocalExecutor:
         if any(handle.poll() is None for handle in self._supervisors.get(name, ())):
             return None
         if self._num_supervisors.get(name, 0) >= MAX_SUPERVISORS:
-            return Result(126, f"its supervisor could not be started: {_last_line(folder)}")
+            return Result(
+                CANNOT_START, f"its supervisor could not be started: {_last_line(folder)}"
+            )
         self._start_supervisor(name)
         return None
 
@@ -238,13 +178,13 @@ class LocalExecutor:
 
     def _signal_supervisor(self, folder: Path, number: signal.Signals) -> None:
         # A damaged file names nobody who could be signalled.
-        with contextlib.suppress(*_UNREADABLE):
+        with contextlib.suppress(OSError, *DAMAGED):
             begun = files.read_json(folder / files.BEGUN)
             if begun is not None and begun["boot"] == processes.boot():
                 processes.send(processes.Process(begun["pid"], begun["start_ticks"], 0), number)
 
     def _start_supervisor(self, name: AttemptName) -> None:
-        folder = self._path(name)
+        folder = self._attempts.path(name)
         self._num_supervisors[name] = self._num_supervisors.get(name, 0) + 1
         with open(folder / COMPLAINTS, "ab") as complaints:
             handle = subprocess.Popen(
@@ -261,7 +201,7 @@ class LocalExecutor:
         """Wait for supervisors that ended, so that none stays as a zombie."""
         for name, handles in list(self._supervisors.items()):
             codes = [handle.poll() for handle in handles]
-            if None not in codes and not self._path(name).exists():
+            if None not in codes and not self._attempts.path(name).exists():
                 del self._supervisors[name]
                 self._num_supervisors.pop(name, None)
 
@@ -291,12 +231,6 @@ def _last_line(folder: Path) -> str:
     with contextlib.suppress(OSError, IndexError):
         return (folder / COMPLAINTS).read_text(errors="replace").strip().splitlines()[-1][:500]
     return ""
-
-
-def _told(name: AttemptName, result: Result) -> Status:
-    phase: Phase = LOST if result.is_lost else EXITED
-    exit_code = None if result.is_lost else result.exit_code
-    return Status(name=name, phase=phase, exit_code=exit_code, detail=result.detail)
 
 
 def _with_cuda(assignment: Assignment) -> Assignment:

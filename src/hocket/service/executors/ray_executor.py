@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import re
-import shutil
 import subprocess
 import sys
 import time
@@ -21,29 +19,24 @@ from typing import Any
 from hocket.errors import MissingExtraError, RunError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
+from hocket.service.executors.attempt_folder import Result
+from hocket.service.executors.attempts import CANNOT_START, DAMAGED, Attempts, ended
 from hocket.service.executors.executor import (
-    EXITED,
-    LOST,
     RUNNING,
     STARTING,
     Assignment,
     AttemptName,
-    Phase,
     Poll,
     Status,
 )
 from hocket.service.executors.ray_driver import ATTEMPTS, NEWS
 
-FORGOTTEN = "forgotten"
-REMOVED = "removed"
 DRIVER_LOG = "driver.log"
 
 FIRST_NEWS_S = 90.0
 """How long to wait for the cluster at the start."""
 RESTART_S = 2.0
 """Least time between two starts of the driver."""
-
-_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 class RayExecutor:
@@ -66,40 +59,20 @@ class RayExecutor:
             raise MissingExtraError("Ray is not installed", hint="pip install 'hocket[ray]'")
         self._address = (address or "auto").removeprefix("ray://")
         self._folder = Path(os.path.realpath(folder))
-        for part in ("", ATTEMPTS, FORGOTTEN):
-            (self._folder / part).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._log_limit_bytes = log_limit_bytes
+        self._attempts = Attempts(self._folder / ATTEMPTS, log_limit_bytes, memory=self._folder)
         self._patience_s = patience_s
         self._driver: subprocess.Popen[bytes] | None = None
         self._started_s = float("-inf")
         self._news: dict[str, Any] = {}
-        self._refused: dict[AttemptName, str] = {}
         self._join()
 
     def start(self, assignment: Assignment) -> None:
         """Begin an attempt, unless one of this name was begun, stopped or forgotten before."""
-        name = assignment.name
-        try:
-            if name.attempt <= self._last_forgotten(name.job):
-                self._refused[name] = "an attempt of this name, or a later one, ended before"
-                return
-            folder = self._path(name)
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if not (folder / files.ASSIGNMENT).exists():
-                assignment.work_folder.mkdir(parents=True, exist_ok=True)
-                files.write_assignment(folder, assignment, log_limit_bytes=self._log_limit_bytes)
-        except OSError as error:
-            self._refused[name] = f"cannot be started: {error.strerror or error}"
+        self._attempts.accept(assignment)
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
         """Have an attempt ended; one that has not begun never will."""
-        folder = self._path(name)
-        if name.attempt <= self._last_forgotten(name.job) and not folder.exists():
-            return
-        folder.mkdir(mode=0o700, exist_ok=True)
-        earlier_s = files.asked_grace_s(folder)
-        if earlier_s is None or grace_s < earlier_s:
-            files.ask_to_stop(folder, grace_s)
+        self._attempts.ask_to_stop(name, grace_s)
 
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""
@@ -108,27 +81,16 @@ class RayExecutor:
     def poll(self) -> Poll:
         """What the driver sees, or saw last."""
         # Results before devices: the driver writes them in the other order.
-        results = {name: files.read_result(self._path(name)) for name in self._names()}
+        results = {name: self._result(name) for name in self._attempts.names()}
         self._look_after_driver()
-        running = frozenset(self._news.get("running", ()))
-        refused = [
-            Status(name=name, phase=EXITED, exit_code=126, detail=detail)
-            for name, detail in self._refused.items()
-        ]
-        known = [_status(name, result, str(name) in running) for name, result in results.items()]
-        return Poll(attempts=[*refused, *known], devices=self._devices())
+        known = [self._status(name, result) for name, result in results.items()]
+        return Poll(attempts=[*self._attempts.refused(), *known], devices=self._devices())
 
     def forget(self, name: AttemptName) -> None:
         """Remove the folder of an attempt that ended; its name stays refused."""
-        self._refused.pop(name, None)
-        if files.read_result(self._path(name)) is None:
-            return
-        if name.attempt > self._last_forgotten(name.job):
-            files.write_json(self._folder / FORGOTTEN / str(name.job), {"attempt": name.attempt})
-        # In one move: a folder that lost only its result would look like an attempt to begin.
-        shutil.rmtree(self._folder / REMOVED, ignore_errors=True)
-        os.replace(self._path(name), self._folder / REMOVED)
-        shutil.rmtree(self._folder / REMOVED, ignore_errors=True)
+        self._attempts.withdraw(name)
+        if self._result(name) is not None:
+            self._attempts.forget(name)
 
     def close(self) -> None:
         """End the driver; attempts go on."""
@@ -143,19 +105,20 @@ class RayExecutor:
             driver.kill()
             driver.wait()
 
-    # ── attempts ──
+    def _result(self, name: AttemptName) -> Result | None:
+        try:
+            return files.read_result(self._attempts.path(name))
+        except OSError:
+            # Not knowing is no reason to give its devices away.
+            return None
+        except DAMAGED:
+            return Result(CANNOT_START, "its files are damaged", is_lost=True)
 
-    def _path(self, name: AttemptName) -> Path:
-        return self._folder / ATTEMPTS / str(name)
-
-    def _names(self) -> list[AttemptName]:
-        matches = (_NAME.fullmatch(entry) for entry in os.listdir(self._folder / ATTEMPTS))
-        found = (AttemptName(int(match[1]), int(match[2])) for match in matches if match)
-        return sorted(name for name in found if name not in self._refused)
-
-    def _last_forgotten(self, job: int) -> int:
-        content = files.read_json(self._folder / FORGOTTEN / str(job))
-        return -1 if content is None else int(content["attempt"])
+    def _status(self, name: AttemptName, result: Result | None) -> Status:
+        if result is not None:
+            return ended(name, result)
+        is_running = str(name) in self._news.get("running", ())
+        return Status(name=name, phase=RUNNING if is_running else STARTING)
 
     # ── the driver ──
 
@@ -214,12 +177,3 @@ class RayExecutor:
     def _last_words(self) -> str:
         lines = (self._folder / DRIVER_LOG).read_text(errors="replace").strip().splitlines()
         return lines[-1][:500] if lines else "its driver said nothing"
-
-
-def _status(name: AttemptName, result: files.Result | None, is_running: bool) -> Status:
-    if result is None:
-        phase: Phase = RUNNING if is_running else STARTING
-        return Status(name=name, phase=phase)
-    if result.is_lost:
-        return Status(name=name, phase=LOST, detail=result.detail)
-    return Status(name=name, phase=EXITED, exit_code=result.exit_code, detail=result.detail)

@@ -10,10 +10,9 @@ submitted twice, by a daemon that died in between, runs once: its second supervi
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import re
 import secrets
-import shutil
 import signal
 import sys
 import time
@@ -26,6 +25,13 @@ from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import slurm_commands as slurm
 from hocket.service.executors.attempt_folder import Order, Result
+from hocket.service.executors.attempts import (
+    CANNOT_START,
+    Attempts,
+    ended,
+    is_locked,
+    looked_at,
+)
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -43,14 +49,14 @@ SUPERVISOR_DELAY_S = 15.0
 """A job that has not ended so long after its grace is ended by Slurm."""
 LOCK_PATIENCE_S = 120.0
 """A machine that is gone loses its locks on a shared file system after so long."""
-CANNOT_START = 126
+ASK_EVERY_S = 2.0
+"""How often Slurm is asked for jobs and nodes."""
 
 _SCRIPT = '#!/bin/sh\nexec "$@"\n'
 _SUBMITTED = "submitted.json"
 """In the folder of an attempt: Slurm took it, under this id."""
 _GIVEN_UP = "given_up.json"
 """In the folder of an attempt: Slurm lost sight of it, so whatever ends it now is no failure."""
-_FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 
 class SlurmExecutor:
@@ -69,94 +75,64 @@ class SlurmExecutor:
         log_limit_bytes: int = 1 << 30,
     ) -> None:
         slurm.require_slurm()
-        self._folder = Path(os.path.realpath(folder))
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._forgotten = self._folder / "forgotten"
-        self._forgotten.mkdir(exist_ok=True)
-        self._script = self._folder / "batch.sh"
+        folder = Path(os.path.realpath(folder))
+        self._attempts = Attempts(folder, log_limit_bytes)
+        self._script = folder / "batch.sh"
         self._script.write_text(_SCRIPT)
-        self._fleet = _identity(self._folder)
+        self._fleet = _identity(folder)
         self._options = tuple(options)
         self._kinds = tuple(kinds)
-        self._log_limit_bytes = log_limit_bytes
         self._nodes: dict[str, Node] = {}
         self._jobs: dict[AttemptName, list[Job]] = {}
         self._deadline_s: dict[AttemptName, float] = {}
-        self._refused: dict[AttemptName, str] = {}
+        self._asked_s = -math.inf
 
     def start(self, assignment: Assignment) -> None:
         """Submit an attempt, unless one of this name was submitted, stopped or forgotten before."""
-        name = assignment.name
-        folder = self._path(name)
-        try:
-            if name.attempt <= self._last_forgotten(name.job):
-                self._refused[name] = "an attempt of this name, or a later one, ended before"
-                return
-            folder.mkdir(mode=0o700, exist_ok=True)
-            if not (folder / files.ASSIGNMENT).exists():
-                files.write_assignment(folder, assignment, log_limit_bytes=self._log_limit_bytes)
-            # Where Slurm does not answer, the next poll tries again.
-            with contextlib.suppress(UnreachableError):
-                self._jobs = slurm.jobs_of(self._fleet)
-                self._submit(name)
-        except OSError as error:
-            self._refused[name] = f"cannot be started: {error.strerror or error}"
+        if not self._attempts.accept(assignment):
+            return
+        # Where Slurm does not answer, the next poll tries again.
+        with contextlib.suppress(UnreachableError):
+            self._submit(assignment.name)
 
     def stop(self, name: AttemptName, grace_s: float) -> None:
         """Have an attempt ended; one that has not begun never will."""
-        folder = self._path(name)
-        if name.attempt <= self._last_forgotten(name.job) and not folder.exists():
+        if not self._attempts.ask_to_stop(name, grace_s):
             return
-        folder.mkdir(mode=0o700, exist_ok=True)
-        earlier_s = files.asked_grace_s(folder)
-        # Asked again, a supervisor has only what is left of the time that it was given first.
-        if earlier_s is None or grace_s < earlier_s:
-            files.ask_to_stop(folder, grace_s)
         deadline_s = time.monotonic() + grace_s + SUPERVISOR_DELAY_S
         self._deadline_s[name] = min(self._deadline_s.get(name, deadline_s), deadline_s)
-        self._jobs = slurm.jobs_of(self._fleet)
-        slurm.cancel_waiting(self._jobs.get(name, ()))
-        slurm.ask_to_end(self._jobs.get(name, ()))
+        jobs = slurm.jobs_of(self._fleet).get(name, ())
+        slurm.cancel_waiting(jobs)
+        slurm.ask_to_end(jobs)
 
     def kill(self, name: AttemptName) -> None:
         """End an attempt now."""
         self.stop(name, 0.0)
 
     def poll(self) -> Poll:
-        """What became of all attempts; raises `RunError` while Slurm does not answer."""
-        self._jobs = slurm.jobs_of(self._fleet)
-        self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
-        refused = [
-            Status(name=name, phase=EXITED, exit_code=CANNOT_START, detail=detail)
-            for name, detail in self._refused.items()
-        ]
-        names = [name for name in self._names() if name not in self._refused]
-        found = [self._status(name) for name in names]
-        return Poll(attempts=[*refused, *filter(None, found)], devices=self._devices())
+        """What became of all attempts; raises `RunError` while Slurm does not answer.
+
+        Files are looked at every time. Slurm is asked less often, for it has others to serve.
+        """
+        if time.monotonic() >= self._asked_s + ASK_EVERY_S:
+            self._jobs = slurm.jobs_of(self._fleet)
+            self._nodes = parse_nodes(slurm.show_nodes(), self._kinds, self._nodes)
+            self._asked_s = time.monotonic()
+        found = [self._status(name) for name in self._attempts.names()]
+        return Poll(
+            attempts=[*self._attempts.refused(), *filter(None, found)], devices=self._devices()
+        )
 
     def forget(self, name: AttemptName) -> None:
         """Remove the folder of an attempt that ended; its name stays refused."""
-        self._refused.pop(name, None)
+        self._attempts.withdraw(name)
         self._deadline_s.pop(name, None)
-        if name.attempt > self._last_forgotten(name.job):
-            files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})
-        shutil.rmtree(self._path(name), ignore_errors=True)
+        status = self._status(name)
+        if status is not None and status.phase in (EXITED, LOST):
+            self._attempts.forget(name)
 
     def close(self) -> None:
         """Nothing is held: Slurm has the jobs."""
-
-    # ── names ────────────────────────────────────────────────────────────────────────────────────
-
-    def _path(self, name: AttemptName) -> Path:
-        return self._folder / str(name)
-
-    def _names(self) -> list[AttemptName]:
-        matches = (_FOLDER_NAME.fullmatch(entry) for entry in os.listdir(self._folder))
-        return sorted(AttemptName(int(match[1]), int(match[2])) for match in matches if match)
-
-    def _last_forgotten(self, job: int) -> int:
-        content = files.read_json(self._forgotten / str(job))
-        return -1 if content is None else int(content["attempt"])
 
     def _devices(self) -> tuple[Device, ...]:
         return tuple(device for node in self._nodes.values() for device in node.devices)
@@ -164,12 +140,12 @@ class SlurmExecutor:
     # ── jobs of Slurm ────────────────────────────────────────────────────────────────────────────
 
     def _submit(self, name: AttemptName) -> None:
-        """Hand an attempt to Slurm where it is not there already; ``_jobs`` is fresh."""
-        folder = self._path(name)
-        if name in self._jobs or any((folder / mark).exists() for mark in _NEVER_AGAIN):
-            return
+        """Hand an attempt to Slurm where it is not there already."""
+        folder = self._attempts.path(name)
         order = files.read_order(folder)
-        if order is None:
+        if order is None or any((folder / mark).exists() for mark in _NEVER_AGAIN):
+            return
+        if name in slurm.jobs_of(self._fleet):
             return
         per_node = devices_per_node(order.devices)
         if not self._nodes.keys() >= per_node.keys():
@@ -192,17 +168,19 @@ class SlurmExecutor:
             files.write_result(folder, Result(CANNOT_START, f"Slurm: {error.message}"))
             return
         files.write_json(folder / _SUBMITTED, {"id": number})
+        # What was heard before does not name this job: it must not look like one that is gone.
+        self._asked_s = -math.inf
 
     def _status(self, name: AttemptName) -> Status | None:
+        folder = self._attempts.path(name)
+        return looked_at(name, folder, lambda: self._look_at(name, folder))
+
+    def _look_at(self, name: AttemptName, folder: Path) -> Status:
         """Slurm was asked before the folder is looked at: the last word is the folder's."""
-        folder = self._path(name)
-        try:
-            result = files.read_result(folder) or self._end(name, folder, self._jobs.get(name, []))
-            if result is not None:
-                return _told(name, result, files.read_json(folder / _GIVEN_UP))
-            is_running = (folder / files.RUNNING).exists()
-        except FileNotFoundError:
-            return None
+        result = files.read_result(folder) or self._end(name, folder, self._jobs.get(name, []))
+        if result is not None:
+            return _told(name, result, files.read_json(folder / _GIVEN_UP))
+        is_running = (folder / files.RUNNING).exists()
         return Status(name=name, phase=RUNNING if is_running else STARTING)
 
     def _end(self, name: AttemptName, folder: Path, jobs: list[Job]) -> Result | None:
@@ -230,7 +208,7 @@ class SlurmExecutor:
         Devices of a node that failed are given to nobody, so nobody need wait for it. Elsewhere
         the supervisor's lock tells, which a machine that is gone holds for a while.
         """
-        if state == "NODE_FAIL" or not _is_locked(folder):
+        if state == "NODE_FAIL" or not is_locked(folder):
             return False
         if not (folder / _GIVEN_UP).exists():
             files.write_json(folder / _GIVEN_UP, {"detail": f"lost by Slurm: {state}"})
@@ -282,16 +260,7 @@ def _kept(folder: Path, result: Result) -> Result:
     return result
 
 
-def _is_locked(folder: Path) -> bool:
-    """Whether the supervisor of an attempt lives."""
-    lock = files.try_lock(folder)
-    if lock is not None:
-        os.close(lock)
-    return lock is None
-
-
 def _told(name: AttemptName, result: Result, given_up: Mapping[str, Any] | None) -> Status:
-    if result.is_lost or (given_up is not None and result.exit_code != 0):
-        detail = str((given_up or {}).get("detail", result.detail))
-        return Status(name=name, phase=LOST, detail=detail)
-    return Status(name=name, phase=EXITED, exit_code=result.exit_code, detail=result.detail)
+    if given_up is not None and result.exit_code != 0:
+        result = result._replace(is_lost=True, detail=str(given_up["detail"]))
+    return ended(name, result)

@@ -11,6 +11,7 @@ killed itself, the kernel kills the commands (PR_SET_PDEATHSIG), and their mark 
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import select
@@ -169,6 +170,7 @@ class _Gang:
 
     def __init__(self) -> None:
         self.rank_of: dict[int, int] = {}
+        """Commands that run; a number is taken out when its process ends, for it is used again."""
         self.ended: list[tuple[int, int]] = []
         """Rank and exit code, in the order in which they ended."""
         self.is_gone = False
@@ -196,7 +198,7 @@ class _Gang:
         """Take note of what ended."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                rank = self.rank_of.get(ended[0])
+                rank = self.rank_of.pop(ended[0], None)
                 if rank is not None:
                     self.ended.append((rank, os.waitstatus_to_exitcode(ended[1])))
                     # What was waited for here must not be waited for again by its handle.
@@ -272,15 +274,27 @@ def _who_must_end(gang: _Gang, order: Order, inputs: _Inputs) -> tuple[int, floa
     Only the commands are asked at first: a training that is to save its work needs those that load
     its data. What outlives them, as the programs of a script do, is asked when they have ended.
     """
-    asked_s = asked_grace_s(".")
-    if asked_s is None and inputs.is_asked_to_end:
-        asked_s = order.grace_s
+    asked_s = _asked_s(order, inputs)
     last_grace_s = min(LAST_GRACE_S, order.grace_s) if asked_s is None else asked_s
-    if len(gang.ended) == len(gang.rank_of):
+    if not gang.rank_of:
         return ALL, last_grace_s
     if gang.failure or gang.trouble:
         return COMMANDS, last_grace_s
     return (NOBODY, math.inf) if asked_s is None else (COMMANDS, asked_s)
+
+
+def _asked_s(order: Order, inputs: _Inputs) -> float | None:
+    """How long the attempt was given to end; None where nobody asked it to."""
+    try:
+        # Whoever removes the folder has given the attempt up, and its devices away.
+        os.stat(BEGUN)
+        asked_s = asked_grace_s(".")
+    except OSError as error:
+        # A file system that fails for a while is no reason to end what runs.
+        asked_s = 0.0 if error.errno in (errno.ENOENT, errno.ESTALE) else None
+    except ValueError:
+        asked_s = order.grace_s
+    return order.grace_s if asked_s is None and inputs.is_asked_to_end else asked_s
 
 
 def _why(gang: _Gang, order: Order) -> str:

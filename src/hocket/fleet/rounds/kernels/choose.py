@@ -37,7 +37,7 @@ def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: Choice) ->
             _grant_pair(jobs, wish - num_single, wishes, choice)
             continue
         job, kind = wish // num_kinds, wish % num_kinds
-        if choice.kind[job] >= 0:
+        if choice.kind[job] >= 0 or wishes.is_withdrawn[wish]:
             continue
         if jobs.rows.gang[job] <= choice.free[kind]:
             choice.kind[job] = kind

@@ -168,6 +168,12 @@ def _weigh(
         urgency = np.floor(owed * _UNITS_PER_ROUND) / _UNITS_PER_ROUND
         if wishes.is_reserved[i]:
             urgency += _FIRST
+            # Debts end at a limit, where larger ones look the same: there, waiting counts.
+            is_at_limit = jobs.credit_s[i, j] >= pace.most_owed_s
+            waited_s = time_s - jobs.rows.waiting_since_s[i]
+            is_waiting = jobs.rows.phase[i] == _WAITING
+            if is_at_limit and is_waiting and waited_s >= pace.stickiness_rounds * pace.round_s:
+                urgency += _FIRST
     else:
         urgency = _LAST + np.rint(relative_speed * 1e6) / 1e6 + (0.5 if is_here else 0.0)
     lost = 0.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.rounds.kernels.choose import choose
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
+from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Changes, Choice, Deal, Floor, Speeds, Wishes
 
@@ -18,6 +21,7 @@ _PREEMPTED, _MOVED = 0, 1
     "hocket.fleet.rounds.kernels.choose",
     "hocket.fleet.rounds.kernels.order",
     "hocket.fleet.rounds.kernels.rates",
+    "hocket.fleet.rounds.kernels.room",
 )
 def hand_out(
     jobs: Jobs,
@@ -28,8 +32,12 @@ def hand_out(
     choice: Choice,
     floor: Floor,
     changes: Changes,
-) -> None:
-    """Grant wishes in their order, give devices to those granted, and write both down."""
+) -> bool:
+    """Grant wishes in their order, give devices to those granted, and write both down.
+
+    Writes nothing to ``jobs`` and returns False where a gang was granted devices that are on no one
+    server: its wish is withdrawn then, and others may have them.
+    """
     for device in range(floor.holders.shape[0]):
         for slot in range(2):
             if floor.holders[device, slot] >= 0:
@@ -47,15 +55,21 @@ def hand_out(
                 choice.kind[i] = -1
     _stay(jobs, choice, changes)
     _release(floor, changes)
-    _place(jobs, deal, choice, floor, changes)
+    if not _place(jobs, deal, wishes, choice, floor, changes) and not deal.is_final:
+        return False
     _write_stops(jobs, deal, choice, changes)
     _write_starts(jobs, deal, choice, changes)
     for i in range(jobs.rows.shape[0]):
         partner = choice.partner[i]
-        jobs.rows.partner[i] = jobs.rows.number[partner] if partner >= 0 else -1
+        number = jobs.rows.number[partner] if partner >= 0 else -1
+        if jobs.rows.partner[i] != number and changes.stays[i]:
+            # What was done since the last report was not all done in this company.
+            jobs.rows.measured_s[i] = np.inf
+        jobs.rows.partner[i] = number
         if choice.kind[i] >= 0:
             set_rate(jobs, i, partner, speeds)
     _name(jobs, floor, changes)
+    return True
 
 
 @compiled
@@ -71,6 +85,7 @@ def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
     """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
     for i in range(choice.kind.shape[0]):
         changes.stays[i] = jobs.rows.phase[i] == _RUNNING and choice.kind[i] == jobs.rows.kind[i]
+        changes.is_spread[i] = jobs.rows.is_spread[i]
     for i in range(choice.kind.shape[0]):
         if not changes.stays[i]:
             continue
@@ -100,86 +115,82 @@ def _release(floor: Floor, changes: Changes) -> None:
 
 
 @compiled
-def _place(jobs: Jobs, deal: Deal, choice: Choice, floor: Floor, changes: Changes) -> None:
-    """Large gangs first, so that they find whole servers; smaller jobs may have to move."""
-    gang = 1
+def _place(
+    jobs: Jobs, deal: Deal, wishes: Wishes, choice: Choice, floor: Floor, changes: Changes
+) -> bool:
+    """Large gangs first, so that they find whole servers; smaller jobs may have to move.
+
+    Before all come gangs that waited too long and need one server: nobody stays in their way.
+    Returns whether all that were granted devices, and for whom none are kept, got them.
+    """
+    _place_reserved(jobs, deal, wishes, choice, floor, changes)
+    is_done, gang = True, 1
     for i in range(jobs.rows.shape[0]):
         gang = max(gang, jobs.rows.gang[i])
     while gang > 0:
         smaller = 0
         for i in range(jobs.rows.shape[0]):
-            if choice.kind[i] < 0 or changes.stays[i]:
+            if choice.kind[i] < 0 or changes.stays[i] or changes.is_placed[i]:
                 continue
-            if jobs.rows.gang[i] == gang:
-                if not deal.keeps_running and jobs.spread_steps_per_s[i, choice.kind[i]] <= 0.0:
-                    _make_room(jobs, choice.kind[i], gang, floor, changes)
-                _place_one(jobs, i, choice, floor, changes)
+            if jobs.rows.gang[i] < gang:
+                smaller = max(smaller, jobs.rows.gang[i])
+                continue
+            kind = choice.kind[i]
+            if not deal.keeps_running and jobs.spread_steps_per_s[i, kind] <= 0.0:
+                make_room(jobs, kind, gang, deal.time_s - deal.min_run_s, False, floor, changes)
+            if not _place_one(jobs, i, choice, floor, changes) and not wishes.is_reserved[i]:
+                wishes.is_withdrawn[i * choice.free.shape[0] + kind] = True
+                is_done = False
+        # Those that moved away are smaller.
         for i in range(jobs.rows.shape[0]):
             if choice.kind[i] >= 0 and not changes.stays[i] and jobs.rows.gang[i] < gang:
                 smaller = max(smaller, jobs.rows.gang[i])
         gang = smaller
+    return is_done
 
 
 @compiled
-def _make_room(jobs: Jobs, kind: int, need: int, floor: Floor, changes: Changes) -> None:
-    """Where no server has room for a gang, smaller jobs move away from the emptiest that can."""
-    best, most_free = -1, -1
-    for server in range(floor.num_free.shape[0]):
-        if floor.server_kind[server] != kind:
+def _place_reserved(
+    jobs: Jobs, deal: Deal, wishes: Wishes, choice: Choice, floor: Floor, changes: Changes
+) -> None:
+    num_kinds = choice.free.shape[0]
+    num_single = jobs.rows.shape[0] * num_kinds
+    for at in range(wishes.parts[0, 0], wishes.parts[0, 1]):
+        wish = wishes.order[at]
+        i, kind = wish // num_kinds, wish % num_kinds
+        if deal.keeps_running or wish >= num_single or not wishes.is_reserved[i]:
             continue
-        if floor.num_free[server] >= need:
-            return
-        room = 0
-        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
-            row = floor.holders[floor.order[at], 0]
-            room += row < 0 or (changes.stays[row] and jobs.rows.gang[row] < need)
-        if room >= need and floor.num_free[server] > most_free:
-            best, most_free = server, floor.num_free[server]
-    if best < 0:
-        return
-    for at in range(floor.server_ptr[best], floor.server_ptr[best + 1]):
-        device = floor.order[at]
-        row = floor.holders[device, 0]
-        while row >= 0 and changes.stays[row] and jobs.rows.gang[row] < need:
-            changes.stays[row] = False
-            _evict(row, floor)
-            row = floor.holders[device, 0]
+        is_bound = jobs.spread_steps_per_s[i, kind] <= 0.0 and choice.partner[i] < 0
+        if is_bound and choice.kind[i] == kind and not changes.stays[i]:
+            need = jobs.rows.gang[i]
+            make_room(jobs, kind, need, deal.time_s - deal.min_run_s, False, floor, changes)
+            make_room(jobs, kind, need, deal.time_s - deal.min_turn_s, True, floor, changes)
+            _place_one(jobs, i, choice, floor, changes)
 
 
 @compiled
-def _evict(row: int, floor: Floor) -> None:
-    for server in range(floor.num_free.shape[0]):
-        for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
-            device = floor.order[at]
-            if floor.holders[device, 1] == row:
-                floor.holders[device, 1] = -1
-            elif floor.holders[device, 0] == row:
-                floor.holders[device, 0] = floor.holders[device, 1]
-                floor.holders[device, 1] = -1
-                floor.num_free[server] += floor.holders[device, 0] < 0
-
-
-@compiled
-def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Changes) -> None:
+def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Changes) -> bool:
+    """Give a job its devices; False where it can run on one server only and none has room."""
     partner, kind = choice.partner[i], choice.kind[i]
     if partner >= 0 and _join(i, partner, floor, changes):
-        jobs.rows.is_spread[i] = jobs.rows.is_spread[partner]
+        changes.is_spread[i] = changes.is_spread[partner]
     else:
         best = _best_server(kind, jobs.rows.gang[i], floor)
         is_spread = best < 0 or floor.num_free[best] < jobs.rows.gang[i]
         if is_spread and jobs.spread_steps_per_s[i, kind] <= 0.0:
-            # The gang can run on one server only, and none has room for it.
             choice.kind[i] = -1
             choice.partner[i] = -1
             if partner >= 0:
                 choice.partner[partner] = -1
-            return
-        jobs.rows.is_spread[i] = is_spread
+            return False
+        changes.is_spread[i] = is_spread
         _take(i, kind, jobs.rows.gang[i], best, floor, changes)
     at = changes.size[1]
     changes.started[0, at] = i
     changes.device_ptr[at + 1] = changes.size[2]
     changes.size[1] = at + 1
+    changes.is_placed[i] = True
+    return True
 
 
 @compiled
@@ -259,6 +270,7 @@ def _write_starts(jobs: Jobs, deal: Deal, choice: Choice, changes: Changes) -> N
         jobs.rows.phase[i] = _RUNNING
         jobs.rows.kind[i] = choice.kind[i]
         jobs.rows.attempt[i] += 1
+        jobs.rows.is_spread[i] = changes.is_spread[i]
         jobs.rows.started_s[i] = deal.time_s
         jobs.rows.ready_s[i] = deal.time_s + deal.restart_s
         jobs.rows.measured_s[i] = deal.time_s + deal.restart_s

@@ -29,6 +29,7 @@ def take_away(
         partner = row_of(jobs, jobs.rows.partner[i])
         if partner >= 0:
             jobs.rows.partner[partner] = -1
+            jobs.rows.measured_s[partner] = np.inf
             set_rate(jobs, partner, -1, speeds)
         if jobs.rows.phase[i] == _RUNNING:
             for device in range(holders.shape[0]):

@@ -1,0 +1,130 @@
+"""The compiled search for the level at which all demands can just be served.
+
+At fixed prices the bill rises with the level, piecewise smoothly and with known slope: Newton's
+method finds where it is 1, and falls back on the chord of a bracket, then on its middle, where a
+step leaves the bracket or does not halve. Between two such falls the prices are searched again.
+O(classes x columns) per bill, about five bills per fall, a handful of falls.
+"""
+
+from __future__ import annotations
+
+from hocket.arrays import FloatArray
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.fleet.solve.crowd import Crowd, Owed, Search
+from hocket.fleet.solve.kernel import cheapest, cost_of, find_load, set_prices
+
+_TABLES = "hocket.fleet.solve.crowd"
+_KERNEL = "hocket.fleet.solve.kernel"
+_MAX_FALLS = 60
+_MAX_STEPS = 100
+_CLOSE = 1e-13
+"""Steps aim as much below the bill that they look for, so as not to end above it."""
+
+
+@compiled
+def owed_to(owed: Owed, one: int, level: float) -> tuple[float, float]:
+    """What a class is owed at a level, and how fast that rises with it."""
+    ahead = max(level - owed.start[one], 0.0) * owed.pace[one]
+    left = 1.0 - owed.drag[one] * level
+    if not ahead < owed.cap[one] * left:
+        return owed.cap[one], 0.0
+    if ahead == 0.0:
+        return 0.0, 0.0
+    return ahead / left, (owed.pace[one] * left + ahead * owed.drag[one]) / (left * left)
+
+
+@compiled
+def bill_at(crowd: Crowd, owed: Owed, search: Search, level: float) -> tuple[float, float]:
+    """What a level costs at ``search.price``, and how fast that rises with the level."""
+    bill, rise = 0.0, 0.0
+    for one in range(crowd.gang.shape[0]):
+        demand, faster = owed_to(owed, one, level)
+        low, high, part, slope = cheapest(
+            crowd.rates, search.price, one, demand, search.low[one], search.high[one]
+        )
+        search.low[one], search.high[one] = low, high
+        devices = crowd.gang[one] * crowd.num_jobs[one]
+        bill += devices * cost_of(search.price, low, high, part)
+        if faster > 0.0:
+            rise += devices * slope * faster
+    return bill, rise
+
+
+@compiled
+def fall(
+    crowd: Crowd, owed: Owed, search: Search, high: float, hint: float, allowed: float
+) -> float:
+    """The level up to ``high`` that costs ``allowed`` at the best prices, from ``hint`` on."""
+    set_prices(crowd, search.best, search.price)
+    bill, rise = bill_at(crowd, owed, search, high)
+    over = bill - allowed
+    if over <= 0.0:
+        return high
+    low, under, at, value = 0.0, -allowed, high, over
+    step = before = high
+    was_chord = False
+    for turn in range(_MAX_STEPS):
+        next_at = hint if turn == 0 and hint > 0.0 else at - (value + _CLOSE) / rise
+        is_newton = low < next_at < high and abs(next_at - at) <= 0.5 * before
+        if not is_newton:
+            next_at = 0.5 * (low + high) if was_chord else low - under * (high - low) / (over - under)
+        if not low < next_at < high:
+            next_at = 0.5 * (low + high)
+        was_chord = not is_newton and not was_chord
+        before, step = step, abs(next_at - at)
+        at = next_at
+        bill, rise = bill_at(crowd, owed, search, at)
+        value = bill - allowed
+        if value > 0.0:
+            high, over = at, value
+        else:
+            low, under = at, value
+        if -2.0 * _CLOSE <= value <= 0.0 or high - low <= 1e-15 * high:
+            break
+    return low
+
+
+@compiled
+def keep_mixed(search: Search, num_asked: int, num_pools: int) -> int:
+    """Move the prices that the mix consists of, and the best, to the front as known questions."""
+    kept = 0
+    for question in range(num_asked):
+        if search.weight[question] > 0.0:
+            for pool in range(num_pools):
+                search.prices[kept, pool] = search.prices[question, pool]
+            kept += 1
+    for pool in range(num_pools):
+        search.prices[kept, pool] = search.best[pool]
+    return kept + 1
+
+
+@compiled_entry(_TABLES, _KERNEL)
+def find_level(
+    crowd: Crowd,
+    owed: Owed,
+    search: Search,
+    start: tuple[float, float],
+    num_known: int,
+    tolerance: float,
+) -> tuple[float, int]:
+    """The highest level that the devices allow, from ``start``: the top and a first guess.
+
+    Returns the level and the number of questions asked at it.
+    """
+    num_pools = crowd.capacity.shape[0]
+    allowed = 1.0 + tolerance
+    for pool in range(num_pools):
+        search.best[pool] = search.prices[0, pool]
+    level, num_asked = fall(crowd, owed, search, start[0], start[1], allowed), 0
+    for _ in range(_MAX_FALLS):
+        for one in range(search.demand.shape[0]):
+            search.demand[one], _ = owed_to(owed, one, level)
+        num_asked, load, bill = find_load(crowd, search.demand, search, num_known, tolerance)
+        if load <= 1.0 + 4.0 * tolerance or bill <= allowed:
+            break
+        lower = fall(crowd, owed, search, level, 0.0, allowed)
+        if lower >= level:
+            break
+        num_known = keep_mixed(search, num_asked, num_pools)
+        level = lower
+    return level, num_asked
