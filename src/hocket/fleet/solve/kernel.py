@@ -284,7 +284,7 @@ def find_load(
             if load >= before - tolerance and not is_mispriced:
                 break
         gap = load - highest
-        if gap <= tolerance or gap < 0.1 * (highest - 1.0 - tolerance):
+        if gap <= tolerance or gap < 0.03 * (highest - 1.0 - tolerance):
             break
     read_weights(search, num_pools, num_asked)
     return num_asked, load, highest

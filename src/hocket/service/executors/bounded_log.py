@@ -7,16 +7,19 @@ what people look for; copying an eighth per three eighths written keeps the cost
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 
 class BoundedLog:
-    """Appends to a file; what cannot be written is dropped, for a full disk must not end a job."""
+    """Appends to a file; what cannot be written is dropped, for a full disk must not end a job.
+
+    Others may append to the same file, as the nodes of a gang do.
+    """
 
     def __init__(self, path: str, limit_bytes: int) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         self._limit_bytes = limit_bytes
-        self._size_bytes = os.fstat(self._descriptor).st_size
         self._dropped_bytes = 0
 
     def write(self, data: bytes) -> None:
@@ -24,25 +27,23 @@ class BoundedLog:
         piece_bytes = max(self._limit_bytes // 8, 1)
         for start in range(0, len(data), piece_bytes):
             piece = data[start : start + piece_bytes]
-            if self._size_bytes + len(piece) > self._limit_bytes:
-                self._drop_middle()
-            self._append(piece)
+            written_bytes = 0
+            with contextlib.suppress(OSError):
+                self._make_room(len(piece))
+                written_bytes = os.write(self._descriptor, piece)
+            self._dropped_bytes += len(piece) - written_bytes
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
 
-    def _append(self, data: bytes) -> None:
-        try:
-            self._size_bytes += os.write(self._descriptor, data)
-        except OSError:
-            self._dropped_bytes += len(data)
-
-    def _drop_middle(self) -> None:
+    def _make_room(self, num_bytes: int) -> None:
+        size_bytes = os.fstat(self._descriptor).st_size
+        if size_bytes + num_bytes <= self._limit_bytes:
+            return
         head_bytes, tail_bytes = self._limit_bytes // 2, self._limit_bytes // 8
-        tail = os.pread(self._descriptor, tail_bytes, self._size_bytes - tail_bytes)
-        self._dropped_bytes += self._size_bytes - head_bytes - len(tail)
+        tail = os.pread(self._descriptor, tail_bytes, size_bytes - tail_bytes)
+        self._dropped_bytes += size_bytes - head_bytes - len(tail)
         os.ftruncate(self._descriptor, head_bytes)
-        self._size_bytes = head_bytes
         note = f"\n[hocket: {self._dropped_bytes} bytes dropped here, the log is limited]\n"
-        self._append(note.encode() + tail)
+        os.write(self._descriptor, note.encode() + tail)

@@ -1,18 +1,30 @@
 """Runs one node's part of an attempt: ``python -m ...ray_attempt FOLDER PARENT``.
 
 The same supervisor as on a single machine, but one that ends everything at once when its parent,
-an actor of Ray, ends: the node is lost then, and its devices are given to others.
+an actor of Ray, ends: the node is lost then, and its devices are given to others. Nobody reads its
+folder any more, so it removes that, too.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import sys
 
 from hocket.service.executors import processes
 from hocket.service.executors.supervisor import run_attempt
 
-if __name__ == "__main__":
+
+def run_part(folder: str, parent: int) -> int:
+    """Run the attempt of a folder, as `run_attempt` does, for as long as the parent lives."""
     # SIGTERM makes the supervisor end its commands with the grace of the order, which is 0 here.
-    processes.die_with(int(sys.argv[2]), signal.SIGTERM)
-    sys.exit(0 if run_attempt(sys.argv[1]) == 0 else 1)
+    processes.die_with(parent, signal.SIGTERM)
+    exit_code = run_attempt(folder)
+    if os.getppid() != parent:
+        shutil.rmtree(folder, ignore_errors=True)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(0 if run_part(sys.argv[1], int(sys.argv[2])) == 0 else 1)

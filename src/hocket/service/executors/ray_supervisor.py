@@ -12,7 +12,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from hocket.service.executors.attempt_folder import (
     read_result,
     write_json,
 )
+from hocket.service.executors.supervisor import free_port
 
 VISIBLE_DEVICES = (
     "CUDA_VISIBLE_DEVICES",
@@ -51,8 +51,9 @@ class Supervisor:
         self._is_stopped = False
         self._is_settled = asyncio.Event()
         """Whether the command began or never will: Ray may deliver calls in another order."""
-        self._folder = tempfile.mkdtemp(prefix="hocket-attempt-")
-        self._port = _free_port()
+        self._folder = ""
+        """Of what `begin` began, on this node."""
+        self._port = free_port("")
 
     async def meet(self) -> int:
         """A port where ranks can meet; the answer tells that the node is there."""
@@ -62,6 +63,7 @@ class Supervisor:
         """Run the command unless that was done before, or the attempt was stopped."""
         if self._process is not None or self._is_stopped:
             return
+        self._folder = tempfile.mkdtemp(prefix="hocket-attempt-")
         write_json(os.path.join(self._folder, ASSIGNMENT), _completed(self._order, meeting))
         module = "hocket.service.executors.ray_attempt"
         self._process = subprocess.Popen(
@@ -108,10 +110,3 @@ def _completed(order: dict[str, Any], meeting: tuple[str, int]) -> dict[str, Any
     ranks = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     given = ranks if order["processes"] == "per-device" else {}
     return order | {"environment": visible | given | order["environment"], "grace_s": 0.0}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port

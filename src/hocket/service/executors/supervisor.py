@@ -52,6 +52,8 @@ MAX_RESULT_TRIES = 1000
 CANNOT_RUN = 127
 """As shells have it."""
 NOBODY, COMMANDS, ALL = range(3)
+REMOVED = (errno.ENOENT, errno.ESTALE)
+"""What the system says of a folder that is there no more, on this machine or another."""
 
 INHERITED = frozenset((
     "PATH", "HOME", "LANG", "LANGUAGE", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR", "VIRTUAL_ENV",
@@ -88,10 +90,14 @@ def _lock() -> int | None:
 def _tell(result: Result) -> None:
     """Write the result, also when the disk is full for a while: work that is done must count."""
     for _ in range(MAX_RESULT_TRIES):
-        with contextlib.suppress(OSError):
+        try:
             write_result(".", result)
+        except OSError as error:
+            if error.errno in REMOVED:
+                return
+            time.sleep(LOOK_S)
+        else:
             return
-        time.sleep(LOOK_S)
 
 
 def _run() -> Result:
@@ -242,7 +248,7 @@ def _supervise(order: Order, inputs: _Inputs) -> Result:
 
 def _start(gang: _Gang, order: Order, output: int) -> None:
     num_ranks = len(order.devices) if order.processes == "per-device" else 1
-    port = _free_port() if order.processes == "per-device" else 0
+    port = free_port() if order.processes == "per-device" else 0
     try:
         for rank in range(num_ranks):
             gang.start(order, rank, port, output)
@@ -291,7 +297,7 @@ def _asked_s(order: Order, inputs: _Inputs) -> float | None:
         asked_s = asked_grace_s(".")
     except OSError as error:
         # A file system that fails for a while is no reason to end what runs.
-        asked_s = 0.0 if error.errno in (errno.ENOENT, errno.ESTALE) else None
+        asked_s = 0.0 if error.errno in REMOVED else None
     except ValueError:
         asked_s = order.grace_s
     return order.grace_s if asked_s is None and inputs.is_asked_to_end else asked_s
@@ -335,9 +341,10 @@ def _ranks(order: Order, rank: int, port: int) -> dict[str, str]:
     return world | meeting | {"RANK": str(order.first_rank + rank), "LOCAL_RANK": str(rank)}
 
 
-def _free_port() -> int:
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port that nobody listens at now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
 
