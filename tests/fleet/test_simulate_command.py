@@ -45,7 +45,7 @@ def test_policies_stand_side_by_side(trace: Path) -> None:
     text = run(trace, "--policy", "las", "--policy", "fifo")
     assert "las" in text
     assert "fifo" in text
-    assert "1 jobs left out" in text
+    assert "1 job left out" in text
     both = json.loads(run(trace, "--policy", "las", "--policy", "fifo", "--json"))
     assert [figures["policy"] for figures in both["runs"]] == ["las", "fifo"]
 

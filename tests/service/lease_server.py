@@ -18,6 +18,8 @@ class LeaseServer:
         """The attempt that holds the job; others are stale."""
         self.may_run = True
         self.failure: int | None = None
+        self.is_stranger = False
+        """Whether it is another program that listens where the daemon did."""
         self.served = 0
         handler = type("Handler", (_Handler,), {"story": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
@@ -48,17 +50,22 @@ class LeaseServer:
     def answer(self, path: str, authorization: str, body: dict) -> tuple[int, dict]:
         self.served += 1
         if self.failure is not None:
-            return self.failure, {"detail": "as the test says"}
+            return self.failure, self._problem(self.failure, "as the test says")
         _, version, jobs, job, attempts, attempt, what = path.split("/")
         assert (version, jobs, attempts) == ("v1", "jobs", "attempts")
         if (int(job), int(attempt)) != self.current or authorization != f"Bearer {self.token}":
             self.refused.append(what)
-            return 409, {"detail": "stale"}
+            return 409, self._problem(409, "stale")
         if what == "checkpoints":
             self.checkpoints.append(body)
             return 201, body
         self.reports.append(body)
         return 200, {"may_run": self.may_run, "stop_by_s": None, "attempt": int(attempt)}
+
+    def _problem(self, status: int, detail: str) -> dict:
+        if self.is_stranger:
+            return {"detail": detail}
+        return {"status": status, "code": "as-the-test-says", "detail": detail}
 
 
 class _Handler(BaseHTTPRequestHandler):

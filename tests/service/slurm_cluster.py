@@ -1,11 +1,13 @@
 """A private Slurm of one controller and three nodes on this machine, from Debian's packages.
 
-Packages are unpacked into a folder under the temporary one and are never installed; the folder is
-kept, so that only the first run downloads.
+Packages are unpacked into the user's cache and are never installed; only the first run downloads
+(3 MB, some seconds, and a minute at most where the network hangs). The temporary folder would not
+do: what lies there under a known name may be somebody else's, and is run by root here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -32,23 +34,35 @@ def unpacked() -> Path:
         raise NoSlurmError("a private Slurm needs root")
     if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
         raise NoSlurmError("there are no Debian packages here")
-    folder = Path(tempfile.gettempdir()) / "hocket-slurm-packages"
-    if (folder / "done").exists():
-        return folder
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for command in (
-        ["apt-get", "download", *PACKAGES],
-        *(["dpkg", "-x", f"{name}.deb", "."] for name in PACKAGES),
-    ):
-        if command[0] == "dpkg":
-            (found,) = folder.glob(f"{command[2].removesuffix('.deb')}_*.deb")
-            command[2] = found.name
-        told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if told.returncode != 0:
-            raise NoSlurmError(f"{' '.join(command[:2])}: {told.stderr.strip()[-200:]}")
-    (folder / "done").touch()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hocket-tests/slurm"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as new:
+            _unpack(Path(new, "slurm"))
+            # Another run may have been quicker.
+            with contextlib.suppress(OSError):
+                os.rename(Path(new, "slurm"), folder)
     return folder
+
+
+def _unpack(folder: Path) -> None:
+    folder.mkdir()
+    patience = ("-o", "Acquire::http::Timeout=10", "-o", "Acquire::Retries=0")
+    _prepare(folder, "apt-get", *patience, "download", *PACKAGES)
+    for package in sorted(folder.glob("*.deb")):
+        _prepare(folder, "dpkg", "-x", package.name, ".")
+        package.unlink()
+
+
+def _prepare(folder: Path, *command: str) -> None:
+    try:
+        told = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        raise NoSlurmError(f"{command[0]}: no answer in time") from None
+    if told.returncode != 0:
+        raise NoSlurmError(f"{command[0]}: {told.stderr.strip()[-200:]}")
 
 
 class SlurmCluster:
@@ -90,6 +104,14 @@ class SlurmCluster:
         handle = self._running.pop(name)
         handle.kill()
         handle.wait(10)
+
+    def lose(self, node: str) -> None:
+        """SIGKILL to the daemon of a node, and have Slurm call it down at once.
+
+        By itself it does so after a time in which a busy machine may silence others, too.
+        """
+        self.kill(node)
+        self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
 
     def has_saved_since(self, moment_s: float) -> bool:
         """Whether the controller has written its jobs down; it does so every few seconds."""
@@ -169,7 +191,7 @@ class SlurmCluster:
                 "SelectTypeParameters=CR_Core",
                 "ReturnToService=2",
                 "SlurmdParameters=config_overrides",
-                "SlurmdTimeout=5",
+                "SlurmdTimeout=60",
                 "KillWait=2",
                 "MessageTimeout=2",
                 "SchedulerParameters=sched_min_interval=100000,sched_interval=1,bf_interval=1,"

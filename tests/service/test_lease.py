@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from service.lease_server import LeaseServer
 from service.local_attempts import wait_until
 
-from hocket.errors import RunError
+from hocket.errors import RunError, UsageError
 from hocket.service import lease as module
 from hocket.service.checkpoint import write_checkpoint
 from hocket.service.lease import LEAVE, SAVE, StaleLeaseError, lease
@@ -105,6 +105,22 @@ def test_work_is_saved_from_time_to_time(in_fleet):
         pass
     assert saves.steps == [1, 2, 3, 4]
     assert [one["step"] for one in in_fleet.checkpoints] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_inside", [True, False])
+def test_the_end_of_the_loop_is_the_end_of_the_job(in_fleet, monkeypatch, is_inside):
+    """A second loop would go on with a job that was told to be finished, perhaps."""
+    if not is_inside:
+        for name in in_fleet.variables():
+            monkeypatch.delenv(name)
+    made = lease()
+    for step in made.steps(0, 10):
+        if step == 2:
+            # A loop that is left early may be entered again.
+            break
+    assert list(made.steps(2, 4)) == [2, 3]
+    with pytest.raises(UsageError, match="all done before"):
+        list(made.steps(4, 6))
 
 
 # ── leaving ──
@@ -232,6 +248,30 @@ def test_failures_of_the_daemon_pass(in_fleet, monkeypatch, failure):
     assert [one["step"] for one in in_fleet.checkpoints] == [1]
 
 
+@pytest.mark.parametrize("answer", [401, 404, 405, 409, 422])
+def test_a_stranger_at_the_address_of_the_daemon_ends_nothing(in_fleet, monkeypatch, answer):
+    """The port of a daemon that is away may be another program's, whose refusals mean nothing."""
+    monkeypatch.setattr(module, "_LONGEST_RETRY_S", 0.02)
+    in_fleet.failure, in_fleet.is_stranger = answer, True
+    made = lease(report_every_s=0.01)
+    for step in made.steps(0, 5):
+        if step == 1:
+            assert made.commit(1, "one") is False
+            wait_until(lambda: in_fleet.served > 3)
+        if step == 3:
+            in_fleet.failure = None
+            wait_until(lambda: in_fleet.checkpoints)
+    assert [one["step"] for one in in_fleet.checkpoints] == [1]
+    assert in_fleet.reports[-1] == {"done_steps": 5, "is_finished": False}
+
+
+def test_an_answer_that_says_nothing_of_a_checkpoint_is_none(in_fleet, monkeypatch):
+    monkeypatch.setattr(in_fleet, "answer", lambda *_: (200, {"hello": "world"}))
+    assert lease().commit(1, "one") is False
+    monkeypatch.setattr(in_fleet, "answer", lambda *_: (200, ["step"]))
+    assert lease().commit(1, "one") is False
+
+
 def test_it_gives_up_in_the_end_and_says_so(in_fleet, monkeypatch):
     monkeypatch.setattr(module, "_LAST_RETRY_S", 0.02)
     in_fleet.failure = 503
@@ -337,6 +377,20 @@ def test_a_checkpoint_that_failed_is_not_there(tmp_path):
     with pytest.raises(ValueError, match="full"):
         write_checkpoint(tmp_path, 1, fail)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path):
+    abandoned = tmp_path / ".0123456789abcdef.tmp"
+    abandoned.mkdir()
+    (abandoned / "half").write_text("half")
+
+    def write(place: Path):
+        (place / "one").write_text("1")
+        # Meanwhile another rank writes, too.
+        write_checkpoint(tmp_path, 2, lambda other: (other / "two").write_text("2"))
+
+    assert (write_checkpoint(tmp_path, 1, write) / "one").read_text() == "1"
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-1", "step-2"]
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_has_a_name(tmp_path, monkeypatch):

@@ -1,9 +1,11 @@
 """The local executor with real processes: ends, stops, kills, restarts."""
 
+import argparse
 import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +33,7 @@ from service.local_attempts import (
 )
 
 from hocket.errors import RunError
-from hocket.service.executors import attempt_folder, local, processes
+from hocket.service.executors import attempt_folder, local, processes, supervisor
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"
@@ -115,21 +117,83 @@ def test_nothing_is_left_when_an_attempt_has_ended(executor, tmp_path):
     assert not left_of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["; touch hacked", "$(touch hacked)", "`touch hacked`", "a\ntouch hacked", "-rf *", "'\""],
-)
-def test_hostile_text_stays_an_argument(executor, tmp_path, text):
-    work = assignment(
-        tmp_path,
-        *python("import os, sys, json; print(json.dumps([sys.argv[1], os.environ['TEXT']]))"),
-        text,
-        environment={"TEXT": text},
-    )
-    executor.start(work)
+def test_hostile_text_stays_an_argument(executor, tmp_path):
+    texts = [
+        "; touch hacked",
+        "$(touch hacked)",
+        "`touch hacked`",
+        "a\ntouch hacked",
+        "-rf *",
+        "'\"",
+    ]
+    variables = {f"TEXT_{number}": text for number, text in enumerate(texts)}
+    code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    executor.start(assignment(tmp_path, *python(code), *texts, environment=variables))
     assert wait_for_end(executor).exit_code == 0
-    assert json.loads((tmp_path / "log").read_text()) == [text, text]
+    arguments, environment = json.loads((tmp_path / "log").read_text())
+    assert arguments == texts
+    assert variables.items() <= environment.items()
     assert not (tmp_path / "hacked").exists()
+
+
+DAEMONIZES = """
+import os, signal, time
+first = os.fork()
+if first == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ.clear()
+    with open("pids", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if HALTS:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+os.waitpid(first, 0)
+while not os.path.exists("pids") or not os.path.getsize("pids"):
+    time.sleep(0.01)
+print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize("halts", [False, True])
+@pytest.mark.parametrize("end", ["by itself", "stop", "kill -9"])
+def test_no_daemon_outlives_its_attempt(executor, tmp_path, halts, end):
+    """Though it left its session, lost its parents, ignores SIGTERM and perhaps is halted."""
+    code = DAEMONIZES.replace("HALTS", str(halts))
+    waits = "" if end == "by itself" else "time.sleep(60)"
+    executor.start(assignment(tmp_path, *python(code + waits), grace_s=0.3))
+    (daemon,) = pids(tmp_path / "pids", 1)
+    wait_for_text(tmp_path / "log", "ready")
+    if end == "stop":
+        executor.stop(NAME, 0.3)
+    if end == "kill -9":
+        os.kill(supervisor_of(tmp_path), signal.SIGKILL)
+    status = wait_for_end(executor)
+    assert not is_alive(daemon)
+    expected = {"by itself": (EXITED, 0), "stop": (EXITED, -15), "kill -9": (LOST, None)}
+    assert (status.phase, status.exit_code) == expected[end]
+
+
+def test_what_was_given_up_ends_although_nobody_can_tell_it_to(executor, tmp_path):
+    """As on a node that was cut off, whose attempt was forgotten when it comes back."""
+    executor.start(assignment(tmp_path, *python(REFUSES)))
+    wait_for_text(tmp_path / "log", "ready")
+    everything = [supervisor_of(tmp_path), *(one.pid for one in left_of(tmp_path))]
+    shutil.rmtree(folder_of(tmp_path))
+    wait_until(lambda: not any(is_alive(pid) for pid in everything), "nothing runs")
+
+
+def test_a_number_that_is_used_again_is_no_second_end_of_a_command(monkeypatch):
+    gang = supervisor._Gang()
+    gang.rank_of[5] = 0
+    gang._handles.append(argparse.Namespace(returncode=None))
+    told = iter([(5, 0), (5, 256), (0, 0)])
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(told))
+    gang.reap()
+    assert gang.ended == [(0, 0)]
+    assert not gang.rank_of
 
 
 # ── stops ──
@@ -440,9 +504,10 @@ def test_an_attempt_that_runs_is_never_told_to_have_ended(executor, tmp_path):
 # ── gangs and environments ──
 
 TELLS_RANK = """
-import json, os
+import json, os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOCKET_DEVICES")
-print(json.dumps([os.environ[name] for name in names]))
+# In one piece: print writes the end of the line on its own, and others write meanwhile.
+sys.stdout.write(json.dumps([os.environ[name] for name in names]) + "\\n")
 """
 
 
@@ -522,10 +587,10 @@ def test_a_supervisor_rests_while_its_command_is_silent(executor, tmp_path):
     )
     executor.start(assignment(tmp_path, *python(code)))
     pids(tmp_path / "pids", 1)
-    supervisor = supervisor_of(tmp_path)
-    before = _cpu_ticks(supervisor)
+    pid = supervisor_of(tmp_path)
+    before = _cpu_ticks(pid)
     time.sleep(1.0)
-    assert _cpu_ticks(supervisor) - before <= 5
+    assert _cpu_ticks(pid) - before <= 5
 
 
 def _cpu_ticks(pid):

@@ -30,7 +30,7 @@ with open("runs", "a") as file:
     file.write(sys.argv[1] + "\\n")
 time.sleep(60 if sys.argv[2] == "long" else 0.05)
 """
-NUM_TRIALS = 12
+NUM_TRIALS = 8
 
 
 def test_a_device_is_free_when_an_attempt_is_told_to_have_ended(tmp_path):

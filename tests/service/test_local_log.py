@@ -42,3 +42,16 @@ def test_a_full_disk_does_not_end_a_job():
     log = BoundedLog("/dev/full", 1000)
     log.write(b"x" * 5000)
     log.close()
+
+
+def test_nodes_of_a_gang_share_a_log_and_its_limit(tmp_path):
+    path = tmp_path / "log"
+    logs = [BoundedLog(str(path), 8000) for _ in range(3)]
+    for number in range(600):
+        logs[number % 3].write(f"line {number} of a gang\n".encode())
+        assert path.stat().st_size <= 8000
+    for log in logs:
+        log.close()
+    kept = path.read_text()
+    assert kept.startswith("line 0 of a gang\nline 1 of a gang\nline 2 of a gang\n")
+    assert kept.endswith("line 597 of a gang\nline 598 of a gang\nline 599 of a gang\n")

@@ -67,6 +67,7 @@ class Lab:
         return AttemptName(self.offset + job, 1)
 
     def order(self, job: int, script: str, *devices: str, **fields) -> Assignment:
+        (self.place / "work").mkdir(exist_ok=True)
         return Assignment(
             name=self.name(job),
             command=(sys.executable, "-c", script),
@@ -164,8 +165,10 @@ raise SystemExit(7)
 def test_gang_over_nodes_has_ranks_and_meets_at_the_first_node(lab):
     names = "RANK WORLD_SIZE LOCAL_RANK GROUP_RANK MASTER_ADDR MASTER_PORT HOCKET_DEVICES"
     script = f"""
-import json, os
-print(json.dumps([os.environ[name] for name in "{names}".split()]), os.getcwd(), flush=True)
+import json, os, sys
+# In one piece: print writes the end of the line on its own, and others write meanwhile.
+facts = json.dumps([os.environ[name] for name in "{names}".split()])
+sys.stdout.write(facts + " " + os.getcwd() + chr(10))
 """
     lab.start(1, script, "b/v100/0", "b/v100/1", "a/v100/0", processes="per-device")
     assert lab.ended(1).exit_code == 0

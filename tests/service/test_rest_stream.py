@@ -13,7 +13,7 @@ from service.rest_service import TOKEN, serving, wait_until
 
 from hocket.service.rest import prompt, stream
 from hocket.service.rest.app import make_app
-from hocket.service.serve import _config, _listening, _Server
+from hocket.service.serve import _listening, _Server, server_config
 
 uvicorn = pytest.importorskip("uvicorn")
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
@@ -29,7 +29,7 @@ class Served:
         self.listener = _listening("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         ready = threading.Event()
-        self.server = _Server(_config(self.app), self.app.state.bell, ready.set)
+        self.server = _Server(server_config(self.app), self.app.state.bell, ready.set)
         self.thread = threading.Thread(
             target=self.server.run, kwargs={"sockets": [self.listener]}, daemon=True
         )

@@ -19,10 +19,10 @@ from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import Daemon
 from hocket.service.daemon.world import violations
 from hocket.service.executors import attempt_folder as files
-from hocket.service.executors import processes
+from hocket.service.executors import processes, slurm, slurm_commands
 from hocket.service.executors.executor import Assignment, AttemptName, Status
 from hocket.service.executors.slurm import SlurmExecutor
-from hocket.service.executors.slurm_commands import jobs_of, parts_of
+from hocket.service.executors.slurm_commands import Job, jobs_of, parts_of
 from hocket.service.executors.slurm_nodes import devices_per_node, parse_nodes
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
@@ -97,6 +97,41 @@ def test_without_slurm_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="sbatch"):
         SlurmExecutor(tmp_path / "fleet")
+
+
+def test_slurm_is_asked_now_and_then_and_always_after_a_submission(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[str] = []
+    jobs: dict[AttemptName, list[Job]] = {}
+    assignment = Assignment(
+        name=AttemptName(1, 1),
+        command=("true",),
+        environment={},
+        work_folder=tmp_path,
+        log_file=tmp_path / "log",
+        devices=("c1/0",),
+        kind="ib",
+    )
+
+    def submit(*_: object) -> str:
+        jobs[assignment.name] = [Job(id="17", state="PENDING")]
+        return "17"
+
+    monkeypatch.setattr(slurm_commands, "require_slurm", lambda: None)
+    monkeypatch.setattr(slurm_commands, "submit", submit)
+    monkeypatch.setattr(slurm_commands, "show_nodes", lambda: asked.append("nodes") or CORE_NODE)
+    monkeypatch.setattr(slurm_commands, "jobs_of", lambda _: asked.append("jobs") or dict(jobs))
+    executor = SlurmExecutor(tmp_path / "fleet")
+    for _ in range(3):
+        assert len(executor.poll().devices) == 4
+    assert asked == ["jobs", "nodes"]
+    executor.start(assignment)
+    for _ in range(3):
+        assert [status.phase for status in executor.poll().attempts] == ["starting"]
+    assert asked == ["jobs", "nodes", "jobs", "jobs", "nodes"]
+    executor.forget(assignment.name)
+    assert executor.poll().attempts, "it has not ended"
 
 
 # ── a real Slurm ─────────────────────────────────────────────────────────────────────────────────
@@ -187,6 +222,7 @@ def bench(
 ) -> Iterator[Bench]:
     for name, text in cluster.environment.items():
         monkeypatch.setenv(name, text)
+    monkeypatch.setattr(slurm, "ASK_EVERY_S", 0.2)
     made = Bench(tmp_path)
     wait_for(lambda: True if len(made.executor.poll().devices) == 8 else None, "all nodes work")
     yield made
@@ -383,7 +419,7 @@ def test_a_job_that_slurm_forgot_is_lost_and_ended(bench: Bench, cluster: SlurmC
 def test_a_dead_node_loses_its_attempt_and_its_devices(bench: Bench, cluster: SlurmCluster) -> None:
     bench.executor.start(bench.assignment(1, SLEEP, ("nc/0",)))
     bench.wait_for_trace(1)
-    cluster.kill("nc")
+    cluster.lose("nc")
     assert "NODE_FAIL" in bench.wait(1, "lost").detail
     servers = {device.server for device in bench.executor.poll().devices}
     assert servers == {"na", "nb"}

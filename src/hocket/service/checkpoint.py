@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+_UNFINISHED = ".tmp"
 
 
 def write_checkpoint(
@@ -19,12 +21,13 @@ def write_checkpoint(
     """Let ``write`` fill a new folder below ``folder``, and return its final path.
 
     The path appears only when everything in it has reached the disk, and no older checkpoint is
-    ever replaced: a second one of the same step is called ``step-100.1``, and so on.
+    ever replaced: a second one of the same step is called ``step-100.1``, and so on. What a writer
+    that was killed left unfinished is removed.
     """
     parent = Path(os.path.abspath(folder))
-    parent.mkdir(parents=True, exist_ok=True)
-    temporary = parent / f".{secrets.token_hex(8)}.tmp"
-    temporary.mkdir()
+    _make_folder(parent)
+    _remove_unfinished(parent)
+    temporary, lock = _new_folder(parent)
     try:
         write(temporary)
         _sync(temporary)
@@ -33,8 +36,44 @@ def write_checkpoint(
         with contextlib.suppress(OSError):
             shutil.rmtree(temporary)
         raise
+    finally:
+        os.close(lock)
     _sync_one(parent)
     return path
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync_one(folder.parent)
+
+
+def _new_folder(parent: Path) -> tuple[Path, int]:
+    """A folder for a checkpoint, and its lock, which tells others that somebody writes it."""
+    while True:
+        folder = parent / f".{secrets.token_hex(8)}{_UNFINISHED}"
+        folder.mkdir()
+        lock = os.open(folder, os.O_RDONLY)
+        # Where folders cannot be locked nobody removes any.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, lock
+        # It was taken for one that somebody left, before it was locked.
+        os.close(lock)
+
+
+def _remove_unfinished(parent: Path) -> None:
+    for folder in parent.glob(f".*{_UNFINISHED}"):
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(lock)
 
 
 def _name(temporary: Path, path: Path) -> Path:

@@ -62,9 +62,9 @@ class FleetClient:
         """The answer to a question."""
         return self._call("GET", _with_query(path, query))
 
-    def get_patiently(self, path: str, patience_s: float = PATIENCE_S) -> Any:
+    def getpatiently(self, path: str, patience_s: float = PATIENCE_S) -> Any:
         """As `get`, but where nobody answers it is asked again for a while."""
-        return _patiently(lambda: self.get(path), patience_s)
+        return patiently(lambda: self.get(path), patience_s)
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> Any:
         """Ask for a change, once."""
@@ -77,7 +77,7 @@ class FleetClient:
     def submit(self, spec: Mapping[str, Any]) -> Any:
         """Submit a job exactly once, however often that has to be tried."""
         headers = {"Idempotency-Key": secrets.token_hex(16)}
-        return _patiently(lambda: self._call("POST", "/v1/jobs", spec, headers), PATIENCE_S)
+        return patiently(lambda: self._call("POST", "/v1/jobs", spec, headers), PATIENCE_S)
 
     def pages(self, path: str, key: str, **query: object) -> Iterator[Any]:
         """All entries of a list that comes in pages."""
@@ -107,7 +107,7 @@ class FleetClient:
 def find_service(folder: Path, url: str | None = None) -> FleetClient:
     """The service of a state folder, or the one at ``url`` with the token of the environment."""
     if url is not None:
-        token = fleet_token()
+        token = _token_of_environment()
         if token is None:
             raise UsageError("--url needs a token", hint="put it into HOCKET_FLEET_TOKEN")
         address = Address(_checked_url(url), token)
@@ -115,7 +115,7 @@ def find_service(folder: Path, url: str | None = None) -> FleetClient:
 
     def locate() -> Address:
         url = _checked_url(read_endpoint(folder))
-        token = fleet_token() or read_token(folder)
+        token = _token_of_environment() or read_token(folder)
         if token is None:
             hint = "start the service again, which makes one"
             raise UsageError(f"the state folder {str(folder)!r} has no token", hint=hint)
@@ -130,10 +130,24 @@ def job_path(number: int, rest: str = "") -> str:
 
 
 def _checked_url(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-        raise UsageError(f"{url!r} is no address of a service", hint="http://127.0.0.1:8080")
+    hint = "an address looks like http://127.0.0.1:8080"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        raise UsageError(f"{url!r} is no address of a service", hint=hint) from None
+    is_plain = url.isascii() and url.isprintable() and " " not in url and "@" not in parts.netloc
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not is_plain:
+        raise UsageError(f"{url!r} is no address of a service", hint=hint)
     return url.rstrip("/")
+
+
+def _token_of_environment() -> str | None:
+    token = fleet_token()
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        hint = "copy the line of the file 'token' in the service's state folder"
+        raise UsageError("what HOCKET_FLEET_TOKEN holds is no token", hint=hint)
+    return token
 
 
 def _with_query(path: str, query: Mapping[str, object]) -> str:
@@ -145,7 +159,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _patiently(ask: Callable[[], Any], patience_s: float) -> Any:
+def patiently(ask: Callable[[], Any], patience_s: float) -> Any:
     until_s = time.monotonic() + patience_s
     while True:
         try:
@@ -222,6 +236,8 @@ def _error_of(status: int, content: object, url: str) -> HocketError:
     detail, hint = str(told.get("detail", f"status {status}")), str(told.get("hint", ""))
     if status == 401:
         where = f"it is in the file {TOKEN_NAME!r} of the state folder"
+        if fleet_token() is not None:
+            where = f"HOCKET_FLEET_TOKEN holds another; {where}"
         return _refused(status, f"the service at {url} refuses the token", where)
     if status == 503:
         return UnreachableError(detail, hint=hint)

@@ -1,4 +1,4 @@
-"""Which engine runs the jobs: ``local``, ``ray``, ``ray://address`` or ``slurm``."""
+"""Which engine runs the jobs: ``local``, ``ray``, ``ray://host:port`` (of the head) or ``slurm``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_engine(on: str, devices: tuple[Device, ...]) -> None:
 
 
 def engine_name(on: str) -> str:
-    """``ray`` of ``ray://10.0.0.1:10001``; raises `UsageError` for an unknown one."""
+    """``ray`` of ``ray://10.0.0.1:6379``; raises `UsageError` for an unknown one."""
     name = on.partition("://")[0]
     if name not in NAMES or ("://" in on and name != "ray"):
         raise unknown_name("engine", on, NAMES)

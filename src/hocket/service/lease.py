@@ -26,7 +26,7 @@ from types import FrameType
 from typing import NoReturn
 
 from hocket.config import fleet_variables
-from hocket.errors import RunError
+from hocket.errors import RunError, UsageError
 from hocket.service.lease_channel import AwayError, Channel, StaleLeaseError
 
 __all__ = ["GO_ON", "LEAVE", "SAVE", "Lease", "StaleLeaseError", "lease"]
@@ -41,7 +41,7 @@ GO_ON, SAVE, LEAVE = range(3)
 UNCOMMITTED = 75
 """Exit code where the last checkpoint could not be committed: a temporary failure, in sysexits."""
 _FIRST_RETRY_S = 0.25
-_LONGEST_RETRY_S = 30.0
+_LONGEST_RETRY_S = 10.0
 _LAST_RETRY_S = 4.0
 _LAST_TRIES = 10
 
@@ -98,6 +98,7 @@ class Lease:
         self._agree = agree
         self._owner = os.getpid()
         self._must_leave = False
+        self._is_concluded = False
         self._refusal: RunError | None = None
         self._done_steps = 0
         self._saved_step = -1
@@ -109,10 +110,19 @@ class Lease:
         self._handler_before: _Handler = None
 
     def steps(self, start: int, total: int | None = None) -> Iterator[int]:
-        """The steps from ``start`` up to ``total`` (without end where None), one by one."""
+        """The steps from ``start`` up to ``total`` (without end where None), one by one.
+
+        When the last is done the job is, too: a training in several epochs has one such loop.
+        """
+        if self._is_concluded:
+            raise UsageError(
+                "the steps of this lease were all done before",
+                hint="loop once over the steps of all epochs: the end of the loop ends the job",
+            )
         counted = itertools.count(start) if total is None else iter(range(start, total))
         if self._channel is None:
             yield from counted
+            self._is_concluded = True
             return
         self._done_steps = self._saved_step = start
         self._saved_s = time.monotonic()
@@ -169,6 +179,7 @@ class Lease:
     def _conclude(self, channel: Channel) -> None:
         """All steps are done. A training that was asked to end exits with 0 like one that left, so
         it says that it is finished; of any other the exit code tells, after what is still to do."""
+        self._is_concluded = True
         self._save_and_commit(self._done_steps)
         self._insist(channel, is_finished=self._must_leave)
 
@@ -200,7 +211,7 @@ class Lease:
             is_over.set()
 
     def _report(self, channel: Channel, is_over: threading.Event) -> None:
-        reported, delay_s = -1, _FIRST_RETRY_S
+        reported, retry_s = -1, _FIRST_RETRY_S
         while not is_over.is_set():
             done_steps = self._done_steps
             try:
@@ -209,9 +220,9 @@ class Lease:
                         # Whoever waited here may find that the last word was spoken meanwhile.
                         if not is_over.is_set():
                             self._send(channel, is_finished=False)
-                reported, delay_s = done_steps, self._report_every_s
+                reported, retry_s, delay_s = done_steps, _FIRST_RETRY_S, self._report_every_s
             except AwayError:
-                delay_s = min(2.0 * delay_s, _LONGEST_RETRY_S)
+                delay_s, retry_s = retry_s, min(2.0 * retry_s, _LONGEST_RETRY_S)
             except RunError as error:
                 self._refusal = error
                 return

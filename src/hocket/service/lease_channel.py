@@ -1,8 +1,9 @@
 """How a training talks to the daemon: two requests over HTTP, with the token of its attempt.
 
-A daemon that restarts may listen elsewhere, so its address is read from its file every time.
-Answers that refuse the attempt are `StaleLeaseError`, those that refuse the request are `RunError`;
-everything else that goes wrong is `AwayError`, and passes.
+A daemon that restarts may listen elsewhere, so its address is read from its file every time, and a
+stranger may listen where it was: only answers in the form of the daemon's count. Those that refuse
+the attempt are `StaleLeaseError`, those that refuse the request `RunError`; everything else that
+goes wrong is `AwayError`, and passes.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ class Channel(NamedTuple):
 
     def report(self, done_steps: float, *, is_finished: bool) -> dict[str, Any]:
         """Tell how far the job is; the answer says whether it may go on (``may_run``)."""
-        return self._post("report", {"done_steps": done_steps, "is_finished": is_finished})
+        body = {"done_steps": done_steps, "is_finished": is_finished}
+        return self._post("report", body, expected="may_run")
 
     def commit(self, step: float, path: str) -> dict[str, Any]:
         """Have a checkpoint counted as the newest of the job."""
-        return self._post("checkpoints", {"step": step, "path": path})
+        return self._post("checkpoints", {"step": step, "path": path}, expected="step")
 
-    def _post(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, what: str, body: dict[str, Any], *, expected: str) -> dict[str, Any]:
         address = urlsplit(self._address())
         prefix = address.path.rstrip("/")
         path = f"{prefix}/v1/jobs/{self.job}/attempts/{self.attempt}/{what}"
@@ -65,17 +67,19 @@ class Channel(NamedTuple):
             status, content = _exchange(address.scheme, address.netloc, path, self.token, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise AwayError(f"no answer from {address.netloc}: {error}") from None
+        if 200 <= status < 300 and expected in content:
+            return content
+        # Problem details, of which the daemon always tells status and code.
+        is_refusal = content.get("status") == status and "code" in content
+        if not (400 <= status < 500 and is_refusal) or status in _BUSY:
+            raise AwayError(f"{address.netloc} answered {status}")
         if status in _STALE:
             raise StaleLeaseError(
                 f"attempt {self.attempt} of job {self.job} no longer counts (answer {status})",
                 hint="nothing has to be done: the job goes on from its last committed checkpoint",
             )
-        if 400 <= status < 500 and status not in _BUSY:
-            reason = str(content.get("detail", ""))[:500]
-            raise RunError(f"{what} was refused (answer {status}): {reason}", where=path)
-        if not 200 <= status < 300:
-            raise AwayError(f"{address.netloc} answered {status}")
-        return content
+        reason = str(content.get("detail", ""))[:500]
+        raise RunError(f"{what} was refused (answer {status}): {reason}", where=path)
 
     def _address(self) -> str:
         try:

@@ -39,6 +39,13 @@ class JobRecord:
     """Rises with every change but of ``done_steps``: an ETag."""
 
 
+def ending_of(record: JobRecord) -> str:
+    """What became of a job that has ended, in words."""
+    became = "was cancelled" if record.status == "cancelled" else record.status
+    said = f": {record.message}" if record.message not in ("", record.status) else ""
+    return f"job {record.number} {became}{said}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
     """One attempt; its devices are free for others once ``ended_s`` is set."""

@@ -24,7 +24,7 @@ from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
 from hocket.service.engines import check_engine, open_engine
 from hocket.service.rest.app import make_app
-from hocket.service.rest.prompt import PromptProtocol
+from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
 from hocket.service.rest.stream import Bell
 from hocket.service.store import Store
 from hocket.service.token import make_token
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from hocket.service.executors.executor import Executor
 
 _BACKLOG = 128
-_MAX_CONNECTIONS = 256
 _MAX_HEADER_BYTES = 32768
 _SHUTDOWN_S = 5
 
@@ -93,18 +92,17 @@ def _run(
         team_weights=dict(settings.team_weights),
         endpoint_url=url,
     )
-    if not daemon.state.kinds:
-        raise UsageError("the engine has no devices", hint="name those to come with --kinds")
     write_endpoint(store.folder, url)
     daemon.start()
     try:
         app = make_app(daemon, token, hosts=(settings.host, *settings.names))
-        _Server(_config(app), app.state.bell, lambda: on_ready(url)).serve_on(listener)
+        _Server(server_config(app), app.state.bell, lambda: on_ready(url)).serve_on(listener)
     finally:
         daemon.close()
 
 
-def _config(app: Any) -> uvicorn.Config:
+def server_config(app: Any) -> uvicorn.Config:
+    """How the web server is set up: its limits, and nothing logged of requests."""
     return uvicorn.Config(
         app,
         http=PromptProtocol,
@@ -116,7 +114,7 @@ def _config(app: Any) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         log_level="error",
-        limit_concurrency=_MAX_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         backlog=_BACKLOG,
         timeout_keep_alive=5,
         timeout_graceful_shutdown=_SHUTDOWN_S,
@@ -192,9 +190,9 @@ def _bound(host: str, port: int, last_port: int) -> socket.socket:
         except OSError as error:
             reason = error.strerror or str(error)
             if wanted == 0 or port:
-                hint = "leave out --port for a free one"
+                hint = "leave out --port for a free one" if port else "--host is one of this machine"
                 raise UsageError(
-                    f"cannot listen on {host} port {wanted}: {reason}", hint=hint
+                    f"cannot listen on {host}{f' port {port}' if port else ''}: {reason}", hint=hint
                 ) from None
     raise AssertionError("a port is always tried")
 

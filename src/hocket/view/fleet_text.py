@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from rich.text import Text
 
 from hocket.fleet.simulator.fleet_run import FleetRun
@@ -24,15 +25,28 @@ def label(run: FleetRun) -> str:
     return inert(name + (" (gavel)" if run.mechanism == "gavel" else ""), 60)
 
 
-def times(run: FleetRun) -> list[str]:
-    """The row of a run, in the order of `TIMES`."""
-    figures = run.figures()
+def unit_of(seconds: float) -> tuple[float, str]:
+    """The unit in which a time is read best, in seconds, and its name."""
+    return next(((s, unit) for s, unit in ((3600.0, "h"), (60.0, "min")) if seconds >= s), (1, "s"))
+
+
+def times(runs: Sequence[FleetRun]) -> list[list[str]]:
+    """A row per run in the order of `TIMES`, all in one unit."""
+    every = [run.figures() for run in runs]
+    unit = unit_of(max((figures["average_jct_s"] for figures in every), default=np.nan))
     keys = ("average_jct_s", "p50_jct_s", "p99_jct_s", "makespan_s")
-    return [label(run), *(hours(figures[key]) for key in keys)]
+    return [
+        [label(run), *(_in_unit(figures[key], *unit) for key in keys)]
+        for run, figures in zip(runs, every, strict=True)
+    ]
 
 
-def use(run: FleetRun) -> list[str]:
-    """The row of a run, in the order of `USE`."""
+def use(runs: Sequence[FleetRun]) -> list[list[str]]:
+    """A row per run in the order of `USE`."""
+    return [_use(run) for run in runs]
+
+
+def _use(run: FleetRun) -> list[str]:
     figures = run.figures()
     return [
         label(run),
@@ -44,9 +58,8 @@ def use(run: FleetRun) -> list[str]:
     ]
 
 
-def hours(seconds: float) -> str:
-    """A time in hours."""
-    return "–" if seconds != seconds else f"{seconds / 3600.0:.2f} h"
+def _in_unit(seconds: float, unit_s: float, unit: str) -> str:
+    return "–" if seconds != seconds else f"{seconds / unit_s:.2f} {unit}"
 
 
 def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
@@ -54,7 +67,7 @@ def print_runs(out: Console, runs: Sequence[FleetRun]) -> None:
     for headings, cells in ((TIMES, times), (USE, use)):
         columns = [Column(title=headings[0])]
         columns += [Column(title=heading, align="right") for heading in headings[1:]]
-        rows = [[Text(cell) for cell in cells(run)] for run in runs]
+        rows = [[Text(cell) for cell in row] for row in cells(runs)]
         out.print(FittedTable(columns=tuple(columns), rows=rows))
     for line in remarks(runs):
         out.print(Text(f"  {line}"))
@@ -65,11 +78,15 @@ def remarks(runs: Sequence[FleetRun]) -> list[str]:
     first = runs[0]
     pools = zip(first.kinds, first.num_devices, strict=True)
     devices = ", ".join(f"{count} {inert(kind, 24)}" for kind, count in pools)
-    lines = [f"{len(first.jct_s)} jobs measured on {devices}"]
+    lines = [f"{_jobs(len(first.jct_s))} measured on {devices}"]
     if len(first.left_out):
-        lines.append(f"{len(first.left_out)} jobs left out: they need more devices than there are")
+        lines.append(f"{_jobs(len(first.left_out))} left out: no kind has the devices for them")
     unfinished = max(run.figures()["num_unfinished"] for run in runs)
     if unfinished:
-        lines.append(f"{unfinished} jobs ended without finishing")
+        lines.append(f"{_jobs(unfinished)} ended without finishing")
     cpu = ", ".join(f"{run.policy} {run.cpu_seconds:.1f} s" for run in runs)
     return [*lines, f"simulated in CPU time: {cpu}"]
+
+
+def _jobs(count: int) -> str:
+    return f"{count:,} job{'' if count == 1 else 's'}"

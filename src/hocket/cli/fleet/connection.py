@@ -21,7 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 WATCH_S = 1.0
 _PAUSE_S = 0.3
 _PATIENCE_S = 120.0
-"""How long somebody who follows a job waits for a service that is away."""
+"""How long somebody who follows or watches waits for a service that is away."""
 
 
 def service_options(command: F) -> F:
@@ -37,7 +37,19 @@ def service_options(command: F) -> F:
     return state(url(command))
 
 
-job_argument = click.argument("job", type=click.IntRange(min=1), metavar="ID")
+class _JobNumber(click.ParamType):
+    name = "number of a job"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        text = str(value)
+        if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text)):
+            self.fail(f"{text[:40]!r} is no number of a job; hocket fleet jobs lists them")
+        return int(text)
+
+
+job_argument = click.argument("job", type=_JobNumber(), metavar="ID")
 watch_option = click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C.")
 
 
@@ -61,12 +73,23 @@ def watch(
     *,
     as_json: bool,
 ) -> None:
-    """Show something again and again until Ctrl-C; as JSON, a line whenever it changed."""
+    """Show something again and again until Ctrl-C; as JSON, a line whenever it changed.
+
+    A service that is restarted meanwhile is waited for.
+    """
+    from hocket.service.client import patiently
+
+    def look_patiently() -> dict[str, Any]:
+        found: dict[str, Any] = patiently(look, _PATIENCE_S)
+        return found
+
     try:
         if as_json:
-            _watch_lines(look)
+            _watch_lines(look_patiently)
+        elif console().is_terminal:
+            _watch_screen(look_patiently, shown)
         else:
-            _watch_screen(look, shown)
+            _watch_pages(look_patiently, shown)
     except KeyboardInterrupt:
         return
 
@@ -78,6 +101,16 @@ def _watch_lines(look: Callable[[], dict[str, Any]]) -> None:
         if line != last:
             click.echo(line)
         last = line
+        time.sleep(WATCH_S)
+
+
+def _watch_pages(
+    look: Callable[[], dict[str, Any]], shown: Callable[[dict[str, Any]], RenderableType]
+) -> None:
+    """One after the other, for a file or a pipe: nothing can be drawn over there."""
+    while True:
+        console().print(shown(look()))
+        click.echo()
         time.sleep(WATCH_S)
 
 

@@ -34,10 +34,11 @@ def _print(found: dict[str, Any]) -> None:
         click.echo(
             f"  {inert(kind['kind'])}: {kind['free']} of {kind['devices']} free, "
             f"{kind['steps_per_s']:g} steps/s, share {kind['target_share']:.0%}, "
-            f"owed {kind['owed_rounds']:.1f} rounds"
+            # Without the zero a tiny debt would read "-0.0".
+            f"owed {round(kind['owed_rounds'], 1) + 0.0:.1f} rounds"
         )
     holders = found["evidence"].get("holders", ())
-    if holders:
+    if holders and found["status"] == "queued":
         more = found["evidence"]["num_holders"] - len(holders)
         names = ", ".join(f"job {holder['job']}" for holder in holders)
-        click.echo(f"  held by {names}" + (f" and {more} more" if more else ""))
+        click.echo(f"  what it could use is held by {names}" + (f" and {more} more" if more else ""))

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from hocket.cli.fleet.connection import state_folder
+from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
 from hocket.errors import UsageError
 
@@ -17,13 +18,15 @@ from hocket.errors import UsageError
     default="local",
     show_default=True,
     metavar="ENGINE",
-    help="What runs the jobs: local, ray, ray://address or slurm.",
+    help="What runs the jobs: local (processes of this machine), ray (the cluster that this machine "
+    "is part of), ray://HOST:PORT (that of a head, with the port that ray start prints, 6379 "
+    "unless told otherwise) or slurm.",
 )
 @click.option(
     "--devices",
     metavar="KIND:COUNT,...",
     help="Devices by kind, such as v100:2,p100:2; KIND:COUNTxSIZE for servers of SIZE devices. "
-    "Needed for local; other engines know their own.",
+    "Needed for local, refused for Ray and Slurm, which know their own.",
 )
 @click.option(
     "--kinds",
@@ -35,11 +38,16 @@ from hocket.errors import UsageError
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder of the state. [default: hocket/fleet below XDG_STATE_HOME]",
 )
-@click.option("--policy", default="las", show_default=True, help="How devices are shared.")
+@click.option(
+    "--policy",
+    default="las",
+    show_default=True,
+    help="How devices are shared; hocket fleet allocate --help lists them.",
+)
 @click.option(
     "--round",
     "round_s",
-    type=click.FloatRange(min=0.1, max=1e6),
+    type=FiniteRange(min=0.1, max=1e6),
     default=360.0,
     show_default=True,
     metavar="SECONDS",
@@ -48,7 +56,7 @@ from hocket.errors import UsageError
 @click.option(
     "--min-run",
     "min_run_s",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=0.0,
     metavar="SECONDS",
     help="A started job keeps its devices at least so long. [default: 0]",
@@ -112,8 +120,12 @@ def command(
     for package in ("fastapi", "uvicorn", "jinja2"):
         require(package, "hocket fleet serve")
     find_policy(policy)
+    if devices and kinds:
+        hint = "leave it out: --devices names the kinds, in that order"
+        raise UsageError("--kinds is for Ray and Slurm", hint=hint)
     named, found = parse_cluster(devices, "--devices") if devices else (_kinds(kinds), ())
 
+    from hocket.fleet.rounds.kernels import kernels_are_compiled
     from hocket.fleet.rounds.state import Rules
     from hocket.service.serve import Settings, serve
 
@@ -125,6 +137,8 @@ def command(
         else:
             say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
 
+    if not kernels_are_compiled():
+        say("compiling the kernels of the rounds (once, some seconds)")
     serve(
         Settings(
             folder=folder,

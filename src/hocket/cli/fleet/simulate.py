@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import console, emit, json_option, say
 from hocket.errors import UsageError
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hocket.fleet.throughputs import Throughputs
     from hocket.fleet.traces import Trace
 
+MAX_DEVICES = 1_000_000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
 """Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
 
@@ -55,14 +57,14 @@ _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.
 @click.option("--jobs", metavar="A:B", help="Measure jobs A to B-1 only, and end with the last.")
 @click.option(
     "--preemption-cost",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=0.0,
     metavar="SECONDS",
     help="Time from the start of a job to its first step. [default: 0]",
 )
 @click.option(
     "--min-run",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=0.0,
     metavar="SECONDS",
     help="A started job keeps its devices at least so long. [default: 0]",
@@ -70,7 +72,7 @@ _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.
 @click.option(
     "--round",
     "round_s",
-    type=click.FloatRange(min=1.0),
+    type=FiniteRange(min=1.0),
     default=360.0,
     show_default=True,
     metavar="SECONDS",
@@ -78,7 +80,7 @@ _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.
 )
 @click.option(
     "--solve-every",
-    type=click.FloatRange(min=0.0),
+    type=FiniteRange(min=0.0),
     default=0.0,
     metavar="SECONDS",
     help="Least time between two allocations. [default: 0, one at every change]",
@@ -88,7 +90,7 @@ _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.
 )
 @click.option(
     "--arrivals-per-hour",
-    type=click.FloatRange(min=0.0, min_open=True),
+    type=FiniteRange(min=0.0, min_open=True),
     help="Draw arrivals anew at this rate, for traces that have none.",
 )
 @click.option("--seed", type=int, default=0, help="Of random arrivals and orders. [default: 0]")
@@ -181,6 +183,8 @@ def parse_cluster(
                 hint="write each kind once, such as v100:36 or v100:9x4 (9 servers of 4)",
             )
         per_server = int(size or 1)
+        if len(devices) + int(count) * per_server > MAX_DEVICES:
+            raise UsageError(f"{option} has more than {MAX_DEVICES:,} devices")
         kinds.append(kind)
         devices += [
             Device(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")

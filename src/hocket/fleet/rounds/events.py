@@ -60,12 +60,13 @@ class Resume:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """A measurement: how many steps a job has done by now."""
+    """A measurement: how many steps a job has done by now, how many of them are saved."""
 
     time_s: float
     number: int
     attempt: int
-    done_steps: float
+    done_steps: float | None = None
+    """None where only what is saved is known."""
     saved_steps: float | None = None
     """Steps that its last checkpoint holds; None where nothing is known."""
 

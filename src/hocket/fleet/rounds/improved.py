@@ -23,11 +23,16 @@ from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.share import share
 from hocket.fleet.rounds.state import RUNNING, Jobs, Rules, State
-from hocket.fleet.rounds.tables import Pace, Wishes, new_wishes
+from hocket.fleet.rounds.tables import (
+    HALF_ROUNDS,
+    UNITS_PER_ROUND,
+    Pace,
+    Wishes,
+    new_wishes,
+)
 
 Counts = NDArray[np.int64]
 
-_UNITS_PER_ROUND = 16.0
 _NO_PAIRS = np.zeros((0, 3), dtype=np.int64)
 _NO_QUEUE = np.zeros(0, dtype=np.int64)
 _NO_PROFILES = np.zeros((0, 2), dtype=np.int64)
@@ -74,8 +79,8 @@ def _wishes(state: State, jobs: Jobs, *, only_waiting: bool) -> tuple[int, Wishe
     """The wishes of all jobs and pairs, sorted."""
     from hocket.fleet.rounds.kernels.order import order_by_debt
 
-    pairs, urgency = _pair_wishes(state)
-    queue, queue_at = _queues(state, jobs)
+    queue, queue_at, slack = _queues(state, jobs)
+    pairs, urgency = _pair_wishes(state, queue_at, slack)
     wishes = new_wishes(len(jobs.rows), state.num_kinds, pairs, queue, queue_at)
     if len(pairs):
         wishes.keys[:, -len(pairs) :] = 0.0
@@ -97,31 +102,56 @@ def _pace(rules: Rules, only_waiting: bool) -> Pace:
     )
 
 
-def _pair_wishes(state: State) -> tuple[Counts, FloatArray]:
-    """One wish per device that a pair of profiles is owed."""
+def _pair_wishes(state: State, queue_at: Counts, slack: FloatArray) -> tuple[Counts, FloatArray]:
+    """One wish per device that a pair of profiles is owed now.
+
+    A pair gets the mean slack of the two jobs that would take it, so that it stands beside jobs
+    that run alone: plans change too often for its own debt to grow that large.
+    """
     plan = state.pair_plan
     if plan is None or not plan.amount.any():
         return _NO_PAIRS, np.zeros(0)
     a, b, kind = np.nonzero(plan.amount)
-    owed = plan.credit_s[a, b, kind] / state.rules.round_s
-    copies = np.ceil(plan.amount[a, b, kind]).astype(np.int64) + 1
+    amount = plan.amount[a, b, kind]
+    owed = plan.credit_s[a, b, kind] / state.rules.round_s + amount
+    copies = np.ceil(amount).astype(np.int64) + 1
     which = np.repeat(np.arange(len(a)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
-    urgency = np.floor((owed[which] - nth + 1.0) * _UNITS_PER_ROUND) / _UNITS_PER_ROUND
-    keep = urgency > 0.0
-    return np.stack([a, b, kind], axis=1)[which][keep], urgency[keep]
+    keep = owed[which] - nth >= 1.0 / UNITS_PER_ROUND
+    which, nth = which[keep], nth[keep]
+    members = [_nth_slack(profile[which], nth, queue_at, slack) for profile in (a, b)]
+    urgency = owed[which] - nth + 0.5 * (members[0] + members[1])
+    coarse = np.floor(urgency * UNITS_PER_ROUND) / UNITS_PER_ROUND
+    return np.stack([a, b, kind], axis=1)[which], coarse
 
 
-def _queues(state: State, jobs: Jobs) -> tuple[Counts, Counts]:
-    """Jobs of each profile that want to share, the neediest first."""
+def _nth_slack(profile: Counts, nth: Counts, queue_at: Counts, slack: FloatArray) -> FloatArray:
+    """Slack of the nth job in the queue of a profile, or of the last; 0 where nobody is in it."""
+    first, end = queue_at[profile].T
+    at = np.minimum(first + nth, end - 1)
+    return np.where(end > first, np.append(slack, 0.0)[at], 0.0)
+
+
+def _queues(state: State, jobs: Jobs) -> tuple[Counts, Counts, FloatArray]:
+    """Jobs of each profile that want to share, the neediest first; where a queue begins and ends,
+    and the slack of those in it."""
     if state.pair_plan is None:
-        return _NO_QUEUE, _NO_PROFILES
+        return _NO_QUEUE, _NO_PROFILES, np.zeros(0)
     wants = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
+    slack = _slack_rounds(state.rules, jobs, wants)
     stays = (jobs.rows["partner"][wants] >= 0) * state.rules.stickiness_rounds
-    need = np.floor(
-        (jobs.rows["pair_credit_s"][wants] / state.rules.round_s + stays) * _UNITS_PER_ROUND
-    )
-    queue = wants[np.lexsort((-need, jobs.rows["profile"][wants]))]
-    num_profiles = len(state.pair_plan.amount)
-    ends = np.searchsorted(jobs.rows["profile"][queue], np.arange(num_profiles + 1))
-    return queue, np.stack([ends[:-1], ends[1:]], axis=1)
+    owed = jobs.rows["pair_credit_s"][wants] / state.rules.round_s
+    need = np.floor((owed + stays + slack) * UNITS_PER_ROUND)
+    profile = jobs.rows["profile"][wants]
+    order = np.lexsort((-need, profile))
+    ends = np.searchsorted(profile[order], np.arange(len(state.pair_plan.amount) + 1))
+    return wants[order], np.stack([ends[:-1], ends[1:]], axis=1), slack[order]
+
+
+def _slack_rounds(rules: Rules, jobs: Jobs, some: Counts) -> FloatArray:
+    """Rounds by which jobs go before others, more for those that end sooner, as for one alone."""
+    rows = jobs.rows
+    left = np.maximum(rows["total_steps"][some] - rows["done_steps"][some], 0.0)
+    best = np.maximum(jobs.steps_per_s[some].max(axis=1, initial=0.0), 1e-300)
+    rounds_left = left / (best * rules.round_s)
+    return np.asarray(rules.slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left))

@@ -210,22 +210,29 @@ def _resume(state: State, jobs: Jobs, event: Resume) -> tuple[State, Actions]:
 
 
 def _progress(state: State, jobs: Jobs, event: Progress) -> tuple[State, Actions]:
-    """Correct the work done, and the throughput where the job ran alone since the last report."""
     at = int(_rows(state, (event.number,))[0])
     job = jobs.rows[at]
     if job["attempt"] != event.attempt or job["phase"] != RUNNING:
         return state, NOTHING
+    if event.done_steps is not None:
+        state = _measure(state, jobs, at, event.done_steps)
+    if event.saved_steps is not None:
+        jobs.rows["saved_steps"][at] = min(event.saved_steps, job["total_steps"])
+    return state, NOTHING
+
+
+def _measure(state: State, jobs: Jobs, at: int, done_steps: float) -> State:
+    """Correct the work done, and the throughput where the job ran alone since the last report."""
+    job = jobs.rows[at]
     worked_s = state.time_s - job["measured_s"]
-    steps = event.done_steps - job["measured_steps"]
+    steps = done_steps - job["measured_steps"]
     if job["partner"] < 0 and worked_s > 0.0 and steps > 0.0:
         _learn(state, jobs, at, steps / worked_s)
         state = state.but(is_dirty=True)
     jobs.rows["measured_s"][at] = max(state.time_s, job["ready_s"])
-    jobs.rows["measured_steps"][at] = event.done_steps
-    jobs.rows["done_steps"][at] = min(event.done_steps, job["total_steps"])
-    if event.saved_steps is not None:
-        jobs.rows["saved_steps"][at] = min(event.saved_steps, job["total_steps"])
-    return state, NOTHING
+    jobs.rows["measured_steps"][at] = done_steps
+    jobs.rows["done_steps"][at] = min(done_steps, job["total_steps"])
+    return state
 
 
 def _learn(state: State, jobs: Jobs, at: int, measured_steps_per_s: float) -> None:

@@ -11,6 +11,11 @@ from hocket.arrays import FloatArray
 
 Counts = NDArray[np.int64]
 
+UNITS_PER_ROUND = 16.0
+"""Debts are compared in coarse units, so that noise of a solver decides nothing."""
+HALF_ROUNDS = 300.0
+"""Rounds that a job still needs where it may take half of the slack."""
+
 
 class Pace(NamedTuple):
     """Rules by which debts are compared."""

@@ -19,6 +19,8 @@ class Spans:
 
     device_names: tuple[str, ...]
     device: Counts
+    is_second: NDArray[np.bool_]
+    """Whether another job had the device before, and shared it."""
     number: Counts
     start_s: FloatArray
     end_s: FloatArray
@@ -57,8 +59,9 @@ class FleetRun:
     num_preemptions: int
     simulated_s: float
     sample_time_s: FloatArray
+    """When rounds began, first and last moment included."""
     sample_busy: FloatArray
-    """``[sample, kind]``: devices in use when a round began."""
+    """``[sample, kind]``: devices in use from one of these moments to the next, in the mean."""
     spans: Spans | None
     cpu_seconds: float
     """Of the run, without loading compiled code."""
@@ -81,8 +84,9 @@ class FleetRun:
     def slowdown(self) -> FloatArray:
         """Completion time over the time alone on the fastest devices, of measured jobs."""
         first, end = self.measured
-        ideal_s = self.ideal_s[first:end][self.is_finished[first:end]]
-        return np.asarray(self.jct_s / np.maximum(ideal_s, 1e-9))
+        ideal_s = np.maximum(self.ideal_s[first:end][self.is_finished[first:end]], 1e-9)
+        # Of a job that is over at once, nothing is left between two large times.
+        return np.asarray(np.maximum(self.jct_s, ideal_s) / ideal_s)
 
     @property
     def utilisation(self) -> float:

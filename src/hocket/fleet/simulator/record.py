@@ -52,7 +52,7 @@ class Recorder:
         self._held_s, self._target_s = np.zeros(count), np.zeros(count)
         self._is_finished = np.zeros(count, dtype=bool)
         self._totals = new_totals(count, state.num_kinds)
-        self._samples: list[tuple[float, *tuple[float, ...]]] = []
+        self._samples = [(state.time_s, *self._totals.busy_device_s.tolist())]
         self._spans = SpanRecorder(state) if records_spans else None
 
     def note(
@@ -75,7 +75,7 @@ class Recorder:
         if self._spans is not None and (len(actions.started) or len(actions.stopped)):
             self._spans.note(state)
         if state.round_number != before.round_number:
-            self._samples.append((state.time_s, *self._totals.busy.tolist()))
+            self._samples.append((state.time_s, *self._totals.busy_device_s.tolist()))
         for number in ended:
             at = before.row_of(number)
             row = before.jobs.rows[at]
@@ -91,7 +91,9 @@ class Recorder:
     ) -> FleetRun:
         """The record of the whole run."""
         totals = self._totals
-        samples = np.array(self._samples, dtype=float).reshape(-1, state.num_kinds + 1)
+        samples = np.array([*self._samples, (state.time_s, *totals.busy_device_s)])
+        samples = samples[np.diff(samples[:, 0], append=np.inf) > 0.0]
+        passed_s = np.diff(samples[:, 0])
         return FleetRun(
             policy=state.rules.policy,
             mechanism=state.rules.mechanism,
@@ -116,7 +118,7 @@ class Recorder:
             num_preemptions=int(totals.num_preempted[0]),
             simulated_s=state.time_s,
             sample_time_s=samples[:, 0],
-            sample_busy=samples[:, 1:],
+            sample_busy=np.diff(samples[:, 1:], axis=0) / passed_s[:, None],
             spans=self._spans.closed(state) if self._spans is not None else None,
             cpu_seconds=cpu_seconds,
         )
@@ -128,7 +130,7 @@ class SpanRecorder:
     def __init__(self, state: State) -> None:
         self._holders = state.holders
         self._since_s = np.zeros(state.holders.shape)
-        self._parts: list[tuple[Counts, Counts, np.ndarray, np.ndarray]] = []
+        self._parts: list[tuple[Counts, Counts, Counts, np.ndarray, np.ndarray]] = []
         self._size = 0
 
     def note(self, state: State) -> None:
@@ -140,7 +142,7 @@ class SpanRecorder:
         held = number >= 0
         since_s = self._since_s[device, slot][held]
         end_s = np.full(len(since_s), state.time_s)
-        self._parts.append((device[held], number[held], since_s, end_s))
+        self._parts.append((device[held], slot[held], number[held], since_s, end_s))
         self._size += len(since_s)
         self._since_s[device, slot] = state.time_s
         self._holders = state.holders
@@ -148,13 +150,14 @@ class SpanRecorder:
     def closed(self, state: State) -> Spans:
         """All spans; those that go on end now."""
         self.note(state.but(holders=np.full_like(state.holders, -1)))
-        columns = zip(*self._parts, strict=True) if self._parts else [()] * 4
-        device, number, start_s, end_s = (
+        columns = zip(*self._parts, strict=True) if self._parts else [()] * 5
+        device, slot, number, start_s, end_s = (
             np.concatenate(part) if part else np.zeros(0) for part in columns
         )
         return Spans(
             device_names=state.device_names,
             device=device.astype(np.int64),
+            is_second=slot.astype(np.int64) == 1,
             number=number.astype(np.int64),
             start_s=start_s,
             end_s=end_s,

@@ -103,6 +103,14 @@ def set_prices(crowd: Crowd, prices: FloatArray, price: FloatArray) -> None:
 
 
 @compiled
+def forget_purchases(search: Search) -> None:
+    """Let everybody start from its fastest column: ties then fall the same way each time."""
+    for one in range(search.low.shape[0]):
+        search.low[one] = _REST
+        search.high[one] = _REST
+
+
+@compiled
 def ask(crowd: Crowd, demand: FloatArray, search: Search, at: int) -> float:
     """Note what everybody buys at ``search.asked`` as question ``at``; returns the bill."""
     num_pools = crowd.capacity.shape[0]
@@ -259,6 +267,7 @@ def find_load(
     caution = 0.0
     load = np.inf
     is_mispriced = False
+    forget_purchases(search)
     while num_asked < room:
         if num_asked < num_known:
             for pool in range(num_pools):
@@ -284,7 +293,7 @@ def find_load(
             if load >= before - tolerance and not is_mispriced:
                 break
         gap = load - highest
-        if gap <= tolerance or gap < 0.03 * (highest - 1.0 - tolerance):
+        if gap <= tolerance or gap < 0.1 * (highest - 1.0 - tolerance):
             break
     read_weights(search, num_pools, num_asked)
     return num_asked, load, highest
@@ -309,19 +318,21 @@ def find_bill(
 
 
 @compiled_entry(_TABLES)
-def mix_purchases(
-    crowd: Crowd, demand: FloatArray, search: Search, num_asked: int, shares: FloatArray
-) -> None:
-    """The time of one job of each class on each column, mixed over the questions."""
+def mix_purchases(crowd: Crowd, search: Search, num_asked: int, shares: FloatArray) -> None:
+    """The time of one job of each class on each column, mixed over the questions.
+
+    All questions are asked again as they were, because at equal prices the order decides.
+    """
+    forget_purchases(search)
     for question in range(num_asked):
         weight = search.weight[question]
-        if weight > 0.0:
-            set_prices(crowd, search.prices[question], search.price)
-            for one in range(demand.shape[0]):
-                low, high, part, _ = cheapest(
-                    crowd.rates, search.price, one, demand[one], search.low[one], search.high[one]
-                )
-                if low >= 0:
-                    shares[one, low] += weight * (1.0 - part)
-                if high >= 0:
-                    shares[one, high] += weight * part
+        set_prices(crowd, search.prices[question], search.price)
+        for one in range(search.demand.shape[0]):
+            low, high, part, _ = cheapest(
+                crowd.rates, search.price, one, search.demand[one], search.low[one], search.high[one]
+            )
+            search.low[one], search.high[one] = low, high
+            if low >= 0:
+                shares[one, low] += weight * (1.0 - part)
+            if high >= 0:
+                shares[one, high] += weight * part

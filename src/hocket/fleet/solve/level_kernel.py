@@ -67,9 +67,12 @@ def fall(
         next_at = hint if turn == 0 and hint > 0.0 else at - (value + _CLOSE) / rise
         is_newton = low < next_at < high and abs(next_at - at) <= 0.5 * before
         if not is_newton:
-            next_at = 0.5 * (low + high) if was_chord else low - under * (high - low) / (over - under)
-        if not low < next_at < high:
-            next_at = 0.5 * (low + high)
+            next_at = low - under * (high - low) / (over - under)
+            if low == 0.0:
+                # Far above everybody's cap the bill hardly falls.
+                next_at = min(next_at, 0.25 * high)
+            elif was_chord or not low < next_at < high:
+                next_at = 0.5 * (low + high)
         was_chord = not is_newton and not was_chord
         before, step = step, abs(next_at - at)
         at = next_at

@@ -87,13 +87,13 @@ def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm 
         level, asked = find_level(crowd, demand_at, search, (top, hint), num_known, TOLERANCE)
     else:
         level, asked = _find_level(crowd, demand_at, search, (top, hint), num_known)
-    demand, slope = demand_at(level), np.zeros(len(cap))
+    demand, slope = search.demand, np.zeros(len(cap))
     find_bill(crowd, demand, search, search.best, slope)
     is_top = level >= top
     return Rung(
         level=level,
         demand=demand,
-        shares=_shares(crowd, demand, search, asked),
+        shares=_shares(crowd, search, asked),
         duals=_duals(crowd, search.best, slope),
         cap=demand.copy() if is_top else _free_caps(crowd, demand, cap, search.best, slope),
         ceiling=level,
@@ -115,7 +115,8 @@ def _find_level(
 
     level, asked = _fall(excess, *start), 0
     for _ in range(MAX_FALLS):
-        asked, load, bill = find_load(crowd, demand_at(level), search, num_known, TOLERANCE)
+        search.demand[:] = demand_at(level)
+        asked, load, bill = find_load(crowd, search.demand, search, num_known, TOLERANCE)
         if load <= 1.0 + 4.0 * TOLERANCE or bill <= 1.0 + TOLERANCE:
             break
         best[:] = search.best
@@ -172,11 +173,11 @@ def _duals(crowd: Crowd, prices: FloatArray, slope: FloatArray) -> Duals:
     return Duals(worth=worth, rent=np.maximum(margin.max(axis=1, initial=0.0), 0.0), price=price)
 
 
-def _shares(crowd: Crowd, demand: FloatArray, search: Search, asked: int) -> FloatArray:
+def _shares(crowd: Crowd, search: Search, asked: int) -> FloatArray:
     from hocket.fleet.solve.kernel import mix_purchases
 
     shares = np.zeros(crowd.rates.shape)
-    mix_purchases(crowd, demand, search, asked, shares)
+    mix_purchases(crowd, search, asked, shares)
     used = (crowd.gang * crowd.num_jobs) @ shares
     load = np.bincount(crowd.pool_of, used, len(crowd.capacity)) / crowd.capacity
     times = shares.sum(axis=1)

@@ -18,7 +18,7 @@ from hocket.errors import HocketError
 from hocket.service.daemon import commands
 from hocket.service.daemon.assignment import assignment_of
 from hocket.service.daemon.decider import Command
-from hocket.service.daemon.world import World, name_of
+from hocket.service.daemon.world import World, kinds_up, name_of
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -69,6 +69,8 @@ class Carrier:
         self._heard_s = heard_s
         self._refusals: dict[AttemptName, list[str]] = {}
         """Why attempts could not be started, each time."""
+        self._unknown_kinds: set[str] = set()
+        """Of devices that are there and cannot be used."""
         self._pending: dict[object, Future[Any]] = {}
         """What was told and is not decided yet, so that it is not told twice."""
 
@@ -164,12 +166,16 @@ class Carrier:
     def _tell_devices(self, poll: Poll) -> None:
         self.servers.update({device.name: device.server for device in poll.devices})
         state = self._world().state
-        up = {name for name, is_up in zip(state.device_names, state.is_up, strict=True) if is_up}
         known = tuple(device for device in poll.devices if device.kind in state.kinds)
-        if up != {device.name for device in known}:
+        if kinds_up(state) != {device.name: device.kind for device in known}:
             self._tell("devices", partial(commands.see_devices, devices=known))
-        for kind in sorted({device.kind for device in poll.devices} - set(state.kinds)):
-            self.trouble = f"devices of kind {kind!r} came and are used after a restart"
+        unknown = {device.kind for device in poll.devices} - set(state.kinds)
+        if unknown:
+            kinds = ", ".join(map(repr, sorted(unknown)))
+            self.trouble = f"devices of kind {kinds} came and are not used before a restart"
+        if new := unknown - self._unknown_kinds:
+            self._tell("kinds", partial(commands.see_unknown_kinds, kinds=sorted(new)))
+        self._unknown_kinds = unknown
 
     def _settle(self, status: Status) -> None:
         name, world = status.name, self._world()

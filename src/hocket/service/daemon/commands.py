@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -30,7 +30,7 @@ from hocket.fleet.rounds.events import (
 from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Device, Job, State
 from hocket.service.daemon.draft import Draft
 from hocket.service.daemon.rehearse import rehearse_job
-from hocket.service.daemon.world import find, phase_of
+from hocket.service.daemon.world import find, kinds_up, phase_of
 from hocket.service.errors import (
     ConflictError,
     KeyReusedError,
@@ -209,7 +209,14 @@ def commit_checkpoint(
 ) -> CheckpointRecord:
     """A checkpoint that the next attempt begins with; also of an attempt that is being stopped."""
     _check_steps(step)
-    _proven(draft, name, token)
+    attempt = _proven(draft, name, token)
+    if attempt.stopping_since_s is None:
+        # Of two jobs that may be displaced, the one that would lose less work is.
+        draft.happen(
+            Progress(
+                time_s=draft.time_s, number=name.job, attempt=name.attempt, saved_steps=step
+            )
+        )
     checkpoint = CheckpointRecord(
         job=name.job, attempt=name.attempt, step=step, path=path, committed_s=draft.time_s
     )
@@ -294,15 +301,12 @@ def _complaint(status: Status) -> str:
 
 
 def see_devices(draft: Draft, devices: tuple[Device, ...]) -> None:
-    """What is there now, against what the state believes."""
-    state = draft.state
-    for device in devices:
-        if device.kind not in state.kinds:
-            raise UsageError(f"device {device.name!r} is of an unknown kind {device.kind!r}")
-    up = {name for name, is_up in zip(state.device_names, state.is_up, strict=True) if is_up}
-    there = {device.name for device in devices}
-    lost = tuple(name for name in state.device_names if name in up - there)
-    new = tuple(device for device in devices if device.name not in up)
+    """What is there now, of kinds that the fleet knows, against what the state believes."""
+    up = kinds_up(draft.state)
+    there = {device.name: device.kind for device in devices if device.kind in draft.state.kinds}
+    lost = tuple(name for name, kind in up.items() if there.get(name) != kind)
+    kept = up.keys() - set(lost)
+    new = tuple(device for device in devices if device.name in there.keys() - kept)
     if lost:
         draft.happen(RemoveDevices(time_s=draft.time_s, names=lost))
         for name in lost:
@@ -311,6 +315,12 @@ def see_devices(draft: Draft, devices: tuple[Device, ...]) -> None:
         draft.happen(AddDevices(time_s=draft.time_s, devices=new))
         for device in new:
             draft.note("device-added", device=device.name, device_kind=device.kind)
+
+
+def see_unknown_kinds(draft: Draft, kinds: Sequence[str]) -> None:
+    """Devices came that nothing can run on: nobody said how fast jobs are there."""
+    for kind in kinds:
+        draft.note("kind-unknown", device_kind=kind)
 
 
 def tick(draft: Draft) -> None:

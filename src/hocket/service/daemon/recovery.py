@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hocket.errors import InputFileError
+from hocket.errors import InputFileError, UsageError
 from hocket.fleet.rounds.state import Rules, State, lay_out, new_state
 from hocket.service.daemon.commands import steps_per_s
-from hocket.service.daemon.rehearse import rehearse_round
+from hocket.service.daemon.rehearse import rehearse_day, rehearse_round
 from hocket.service.daemon.world import World, holder_index, violations
 from hocket.service.records import JobRecord
 from hocket.service.store.store import Store
@@ -27,14 +27,17 @@ def recovered(
     time_s: float,
 ) -> World:
     """The world that the store holds; raises `InputFileError` where its parts contradict, and
-    `UsageError` where its jobs do not suit the policy."""
+    `UsageError` where its jobs do not suit the policy, or no kind of device is known."""
     loaded = store.load()
     if loaded.state is None:
         state = new_state(kinds, (), rules, time_s=time_s)
     else:
         state = _refitted(loaded.state, rules, kinds, loaded.jobs)
+    if not state.kinds:
+        raise UsageError("the engine has no devices", hint="name those to come with --kinds")
     weights = [team_weights.get(team, 1.0) for team in state.teams]
     state = state.but(team_weight=np.array(weights), is_dirty=True)
+    rehearse_day(rules, state.kinds)
     rehearse_round(state)
     waiting, held = holder_index(loaded.attempts)
     world = World(

@@ -9,13 +9,24 @@ service is not started where the jobs that it has do not suit its policy.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
 
 from hocket.errors import UsageError
-from hocket.fleet.rounds.events import Submit, Tick
+from hocket.fleet.rounds.events import (
+    AddDevices,
+    Cancel,
+    Event,
+    Fail,
+    Finish,
+    Pause,
+    Progress,
+    RemoveDevices,
+    Resume,
+    Submit,
+    Tick,
+)
 from hocket.fleet.rounds.state import Device, Job, Jobs, Rules, State, new_state
 from hocket.fleet.rounds.step import step
 
@@ -46,17 +57,58 @@ def _rehearse_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline:
 
 
 def rehearse_round(state: State) -> None:
-    """Raise `UsageError` where the state's policy cannot serve its jobs. Loads the compiled parts
-    of `step`, so that the first command need not wait for them."""
-    some = Job(number=1, name="", steps_per_s=(1.0,) * state.num_kinds, total_steps=1.0)
-    rehearse_job(state, some)
+    """Raise `UsageError` where the state's policy cannot serve its jobs."""
     due = state.but(next_tick_s=state.time_s, solved_s=-np.inf, is_dirty=True, warm=None)
-    after, _ = step(due, Tick(time_s=state.time_s))
-    # Twice: the first may begin a round, the second comes within one.
-    for _ in range(2):
-        number = int(after.jobs.rows["number"].max(initial=0)) + 1
-        job = replace(some, number=number)
-        after, _ = step(after, Submit(time_s=state.time_s, jobs=(job,)))
+    step(due, Tick(time_s=state.time_s))
+
+
+@lru_cache(maxsize=8)
+def rehearse_day(rules: Rules, kinds: tuple[str, ...]) -> None:
+    """A day of a small fleet on which everything happens once. Loads, or compiles, all parts of
+    `step`: a service that says it is ready need not do that while somebody waits, and one that is
+    killed soon after each start would never come to an end with it."""
+    devices = tuple(
+        Device(name=f"{kind}-{index}", kind=kind, server=f"{kind}-{index // 2}")
+        for kind in kinds
+        for index in range(4)
+    )
+    jobs = _some_jobs(rules, len(kinds))
+    state, _ = step(new_state(kinds, devices, rules), Submit(time_s=0.0, jobs=jobs))
+    running = [int(number) for number in np.unique(state.holders[state.holders >= 0])]
+    one, two, three = (*running, *(job.number for job in jobs))[:3]
+    events: tuple[Event, ...] = (
+        Progress(time_s=1.0, number=one, attempt=1, done_steps=5.0, saved_steps=5.0),
+        Fail(time_s=2.0, number=one, attempt=1),
+        Pause(time_s=3.0, numbers=(two,)),
+        Resume(time_s=4.0, numbers=(two,)),
+        RemoveDevices(time_s=5.0, names=(devices[0].name, devices[-1].name)),
+        AddDevices(time_s=6.0, devices=devices),
+        Cancel(time_s=7.0, numbers=(three,)),
+        Finish(time_s=8.0, numbers=(two,)),
+    )
+    for event in events:
+        state, _ = step(state, event)
+    for _ in range(3):
+        state, _ = step(state, Tick(time_s=max(state.next_tick_s, state.time_s)))
+
+
+def _some_jobs(rules: Rules, num_kinds: int) -> tuple[Job, ...]:
+    """More jobs than devices, each with speeds of its own; with gangs where the policy has them."""
+    largest = 2
+    try:
+        _rehearse_like(rules, is_gang=True, knows_steps=True, has_deadline=False)
+    except UsageError:
+        largest = 1
+    return tuple(
+        Job(
+            number=number,
+            name="",
+            steps_per_s=tuple(1.0 + number * kind % 3 for kind in range(num_kinds)),
+            total_steps=1e6,
+            gang=1 + number % largest,
+        )
+        for number in range(1, 7 * num_kinds)
+    )
 
 
 def _emptied(state: State) -> State:

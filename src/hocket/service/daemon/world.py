@@ -71,6 +71,12 @@ def phase_of(state: State, number: int) -> int:
     return int(state.jobs.rows["phase"][row])
 
 
+def kinds_up(state: State) -> dict[str, str]:
+    """Kinds of the devices that work, by their names."""
+    devices = zip(state.device_names, state.device_kind.tolist(), state.is_up, strict=True)
+    return {name: state.kinds[kind] for name, kind, is_up in devices if is_up}
+
+
 def holder_index(
     attempts: Mapping[int, tuple[AttemptRecord, ...]],
 ) -> tuple[tuple[AttemptName, ...], dict[str, AttemptName]]:

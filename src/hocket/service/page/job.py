@@ -9,7 +9,13 @@ from hocket.fleet.explain import Explanation, words_for_seconds
 from hocket.service.page.moments import ago, clock
 from hocket.service.page.rendering import named
 from hocket.service.page.shown import JobName, Listing, Row, Stat
-from hocket.service.records import ENDED, AttemptRecord, CheckpointRecord, JobRecord
+from hocket.service.records import (
+    ENDED,
+    AttemptRecord,
+    CheckpointRecord,
+    JobRecord,
+    ending_of,
+)
 from hocket.units import format_percent
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
@@ -71,7 +77,7 @@ def job_page(
 ) -> JobPage:
     """The page of a job; ``done_steps`` is how far it should be by now, ``log`` the end of what its
     newest attempt printed."""
-    told = explanation.sentence if explanation else _ending(record)
+    told = explanation.sentence if explanation else ending_of(record)
     command = (*record.spec.command, *(record.spec.resume if record.attempt > 1 else ()))
     return JobPage(
         job=named(record),
@@ -95,11 +101,6 @@ def last_lines(data: bytes) -> str:
         inert(line.rstrip("\r").rpartition("\r")[2].expandtabs(), _LONGEST_LINE)
         for line in lines[-MAX_LOG_LINES - 1 :]
     ).rstrip("\n")
-
-
-def _ending(record: JobRecord) -> str:
-    said = f": {record.message}" if record.message and record.message != record.status else ""
-    return f"job {record.number} {record.status}{said}"
 
 
 def _quoted(word: str) -> str:

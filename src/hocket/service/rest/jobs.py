@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Query, Response
 from hocket.errors import UsageError
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.errors import ConflictError
-from hocket.service.records import ENDED, LIVE, JobRecord, JobStatus
+from hocket.service.records import ENDED, LIVE, JobRecord, JobStatus, ending_of
 from hocket.service.rest.bodies import (
     After,
     AttemptList,
@@ -151,11 +151,10 @@ def explain_job(job: Number, daemon: TheDaemon) -> ExplanationBody:
     except UsageError:
         # It ended between the two looks.
         record = daemon.job(job)
-    message = f": {record.message}" if record.message else ""
     return ExplanationBody(
         job=job,
         status=record.status,
-        sentence=f"job {job} {record.status}{message}",
+        sentence=ending_of(record),
         estimated_start_s=None,
         not_before_s=None,
         evidence={"attempt": record.attempt, "failures": record.failures},

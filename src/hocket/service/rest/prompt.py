@@ -1,7 +1,9 @@
-"""Connections that must come to the point: the head of a request has a time limit.
+"""Connections that must come to the point: a request has a time limit, and only so many may wait.
 
 The server itself limits the size of a head, idle connections after an answer, and the number of
-connections, but lets one that never finishes its first request stay for ever.
+requests under way. But one that never finishes its request may stay for ever, also where it was
+answered already (a refusal does not read the body), and connections that ask nothing are not
+counted before they ask: they would use up the file descriptors that jobs need.
 """
 
 from __future__ import annotations
@@ -12,31 +14,48 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_TIMEOUT_S = 10.0
+REQUEST_TIMEOUT_S = 30.0
+"""For the whole request; longer than what the guard waits for a body, which says why it ends."""
+MAX_CONNECTIONS = 256
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class PromptProtocol(H11Protocol):
-    """HTTP/1.1 of uvicorn with that limit."""
+    """HTTP/1.1 of uvicorn with these limits."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _is_head_whole = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A connection came: its first request must come soon."""
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.write(_FULL)
+            transport.close()
+        else:
+            self._allow(HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
-        """Part of a request came; only one whose head is whole may take its time."""
+        """Part of a request came; one that is whole may take its time to be answered."""
         super().data_received(data)
-        has_part_of_head = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if not has_part_of_head:
+        was_whole, self._is_head_whole = self._is_head_whole, False
+        if self.conn.their_state is h11.SEND_BODY:
+            self._is_head_whole = True
+            if not was_whole:
+                self._allow(REQUEST_TIMEOUT_S)
+        elif self.conn.their_state is not h11.IDLE or not self.conn.trailing_data[0]:
             self._let_go()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+            self._allow(HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._let_go()
         super().connection_lost(exc)
+
+    def _allow(self, duration_s: float) -> None:
+        self._let_go()
+        self._deadline = self.loop.call_later(duration_s, self.transport.close)
 
     def _let_go(self) -> None:
         if self._deadline is not None:

@@ -24,6 +24,15 @@ def prepared(folder: Path) -> None:
         raise unusable(folder, error) from None
 
 
+def synced(folder: Path) -> None:
+    """Put on disk which files there are; their own content is the business of who wrote it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def unusable(folder: Path, error: OSError) -> InputFileError:
     """For a folder that cannot be written."""
     return InputFileError(

@@ -116,10 +116,9 @@ class Store:
         """Store a batch, all of it or nothing."""
         totals = self._after(batch)
         try:
-            self._write(batch, totals)
+            with self._undoing():
+                self._write(batch, totals)
         except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                self._writer.rollback()
             raise UnavailableError(
                 f"nothing could be stored: {error}",
                 hint="make room on the disk of the state folder; what runs goes on meanwhile",
@@ -129,6 +128,16 @@ class Store:
         self._state = batch.state
         # Not undone where this fails: the batch is stored, and whoever reads next will find it.
         self._witness.record(totals.commit)
+
+    @contextlib.contextmanager
+    def _undoing(self) -> Iterator[None]:
+        """Leave no transaction open, whatever went wrong: the next commit must find none."""
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._writer.rollback()
+            raise
 
     def _after(self, batch: Batch) -> Totals:
         commit = self._totals.commit + 1
@@ -242,6 +251,9 @@ class Store:
         with self._reading:
             try:
                 return self._reader.execute(sql, values).fetchall()
+            except OverflowError:
+                # Numbers beyond what sqlite counts with: no row has such a one.
+                return []
             except sqlite3.Error as error:
                 raise UnavailableError(f"the store cannot be read: {error}") from None
 
@@ -284,6 +296,7 @@ def _verify(folder: Path, writer: sqlite3.Connection, witness: Witness) -> None:
     """Make the tables of a new store, or check those of an old one."""
     if witness.number == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
         _create(writer, witness)
+        folders.synced(folder)
     check_schema(folder, writer)
     check_rows(folder, writer)
     identity = writer.execute("SELECT body FROM meta WHERE name = 'identity'").fetchone()

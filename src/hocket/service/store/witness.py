@@ -33,12 +33,14 @@ class Witness:
 
     @classmethod
     def create(cls, folder: Path, identity: bytes) -> Witness:
-        """A new witness that has seen no commit; both slots are on disk when this returns."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        witness = cls(os.open(folder / NAME, flags, 0o600), identity, 0)
-        for slot in range(2):
-            os.pwrite(witness._descriptor, witness._slot(0), slot * _SLOT_BYTES)
+        """A new witness that has seen no commit. It appears whole or not at all: one that was cut
+        would be taken for damage, though nothing was ever promised."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        path = folder / f"{NAME}.new"
+        witness = cls(os.open(path, flags, 0o600), identity, 0)
+        os.pwrite(witness._descriptor, 2 * witness._slot(0), 0)
         os.fsync(witness._descriptor)
+        os.rename(path, folder / NAME)
         return witness
 
     @classmethod

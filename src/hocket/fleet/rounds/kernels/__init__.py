@@ -1,1 +1,13 @@
 """The loops of a step over all jobs and devices, compiled; imported where they are run."""
+
+from __future__ import annotations
+
+
+def kernels_are_compiled() -> bool:
+    """Whether the next round starts at once instead of compiling first."""
+    from hocket.compiled.jit import is_compiled
+    from hocket.fleet.rounds.kernels.count import count
+    from hocket.fleet.rounds.kernels.order import order_by_debt
+    from hocket.fleet.rounds.kernels.place import hand_out
+
+    return all(map(is_compiled, (count, order_by_debt, hand_out)))

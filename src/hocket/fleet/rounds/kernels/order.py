@@ -13,20 +13,16 @@ from hocket.arrays import FloatArray
 from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Pace, Wishes
+from hocket.fleet.rounds.tables import HALF_ROUNDS, UNITS_PER_ROUND, Pace, Wishes
 
 Counts = NDArray[np.int64]
 
 _WAITING, _RUNNING = 0, 1
 _OWED, _FILLING, _NO_WISH = 0, 1, 2
-_UNITS_PER_ROUND = 16.0
-"""Debts are compared in coarse units, so that noise of a solver decides nothing."""
 _FIRST = 1e6
 """Rounds by which reserved jobs go before others, and protected ones before those."""
 _LAST = -1e6
 """Rounds by which wishes that nobody owes come after all debts."""
-_HALF_ROUNDS = 300.0
-"""Rounds that a job still needs where it may take half of the slack."""
 
 
 @compiled_entry(
@@ -164,8 +160,8 @@ def _weigh(
             owed += pace.stickiness_rounds
         left = max(jobs.rows.total_steps[i] - jobs.rows.done_steps[i], 0.0)
         rounds_left = left / (speed * pace.round_s)
-        owed += pace.slack_rounds * _HALF_ROUNDS / (_HALF_ROUNDS + rounds_left)
-        urgency = np.floor(owed * _UNITS_PER_ROUND) / _UNITS_PER_ROUND
+        owed += pace.slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
+        urgency = np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND
         if wishes.is_reserved[i]:
             urgency += _FIRST
             # Debts end at a limit, where larger ones look the same: there, waiting counts.
@@ -182,7 +178,7 @@ def _weigh(
             urgency += 4.0 * _FIRST
         if jobs.rows.rate[i] > 0.0:
             lost_s = (jobs.rows.done_steps[i] - jobs.rows.saved_steps[i]) / jobs.rows.rate[i]
-            lost = np.floor(lost_s / pace.round_s * _UNITS_PER_ROUND)
+            lost = np.floor(lost_s / pace.round_s * UNITS_PER_ROUND)
     wishes.keys[0, wish] = urgency
     wishes.keys[1, wish] = lost
     wishes.keys[2, wish] = 0.0

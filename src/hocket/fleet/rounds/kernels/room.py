@@ -31,7 +31,9 @@ def make_room(
         room = 0
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
             row = floor.holders[floor.order[at], 0]
-            is_leaving = row >= 0 and _can_leave(jobs, row, need, started_by_s, of_any_size, changes)
+            is_leaving = row >= 0 and _can_leave(
+                jobs, row, need, started_by_s, of_any_size, changes
+            )
             room += row < 0 or is_leaving
         if room >= need and floor.num_free[server] > most_free:
             best, most_free = server, floor.num_free[server]

@@ -1,0 +1,20 @@
+"""Numbers as options take them."""
+
+from __future__ import annotations
+
+import math
+
+import click
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds. Neither ``nan``, which is on no side of a bound, nor ``inf``."""
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number that was written; fails for anything else."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number", param, ctx)
+        return number
