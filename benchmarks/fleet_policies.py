@@ -4,7 +4,9 @@
 
 Throughputs are Gavel's (``simulation_throughputs.json``) where the file is at hand, else made up
 with the same number of profiles. ``distinct`` scales every entry by its own factor, so that no two
-jobs are alike. Times are the least of five, after compilation, on one thread.
+jobs are alike. Times are the least of seven repeats, of three for the largest, of one where jobs
+that are all different share devices; after compilation, on one thread. The load of the machine is
+printed with them.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def _market(
     )
 
 
-def least_ms(call: Callable[[], Allocation], repeats: int = 5) -> float:
+def least_ms(call: Callable[[], Allocation], repeats: int = 7) -> float:
     times = []
     for _ in range(repeats):
         start_s = time.process_time()
@@ -128,7 +130,7 @@ def extra_mb(call: Callable[[], Allocation]) -> float:
     return found
 
 
-def report(label: str, policy: str, market: Market, repeats: int = 5) -> None:
+def report(label: str, policy: str, market: Market, repeats: int = 7) -> None:
     solve = POLICIES[policy]
     extra = extra_mb(lambda: solve(market))
     answer = solve(market)
@@ -151,7 +153,7 @@ def main() -> None:
     POLICIES["las"](gavel_market(path, 64, sharing=True))
     POLICIES["las"](gavel_market(path, 160, sharing=True, distinct=True))
     print("| jobs | policy | size | cold ms | warm ms | gap | classes | extra MB |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
     for num_jobs in (128, 512, 2048, 8192):
         report("classes", "las", gavel_market(path, num_jobs))
     report("classes, gangs", "las", gavel_market(path, 2048, multi=True))
@@ -171,9 +173,11 @@ def main() -> None:
         report("classes, shared" + (", gangs" if multi else ""), "las", market)
     for num_jobs in (128, 256, 512, 2048):
         market = gavel_market(path, num_jobs, sharing=True, distinct=True)
-        report("distinct, shared", "las", market, 2)
+        report("distinct, shared", "las", market, 1)
         scarce = replace(market, num_devices=market.num_devices // 2)
         report("distinct, shared, scarce", "las", scarce, 1)
+    after = ", ".join(f"{load:.1f}" for load in os.getloadavg())
+    print(f"\nload averages at the end: {after} on {os.cpu_count()} processors")
 
 
 if __name__ == "__main__":

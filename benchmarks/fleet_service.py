@@ -167,7 +167,10 @@ def ended_jobs() -> Batch:
 def kill_daemon(folder: Path, trials: int) -> None:
     from service.kill_trials import run_trials
 
-    print(run_trials(folder, trials))
+    findings = run_trials(folder, trials)
+    print(findings)
+    if not findings.is_sound:
+        sys.exit("a promise was broken")
 
 
 def main() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ import numpy as np
 import uvicorn
 
 from hocket.service.rest.app import make_app
-from hocket.service.serve import server_config
+from hocket.service.serve import listening_socket, server_config
 
 TOKEN = "token-of-a-benchmark-0123456789"
 PAUSE_S = 0.02
@@ -48,7 +47,7 @@ for at, line in zip(range(num), sys.stdin):
 
 def measure(folder: Path, num_jobs: int, num_requests: int) -> None:
     store, daemon, executor = fleet_service.filled(folder, num_jobs, 2.0)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listening_socket("127.0.0.1", 0)
     server = uvicorn.Server(server_config(make_app(daemon, TOKEN)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -61,7 +60,8 @@ def measure(folder: Path, num_jobs: int, num_requests: int) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert client.stdin is not None and client.stdout is not None
+    assert client.stdin is not None
+    assert client.stdout is not None
     client.stdin.write("\n".join(bodies) + "\n")
     client.stdin.close()
     cpu_s, first_round = time.process_time(), daemon.state.round_number

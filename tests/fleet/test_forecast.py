@@ -203,6 +203,23 @@ def test_explanation_of_every_phase_is_plain_data():
     assert all(one.not_before_s is None for one in told)
 
 
+def test_evidence_of_a_paused_job_promises_nothing():
+    state = fleet([{}, {}], rules=Rules())
+    assert explain(state, 1).evidence["target_share"] > 0.0
+    paused = step(state, Pause(time_s=1.0, numbers=(1,)))[0]
+    told = explain(paused, 1).evidence
+    assert told["target_share"] == 0.0
+    assert [kind["target_share"] for kind in told["kinds"]] == [0.0, 0.0]
+
+
+def test_a_gang_that_no_server_can_hold_never_starts():
+    # Each device is a server of its own here.
+    state = fleet([{"gang": 2, "spread_steps_per_s": (0.0, 0.0)}, {}], num_fast=3)
+    told = explain(state, 1)
+    assert told.sentence.endswith("on one server; the largest has 1")
+    assert told.not_before_s is None
+
+
 def test_explanation_says_how_far_it_looked():
     state = fleet([{}, {"total_steps": 10.0}])
     told = explain(state, 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds import Device, Job, Rules, State, Submit, new_state, step
-from hocket.fleet.rounds.class_shares import _tables, class_shares
+from hocket.fleet.rounds.class_shares import _group, _tables, class_shares
 from hocket.fleet.rounds.share import to_market
 from hocket.fleet.rounds.tables import Wishes, new_wishes
 
@@ -77,6 +77,32 @@ def test_what_was_asked_before_does_not_show_in_shares() -> None:
     assert cold is not None
     assert warm is not None
     assert np.array_equal(cold[0], warm[0])
+
+
+def arrays_of(value: object) -> list[bytes]:
+    """The contents of all arrays in nested tuples and dataclasses."""
+    if isinstance(value, np.ndarray):
+        return [value.tobytes()]
+    if isinstance(value, tuple):
+        return [content for part in value for content in arrays_of(part)]
+    return arrays_of(tuple(vars(value).values())) if hasattr(value, "__dict__") else []
+
+
+def test_tables_that_are_kept_are_never_written_to() -> None:
+    state = crowd("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
+    groups = _group(np.column_stack(asked(state)))
+    assert groups is not None
+    kept = _tables(groups.key, (3, 4, 2))
+    before = arrays_of(kept)
+    assert len(before) > 10
+    for kinds_of_job in ([0, 1, 2, 3, 5, 9, 4] * 5, [0, 1, 2, 3, 5, 9, 4, 4, 4]):
+        other = crowd("las", kinds_of_job, (3, 4, 2))
+        again = _group(np.column_stack(asked(other)))
+        assert again is not None
+        assert again.key == groups.key
+        class_shares(other, *asked(other))
+    assert _tables(groups.key, (3, 4, 2)) is kept
+    assert arrays_of(kept) == before
 
 
 def test_nearly_equal_classes_are_left_to_the_policy() -> None:

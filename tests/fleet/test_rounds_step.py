@@ -19,6 +19,7 @@ from hocket.fleet.rounds import (
     Pause,
     Progress,
     RemoveDevices,
+    Resume,
     Rules,
     State,
     Submit,
@@ -26,8 +27,9 @@ from hocket.fleet.rounds import (
     new_state,
     step,
 )
-from hocket.fleet.rounds.files import state_from_data
+from hocket.fleet.rounds.files import state_from_data, state_to_data
 from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.state import WAITING
 
 NO_SLACK = Rules(slack_rounds=0.0, stickiness_rounds=0.0)
 
@@ -204,6 +206,22 @@ def test_two_on_a_device_where_that_pays() -> None:
     assert state.jobs.rows["rate"][1] == 2.0, "alone again, at full speed"
 
 
+def test_pairs_stand_beside_jobs_that_run_alone() -> None:
+    # Three jobs on two devices: two share one of them all the time, in turns.
+    devices = tuple(Device(name=f"d{at}", kind="fast") for at in range(2))
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), devices, Rules(), pair_table=table)
+    jobs = [
+        Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e5 * (n + 1), profile=0)
+        for n in range(3)
+    ]
+    state = submit(state, *jobs)
+    for _ in range(30):
+        assert (state.jobs.rows["kind"] >= 0).all()
+        assert (state.holders[:, 1] >= 0).sum() == 1
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+
+
 def test_a_lost_device_costs_at_most_a_round() -> None:
     state = submit(fleet(1, 1), job(0))
     state, _ = step(state, Tick(time_s=state.next_tick_s))
@@ -248,6 +266,106 @@ def test_reasons_carry_evidence() -> None:
     assert "paused" in reason(state, 0)
 
 
+def test_a_job_that_had_its_share_is_not_owed_less_than_nothing() -> None:
+    state = submit(fleet(2, rules=Rules()), *(job(number, slow=0.0) for number in range(3)))
+    told = set()
+    for _ in range(40):
+        waiting = state.jobs.rows["number"][state.jobs.rows["phase"] == WAITING]
+        told |= {reason(state, int(number)) for number in waiting}
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert not [text for text in told if "owed -" in text or "owed 0.0" in text]
+    assert any("has had its share so far" in text for text in told)
+    assert any("is owed 1.3 rounds" in text or "is owed 2.0 rounds" in text for text in told)
+
+
+def test_reasons_name_the_partner_and_the_server() -> None:
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
+    assert reason(submit(state, *jobs), 1) == "runs on d beside job 0"
+    bound = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
+    state = submit(submit(fleet(6), job(0, slow=0.0)), job(1, gang=2, slow=0.0))
+    assert "on 3 devices of one server (3 of 6 fast free)" in reason(submit(state, bound), 2)
+
+
+def test_a_resumed_job_waits_for_new_shares() -> None:
+    state = submit(fleet(1), job(0, slow=0.0), job(1, slow=0.0))
+    state, _ = step(state, Pause(time_s=1.0, numbers=(1,)))
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    state, _ = step(state, Resume(time_s=state.time_s + 1.0, numbers=(1,)))
+    assert reason(state, 1).startswith("waits for new shares (0 of 1 fast free)")
+
+
+def test_what_a_checkpoint_saved_is_not_lost_twice() -> None:
+    state = submit(fleet(1), job(0))
+    state, _ = step(state, Fail(time_s=200.0, number=0, attempt=1, done_steps=300.0))
+    state, _ = step(state, Fail(time_s=210.0, number=0, attempt=2))
+    assert state.jobs.rows["done_steps"][0] == 300.0
+    state, _ = step(state, Pause(time_s=310.0, numbers=(0, 0)))
+    state, _ = step(state, Resume(time_s=320.0, numbers=(0,)))
+    state, _ = step(state, Fail(time_s=330.0, number=0, attempt=4))
+    assert state.jobs.rows["done_steps"][0] == 500.0, "it was saved when it was paused"
+
+
+def test_time_beside_another_teaches_nothing_of_time_alone() -> None:
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
+    state = submit(state, *jobs)
+    state, _ = step(state, Finish(time_s=100.0, numbers=(0,)))
+    state, _ = step(state, Progress(time_s=110.0, number=1, attempt=1, done_steps=200.0))
+    assert state.jobs.steps_per_s[-1, 0] == 2.0
+    state, _ = step(state, Progress(time_s=210.0, number=1, attempt=1, done_steps=300.0))
+    assert state.jobs.steps_per_s[-1, 0] == 1.5
+
+
+def test_devices_of_one_server_may_come_one_by_one() -> None:
+    state = fleet(0)
+    for at in range(4):
+        device = Device(name=f"d{at}", kind="fast", server="s")
+        state, _ = step(state, AddDevices(time_s=float(at), devices=(device,)))
+        state = state_from_data(state_to_data(state))
+    assert state.layout.largest_server.tolist() == [4, 0]
+    state, _ = step(state, RemoveDevices(time_s=5.0, names=("d0", "d1")))
+    back = (Device(name="d0", kind="slow", server="s"), Device(name="d1", kind="fast", server="t"))
+    state, _ = step(state, AddDevices(time_s=6.0, devices=back))
+    assert state.num_devices.tolist() == [3, 1]
+    assert state.layout.largest_server.tolist() == [2, 1]
+    with pytest.raises(UsageError, match="there as"):
+        step(state, AddDevices(time_s=7.0, devices=(Device(name="d2", kind="slow"),)))
+
+
+def test_pairs_are_forgotten_where_there_are_no_devices() -> None:
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
+    state, _ = step(submit(state, *jobs), RemoveDevices(time_s=1.0, names=("d",)))
+    for _ in range(3):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert state.pair_plan is not None
+    assert not state.pair_plan.amount.any()
+    assert not state.pair_plan.credit_s.any()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"spread_steps_per_s": (1.0,)},
+        {"fast": float("nan")},
+        {"fast": -1.0},
+        {"steps": float("nan")},
+        {"steps": 0.0},
+        {"weight": float("inf")},
+        {"gang": 0},
+        {"team": 3},
+        {"deadline_s": float("nan")},
+    ],
+)
+def test_jobs_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match="does not fit"):
+        submit(fleet(1), job(0, **wrong))  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_is_refused() -> None:
     state = submit(fleet(1), job(5))
     for event in (
@@ -261,3 +379,5 @@ def test_what_cannot_be_is_refused() -> None:
             step(state, event)
     with pytest.raises(InputFileError):
         state_from_data({"format": "hocket-fleet-state", "version": 1})
+    with pytest.raises(InputFileError, match="damaged"):
+        state_from_data({**state_to_data(state), "rules": "none"})

@@ -83,7 +83,9 @@ def test_wrong_options_are_refused(trace: Path, arguments: list[str]) -> None:
         run(trace, *arguments)
 
 
-@pytest.mark.parametrize("text", ["", "a", "a:", "a:0", "a:1,a:2", "a:1x0", "a:-1", "a:1y2"])
+@pytest.mark.parametrize(
+    "text", ["", "a", "a:", "a:0", "a:1,a:2", "a:1x0", "a:-1", "a:1y2", "a:999999999"]
+)
 def test_wrong_clusters_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_cluster(text)

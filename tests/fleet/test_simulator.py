@@ -130,6 +130,35 @@ def test_one_job_takes_its_time() -> None:
     assert late.jct_s == pytest.approx([2030.0])
 
 
+def test_a_duration_is_that_on_the_first_kind_that_can_run_the_job() -> None:
+    trace = Trace(
+        **{
+            **one_job(1.0).trace.__dict__,
+            "total_steps": np.array([np.nan]),
+            "duration_s": np.array([900.0]),
+        }
+    )
+    table = small_table()
+    alone = table.alone.copy()
+    alone[0] = (0.0, 2.0)
+    work = bind(trace, table.kinds, Throughputs(**{**table.__dict__, "alone": alone}))
+    assert simulate(work, devices(1, table.kinds)).jct_s == pytest.approx([900.0])
+
+
+def test_a_job_without_work_does_not_spoil_the_figures() -> None:
+    figures = simulate(one_job(0.0, num=2, arrival_s=1e9), devices(1, ("fast", "slow"))).figures()
+    assert figures["fairness"] == pytest.approx(1.0)
+    assert figures["worst_slowdown"] == pytest.approx(1.0)
+
+
+def test_use_over_time_is_that_of_the_whole_run() -> None:
+    run = simulate(small_work(3), devices(2, ("fast", "slow")))
+    passed_s = np.diff(run.sample_time_s)
+    assert (passed_s > 0.0).all()
+    assert run.sample_time_s[-1] == run.simulated_s
+    assert passed_s @ run.sample_busy == pytest.approx(run.busy_device_s)
+
+
 def test_work_is_conserved_and_costs_its_price() -> None:
     work = one_job(8000.0, num=6)
     run = simulate(work, devices(1, ("fast", "slow")), price_per_hour=np.array([2.0, 1.0]))
@@ -145,6 +174,9 @@ def test_sharing_devices_is_faster_where_it_pays() -> None:
     alone = simulate(work, fleet, Rules())
     shared = simulate(work, fleet, Rules(), shares_devices=True)
     assert average_hours(shared) < 0.85 * average_hours(alone)
+    spans = simulate(work, fleet, shares_devices=True, records_spans=True).spans
+    assert spans is not None
+    assert 0 < spans.is_second.sum() < len(spans.device)
 
 
 def test_spans_tile_the_time_that_devices_were_busy() -> None:

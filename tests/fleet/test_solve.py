@@ -18,6 +18,7 @@ from hocket.fleet.solve import many, sharing, water_filling
 from hocket.fleet.solve.check import throughputs, verify_allocation
 from hocket.fleet.solve.classes import EQUAL, find_classes
 from hocket.fleet.solve.crowd import Crowd, new_search
+from hocket.fleet.solve.ladder import owed
 from hocket.fleet.solve.prices import highest_rung, root
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=40)
@@ -108,10 +109,67 @@ def test_the_least_load_is_that_of_the_program_and_proven_by_its_prices(seed):
 
 @given(st.integers(0, 10**6))
 @SETTINGS
+def test_demands_in_closed_form_reach_the_same_level_as_any_function(seed):
+    crowd = random_crowd(seed)
+    random, size = np.random.default_rng(seed), len(crowd.gang)
+    cap = crowd.rates.max(axis=1)
+    start = random.choice([0.0, 0.3], size)
+    start[0] = 0.0
+    demands = owed(
+        cap, random.uniform(0.1, 3.0, size), start, random.choice([0.0, 0.01, 2.0], size)
+    )
+    fast = highest_rung(crowd, demands, cap, None)
+    slow = highest_rung(crowd, lambda level: demands(level), cap, None)
+    assert fast.level == pytest.approx(slow.level, rel=1e-9)
+    assert np.array_equal(fast.demand, demands(fast.level))
+    progress = (crowd.rates * fast.shares).sum(axis=1)
+    np.testing.assert_allclose(progress, fast.demand, rtol=1e-8)
+    again = highest_rung(crowd, demands, cap, fast.warm)
+    assert again.level == pytest.approx(fast.level, rel=1e-9)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6))
+@SETTINGS
+def test_a_purchase_is_the_cheapest_that_meets_the_demand_whatever_was_bought_before(seed, columns):
+    from hocket.fleet.solve.kernel import find_bill
+
+    random = np.random.default_rng(seed)
+    # Few values, so that columns tie, dominate each other and cost nothing.
+    rates = random.choice([0.0, 1.0, 2.0, 3.0, 4.5], (12, columns))
+    ones = table(np.ones(12), np.float64)
+    crowd = Crowd(
+        rates=table(rates, np.float64),
+        num_jobs=ones,
+        gang=ones,
+        pool_of=table(np.arange(columns), np.int64),
+        capacity=table(np.ones(columns), np.float64),
+    )
+    search, slope = new_search(crowd, 4), np.zeros(12)
+    for _ in range(4):
+        price = random.choice([0.0, 0.5, 1.0, 1.7], columns)
+        demand = random.choice([0.0, 0.3, 0.5, 1.0], 12) * rates.max(axis=1)
+        bill = find_bill(crowd, demand, search, price, slope)
+        assert bill == pytest.approx(sum(map(least_price, rates, [price] * 12, demand)), abs=1e-12)
+
+
+def least_price(rates, price, demand) -> float:
+    """Over all pairs of columns, and resting, that span the demand."""
+    rates, price = np.append(rates, 0.0), np.append(price, 0.0)
+    best = np.inf
+    for slow in np.flatnonzero(rates <= demand):
+        for fast in np.flatnonzero(rates >= demand):
+            gap = rates[fast] - rates[slow]
+            part = (demand - rates[slow]) / gap if gap > 0.0 else 0.0
+            best = min(best, price[slow] + part * (price[fast] - price[slow]))
+    return best
+
+
+@given(st.integers(0, 10**6))
+@SETTINGS
 def test_the_highest_level_is_where_the_least_load_is_one(seed):
     crowd = random_crowd(seed)
     cap = crowd.rates.max(axis=1)
-    rung = highest_rung(crowd, lambda level: np.minimum(level, cap), cap, None)
+    rung = highest_rung(crowd, owed(cap), cap, None)
     assert plain_load(crowd, rung.demand * (1 - 1e-7)) <= 1.0 + 1e-7
     if np.any(rung.demand < cap * (1 - 1e-9)):
         higher = np.minimum(rung.level * (1 + 1e-5), cap)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,16 @@ def test_the_own_format_comes_back(tmp_path: Path) -> None:
         assert (getattr(again, column) == getattr(trace, column)).all()
 
 
+def test_names_and_marks_of_other_programs_are_read(tmp_path: Path) -> None:
+    names = ("two\nlines", "a, b", 'say "x"', "line\u2028mark")
+    trace = replace(generate_trace(TABLE, num_jobs=4, jobs_per_hour=3.0), names=names)
+    path = tmp_path / "trace.csv"
+    write_trace(trace, path)
+    assert read_trace(path).names == names
+    path.write_bytes(b"\xef\xbb\xbfarrival_s,duration_s\r\n0,5\r\n")
+    assert read_trace(path).duration_s.tolist() == [5.0]
+
+
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
@@ -67,6 +78,7 @@ def test_the_own_format_comes_back(tmp_path: Path) -> None:
         ("arrival_s,duration_s\n0,-1\n", 2, "duration_s"),
         ("arrival_s,gang,duration_s\n0,1.5,1\n", 2, "gang"),
         ("arrival_s,gang,duration_s\n0,inf,1\n", 2, "gang"),
+        ("arrival_s,gang,duration_s\n0,-inf,1\n", 2, "gang"),
         ("arrival_s,name\n0,x\n", 2, "no amount of work"),
         ("arrival_s,duration_s\n", None, "no jobs"),
         ("name,time,application,num_replicas,batch_size\nx,0,chess,1,1\n", 2, "chess"),

@@ -32,7 +32,7 @@ def answer(daemon: Daemon, request: dict[str, Any]) -> dict[str, Any]:
             record = daemon.submit(JobSpec(**request["spec"]), request["key"])
             return {"number": record.number}
         records = daemon.jobs(0, 1_000_000)
-        jobs = [[record.number, record.spec.name, record.status] for record in records]
+        jobs = [[one.number, one.spec.name, one.status, one.failures] for one in records]
         return {"jobs": jobs, "trouble": daemon.trouble}
     except HocketError as error:
         return {"error": str(error)}

@@ -17,6 +17,29 @@ NAME = AttemptName(7, 2)
 DEVICES = (Device(name="v100-0", kind="v100"), Device(name="v100-1", kind="v100"))
 PATIENCE_S = 30.0
 
+WAITS = "import time; print('ready', flush=True); time.sleep(60)"
+OBEYS = """
+import signal, sys, time
+def leave(*_):
+    print("leaving", flush=True); sys.exit(4)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+time.sleep(60)
+"""
+REFUSES = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(60)
+"""
+WITH_GRANDCHILD = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"],
+                         start_new_session=True)
+with open("pids", "a") as file:
+    file.write(f"{os.getpid()}\\n{child.pid}\\n")
+"""
+
 
 def executor_in(tmp_path: Path, **options) -> LocalExecutor:
     return LocalExecutor(tmp_path / "attempts", DEVICES, **options)

@@ -43,6 +43,7 @@ class RayCluster:
     """A head without devices, and nodes that come and go."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         token = folder / "token"
         token.write_text("0123456789abcdef" * 4)
         token.chmod(0o600)

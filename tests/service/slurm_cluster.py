@@ -1,7 +1,7 @@
 """A private Slurm of one controller and three nodes on this machine, from Debian's packages.
 
 Packages are unpacked into the user's cache and are never installed; only the first run downloads
-(3 MB, some seconds, and a minute at most where the network hangs). The temporary folder would not
+(3 MB, about 8 s, and half a minute at most where the network hangs). The temporary folder would not
 do: what lies there under a known name may be somebody else's, and is run by root here.
 """
 
@@ -57,7 +57,7 @@ def _unpack(folder: Path) -> None:
 def _prepare(folder: Path, *command: str) -> None:
     try:
         told = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=60
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=30
         )
     except subprocess.TimeoutExpired:
         raise NoSlurmError(f"{command[0]}: no answer in time") from None

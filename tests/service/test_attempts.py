@@ -10,8 +10,9 @@ from hocket.errors import RunError
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.attempts import Attempts, looked_at
-from hocket.service.executors.executor import EXITED, LOST, RUNNING
+from hocket.service.executors.executor import EXITED, LOST, RUNNING, Status
 
+OVER = Status(name=NAME, phase=EXITED, exit_code=0)
 LATER = NAME._replace(attempt=NAME.attempt + 1)
 
 
@@ -81,11 +82,11 @@ def test_an_attempt_is_accepted_as_a_whole_or_not_at_all(
 def test_a_name_that_is_used_up_is_refused_until_that_is_known(attempts, tmp_path):
     work = assignment(tmp_path, "true")
     assert attempts.accept(work)
-    attempts.forget(NAME)
+    attempts.forget(NAME, OVER)
     assert not attempts.ask_to_stop(NAME, 1.0)
     assert not attempts.accept(work)
     assert [(one.name, one.phase) for one in attempts.refused()] == [(NAME, EXITED)]
-    attempts.withdraw(NAME)
+    attempts.forget(NAME, None)
     assert not attempts.refused()
     assert not attempts.names()
 
@@ -95,13 +96,19 @@ def test_what_has_a_folder_is_never_refused(attempts, tmp_path):
     work = assignment(tmp_path, "true")
     assert attempts.accept(work)
     attempts.ask_to_stop(LATER, 0.0)
-    attempts.forget(LATER)
+    attempts.forget(LATER, OVER)
     assert attempts.accept(work)
     attempts.path(NAME).joinpath(files.ASSIGNMENT).unlink()
     attempts.path(NAME).joinpath(files.ASSIGNMENT).with_suffix(f".json.{os.getpid()}").mkdir()
     with pytest.raises(RunError, match="cannot start attempt 7-2"):
         attempts.accept(work)
     assert not attempts.refused()
+
+
+def test_a_place_where_nothing_can_be_kept_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="cannot keep attempts"):
+        Attempts(tmp_path / "file" / "attempts", 1000)
 
 
 @pytest.mark.parametrize("damage", ["{ha", "[]", '{"grace_s": null}'])
@@ -112,7 +119,7 @@ def test_damage_is_told_as_an_error(attempts, tmp_path, damage):
         attempts.ask_to_stop(NAME, 1.0)
     (tmp_path / "attempts" / "forgotten" / "7").write_text(damage)
     with pytest.raises(RunError, match="cannot forget attempt 7-2"):
-        attempts.forget(NAME)
+        attempts.forget(NAME, OVER)
 
 
 def test_not_knowing_is_no_reason_to_give_devices_away(attempts, tmp_path):
@@ -128,5 +135,5 @@ def test_not_knowing_is_no_reason_to_give_devices_away(attempts, tmp_path):
     os.close(lock)
     assert looked_at(NAME, folder, lambda: fails(ValueError())).phase == LOST
     files.write_result(folder, Result(0, ""))
-    attempts.forget(NAME)
+    attempts.forget(NAME, OVER)
     assert looked_at(NAME, folder, lambda: fails(OSError(2, "gone"))) is None

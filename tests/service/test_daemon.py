@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+from typing import Any
 
 import numpy as np
 import pytest
-from service.daemon_rig import RULES, Rig, Time
+from service.daemon_rig import KINDS, RULES, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
 from hocket.errors import InputFileError, RunError, UsageError
-from hocket.fleet.rounds.state import Rules
+from hocket.fleet.policies import POLICIES
+from hocket.fleet.rounds.events import Event, Finish
+from hocket.fleet.rounds.state import MECHANISMS, Device, Rules
 from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
+from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.rehearse import rehearse_day
 from hocket.service.errors import (
     ConflictError,
     KeyReusedError,
@@ -111,6 +116,54 @@ def test_a_lost_attempt_goes_back_to_its_last_checkpoint(rig, executor):
     assert rig.job(1).done_steps == 40.0
     assert rig.world.state.jobs.rows["done_steps"][0] == 40.0
     assert "its supervisor died" in rig.job(1).message
+
+
+def test_a_checkpoint_tells_what_is_saved_and_is_no_measurement(rig, executor):
+    rig.submit(total_steps=1000.0, throughputs={"v100": 2.0})
+    rig.look(2)
+    rig.time.now_s += 10.0
+    rig.report(FIRST, 20.0)
+    rig.time.now_s += 5.0
+    rig.checkpoint(FIRST, 20.0)
+    row = rig.world.state.jobs.rows[0]
+    assert (row["saved_steps"], row["done_steps"]) == (20.0, 30.0)
+    rig.time.now_s += 5.0
+    rig.report(FIRST, 40.0)
+    assert rig.world.state.jobs.steps_per_s[0, 0] == pytest.approx(2.0)
+    executor.lose_devices("v100-0")
+    rig.look()
+    assert rig.world.state.jobs.rows["done_steps"][0] == 20.0
+
+
+@pytest.mark.parametrize("saved", [1, 2])
+def test_of_two_that_may_be_displaced_the_one_that_saved_is(tmp_path, saved):
+    rules = dataclasses.replace(RULES, stickiness_rounds=0.0, slack_rounds=0.0)
+    rig = Rig(tmp_path, FakeExecutor(fleet_devices(v100=2)), Time(), rules=rules)
+    rig.look()
+    for _ in range(2):
+        rig.submit(total_steps=1e6)
+    rig.look(2)
+    rig.submit(total_steps=1e6)
+    for nth in range(1, 7):
+        rig.time.now_s += 59.0
+        rig.checkpoint(AttemptName(saved, 1), 59.0 * nth)
+        rig.later(1.0)
+        rig.look(3)
+        if rig.status(3) == "running":
+            break
+    assert rig.status(3) == "running"
+    assert [number for number in (1, 2) if rig.status(number) == "queued"] == [saved]
+    rig.die()
+
+
+def test_every_round_is_noted_also_one_that_a_submission_begins(rig):
+    rig.submit()
+    rig.later(61.0)
+    rounds = [event.detail["round"] for event in rig.store.events() if event.kind == "round"]
+    assert rounds == list(range(1, rig.world.state.round_number + 1))
+    first = next(event for event in rig.store.events() if event.kind == "submitted")
+    noted = {event.kind for event in rig.store.events() if event.time_s == first.time_s}
+    assert {"round", "started"} <= noted
 
 
 def test_a_script_that_exits_well_when_asked_to_stop_has_not_finished(rig, executor):
@@ -254,14 +307,76 @@ def test_a_lost_device_is_no_failure_of_its_job(rig, executor):
 
 
 def test_devices_of_an_unknown_kind_are_complained_about_not_used(rig, executor):
-    executor.devices = (*executor.devices, *fleet_devices(tpu=1))
-    with pytest.raises(UsageError, match="unknown kind 'tpu'"):
-        rig.ask(commands.see_devices, devices=executor.devices)
-    executor.devices = executor.devices[1:]
-    rig.look(2)
-    assert rig.world.state.device_names == ("v100-0",)
-    assert not rig.world.state.is_up[0], "those of known kinds are still minded"
+    executor.devices = (*fleet_devices(tpu=1), *fleet_devices(k80=1))
+    rig.look(3)
+    state = rig.world.state
+    assert state.device_names == ("v100-0", "k80-0")
+    assert state.is_up.tolist() == [False, True], "those of known kinds are still minded"
     assert "'tpu'" in rig.carrier.trouble
+    told = [event.detail for event in rig.store.events() if event.kind == "kind-unknown"]
+    assert told == [{"device_kind": "tpu"}], "once, not at every look"
+    executor.devices = executor.devices[1:]
+    rig.look()
+    assert rig.carrier.trouble == ""
+
+
+def test_a_device_that_comes_back_as_another_kind_is_used_as_that(rig, executor):
+    rig.submit(throughputs={"v100": 1.0})
+    rig.look(2)
+    executor.lose_devices("v100-0")
+    executor.devices = (Device(name="v100-0", kind="k80", server="v100-server-0"),)
+    rig.look(3)
+    state = rig.world.state
+    assert [(one, bool(up)) for one, up in zip(state.device_kind, state.is_up, strict=True)] == [
+        (KINDS.index("k80"), True)
+    ]
+    assert (rig.status(1), rig.job(1).failures) == ("queued", 0), "it cannot run there"
+
+
+def test_a_node_that_is_lost_ends_all_its_attempts_with_one_decision(tmp_path):
+    executor = FakeExecutor(fleet_devices(v100=20))
+    rig = Rig(tmp_path, executor, Time())
+    rig.look()
+    for _ in range(20):
+        rig.submit()
+    rig.look(2)
+    assert {rig.status(number) for number in range(1, 21)} == {"running"}
+    commits: list[str] = []
+    rig._on_commit = commits.append
+    executor.lose_devices(*(device.name for device in executor.devices))
+    rig.look()
+    assert commits.count("after commit") == 2, "devices, then attempts"
+    assert [rig.job(number).failures for number in range(1, 21)] == [0] * 20
+    rig.die()
+
+
+def test_jobs_that_finish_together_are_decided_together_but_none_delays_another(tmp_path):
+    executor = FakeExecutor(fleet_devices(v100=3))
+    rig = Rig(tmp_path, executor, Time())
+    rig.look()
+    for _ in range(3):
+        rig.submit()
+    rig.look(2)
+    decided: list[int] = []
+
+    def failing(draft: Draft, event: Event, **values: Any) -> None:
+        if isinstance(event, Finish):
+            decided.append(len(event.numbers))
+            assert 2 not in event.numbers, "a bug"
+        happen(draft, event, **values)
+
+    happen = Draft.happen
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Draft, "happen", failing)
+        for number in (1, 2, 3):
+            executor.exit(AttemptName(number, 1), 0)
+        rig.look(3)
+    assert decided[0] == 3
+    assert [rig.status(number) for number in (1, 2, 3)] == ["succeeded", "running", "succeeded"]
+    assert "a bug" in rig.carrier.trouble
+    rig.look(2)
+    assert rig.status(2) == "succeeded"
+    rig.die()
 
 
 # ── refusals ──
@@ -477,9 +592,13 @@ def test_an_engine_that_refuses_to_start_is_asked_again_then_the_attempt_is_lost
     executor.on_call = refuse
     rig.submit()
     rig.look(3)
-    assert (calls.count("start"), rig.carrier.trouble) == (3, "no such node")
-    assert rig.status(1) == "starting"
-    rig.look(4)
+    assert (calls.count("start"), rig.carrier.trouble) == (1, "no such node"), "not at once"
+    for _ in range(4):
+        rig.time.now_s += 8.0
+        assert (rig.status(1), rig.job(1).failures) == ("starting", 0)
+        rig.look()
+    assert calls.count("start") == 5
+    rig.look(2)
     assert rig.job(1).failures == 1
     assert "no such node" in rig.job(1).message
     executor.on_call = None
@@ -549,6 +668,17 @@ def test_a_job_that_the_policy_cannot_serve_is_refused_at_once(rig):
     loose.submit()
     with pytest.raises(UsageError, match="needs the remaining steps of job '3'"):
         loose.again(rules=dataclasses.replace(RULES, policy="finish-time-fairness"))
+
+
+def test_a_fleet_without_any_kind_of_device_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no devices"):
+        Rig(tmp_path, FakeExecutor(()), Time(), kinds=())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_can_be_rehearsed(policy):
+    for mechanism in MECHANISMS:
+        rehearse_day(Rules(policy=policy, mechanism=mechanism), KINDS)
 
 
 def test_teams_grow_by_name(rig):

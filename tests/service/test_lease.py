@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +16,6 @@ from service.local_attempts import wait_until
 
 from hocket.errors import RunError, UsageError
 from hocket.service import lease as module
-from hocket.service.checkpoint import write_checkpoint
 from hocket.service.lease import LEAVE, SAVE, StaleLeaseError, lease
 
 
@@ -280,6 +278,14 @@ def test_it_gives_up_in_the_end_and_says_so(in_fleet, monkeypatch):
     assert module._LAST_TRIES <= in_fleet.served <= module._LAST_TRIES + 5
 
 
+def test_it_does_not_outlast_its_grace_where_nobody_answers(in_fleet, monkeypatch):
+    monkeypatch.setattr(module, "_LAST_PATIENCE_S", -1.0)
+    in_fleet.failure = 503
+    _, code = _leaves(None, lambda step: signal.raise_signal(signal.SIGTERM))
+    assert code == module.UNCOMMITTED
+    assert in_fleet.served <= 3
+
+
 def test_a_request_that_is_wrong_is_an_error_and_not_tried_for_ever(in_fleet):
     in_fleet.failure = 422
     with pytest.raises(RunError, match="as the test says"):
@@ -347,96 +353,3 @@ def test_a_worker_that_revives_after_its_attempt_was_given_away(server, tmp_path
     # A request that was under way when it was halted may still have been taken before.
     assert len(server.checkpoints) == committed
     assert len(server.reports) == reported
-
-
-# ── whole checkpoints ──
-
-
-@given(contents=st.dictionaries(st.sampled_from("abcd"), st.binary(max_size=50), max_size=3))
-@settings(derandomize=True, deadline=None, max_examples=15)
-def test_a_checkpoint_has_all_that_was_written(tmp_path_factory, contents):
-    folder = tmp_path_factory.mktemp("checkpoints")
-
-    def write(place):
-        (place / "inner").mkdir()
-        for name, data in contents.items():
-            (place / "inner" / name).write_bytes(data)
-
-    first, second = (write_checkpoint(folder, 100, write) for _ in range(2))
-    assert (first.name, second.name) == ("step-100", "step-100.1")
-    for path in (first, second):
-        found = {one.name: one.read_bytes() for one in (path / "inner").iterdir()}
-        assert found == contents
-
-
-def test_a_checkpoint_that_failed_is_not_there(tmp_path):
-    def fail(place: Path):
-        (place / "part").write_text("half")
-        raise ValueError("full")
-
-    with pytest.raises(ValueError, match="full"):
-        write_checkpoint(tmp_path, 1, fail)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_killed_writers_left_is_removed_and_what_others_write_is_not(tmp_path):
-    abandoned = tmp_path / ".0123456789abcdef.tmp"
-    abandoned.mkdir()
-    (abandoned / "half").write_text("half")
-
-    def write(place: Path):
-        (place / "one").write_text("1")
-        # Meanwhile another rank writes, too.
-        write_checkpoint(tmp_path, 2, lambda other: (other / "two").write_text("2"))
-
-    assert (write_checkpoint(tmp_path, 1, write) / "one").read_text() == "1"
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["step-1", "step-2"]
-
-
-def test_a_checkpoint_is_on_the_disk_before_it_has_a_name(tmp_path, monkeypatch):
-    happened = []
-
-    def note(function, name):
-        def noting(first, *others):
-            what = os.readlink(f"/proc/self/fd/{first}") if name == "sync" else first
-            happened.append((name, Path(what).name))
-            return function(first, *others)
-
-        return noting
-
-    monkeypatch.setattr(os, "fsync", note(os.fsync, "sync"))
-    monkeypatch.setattr(os, "rename", note(os.rename, "rename"))
-    write_checkpoint(tmp_path, 1, lambda place: [(place / name).touch() for name in "ab"])
-    before, after = happened[:-2], happened[-2:]
-    assert {("sync", "a"), ("sync", "b")} < set(before)
-    assert len(before) == 3
-    assert after[0][0] == "rename"
-    assert after[1] == ("sync", tmp_path.name)
-
-
-KILLED = """
-import os, signal, sys
-from hocket.service.checkpoint import write_checkpoint
-calls = 0
-def trace(frame, event, argument):
-    global calls
-    calls += event == "call"
-    if calls > int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-def write(place):
-    for name in "abc":
-        (place / name).write_text(name * 1000)
-sys.setprofile(trace)
-write_checkpoint(sys.argv[1], 5, write)
-"""
-
-
-@pytest.mark.parametrize("calls", [0, 20, 50, 80, 100, 120, 10_000])
-def test_a_named_checkpoint_is_whole_wherever_its_writer_is_killed(tmp_path, calls):
-    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(calls)], check=False)
-    named = [one for one in tmp_path.iterdir() if not one.name.startswith(".")]
-    assert len(named) == (calls == 10_000) or named
-    for path in named:
-        assert {one.name: one.read_text() for one in path.iterdir()} == {
-            name: name * 1000 for name in "abc"
-        }

@@ -1,11 +1,6 @@
-"""The local executor with real processes: ends, stops, kills, restarts."""
+"""The local executor with real processes: ends, stops, gangs and environments."""
 
-import argparse
-import contextlib
 import json
-import os
-import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +11,14 @@ import pytest
 from service.local_attempts import (
     DEVICES,
     NAME,
+    OBEYS,
+    REFUSES,
+    WAITS,
+    WITH_GRANDCHILD,
     assignment,
     executor_in,
     folder_of,
     is_alive,
-    kill_everything,
     left_of,
     pids,
     python,
@@ -29,44 +27,10 @@ from service.local_attempts import (
     wait_for_end,
     wait_for_phase,
     wait_for_text,
-    wait_until,
 )
 
-from hocket.errors import RunError
-from hocket.service.executors import attempt_folder, local, processes, supervisor
-from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName
-
-WAITS = "import time; print('ready', flush=True); time.sleep(60)"
-OBEYS = """
-import signal, sys, time
-def leave(*_):
-    print("leaving", flush=True); sys.exit(4)
-signal.signal(signal.SIGTERM, leave)
-print("ready", flush=True)
-time.sleep(60)
-"""
-REFUSES = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("ready", flush=True)
-time.sleep(60)
-"""
-WITH_GRANDCHILD = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"],
-                         start_new_session=True)
-with open("pids", "a") as file:
-    file.write(f"{os.getpid()}\\n{child.pid}\\n")
-"""
-
-
-@pytest.fixture
-def executor(tmp_path):
-    made = executor_in(tmp_path)
-    yield made
-    kill_everything(tmp_path)
-    made.close()
-
+from hocket.service.executors import attempt_folder, local, processes
+from hocket.service.executors.executor import EXITED, RUNNING, AttemptName
 
 # ── ends ──
 
@@ -134,66 +98,6 @@ def test_hostile_text_stays_an_argument(executor, tmp_path):
     assert arguments == texts
     assert variables.items() <= environment.items()
     assert not (tmp_path / "hacked").exists()
-
-
-DAEMONIZES = """
-import os, signal, time
-first = os.fork()
-if first == 0:
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.environ.clear()
-    with open("pids", "a") as file:
-        file.write(f"{os.getpid()}\\n")
-    if HALTS:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(600)
-os.waitpid(first, 0)
-while not os.path.exists("pids") or not os.path.getsize("pids"):
-    time.sleep(0.01)
-print("ready", flush=True)
-"""
-
-
-@pytest.mark.parametrize("halts", [False, True])
-@pytest.mark.parametrize("end", ["by itself", "stop", "kill -9"])
-def test_no_daemon_outlives_its_attempt(executor, tmp_path, halts, end):
-    """Though it left its session, lost its parents, ignores SIGTERM and perhaps is halted."""
-    code = DAEMONIZES.replace("HALTS", str(halts))
-    waits = "" if end == "by itself" else "time.sleep(60)"
-    executor.start(assignment(tmp_path, *python(code + waits), grace_s=0.3))
-    (daemon,) = pids(tmp_path / "pids", 1)
-    wait_for_text(tmp_path / "log", "ready")
-    if end == "stop":
-        executor.stop(NAME, 0.3)
-    if end == "kill -9":
-        os.kill(supervisor_of(tmp_path), signal.SIGKILL)
-    status = wait_for_end(executor)
-    assert not is_alive(daemon)
-    expected = {"by itself": (EXITED, 0), "stop": (EXITED, -15), "kill -9": (LOST, None)}
-    assert (status.phase, status.exit_code) == expected[end]
-
-
-def test_what_was_given_up_ends_although_nobody_can_tell_it_to(executor, tmp_path):
-    """As on a node that was cut off, whose attempt was forgotten when it comes back."""
-    executor.start(assignment(tmp_path, *python(REFUSES)))
-    wait_for_text(tmp_path / "log", "ready")
-    everything = [supervisor_of(tmp_path), *(one.pid for one in left_of(tmp_path))]
-    shutil.rmtree(folder_of(tmp_path))
-    wait_until(lambda: not any(is_alive(pid) for pid in everything), "nothing runs")
-
-
-def test_a_number_that_is_used_again_is_no_second_end_of_a_command(monkeypatch):
-    gang = supervisor._Gang()
-    gang.rank_of[5] = 0
-    gang._handles.append(argparse.Namespace(returncode=None))
-    told = iter([(5, 0), (5, 256), (0, 0)])
-    monkeypatch.setattr(os, "waitpid", lambda *_: next(told))
-    gang.reap()
-    assert gang.ended == [(0, 0)]
-    assert not gang.rank_of
 
 
 # ── stops ──
@@ -296,209 +200,6 @@ def test_stop_and_kill_of_unknown_attempts_are_no_errors(executor):
     executor.forget(AttemptName(8, 1))
     executor.forget(AttemptName(9, 9))
     assert not executor.poll().attempts
-
-
-# ── kill -9 ──
-
-
-def test_a_supervisor_that_is_killed_takes_everything_with_it(executor, tmp_path):
-    executor.start(assignment(tmp_path, *python(WITH_GRANDCHILD + REFUSES)))
-    everything = pids(tmp_path / "pids", 2)
-    wait_for_text(tmp_path / "log", "ready")
-    os.kill(supervisor_of(tmp_path), signal.SIGKILL)
-    status = wait_for_phase(executor, LOST, EXITED)
-    assert status.phase == LOST
-    assert status.exit_code is None
-    assert not any(is_alive(pid) for pid in everything)
-    executor.start(assignment(tmp_path, "touch", "ran"))
-    assert status_of(executor).phase == LOST
-    assert not (tmp_path / "ran").exists()
-
-
-def test_commands_die_with_their_supervisor_though_nobody_looks(executor, tmp_path):
-    executor.start(assignment(tmp_path, *python(REFUSES)))
-    wait_for_text(tmp_path / "log", "ready")
-    (command,) = left_of(tmp_path)
-    os.kill(supervisor_of(tmp_path), signal.SIGKILL)
-    wait_until(lambda: not is_alive(command.pid), "the command is gone")
-
-
-def test_a_command_that_is_killed_from_outside_has_ended(executor, tmp_path):
-    executor.start(assignment(tmp_path, *python(WITH_GRANDCHILD + WAITS)))
-    command, grandchild = pids(tmp_path / "pids", 2)
-    os.kill(command, signal.SIGKILL)
-    assert wait_for_end(executor).exit_code == -9
-    assert not is_alive(grandchild)
-
-
-def test_a_supervisor_that_is_halted_is_killed_when_its_time_is_up(executor, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "SUPERVISOR_DELAY_S", 0.2)
-    executor.start(assignment(tmp_path, *python(OBEYS)))
-    wait_for_text(tmp_path / "log", "ready")
-    os.kill(supervisor_of(tmp_path), signal.SIGSTOP)
-    executor.stop(NAME, 0.1)
-    assert wait_for_end(executor).phase == LOST
-    assert not left_of(tmp_path)
-
-
-def test_a_number_that_was_used_again_is_left_alone(tmp_path):
-    stranger = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
-    try:
-        found = processes.process(stranger.pid)
-        assert not processes.send(found._replace(start_ticks=found.start_ticks - 1), signal.SIGKILL)
-        # The same through the files of an attempt whose supervisor had this number before.
-        executor = executor_in(tmp_path)
-        folder_of(tmp_path).mkdir()
-        begun = {"pid": stranger.pid, "start_ticks": found.start_ticks - 1}
-        path = folder_of(tmp_path) / attempt_folder.BEGUN
-        attempt_folder.write_json(path, {**begun, "boot": processes.boot()})
-        executor.kill(NAME)
-        begun["start_ticks"] += 1
-        attempt_folder.write_json(path, {**begun, "boot": "an earlier one"})
-        executor.kill(NAME)
-        assert wait_for_end(executor).phase == LOST
-        assert stranger.poll() is None
-        assert processes.send(found, signal.SIGKILL)
-        assert stranger.wait() == -signal.SIGKILL
-        assert not processes.send(found, signal.SIGKILL)
-    finally:
-        stranger.kill()
-        stranger.wait()
-
-
-# ── names run once, whoever asks ──
-
-
-def test_many_starts_run_once(executor, tmp_path):
-    other = executor_in(tmp_path)
-    once = assignment(tmp_path, *python("open('runs', 'a').write('x'); import time; time.sleep(1)"))
-    for one in (executor, other, executor):
-        one.start(once)
-    folder = str(folder_of(tmp_path))
-    by_hand = [
-        subprocess.Popen([sys.executable, "-m", "hocket.service.executors.supervisor", folder])
-        for _ in range(2)
-    ]
-    assert wait_for_end(other).exit_code == 0
-    assert [one.wait() for one in by_hand] == [0, 0]
-    executor.start(once)
-    executor.poll()
-    assert (tmp_path / "runs").read_text() == "x"
-    other.close()
-
-
-def test_a_new_executor_sees_what_an_old_one_started(executor, tmp_path):
-    executor.start(assignment(tmp_path, *python(OBEYS)))
-    wait_for_text(tmp_path / "log", "ready")
-    executor.close()
-    adopted = executor_in(tmp_path)
-    assert wait_for_phase(adopted, RUNNING)
-    adopted.stop(NAME, 20.0)
-    assert wait_for_end(adopted).exit_code == 4
-    assert wait_for_end(executor_in(tmp_path)).exit_code == 4
-
-
-def test_a_start_that_a_daemon_did_not_survive_is_carried_on(executor, tmp_path):
-    folder_of(tmp_path).mkdir()
-    attempt_folder.write_assignment(folder_of(tmp_path), assignment(tmp_path, "touch", "ran"))
-    assert status_of(executor).phase == STARTING
-    assert wait_for_end(executor).exit_code == 0
-    assert (tmp_path / "ran").exists()
-
-
-def test_a_supervisor_that_cannot_start_is_told(executor, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    executor.start(assignment(tmp_path, "touch", "ran"))
-    status = wait_for_end(executor)
-    assert (status.phase, status.exit_code) == (EXITED, 126)
-    monkeypatch.setattr(sys, "executable", "/no/such/program")
-    other = AttemptName(8, 1)
-    with pytest.raises(RunError, match="No such file"):
-        executor.start(assignment(tmp_path, "touch", "ran", name=other))
-    assert wait_for_end(executor, other).exit_code == 126
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_forgotten_attempt_is_not_told_and_its_name_stays_refused(executor, tmp_path):
-    executor.start(assignment(tmp_path, "true"))
-    executor.forget(NAME)
-    wait_for_end(executor)
-    executor.forget(NAME)
-    assert not executor.poll().attempts
-    assert not folder_of(tmp_path).exists()
-    executor.start(assignment(tmp_path, "touch", "ran"))
-    assert status_of(executor).exit_code == 126
-    executor.start(assignment(tmp_path, "true", name=NAME._replace(attempt=NAME.attempt + 1)))
-    assert wait_for_end(executor, NAME._replace(attempt=NAME.attempt + 1)).exit_code == 0
-    assert not (tmp_path / "ran").exists()
-
-
-def test_what_was_set_aside_is_ended_and_disturbs_no_later_attempt(executor, tmp_path):
-    """Also where a supervisor was killed before, and only what it ran is left."""
-    orphaned = AttemptName(8, 1)
-    executor.start(assignment(tmp_path, *python(OBEYS)))
-    executor.start(
-        assignment(
-            tmp_path,
-            *python(WITH_GRANDCHILD + REFUSES),
-            name=orphaned,
-            log_file=tmp_path / "orphaned",
-        )
-    )
-    wait_for_text(tmp_path / "log", "ready")
-    wait_for_text(tmp_path / "orphaned", "ready")
-    old = [one.pid for name in (NAME, orphaned) for one in left_of(tmp_path, name)]
-    assert len(old) == 3
-    os.kill(supervisor_of(tmp_path, orphaned), signal.SIGKILL)
-    executor.close()
-    (tmp_path / "damaged-1").mkdir()
-    os.rename(tmp_path / "attempts", tmp_path / "damaged-1" / "attempts")
-
-    fresh = executor_in(tmp_path)
-    fresh.start(assignment(tmp_path, *python(OBEYS), log_file=tmp_path / "fresh"))
-    wait_for_text(tmp_path / "fresh", "ready")
-    local.end_set_aside(tmp_path)
-    assert not any(is_alive(pid) for pid in old)
-    assert status_of(fresh).phase == RUNNING
-    fresh.kill(NAME)
-    assert wait_for_end(fresh).phase == EXITED
-    fresh.close()
-
-
-@pytest.mark.parametrize("file", [attempt_folder.RESULT, attempt_folder.STOP, attempt_folder.BEGUN])
-def test_damaged_files_end_in_a_reason(executor, tmp_path, file):
-    executor.start(assignment(tmp_path, "true"))
-    wait_for_end(executor)
-    (folder_of(tmp_path) / attempt_folder.RESULT).unlink()
-    (folder_of(tmp_path) / file).write_text("{ha")
-    assert wait_for_end(executor).phase == LOST
-    executor.forget(NAME)
-    assert not executor.poll().attempts
-
-
-def test_an_attempt_that_runs_is_never_told_to_have_ended(executor, tmp_path):
-    """Not when a later one was forgotten, nor when its start is repeated without descriptors."""
-    later = NAME._replace(attempt=NAME.attempt + 1)
-    executor.start(assignment(tmp_path, *python(OBEYS)))
-    wait_for_text(tmp_path / "log", "ready")
-    executor.kill(later)
-    wait_for_end(executor, later)
-    executor.forget(later)
-    adopted = executor_in(tmp_path)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-    try:
-        with contextlib.suppress(RunError):
-            adopted.start(assignment(tmp_path, *python(OBEYS)))
-        told = None
-        with contextlib.suppress(RunError):
-            told = status_of(adopted)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert told is None or told.phase == RUNNING
-    adopted.start(assignment(tmp_path, *python(OBEYS)))
-    assert status_of(adopted).phase == RUNNING
-    adopted.close()
 
 
 # ── gangs and environments ──

@@ -23,7 +23,14 @@ from hocket.service.page.recent import MAX_ATTEMPTS, MAX_ENDED, Lately, Recent
 from hocket.service.page.rendering import MAX_ROWS, live_page
 from hocket.service.page.templating import render, static_files
 from hocket.service.page.what_if import answer_of, what_if_form
-from hocket.service.records import ENDED, AttemptRecord, CheckpointRecord, EventRecord, JobRecord
+from hocket.service.records import (
+    ENDED,
+    AttemptRecord,
+    CheckpointRecord,
+    EventRecord,
+    JobRecord,
+    ending_of,
+)
 from hocket.service.spec import JobSpec
 from hocket.view.fleet_live import MAX_BARS, MAX_DEVICES, Bar, DeviceRow, draw_devices
 
@@ -291,6 +298,38 @@ def test_pages_need_nothing_from_outside_and_no_inline_code():
         assert "innerHTML" not in text
         urls = set(re.findall(r"https?://[^\"' ]+", text))
         assert urls <= {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "window"), [(1.0, "60 s"), (600.0, "10 min"), (1e6, "60 min"), (None, "60 min")]
+)
+def test_the_picture_goes_no_further_back_than_there_is_something_to_see(age_s, window):
+    state = fleet(round_s=360.0)
+    attempts = ()
+    if age_s is not None:
+        start_s = state.time_s - age_s
+        attempts = (
+            AttemptRecord(
+                job=1, attempt=1, devices=("v100-0",), kind="v100", token="", decided_s=start_s,
+                started_s=start_s,
+            ),
+        )  # fmt: skip
+    assert live_page(state, Lately(attempts=attempts)).window == window
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "told"),
+    [
+        ("cancelled", "cancelled", "job 7 was cancelled"),
+        ("succeeded", "finished", "job 7 succeeded"),
+        ("failed", "exit code 3", "job 7 failed: exit code 3"),
+        ("failed", "", "job 7 failed"),
+    ],
+)
+def test_endings_do_not_repeat_themselves(status, message, told):
+    spec = JobSpec(name="a", command=("true",))
+    record = JobRecord(number=7, spec=spec, status=status, submitted_s=0.0, message=message)
+    assert ending_of(record) == told
 
 
 def test_the_script_listens_to_every_kind_of_event():

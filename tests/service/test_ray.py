@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from service.ray_cluster import processes_with, ray_cluster
+from service.ray_cluster import RayCluster, processes_with, ray_cluster
 
 from hocket.errors import RunError
 from hocket.service.executors.executor import (
@@ -60,6 +60,7 @@ class Lab:
     """An executor, and jobs of one test: their numbers count from 1 here."""
 
     engine: Executor
+    cluster: RayCluster
     place: Path
     offset: int
 
@@ -114,6 +115,11 @@ class Lab:
         for status in self.engine.poll().attempts:
             self.engine.forget(status.name)
         assert self.running() == []
+        until(lambda: not self.folders_on_nodes())
+
+    def folders_on_nodes(self) -> list[Path]:
+        """What supervisors keep on their nodes."""
+        return list(self.cluster.folder.glob("hocket-attempt-*"))
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +139,8 @@ def engine(cluster, tmp_path_factory):
 
 
 @pytest.fixture
-def lab(engine, tmp_path):
-    lab = Lab(engine, tmp_path, next(OFFSETS))
+def lab(engine, cluster, tmp_path):
+    lab = Lab(engine, cluster, tmp_path, next(OFFSETS))
     yield lab
     lab.clear()
 
@@ -246,7 +252,7 @@ def test_killed_drivers_neither_lose_an_attempt_nor_run_it_twice(cluster, tmp_pa
     """The driver is killed at several moments of the start, and orders are given again."""
     devices = ("a/v100/0", "a/v100/1", "b/v100/0", "b/v100/1")
     for wait_s in (0.3, 1.0, None):
-        lab = Lab(RayExecutor(cluster.address, tmp_path / "ray"), tmp_path, 0)
+        lab = Lab(RayExecutor(cluster.address, tmp_path / "ray"), cluster, tmp_path, 0)
         for job, device in enumerate(devices):
             lab.start(job, COUNT, device)
         if wait_s is not None:
@@ -272,7 +278,7 @@ def test_a_driver_that_dies_is_replaced(lab):
 
 
 def test_a_new_executor_finds_what_runs_and_what_ended_meanwhile(cluster, tmp_path):
-    lab = Lab(RayExecutor(f"ray://{cluster.address}", tmp_path / "ray"), tmp_path, 0)
+    lab = Lab(RayExecutor(f"ray://{cluster.address}", tmp_path / "ray"), cluster, tmp_path, 0)
     lab.start(1, SLEEP, "a/v100/0")
     lab.start(2, COUNT, "b/v100/0")
     lab.until(1, RUNNING)
@@ -293,6 +299,7 @@ def test_a_killed_node_takes_its_devices_and_processes_with_it(lab, cluster):
     lab.start(1, forks, "b/v100/0", "a/v100/0", processes="per-device")
     lab.start(2, SLEEP, "a/v100/1")
     until(lambda: lab.printed(1).count("up") == 2 and "up" in lab.printed(2))
+    assert len(lab.folders_on_nodes()) == 3
     cluster.kill("b")
     assert lab.ended(1).phase == LOST
     assert "node" in lab.status(1).detail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from fastapi.routing import APIRoute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.rest_service import Service, serving, wait_until
@@ -445,3 +447,13 @@ def test_the_token_file_is_private(tmp_path):
     (tmp_path / "token").write_text("short\n")
     with pytest.raises(InputFileError, match="no token"):
         make_token(tmp_path)
+
+
+def test_nothing_but_routes_is_run_in_threads(service):
+    # Each change of threads may cost milliseconds while the daemon decides.
+    routes = [route for route in service.client.app.routes if isinstance(route, APIRoute)]
+    seen = {depends.call for route in routes for depends in route.dependant.dependencies}
+    assert len(seen) >= 4
+    for call in seen:
+        of_object = getattr(call, "__call__", call)  # noqa: B004
+        assert inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object), call

@@ -13,7 +13,7 @@ from service.rest_service import TOKEN, serving, wait_until
 
 from hocket.service.rest import prompt, stream
 from hocket.service.rest.app import make_app
-from hocket.service.serve import _listening, _Server, server_config
+from hocket.service.serve import _Server, listening_socket, server_config
 
 uvicorn = pytest.importorskip("uvicorn")
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
@@ -26,7 +26,7 @@ class Served:
     def __init__(self, service):
         self.service = service
         self.app = make_app(service.daemon, TOKEN)
-        self.listener = _listening("127.0.0.1", 0)
+        self.listener = listening_socket("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         ready = threading.Event()
         self.server = _Server(server_config(self.app), self.app.state.bell, ready.set)
@@ -148,13 +148,20 @@ def test_a_quiet_stream_shows_that_it_lives(served, monkeypatch):
 def test_streams_have_a_limit_and_give_their_place_back(served, monkeypatch):
     monkeypatch.setattr(stream, "MAX_STREAMS", 2)
     monkeypatch.setattr(stream, "HEARTBEAT_S", 0.05)
-    first, second = served.open("/v1/events"), served.open("/v1/events")
+
+    def opened() -> http.client.HTTPResponse | None:
+        answer = served.open("/v1/events")
+        return answer if answer.status == 200 else None
+
+    # Streams of the tests before may still have their places.
+    first, second = wait_until(opened), wait_until(opened)
     third = served.open("/v1/events")
     assert third.status == 503
     assert json.loads(third.read())["status"] == 503
     first.close()
-    served.connections[0].close()
-    wait_until(lambda: served.open("/v1/events").status == 200)
+    for connection in served.connections[:-2]:
+        connection.close()
+    wait_until(opened)
     assert second.status == 200
 
 
@@ -175,6 +182,48 @@ def test_a_request_that_never_gets_to_the_point_is_cut(served, monkeypatch):
         start_s = time.monotonic()
         assert slow.recv(100) == b""
         assert time.monotonic() - start_s < 3.0
+
+
+def test_a_refused_request_does_not_keep_its_connection_by_sending_on(served, monkeypatch):
+    monkeypatch.setattr(prompt, "REQUEST_TIMEOUT_S", 0.5)
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as slow:
+        slow.sendall(head)
+        assert slow.recv(100).startswith(b"HTTP/1.1 401")
+
+        def is_cut() -> bool:
+            try:
+                slow.sendall(b"x")
+            except OSError:
+                return True
+            return False
+
+        wait_until(is_cut, 20.0)
+
+
+def test_connections_that_ask_nothing_have_a_limit(served, monkeypatch):
+    for connection in served.connections:
+        connection.close()
+    wait_until(lambda: not served.server.server_state.connections)
+    monkeypatch.setattr(prompt, "MAX_CONNECTIONS", 3)
+    address = ("127.0.0.1", served.port)
+    idle = [socket.create_connection(address, timeout=20) for _ in range(3)]
+    wait_until(lambda: len(served.server.server_state.connections) == 3)
+    with socket.create_connection(address, timeout=20) as more:
+        assert more.recv(100).startswith(b"HTTP/1.1 503")
+    idle[0].close()
+    wait_until(lambda: len(served.server.server_state.connections) == 2)
+    assert served.open("/healthz").status == 200
+    for one in idle:
+        one.close()
+
+
+def test_answers_are_sent_at_once(served):
+    # Otherwise each waits for the reader's delayed acknowledgement, 40 ms.
+    served.open("/healthz")
+    (connection, *_) = served.server.server_state.connections
+    its_socket = connection.transport.get_extra_info("socket")
+    assert its_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_head_that_is_too_large_is_refused(served):

@@ -73,7 +73,7 @@ def _after(draw: st.DrawFn, state: State, number: int) -> State:
     return step(state, draw(st.sampled_from(events)))[0]
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True, deadline=None, max_examples=60)
 @given(state=states())
 def test_a_state_comes_back_exactly_and_goes_on_the_same(state):
     packed = snapshot.pack(state)

@@ -390,6 +390,42 @@ def test_a_full_disk_refuses_a_commit_and_keeps_what_there_was(tmp_path):
     assert len(read(tmp_path)[5]) == 2  # type: ignore[arg-type]
 
 
+def test_a_commit_that_breaks_midway_leaves_no_transaction_open(tmp_path, monkeypatch):
+    store = Store.open(tmp_path)
+    store.commit(batch(1))
+    before = content(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "pack", lambda state: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            store.commit(batch(2))
+    assert content(store) == before
+    store.commit(batch(2))
+    store.close()
+    assert [one.number for one in read(tmp_path)[5]] == [1, 2]  # type: ignore[attr-defined]
+
+
+def test_numbers_that_no_row_can_have_find_nothing(tmp_path):
+    store = Store.open(tmp_path)
+    store.commit(batch(1))
+    assert store.job(10**30) is None
+    assert store.attempts(-(10**30)) == store.events(after=10**30) == []
+    store.close()
+
+
+def test_a_start_that_was_killed_while_writing_the_witness_can_be_repeated(tmp_path, monkeypatch):
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for call in ("pwrite", "fsync", "rename"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, killed)
+            with pytest.raises(KeyboardInterrupt):
+                Witness.create(tmp_path, b"x" * 16)
+        assert not (tmp_path / "witness").exists()
+    Store.open(tmp_path).close()
+    assert not (tmp_path / "witness.new").exists()
+
+
 @pytest.mark.parametrize("folder", ["/proc/hocket-fleet", "/dev/null/state"])
 def test_a_folder_that_cannot_be_written_is_refused(folder):
     with pytest.raises(InputFileError, match="cannot be used") as refused:

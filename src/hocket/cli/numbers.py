@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import click
 
@@ -11,7 +12,7 @@ class FiniteRange(click.FloatRange):
     """A number within bounds. Neither ``nan``, which is on no side of a bound, nor ``inf``."""
 
     def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         """The number that was written; fails for anything else."""
         number: float = super().convert(value, param, ctx)

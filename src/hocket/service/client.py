@@ -62,7 +62,7 @@ class FleetClient:
         """The answer to a question."""
         return self._call("GET", _with_query(path, query))
 
-    def getpatiently(self, path: str, patience_s: float = PATIENCE_S) -> Any:
+    def get_patiently(self, path: str, patience_s: float = PATIENCE_S) -> Any:
         """As `get`, but where nobody answers it is asked again for a while."""
         return patiently(lambda: self.get(path), patience_s)
 
@@ -160,6 +160,7 @@ def _text(value: object) -> str:
 
 
 def patiently(ask: Callable[[], Any], patience_s: float) -> Any:
+    """What ``ask`` returns, asked again for a while where nobody answers."""
     until_s = time.monotonic() + patience_s
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Which engine runs the jobs: ``local``, ``ray``, ``ray://host:port`` (of the head) or ``slurm``."""
+"""Which engine runs the jobs: ``local``, ``ray``, ``ray://host:port`` of a head, or ``slurm``."""
 
 from __future__ import annotations
 

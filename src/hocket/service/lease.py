@@ -44,6 +44,8 @@ _FIRST_RETRY_S = 0.25
 _LONGEST_RETRY_S = 10.0
 _LAST_RETRY_S = 4.0
 _LAST_TRIES = 10
+_LAST_PATIENCE_S = 25.0
+"""Of a last word; an address where nobody answers takes seconds for each try."""
 
 
 def lease(
@@ -188,10 +190,13 @@ class Lease:
         if not self._speaks:
             return True
         self._is_over.set()
+        patient_until_s = time.monotonic() + _LAST_PATIENCE_S
         for attempt in range(_LAST_TRIES):
             with contextlib.suppress(AwayError), self._sending:
                 self._send(channel, is_finished=is_finished)
                 return True
+            if time.monotonic() > patient_until_s:
+                break
             time.sleep(min(_FIRST_RETRY_S * 2**attempt, _LAST_RETRY_S))
         return False
 

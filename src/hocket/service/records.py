@@ -42,8 +42,15 @@ class JobRecord:
 def ending_of(record: JobRecord) -> str:
     """What became of a job that has ended, in words."""
     became = "was cancelled" if record.status == "cancelled" else record.status
-    said = f": {record.message}" if record.message not in ("", record.status) else ""
+    said = "" if says_no_more(record) else f": {record.message}"
     return f"job {record.number} {became}{said}"
+
+
+def says_no_more(record: JobRecord) -> bool:
+    """Whether the message of a job that has ended is only its status in other words."""
+    return record.message in ("", record.status) or (
+        record.status == "succeeded" and record.message == "finished"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

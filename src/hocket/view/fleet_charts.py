@@ -38,7 +38,7 @@ def completion_chart(runs: Sequence[FleetRun]) -> str:
     ends_s = [np.sort(run.jct_s) for run in runs]
     longest_s = max((float(ends[-1]) for ends in ends_s if len(ends)), default=1.0)
     shortest_s = min((float(ends[0]) for ends in ends_s if len(ends)), default=longest_s)
-    low_s = max(min(shortest_s, longest_s / 2.0), longest_s / 1e4, 1e-9)
+    low_s = max(min(shortest_s, longest_s / 3.0), longest_s / 1e4, 1e-9)
 
     def place(value_s: FloatArray) -> FloatArray:
         return np.asarray(np.log(np.maximum(value_s, low_s) / low_s) / np.log(longest_s / low_s))
@@ -89,7 +89,7 @@ def _stairs(x: FloatArray, level: FloatArray) -> Curve:
     if len(x) > _MAX_POINTS:
         keep = np.unique(np.linspace(0, len(x) - 1, _MAX_POINTS).astype(int))
         x, level = x[keep], np.append(0.0, level[1:][keep])
-    return np.append(np.repeat(x, 2), 1.0), np.repeat(level, 2)[:-1]
+    return np.append(np.repeat(x, 2), 1.0), np.append(np.repeat(level, 2)[1:-1], level[-1])
 
 
 def _steps(edges: FloatArray, level: FloatArray) -> Curve:
@@ -107,9 +107,9 @@ def _chart(curves: Sequence[Curve], ticks: Ticks, meaning: str) -> str:
     bottom = _HEIGHT - _BOTTOM
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(meaning)}">']
     for level, text in ((0.0, "none"), (0.5, "half"), (1.0, "all")):
-        y = bottom - level * (bottom - _TOP)
-        parts.append(f'<path class="grid" d="M{_LEFT} {y:.1f}H{_LEFT + _ACROSS}"/>')
-        parts.append(svg_text(_LEFT - 8, y + 4, text, "", "end"))
+        height = bottom - level * (bottom - _TOP)
+        parts.append(f'<path class="grid" d="M{_LEFT} {height:.1f}H{_LEFT + _ACROSS}"/>')
+        parts.append(svg_text(_LEFT - 8, height + 4, text, "", "end"))
     parts += _marks(ticks, _TOP, bottom)
     for at, (x, y) in enumerate(curves):
         across, up = _LEFT + x * _ACROSS, bottom - y * (bottom - _TOP)
@@ -133,9 +133,13 @@ def _time_ticks(end_s: float) -> list[tuple[float, str]]:
 
 
 def _log_ticks(low_s: float, high_s: float) -> list[tuple[float, str]]:
-    """Round times from seconds to years, those between the two."""
-    units = ((1.0, "s", (1, 10)), (60.0, "min", (1, 10)), (3600.0, "h", (1, 10, 100, 1000, 10000)))
-    ticks = [(unit_s * n, f"{n:,} {unit}") for unit_s, unit, counts in units for n in counts]
+    """Round times between two, from seconds to years: more of them where they are near."""
+    digits = (1, 10) if high_s > 100.0 * low_s else (1, 2, 5, 10, 20)
+    ticks = [
+        (unit_s * n, f"{n} {unit}") for unit_s, unit in ((1, "s"), (60, "min")) for n in digits
+    ]
+    hours = [n * 10**power for power in range(5) for n in digits if n < 10]
+    ticks += [(3600.0 * n, f"{n:,} h") for n in hours]
     return [tick for tick in ticks if low_s <= tick[0] <= high_s]
 
 

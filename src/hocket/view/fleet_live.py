@@ -71,7 +71,7 @@ def draw_devices(
     shown = devices[:MAX_DEVICES]
     seen = [
         bar for bar in bars
-        if bar.device < len(shown) and bar.start_s < now_s and (bar.end_s or now_s) > from_s
+        if bar.device < len(shown) and bar.start_s < now_s and _end_s(bar, now_s) > from_s
     ]  # fmt: skip
     newest = sorted(seen, key=lambda bar: bar.start_s)[-MAX_BARS:]
     scale = Scale(_WIDTH_PX, max(now_s - from_s, 1e-9), _LABEL_PX)
@@ -90,6 +90,10 @@ def draw_devices(
         num_hidden_devices=len(devices) - len(shown),
         num_hidden_bars=len(seen) - len(newest),
     )
+
+
+def _end_s(bar: Bar, now_s: float) -> float:
+    return now_s if bar.end_s is None else min(bar.end_s, now_s)
 
 
 def _title(num_devices: int, num_bars: int) -> str:
@@ -131,7 +135,7 @@ def _rows(devices: Sequence[DeviceRow]) -> Iterator[str]:
 
 
 def _bar(bar: Bar, scale: Scale, from_s: float, now_s: float) -> str:
-    start_s, end_s = max(bar.start_s, from_s), min(bar.end_s or now_s, now_s)
+    start_s, end_s = max(bar.start_s, from_s), _end_s(bar, now_s)
     x = scale.x(start_s - from_s)
     width = max((end_s - start_s) * scale.px_per_s - 0.7, 1.0)
     y = _AXIS_PX + bar.device * _ROW_PX

@@ -26,10 +26,12 @@ _WORDS = (
 )
 _CSS = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .9em;text-align:right;white-space:nowrap}
+table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .9em;text-align:right}
+td,th{white-space:nowrap}
 td:first-child,th:first-child{text-align:left}th{border-bottom:1px solid #999}
 svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:#444}h1 svg{width:48px}
-.key svg{width:10px}.key span{margin-right:1.5em}.grid{fill:none;stroke:#ddd}.words{color:#555;max-width:60em}.curve{fill:none;stroke-width:2}
+.key svg{width:10px}.key span{margin-right:1.5em}.grid{fill:none;stroke:#ddd}
+.words{color:#555;max-width:60em}.curve{fill:none;stroke-width:2}
 """ + "".join(
     f".c{at}{{stroke:{colour}}}.f{at}{{fill:{colour}}}" for at, colour in enumerate(_COLOURS)
 )

@@ -37,19 +37,15 @@ def service_options(command: F) -> F:
     return state(url(command))
 
 
-class _JobNumber(click.ParamType):
-    name = "number of a job"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        text = str(value)
-        if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text)):
-            self.fail(f"{text[:40]!r} is no number of a job; hocket fleet jobs lists them")
-        return int(text)
+def _job_number(ctx: click.Context, param: click.Parameter, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text)):
+        raise click.BadParameter(
+            f"{text[:40]!r} is no number of a job; hocket fleet jobs lists them", ctx, param
+        )
+    return int(text)
 
 
-job_argument = click.argument("job", type=_JobNumber(), metavar="ID")
+job_argument = click.argument("job", type=str, callback=_job_number, metavar="ID")
 watch_option = click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C.")
 
 

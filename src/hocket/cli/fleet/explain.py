@@ -41,4 +41,6 @@ def _print(found: dict[str, Any]) -> None:
     if holders and found["status"] == "queued":
         more = found["evidence"]["num_holders"] - len(holders)
         names = ", ".join(f"job {holder['job']}" for holder in holders)
-        click.echo(f"  what it could use is held by {names}" + (f" and {more} more" if more else ""))
+        click.echo(
+            f"  what it could use is held by {names}" + (f" and {more} more" if more else "")
+        )

@@ -18,9 +18,9 @@ from hocket.errors import UsageError
     default="local",
     show_default=True,
     metavar="ENGINE",
-    help="What runs the jobs: local (processes of this machine), ray (the cluster that this machine "
-    "is part of), ray://HOST:PORT (that of a head, with the port that ray start prints, 6379 "
-    "unless told otherwise) or slurm.",
+    help="What runs the jobs: local (processes of this machine), ray (the cluster that this "
+    "machine is part of), ray://HOST:PORT (that of a head, with the port that ray start prints, "
+    "6379 unless told otherwise) or slurm.",
 )
 @click.option(
     "--devices",
@@ -127,6 +127,7 @@ def command(
 
     from hocket.fleet.rounds.kernels import kernels_are_compiled
     from hocket.fleet.rounds.state import Rules
+    from hocket.service.engines import check_engine
     from hocket.service.serve import Settings, serve
 
     folder = state_folder(state).absolute()
@@ -137,6 +138,7 @@ def command(
         else:
             say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
 
+    check_engine(on, found)
     if not kernels_are_compiled():
         say("compiling the kernels of the rounds (once, some seconds)")
     serve(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_DEVICES = 1_000_000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
 """Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
+_MAX_DEVICES = 100_000
 
 
 @click.command("simulate")
@@ -93,7 +94,12 @@ _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.
     type=FiniteRange(min=0.0, min_open=True),
     help="Draw arrivals anew at this rate, for traces that have none.",
 )
-@click.option("--seed", type=int, default=0, help="Of random arrivals and orders. [default: 0]")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Of random arrivals and orders. [default: 0]",
+)
 @click.option("--html", type=click.Path(path_type=Path), help="Write a report to this file.")
 @json_option
 def command(

@@ -57,7 +57,8 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
             known[key] = _rows(table, spread, key)
         rows, profile[job] = known[key]
         if rows is not None and math.isnan(total_steps[job]):
-            rows = rows / max(rows[0, 0], 1e-300)
+            # The time is that on the first kind of those on which it can run.
+            rows = rows / next((speed for speed in rows[0] if speed > 0.0), 1.0)
             profile[job] = -1
         if rows is None:
             rows = np.stack([speed, speed])

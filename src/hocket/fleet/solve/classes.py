@@ -20,6 +20,8 @@ Counts = NDArray[np.int64]
 EQUAL = 1e-8
 """Relative difference below which two throughputs count as the same."""
 _GRID_BITS = 30
+_MAX_ORDERED = 180
+"""Columns whose pairs 16 bits can number."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -38,57 +40,79 @@ class Classes:
 def find_classes(values: FloatArray, exact: FloatArray) -> Classes:
     """Classes of jobs with nearly equal rows of ``values`` and equal rows of ``exact``."""
     first, of = _distinct(np.hstack([values, exact]))
-    rows, marks = snap(values[first]), exact[first]
-    again, merged = _distinct(np.hstack([rows, marks]))
-    order = _similar_together(rows[again])
-    rank = np.empty(len(order), dtype=np.int64)
-    rank[order] = np.arange(len(order))
-    of = rank[merged[of]]
+    rows, has_merged = snap(values[first])
+    if has_merged:
+        again, merged = _distinct(np.hstack([rows, exact[first]]))
+        first, rows, of = first[again], rows[again], merged[of]
+    order = _similar_together(rows)
+    of = _rank(order)[of]
     return Classes(
         of=of,
-        num_jobs=np.bincount(of, minlength=len(again)),
-        first=first[again][order],
-        rows=np.ascontiguousarray(rows[again][order]),
+        num_jobs=np.bincount(of, minlength=len(order)),
+        first=first[order],
+        rows=np.ascontiguousarray(rows[order]),
     )
+
+
+def _rank(order: Counts) -> Counts:
+    """The place of each entry in an order."""
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank
 
 
 def _similar_together(rows: FloatArray) -> Counts:
     """An order in which neighbours favour the same columns: compiled code guesses right then."""
-    if not rows.size:
-        return np.arange(len(rows))
+    num_rows, num_columns = rows.shape
+    if not num_rows or not 2 <= num_columns <= _MAX_ORDERED:
+        return np.arange(num_rows)
     favour = rows / np.maximum(rows.mean(axis=0), 1e-300)
-    ranked = np.argsort(favour, axis=1, kind="stable")
-    return np.lexsort(ranked.T[-2:] if rows.shape[1] > 1 else ranked.T)
+    best = favour.argmax(axis=1)
+    favour[np.arange(num_rows), best] = -1.0
+    # Small integers are sorted by counting.
+    both = (best * num_columns + favour.argmax(axis=1)).astype(np.int16)
+    return np.argsort(both, kind="stable")
 
 
-def snap(values: FloatArray) -> FloatArray:
-    """Every column with its nearly equal values made equal."""
-    snapped = np.empty_like(values)
-    for column in range(values.shape[1]):
-        snapped[:, column] = _snap_column(values[:, column])
-    return snapped
+def snap(values: FloatArray) -> tuple[FloatArray, bool]:
+    """Every column with its nearly equal values made equal, and whether there were any."""
+    columns = np.ascontiguousarray(values.T)
+    snapped, has_merged = _shortened(columns), False
+    for column, ascending in enumerate(np.sort(columns)):
+        gap = np.diff(ascending)
+        is_near = gap <= EQUAL * ascending[1:]
+        if np.any(is_near & (gap > 0.0)):
+            _merge(columns[column], ascending, is_near, snapped[column])
+            has_merged = True
+    return snapped.T, has_merged
 
 
-def _snap_column(values: FloatArray) -> FloatArray:
-    order = np.argsort(values, kind="stable")
-    ascending = values[order]
-    is_new = np.ones(len(values), dtype=bool)
-    is_new[1:] = np.diff(ascending) > EQUAL * ascending[1:]
-    starts = ascending[is_new]
-    # A shorter mantissa, so that the same class gets the same number whoever is in it.
-    fraction, exponent = np.frexp(starts)
-    starts = np.ldexp(np.round(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS)
-    snapped = np.empty_like(values)
-    snapped[order] = starts[np.cumsum(is_new) - 1]
-    return snapped
+def _merge(
+    values: FloatArray, ascending: FloatArray, is_near: NDArray[np.bool_], snapped: FloatArray
+) -> None:
+    """Give values that follow each other closely that of the lowest of them."""
+    place = np.arange(1, len(ascending))
+    start = np.maximum.accumulate(np.where(is_near, 0, place))
+    moved = ascending[1:][is_near]
+    at = np.minimum(np.searchsorted(moved, values), len(moved) - 1)
+    is_moved = moved[at] == values
+    snapped[is_moved] = _shortened(ascending[start[is_near]])[at[is_moved]]
+
+
+def _shortened(values: FloatArray) -> FloatArray:
+    """A shorter mantissa, so that the same class gets the same number whoever is in it."""
+    fraction, exponent = np.frexp(values)
+    return np.asarray(np.ldexp(np.round(np.ldexp(fraction, _GRID_BITS)), exponent - _GRID_BITS))
 
 
 def _distinct(rows: FloatArray) -> tuple[Counts, Counts]:
     """The first of all equal rows, in order of appearance, and which of them each row equals."""
     digest = _digest(rows)
+    if np.all(np.diff(np.sort(digest))):
+        return np.arange(len(rows)), np.arange(len(rows))
     _, first, of = np.unique(digest, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first))
-    first, of = np.sort(first), rank[of]
+    order = np.argsort(first)
+    first, of = first[order], _rank(order)[of]
     if not np.array_equal(rows, rows[first][of]):
         _, first, of = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return first, of.reshape(-1)

@@ -8,6 +8,9 @@ import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
 
+MAX_FALLS = 60
+"""Times that a level is lowered; a handful in practice."""
+
 
 class Crowd(NamedTuple):
     """Classes of jobs and the pools of devices that they share."""

@@ -5,7 +5,8 @@ prices are such that jobs which buy as cheaply as they can fill all priced pools
 question, "what would you buy at these prices", yields one vector of loads; the mix of vectors with
 the least maximum is a linear program with one row per pool, solved by the simplex method, whose
 duals are the next prices to ask for. Asking half-way to the best prices so far keeps them from
-jumping about. O(classes x columns^2) per question, O(questions x pools + pools^2) per pivot.
+jumping about. O(classes x columns) per question while purchases stay as they were, as most do,
+O(questions x pools + pools^2) per pivot.
 """
 
 from __future__ import annotations
@@ -329,7 +330,12 @@ def mix_purchases(crowd: Crowd, search: Search, num_asked: int, shares: FloatArr
         set_prices(crowd, search.prices[question], search.price)
         for one in range(search.demand.shape[0]):
             low, high, part, _ = cheapest(
-                crowd.rates, search.price, one, search.demand[one], search.low[one], search.high[one]
+                crowd.rates,
+                search.price,
+                one,
+                search.demand[one],
+                search.low[one],
+                search.high[one],
             )
             search.low[one], search.high[one] = low, high
             if low >= 0:

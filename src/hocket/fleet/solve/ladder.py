@@ -11,7 +11,7 @@ from hocket.arrays import FloatArray
 from hocket.compiled.containers import table
 from hocket.fleet.solve.crowd import Owed
 
-DemandAt = Callable[[float], FloatArray]
+DemandAt = Callable[[float], FloatArray] | Owed
 """The progress that every class must make at a level; rising with it, 0 at level 0."""
 
 Demands = Callable[[FloatArray, FloatArray, FloatArray], DemandAt]

@@ -8,14 +8,12 @@ O(classes x columns) per bill, about five bills per fall, a handful of falls.
 
 from __future__ import annotations
 
-from hocket.arrays import FloatArray
 from hocket.compiled.jit import compiled, compiled_entry
-from hocket.fleet.solve.crowd import Crowd, Owed, Search
+from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, Search
 from hocket.fleet.solve.kernel import cheapest, cost_of, find_load, set_prices
 
 _TABLES = "hocket.fleet.solve.crowd"
 _KERNEL = "hocket.fleet.solve.kernel"
-_MAX_FALLS = 60
 _MAX_STEPS = 100
 _CLOSE = 1e-13
 """Steps aim as much below the bill that they look for, so as not to end above it."""
@@ -54,26 +52,29 @@ def bill_at(crowd: Crowd, owed: Owed, search: Search, level: float) -> tuple[flo
 def fall(
     crowd: Crowd, owed: Owed, search: Search, high: float, hint: float, allowed: float
 ) -> float:
-    """The level up to ``high`` that costs ``allowed`` at the best prices, from ``hint`` on."""
+    """The level up to ``high`` that costs ``allowed`` at the best prices.
+
+    Looked for first at ``hint``, unless that is 0.
+    """
     set_prices(crowd, search.best, search.price)
     bill, rise = bill_at(crowd, owed, search, high)
     over = bill - allowed
     if over <= 0.0:
         return high
     low, under, at, value = 0.0, -allowed, high, over
-    step = before = high
+    step = before = 2.0 * high
     was_chord = False
     for turn in range(_MAX_STEPS):
         next_at = hint if turn == 0 and hint > 0.0 else at - (value + _CLOSE) / rise
-        is_newton = low < next_at < high and abs(next_at - at) <= 0.5 * before
-        if not is_newton:
+        is_good = low < next_at < high and abs(next_at - at) <= 0.5 * before
+        if not is_good:
             next_at = low - under * (high - low) / (over - under)
             if low == 0.0:
                 # Far above everybody's cap the bill hardly falls.
                 next_at = min(next_at, 0.25 * high)
             elif was_chord or not low < next_at < high:
                 next_at = 0.5 * (low + high)
-        was_chord = not is_newton and not was_chord
+        was_chord = not is_good and not was_chord
         before, step = step, abs(next_at - at)
         at = next_at
         bill, rise = bill_at(crowd, owed, search, at)
@@ -89,7 +90,7 @@ def fall(
 
 @compiled
 def keep_mixed(search: Search, num_asked: int, num_pools: int) -> int:
-    """Move the prices that the mix consists of, and the best, to the front as known questions."""
+    """Move the best prices, and those that the mix consists of, to the front as known questions."""
     kept = 0
     for question in range(num_asked):
         if search.weight[question] > 0.0:
@@ -97,7 +98,8 @@ def keep_mixed(search: Search, num_asked: int, num_pools: int) -> int:
                 search.prices[kept, pool] = search.prices[question, pool]
             kept += 1
     for pool in range(num_pools):
-        search.prices[kept, pool] = search.best[pool]
+        search.prices[kept, pool] = search.prices[0, pool]
+        search.prices[0, pool] = search.best[pool]
     return kept + 1
 
 
@@ -119,11 +121,11 @@ def find_level(
     for pool in range(num_pools):
         search.best[pool] = search.prices[0, pool]
     level, num_asked = fall(crowd, owed, search, start[0], start[1], allowed), 0
-    for _ in range(_MAX_FALLS):
+    for turn in range(MAX_FALLS):
         for one in range(search.demand.shape[0]):
-            search.demand[one], _ = owed_to(owed, one, level)
+            search.demand[one] = owed_to(owed, one, level)[0]
         num_asked, load, bill = find_load(crowd, search.demand, search, num_known, tolerance)
-        if load <= 1.0 + 4.0 * tolerance or bill <= allowed:
+        if load <= 1.0 + 4.0 * tolerance or bill <= allowed or turn == MAX_FALLS - 1:
             break
         lower = fall(crowd, owed, search, level, 0.0, allowed)
         if lower >= level:

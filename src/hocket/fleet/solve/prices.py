@@ -4,7 +4,7 @@ At prices p every job serves its demand as cheaply as it can, so a level is out 
 bill exceeds what all devices together cost (duality of linear programs). The level falls to where
 the bill of the best prices is exactly that, the prices are searched again there, and both stop when
 the purchases fit: then the level is reached and proven. Prices of an earlier moment are good first
-questions. O(classes x columns^2) per question, some tens of questions from a cold start.
+questions. O(classes x columns) per question or a few times that, tens of questions when cold.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Warm
-from hocket.fleet.solve.crowd import Crowd, Owed, Search, new_search
+from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, Search, new_search
 from hocket.fleet.solve.ladder import DemandAt
 
 Counts = NDArray[np.int64]
 
 MAX_QUESTIONS = 400
-MAX_FALLS = 60
 TOLERANCE = 1e-12
 _FREE = 1e-11
 """Price below which a pool costs nothing."""
@@ -114,10 +113,11 @@ def _find_level(
         return float(find_bill(crowd, demand_at(level), search, best, slope)) - 1.0 - TOLERANCE
 
     level, asked = _fall(excess, *start), 0
-    for _ in range(MAX_FALLS):
+    for turn in range(MAX_FALLS):
         search.demand[:] = demand_at(level)
         asked, load, bill = find_load(crowd, search.demand, search, num_known, TOLERANCE)
-        if load <= 1.0 + 4.0 * TOLERANCE or bill <= 1.0 + TOLERANCE:
+        is_done = load <= 1.0 + 4.0 * TOLERANCE or bill <= 1.0 + TOLERANCE
+        if is_done or turn == MAX_FALLS - 1:
             break
         best[:] = search.best
         lower = _fall(excess, level, level / bill)
@@ -146,11 +146,11 @@ def _first_questions(search: Search, num_pools: int, warm: Warm | None) -> int:
 
 
 def _keep_mixed(search: Search, asked: int) -> int:
-    """Move the prices that the mix consists of, and the best, to the front as known questions."""
+    """Move the best prices, and those that the mix consists of, to the front as known questions."""
     mixed = search.prices[:asked][search.weight[:asked] > 0]
-    search.prices[: len(mixed)] = mixed
-    search.prices[len(mixed)] = search.best
-    return len(mixed) + 1
+    search.prices[0] = search.best
+    search.prices[1 : 1 + len(mixed)] = mixed
+    return 1 + len(mixed)
 
 
 def _free_caps(

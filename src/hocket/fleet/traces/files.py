@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -87,10 +88,10 @@ def read_trace(path: str | Path) -> Trace:
     """The jobs of a file in order of arrival; raises `InputFileError` with file and line."""
     data = read_bounded(path, _MAX_BYTES, _looks_like_text, "a trace")
     try:
-        lines = data.decode().splitlines()
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputFileError("the file is no text", where=str(path)) from None
-    rows = [row for row in _split(lines, str(path)) if any(row[1])]
+    rows = [row for row in _split(text, str(path)) if any(row[1])]
     if not rows:
         raise InputFileError("the trace is empty", where=str(path))
     how, has_header = _detect(rows[0][1], f"{path}:{rows[0][0]}")
@@ -118,8 +119,9 @@ def _looks_like_text(head: bytes) -> bool:
     return b"\0" not in head
 
 
-def _split(lines: list[str], where: str) -> Iterator[tuple[int, list[str]]]:
-    is_tabbed = bool(lines) and "\t" in lines[0]
+def _split(text: str, where: str) -> Iterator[tuple[int, list[str]]]:
+    is_tabbed = "\t" in text.partition("\n")[0]
+    lines = io.StringIO(text, newline="")
     reader = csv.reader(lines, delimiter="\t" if is_tabbed else ",", strict=True,
                         quoting=csv.QUOTE_NONE if is_tabbed else csv.QUOTE_MINIMAL)  # fmt: skip
     while True:
@@ -194,7 +196,7 @@ def _number(text: str, name: str, where: str, default: float, low: float) -> flo
         value = float(text)
     except ValueError:
         value = math.nan
-    is_whole = name != "gang" or (value == value and value == int(min(value, _LARGEST)))
+    is_whole = name != "gang" or value.is_integer()
     if not low <= value <= (_MAX_GANG if name == "gang" else _LARGEST) or not is_whole:
         kind = "a whole number" if name == "gang" else "a number"
         hint = f"expected {kind} from {low:g}"

@@ -8,11 +8,11 @@ stored is simply seen again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from hocket.errors import HocketError
 from hocket.service.daemon import commands
@@ -31,10 +31,20 @@ from hocket.service.executors.executor import (
 )
 from hocket.service.records import AttemptRecord
 
+Item = TypeVar("Item")
+
 MAX_START_TRIES = 5
 """Refused so often, an attempt cannot be started."""
+START_AGAIN_S = 1.0
+"""Time before the second try; twice as long before each that follows."""
 KILL_AFTER_S = 10.0
 """Past its grace, an attempt that an executor should have killed is killed from here."""
+
+
+class _Refusal(NamedTuple):
+    why: str
+    again_s: float
+    """When to try the next time."""
 
 
 class Carrier:
@@ -67,12 +77,14 @@ class Carrier:
         """Attempts that were told to end, and in which look."""
         self._num_looks = 0
         self._heard_s = heard_s
-        self._refusals: dict[AttemptName, list[str]] = {}
+        self._refusals: dict[AttemptName, list[_Refusal]] = {}
         """Why attempts could not be started, each time."""
         self._unknown_kinds: set[str] = set()
         """Of devices that are there and cannot be used."""
         self._pending: dict[object, Future[Any]] = {}
         """What was told and is not decided yet, so that it is not told twice."""
+        self._is_refused = False
+        """Whether something that was told could not be decided."""
 
     def look(self) -> None:
         """Ask the executor what there is, tell what is new, do what is missing."""
@@ -87,8 +99,7 @@ class Carrier:
         self._known = {status.name for status in poll.attempts}
         # Devices first: an attempt that was lost with its device is no failure of the job.
         self._tell_devices(poll)
-        for status in poll.attempts:
-            self._settle(status)
+        self._tell_attempts(poll)
         world = self._world()
         for memory in (self._refusals, self._asked_to_stop):
             for name in [name for name in memory if world.attempt(name) is None]:
@@ -115,16 +126,20 @@ class Carrier:
     # ── what the executor is told ──
 
     def _start(self, world: World, record: AttemptRecord) -> None:
-        name = name_of(record)
+        name, now_s = name_of(record), self._now_s()
         refusals = self._refusals.get(name, [])
         if len(refusals) >= MAX_START_TRIES:
-            self._fence(name, LOST, refusals[-1])
+            self._fence(name, LOST, refusals[-1].why)
+            return
+        if refusals and now_s < refusals[-1].again_s:
+            self.trouble = refusals[-1].why
             return
         try:
             self._executor.start(assignment_of(world, record, self._folder, self._endpoint_url))
         except (HocketError, OSError) as error:
             self.trouble = str(error)
-            self._refusals[name] = [*refusals, str(error)]
+            again_s = now_s + START_AGAIN_S * 2.0 ** len(refusals)
+            self._refusals[name] = [*refusals, _Refusal(str(error), again_s)]
         else:
             self._known.add(name)
 
@@ -149,7 +164,7 @@ class Carrier:
         look has not found it either, it is over."""
         if self._asked_to_stop.get(name, self._num_looks) < self._num_looks:
             status = Status(name=name, phase=phase, detail=detail)
-            self._tell(name, partial(commands.ended, status=status))
+            self._tell(name, partial(commands.ended, statuses=[status]))
         elif name not in self._asked_to_stop and self._try(partial(self._executor.kill, name)):
             self._asked_to_stop[name] = self._num_looks
 
@@ -177,20 +192,44 @@ class Carrier:
             self._tell("kinds", partial(commands.see_unknown_kinds, kinds=sorted(new)))
         self._unknown_kinds = unknown
 
-    def _settle(self, status: Status) -> None:
-        name, world = status.name, self._world()
-        record = world.attempt(name)
-        is_over = status.phase in (EXITED, LOST)
-        if record is None:
-            self._try(partial(self._executor.forget if is_over else self._executor.kill, name))
-        elif is_over:
-            self._tell(name, partial(commands.ended, status=status))
-        elif (
-            status.phase == RUNNING
-            and record.stopping_since_s is None
-            and world.jobs[name.job].status == "starting"
-        ):
-            self._tell(name, partial(commands.begun, name=name))
+    def _tell_attempts(self, poll: Poll) -> None:
+        world, devices = self._world(), {device.name for device in poll.devices}
+        begun: list[AttemptName] = []
+        ended: list[Status] = []
+        for status in poll.attempts:
+            name, record = status.name, world.attempt(status.name)
+            is_over = status.phase in (EXITED, LOST)
+            if record is None:
+                self._try(partial(self._executor.forget if is_over else self._executor.kill, name))
+            elif name in self._pending:
+                continue
+            elif is_over and (
+                status.exit_code == 0
+                or record.stopping_since_s is not None
+                or not devices.issuperset(record.devices)
+            ):
+                ended.append(status)
+            elif is_over:
+                # A failure of the job takes a decision of its own.
+                self._tell(name, partial(commands.ended, statuses=[status]))
+            elif (
+                status.phase == RUNNING
+                and record.stopping_since_s is None
+                and world.jobs[name.job].status == "starting"
+            ):
+                begun.append(name)
+        for names in self._together(begun):
+            self._tell_of(names, partial(commands.begun, names=names))
+        for some in self._together(ended):
+            names = [status.name for status in some]
+            self._tell_of(names, partial(commands.ended, statuses=some))
+
+    def _together(self, items: list[Item]) -> list[list[Item]]:
+        """What is told as one command, which costs hardly more than one of its parts: all, but
+        each alone after a refusal, so that one which cannot be carried out delays no other."""
+        if self._is_refused:
+            return [[item] for item in items]
+        return [items] if items else []
 
     def _tell_silence(self, world: World) -> None:
         now_s = self._now_s()
@@ -205,11 +244,17 @@ class Carrier:
     def _forget_decided(self) -> None:
         """What could not be stored is seen and told again; people may know why."""
         decided = {what: future for what, future in self._pending.items() if future.done()}
+        self._is_refused = False
         for what, future in decided.items():
             del self._pending[what]
             if future.exception() is not None:
+                self._is_refused = True
                 self.trouble = str(future.exception())
 
     def _tell(self, what: object, command: Command) -> None:
         if what not in self._pending:
-            self._pending[what] = self._tell_daemon(command)
+            self._tell_of([what], command)
+
+    def _tell_of(self, what: Sequence[object], command: Command) -> None:
+        future = self._tell_daemon(command)
+        self._pending.update(dict.fromkeys(what, future))

@@ -184,12 +184,13 @@ def report(
     return lease(draft, name)
 
 
-def _finish(draft: Draft, number: int) -> None:
-    draft.happen(Finish(time_s=draft.time_s, numbers=(number,)))
-    job = draft.jobs[number]
-    done_steps = job.spec.total_steps or job.done_steps
-    draft.put_job(replace(job, done_steps=done_steps, message="finished"))
-    draft.end(number, "finished")
+def _finish(draft: Draft, *numbers: int) -> None:
+    draft.happen(Finish(time_s=draft.time_s, numbers=numbers))
+    for number in numbers:
+        job = draft.jobs[number]
+        done_steps = job.spec.total_steps or job.done_steps
+        draft.put_job(replace(job, done_steps=done_steps, message="finished"))
+        draft.end(number, "finished")
 
 
 def lease(draft: Draft, name: AttemptName) -> Lease:
@@ -213,9 +214,7 @@ def commit_checkpoint(
     if attempt.stopping_since_s is None:
         # Of two jobs that may be displaced, the one that would lose less work is.
         draft.happen(
-            Progress(
-                time_s=draft.time_s, number=name.job, attempt=name.attempt, saved_steps=step
-            )
+            Progress(time_s=draft.time_s, number=name.job, attempt=name.attempt, saved_steps=step)
         )
     checkpoint = CheckpointRecord(
         job=name.job, attempt=name.attempt, step=step, path=path, committed_s=draft.time_s
@@ -244,25 +243,37 @@ def _proven(draft: Draft, name: AttemptName, token: str) -> AttemptRecord:
 # ── executors and time ───────────────────────────────────────────────────────────────────────────
 
 
-def begun(draft: Draft, name: AttemptName) -> None:
-    """The processes of an attempt run."""
-    attempt, record = find(draft.attempts, name), draft.jobs.get(name.job)
-    if attempt is None or record is None or attempt.stopping_since_s is not None:
-        return
-    draft.put_job(replace(record, status="running"))
+def begun(draft: Draft, names: Sequence[AttemptName]) -> None:
+    """The processes of some attempts run."""
+    for name in names:
+        attempt = find(draft.attempts, name)
+        if attempt is not None and attempt.stopping_since_s is None:
+            draft.put_job(replace(draft.jobs[name.job], status="running"))
 
 
-def ended(draft: Draft, status: Status) -> None:
-    """Nothing of an attempt runs any more."""
+def ended(draft: Draft, statuses: Sequence[Status]) -> None:
+    """Nothing of some attempts runs any more."""
+    finished = [status.name for status in statuses if _has_finished(draft, status)]
+    for name in finished:
+        draft.close(name, "finished", 0)
+    if finished:
+        _finish(draft, *(name.job for name in finished))
+    for status in statuses:
+        # Those that finished are closed by now.
+        if (attempt := find(draft.attempts, status.name)) is not None:
+            _end(draft, attempt, status)
+
+
+def _has_finished(draft: Draft, status: Status) -> bool:
+    attempt = find(draft.attempts, status.name)
+    is_wanted = attempt is not None and attempt.stopping_since_s is None
+    return is_wanted and status.phase != LOST and status.exit_code == 0
+
+
+def _end(draft: Draft, attempt: AttemptRecord, status: Status) -> None:
     name = status.name
-    attempt = find(draft.attempts, name)
-    if attempt is None:
-        return
     if attempt.stopping_since_s is not None:
         draft.close(name, attempt.outcome, status.exit_code)
-    elif status.phase != LOST and status.exit_code == 0:
-        draft.close(name, "finished", 0)
-        _finish(draft, name.job)
     else:
         draft.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
         _fail(draft, name, _complaint(status))

@@ -32,6 +32,9 @@ RESULT = "result.json"
 MARK = "HOCKET_ATTEMPT_MARK"
 """The variable by which every process of an attempt can be found."""
 
+DAMAGED = (ValueError, TypeError, KeyError)
+"""What a file raises that is not as it was written."""
+
 
 class Order(NamedTuple):
     """What a supervisor runs: an `Assignment` without what only the daemon needs."""

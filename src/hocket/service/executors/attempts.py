@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hocket.errors import RunError
 from hocket.service.executors import attempt_folder as files
-from hocket.service.executors.attempt_folder import Result
+from hocket.service.executors.attempt_folder import DAMAGED, Result
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -30,8 +30,6 @@ from hocket.service.executors.executor import (
 
 CANNOT_START = 126
 """Exit code of an attempt that could not be begun."""
-DAMAGED = (ValueError, TypeError, KeyError)
-"""What a file raises that is not as it was written."""
 
 _FOLDER_NAME = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _FORGOTTEN = "forgotten"
@@ -47,8 +45,9 @@ class Attempts:
         self._forgotten = (memory or folder) / _FORGOTTEN
         self._log_limit_bytes = log_limit_bytes
         self._refused: dict[AttemptName, str] = {}
-        for place in (folder, self._forgotten):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _telling(f"keep attempts in {str(folder)!r}"):
+            for place in (folder, self._forgotten):
+                place.mkdir(mode=0o700, parents=True, exist_ok=True)
         for ending in (_NEW, _REMOVED):
             for rest in self._forgotten.glob(f"*{ending}"):
                 shutil.rmtree(rest, ignore_errors=True)
@@ -96,12 +95,12 @@ class Attempts:
                     files.ask_to_stop(folder, grace_s)
         return True
 
-    def withdraw(self, name: AttemptName) -> None:
-        """Tell no longer that a name was refused."""
+    def forget(self, name: AttemptName, status: Status | None) -> None:
+        """Remove the folder of an attempt where its status says that it ended, and tell no longer
+        that a name was refused; it stays used up."""
         self._refused.pop(name, None)
-
-    def forget(self, name: AttemptName) -> None:
-        """Remove the folder of an attempt that ended; its name stays used up."""
+        if status is None or status.phase not in (EXITED, LOST):
+            return
         with _telling(f"forget attempt {name}"):
             if name.attempt > self._last_forgotten(name.job):
                 files.write_json(self._forgotten / str(name.job), {"attempt": name.attempt})

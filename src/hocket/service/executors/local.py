@@ -23,8 +23,8 @@ from hocket.errors import RunError, UsageError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import processes
-from hocket.service.executors.attempt_folder import Result
-from hocket.service.executors.attempts import CANNOT_START, DAMAGED, Attempts, ended, looked_at
+from hocket.service.executors.attempt_folder import DAMAGED, Result
+from hocket.service.executors.attempts import CANNOT_START, Attempts, ended, looked_at
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -108,11 +108,8 @@ class LocalExecutor:
 
     def forget(self, name: AttemptName) -> None:
         """Remove the folder of an attempt that ended; its name stays refused."""
-        self._attempts.withdraw(name)
         self._deadline_s.pop(name, None)
-        status = self._status(name)
-        if status is not None and status.phase in (EXITED, LOST):
-            self._attempts.forget(name)
+        self._attempts.forget(name, self._status(name))
 
     def close(self) -> None:
         """Let go; supervisors and what they run go on."""

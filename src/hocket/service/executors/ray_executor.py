@@ -19,8 +19,8 @@ from typing import Any
 from hocket.errors import MissingExtraError, RunError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
-from hocket.service.executors.attempt_folder import Result
-from hocket.service.executors.attempts import CANNOT_START, DAMAGED, Attempts, ended
+from hocket.service.executors.attempt_folder import DAMAGED, Result
+from hocket.service.executors.attempts import CANNOT_START, Attempts, ended
 from hocket.service.executors.executor import (
     RUNNING,
     STARTING,
@@ -88,9 +88,7 @@ class RayExecutor:
 
     def forget(self, name: AttemptName) -> None:
         """Remove the folder of an attempt that ended; its name stays refused."""
-        self._attempts.withdraw(name)
-        if self._result(name) is not None:
-            self._attempts.forget(name)
+        self._attempts.forget(name, self._status(name, self._result(name)))
 
     def close(self) -> None:
         """End the driver; attempts go on."""

@@ -33,8 +33,6 @@ from hocket.service.executors.attempts import (
     looked_at,
 )
 from hocket.service.executors.executor import (
-    EXITED,
-    LOST,
     RUNNING,
     STARTING,
     Assignment,
@@ -125,11 +123,8 @@ class SlurmExecutor:
 
     def forget(self, name: AttemptName) -> None:
         """Remove the folder of an attempt that ended; its name stays refused."""
-        self._attempts.withdraw(name)
         self._deadline_s.pop(name, None)
-        status = self._status(name)
-        if status is not None and status.phase in (EXITED, LOST):
-            self._attempts.forget(name)
+        self._attempts.forget(name, self._status(name))
 
     def close(self) -> None:
         """Nothing is held: Slurm has the jobs."""

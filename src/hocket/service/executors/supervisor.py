@@ -25,6 +25,7 @@ from types import FrameType
 from hocket.service.executors import processes
 from hocket.service.executors.attempt_folder import (
     BEGUN,
+    DAMAGED,
     MARK,
     RESULT,
     RUNNING,
@@ -298,7 +299,7 @@ def _asked_s(order: Order, inputs: _Inputs) -> float | None:
     except OSError as error:
         # A file system that fails for a while is no reason to end what runs.
         asked_s = 0.0 if error.errno in REMOVED else None
-    except ValueError:
+    except DAMAGED:
         asked_s = order.grace_s
     return order.grace_s if asked_s is None and inputs.is_asked_to_end else asked_s
 

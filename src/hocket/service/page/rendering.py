@@ -28,7 +28,7 @@ from hocket.service.page.shown import (
     Stat,
     WaitingRow,
 )
-from hocket.service.records import AttemptRecord, JobRecord
+from hocket.service.records import AttemptRecord, JobRecord, says_no_more
 from hocket.units import format_percent
 from hocket.view.fleet_live import Bar, DeviceRow, draw_devices
 from hocket.view.names import LONGEST_SENTENCE, inert
@@ -62,7 +62,7 @@ def live_page(
         stats=_stats(state, counts),
         picture=picture,
         picture_note=picture_note,
-        window=words_for_seconds(window_s(state)),
+        window=words_for_seconds(_drawn_s(state, lately)),
         devices=_devices(state),
         waiting=_waiting(state, foreseen),
         running=_running(state),
@@ -73,8 +73,15 @@ def live_page(
 
 
 def window_s(state: State) -> float:
-    """How far back the picture goes."""
+    """How far back the picture goes at most."""
     return max(WINDOW_ROUNDS * state.rules.round_s, _MIN_WINDOW_S)
+
+
+def _drawn_s(state: State, lately: Lately) -> float:
+    """How far back the picture goes: no further than there is something to see."""
+    starts_s = [one.started_s for one in lately.attempts if one.started_s is not None]
+    age_s = state.time_s - min(starts_s, default=-np.inf)
+    return min(window_s(state), max(age_s, _MIN_WINDOW_S))
 
 
 def job_name(state: State, number: int) -> JobName:
@@ -145,7 +152,7 @@ def _picture(state: State, lately: Lately) -> tuple[Markup, str]:
         if attempt.started_s is not None
         for bar in _bars(attempt, lately.names.get(attempt.job, ""), state.time_s, index)
     ]
-    drawn = draw_devices(rows, bars, state.time_s - window_s(state), state.time_s)
+    drawn = draw_devices(rows, bars, state.time_s - _drawn_s(state, lately), state.time_s)
     hidden = []
     if drawn.num_hidden_devices:
         hidden.append(count_of(drawn.num_hidden_devices, "more device"))
@@ -305,7 +312,7 @@ def _ended(state: State, records: Sequence[JobRecord]) -> Listing[EndedRow]:
             job=named(record),
             status=record.status,
             ended=ago(state.time_s - (record.ended_s or state.time_s)),
-            message=inert(record.message, LONGEST_SENTENCE),
+            message=inert("" if says_no_more(record) else record.message, LONGEST_SENTENCE),
         )
         for record in records[:MAX_ROWS]
     )

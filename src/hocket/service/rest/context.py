@@ -14,6 +14,9 @@ from hocket.service.daemon.daemon import Daemon
 from hocket.service.rest.problems import RefusedError
 from hocket.service.rest.stream import Bell
 
+# Dependencies are coroutines, though they wait for nothing: each plain function would be run in a
+# thread, and every change of threads can cost milliseconds while the daemon decides.
+
 # The guard has checked the token before a route is asked; these only tell OpenAPI of it.
 _user = HTTPBearer(auto_error=False, scheme_name="user", description="Token of the state folder")
 _attempt = HTTPBearer(
@@ -21,7 +24,7 @@ _attempt = HTTPBearer(
 )
 
 
-def _known_query(request: Request) -> None:
+async def _known_query(request: Request) -> None:
     """Refuse parameters that a route does not have: a typo must not quietly mean nothing."""
     route: APIRoute = request.scope["route"]
     known = [field.alias for field in route.dependant.query_params]
@@ -35,17 +38,17 @@ KNOWN_QUERY = Depends(_known_query)
 FOR_USERS = [Security(_user), KNOWN_QUERY]
 
 
-def _daemon(request: Request) -> Daemon:
+async def _daemon(request: Request) -> Daemon:
     daemon: Daemon = request.app.state.daemon
     return daemon
 
 
-def _bell(request: Request) -> Bell:
+async def _bell(request: Request) -> Bell:
     bell: Bell = request.app.state.bell
     return bell
 
 
-def _token(
+async def _token(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_attempt)],
 ) -> str:
     return credentials.credentials if credentials else ""

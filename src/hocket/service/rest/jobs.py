@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
+from starlette.concurrency import run_in_threadpool
 
 from hocket.errors import UsageError
 from hocket.service.daemon.daemon import Daemon
@@ -49,11 +50,11 @@ Key = Annotated[
 
 
 @router.post("", status_code=201, responses=answers(409, 415))
-def submit(
+async def submit(
     spec: JobSpec, response: Response, daemon: TheDaemon, idempotency_key: Key = None
 ) -> JobBody:
     """Submit a job. Once this is answered, the job is never lost."""
-    record = daemon.submit(spec, idempotency_key)
+    record = await run_in_threadpool(daemon.submit, spec, idempotency_key)
     response.headers["location"] = f"/v1/jobs/{record.number}"
     return _tagged(record, response)
 

@@ -164,11 +164,12 @@ def _weigh(
         urgency = np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND
         if wishes.is_reserved[i]:
             urgency += _FIRST
-            # Debts end at a limit, where larger ones look the same: there, waiting counts.
-            is_at_limit = jobs.credit_s[i, j] >= pace.most_owed_s
+            # Debts end at a limit, where a gang that fits beside nobody looks like all others:
+            # there, waiting counts. One device is free sooner or later.
+            is_at_limit = jobs.rows.gang[i] > 1 and jobs.credit_s[i, j] >= pace.most_owed_s
             waited_s = time_s - jobs.rows.waiting_since_s[i]
-            is_waiting = jobs.rows.phase[i] == _WAITING
-            if is_at_limit and is_waiting and waited_s >= pace.stickiness_rounds * pace.round_s:
+            has_waited = waited_s >= pace.stickiness_rounds * pace.round_s
+            if is_at_limit and has_waited and jobs.rows.phase[i] == _WAITING:
                 urgency += _FIRST
     else:
         urgency = _LAST + np.rint(relative_speed * 1e6) / 1e6 + (0.5 if is_here else 0.0)

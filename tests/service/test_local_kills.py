@@ -1,0 +1,158 @@
+"""What is killed, halted or daemonized: nothing outlives its attempt, no stranger is hit."""
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+from service.local_attempts import (
+    NAME,
+    OBEYS,
+    REFUSES,
+    WAITS,
+    WITH_GRANDCHILD,
+    assignment,
+    executor_in,
+    folder_of,
+    is_alive,
+    left_of,
+    pids,
+    python,
+    status_of,
+    supervisor_of,
+    wait_for_end,
+    wait_for_phase,
+    wait_for_text,
+    wait_until,
+)
+
+from hocket.service.executors import attempt_folder, local, processes, supervisor
+from hocket.service.executors.executor import EXITED, LOST
+
+
+def test_a_supervisor_that_is_killed_takes_everything_with_it(executor, tmp_path):
+    executor.start(assignment(tmp_path, *python(WITH_GRANDCHILD + REFUSES)))
+    everything = pids(tmp_path / "pids", 2)
+    wait_for_text(tmp_path / "log", "ready")
+    os.kill(supervisor_of(tmp_path), signal.SIGKILL)
+    status = wait_for_phase(executor, LOST, EXITED)
+    assert status.phase == LOST
+    assert status.exit_code is None
+    assert not any(is_alive(pid) for pid in everything)
+    executor.start(assignment(tmp_path, "touch", "ran"))
+    assert status_of(executor).phase == LOST
+    assert not (tmp_path / "ran").exists()
+
+
+def test_commands_die_with_their_supervisor_though_nobody_looks(executor, tmp_path):
+    executor.start(assignment(tmp_path, *python(REFUSES)))
+    wait_for_text(tmp_path / "log", "ready")
+    (command,) = left_of(tmp_path)
+    os.kill(supervisor_of(tmp_path), signal.SIGKILL)
+    wait_until(lambda: not is_alive(command.pid), "the command is gone")
+
+
+def test_a_command_that_is_killed_from_outside_has_ended(executor, tmp_path):
+    executor.start(assignment(tmp_path, *python(WITH_GRANDCHILD + WAITS)))
+    command, grandchild = pids(tmp_path / "pids", 2)
+    os.kill(command, signal.SIGKILL)
+    assert wait_for_end(executor).exit_code == -9
+    assert not is_alive(grandchild)
+
+
+def test_a_supervisor_that_is_halted_is_killed_when_its_time_is_up(executor, tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "SUPERVISOR_DELAY_S", 0.2)
+    executor.start(assignment(tmp_path, *python(OBEYS)))
+    wait_for_text(tmp_path / "log", "ready")
+    os.kill(supervisor_of(tmp_path), signal.SIGSTOP)
+    executor.stop(NAME, 0.1)
+    assert wait_for_end(executor).phase == LOST
+    assert not left_of(tmp_path)
+
+
+def test_a_number_that_was_used_again_is_left_alone(tmp_path):
+    stranger = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+    try:
+        found = processes.process(stranger.pid)
+        assert not processes.send(found._replace(start_ticks=found.start_ticks - 1), signal.SIGKILL)
+        # The same through the files of an attempt whose supervisor had this number before.
+        executor = executor_in(tmp_path)
+        folder_of(tmp_path).mkdir()
+        begun = {"pid": stranger.pid, "start_ticks": found.start_ticks - 1}
+        path = folder_of(tmp_path) / attempt_folder.BEGUN
+        attempt_folder.write_json(path, {**begun, "boot": processes.boot()})
+        executor.kill(NAME)
+        begun["start_ticks"] += 1
+        attempt_folder.write_json(path, {**begun, "boot": "an earlier one"})
+        executor.kill(NAME)
+        assert wait_for_end(executor).phase == LOST
+        assert stranger.poll() is None
+        assert processes.send(found, signal.SIGKILL)
+        assert stranger.wait() == -signal.SIGKILL
+        assert not processes.send(found, signal.SIGKILL)
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+DAEMONIZES = """
+import os, signal, time
+first = os.fork()
+if first == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.environ.clear()
+    with open("pids", "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if HALTS:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)
+os.waitpid(first, 0)
+while not os.path.exists("pids") or not os.path.getsize("pids"):
+    time.sleep(0.01)
+print("ready", flush=True)
+"""
+
+
+@pytest.mark.parametrize("halts", [False, True])
+@pytest.mark.parametrize("end", ["by itself", "stop", "kill -9"])
+def test_no_daemon_outlives_its_attempt(executor, tmp_path, halts, end):
+    """Though it left its session, lost its parents, ignores SIGTERM and perhaps is halted."""
+    code = DAEMONIZES.replace("HALTS", str(halts))
+    waits = "" if end == "by itself" else "time.sleep(60)"
+    executor.start(assignment(tmp_path, *python(code + waits), grace_s=0.3))
+    (daemon,) = pids(tmp_path / "pids", 1)
+    wait_for_text(tmp_path / "log", "ready")
+    if end == "stop":
+        executor.stop(NAME, 0.3)
+    if end == "kill -9":
+        os.kill(supervisor_of(tmp_path), signal.SIGKILL)
+    status = wait_for_end(executor)
+    assert not is_alive(daemon)
+    expected = {"by itself": (EXITED, 0), "stop": (EXITED, -15), "kill -9": (LOST, None)}
+    assert (status.phase, status.exit_code) == expected[end]
+
+
+def test_what_was_given_up_ends_although_nobody_can_tell_it_to(executor, tmp_path):
+    """As on a node that was cut off, whose attempt was forgotten when it comes back."""
+    executor.start(assignment(tmp_path, *python(REFUSES)))
+    wait_for_text(tmp_path / "log", "ready")
+    everything = [supervisor_of(tmp_path), *(one.pid for one in left_of(tmp_path))]
+    shutil.rmtree(folder_of(tmp_path))
+    wait_until(lambda: not any(is_alive(pid) for pid in everything), "nothing runs")
+
+
+def test_a_number_that_is_used_again_is_no_second_end_of_a_command(monkeypatch):
+    gang = supervisor._Gang()
+    gang.rank_of[5] = 0
+    gang._handles.append(argparse.Namespace(returncode=None))
+    told = iter([(5, 0), (5, 256), (0, 0)])
+    monkeypatch.setattr(os, "waitpid", lambda *_: next(told))
+    gang.reap()
+    assert gang.ended == [(0, 0)]
+    assert not gang.rank_of
