@@ -25,7 +25,7 @@ import numpy as np
 import uvicorn
 
 from hocket.service.rest.app import make_app
-from hocket.service.serve import listening_socket, server_config
+from hocket.service.serve import SWITCH_S, listening_socket, server_config
 
 TOKEN = "token-of-a-benchmark-0123456789"
 PAUSE_S = 0.02
@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2048)
     parser.add_argument("--requests", type=int, default=400)
     arguments = parser.parse_args()
+    sys.setswitchinterval(SWITCH_S)
     with tempfile.TemporaryDirectory(prefix="fleet-submit-") as folder:
         measure(Path(folder), arguments.jobs, arguments.requests)
 

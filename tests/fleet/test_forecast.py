@@ -204,7 +204,7 @@ def test_explanation_of_every_phase_is_plain_data():
 
 
 def test_evidence_of_a_paused_job_promises_nothing():
-    state = fleet([{}, {}], rules=Rules())
+    state = fleet([{}], num_slow=1, rules=Rules())
     assert explain(state, 1).evidence["target_share"] > 0.0
     paused = step(state, Pause(time_s=1.0, numbers=(1,)))[0]
     told = explain(paused, 1).evidence

@@ -179,7 +179,7 @@ def run_trials(folder: Path, trials: int, seed: int = 0) -> Findings:
         _check_back(served, findings, killer.killed_s)
     _wait_for_all(served, findings)
     served.end(signal.SIGTERM)
-    _check_log(findings, (marks / "log").read_text().splitlines())
+    check_log(findings, (marks / "log").read_text().splitlines())
     return findings
 
 
@@ -232,7 +232,8 @@ def _wait_for_all(served: Served, findings: Findings) -> None:
         time.sleep(0.2)
 
 
-def _check_log(findings: Findings, lines: list[str]) -> None:
+def check_log(findings: Findings, lines: list[str]) -> None:
+    """Note what jobs wrote down."""
     begun = Counter(line for line in lines if line.startswith("begin"))
     findings.num_attempts = len(begun)
     findings.begun_twice = sorted(line for line, times in begun.items() if times > 1)

@@ -6,8 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from service.kill_trials import PROGRAM, Served, run_trials
+from service.kill_trials import JOB, PROGRAM, Findings, Served, check_log, run_trials
 from service.killable_daemon import RULES
+from service.waiting import until
 
 
 @pytest.mark.slow
@@ -37,3 +38,26 @@ def test_a_second_daemon_on_the_same_folder_refuses(tmp_path):
     )
     assert "exit 3" in second.stderr
     first.end()
+
+
+def test_the_checker_sees_devices_given_twice_jobs_run_twice_and_lost_work(tmp_path):
+    def begin(job: int, attempt: int) -> subprocess.Popen[bytes]:
+        names = {"HOCKET_JOB": str(job), "HOCKET_ATTEMPT": str(attempt), "HOCKET_DEVICES": "a"}
+        command = [sys.executable, "-I", "-S", "-c", JOB, str(tmp_path), "0.2"]
+        process = subprocess.Popen(command, env=names)
+        did = tmp_path / f"did-{job}"
+        until(lambda: did.exists() and did.stat().st_size)
+        return process
+
+    first = begin(1, 1)
+    second = begin(2, 1)
+    first.kill()
+    first.wait()
+    third = begin(1, 1)
+    assert (second.wait(), third.wait()) == (0, 0)
+    findings = Findings()
+    check_log(findings, (tmp_path / "log").read_text().splitlines())
+    assert findings.overlaps[0] == "overlap 2-1 a"
+    assert findings.begun_twice == ["begin 1-1"]
+    assert findings.num_attempts == 2
+    assert 0.0 < max(findings.lost_work_s) <= 0.2

@@ -5,19 +5,19 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
 
 import pytest
-from fastapi.routing import APIRoute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.rest_service import Service, serving, wait_until
 
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import EventRecord
-from hocket.service.rest import logs
+from hocket.service.rest import attempts, fleet, health, jobs, logs, rounds
 from hocket.service.rest.rounds import _find
 
 
@@ -148,6 +148,19 @@ def test_an_unchanged_job_is_not_sent_again(service):
     assert same.status_code == 304
     assert not same.content
     assert service.client.get(f"/v1/jobs/{number}", headers={"if-none-match": '"0"'}).json()
+
+
+def test_an_explanation_counts_from_the_moment_it_is_asked_for(service, monkeypatch):
+    numbers = [service.submit(total_steps=1000.0)["id"] for _ in range(4)]
+    service.wait_for(numbers[0], "running")
+    asked_s = service.daemon.state.time_s
+
+    def left_s(after_s: float) -> float:
+        monkeypatch.setattr(jobs.time, "time", lambda: asked_s + after_s)
+        sentence = service.client.get(f"/v1/jobs/{numbers[-1]}/explain").json()["sentence"]
+        return float(re.search(r"next round begins in (\d+) s", sentence)[1])
+
+    assert left_s(1.0) - left_s(101.0) == pytest.approx(100.0, abs=1.0)
 
 
 def test_a_waiting_job_is_explained(service):
@@ -449,11 +462,18 @@ def test_the_token_file_is_private(tmp_path):
         make_token(tmp_path)
 
 
-def test_nothing_but_routes_is_run_in_threads(service):
+def test_nothing_but_routes_is_run_in_threads():
     # Each change of threads may cost milliseconds while the daemon decides.
-    routes = [route for route in service.client.app.routes if isinstance(route, APIRoute)]
-    seen = {depends.call for route in routes for depends in route.dependant.dependencies}
-    assert len(seen) >= 4
+    routers = [module.router for module in (jobs, logs, attempts, fleet, rounds, health)]
+    routes = [route for router in routers for route in router.routes]
+    seen = {one.call for route in routes for one in route.dependant.dependencies}
+    seen |= {
+        two.call
+        for route in routes
+        for one in route.dependant.dependencies
+        for two in one.dependencies
+    }
+    assert len(seen) >= 6
     for call in seen:
-        of_object = getattr(call, "__call__", call)  # noqa: B004
-        assert inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(of_object), call
+        is_coroutine = inspect.iscoroutinefunction(call)
+        assert is_coroutine or inspect.iscoroutinefunction(type(call).__call__), call

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _BACKLOG = 128
 _MAX_HEADER_BYTES = 32768
 _SHUTDOWN_S = 5
-_SWITCH_S = 0.001
+SWITCH_S = 0.001
+"""How long a thread may keep others from running."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,7 @@ def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     _check_host(settings)
     # The daemon's thread decides for long; at the usual 5 ms every change of threads on the way of
     # a request would wait for so much.
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     store = Store.open(settings.folder, discard=settings.discards_state)
     try:
         token = make_token(store.folder)

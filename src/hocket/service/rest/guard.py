@@ -75,6 +75,8 @@ class Guard:
         headers = Headers(scope=scope)
         if any(len(headers.getlist(name)) > 1 for name in _SINGLE):
             return problem(400, "a header is there twice")
+        if "transfer-encoding" in headers and "content-length" in headers:
+            return problem(400, "the length of the body is told in two ways")
         host = _host_name(headers.get("host", ""))
         if host not in self._hosts:
             hint = "use 127.0.0.1 or localhost, or start the service with --name"

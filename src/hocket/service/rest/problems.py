@@ -107,12 +107,20 @@ async def _invalid(request: Request, error: Exception) -> Response:
     found = error.errors()
     if any(entry["type"] == "json_invalid" for entry in found):
         return problem(400, "the body is no JSON")
+    has_body = any(entry["loc"] == ("body",) and entry["type"] != "missing" for entry in found)
+    if has_body and not _says_json(request.headers.get("content-type", "")):
+        return problem(415, "the body must be JSON", hint="send Content-Type: application/json")
     fields = [
         FieldProblem(where=_place(entry["loc"]), message=str(entry["msg"]))
         for entry in found[:_MAX_ERRORS]
     ]
     detail = "; ".join(f"{field.where}: {field.message}" for field in fields[:3])
     return problem(422, detail or "the request is not understood", errors=fields)
+
+
+def _says_json(content_type: str) -> bool:
+    kind, _, subtype = content_type.partition(";")[0].strip().lower().partition("/")
+    return kind == "application" and (subtype == "json" or subtype.endswith("+json"))
 
 
 def _place(location: tuple[int | str, ...]) -> str:
