@@ -377,6 +377,8 @@ def test_what_cannot_be_is_refused() -> None:
     ):
         with pytest.raises(UsageError):
             step(state, event)
+    with pytest.raises(UsageError, match="at least one kind"):
+        new_state((), ())
     with pytest.raises(InputFileError):
         state_from_data({"format": "hocket-fleet-state", "version": 1})
     with pytest.raises(InputFileError, match="damaged"):

@@ -264,6 +264,8 @@ def new_state(
 ) -> State:
     """A fleet without jobs."""
     rules = rules or Rules()
+    if not kinds:
+        raise UsageError("a fleet needs at least one kind of device")
     if rules.mechanism not in MECHANISMS:
         raise UsageError(f"unknown mechanism {rules.mechanism!r}", hint=f"one of {MECHANISMS}")
     if pair_table is not None and rules.mechanism == "gavel":
