@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -388,6 +389,49 @@ def test_a_full_disk_refuses_a_commit_and_keeps_what_there_was(tmp_path):
     assert store.job(2) is not None
     store.close()
     assert len(read(tmp_path)[5]) == 2  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    command = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(tmp_path)]
+    if shutil.which("mount") is None or subprocess.run(command, check=False).returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    path = folder / "filler"
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1024))
+    return path
+
+
+def test_a_disk_without_room_is_told_from_a_damaged_store(small_disk):
+    filler = fill(small_disk)
+    with pytest.raises(InputFileError, match=r"full|No space") as told:
+        Store.open(small_disk / "state")
+    assert "discard" not in str(told.value)
+    filler.unlink()
+    store = Store.open(small_disk / "state")
+    store.commit(batch(1))
+    held = content(store)
+    filler = fill(small_disk)
+    for number in range(2, 200):
+        try:
+            store.commit(batch(number))
+        except UnavailableError:
+            break
+        held = content(store)
+    else:
+        pytest.fail("the disk was never full")
+    assert content(store) == held
+    filler.unlink()
+    store.close()
+    again = Store.open(small_disk / "state")
+    assert content(again) == held
+    again.close()
 
 
 def test_a_commit_that_breaks_midway_leaves_no_transaction_open(tmp_path, monkeypatch):

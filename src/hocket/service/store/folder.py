@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from pathlib import Path
 
@@ -38,6 +39,20 @@ def unusable(folder: Path, error: OSError) -> InputFileError:
     return InputFileError(
         f"the state folder cannot be used: {error.strerror or error}",
         hint="name a folder on a disk with room that you may write to",
+        where=str(folder),
+    )
+
+
+def is_full(error: Exception) -> bool:
+    """Whether sqlite found no room, which is no damage."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
+
+
+def full(folder: Path) -> InputFileError:
+    """For a disk without room."""
+    return InputFileError(
+        "the disk of the state folder is full",
+        hint="make room on it and start again; nothing was changed",
         where=str(folder),
     )
 

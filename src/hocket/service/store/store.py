@@ -91,6 +91,8 @@ class Store:
                 store = cls(path, lock, witness, writer)
             except (sqlite3.Error, ValueError) as error:
                 # ValueError: sqlite hands out names and texts that are no UTF-8.
+                if folders.is_full(error):
+                    raise folders.full(path) from None
                 raise folders.damaged(path, f"the database cannot be used: {error}") from None
             except OSError as error:
                 raise folders.unusable(path, error) from None
