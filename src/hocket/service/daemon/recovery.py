@@ -29,12 +29,12 @@ def recovered(
     """The world that the store holds; raises `InputFileError` where its parts contradict, and
     `UsageError` where its jobs do not suit the policy, or no kind of device is known."""
     loaded = store.load()
+    if loaded.state is None and not kinds:
+        raise UsageError("the engine has no devices", hint="name those to come with --kinds")
     if loaded.state is None:
         state = new_state(kinds, (), rules, time_s=time_s)
     else:
         state = _refitted(loaded.state, rules, kinds, loaded.jobs)
-    if not state.kinds:
-        raise UsageError("the engine has no devices", hint="name those to come with --kinds")
     weights = [team_weights.get(team, 1.0) for team in state.teams]
     state = state.but(team_weight=np.array(weights), is_dirty=True)
     rehearse_day(rules, state.kinds)
