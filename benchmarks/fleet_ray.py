@@ -38,18 +38,20 @@ def trial(fleet: Fleet, cluster: RayCluster, chance: random.Random) -> list[dict
         running = [job for job in fleet.live_jobs() if job["status"] in ("starting", "running")]
         nodes = sorted({device.split("/")[0] for job in running for device in job["devices"]})
     node = chance.choice(nodes)
+    # A node that came back before Ray gave up its predecessor is called NAME#2.
+    raylet = node.split("#")[0]
     struck = [
         {"job": job["id"], "attempt": job["attempt"], "reached": fleet.progress(job["id"])}
         for job in running
         if any(device.startswith(f"{node}/") for device in job["devices"])
     ]
     began_s = time.monotonic()
-    cluster.kill(node)
+    cluster.kill(raylet)
     for one in struck:
         one["at_s"] = time.time()
         fleet.wait_for_end(one["job"], one["attempt"])
         one["over_s"] = time.monotonic() - began_s
-    cluster.add(node, **NODES[node])
+    cluster.add(raylet, **NODES[raylet])
     return struck
 
 
