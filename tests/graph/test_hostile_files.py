@@ -239,7 +239,7 @@ def places(value: object) -> list[tuple[object, object]]:
     return found
 
 
-def read_or_refuse(path: Path) -> None:
+def assert_read_or_refused(path: Path) -> None:
     error = None
     try:
         graph = read_graph(path)
@@ -278,7 +278,7 @@ def test_read_graph_survives_any_change_of_a_value(tmp_path, kind, data):
             container.insert(key, data.draw(JUNK))
         if not value:
             break
-    read_or_refuse(written(tmp_path, json.dumps(value).encode()))
+    assert_read_or_refused(written(tmp_path, json.dumps(value).encode()))
 
 
 @FUZZ
@@ -289,7 +289,7 @@ def test_read_graph_survives_any_change_of_bytes(tmp_path, kind, packed, data):
         start = data.draw(st.integers(0, len(content)))
         stop = min(len(content), start + data.draw(st.integers(0, 8)))
         content[start:stop] = data.draw(st.binary(max_size=8))
-    read_or_refuse(written(tmp_path, bytes(content)))
+    assert_read_or_refused(written(tmp_path, bytes(content)))
 
 
 # ── reading runs nothing and opens nothing else ──────────────────────────────────────────────────

@@ -7,16 +7,15 @@ import sqlite3
 
 import numpy as np
 import pytest
-from service.daemon_rig import KINDS, RULES, Rig, Time
+from service.daemon_rig import RULES, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
 from hocket.errors import InputFileError, RunError, UsageError
 from hocket.fleet.policies import POLICIES
-from hocket.fleet.rounds.state import MECHANISMS, Rules
+from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
-from hocket.service.daemon.rehearse import rehearse_day
 from hocket.service.errors import (
     ConflictError,
     KeyReusedError,
@@ -327,9 +326,13 @@ def test_a_fleet_without_any_kind_of_device_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_can_be_rehearsed(policy):
-    for mechanism in MECHANISMS:
-        rehearse_day(Rules(policy=policy, mechanism=mechanism), KINDS)
+def test_every_policy_serves_a_job_at_once(tmp_path, policy):
+    engine = FakeExecutor(fleet_devices(v100=1))
+    rig = Rig(tmp_path, engine, Time(), rules=Rules(policy=policy))
+    rig.look()
+    rig.submit(total_steps=1e6, deadline_s=1e6)
+    assert rig.status(1) == "starting"
+    rig.die()
 
 
 def test_teams_grow_by_name(rig):

@@ -97,6 +97,7 @@ def test_rounds_begin_by_themselves(tmp_path):
     daemon.submit(SPEC)
     until(lambda: daemon.state.round_number > 3)
     daemon.close()
+    assert sum(event.kind == "round" for event in daemon.events()) == daemon.state.round_number
     store.close()
 
 
@@ -125,3 +126,5 @@ def test_an_engine_that_breaks_is_asked_again(daemon, executor, caplog):
     until(lambda: daemon.trouble == "")
     daemon.submit(SPEC)
     until(executor.running)
+    assert executor.running() == [AttemptName(1, 1)]
+    assert "a bug" in caplog.text

@@ -53,6 +53,7 @@ def test_commands_die_with_their_supervisor_though_nobody_looks(executor, tmp_pa
     (command,) = left_of(tmp_path)
     os.kill(supervisor_of(tmp_path), signal.SIGKILL)
     wait_until(lambda: not is_alive(command.pid), "the command is gone")
+    assert not left_of(tmp_path)
 
 
 def test_a_command_that_is_killed_from_outside_has_ended(executor, tmp_path):
@@ -145,6 +146,7 @@ def test_what_was_given_up_ends_although_nobody_can_tell_it_to(executor, tmp_pat
     everything = [supervisor_of(tmp_path), *(one.pid for one in left_of(tmp_path))]
     shutil.rmtree(folder_of(tmp_path))
     wait_until(lambda: not any(is_alive(pid) for pid in everything), "nothing runs")
+    assert not left_of(tmp_path)
 
 
 def test_a_number_that_is_used_again_is_no_second_end_of_a_command(monkeypatch):

@@ -1,5 +1,8 @@
 """Logs that are bounded."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +42,8 @@ def test_a_log_goes_on_where_an_earlier_process_ended(tmp_path):
 
 
 def test_a_full_disk_does_not_end_a_job():
+    with pytest.raises(OSError, match="No space"):
+        Path("/dev/full").write_bytes(b"x")
     log = BoundedLog("/dev/full", 1000)
     log.write(b"x" * 5000)
     log.close()

@@ -216,10 +216,12 @@ def test_a_job_that_makes_no_sense_is_refused(service, spec, word):
     "body", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a": 1' + b"0" * 5000 + b"}"]
 )
 def test_a_body_that_is_no_json_is_refused(service, body):
+    before = len(service.daemon.jobs(limit=1000))
     answer = service.client.post(
         "/v1/jobs", content=body, headers={"content-type": "application/json"}
     )
-    is_problem(answer, 400)
+    assert is_problem(answer, 400)["title"] == "Bad Request"
+    assert len(service.daemon.jobs(limit=1000)) == before
 
 
 def test_what_is_not_there_is_a_problem_too(service):

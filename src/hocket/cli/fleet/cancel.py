@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import click
+from hocket.cli.fleet.change import change_command
 
-from hocket.cli.fleet.connection import connect, job_argument, service_options
-from hocket.cli.output import emit, json_option
+if TYPE_CHECKING:
+    from hocket.service.client import FleetClient
 
 
-@click.command("cancel")
-@job_argument
-@service_options
-@json_option
-def command(job: int, state: Path | None, url: str | None, as_json: bool) -> None:
-    """End a job; one that runs is told to stop first."""
+def _cancel(client: FleetClient, job: int) -> dict[str, Any]:
     from hocket.service.client import job_path
 
-    client = connect(state, url)
-    found = client.delete(job_path(job))
-    if as_json:
-        emit(found)
-    else:
-        click.echo(f"job {job} is {found['status']}")
+    found: dict[str, Any] = client.delete(job_path(job))
+    return found
+
+
+command = change_command("cancel", "End a job; one that runs is told to stop first.", _cancel)
