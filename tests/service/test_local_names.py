@@ -24,6 +24,7 @@ from service.local_attempts import (
     wait_for_end,
     wait_for_phase,
     wait_for_text,
+    wait_until,
 )
 
 from hocket.errors import RunError
@@ -58,6 +59,9 @@ def test_a_new_executor_sees_what_an_old_one_started(executor, tmp_path):
     adopted.stop(NAME, 20.0)
     assert wait_for_end(adopted).exit_code == 4
     assert wait_for_end(executor_in(tmp_path)).exit_code == 4
+    # The process that started it lives on: no zombie may stay with it.
+    supervisor = supervisor_of(tmp_path)
+    wait_until(lambda: not os.path.exists(f"/proc/{supervisor}"), "the supervisor is waited for")
 
 
 def test_a_start_that_a_daemon_did_not_survive_is_carried_on(executor, tmp_path):

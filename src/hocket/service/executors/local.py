@@ -14,6 +14,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -115,8 +116,10 @@ class LocalExecutor:
         """Let go; supervisors and what they run go on."""
         for handles in self._supervisors.values():
             for handle in handles:
-                # Not an orphan that was forgotten: the next daemon finds it by its folder.
-                handle.returncode = handle.poll() or 0
+                if handle.poll() is None:
+                    # The next daemon finds it by its folder; should this process live on, then no
+                    # zombie stays.
+                    threading.Thread(target=handle.wait, daemon=True).start()
         self._supervisors.clear()
 
     def _status(self, name: AttemptName) -> Status | None:
