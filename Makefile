@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
+# More workers than two cores: a third of the tests wait for processes, clusters and clocks.
+WORKERS ?= 2
 
 .PHONY: demo test check kernels clean
 
@@ -13,9 +15,11 @@ demo: $(VENV)/.torch
 	@echo "look: open report.html in a browser, trace.json in https://ui.perfetto.dev"
 	@echo "next: $(BIN)/hocket explain plan.json, $(BIN)/hocket run plan.json --steps 3"
 
+# Tests start over a hundred Pythons, which read bytecode instead of compiling their sources.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory -j2 check kernels
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 # Compiled once, so that tests side by side find the kernels on disk.
 kernels: $(VENV)/.dev

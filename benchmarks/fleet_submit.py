@@ -1,10 +1,11 @@
 """Submissions over HTTP to a fleet with many live jobs: time from asking to the durable answer.
 
-    python benchmarks/fleet_submit.py [--jobs 2048] [--requests 400]
+    python benchmarks/fleet_submit.py [--jobs 2048] [--requests 400] [--curious 4]
 
 The service runs in this process with a pretended engine and rounds of 2 s, the client in another;
 one job ends for each that comes. CPU is that of the service's process per request and includes its
 rounds; where other programs use the machine, wall times say little (see the load that is printed).
+With ``--curious``, so many others load explanations, what-ifs and the page again and again.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import fleet_service
 import numpy as np
 import uvicorn
 
+from hocket.service.outlook.process import ProcessOutlook
 from hocket.service.rest.app import make_app
 from hocket.service.serve import SWITCH_S, listening_socket, server_config
 
@@ -44,16 +46,50 @@ for at, line in zip(range(num), sys.stdin):
     time.sleep(pause_s)
 """
 
+CURIOUS = """
+import http.client, sys, threading, time, collections
+port, token, num = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+questions = (
+    ("GET", "/v1/jobs/{}/explain", None), ("GET", "/what-if?policy=fifo", None),
+    ("POST", "/v1/simulate", b'{"policy": "fifo"}'), ("GET", "/", None),
+)
+counts = collections.Counter()
+def ask(at):
+    while True:
+        method, path, body = questions[at % len(questions)]
+        at += 1
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request(method, path.format(1200 + at % 500), body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            counts[path.partition("?")[0], answer.status] += 1
+            connection.close()
+        except OSError:
+            return
+threads = [threading.Thread(target=ask, args=(at,), daemon=True) for at in range(num)]
+for thread in threads: thread.start()
+sys.stdin.read()
+for (path, status), count in sorted(counts.items()): print(f"  {path} answered {status}: {count}")
+"""
 
-def measure(folder: Path, num_jobs: int, num_requests: int) -> None:
+
+def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) -> None:
     store, daemon, executor = fleet_service.filled(folder, num_jobs, 2.0)
     listener = listening_socket("127.0.0.1", 0)
-    server = uvicorn.Server(server_config(make_app(daemon, TOKEN)))
+    outlook = ProcessOutlook()
+    server = uvicorn.Server(server_config(make_app(daemon, TOKEN, outlook=outlook)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     random = np.random.default_rng(1)
     bodies = [fleet_service.make_spec(random).model_dump_json() for _ in range(num_requests)]
     arguments = [str(listener.getsockname()[1]), TOKEN, str(num_requests), str(PAUSE_S)]
+    curious = subprocess.Popen(
+        [sys.executable, "-c", CURIOUS, arguments[0], TOKEN, str(num_curious)],
+        stdin=subprocess.PIPE,
+    )
+    time.sleep(5.0 if num_curious else 0.0)
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, *arguments],
         stdin=subprocess.PIPE,
@@ -72,6 +108,7 @@ def measure(folder: Path, num_jobs: int, num_requests: int) -> None:
             executor.exit(name, 0)
     cpu_ms = 1e3 * (time.process_time() - cpu_s) / num_requests
     client.wait()
+    curious.communicate()
     fleet_service.report_waits("over HTTP, one after the other", waits_ms)
     rounds = daemon.state.round_number - first_round
     print(
@@ -81,6 +118,7 @@ def measure(folder: Path, num_jobs: int, num_requests: int) -> None:
     )
     server.should_exit = True
     thread.join()
+    outlook.close()
     daemon.close()
     store.close()
 
@@ -89,10 +127,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--jobs", type=int, default=2048)
     parser.add_argument("--requests", type=int, default=400)
+    parser.add_argument("--curious", type=int, default=0)
     arguments = parser.parse_args()
     sys.setswitchinterval(SWITCH_S)
     with tempfile.TemporaryDirectory(prefix="fleet-submit-") as folder:
-        measure(Path(folder), arguments.jobs, arguments.requests)
+        measure(Path(folder), arguments.jobs, arguments.requests, arguments.curious)
 
 
 if __name__ == "__main__":

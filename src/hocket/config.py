@@ -11,6 +11,11 @@ def debug() -> bool:
     return os.environ.get("HOCKET_DEBUG", "") not in ("", "0")
 
 
+def cuda_visible_devices() -> str | None:
+    """The GPUs that were left to this process (``CUDA_VISIBLE_DEVICES``); None for all."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
 def fleet_folder() -> Path:
     """Where a fleet keeps its state unless told otherwise (below ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")

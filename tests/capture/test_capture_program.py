@@ -8,10 +8,11 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from runtime.small_zoo import SMALL_ZOO
 from torch import nn
 
 from hocket.capture import capture_program, execute, named_tensors
-from hocket.capture.zoo import experts, language, recurrent, vision
+from hocket.capture.zoo import experts, language, recurrent
 
 TINY = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 48, "vocab_size": 64}
 SPECIAL_TOKENS = {"bos_token_id": 0, "eos_token_id": 0}
@@ -43,7 +44,7 @@ MODELS = {
         2, 0, num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=48,
         image_size=32,
     ),
-    "resnet": lambda: vision.resnet(50, 2, size=32),
+    "resnet": SMALL_ZOO["resnet50"],
     "moe": lambda: experts.moe(
         2, 8, layers=2, experts=3, width=64, hidden=32, vocabulary=64
     ),

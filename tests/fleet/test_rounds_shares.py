@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds import Device, Job, Rules, State, Submit, new_state, step
-from hocket.fleet.rounds.class_shares import _group, _tables, class_shares
+from hocket.fleet.rounds.class_shares import Answer, Groups, _tables, class_shares, group_jobs
 from hocket.fleet.rounds.share import to_market
-from hocket.fleet.rounds.tables import Wishes, new_wishes
+from hocket.fleet.rounds.state import Jobs
+from hocket.fleet.rounds.tables import Wishes
 
 ROWS = np.array([[4.0, 2.0, 1.0], [3.0, 1.0, 0.0], [2.0, 2.0, 2.0], [6.0, 1.0, 0.5]])
 
@@ -41,9 +42,16 @@ def crowd(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]) ->
     return step(state, Submit(time_s=0.0, jobs=jobs))[0]
 
 
-def asked(state: State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows = state.jobs.rows
-    return state.jobs.steps_per_s, rows["gang"].copy(), rows["weight"].copy()
+def grouped(state: State) -> Groups:
+    groups = group_jobs(state, state.jobs)
+    assert groups is not None
+    return groups
+
+
+def answer_of(state: State) -> Answer:
+    answer = class_shares(state, grouped(state))
+    assert answer is not None
+    return answer
 
 
 @pytest.mark.parametrize("policy", ["las", "las-agnostic"])
@@ -56,27 +64,22 @@ def test_shares_by_class_are_those_of_the_policy(
     policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]
 ) -> None:
     state = crowd(policy, kinds_of_job, num_devices).but(warm=None)
-    answer = class_shares(state, *asked(state))
-    assert answer is not None
+    shares = answer_of(state).shares[grouped(state).of]
     expected = find_policy(policy)(to_market(state, state.jobs.steps_per_s, state.jobs.rows))
     seen = state.jobs.steps_per_s if policy == "las" else (state.jobs.steps_per_s > 0.0)
-    mine, theirs = (seen * answer[0]).sum(axis=1), (seen * expected.shares).sum(axis=1)
+    mine, theirs = (seen * shares).sum(axis=1), (seen * expected.shares).sum(axis=1)
     assert mine == pytest.approx(theirs, rel=2e-6)
-    used = (answer[0] * state.jobs.rows["gang"][:, None]).sum(axis=0)
+    used = (shares * state.jobs.rows["gang"][:, None]).sum(axis=0)
     assert (used <= np.array(num_devices) * (1 + 1e-9)).all()
-    assert (answer[0].sum(axis=1) <= 1 + 1e-9).all()
+    assert (shares.sum(axis=1) <= 1 + 1e-9).all()
 
 
 def test_what_was_asked_before_does_not_show_in_shares() -> None:
     state = crowd("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
     _tables.cache_clear()
-    cold = class_shares(state, *asked(state))
-    other = crowd("las", [5, 9, 9, 12, 3, 3], (3, 4, 2))
-    class_shares(other, *asked(other))
-    warm = class_shares(state, *asked(state))
-    assert cold is not None
-    assert warm is not None
-    assert np.array_equal(cold[0], warm[0])
+    cold = answer_of(state)
+    answer_of(crowd("las", [5, 9, 9, 12, 3, 3], (3, 4, 2)))
+    assert np.array_equal(cold.shares, answer_of(state).shares)
 
 
 def arrays_of(value: object) -> list[bytes]:
@@ -90,63 +93,88 @@ def arrays_of(value: object) -> list[bytes]:
 
 def test_tables_that_are_kept_are_never_written_to() -> None:
     state = crowd("las", [0, 1, 2, 3, 1, 1, 5, 9, 4] * 3, (3, 4, 2))
-    groups = _group(np.column_stack(asked(state)))
-    assert groups is not None
+    groups = grouped(state)
     kept = _tables(groups.key, (3, 4, 2))
     before = arrays_of(kept)
     assert len(before) > 10
     for kinds_of_job in ([0, 1, 2, 3, 5, 9, 4] * 5, [0, 1, 2, 3, 5, 9, 4, 4, 4]):
         other = crowd("las", kinds_of_job, (3, 4, 2))
-        again = _group(np.column_stack(asked(other)))
-        assert again is not None
-        assert again.key == groups.key
-        class_shares(other, *asked(other))
+        assert grouped(other).key == groups.key
+        answer_of(other)
     assert _tables(groups.key, (3, 4, 2)) is kept
     assert arrays_of(kept) == before
 
 
 def test_nearly_equal_classes_are_left_to_the_policy() -> None:
     state = crowd("las", [0, 0, 1, 1, 2, 2, 2, 2], (3, 4, 2))
-    steps_per_s, gang, weight = asked(state)
-    steps_per_s = steps_per_s.copy()
+    steps_per_s = state.jobs.steps_per_s.copy()
     steps_per_s[0] *= 1.0 + 1e-10
-    assert class_shares(state, steps_per_s, gang, weight) is None
-    assert class_shares(state.but(rules=Rules(policy="fifo")), *asked(state)) is None
+    near = state.but(jobs=state.jobs._replace(steps_per_s=steps_per_s))
+    assert class_shares(near, grouped(near)) is None
+    assert group_jobs(state.but(rules=Rules(policy="fifo")), state.jobs) is None
+
+
+@given(kinds_of_job=st.lists(st.integers(0, 15), min_size=20, max_size=60))
+@settings(derandomize=True, deadline=None, max_examples=40)
+def test_classes_are_in_the_order_of_their_bytes(kinds_of_job: list[int]) -> None:
+    state = crowd("las", kinds_of_job, (3, 4, 2))
+    state.jobs.rows["phase"][::7] = 3
+    groups, wants = grouped(state), state.jobs.rows["phase"] < 2
+    rows = state.jobs.rows
+    values = np.column_stack([state.jobs.steps_per_s, rows["gang"], rows["weight"]])
+    keys = [row.tobytes() for row in values[wants]]
+    assert groups.key == b"".join(sorted(set(keys)))
+    assert groups.of[wants].tolist() == [sorted(set(keys)).index(key) for key in keys]
+    assert (groups.of[~wants] == -1).all()
+    assert groups.num_alike.tolist() == [keys.count(key) for key in sorted(set(keys))]
 
 
 @cache
-def sorting() -> Callable[[Wishes, int, int], None]:
-    """The sort as Python can call it."""
+def ordering() -> Callable[[Jobs, np.ndarray, np.ndarray, Wishes], int]:
+    """Gavel's order as Python can call it, sorted."""
     from numba import njit
 
-    from hocket.fleet.rounds.kernels.order import sort_part
+    from hocket.fleet.rounds.kernels.order import order_by_share, sort_part
 
     @njit
-    def entry(wishes: Wishes, start: int, stop: int) -> None:
-        sort_part(wishes, start, stop)
+    def entry(jobs: Jobs, kinds: np.ndarray, largest: np.ndarray, wishes: Wishes) -> int:
+        num_parts = order_by_share(jobs, kinds, largest, wishes)
+        for part in range(num_parts):
+            sort_part(wishes, wishes.parts[part, 0], wishes.parts[part, 1])
+        return num_parts
 
-    return cast(Callable[[Wishes, int, int], None], entry)
+    return cast(Callable[[Jobs, np.ndarray, np.ndarray, Wishes], int], entry)
+
+
+def new_wishes(num_jobs: int, num_kinds: int) -> Wishes:
+    size, none = num_jobs * num_kinds, np.zeros(0, dtype=np.int64)
+    return Wishes(
+        order=np.empty(size, dtype=np.int64),
+        parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
+        rank=np.empty(size, dtype=np.int64),
+        keys=np.empty((3, size)),
+        carried=np.empty((2, size)),
+        scratch=np.empty(size, dtype=np.int64),
+        is_reserved=np.zeros(num_jobs, dtype=np.bool_),
+        is_withdrawn=np.zeros(size, dtype=np.bool_),
+        pairs=none.reshape(0, 3),
+        queue=none,
+        queue_at=none.reshape(0, 2),
+    )
 
 
 @given(seed=st.integers(0, 2**32 - 1), num_jobs=st.integers(1, 60))
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_gavels_order_is_that_of_a_sort_by_three_keys(seed: int, num_jobs: int) -> None:
-    from hocket.fleet.rounds.kernels.order import order_by_share
-
-    entry = sorting()
     random = np.random.default_rng(seed)
     state = crowd("las", random.integers(0, 4, num_jobs).tolist(), (2, 2, 2))
     jobs = state.jobs
     jobs.shares[:] = random.integers(0, 3, jobs.shares.shape) / 4.0
     jobs.received_s[:] = random.integers(1, 3, jobs.shares.shape) * 360.0
     jobs.credit_s[:] = random.integers(-2, 3, jobs.shares.shape) * 1e-3
-    none = np.zeros(0, dtype=np.int64)
-    wishes = new_wishes(num_jobs, 3, none.reshape(0, 3), none, none.reshape(0, 2))
-    kinds = random.permutation(3)
-    num_parts = order_by_share(jobs, kinds, state.layout.largest_server, wishes)
+    wishes, kinds = new_wishes(num_jobs, 3), random.permutation(3)
+    num_parts = ordering()(jobs, kinds, state.layout.largest_server, wishes)
     parts = wishes.parts[:num_parts].tolist()
-    for start, stop, _ in parts:
-        entry(wishes, start, stop)
     order = [int(wish) for start, stop, _ in parts for wish in wishes.order[start:stop]]
     expected = []
     for kind in kinds.tolist():

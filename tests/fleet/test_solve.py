@@ -216,10 +216,14 @@ def distinct_sharers(seed: int, num_jobs: int, devices: int):
 
 @pytest.mark.parametrize("devices", [4, 8, 12], ids=["scarce", "some", "many"])
 @pytest.mark.parametrize("policy", ["las", "makespan"])
-def test_the_method_for_many_reaches_the_program_to_the_gap_it_states(policy, devices, monkeypatch):
+@pytest.mark.parametrize("least_sample", [64, 8], ids=["at once", "from a part"])
+def test_the_method_for_many_reaches_the_program_to_the_gap_it_states(
+    policy, devices, least_sample, monkeypatch
+):
     market = distinct_sharers(devices, 48, devices)
     exact = POLICIES[policy](market)
     monkeypatch.setattr(water_filling, "MANY", 2)
+    monkeypatch.setattr(many, "_LEAST_SAMPLE", least_sample)
     answer = POLICIES[policy](market)
     verify_allocation(market, answer)
     assert answer.gap <= 2e-3
@@ -237,6 +241,7 @@ def test_the_method_for_many_is_legal_and_bounded_for_classes_and_gangs(seed):
     exact = POLICIES["las"](market)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(water_filling, "MANY", 1)
+        patch.setattr(many, "_LEAST_SAMPLE", 2 + seed % 3)
         answer = POLICIES["las"](market)
     verify_allocation(market, answer)
     assert answer.bound >= exact.objective * (1 - 1e-6)

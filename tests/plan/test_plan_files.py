@@ -18,7 +18,7 @@ from hocket.plan.schema import json_schema
 from hocket.simulate.engine import simulate
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def planned():
     return plan_graph(generate("transformer", 120, 3), "2xv100-16g")
 

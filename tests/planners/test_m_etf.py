@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from planners.list_schedule_oracle import assert_as_oracle, in_breadth_first_order
+from planners.list_schedule_facts import in_breadth_first_order
+from planners.list_schedule_oracle import assert_as_oracle
 from planners.list_schedule_problems import PUBLISHED, hard_problems, random_problem
 from simulate.problems import device_kind, joined, problem_of
 

@@ -1,6 +1,9 @@
 """The models of the zoo at sizes that train in a moment, all parts of each still there."""
 
+from types import SimpleNamespace
 from unittest import mock
+
+from torch import nn
 
 from hocket.capture.zoo import experts, language, recurrent, vision
 
@@ -18,6 +21,31 @@ def llama(layers, **more):
     return lambda: language.llama_7b(2, 8, num_hidden_layers=layers, **sizes, **TOKENS, **more)
 
 
+def thin(channels):
+    """An eighth of the channels of a layer; images keep their three."""
+    return channels if channels == 3 else channels // 8
+
+
+THIN_LAYERS = SimpleNamespace(**{
+    **vars(nn),
+    "Conv2d": lambda taken, made, *more, **options: nn.Conv2d(
+        thin(taken), thin(made), *more, **options
+    ),
+    "BatchNorm2d": lambda channels, **options: nn.BatchNorm2d(thin(channels), **options),
+    "Linear": lambda taken, classes: nn.Linear(thin(taken), classes),
+})  # fmt: skip
+
+
+def thinned(build):
+    """A network of images with all its layers, each of few channels."""
+
+    def build_thin():
+        with mock.patch.object(vision, "nn", THIN_LAYERS):
+            return build()
+
+    return build_thin
+
+
 def resnet(*blocks, **options):
     """A residual network with this many blocks in each stage."""
 
@@ -25,7 +53,7 @@ def resnet(*blocks, **options):
         with mock.patch.object(vision, "_stage_sizes", return_value=blocks):
             return vision.resnet(sum(blocks), 2, size=32, **options)
 
-    return build
+    return thinned(build)
 
 
 SMALL_ZOO = {
@@ -49,12 +77,12 @@ SMALL_ZOO = {
         2, 8, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, num_local_experts=4, vocab_size=64, **TOKENS,
     ),
-    "resnet50": lambda: vision.resnet(50, 2, size=32),
+    "resnet50": resnet(3, 4, 6, 3),
     "resnet101": resnet(1, 1, 3, 1),
     "resnet152": resnet(1, 2, 3, 1),
     "resnet1001": resnet(1, 2, 9, 1),
     "wide-resnet": resnet(1, 1, 2, 1, width_factor=2),
-    "inception-v3": lambda: vision.inception_v3(2, 0),
+    "inception-v3": thinned(lambda: vision.inception_v3(2, 0)),
     "gnmt-4": lambda: recurrent.gnmt(4, 2, 3, vocabulary=32, width=8),
     "gnmt-8": lambda: recurrent.gnmt(8, 2, 2, vocabulary=32, width=8),
     "lstm": lambda: recurrent.lstm(2, 4, vocabulary=32, width=8),

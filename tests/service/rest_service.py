@@ -46,13 +46,30 @@ class Service:
     def wait_for(self, number: int, status: str) -> dict[str, Any]:
         return wait_until(lambda: job if (job := self.job(number))["status"] == status else None)
 
+    def cancel_all(self) -> None:
+        """Leave no job behind."""
+        for job in self.client.get("/v1/jobs?live=true&limit=1000").json()["jobs"]:
+            self.client.delete(f"/v1/jobs/{job['id']}")
+        wait_until(lambda: not self.client.get("/v1/jobs?live=true").json()["jobs"])
+
+
+def is_problem(answer: Any, status: int) -> dict[str, Any]:
+    """The body of an answer that says no."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body = answer.json()
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"]
+    return body
+
 
 def wait_until(look: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """What ``look`` returns once it is true."""
     until_s = time.monotonic() + timeout_s
     while not (found := look()):
         assert time.monotonic() < until_s, "waited too long"
-        time.sleep(0.05)
+        time.sleep(0.02)
     return found
 
 

@@ -29,8 +29,9 @@ from service.local_attempts import (
     wait_for_text,
 )
 
-from hocket.service.executors import attempt_folder, local, processes
+from hocket.service.executors import attempt_folder, processes
 from hocket.service.executors.executor import EXITED, RUNNING, AttemptName
+from hocket.service.executors.local_devices import with_cuda
 
 # ── ends ──
 
@@ -266,7 +267,7 @@ def test_the_environment_is_an_allow_list(executor, tmp_path, monkeypatch):
 )
 def test_cuda_devices_are_named_by_their_index(tmp_path, kind, devices, given, visible):
     work = assignment(tmp_path, "true", kind=kind, devices=devices, environment=given)
-    assert local._with_cuda(work).environment.get("CUDA_VISIBLE_DEVICES") == visible
+    assert with_cuda(work).environment.get("CUDA_VISIBLE_DEVICES") == visible
 
 
 def test_the_log_keeps_its_beginning_and_its_end(tmp_path):

@@ -10,7 +10,7 @@ import time
 import pytest
 import uvicorn
 from service.fake_executor import FakeExecutor, fleet_devices
-from service.test_page import HOSTILE
+from service.page_fleets import HOSTILE
 
 from hocket.fleet.rounds import Rules
 from hocket.service.daemon.daemon import Daemon
@@ -250,3 +250,39 @@ def test_a_job_that_does_not_exist_has_a_page_that_says_so(visit, service):
     assert answer.status == 404
     assert "there is no job 99999" in page.inner_text("h1").lower()
     page.complaints.clear()
+
+
+@pytest.mark.parametrize("has_scripts", [False, True])
+def test_a_job_is_paused_resumed_and_ended_by_buttons(visit, service, has_scripts):
+    number = service.submit("mine")
+    page = visit(java_script_enabled=has_scripts)
+    page.goto(f"{service.url}/jobs/{number}")
+    assert not page.get_by_role("button", name=f"End job {number}").is_visible()
+    for button, status in (("Pause", "paused"), ("Resume", "running")):
+        page.get_by_role("button", name=button).click()
+        wait_until(page, lambda status=status: service.daemon.job(number).status == status)
+        assert page.url == f"{service.url}/jobs/{number}"
+    page.get_by_text("Cancel …").click()
+    page.get_by_role("button", name=f"End job {number}").click()
+    wait_until(page, lambda: service.daemon.job(number).status == "cancelled")
+    page.reload()
+    assert page.locator("form").count() == 0
+
+
+def test_a_page_of_another_site_cannot_press_a_button(visit, browser, cookies, service):
+    """A form that is sent from elsewhere comes without the cookie and with another origin."""
+    number = service.submit("mine")
+    context = browser.new_context(storage_state=cookies)
+    page = context.new_page()
+    html = (
+        f'<form method="post" action="{service.url}/jobs/{number}/cancel"><button>x</button></form>'
+    )
+    page.route(
+        "http://evil.example/", lambda route: route.fulfill(body=html, content_type="text/html")
+    )
+    page.goto("http://evil.example/")
+    with page.expect_response(f"{service.url}/jobs/{number}/cancel") as answer:
+        page.get_by_role("button").click()
+    assert answer.value.status == 403
+    assert service.daemon.job(number).status != "cancelled"
+    context.close()

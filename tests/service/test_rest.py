@@ -1,24 +1,14 @@
-"""Routes of the service: what they do, and how they say no."""
+"""Routes of jobs and their attempts: what they do, and how they say no."""
 
 from __future__ import annotations
 
-import inspect
 import json
-import os
 import re
-import stat
-import tempfile
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from service.rest_service import Service, serving, wait_until
+from service.rest_service import is_problem, serving, wait_until
 
 from hocket.service.executors.executor import AttemptName
-from hocket.service.records import EventRecord
-from hocket.service.rest import attempts, fleet, health, jobs, logs, rounds
-from hocket.service.rest.rounds import _find
 
 
 @pytest.fixture(scope="module")
@@ -32,20 +22,7 @@ def nobody_left(request):
     """Tests of this file share a fleet: each leaves it without jobs."""
     yield
     if "service" in request.fixturenames:
-        service: Service = request.getfixturevalue("service")
-        for job in service.client.get("/v1/jobs?live=true&limit=1000").json()["jobs"]:
-            service.client.delete(f"/v1/jobs/{job['id']}")
-        wait_until(lambda: not service.client.get("/v1/jobs?live=true").json()["jobs"])
-
-
-def is_problem(answer, status: int) -> dict:
-    assert answer.status_code == status, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    body = answer.json()
-    assert body["status"] == status
-    assert body["title"]
-    assert body["detail"]
-    return body
+        request.getfixturevalue("service").cancel_all()
 
 
 def test_a_submitted_job_runs_and_ends(service):
@@ -156,7 +133,7 @@ def test_an_explanation_counts_from_the_moment_it_is_asked_for(service, monkeypa
     asked_s = service.daemon.state.time_s
 
     def left_s(after_s: float) -> float:
-        monkeypatch.setattr(jobs.time, "time", lambda: asked_s + after_s)
+        monkeypatch.setattr(service.daemon, "now_s", lambda: asked_s + after_s)
         sentence = service.client.get(f"/v1/jobs/{numbers[-1]}/explain").json()["sentence"]
         return float(re.search(r"next round begins in (\d+) s", sentence)[1])
 
@@ -276,206 +253,3 @@ def test_an_attempt_that_says_it_finished_has(service):
     # It ends as it likes: what it said counts.
     service.executor.exit(AttemptName(number, 1), 3)
     assert service.wait_for(number, "succeeded")["done_steps"] == 100
-
-
-def test_logs_whole_tail_and_range(service):
-    number = service.submit()["id"]
-    service.wait_for(number, "running")
-    path = service.daemon.log_file(number, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"line {at} \x1b[31m\u2028<script>" for at in range(20_000)]
-    text = "\n".join(lines) + "\n"
-    path.write_text(text)
-    whole = service.client.get(f"/v1/jobs/{number}/log")
-    assert whole.text == text
-    assert whole.headers["content-type"].startswith("text/plain")
-    assert whole.headers["x-content-type-options"] == "nosniff"
-    assert whole.headers["hocket-attempt"] == "1"
-    for num_lines in (0, 1, 3, 6000, 20_000, 30_000):
-        tail = service.client.get(f"/v1/jobs/{number}/log?tail={num_lines}")
-        wanted = lines[-num_lines:] if num_lines else []
-        assert tail.text == "".join(f"{line}\n" for line in wanted)
-    data = text.encode()
-    for asked, start, stop in (("5-9", 5, 10), ("100-", 100, None), ("-7", -7, None)):
-        part = service.client.get(f"/v1/jobs/{number}/log", headers={"range": f"bytes={asked}"})
-        assert part.status_code == 206
-        assert part.content == data[start:stop]
-        assert part.headers["content-range"].endswith(f"/{len(data)}")
-    over = service.client.get(f"/v1/jobs/{number}/log", headers={"range": "bytes=99999999-"})
-    is_problem(over, 416)
-    is_problem(service.client.get(f"/v1/jobs/{number}/log?attempt=2"), 404)
-
-
-@settings(derandomize=True, deadline=None, max_examples=60)
-@given(st.lists(st.binary(max_size=12), max_size=30), st.integers(0, 40), st.booleans())
-def test_the_last_lines_are_found_wherever_blocks_end(lines, num_lines, ends_with_break):
-    data = b"\n".join(lines) + (b"\n" if ends_with_break else b"")
-    parts = data.split(b"\n")
-    kept = [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
-    wanted = b"".join(kept[-num_lines:]) if num_lines else b""
-    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile() as file:
-        patch.setattr(logs, "_CHUNK_BYTES", 7)
-        file.write(data)
-        file.flush()
-        assert data[logs._tail_start(Path(file.name), num_lines) :] == wanted
-
-
-def test_a_followed_log_ends_with_its_attempt(service):
-    number = service.submit()["id"]
-    service.wait_for(number, "running")
-    path = service.daemon.log_file(number, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"first\n")
-    service.executor.exit(AttemptName(number, 1), 0)
-    with path.open("ab") as file:
-        file.write(b"last\n")
-    answer = service.client.get(f"/v1/jobs/{number}/log?follow=true")
-    assert answer.text == "first\nlast\n"
-
-
-def test_a_job_that_never_started_has_no_log(service):
-    for _ in range(3):
-        service.submit(total_steps=1e9)
-    waiting = service.submit(gang=2, total_steps=1e9)["id"]
-    assert service.job(waiting)["status"] == "queued"
-    is_problem(service.client.get(f"/v1/jobs/{waiting}/log"), 404)
-
-
-def test_devices_queues_and_allocation(service):
-    first = service.submit(team="vision", total_steps=100)["id"]
-    service.submit(team="speech", total_steps=100)
-    service.wait_for(first, "running")
-    devices = service.client.get("/v1/devices").json()["devices"]
-    assert {device["name"] for device in devices} == {"v100-0", "v100-1", "k80-0"}
-    assert any(first in device["jobs"] for device in devices)
-    queues = {q["team"]: q for q in service.client.get("/v1/queues").json()["queues"]}
-    assert queues["vision"]["running"] == queues["speech"]["running"] == 1
-    assert queues["vision"]["devices"] == 1
-    allocation = service.client.get("/v1/allocation").json()
-    shares = {job["job"]: job for job in allocation["jobs"]}
-    assert shares[first]["devices"]
-    assert 0 <= sum(shares[first]["target"].values()) <= 1 + 1e-9
-
-
-def test_what_if(service):
-    for _ in range(6):
-        service.submit(total_steps=1000.0)
-    now = service.client.post("/v1/simulate", json={}).json()
-    more = service.client.post("/v1/simulate", json={"devices": {"v100": 8}}).json()
-    assert now["num_jobs"] == more["num_jobs"] == 6
-    assert more["last_end_s"] < now["last_end_s"]
-    fifo = service.client.post("/v1/simulate", json={"policy": "fifo"}).json()
-    assert fifo["policy"] == "fifo"
-    wrong = service.client.post("/v1/simulate", json={"policy": "lass"})
-    assert "las" in is_problem(wrong, 422)["hint"]
-    is_problem(service.client.post("/v1/simulate", json={"devices": {"h100": 1}}), 422)
-    is_problem(service.client.post("/v1/simulate", json={"devices": {"v100": -1}}), 422)
-
-
-def test_metrics_count_what_there_is(service):
-    number = service.submit(team='evil"\n\\team')["id"]
-    service.wait_for(number, "running")
-    text = service.client.get("/metrics").text
-    assert 'hocket_jobs{phase="running"} 1' in text
-    assert 'hocket_devices{kind="k80",use="free"} ' in text
-    assert 'hocket_team_devices{team="evil\\"\\n\\\\team"} 1' in text
-    assert all(line.startswith(("# ", "hocket_")) for line in text.splitlines())
-
-
-def test_health_needs_no_token(service):
-    assert service.bare().get("/healthz").json() == {"status": "ok"}
-    assert service.bare().get("/readyz").json() == {"status": "ok"}
-
-
-def test_rounds_are_found_among_many_events():
-    class Stored:
-        def __init__(self, events):
-            self.stored = events
-
-        def last_event(self):
-            return self.stored[-1].sequence
-
-        def events(self, after, limit):
-            return [event for event in self.stored if event.sequence > after][:limit]
-
-    events, rounds = [], {}
-    for sequence in range(1, 1600):
-        is_round = (sequence * 7919) % 13 == 0
-        if is_round:
-            rounds[3 * len(rounds) + 2] = sequence
-        detail = {"round": 3 * (len(rounds) - 1) + 2} if is_round else {}
-        kind = "round" if is_round else "started"
-        events.append(EventRecord(sequence=sequence, time_s=sequence, kind=kind, detail=detail))
-    stored = Stored(events[500:])
-    for number, sequence in rounds.items():
-        if sequence > 500:
-            assert _find(stored, number).sequence == sequence
-    for number in (0, 1, 2, 3 * len(rounds) + 2):
-        with pytest.raises(Exception, match="no record of round"):
-            _find(stored, number)
-
-
-def test_a_parameter_that_does_not_exist_is_refused(service):
-    body = is_problem(service.client.get("/v1/jobs?statuss=running"), 422)
-    assert body["hint"] == "did you mean 'status'?"
-    is_problem(service.client.get("/v1/devices?x=1"), 422)
-    is_problem(service.client.post("/v1/jobs?x=1", json={"name": "a", "command": ["b"]}), 422)
-
-
-def test_a_full_disk_is_told_as_503_and_nothing_is_accepted(service, monkeypatch):
-    from hocket.service.errors import UnavailableError
-
-    before = service.submit()["id"]
-
-    def full(batch):
-        raise UnavailableError("nothing could be stored: disk full", hint="make room")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(service.daemon._store, "commit", full)
-        answer = service.client.post("/v1/jobs", json={"name": "x", "command": ["true"]})
-        assert is_problem(answer, 503)["hint"] == "make room"
-    assert service.submit()["id"] == before + 1
-
-
-def test_an_unexpected_error_tells_nothing_of_the_inside(service, monkeypatch, caplog):
-    def broken():
-        raise ZeroDivisionError("secret detail")
-
-    monkeypatch.setattr(service.daemon, "devices", broken)
-    body = is_problem(service.client.get("/v1/devices"), 500)
-    assert "secret" not in json.dumps(body)
-    assert "ZeroDivisionError" in caplog.text
-
-
-def test_the_token_file_is_private(tmp_path):
-    from hocket.errors import InputFileError
-    from hocket.service.token import make_token, read_token
-
-    assert read_token(tmp_path) is None
-    token = make_token(tmp_path)
-    assert make_token(tmp_path) == token == read_token(tmp_path)
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    os.chmod(tmp_path / "token", 0o644)
-    with pytest.raises(InputFileError, match="others can read"):
-        make_token(tmp_path)
-    os.chmod(tmp_path / "token", 0o600)
-    (tmp_path / "token").write_text("short\n")
-    with pytest.raises(InputFileError, match="no token"):
-        make_token(tmp_path)
-
-
-def test_nothing_but_routes_is_run_in_threads():
-    # Each change of threads may cost milliseconds while the daemon decides.
-    routers = [module.router for module in (jobs, logs, attempts, fleet, rounds, health)]
-    routes = [route for router in routers for route in router.routes]
-    seen = {one.call for route in routes for one in route.dependant.dependencies}
-    seen |= {
-        two.call
-        for route in routes
-        for one in route.dependant.dependencies
-        for two in one.dependencies
-    }
-    assert len(seen) >= 6
-    for call in seen:
-        is_coroutine = inspect.iscoroutinefunction(call)
-        assert is_coroutine or inspect.iscoroutinefunction(type(call).__call__), call

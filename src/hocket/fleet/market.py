@@ -64,6 +64,8 @@ class Market:
     """One per team."""
     pairs: Pairs | None = None
     """Present where jobs may share devices."""
+    last_shares: FloatArray | None = None
+    """Of the answer before this one, for policies that leave running jobs where they are."""
     column_kind: Counts | None = None
     """The kind whose devices each kind uses, where some are other ways to use the same devices (a
     gang spread over servers); the number and price of devices are read from that kind."""

@@ -69,15 +69,26 @@ class Gpu:
         """Name of the kind with the figures of this model; None where it is not known."""
         return next((kind for pattern, kind in _MODELS if re.search(pattern, self.model)), None)
 
+    @property
+    def kind(self) -> str:
+        """The preset, or else the model's name in small letters and hyphens."""
+        slug = re.sub(r"[^a-z0-9]+", "-", self.model.lower()).strip("-")
+        return self.preset or slug or "gpu"
+
 
 def detect() -> Cluster:
     """The cluster of this machine."""
-    gpus = parse_gpus(_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"))
+    gpus = find_gpus()
     data = gpu_machine(gpus, _nvidia_smi("topo", "-m")) if gpus else _cpu_machine()
     return cluster_from_dict(data, NAME)
 
 
 # ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def find_gpus() -> list[Gpu]:
+    """The GPUs of this machine in the order of nvidia-smi; none where it does not answer."""
+    return parse_gpus(_nvidia_smi(f"--query-gpu={','.join(_QUERY)}", "--format=csv,noheader"))
 
 
 def _nvidia_smi(*arguments: str) -> str:
@@ -112,7 +123,7 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
     kinds: dict[str, Any] = {}
     devices = []
     for gpu in gpus:
-        kind = gpu.preset or re.sub(r"[^a-z0-9]+", "-", gpu.model.lower()).strip("-") or "gpu"
+        kind = gpu.kind
         memory_bytes = gpu.memory_bytes
         if gpu.preset is not None:
             memory_bytes = min(memory_bytes, preset_kinds()[kind].kind.memory_bytes)

@@ -35,6 +35,10 @@ class UnreachableError(RunError):
     code = "unreachable"
 
 
+class BusyServiceError(UnreachableError):
+    """The service answers, but not this now: asking again in a moment helps."""
+
+
 class RefusedByServiceError(UsageError):
     """The service understood and said no; ``status`` is the one of HTTP."""
 
@@ -61,6 +65,10 @@ class FleetClient:
     def get(self, path: str, **query: object) -> Any:
         """The answer to a question."""
         return self._call("GET", _with_query(path, query))
+
+    def get_when_free(self, path: str) -> Any:
+        """As `get`, but a service that is busy with others is asked again for a while."""
+        return patiently(lambda: self.get(path), PATIENCE_S, BusyServiceError)
 
     def get_patiently(self, path: str, patience_s: float = PATIENCE_S) -> Any:
         """As `get`, but where nobody answers it is asked again for a while."""
@@ -159,13 +167,17 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def patiently(ask: Callable[[], Any], patience_s: float) -> Any:
+def patiently(
+    ask: Callable[[], Any],
+    patience_s: float,
+    what_passes: type[UnreachableError] = UnreachableError,
+) -> Any:
     """What ``ask`` returns, asked again for a while where nobody answers."""
     until_s = time.monotonic() + patience_s
     while True:
         try:
             return ask()
-        except UnreachableError:
+        except what_passes:
             if time.monotonic() > until_s:
                 raise
             time.sleep(_PAUSE_S)
@@ -241,7 +253,7 @@ def _error_of(status: int, content: object, url: str) -> HocketError:
             where = f"HOCKET_FLEET_TOKEN holds another; {where}"
         return _refused(status, f"the service at {url} refuses the token", where)
     if status == 503:
-        return UnreachableError(detail, hint=hint)
+        return BusyServiceError(detail, hint=hint)
     if status >= 500:
         return RunError(f"the service failed: {detail}", hint=hint)
     return _refused(status, detail, hint)

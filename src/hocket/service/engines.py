@@ -15,8 +15,10 @@ def check_engine(on: str, devices: tuple[Device, ...]) -> None:
     """Raise `UsageError` for an engine that is not known or cannot be used so."""
     name = engine_name(on)
     if name == "local" and not devices:
-        hint = "name the devices of this machine, such as --devices v100:2,p100:2"
-        raise UsageError("local jobs need --devices", hint=hint)
+        hint = "name what jobs share, such as --devices v100:2,p100:2 or --devices cpu:4"
+        raise UsageError(
+            "no GPU was found that may be used, so local jobs need --devices", hint=hint
+        )
     if name != "local" and devices:
         hint = f"leave it out: {name} knows its own; --kinds says which come first"
         raise UsageError(f"--devices is not for {name}", hint=hint)
@@ -44,6 +46,7 @@ def open_engine(
 
         return SlurmExecutor(attempts, kinds=kinds)
     from hocket.service.executors.local import LocalExecutor, end_set_aside
+    from hocket.service.executors.local_devices import with_cuda_indexes
 
     end_set_aside(folder)
-    return LocalExecutor(attempts, devices)
+    return LocalExecutor(attempts, with_cuda_indexes(devices))

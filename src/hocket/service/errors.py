@@ -7,6 +7,7 @@ UsageError
 └── KeyReusedError     422  the idempotency key belongs to another job
 RunError
 └── UnavailableError   503  nothing was changed: the disk is full, or the service ends
+    └── BusyError      503  too many ask at once
 """
 
 from __future__ import annotations
@@ -42,3 +43,9 @@ class UnavailableError(RunError):
     """The service cannot do it now; nothing was changed, and trying again is safe."""
 
     code = "unavailable"
+
+
+class BusyError(UnavailableError):
+    """Too many ask at once; whoever asks again in a moment is answered."""
+
+    code = "busy"

@@ -24,6 +24,7 @@ from hocket.fleet.rounds.state import Device, Rules
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
 from hocket.service.engines import check_engine, open_engine
+from hocket.service.outlook.process import ProcessOutlook
 from hocket.service.rest.app import make_app
 from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
 from hocket.service.rest.stream import Bell
@@ -100,10 +101,13 @@ def _run(
     )
     write_endpoint(store.folder, url)
     daemon.start()
+    outlook = ProcessOutlook()
     try:
-        app = make_app(daemon, token, hosts=(settings.host, *settings.names))
+        hosts = (settings.host, *settings.names)
+        app = make_app(daemon, token, hosts=hosts, outlook=outlook)
         _Server(server_config(app), app.state.bell, lambda: on_ready(url)).serve_on(listener)
     finally:
+        outlook.close()
         daemon.close()
 
 

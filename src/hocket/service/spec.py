@@ -49,7 +49,8 @@ class JobSpec(BaseModel):
     folder: Text | None = None
     """Where the command runs, an absolute path; None for a fresh folder of the job."""
     environment: Annotated[
-        dict[Key, Annotated[str, Field(max_length=65536)]], Field(max_length=1000)
+        dict[Key, Annotated[str, Field(max_length=65536, pattern=r"^[^\x00]*$")]],
+        Field(max_length=1000),
     ] = {}
     """Added to the few variables that a job inherits."""
     gang: Annotated[int, Field(ge=1, le=100_000, strict=True)] = 1

@@ -19,7 +19,7 @@ def command(job: int, state: Path | None, url: str | None, as_json: bool) -> Non
     """Say in one sentence what a job waits for, with the numbers behind it."""
     from hocket.service.client import job_path
 
-    found = connect(state, url).get(job_path(job, "/explain"))
+    found = connect(state, url).get_when_free(job_path(job, "/explain"))
     if as_json:
         emit(found)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,6 +11,9 @@ from hocket.cli.fleet.connection import state_folder
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
 from hocket.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.fleet.rounds.state import Device
 
 
 @click.command("serve")
@@ -26,7 +30,8 @@ from hocket.errors import UsageError
     "--devices",
     metavar="KIND:COUNT,...",
     help="Devices by kind, such as v100:2,p100:2; KIND:COUNTxSIZE for servers of SIZE devices. "
-    "Needed for local, refused for Ray and Slurm, which know their own.",
+    "[default for local: the GPUs that nvidia-smi lists, as far as CUDA_VISIBLE_DEVICES names "
+    "them] Refused for Ray and Slurm, which know their own.",
 )
 @click.option(
     "--kinds",
@@ -124,6 +129,8 @@ def command(
         hint = "leave it out: --devices names the kinds, in that order"
         raise UsageError("--kinds is for Ray and Slurm", hint=hint)
     named, found = parse_cluster(devices, "--devices") if devices else (_kinds(kinds), ())
+    if on == "local" and not devices:
+        named, found = _found_here(named)
 
     from hocket.fleet.rounds.kernels import kernels_are_compiled
     from hocket.fleet.rounds.state import Rules
@@ -157,6 +164,19 @@ def command(
         ),
         tell,
     )
+
+
+def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Device, ...]]:
+    """Kinds and devices of this machine, which are told: jobs name the kinds."""
+    from hocket.service.executors.local_devices import found_devices
+
+    if kinds:
+        hint = "leave it out: the GPUs of this machine tell their kinds"
+        raise UsageError("--kinds is for Ray and Slurm", hint=hint)
+    devices = found_devices()
+    if devices:
+        say(f"found {', '.join(device.name for device in devices)}")
+    return tuple(dict.fromkeys(device.kind for device in devices)), devices
 
 
 def _kinds(text: str | None) -> tuple[str, ...]:

@@ -36,6 +36,17 @@ _MAX_GANG = 4096
     metavar="N,...",
     help="Numbers of devices that train one model together.",
 )
+@click.option(
+    "--network",
+    metavar="BANDWIDTH",
+    help="What each network adapter of a server does, such as 10Gbit/s. [default: that of the "
+    "machine's file, else 100Gbit/s]",
+)
+@click.option(
+    "--measured",
+    metavar="KIND=STEPS,...",
+    help="Steps per second that one device was measured to do; its gangs follow from them.",
+)
 @click.option("--name", "job_type", help="What the table calls the model. [default: its name]")
 @click.option(
     "--calibration",
@@ -49,6 +60,8 @@ def command(
     models: tuple[str, ...],
     kinds: str,
     gangs: str,
+    network: str | None,
+    measured: str | None,
     job_type: str | None,
     calibration: Path | None,
     output: Path | None,
@@ -70,13 +83,23 @@ def command(
 
     if job_type is not None and len(models) > 1:
         raise UsageError("--name names one model", hint="name models one at a time")
-    servers, sizes = _servers(kinds), _gangs(gangs)
+    if measured is not None and len(models) > 1:
+        raise UsageError("--measured is about one model", hint="take models one at a time")
+    servers, sizes = _servers(kinds, _bandwidth_bps(network)), _gangs(gangs)
     options = ModelOptions(batch, seq, dtype, optimizer)
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
     announce_compilation()
     predictions = [
-        predict(graph, servers, sizes, job_type=job_type, calibration=fitted) for graph in graphs
+        predict(
+            graph,
+            servers,
+            sizes,
+            job_type=job_type,
+            calibration=fitted,
+            measured=_measured(measured),
+        )
+        for graph in graphs
     ]
     table = stacked([prediction.throughputs for prediction in predictions])
     if output is not None:
@@ -95,10 +118,36 @@ def command(
         say(f"wrote {output} — next: hocket fleet simulate TRACE --throughputs {output}")
 
 
-def _servers(text: str) -> list[Servers]:
+def _bandwidth_bps(text: str | None) -> float | None:
+    from hocket.units import parse_bandwidth
+
+    if text is None:
+        return None
+    try:
+        bandwidth_bps = parse_bandwidth(text)
+    except ValueError as error:
+        raise UsageError(str(error), where="--network") from error
+    if not 0.0 < bandwidth_bps < float("inf"):
+        raise UsageError(f"{text!r} is no bandwidth of a network", where="--network")
+    return bandwidth_bps
+
+
+def _measured(text: str | None) -> dict[str, float]:
+    speeds = {}
+    for part in text.split(",") if text is not None else ():
+        kind, _, speed = part.partition("=")
+        try:
+            speeds[kind.strip()] = float(speed)
+        except ValueError as error:
+            hint = "write it like v100=7.8,p100=4.9"
+            raise UsageError(f"cannot read {part!r} in --measured", hint=hint) from error
+    return speeds
+
+
+def _servers(text: str, network_bps: float | None) -> list[Servers]:
     from hocket.fleet.throughputs.servers import find_servers
 
-    found = [find_servers(part) for part in text.split(",")]
+    found = [find_servers(part, network_bps) for part in text.split(",")]
     names = [servers.name for servers in found]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
@@ -126,7 +175,6 @@ def _as_json(prediction: Prediction) -> dict[str, Any]:
             step.servers.name: {
                 "hardware": step.servers.hardware,
                 "step_s": step.step_s if step.step_s < float("inf") else None,
-                "backward_s": step.backward_s,
                 "peak_bytes": step.peak_bytes,
                 "between_servers_bps": step.servers.between.bandwidth_bps,
                 "obstacle": step.obstacle or None,

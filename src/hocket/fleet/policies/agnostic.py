@@ -28,15 +28,16 @@ def las_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
 
 def ftf_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
     """Finish-time fairness as if every kind were the fastest."""
-    return _renamed("ftf-agnostic", finish_time_fairness, _all_fastest(market), warm)
+    return _renamed("ftf-agnostic", finish_time_fairness, all_fastest(market), warm)
 
 
 def makespan_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
     """Makespan as if every kind were the fastest."""
-    return _renamed("makespan-agnostic", makespan, _all_fastest(market), warm)
+    return _renamed("makespan-agnostic", makespan, all_fastest(market), warm)
 
 
-def _all_fastest(market: Market) -> Market:
+def all_fastest(market: Market) -> Market:
+    """What a policy sees that takes every kind for the fastest."""
     fastest = market.steps_per_s.max(axis=1, initial=0.0)[:, None]
     steps_per_s = np.where(market.steps_per_s > 0.0, fastest, 0.0)
     return replace(market, steps_per_s=steps_per_s, pairs=None)

@@ -2,7 +2,8 @@
 
 Le et al., "AlloX", EuroSys 2020 (after Horn, 1973): a job that is q-th from the end on its device
 delays q jobs, itself included, so jobs are matched with (device, q) at the least sum of
-q x duration. Jobs that are last to be delayed on their device run now. O(n^2 x places).
+q x duration. Jobs that are last to be delayed on their device run now, and nobody who runs is
+moved: only waiting jobs are matched, with the devices that are left. O(n^2 x places).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hocket.errors import UsageError
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps
+from hocket.fleet.policies.staying import staying_on
 
 Counts = NDArray[np.int64]
 
@@ -29,20 +31,30 @@ def allox(market: Market, warm: Warm | None = None) -> Allocation:
             "policy 'allox' knows jobs of one device only", hint="choose makespan or las"
         )
     speed = market.usable_steps_per_s
-    jobs = np.flatnonzero(speed.any(axis=1))
-    duration = remaining[jobs, None] / np.where(speed[jobs] > 0.0, speed[jobs], np.nan)
-    duration = np.where(np.isnan(duration), _NEVER_S, duration)
-    kind, place, total_s = _match(duration, market.num_devices)
-    runs = _first_on_each_device(kind, place, market.num_devices)
+    with np.errstate(divide="ignore"):
+        duration = np.where(speed > 0.0, remaining[:, None] / speed, _NEVER_S)
     shares = np.zeros(speed.shape)
-    shares[jobs[runs], kind[runs]] = 1.0
-    objective = (total_s + float(market.elapsed_s[jobs].sum())) / max(len(jobs), 1)
+    stays_on = staying_on(market)
+    stay = np.flatnonzero(stays_on >= 0)
+    shares[stay, stays_on[stay]] = 1.0
+    num_free = market.num_devices - np.bincount(stays_on[stay], minlength=market.num_kinds)
+    can_start = (speed[:, num_free > 0] > 0.0).any(axis=1)
+    wait = np.flatnonzero((stays_on < 0) & can_start)
+    kind, place, total_s = _match(duration[wait], num_free)
+    runs = _first_on_each_device(kind, place, num_free)
+    shares[wait[runs], kind[runs]] = 1.0
+    jobs = np.concatenate([stay, wait])
+    total_s += float(duration[stay, stays_on[stay]].sum() + market.elapsed_s[jobs].sum())
+    objective = total_s / max(len(jobs), 1)
     return Allocation(
         policy="allox",
         shares=shares,
         objective=objective,
         bound=objective,
-        notes={"objective": "average completion time in seconds, without later arrivals"},
+        notes={
+            "objective": "average completion time in seconds, without later arrivals",
+            "stay": str(len(stay)),
+        },
     )
 
 

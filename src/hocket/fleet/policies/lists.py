@@ -8,6 +8,8 @@ jobs then join running ones of equal gang, if both together do more than 1.5 of 
 
 from __future__ import annotations
 
+from hashlib import shake_128
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,7 @@ from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
+from hocket.fleet.policies.staying import staying_on
 
 Counts = NDArray[np.int64]
 
@@ -28,9 +31,13 @@ def fifo(market: Market, warm: Warm | None = None) -> Allocation:
 
 
 def fifo_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
-    """Jobs in order of arrival, each to the kind with most free devices."""
-    order = np.argsort(market.arrival, kind="stable")
-    return _listed("fifo-agnostic", market, order, (market.usable_steps_per_s > 0.0).astype(float))
+    """Jobs in order of arrival, each to any kind with free devices; those who had one stay."""
+    stays_on = staying_on(market)
+    order = np.lexsort((market.arrival, stays_on < 0))
+    liking = _drawn(market.ids, market.num_kinds)
+    stay = np.flatnonzero(stays_on >= 0)
+    liking[stay, stays_on[stay]] = np.inf
+    return _listed("fifo-agnostic", market, order, np.where(market.steps_per_s > 0.0, liking, 0.0))
 
 
 def shortest_job_first(market: Market, warm: Warm | None = None) -> Allocation:
@@ -40,6 +47,13 @@ def shortest_job_first(market: Market, warm: Warm | None = None) -> Allocation:
     length_s = remaining / np.where(fastest > 0.0, fastest, 1e-300)
     order = np.lexsort((market.arrival, length_s))
     return _listed("shortest-job-first", market, order, market.usable_steps_per_s)
+
+
+def _drawn(names: tuple[str, ...], num_kinds: int) -> FloatArray:
+    """``[job, kind]``: a draw above 0 that hangs on the job's name only, so always the same."""
+    drawn = b"".join(shake_128(name.encode()).digest(4 * num_kinds) for name in names)
+    places = np.frombuffer(drawn, dtype=np.uint32).reshape(len(names), num_kinds)
+    return places.astype(np.float64) + 1.0
 
 
 def _listed(name: str, market: Market, order: Counts, speed: FloatArray) -> Allocation:

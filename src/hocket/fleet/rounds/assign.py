@@ -8,40 +8,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.fleet.rounds.actions import Actions
-from hocket.fleet.rounds.state import Jobs, State
-from hocket.fleet.rounds.tables import Choice, Deal, Floor, Speeds, Wishes, new_changes
+from hocket.fleet.rounds.state import Jobs, Rules, State
+from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_room
 
 Counts = NDArray[np.int64]
 
-_MAX_TRIES = 8
-"""Attempts at a round; each takes the wishes of gangs back that found no server with room."""
 
-
-def assign(
-    state: State, jobs: Jobs, num_parts: int, wishes: Wishes, *, keeps_running: bool
-) -> tuple[State, Actions]:
+def assign(state: State, jobs: Jobs, asked: Asked, *, keeps_running: bool) -> tuple[State, Actions]:
     """Give devices to the most urgent; ``jobs`` are writable and become those of the new state."""
-    from hocket.fleet.rounds.kernels.place import hand_out
+    from hocket.fleet.rounds.kernels.play import play
 
-    rules, num_jobs = state.rules, len(jobs.rows)
-    deal = Deal(
-        time_s=state.time_s,
-        restart_s=rules.restart_s,
-        min_run_s=rules.min_run_s,
-        min_turn_s=max(rules.min_run_s, rules.stickiness_rounds * rules.round_s),
-        is_final=False,
-        keeps_running=keeps_running,
-        needs_share=rules.mechanism == "gavel",
-    )
-    for tries_left in reversed(range(_MAX_TRIES)):
-        choice, floor = _room(state, num_jobs)
-        changes = new_changes(num_jobs, len(state.device_names))
-        asked = wishes._replace(queue_at=wishes.queue_at.copy())
-        deal = deal._replace(is_final=tries_left == 0)
-        if hand_out(jobs, num_parts, asked, deal, speeds_of(state), choice, floor, changes):
-            break
-    num_stopped, num_started, num_devices = changes.size.tolist()
-    stopped, started = changes.stopped[:, :num_stopped], changes.started[:, :num_started]
+    layout, num_kinds = state.layout, state.num_kinds
+    num_devices = len(state.device_names)
+    room = new_room(len(jobs.rows), num_kinds, num_devices, len(layout.server_kind), asked)
+    pace = _pace(state.rules, keeps_running)
+    play(state.time_s, jobs, asked, pace, speeds_of(state), layout, state.holders, room)
+    sizes = room.few[2 * num_kinds : 2 * num_kinds + 3].tolist()
+    stopped, started = room.by_job[2:5, : sizes[0]], room.by_job[5:8, : sizes[1]]
     actions = Actions(
         stopped=stopped[0],
         stopped_attempt=stopped[1],
@@ -49,29 +32,27 @@ def assign(
         started=started[0],
         started_attempt=started[1],
         partner=started[2],
-        device_ptr=changes.device_ptr[: num_started + 1],
-        device=changes.device[:num_devices],
+        device_ptr=room.by_job[8, : sizes[1] + 1],
+        device=room.device[: sizes[2]],
         device_names=state.device_names,
     )
-    return state.but(jobs=jobs, holders=floor.holders), actions
+    return state.but(jobs=jobs, holders=room.holders), actions
 
 
-def _room(state: State, num_jobs: int) -> tuple[Choice, Floor]:
-    """Nobody is chosen yet, and all stand where they stood."""
-    layout = state.layout
-    choice = Choice(
-        kind=np.empty(num_jobs, dtype=np.int64),
-        partner=np.empty(num_jobs, dtype=np.int64),
-        free=layout.num_devices.copy(),
+@lru_cache(maxsize=64)
+def _pace(rules: Rules, keeps_running: bool) -> Pace:
+    return Pace(
+        round_s=rules.round_s,
+        stickiness_rounds=rules.stickiness_rounds,
+        slack_rounds=rules.slack_rounds,
+        patience_s=rules.patience_rounds * rules.round_s,
+        most_owed_s=2.0 * rules.patience_rounds * rules.round_s,
+        restart_s=rules.restart_s,
+        min_run_s=rules.min_run_s,
+        min_turn_s=max(rules.min_run_s, rules.stickiness_rounds * rules.round_s),
+        keeps_running=keeps_running,
+        by_share=rules.mechanism == "gavel",
     )
-    floor = Floor(
-        holders=state.holders.copy(),
-        order=layout.order,
-        server_ptr=layout.server_ptr,
-        server_kind=layout.server_kind,
-        num_free=np.empty(len(layout.server_kind), dtype=np.int64),
-    )
-    return choice, floor
 
 
 def speeds_of(state: State) -> Speeds:

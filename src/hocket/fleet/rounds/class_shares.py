@@ -9,8 +9,6 @@ in an answer. O(jobs) and one search for prices.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -22,90 +20,137 @@ from hocket.compiled.containers import table
 from hocket.fleet.allocation import Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.las import las_ladder
-from hocket.fleet.rounds.state import State
-from hocket.fleet.solve.ladder import Ladder
-from hocket.fleet.solve.prices import highest_rung
-from hocket.fleet.solve.setup import Setup, set_up, trim
-from hocket.fleet.solve.water_filling import fill
+from hocket.fleet.rounds.state import Jobs, State
+from hocket.fleet.rounds.tables import Ascent, new_alike, new_ascent
+from hocket.fleet.solve.crowd import Crowd, Owed
+from hocket.fleet.solve.ladder import owed
+from hocket.fleet.solve.prices import MAX_QUESTIONS
+from hocket.fleet.solve.setup import set_up, trim
+from hocket.fleet.solve.water_filling import MAX_RUNGS
 
 Counts = NDArray[np.int64]
-Answer = tuple[FloatArray, Warm, dict[str, str]]
 
 _MAX_CLASSES = 256
 """More classes than this are hardly met twice."""
-_SEEN: dict[str, Callable[[FloatArray], FloatArray]] = {
-    "las": lambda steps_per_s: steps_per_s,
-    "las-agnostic": lambda steps_per_s: np.asarray(steps_per_s > 0.0, dtype=float),
-}
-"""What max-min policies see of throughputs."""
+_SEES_SPEEDS = {"las": True, "las-agnostic": False}
+"""Max-min policies, and whether they look at throughputs or only at where a job can run."""
 
 
 class Groups(NamedTuple):
     """Jobs that are exactly alike."""
 
     of: Counts
-    """``[job]``: its class."""
+    """``[row]``: the class of a job; -1 for one that wants no devices."""
     num_alike: Counts
     key: bytes
     """Throughputs, gang and weight of all classes, in a fixed order."""
 
 
-def class_shares(
-    state: State, steps_per_s: FloatArray, gang: Counts, weight: FloatArray
-) -> Answer | None:
-    """Shares of jobs, what warms up the next answer, and notes; None where this way is no use."""
-    see = _SEEN.get(state.rules.policy)
-    if see is None or state.pair_table is not None:
-        return None
-    groups = _group(np.column_stack([see(steps_per_s), gang, weight]))
-    if groups is None:
-        return None
-    num_devices = tuple(state.layout.num_devices.tolist())
-    known = _tables(groups.key, num_devices)
-    if known is None:
-        return None
-    setup, ladder = known
-    num_jobs = np.empty(len(groups.num_alike))
-    num_jobs[setup.classes.of] = groups.num_alike
-    crowd = setup.crowd._replace(num_jobs=table(num_jobs, np.float64))
-    rungs = fill(
-        replace(setup, crowd=crowd),
-        ladder,
-        lambda demand_at, cap, warm: highest_rung(crowd, demand_at, cap, warm),
-        state.warm,
-    )
-    shares = trim(setup.expand(rungs[-1].shares))
-    notes = {"classes": str(len(num_jobs)), "levels": str(len(rungs))}
-    return shares[groups.of], rungs[0].warm, notes
+class Answer(NamedTuple):
+    """What the policy says of classes."""
+
+    shares: FloatArray
+    """``[class, kind]``."""
+    warm: Warm
+    """What speeds up the next answer."""
+    notes: dict[str, str]
 
 
-def _group(values: FloatArray) -> Groups | None:
+class Known(NamedTuple):
+    """What follows from a set of classes."""
+
+    crowd: Crowd
+    owed: Owed
+    """On the first rung."""
+    top: float
+    """The level at which everybody is as high as it can be."""
+    spread: FloatArray
+    """``[column, kind]``: how a share divides over kinds that nobody can tell apart."""
+    place: Counts
+    """``[class]``: its row in the crowd."""
+
+
+def group_jobs(state: State, jobs: Jobs) -> Groups | None:
+    """Classes of the jobs that want devices; None where answers by class are of no use."""
     from hocket.fleet.rounds.kernels.group import group
 
-    count, width = values.shape
-    of, first, num_alike = np.empty((3, count), dtype=np.int64)
-    slots = np.full(1 << (2 * count).bit_length(), -1)
-    num_groups = group(values.view(np.int64), slots, of, first, num_alike)
-    if num_groups > min(_MAX_CLASSES, (count + 1) // 2 + 8):
+    sees_speeds = _SEES_SPEEDS.get(state.rules.policy)
+    if sees_speeds is None or state.pair_table is not None:
         return None
-    classes = values[first[:num_groups]].view(f"V{8 * width}").ravel().tolist()
-    order = sorted(range(num_groups), key=classes.__getitem__)
-    rank = np.empty(num_groups, dtype=np.int64)
-    rank[order] = np.arange(num_groups)
-    return Groups(rank[of], num_alike[order], b"".join(classes[at] for at in order))
+    alike = new_alike(len(jobs.rows), state.num_kinds, _MAX_CLASSES)
+    num_classes = group(jobs, state.layout.largest_server, sees_speeds, _MAX_CLASSES, alike)
+    if num_classes < 0:
+        return None
+    return Groups(alike.of, alike.num_in_order[:num_classes], alike.key[:num_classes].tobytes())
+
+
+def class_shares(state: State, groups: Groups) -> Answer | None:
+    """Shares of classes; None where classes are nearly equal, or cannot run."""
+    known = _tables(groups.key, tuple(state.layout.num_devices.tolist()))
+    if known is None:
+        return None
+    num_jobs = np.empty(len(groups.num_alike))
+    num_jobs[known.place] = groups.num_alike
+    crowd = known.crowd._replace(num_jobs=table(num_jobs, np.float64))
+    shares, warm, num_rungs = _climb(crowd, known, state.warm)
+    notes = {"classes": str(len(num_jobs)), "levels": str(num_rungs)}
+    return Answer(trim((shares @ known.spread)[known.place]), warm, notes)
+
+
+def _climb(crowd: Crowd, known: Known, warm: Warm | None) -> tuple[FloatArray, Warm, int]:
+    """Rung by rung, as `solve.water_filling.fill`; what it knew at the first serves next time."""
+    from hocket.fleet.rounds.kernels.climb import climb
+
+    num_pools, (num_classes, num_columns) = len(crowd.capacity), crowd.rates.shape
+    ascent = new_ascent(MAX_QUESTIONS, num_pools, num_classes, num_columns)
+    demands, top, found = known.owed, known.top, list[Warm]()
+    while len(found) < MAX_RUNGS:
+        num_known = _first_questions(ascent, num_pools, warm)
+        hint = warm.level if warm is not None and 0.0 < warm.level < top else 0.0
+        level, num_asked, num_rising = climb(crowd, demands, top, hint, num_known, ascent)
+        is_used = ascent.weight[:num_asked] > 0
+        warm = Warm(prices=ascent.questions[0, :num_asked][is_used], level=level)
+        found.append(warm)
+        if num_rising == 0:
+            break
+        cap = ascent.by_class[2].copy()
+        demands, top = owed(cap), _top(cap)
+    return _within_limits(crowd, ascent.shares), found[0], len(found)
+
+
+def _first_questions(ascent: Ascent, num_pools: int, warm: Warm | None) -> int:
+    prices = ascent.questions[0]
+    if warm is None or warm.prices.shape[1] != num_pools or not len(warm.prices):
+        prices[0] = 1.0 / num_pools
+        return 1
+    num_known = min(len(warm.prices), MAX_QUESTIONS // 4)
+    prices[:num_known] = warm.prices[:num_known]
+    return num_known
+
+
+def _within_limits(crowd: Crowd, shares: FloatArray) -> FloatArray:
+    """Shares that use no more than all devices, and no more than all time of a job."""
+    used = (crowd.gang * crowd.num_jobs) @ shares
+    load = np.bincount(crowd.pool_of, used, len(crowd.capacity)) / crowd.capacity
+    times = shares.sum(axis=1)
+    return np.asarray(shares / max(1.0, float(load.max()), float(times.max(initial=0.0))))
+
+
+def _top(cap: FloatArray) -> float:
+    return max(float(cap.max(initial=0.0)), 1e-300)
 
 
 @lru_cache(maxsize=4096)
-def _tables(key: bytes, num_devices: tuple[int, ...]) -> tuple[Setup, Ladder] | None:
+def _tables(key: bytes, num_devices: tuple[int, ...]) -> Known | None:
     """Tables of the solver with one job of each class; None where classes are nearly equal."""
     num_kinds = len(num_devices)
     values = np.frombuffer(key).reshape(-1, num_kinds + 2)
     market = _market(values[:, :num_kinds], values[:, -2], values[:, -1], num_devices)
-    ladder = las_ladder(market)
-    setup = set_up(market, ladder)
+    setup = set_up(market, las_ladder(market))
     if len(setup.classes.first) < len(values) or not setup.can_run.all():
         return None
-    return setup, ladder
+    cap = np.asarray(setup.crowd.rates.max(axis=1, initial=0.0))
+    return Known(setup.crowd, owed(cap), _top(cap), setup.spread, setup.classes.of)
 
 
 def _market(

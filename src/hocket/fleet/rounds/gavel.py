@@ -8,31 +8,22 @@ O(kinds x jobs log jobs) per round.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
-from numpy.typing import NDArray
 
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.share import share
 from hocket.fleet.rounds.state import Jobs, State
-from hocket.fleet.rounds.tables import new_wishes
-
-Counts = NDArray[np.int64]
-
-_NO_PAIRS = np.zeros((0, 3), dtype=np.int64)
-_NO_QUEUE = np.zeros(0, dtype=np.int64)
-_NO_PROFILES = np.zeros((0, 2), dtype=np.int64)
+from hocket.fleet.rounds.tables import NO_PAIRS, Asked
 
 
 def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     """A round of Gavel; ``jobs`` are counted up to now, writable and without ended ones."""
-    from hocket.fleet.rounds.kernels.order import order_by_share
-
     if state.is_dirty and state.time_s - state.solved_s >= state.rules.min_reset_s:
         state = _reset(state, jobs)
-    wishes = new_wishes(len(jobs.rows), state.num_kinds, _NO_PAIRS, _NO_QUEUE, _NO_PROFILES)
-    num_parts = order_by_share(jobs, _kinds_in_turn(state), state.layout.largest_server, wishes)
-    return assign(state, jobs, num_parts, wishes, keeps_running=False)
+    return assign(state, jobs, _asked(state), keeps_running=False)
 
 
 def _reset(state: State, jobs: Jobs) -> State:
@@ -46,10 +37,14 @@ def _reset(state: State, jobs: Jobs) -> State:
     return share(state, jobs)
 
 
-def _kinds_in_turn(state: State) -> Counts:
+def _asked(state: State) -> Asked:
     """Kinds as they are listed, fastest first; in random order for a policy that sees no speeds."""
     if not state.rules.policy.endswith("agnostic"):
-        return np.arange(state.num_kinds)
-    return np.random.default_rng((state.rules.seed, state.round_number)).permutation(
-        state.num_kinds
-    )
+        return _as_listed(state.num_kinds)
+    random = np.random.default_rng((state.rules.seed, state.round_number))
+    return NO_PAIRS._replace(kinds=random.permutation(state.num_kinds))
+
+
+@lru_cache(maxsize=64)
+def _as_listed(num_kinds: int) -> Asked:
+    return NO_PAIRS._replace(kinds=np.arange(num_kinds))

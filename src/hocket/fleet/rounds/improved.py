@@ -13,8 +13,6 @@ O(jobs x kinds log) per round.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,20 +20,10 @@ from hocket.arrays import FloatArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.share import share
-from hocket.fleet.rounds.state import RUNNING, Jobs, Rules, State
-from hocket.fleet.rounds.tables import (
-    HALF_ROUNDS,
-    UNITS_PER_ROUND,
-    Pace,
-    Wishes,
-    new_wishes,
-)
+from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rules, State
+from hocket.fleet.rounds.tables import HALF_ROUNDS, NO_PAIRS, UNITS_PER_ROUND, Asked
 
 Counts = NDArray[np.int64]
-
-_NO_PAIRS = np.zeros((0, 3), dtype=np.int64)
-_NO_QUEUE = np.zeros(0, dtype=np.int64)
-_NO_PROFILES = np.zeros((0, 2), dtype=np.int64)
 
 
 def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
@@ -43,10 +31,9 @@ def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     if state.is_dirty or _depends_on_time(state.rules.policy):
         state = _share(state, jobs)
     if state.pair_plan is not None:
-        most_s = _pace(state.rules, False).most_owed_s
+        most_s = 2.0 * state.rules.patience_rounds * state.rules.round_s
         np.clip(state.pair_plan.credit_s, -most_s, most_s, out=state.pair_plan.credit_s)
-    num_parts, wishes = _wishes(state, jobs, only_waiting=False)
-    return assign(state, jobs, num_parts, wishes, keeps_running=False)
+    return assign(state, jobs, _asked(state, jobs), keeps_running=False)
 
 
 def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
@@ -58,8 +45,7 @@ def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
         return state, NOTHING
     if state.is_dirty:
         state = _share(state, jobs)
-    num_parts, wishes = _wishes(state, jobs, only_waiting=True)
-    return assign(state, jobs, num_parts, wishes, keeps_running=True)
+    return assign(state, jobs, _asked(state, jobs), keeps_running=True)
 
 
 def _share(state: State, jobs: Jobs) -> State:
@@ -75,45 +61,28 @@ def _depends_on_time(policy: str) -> bool:
     }  # fmt: skip
 
 
-def _wishes(state: State, jobs: Jobs, *, only_waiting: bool) -> tuple[int, Wishes]:
-    """The wishes of all jobs and pairs, sorted."""
-    from hocket.fleet.rounds.kernels.order import order_by_debt
-
-    queue, queue_at, slack = _queues(state, jobs)
-    pairs, urgency = _pair_wishes(state, queue_at, slack)
-    wishes = new_wishes(len(jobs.rows), state.num_kinds, pairs, queue, queue_at)
-    if len(pairs):
-        wishes.keys[:, -len(pairs) :] = 0.0
-        wishes.keys[0, -len(pairs) :] = urgency
-    pace, largest = _pace(state.rules, only_waiting), state.layout.largest_server
-    return order_by_debt(jobs, state.time_s, pace, largest, wishes), wishes
+def _asked(state: State, jobs: Jobs) -> Asked:
+    """What pairs are owed, and who wants to be in one."""
+    if state.pair_plan is None:
+        return NO_PAIRS
+    queue, queue_at, slack = _queues(state.rules, jobs, len(state.pair_plan.amount))
+    pairs, urgency = _pair_wishes(state.rules, state.pair_plan, queue_at, slack)
+    return NO_PAIRS._replace(pairs=pairs, urgency=urgency, queue=queue, queue_at=queue_at)
 
 
-@lru_cache(maxsize=64)
-def _pace(rules: Rules, only_waiting: bool) -> Pace:
-    return Pace(
-        round_s=rules.round_s,
-        stickiness_rounds=rules.stickiness_rounds,
-        slack_rounds=rules.slack_rounds,
-        patience_s=rules.patience_rounds * rules.round_s,
-        min_run_s=rules.min_run_s,
-        most_owed_s=2.0 * rules.patience_rounds * rules.round_s,
-        only_waiting=only_waiting,
-    )
-
-
-def _pair_wishes(state: State, queue_at: Counts, slack: FloatArray) -> tuple[Counts, FloatArray]:
+def _pair_wishes(
+    rules: Rules, plan: PairPlan, queue_at: Counts, slack: FloatArray
+) -> tuple[Counts, FloatArray]:
     """One wish per device that a pair of profiles is owed now.
 
     A pair gets the mean slack of the two jobs that would take it, so that it stands beside jobs
     that run alone: plans change too often for its own debt to grow that large.
     """
-    plan = state.pair_plan
-    if plan is None or not plan.amount.any():
-        return _NO_PAIRS, np.zeros(0)
+    if not plan.amount.any():
+        return NO_PAIRS.pairs, NO_PAIRS.urgency
     a, b, kind = np.nonzero(plan.amount)
     amount = plan.amount[a, b, kind]
-    owed = plan.credit_s[a, b, kind] / state.rules.round_s + amount
+    owed = plan.credit_s[a, b, kind] / rules.round_s + amount
     copies = np.ceil(amount).astype(np.int64) + 1
     which = np.repeat(np.arange(len(a)), copies)
     nth = np.arange(len(which)) - np.repeat(np.cumsum(copies) - copies, copies)
@@ -132,19 +101,17 @@ def _nth_slack(profile: Counts, nth: Counts, queue_at: Counts, slack: FloatArray
     return np.where(end > first, np.append(slack, 0.0)[at], 0.0)
 
 
-def _queues(state: State, jobs: Jobs) -> tuple[Counts, Counts, FloatArray]:
+def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[Counts, Counts, FloatArray]:
     """Jobs of each profile that want to share, the neediest first; where a queue begins and ends,
     and the slack of those in it."""
-    if state.pair_plan is None:
-        return _NO_QUEUE, _NO_PROFILES, np.zeros(0)
     wants = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
-    slack = _slack_rounds(state.rules, jobs, wants)
-    stays = (jobs.rows["partner"][wants] >= 0) * state.rules.stickiness_rounds
-    owed = jobs.rows["pair_credit_s"][wants] / state.rules.round_s
+    slack = _slack_rounds(rules, jobs, wants)
+    stays = (jobs.rows["partner"][wants] >= 0) * rules.stickiness_rounds
+    owed = jobs.rows["pair_credit_s"][wants] / rules.round_s
     need = np.floor((owed + stays + slack) * UNITS_PER_ROUND)
     profile = jobs.rows["profile"][wants]
     order = np.lexsort((-need, profile))
-    ends = np.searchsorted(profile[order], np.arange(len(state.pair_plan.amount) + 1))
+    ends = np.searchsorted(profile[order], np.arange(num_profiles + 1))
     return wants[order], np.stack([ends[:-1], ends[1:]], axis=1), slack[order]
 
 

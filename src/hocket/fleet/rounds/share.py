@@ -9,8 +9,9 @@ from hocket.arrays import FloatArray
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import find_policy
+from hocket.fleet.policies.agnostic import all_fastest
 from hocket.fleet.policies.normalise import isolated_steps_per_s
-from hocket.fleet.rounds.class_shares import class_shares
+from hocket.fleet.rounds.class_shares import class_shares, group_jobs
 from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rows, State, some_rows
 
 Counts = NDArray[np.int64]
@@ -23,32 +24,53 @@ _GRID = 1e6
 
 def share(state: State, jobs: Jobs) -> State:
     """Compute shares; ``jobs`` are writable."""
-    wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
-    jobs.shares[:] = 0.0
-    jobs.rows["pair_share"] = 0.0
-    jobs.rows["has_share"] = 1
     if state.rules.policy in _ISOLATING:
         _advance_alone(jobs)
     state = state.but(solved_s=state.time_s, is_dirty=False)
-    if not len(wanting) or not state.num_devices.any():
+    has_devices = bool(state.layout.num_devices.any())
+    by_class = _share_by_class(state, jobs) if has_devices else None
+    if by_class is not None:
+        return by_class
+    wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
+    # Gavel's baselines leave jobs where they are; the improved rounds weigh moves themselves.
+    last_shares = jobs.shares[wanting] if state.rules.mechanism == "gavel" else None
+    jobs.shares[:] = 0.0
+    jobs.rows["pair_share"] = 0.0
+    # Gavel's first come, first served leaves devices idle rather than let anybody overtake.
+    keeps_line = state.rules.mechanism == "gavel" and state.rules.policy.startswith("fifo")
+    jobs.rows["has_share"] = 2 if keeps_line else 1
+    if not len(wanting) or not has_devices:
         return state.but(pair_plan=_no_pairs(state))
     seen = seen_steps_per_s(state, jobs, wanting)
-    gang, weight = jobs.rows["gang"][wanting], jobs.rows["weight"][wanting]
-    by_class = class_shares(state, seen, gang, weight)
-    if by_class is not None:
-        shares, warm, notes = by_class
-        jobs.shares[wanting] = np.round(shares * _GRID) / _GRID
-        return state.but(warm=warm, notes=notes)
-    market = to_market(state, seen, some_rows(jobs.rows, wanting))
+    market = to_market(state, seen, some_rows(jobs.rows, wanting), last_shares)
     answer = find_policy(state.rules.policy)(market, state.warm)
-    jobs.shares[wanting] = np.round(answer.shares * _GRID) / _GRID
+    jobs.shares[wanting] = _coarse(answer.shares)
     if state.rules.policy in _ISOLATING:
-        jobs.rows["isolated_rate"][wanting] = isolated_steps_per_s(market)
+        seen_market = all_fastest(market) if state.rules.policy == "ftf-agnostic" else market
+        jobs.rows["isolated_rate"][wanting] = isolated_steps_per_s(seen_market)
     return state.but(
         warm=answer.warm,
         notes=answer.notes,
         pair_plan=_pair_plan(state, jobs, wanting, answer),
     )
+
+
+def _share_by_class(state: State, jobs: Jobs) -> State | None:
+    """Shares of jobs by what they have in common; None where that is of no use."""
+    from hocket.fleet.rounds.kernels.group import write_shares
+
+    groups = group_jobs(state, jobs)
+    if groups is None or not len(groups.num_alike):
+        return None
+    answer = class_shares(state, groups)
+    if answer is None:
+        return None
+    write_shares(jobs, groups.of, _coarse(answer.shares))
+    return state.but(warm=answer.warm, notes=answer.notes)
+
+
+def _coarse(shares: FloatArray) -> FloatArray:
+    return np.asarray(np.rint(shares * _GRID) / _GRID)
 
 
 def seen_steps_per_s(state: State, jobs: Jobs, wanting: Counts) -> FloatArray:
@@ -69,7 +91,9 @@ def _advance_alone(jobs: Jobs) -> None:
     rows["isolated_steps"] = rows["done_steps"]
 
 
-def to_market(state: State, steps_per_s: FloatArray, rows: Rows) -> Market:
+def to_market(
+    state: State, steps_per_s: FloatArray, rows: Rows, last_shares: FloatArray | None = None
+) -> Market:
     """What the policy sees."""
     pairs = None
     if state.pair_table is not None:
@@ -94,6 +118,7 @@ def to_market(state: State, steps_per_s: FloatArray, rows: Rows) -> Market:
         teams=state.teams,
         team_weight=state.team_weight,
         pairs=pairs,
+        last_shares=last_shares,
     )
 
 
@@ -115,7 +140,7 @@ def _pair_plan(state: State, jobs: Jobs, wanting: Counts, answer: Allocation) ->
     if shared is not None and len(shared.amount):
         low = np.minimum(shared.profile_a, shared.profile_b)
         high = np.maximum(shared.profile_a, shared.profile_b)
-        np.add.at(amount, (low, high, shared.kind), np.round(shared.amount * _GRID) / _GRID)
+        np.add.at(amount, (low, high, shared.kind), _coarse(shared.amount))
         profile = jobs.rows["profile"][wanting]
         both = amount.sum(axis=2)
         per_profile = both.sum(axis=1) + both.sum(axis=0)

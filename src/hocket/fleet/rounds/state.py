@@ -134,8 +134,9 @@ class Jobs(NamedTuple):
 
 def room_for_jobs(count: int, num_kinds: int) -> Jobs:
     """Rows that nothing is written to yet."""
-    rows = np.empty(count, dtype=JOB_RECORD)
-    return Jobs(rows, *np.empty((len(Jobs._fields) - 1, count, num_kinds)))
+    shape, empty = (count, num_kinds), np.empty
+    rows = empty(count, dtype=JOB_RECORD)
+    return Jobs(rows, empty(shape), empty(shape), empty(shape), empty(shape), empty(shape))
 
 
 def some_rows(rows: Rows, which: Counts) -> Rows:
@@ -214,7 +215,7 @@ class State:
     def row_of(self, number: int) -> int:
         """The row of a job that has not ended; raises `UsageError` where there is none."""
         numbers = self.jobs.rows["number"]
-        row = int(np.searchsorted(numbers, number))
+        row = int(numbers.searchsorted(number))
         if row >= len(numbers) or numbers[row] != number:
             raise UsageError(f"there is no job {number}", hint="it may have ended")
         if self.jobs.rows["phase"][row] == ENDED:

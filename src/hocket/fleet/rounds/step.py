@@ -6,6 +6,7 @@ the old state stays as it was.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -74,7 +75,7 @@ def _count(state: State, event: Event) -> tuple[State, Jobs]:
 
     before, time_s = state.jobs, event.time_s
     num_fresh = len(event.jobs) if isinstance(event, Submit) else 0
-    jobs = room_for_jobs(len(before.rows) + num_fresh, state.num_kinds)
+    jobs = room_for_jobs(len(before.rows) + num_fresh, len(state.kinds))
     plan, earns = state.pair_plan, state.rules.mechanism == "improved"
     credit_s = amount = speeds_of(state).beside
     if plan is not None:
@@ -84,7 +85,9 @@ def _count(state: State, event: Event) -> tuple[State, Jobs]:
     num_left = count(before, jobs, time_s, earns, credit_s, amount, begins_round)
     if num_left == len(before.rows):
         return state.but(time_s=time_s, jobs=jobs), jobs
-    names = {number: state.names[number] for number in jobs.rows["number"][:num_left].tolist()}
+    names = state.names.copy()
+    for number in before.rows["number"][before.rows["phase"] == ENDED].tolist():
+        del names[number]
     jobs = Jobs(*(column[:num_left] for column in jobs))
     return state.but(time_s=time_s, jobs=jobs, names=names), jobs
 
@@ -109,7 +112,7 @@ def _begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
 
 def _react(state: State, jobs: Jobs, before: Actions = NOTHING) -> tuple[State, Actions]:
     """Between rounds: begin one if none is due, else hand out what is free (not in Gavel's)."""
-    if np.isinf(state.next_tick_s):
+    if math.isinf(state.next_tick_s):
         state, after = _begin_round(state, jobs)
     elif state.rules.mechanism == "gavel":
         return state, before
@@ -145,21 +148,25 @@ def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
     jobs.rows["profile"][first:] %= state.num_profiles + 1
     if state.rules.mechanism == "gavel":
         jobs.received_s[first:] = state.rules.round_s / 2.0
-    names = {**state.names, **{job.number: job.name for job in event.jobs}}
+    names = state.names.copy()
+    names.update((job.number, job.name) for job in event.jobs)
     state = state.but(names=names, is_dirty=True)
     return _react(state, jobs)
 
 
 def _fits(state: State, job: Job) -> bool:
     """Whether a job says of every kind how fast it is, and all its numbers make sense."""
-    speeds = (job.steps_per_s, job.spread_steps_per_s or job.steps_per_s)
+    speeds, num_kinds = job.steps_per_s, len(state.kinds)
+    if job.spread_steps_per_s:
+        speeds, num_kinds = speeds + job.spread_steps_per_s, 2 * num_kinds
     return (
-        all(len(row) == state.num_kinds for row in speeds)
-        and all(0.0 <= speed < np.inf for row in speeds for speed in row)
+        len(job.steps_per_s) == len(state.kinds)
+        and len(speeds) == num_kinds
+        and all(0.0 <= speed < math.inf for speed in speeds)
         and job.gang >= 1
-        and 0.0 < job.weight < np.inf
+        and 0.0 < job.weight < math.inf
         and job.total_steps > 0.0
-        and not np.isnan(job.deadline_s)
+        and not math.isnan(job.deadline_s)
         and 0 <= job.team < len(state.teams)
     )
 

@@ -18,17 +18,25 @@ HALF_ROUNDS = 300.0
 
 
 class Pace(NamedTuple):
-    """Rules by which debts are compared."""
+    """Rules by which debts are compared and devices handed out."""
 
     round_s: float
     stickiness_rounds: float
     slack_rounds: float
     patience_s: float
-    min_run_s: float
     most_owed_s: float
     """Debts that could not be paid for long are not paid all at once."""
-    only_waiting: bool
-    """Whether running jobs keep what they have, and only the others wish."""
+    restart_s: float
+    min_run_s: float
+    """A job that was started so lately stays where it is,"""
+    min_turn_s: float
+    """and one that was started so lately does not give way to a larger debt."""
+    keeps_running: bool
+    """Whether running jobs keep what they have, and only waiting ones get what is free; a round
+    begins otherwise, with a checkpoint of all."""
+    by_share: bool
+    """Gavel's order instead of debts; a job without a share takes a place in the count there, and
+    is then not started."""
 
 
 class Speeds(NamedTuple):
@@ -40,21 +48,27 @@ class Speeds(NamedTuple):
     """Time in which only whole steps count, as in Gavel's rounds; 0 for no such time."""
 
 
-class Deal(NamedTuple):
-    """How devices are handed out."""
+class Asked(NamedTuple):
+    """What is asked for beside jobs alone, and in which order Gavel's rounds take kinds."""
 
-    time_s: float
-    restart_s: float
-    min_run_s: float
-    """A job that was started so lately stays where it is,"""
-    min_turn_s: float
-    """and one that was started so lately does not give way to a larger debt."""
-    is_final: bool
-    """Whether a gang that finds no server leaves its devices idle, instead of being withdrawn."""
-    keeps_running: bool
-    """Whether only free devices are given; a round begins otherwise, with a checkpoint of all."""
-    needs_share: bool
-    """Whether a job without a share takes a place in the count and is then not started."""
+    kinds: Counts
+    pairs: Counts
+    """``[pair, 3]``: profile, profile and kind."""
+    urgency: FloatArray
+    """``[pair]``: rounds that it is owed."""
+    queue: Counts
+    """Jobs of each profile that want to share, the neediest first."""
+    queue_at: Counts
+    """``[profile, 2]``: its part of the queue."""
+
+
+NO_PAIRS = Asked(
+    kinds=np.zeros(0, dtype=np.int64),
+    pairs=np.zeros((0, 3), dtype=np.int64),
+    urgency=np.zeros(0),
+    queue=np.zeros(0, dtype=np.int64),
+    queue_at=np.zeros((0, 2), dtype=np.int64),
+)
 
 
 class Wishes(NamedTuple):
@@ -68,17 +82,18 @@ class Wishes(NamedTuple):
     """``[wish]``: scratch; whether it is one, and of what sort."""
     keys: FloatArray
     """``[key, wish]``: by which they are sorted, the first key first."""
+    carried: FloatArray
+    """``[2, wish]``: scratch of sorting, and what follows too."""
     scratch: Counts
     is_reserved: NDArray[np.bool_]
     """``[job]``: goes before all."""
     is_withdrawn: NDArray[np.bool_]
     """``[wish]``: of a gang that was tried and found no server with room."""
     pairs: Counts
-    """``[pair, 3]``: profile, profile and kind."""
+    """As in `Asked`, and what follows too."""
     queue: Counts
-    """Jobs of each profile that want to share, the neediest first."""
     queue_at: Counts
-    """``[profile, 2]``: its part of the queue."""
+    """Its first column moves past those who have something already."""
 
 
 class Choice(NamedTuple):
@@ -90,6 +105,8 @@ class Choice(NamedTuple):
     """``[job]``: row of the job that shares the devices, -1 for none."""
     free: Counts
     """``[kind]``: devices that are not given yet."""
+    before: Counts
+    """``[job]``: the kind on which it runs, -1 for one that does not."""
 
 
 class Floor(NamedTuple):
@@ -103,6 +120,48 @@ class Floor(NamedTuple):
     server_kind: Counts
     num_free: Counts
     """``[server]``."""
+    first: Counts
+    """``[kind]``: no server of the kind before this one has room."""
+    slots: Counts
+    """Scratch, a power of two: rows of jobs by the last bits of their numbers."""
+
+
+class Alike(NamedTuple):
+    """Classes of jobs that are exactly alike, and scratch of the search for them."""
+
+    of: Counts
+    """``[job]``: its class, -1 for a job that wants nothing."""
+    slots: Counts
+    """A power of two of them, more than twice as many as jobs."""
+    values: FloatArray
+    """``[class, column]``: throughputs, gang and weight, in order of appearance."""
+    bits: Counts
+    """The same memory, as whole numbers."""
+    num_alike: Counts
+    rank: Counts
+    """``[class]``: its place in the order of bytes, in which all that follow are."""
+    num_in_order: Counts
+    key: Counts
+    """``[class, column]``."""
+
+
+class Ascent(NamedTuple):
+    """What a climb writes to."""
+
+    questions: FloatArray
+    """``[2, question, pool]``: prices asked, and loads that they led to."""
+    weight: FloatArray
+    """``[question]``: how the answer mixes what was bought."""
+    inverse: FloatArray
+    basis: Counts
+    by_pool: FloatArray
+    """``[5, pool]``: scratch, wide enough for columns and pools."""
+    by_class: FloatArray
+    """``[3, class]``: demand, slope of its price, and the cap from there on."""
+    bought: Counts
+    """``[2, class]``: scratch."""
+    shares: FloatArray
+    """``[class, column]``: of one job."""
 
 
 class Changes(NamedTuple):
@@ -123,32 +182,73 @@ class Changes(NamedTuple):
     """Of stopped and started jobs, and of the devices of these."""
 
 
-def new_wishes(num_jobs: int, num_kinds: int, pairs: Counts, queue: Counts, at: Counts) -> Wishes:
-    """Room for all wishes of some jobs and pairs."""
-    size = num_jobs * num_kinds + len(pairs)
-    return Wishes(
-        order=np.empty(size, dtype=np.int64),
-        parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
-        rank=np.empty(size, dtype=np.int64),
-        keys=np.empty((3, size)),
-        scratch=np.empty(size, dtype=np.int64),
-        is_reserved=np.zeros(num_jobs, dtype=np.bool_),
-        is_withdrawn=np.zeros(size, dtype=np.bool_),
-        pairs=pairs,
-        queue=queue,
-        queue_at=at,
+def new_alike(num_jobs: int, num_kinds: int, max_classes: int) -> Alike:
+    """Room for the classes of some jobs; one class more than may be found."""
+    num_classes, width = min(num_jobs, max_classes + 1), num_kinds + 2
+    values = np.empty((num_classes, width))
+    by_class = np.empty((3, num_classes), dtype=np.int64)
+    return Alike(
+        of=np.empty(num_jobs, dtype=np.int64),
+        slots=np.empty(1 << (2 * num_jobs).bit_length(), dtype=np.int64),
+        values=values,
+        bits=values.view(np.int64),
+        num_alike=by_class[0],
+        rank=by_class[1],
+        num_in_order=by_class[2],
+        key=np.empty((num_classes, width), dtype=np.int64),
     )
 
 
-def new_changes(num_jobs: int, num_devices: int) -> Changes:
-    """Room for all that can change."""
-    return Changes(
-        stays=np.empty(num_jobs, dtype=np.bool_),
-        is_placed=np.zeros(num_jobs, dtype=np.bool_),
-        is_spread=np.empty(num_jobs, dtype=np.bool_),
-        stopped=np.empty((3, num_jobs), dtype=np.int64),
-        started=np.empty((3, num_jobs), dtype=np.int64),
-        device_ptr=np.zeros(num_jobs + 1, dtype=np.int64),
+def new_ascent(max_questions: int, num_pools: int, num_classes: int, num_columns: int) -> Ascent:
+    """Room for the search of one rung."""
+    rows = num_pools + 1
+    return Ascent(
+        questions=np.empty((2, max_questions, num_pools)),
+        weight=np.empty(max_questions),
+        inverse=np.empty((rows, rows)),
+        basis=np.empty(rows, dtype=np.int64),
+        by_pool=np.empty((5, max(rows, num_columns))),
+        by_class=np.empty((3, num_classes)),
+        bought=np.empty((2, num_classes), dtype=np.int64),
+        shares=np.empty((num_classes, num_columns)),
+    )
+
+
+class Room(NamedTuple):
+    """All that a round writes to, in few arrays, because each costs time; `play` cuts them up."""
+
+    by_job: Counts
+    """``[10, job + 1]``: kind and partner, then stopped (3), started (3) and where its devices
+    begin, as in `Changes`, and the kind before."""
+    by_wish: Counts
+    """``[3, wish]``: order, rank and scratch."""
+    keys: FloatArray
+    """``[5, wish]``: keys by which they are sorted (3), and scratch of it."""
+    marks: NDArray[np.bool_]
+    """``[5, wish]``: reserved, withdrawn, stays, placed, spread."""
+    parts: Counts
+    few: Counts
+    """What is free and the first server (by kind), sizes of changes, room of servers."""
+    queue_at: Counts
+    slots: Counts
+    device: Counts
+    holders: Counts
+
+
+def new_room(
+    num_jobs: int, num_kinds: int, num_devices: int, num_servers: int, asked: Asked
+) -> Room:
+    """Room for all that some jobs and pairs may want and get."""
+    num_wishes = num_jobs * num_kinds + len(asked.pairs)
+    return Room(
+        by_job=np.empty((10, num_jobs + 1), dtype=np.int64),
+        by_wish=np.empty((3, num_wishes), dtype=np.int64),
+        keys=np.empty((5, num_wishes)),
+        marks=np.empty((5, num_wishes), dtype=np.bool_),
+        parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
+        few=np.empty(2 * num_kinds + 3 + num_servers, dtype=np.int64),
+        queue_at=np.empty(asked.queue_at.shape, dtype=np.int64),
+        slots=np.empty(1 << (2 * num_jobs).bit_length(), dtype=np.int64),
         device=np.empty(2 * num_devices, dtype=np.int64),
-        size=np.zeros(3, dtype=np.int64),
+        holders=np.empty((num_devices, 2), dtype=np.int64),
     )

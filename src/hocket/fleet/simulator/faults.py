@@ -33,19 +33,23 @@ class FaultSource:
         self._next_device_s = self._draw(self._faults.device_every_s)
         self._next_job_s = self._draw(self._faults.job_every_s)
         self._next_ghost_s = self._draw(self._faults.ghost_every_s)
+        self.next_s = self._first_s()
+        """When something happens next."""
 
     def _draw(self, mean_s: float) -> float:
         return float(self._random.exponential(mean_s)) if np.isfinite(mean_s) else np.inf
 
-    @property
-    def next_s(self) -> float:
-        """When something happens next."""
+    def _first_s(self) -> float:
         repair_s = self._repairs[0][0] if self._repairs else np.inf
         return min(self._next_device_s, self._next_job_s, self._next_ghost_s, repair_s)
 
     def take(self, state: State) -> Event:
         """What happens then; a tick where there is nobody to whom it could happen."""
-        time_s = self.next_s
+        event = self._take(state, self.next_s)
+        self.next_s = self._first_s()
+        return event
+
+    def _take(self, state: State, time_s: float) -> Event:
         if self._repairs and self._repairs[0][0] == time_s:
             return AddDevices(time_s=time_s, devices=(self._repairs.pop(0)[1],))
         if self._next_device_s == time_s:

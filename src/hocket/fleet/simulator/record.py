@@ -46,8 +46,10 @@ class Recorder:
     """Collects what `FleetRun` holds."""
 
     def __init__(self, work: Work, state: State, records_spans: bool) -> None:
+        from hocket.fleet.simulator.tally import tally
+
         count = len(work.trace)
-        self._work = work
+        self._work, self._tally = work, tally
         self._end_s = np.full(count, np.nan)
         self._held_s, self._target_s = np.zeros(count), np.zeros(count)
         self._is_finished = np.zeros(count, dtype=bool)
@@ -55,13 +57,9 @@ class Recorder:
         self._samples = [(state.time_s, *self._totals.busy_device_s.tolist())]
         self._spans = SpanRecorder(state) if records_spans else None
 
-    def note(
-        self, before: State, state: State, actions: Actions, ended: tuple[int, ...], is_finish: bool
-    ) -> None:
+    def note(self, before: State, state: State, actions: Actions) -> None:
         """Take in a step."""
-        from hocket.fleet.simulator.tally import tally
-
-        tally(
+        self._tally(
             state.time_s,
             state.time_s - before.time_s,
             before.layout.num_devices,
@@ -76,6 +74,11 @@ class Recorder:
             self._spans.note(state)
         if state.round_number != before.round_number:
             self._samples.append((state.time_s, *self._totals.busy_device_s.tolist()))
+
+    def note_ends(
+        self, before: State, state: State, ended: tuple[int, ...], *, is_finish: bool
+    ) -> None:
+        """Take in what jobs had when they ended."""
         for number in ended:
             at = before.row_of(number)
             row = before.jobs.rows[at]

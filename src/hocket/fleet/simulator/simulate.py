@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hocket.arrays import FloatArray
 from hocket.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.rounds.actions import GIVEN_UP, Actions
-from hocket.fleet.rounds.events import Event, Finish, Submit, Tick
+from hocket.fleet.rounds.events import Event, Fail, Finish, Submit, Tick
 from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, State, new_state
 from hocket.fleet.rounds.step import step
 from hocket.fleet.simulator.bind import Work
@@ -72,9 +72,12 @@ def simulate(
         event, ended = feed.next_event(state)
         before = state
         state, actions = step(state, event)
-        ended = ended or _given_up(actions)
-        recorder.note(before, state, actions, ended, is_finish=isinstance(event, Finish))
-        num_left -= sum(first <= number < end for number in ended)
+        if isinstance(event, Fail):
+            ended = _given_up(actions)
+        recorder.note(before, state, actions)
+        if ended:
+            recorder.note_ends(before, state, ended, is_finish=isinstance(event, Finish))
+            num_left -= sum(first <= number < end for number in ended)
         if check is not None:
             check(state, event, actions)
         if on_progress is not None and ended:
@@ -96,8 +99,6 @@ def _knows_servers(state: State) -> bool:
 
 def _given_up(actions: Actions) -> tuple[int, ...]:
     """Jobs that crashed once too often."""
-    if not len(actions.stopped):
-        return ()
     return tuple(actions.stopped[actions.stopped_reason == GIVEN_UP].tolist())
 
 
@@ -112,14 +113,14 @@ class _Feed:
         self._work, self._faults, self._knows_servers = work, faults, knows_servers
         self._first_to_finish = first_to_finish
         self._coming = np.flatnonzero(can_run).tolist()
-        self._arrival_s = work.trace.arrival_s[can_run].tolist()
+        self._arrival_s = [*work.trace.arrival_s[can_run].tolist(), math.inf]
         self._at = 0
 
     def next_event(self, state: State) -> tuple[Event, tuple[int, ...]]:
         """The next event, and the jobs that finish by it."""
         end_s, row = self._first_to_finish(state.jobs)
-        arrival_s = self._arrival_s[self._at] if self._at < len(self._coming) else np.inf
-        time_s = min(end_s, arrival_s, self._faults.next_s, state.next_tick_s)
+        arrival_s, fault_s = self._arrival_s[self._at], self._faults.next_s
+        time_s = min(end_s, arrival_s, fault_s, state.next_tick_s)
         if not math.isfinite(time_s):
             raise NoFeasiblePlanError("jobs wait that can never run", hint="check the policy")
         if end_s == time_s:
@@ -127,24 +128,24 @@ class _Feed:
             return Finish(time_s=max(end_s, state.time_s), numbers=(number,)), (number,)
         if arrival_s == time_s:
             return self._submit(), ()
-        if self._faults.next_s == time_s:
+        if fault_s == time_s:
             return self._faults.take(state), ()
         return Tick(time_s=time_s), ()
 
     def _submit(self) -> Submit:
-        number, trace = self._coming[self._at], self._work.trace
+        number, arrival_s = self._coming[self._at], self._arrival_s[self._at]
+        work, trace = self._work, self._work.trace
         self._at += 1
-        arrival_s = float(trace.arrival_s[number])
-        spread = self._work.spread_steps_per_s[number] if self._knows_servers else None
+        spread = tuple(work.spread_steps_per_s[number].tolist()) if self._knows_servers else None
         job = Job(
             number=number,
             name=trace.names[number],
-            steps_per_s=tuple(self._work.steps_per_s[number].tolist()),
-            total_steps=float(self._work.total_steps[number]),
+            steps_per_s=tuple(work.steps_per_s[number].tolist()),
+            total_steps=float(work.total_steps[number]),
             gang=int(trace.gang[number]),
             weight=float(trace.weight[number]),
             deadline_s=arrival_s + float(trace.slo_s[number]),
-            profile=int(self._work.profile[number]),
-            spread_steps_per_s=None if spread is None else tuple(spread.tolist()),
+            profile=int(work.profile[number]),
+            spread_steps_per_s=spread,
         )
         return Submit(time_s=arrival_s, jobs=(job,))

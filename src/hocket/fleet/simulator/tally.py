@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.compiled.jit import compiled_entry
+from hocket.compiled.flat import flat_entry
 from hocket.fleet.simulator.record import Totals
 
 Counts = NDArray[np.int64]
@@ -13,7 +13,7 @@ Counts = NDArray[np.int64]
 _MOVED = 1
 
 
-@compiled_entry("hocket.fleet.simulator.record")
+@flat_entry("hocket.fleet.simulator.record")
 def tally(
     time_s: float,
     passed_s: float,

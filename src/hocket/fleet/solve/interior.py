@@ -17,8 +17,8 @@ from hocket.fleet.solve.pair_tables import Beside, Columns, Guide, beside, new_g
 
 _MAX_STEPS = 40
 _MAX_GRADIENTS = 400
-_EXACT = 1e-5
-"""How exactly the equations of a step are solved."""
+_EXACT, _ROUGH = 1e-4, 1e-2
+"""How exactly the equations of a step are solved, and those that only foresee where it leads."""
 _NEAREST = 0.99
 """Part of the way to the border that a step may go."""
 _LEAST_CENTRING = 0.02
@@ -33,6 +33,8 @@ class Inside:
     level: float
     dual: FloatArray
     """``[row]``."""
+    work: int
+    """Columns times iterations of the gradients."""
 
 
 def climb_inside(
@@ -42,28 +44,33 @@ def climb_inside(
     dual: FloatArray,
     num_jobs: int,
     accuracy: float,
+    max_work: int,
 ) -> Inside:
     """The highest level at which columns and level x ``rise`` keep ``limit``, row by row.
 
-    To a relative ``accuracy``, from any duals of the rows.
+    To a relative ``accuracy``, or as far as ``max_work`` goes, from any duals of the rows.
     """
     guide = new_guide(num_jobs, len(rise) - 2 * num_jobs)
     by_job = beside(columns, num_jobs)
-    have, cost = _start(columns, limit, dual, num_jobs)
-    num_columns = len(columns.job_a)
+    num_columns, gradients = len(columns.job_a), 0
+    at = _Step(columns, by_job, rise, limit, guide, *_start(columns, limit, dual, num_jobs))
     for _ in range(_MAX_STEPS):
-        step = _Step(columns, by_job, rise, limit, guide, have, cost)
-        if step.is_done(accuracy):
+        if at.is_done(accuracy) or gradients * num_columns > max_work:
             break
-        moved, moved_cost, is_exact = step.taken()
-        if not is_exact or not np.all(np.isfinite(moved)) or not np.all(np.isfinite(moved_cost)):
-            # Nothing better comes of equations that are not solved; the point so far is inside.
+        # Equations that are hardly solvable may lead anywhere, which is found out afterwards.
+        with np.errstate(over="ignore", invalid="ignore"):
+            have, cost, is_exact = at.taken()
+            reached = _Step(columns, by_job, rise, limit, guide, have, cost)
+        gradients += at.gradients
+        # Nothing better comes of equations that are not solved; the point so far is inside.
+        if not is_exact or not reached.is_nearer(at, accuracy):
             break
-        have, cost = moved, moved_cost
+        at = reached
     return Inside(
-        amount=have[:num_columns],
-        level=float(have[num_columns]),
-        dual=cost[num_columns + 1 :],
+        amount=at.have[:num_columns],
+        level=float(at.have[num_columns]),
+        dual=at.cost[num_columns + 1 :],
+        work=num_columns * gradients,
     )
 
 
@@ -120,6 +127,7 @@ class _Step:
         self.unpaid = self.costs_at(dual) - cost
         self.unpaid[self.num_columns] -= self.reward
         self.middle = float(have @ cost) / len(have)
+        self.gradients = 0
         self.missing = float(have @ cost) / (self.reward * float(have[self.num_columns]))
 
     def used_by(self, have: FloatArray) -> FloatArray:
@@ -136,16 +144,22 @@ class _Step:
         """Whether level and limits are as exact as wanted."""
         return self.missing <= accuracy and float(np.abs(self.lacking).max()) <= accuracy
 
+    def is_nearer(self, before: _Step, accuracy: float) -> bool:
+        """Whether limits are kept no worse than before the step, as solved equations promise."""
+        lacking, allowed = float(np.abs(self.lacking).max()), float(np.abs(before.lacking).max())
+        return lacking <= 1.5 * allowed + accuracy and bool(np.isfinite(self.missing))
+
     def taken(self) -> tuple[FloatArray, FloatArray, bool]:
         """The next point, and whether its equations were solved well enough to go on."""
         self._set_guide()
         product = self.have * self.cost
-        first, first_cost, dual, _ = self._towards(-product, np.zeros(self.guide.work.shape[1]))
+        nowhere = np.zeros(self.guide.work.shape[1])
+        first, first_cost, dual, _ = self._towards(-product, nowhere, _ROUGH)
         primal, price = _length(self.have, first), _length(self.cost, first_cost)
         reached = (self.have + primal * first) @ (self.cost + price * first_cost) / len(product)
         centring = max(float(reached / self.middle) ** 3, _LEAST_CENTRING)
         wanted = centring * self.middle - product - first * first_cost
-        move, move_cost, _, is_exact = self._towards(wanted, dual)
+        move, move_cost, _, is_exact = self._towards(wanted, dual, _EXACT)
         primal = _NEAREST * _length(self.have, move)
         price = _NEAREST * _length(self.cost, move_cost)
         return self.have + primal * move, self.cost + price * move_cost, is_exact
@@ -161,7 +175,7 @@ class _Step:
         self.guide.inverse[:] = np.linalg.inv(self.guide.corner)
 
     def _towards(
-        self, wanted: FloatArray, start: FloatArray
+        self, wanted: FloatArray, start: FloatArray, exact: float
     ) -> tuple[FloatArray, FloatArray, FloatArray, bool]:
         """The change of the point that makes the products of amounts and costs as wanted."""
         from hocket.fleet.solve.interior_kernel import solve_step
@@ -176,9 +190,10 @@ class _Step:
             self.guide,
             right,
             step,
-            _EXACT,
+            exact,
             _MAX_GRADIENTS,
         )
+        self.gradients += iterations
         move_cost = self.costs_at(step[: self.num_rows]) + self.unpaid
         return (
             (wanted - self.have * move_cost) / self.cost,

@@ -27,11 +27,26 @@ class PairTable(NamedTuple):
 
 
 class Partners(NamedTuple):
-    """The partners that gain most, best first."""
+    """What a look at all pairs found."""
 
+    most: FloatArray
+    """``[class]``: what its best pair gains; minus infinity where it has none."""
     gain: FloatArray
-    """``[class, place]``: minus infinity where there is none."""
+    """``[class, place]``: of the partners in the list, shaken, best first; minus infinity where
+    there is none."""
     other: ByteArray
+    column: ByteArray
+
+
+class Anchors(NamedTuple):
+    """Some classes whose duals are known, as partners for others."""
+
+    one: ByteArray
+    """The class."""
+    value: FloatArray
+    """What a step of it is worth."""
+    spent: FloatArray
+    """``[anchor, column]``: its rent and what its devices cost, infinite where it cannot run."""
 
 
 class Columns(NamedTuple):
@@ -123,6 +138,8 @@ def padded(num_jobs: int, num_pools: int) -> int:
 def new_partners(num_classes: int, count: int) -> Partners:
     """Room for so many partners of each class."""
     return Partners(
+        most=np.full(num_classes, -np.inf),
         gain=np.full((num_classes, count), -np.inf),
         other=np.zeros((num_classes, count), dtype=np.int64),
+        column=np.zeros((num_classes, count), dtype=np.int64),
     )

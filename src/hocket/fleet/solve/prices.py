@@ -24,7 +24,7 @@ Counts = NDArray[np.int64]
 
 MAX_QUESTIONS = 400
 TOLERANCE = 1e-12
-_FREE = 1e-11
+FREE = 1e-11
 """Price below which a pool costs nothing."""
 
 
@@ -157,12 +157,12 @@ def _free_caps(
     crowd: Crowd, demand: FloatArray, cap: FloatArray, prices: FloatArray, slope: FloatArray
 ) -> FloatArray:
     """Who must pay for more cannot rise; the others can, as far as pools without a price allow."""
-    is_free = prices[crowd.pool_of] <= _FREE
+    is_free = prices[crowd.pool_of] <= FREE
     on_free = np.where(is_free, crowd.rates, 0.0).max(axis=1, initial=0.0)
     rising = np.minimum(cap, np.maximum(on_free, demand))
     # A job that runs all the time on its fastest column has no slope, and no way up either.
     slope = np.where(np.isfinite(slope), slope, 0.0)
-    costs = slope * demand * crowd.num_jobs > _FREE / max(1, len(demand))
+    costs = slope * demand * crowd.num_jobs > FREE / max(1, len(demand))
     return np.where(costs, demand, rising)
 
 

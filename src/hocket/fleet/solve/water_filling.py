@@ -24,13 +24,15 @@ from hocket.fleet.solve.prices import Rung, highest_rung
 from hocket.fleet.solve.setup import Setup, set_up, trim
 from hocket.fleet.solve.sharing import highest_shared_rung, no_pairs, pair_rates, shared_time
 
-_NOT_HIGHER = 1e-11
-_ROOM = 1e-10
+NOT_HIGHER = 1e-11
+"""Part by which a job must be able to rise for another rung to be worth it."""
+ROOM = 1e-10
+"""Part that those give up who cannot: else rounding would make full pools look overfull."""
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
 """How exactly demands are met: by prices, and by a solver of seven digits."""
 MANY = 150
 """Classes from which on programs of pairs are solved to a known gap only, at the first level."""
-_MAX_RUNGS = 8
+MAX_RUNGS = 8
 """Without sharing no more than kinds of devices are needed, and nearly always one or two."""
 
 
@@ -100,8 +102,8 @@ def fill(
             # Rounding left no room to go on from what is held already, which stays legal.
             return rungs
         rungs.append(rung)
-        can_rise = rung.cap > rung.demand * (1.0 + _NOT_HIGHER)
-        if not can_rise.any() or len(rungs) >= _MAX_RUNGS:
+        can_rise = rung.cap > rung.demand * (1.0 + NOT_HIGHER)
+        if not can_rise.any() or len(rungs) >= MAX_RUNGS:
             return rungs
         # A hair of room, or rounding would make pools that are full look overfull.
         cap, warm = np.where(can_rise, rung.cap, _held(rung)), rung.warm
@@ -135,7 +137,7 @@ def _search_many(
 
 
 def _held(rung: Rung) -> FloatArray:
-    return np.minimum(rung.demand, rung.cap) * (1.0 - _ROOM)
+    return np.minimum(rung.demand, rung.cap) * (1.0 - ROOM)
 
 
 def _shared(market: Market, setup: Setup, rung: Rung) -> SharedTime | None:

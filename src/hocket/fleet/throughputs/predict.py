@@ -1,28 +1,27 @@
 """Throughputs of a model that nobody ran yet, from the costs and the simulator.
 
 One device: the step is simulated alone on it. A gang trains data parallel: every member does the
-step on a batch of its own, then gradients are summed around a ring; what the backward pass hides of
-that costs nothing, by the rule of `hocket.cost.parallel`. Steps of all members count, as in Gavel's
-table, so a gang of n that scales perfectly has n times the throughput of one device. Not modelled:
-input pipelines, buckets of gradients, other jobs on the same links. O(kinds x (ops + reads)).
+step on a batch of its own, and gradients are summed around a ring while the backward pass makes
+more of them (`hocket.fleet.throughputs.buckets`). Steps of all members count, as in Gavel's table,
+so a gang of n that scales perfectly has n times the throughput of one device. Not modelled: loading
+of data, memory of buckets, other jobs on the same links. O(kinds x (ops + reads)).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hocket.arrays import FloatArray
 from hocket.cost.calibrate import Calibration
-from hocket.cost.collectives import RingPath, ring_all_reduce_s
-from hocket.cost.parallel.step import exposed_s
 from hocket.cost.roofline import estimate_costs
-from hocket.errors import InputFileError
+from hocket.errors import InputFileError, UsageError, unknown_name
+from hocket.fleet.throughputs.buckets import Gradients, exposed_s, gradients_of
 from hocket.fleet.throughputs.servers import SPREAD, Servers
 from hocket.fleet.throughputs.table import Profile, Throughputs
-from hocket.graph.graph import Graph, Phase, Role
+from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.engine import simulate
@@ -36,7 +35,7 @@ class DeviceStep:
     servers: Servers
     step_s: float
     """Infinite where the device cannot run some op."""
-    backward_s: float
+    gradients: Gradients
     peak_bytes: int
 
     @property
@@ -57,7 +56,12 @@ class Prediction:
 
     throughputs: Throughputs
     steps: tuple[DeviceStep, ...]
-    gradient_bytes: int
+    """One of each kind."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes that data-parallel members sum in each step: none in inference."""
+        return max(step.gradients.total_bytes for step in self.steps)
 
 
 def predict_throughputs(
@@ -67,9 +71,15 @@ def predict_throughputs(
     *,
     job_type: str | None = None,
     calibration: Calibration | None = None,
+    measured: Mapping[str, float] | None = None,
 ) -> Throughputs:
-    """Steps per second of a model on kinds of devices; 0 where it does not fit."""
-    return predict(graph, kinds, gangs, job_type=job_type, calibration=calibration).throughputs
+    """Steps per second of a model on kinds of devices; 0 where it does not fit.
+
+    What one device of a kind was ``measured`` to do is kept, and its gangs follow from it.
+    """
+    return predict(
+        graph, kinds, gangs, job_type=job_type, calibration=calibration, measured=measured
+    ).throughputs
 
 
 def predict(
@@ -79,15 +89,24 @@ def predict(
     *,
     job_type: str | None = None,
     calibration: Calibration | None = None,
+    measured: Mapping[str, float] | None = None,
 ) -> Prediction:
     """As `predict_throughputs`, with the steps and obstacles behind each number."""
-    steps = tuple(device_step(graph, servers, calibration) for servers in kinds)
-    size_bytes = gradient_bytes(graph)
+    for name, speed in (measured or {}).items():
+        names = [servers.name for servers in kinds]
+        if name not in names:
+            raise unknown_name("kind of device", name, names)
+        if not 0.0 < speed < np.inf:
+            raise UsageError(f"{speed!r} is no number of steps per second")
+    steps = tuple(
+        _as_measured(device_step(graph, servers, calibration), (measured or {}).get(servers.name))
+        for servers in kinds
+    )
     gangs = tuple(sorted(set(gangs)))
-    columns = [_column(step, gangs, size_bytes, spread=False) for step in steps]
+    columns = [gang_steps_per_s(step, gangs, spread=False) for step in steps]
     names = [step.servers.name for step in steps]
     if gangs[-1] > 1:
-        columns += [_column(step, gangs, size_bytes, spread=True) for step in steps]
+        columns += [gang_steps_per_s(step, gangs, spread=True) for step in steps]
         names += [name + SPREAD for name in names]
     table = Throughputs(
         kinds=tuple(names),
@@ -95,7 +114,7 @@ def predict(
         alone=np.stack(columns, axis=1),
         beside=np.zeros((len(gangs), len(gangs), len(names))),
     )
-    return Prediction(throughputs=table, steps=steps, gradient_bytes=size_bytes)
+    return Prediction(throughputs=table, steps=steps)
 
 
 def device_step(graph: Graph, servers: Servers, calibration: Calibration | None) -> DeviceStep:
@@ -104,7 +123,8 @@ def device_step(graph: Graph, servers: Servers, calibration: Calibration | None)
     is_calibrated = calibration is not None and servers.kind.name in calibration.kinds
     costs = estimate_costs(graph, one, calibration=calibration if is_calibrated else None)
     if not np.isfinite(costs.op_s).all():
-        return DeviceStep(servers=servers, step_s=np.inf, backward_s=0.0, peak_bytes=0)
+        nothing = Gradients(ready_s=np.zeros(0), size_bytes=np.zeros(0))
+        return DeviceStep(servers=servers, step_s=np.inf, gradients=nothing, peak_bytes=0)
     placement = np.zeros(graph.num_ops, dtype=np.int32)
     timeline = simulate(Problem(graph=graph, cluster=one, costs=costs), Plan(device_of=placement))
     if timeline.makespan_s <= 0.0:
@@ -112,37 +132,30 @@ def device_step(graph: Graph, servers: Servers, calibration: Calibration | None)
             f"{graph.name!r} states no work on {servers.hardware!r}",
             hint="use a graph with FLOPs and bytes, or with times for this kind of device",
         )
-    op_s = timeline.op_end_s - timeline.op_start_s
     return DeviceStep(
         servers=servers,
         step_s=timeline.makespan_s,
-        backward_s=float(op_s[graph.op_phase == Phase.BACKWARD].sum()),
+        gradients=gradients_of(graph, timeline.op_start_s, timeline.op_end_s),
         peak_bytes=int(timeline.peak_bytes[0]),
     )
 
 
-def gradient_bytes(graph: Graph) -> int:
-    """Bytes that data-parallel members sum in each step: none in inference."""
-    by_role = graph.bytes_by_role()
-    if not (graph.op_phase == Phase.BACKWARD).any():
-        return 0
-    # Some formats keep no gradients: they are as large as what they are gradients of.
-    return by_role.get(Role.GRADIENT.name.lower(), by_role.get(Role.PARAMETER.name.lower(), 0))
+def _as_measured(step: DeviceStep, steps_per_s: float | None) -> DeviceStep:
+    """The step at another speed, its parts in proportion; a device that did it has the memory."""
+    if steps_per_s is None:
+        return step
+    if not np.isfinite(step.step_s):
+        raise UsageError(f"{step.obstacle}, yet its speed was measured")
+    factor = 1.0 / (steps_per_s * step.step_s)
+    gradients = step.gradients.scaled(factor)
+    return replace(step, step_s=1.0 / steps_per_s, gradients=gradients, peak_bytes=0)
 
 
-def _column(
-    step: DeviceStep, gangs: tuple[int, ...], size_bytes: int, *, spread: bool
-) -> FloatArray:
+def gang_steps_per_s(step: DeviceStep, gangs: Sequence[int], *, spread: bool) -> FloatArray:
+    """Steps per second of all members together; 0 where the model does not fit."""
     if step.obstacle:
         return np.zeros(len(gangs))
     servers = step.servers
     paths = [servers.between if spread else servers.consolidated(gang) for gang in gangs]
-    exchange_s = np.array(
-        [_all_reduce_s(size_bytes, gang, path) for gang, path in zip(gangs, paths, strict=True)]
-    )
-    total_s = step.step_s + exposed_s(exchange_s, np.full(len(gangs), step.backward_s))
-    return np.asarray(np.array(gangs) / total_s)
-
-
-def _all_reduce_s(size_bytes: int, gang: int, path: RingPath) -> float:
-    return float(ring_all_reduce_s(size_bytes, gang, path.latency_s, path.bandwidth_bps))
+    more_s = [exposed_s(step.gradients, *pair) for pair in zip(gangs, paths, strict=True)]
+    return np.asarray(np.array(gangs) / (step.step_s + np.array(more_s)))

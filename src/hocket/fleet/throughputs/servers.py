@@ -6,14 +6,14 @@ a server of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hocket.cost.collectives import RingPath, ring_path
 from hocket.errors import UsageError
 from hocket.fleet.throughputs.ring import widest_ring
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.kinds import preset_kinds
-from hocket.hardware.shorthand import MOST_PER_HOST, PER_HOST, cluster_from_text
+from hocket.hardware.shorthand import MOST_PER_HOST, NETWORK, PER_HOST, cluster_from_text
 
 SPREAD = "_unconsolidated"
 """What the name of a kind ends in where the members of a gang are on different servers."""
@@ -45,11 +45,12 @@ class Servers:
         return path if inside == gang else _slower(path, self.between)
 
 
-def find_servers(text: str) -> Servers:
+def find_servers(text: str, network_bps: float | None = None) -> Servers:
     """Servers of what ``NAME`` or ``NAME=HARDWARE`` says: a kind, a machine, or a file.
 
     A kind that comes with several sizes of memory stands for the smallest. Kinds are in servers of
-    eight, joined by PCIe and a network of 100 Gbit/s; machines have their own links.
+    eight, joined by PCIe and a network of 100 Gbit/s; machines have their own links. What each of
+    their adapters does in ``network_bps`` goes before both.
     """
     name, equals, hardware = (part.strip() for part in text.partition("="))
     if not name or name.endswith(SPREAD) or (equals and not hardware):
@@ -65,6 +66,8 @@ def find_servers(text: str) -> Servers:
         )
     # Shorthand puts kinds on one host until it is full.
     two = cluster_from_text(f"{MOST_PER_HOST + 1}x{hardware}" if is_kind else f"2x{hardware}")
+    if network_bps is not None:
+        two = _with_network(two, network_bps)
     return Servers(name=name, hardware=hardware, server=server, between=_between(two))
 
 
@@ -75,6 +78,14 @@ def _preset(name: str) -> str:
         return name.lower()
     longer = [known for known in kinds if known.startswith(f"{name.lower()}-")]
     return min(longer, key=lambda known: kinds[known].kind.memory_bytes, default=name)
+
+
+def _with_network(cluster: Cluster, bandwidth_bps: float) -> Cluster:
+    links = (
+        replace(link, bandwidth_bps=bandwidth_bps) if NETWORK in link.ends else link
+        for link in cluster.links
+    )
+    return replace(cluster, links=tuple(links))
 
 
 def _between(cluster: Cluster) -> RingPath:

@@ -1,6 +1,6 @@
 """A job that the table does not have: its row from a few measurements, alone and beside others.
 
-Speeds alone on other kinds follow from those of jobs with the same gang (`conditional_row`); the
+Speeds alone on other kinds follow from those of jobs of like names and gangs (`belief_from`); the
 part of them that is left beside each other job on each kind is one more row of a wide table with
 holes (`complete`). Narayanan et al. (OSDI 2020, section 3.3) give a new job the row of its nearest
 neighbour instead; here what was measured stays as it was measured. Cost of two completions.
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
 from hocket.errors import UsageError, did_you_mean
+from hocket.fleet.throughputs.belief import belief_from
 from hocket.fleet.throughputs.completion import Completed, complete
-from hocket.fleet.throughputs.conditional import conditional_row
 from hocket.fleet.throughputs.table import Profile, Throughputs
 
 PairRates = Mapping[tuple[str, Profile], tuple[float, float]]
@@ -48,7 +48,10 @@ def with_unseen_job(
     """
     _check(table, job, alone, beside or {})
     same = np.array([profile.gang == job.gang for profile in table.profiles], dtype=bool)
-    row, deviation = _alone(table, same, alone)
+    belief = belief_from(table, job, alone)
+    row = np.array(
+        [alone.get(*both) for both in zip(table.kinds, belief.steps_per_s(), strict=True)]
+    )
     mine, others, pair_deviation = _pairs(table, same, row, beside or {})
     beside_all = np.zeros((len(same) + 1, len(same) + 1, len(table.kinds)))
     beside_all[:-1, :-1] = table.beside
@@ -60,22 +63,9 @@ def with_unseen_job(
             alone=np.vstack([table.alone, row]),
             beside=beside_all,
         ),
-        alone_log_deviation=deviation,
+        alone_log_deviation=np.where(belief.can_run, belief.logs.deviation, 0.0),
         pair_log_deviation=pair_deviation,
     )
-
-
-def _alone(
-    table: Throughputs, same: NDArray[np.bool_], alone: Mapping[str, float]
-) -> tuple[FloatArray, FloatArray]:
-    """The new row, estimated from jobs of the same gang; from all where there are none."""
-    measured = np.array([alone.get(kind, np.nan) for kind in table.kinds])
-    rows = table.alone[same] if same.any() else table.alone
-    full = rows[(rows > 0.0).all(axis=1)]
-    logs, deviation = conditional_row(np.log(full), np.log(_known(measured)))
-    cannot = measured == 0.0
-    speeds = np.where(np.isnan(measured), np.exp(logs), measured)
-    return speeds, np.where(cannot, 0.0, deviation)
 
 
 def _pairs(
@@ -143,7 +133,3 @@ def _check(table: Throughputs, job: Profile, alone: Mapping[str, float], beside:
             raise UsageError(f"{job.job_type!r} cannot be paired with {other}", hint=hint)
     if job in table.profiles:
         raise UsageError(f"the table has {job.job_type!r} already", hint="read its row")
-    if not any(speed > 0.0 for speed in alone.values()):
-        raise UsageError(
-            f"nothing is known of {job.job_type!r}", hint="measure it on one kind of device"
-        )

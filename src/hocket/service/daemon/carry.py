@@ -77,6 +77,9 @@ class Carrier:
         """Attempts that were told to end, and in which look."""
         self._num_looks = 0
         self._heard_s = heard_s
+        self._running_since_s: dict[AttemptName, float] = {}
+        """When attempts were first seen to run: one that waits in the queue of its engine cannot
+        report anything."""
         self._refusals: dict[AttemptName, list[_Refusal]] = {}
         """Why attempts could not be started, each time."""
         self._unknown_kinds: set[str] = set()
@@ -101,7 +104,7 @@ class Carrier:
         self._tell_devices(poll)
         self._tell_attempts(poll)
         world = self._world()
-        for memory in (self._refusals, self._asked_to_stop):
+        for memory in (self._refusals, self._asked_to_stop, self._running_since_s):
             for name in [name for name in memory if world.attempt(name) is None]:
                 del memory[name]
         self._tell_silence(world)
@@ -198,6 +201,8 @@ class Carrier:
         ended: list[Status] = []
         for status in poll.attempts:
             name, record = status.name, world.attempt(status.name)
+            if status.phase == RUNNING:
+                self._running_since_s.setdefault(name, self._now_s())
             is_over = status.phase in (EXITED, LOST)
             if record is None:
                 self._try(partial(self._executor.forget if is_over else self._executor.kill, name))
@@ -234,11 +239,12 @@ class Carrier:
     def _tell_silence(self, world: World) -> None:
         now_s = self._now_s()
         for record in world.open_attempts():
-            silence_s = world.jobs[record.job].spec.silence_s
-            if silence_s is None or record.started_s is None or record.stopping_since_s is not None:
-                continue
             name = name_of(record)
-            if now_s - max(record.started_s, self._heard_s(name)) > silence_s:
+            silence_s = world.jobs[record.job].spec.silence_s
+            since_s = self._running_since_s.get(name)
+            if silence_s is None or since_s is None or record.stopping_since_s is not None:
+                continue
+            if now_s - max(since_s, self._heard_s(name)) > silence_s:
                 self._tell(name, partial(commands.silent, name=name, silence_s=silence_s))
 
     def _forget_decided(self) -> None:

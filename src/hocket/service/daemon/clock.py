@@ -19,10 +19,9 @@ class Clock:
     ) -> None:
         self._monotonic_s = monotonic_s
         self._offset_s = max(wall_s(), not_before_s) - monotonic_s()
-        self._last_s = not_before_s
+        self._not_before_s = not_before_s
 
     def now_s(self) -> float:
-        """Now; never less than what it said before."""
+        """Now; never less than what it said before, to any thread."""
         # The offset is rounded, so that the first moment could lie before the stored one.
-        self._last_s = max(self._last_s, self._offset_s + self._monotonic_s())
-        return self._last_s
+        return max(self._not_before_s, self._offset_s + self._monotonic_s())

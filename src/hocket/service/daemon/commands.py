@@ -30,6 +30,7 @@ from hocket.fleet.rounds.events import (
 from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Device, Job, State
 from hocket.service.daemon.draft import Draft
 from hocket.service.daemon.rehearse import rehearse_job
+from hocket.service.daemon.untried import with_untried_levelled
 from hocket.service.daemon.world import find, kinds_up, phase_of
 from hocket.service.errors import (
     ConflictError,
@@ -146,9 +147,10 @@ def _record(draft: Draft, number: int, version: int | None, find_job: FindJob) -
     record = draft.jobs.get(number) or find_job(number)
     if record is None:
         raise NotFoundError(f"there is no job {number}")
-    if version is not None and version != record.version:
+    current = draft.version_of(record)
+    if version is not None and version != current:
         raise ConflictError(
-            f"job {number} has changed since: it is at version {record.version}, not {version}",
+            f"job {number} has changed since: it is at version {current}, not {version}",
             hint="look at it again, then decide",
         )
     return record
@@ -178,6 +180,8 @@ def report(
                     done_steps=done_steps,
                 )
             )
+            if draft.jobs[name.job].spec.throughputs is None:
+                draft.state = with_untried_levelled(draft.state, name.job)
         draft.put_job(replace(draft.jobs[name.job], done_steps=done_steps))
         if is_finished:
             _finish(draft, name.job)
@@ -265,9 +269,16 @@ def ended(draft: Draft, statuses: Sequence[Status]) -> None:
 
 
 def _has_finished(draft: Draft, status: Status) -> bool:
+    """Whether the job is done: the command ended well, and not because it was asked to end.
+
+    One that ended in the same instant as it was to be stopped may have been done before it knew.
+    """
     attempt = find(draft.attempts, status.name)
-    is_wanted = attempt is not None and attempt.stopping_since_s is None
-    return is_wanted and status.phase != LOST and status.exit_code == 0
+    if attempt is None or status.phase == LOST or status.exit_code != 0:
+        return False
+    if attempt.stopping_since_s is None:
+        return True
+    return not status.was_asked and phase_of(draft.state, status.name.job) != ENDED
 
 
 def _end(draft: Draft, attempt: AttemptRecord, status: Status) -> None:

@@ -146,6 +146,10 @@ class Daemon:
 
     # ── what is so ──
 
+    def now_s(self) -> float:
+        """The moment by which the service counts; not that of a clock which somebody may set."""
+        return self._clock.now_s()
+
     @property
     def state(self) -> State:
         """What was decided last; never changed, so that it may be kept and read."""

@@ -50,12 +50,14 @@ class Decider:
         except HocketError as error:
             _fail_all(requests, error)
         except Exception as error:
-            # A command that breaks shall not take those beside it along.
-            if len(requests) == 1:
+            # A command that breaks shall not take those beside it along, nor leave half of itself.
+            if len(requests) > 1:
+                for request in requests:
+                    self.decide([request])
+            elif isinstance(error, _HalfDoneError):
+                _fail_all(requests, error.why)
+            else:
                 _fail_all(requests, UnavailableError(f"this went wrong: {error!r}"), error)
-                return
-            for request in requests:
-                self.decide([request])
 
     def _decide(self, requests: Sequence[Request]) -> None:
         if self.broken is not None:
@@ -84,10 +86,21 @@ class Decider:
         self.on_commit(world, batch)
 
 
+class _HalfDoneError(Exception):
+    """A command was refused after it had changed the draft, which must be dropped."""
+
+    def __init__(self, why: HocketError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
 def _answer(request: Request, draft: Draft) -> Any:
+    num_changes = draft.num_changes
     try:
         return request.command(draft)
     except HocketError as error:
+        if draft.num_changes != num_changes:
+            raise _HalfDoneError(error) from None
         return error
 
 

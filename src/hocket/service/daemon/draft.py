@@ -46,6 +46,8 @@ class Draft:
         self.checkpoints = dict(world.checkpoints)
         self.last_number = world.last_number
         self.keys: dict[str, KeyRecord] = {}
+        self.num_changes = 0
+        """Rises with everything that is done to the draft."""
         self._before = world
         self._new_token = new_token
         self._waiting = dict.fromkeys(world.waiting)
@@ -71,6 +73,7 @@ class Draft:
         happens to where that is not simply the draft's."""
         round_number = self.state.round_number
         self.state, actions = step(self.state if state is None else state, event)
+        self.num_changes += 1
         if self.state.round_number != round_number:
             self.note("round", round=int(self.state.round_number))
         if new_job is not None:
@@ -84,13 +87,23 @@ class Draft:
 
     def note(self, kind: str, job: int | None = None, /, **detail: Any) -> None:
         """Something happened that people may want to see."""
+        self.num_changes += 1
         sequence = self._before.last_sequence + len(self._events) + 1
         self._events.append(
             EventRecord(sequence=sequence, time_s=self.time_s, kind=kind, job=job, detail=detail)
         )
 
+    def version_of(self, record: JobRecord) -> int:
+        """The version of a job after this batch as it is so far: of two changes that ask for the
+        same version, the second is refused though both are committed together."""
+        old = self._before.jobs.get(record.number)
+        if old is None or record.number not in self._touched:
+            return record.version
+        return old.version + int(_is_news(self._as_it_is(record), old))
+
     def put_job(self, record: JobRecord) -> None:
         """A new record of a job that has not ended."""
+        self.num_changes += 1
         self.jobs[record.number] = record
         self._touched[record.number] = None
 
@@ -105,8 +118,8 @@ class Draft:
         record = find(self.attempts, name)
         if record is None:
             return
-        # Why it was stopped says more than how it then ended.
-        outcome = record.outcome or outcome
+        # Why it was stopped says more than how it then ended, unless it had done all its work.
+        outcome = outcome if outcome == "finished" else record.outcome or outcome
         self._put(replace(record, ended_s=self.time_s, outcome=outcome, exit_code=exit_code))
         if record.started_s is not None:
             self.note(
@@ -156,6 +169,7 @@ class Draft:
             self.note("stopping", stop.number, attempt=stop.attempt, reason=stop.reason)
 
     def _put(self, record: AttemptRecord) -> None:
+        self.num_changes += 1
         name = name_of(record)
         others = [one for one in self.attempts.get(name.job, ()) if one.attempt != name.attempt]
         kept = [*others, record] if record.ended_s is None else others
@@ -223,20 +237,11 @@ class Draft:
 
     def _refreshed(self, number: int) -> JobRecord | None:
         """The record of a job as it is now; None where it is as before."""
-        record = self.jobs[number]
-        open_attempts = self.attempts.get(number, ())
-        newest = open_attempts[-1] if open_attempts else None
-        if newest is not None and record.started_s is None and newest.started_s is not None:
-            record = replace(record, started_s=newest.started_s)
-        record = replace(
-            record,
-            status=self._status(record, newest),
-            devices=() if newest is None else newest.devices,
-        )
+        record = self._as_it_is(self.jobs[number])
         old = self._before.jobs.get(number)
         if record == old:
             return None
-        if old is not None and replace(record, done_steps=old.done_steps) != old:
+        if old is not None and _is_news(record, old):
             record = replace(record, version=old.version + 1)
         if record.status in ENDED:
             record = replace(record, ended_s=self.time_s)
@@ -246,6 +251,17 @@ class Draft:
         else:
             self.jobs[number] = record
         return record
+
+    def _as_it_is(self, record: JobRecord) -> JobRecord:
+        open_attempts = self.attempts.get(record.number, ())
+        newest = open_attempts[-1] if open_attempts else None
+        if newest is not None and record.started_s is None and newest.started_s is not None:
+            record = replace(record, started_s=newest.started_s)
+        return replace(
+            record,
+            status=self._status(record, newest),
+            devices=() if newest is None else newest.devices,
+        )
 
     def _status(self, record: JobRecord, newest: AttemptRecord | None) -> JobStatus:
         phase = phase_of(self.state, record.number)
@@ -264,3 +280,8 @@ class Draft:
             for name, attempt in self._changed_attempts.items()
             if name.job == record.number
         )
+
+
+def _is_news(record: JobRecord, old: JobRecord) -> bool:
+    """Whether a job has changed in more than how far it is."""
+    return replace(record, done_steps=old.done_steps, version=old.version) != old

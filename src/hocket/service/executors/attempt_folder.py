@@ -61,6 +61,8 @@ class Result(NamedTuple):
     exit_code: int
     detail: str
     is_lost: bool = False
+    was_asked: bool = True
+    """Whether it was asked to end before it did, or may have been."""
 
 
 def mark_of(folder: str | Path) -> str:

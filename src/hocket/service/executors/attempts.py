@@ -157,7 +157,13 @@ def ended(name: AttemptName, result: Result) -> Status:
     """What to tell of an attempt that has a result."""
     if result.is_lost:
         return Status(name=name, phase=LOST, detail=result.detail)
-    return Status(name=name, phase=EXITED, exit_code=result.exit_code, detail=result.detail)
+    return Status(
+        name=name,
+        phase=EXITED,
+        exit_code=result.exit_code,
+        detail=result.detail,
+        was_asked=result.was_asked,
+    )
 
 
 @contextlib.contextmanager

@@ -68,6 +68,9 @@ class Status:
     """Of `EXITED`: 0 for success, negative for a signal, as in `subprocess`."""
     detail: str = ""
     """Why it is lost or could not be started, for people."""
+    was_asked: bool = True
+    """Whether it may have ended because it was asked to. An executor that knows of an `EXITED` one
+    that it was not, however soon after that it would have been, says so: its exit code counts."""
 
 
 @dataclass(frozen=True, kw_only=True)

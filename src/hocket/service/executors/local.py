@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from hocket.errors import RunError, UsageError
@@ -36,6 +34,7 @@ from hocket.service.executors.executor import (
     Poll,
     Status,
 )
+from hocket.service.executors.local_devices import with_cuda
 
 SUPERVISOR_DELAY_S = 5.0
 """A supervisor that has not ended its attempt so long after the grace is stuck, and is killed."""
@@ -43,9 +42,6 @@ COMPLAINTS = "supervisor.err"
 MAX_END_LOOKS, END_LOOK_S = 200, 0.05
 MAX_SUPERVISORS = 3
 """How often a supervisor is started that never begins."""
-
-_CUDA_KIND = re.compile(r"(nvidia|cuda|gpu|[gr]tx|titan|quadro|g[bh]?\d|[abhklptv]\d)", re.I)
-_INDEX = re.compile(r"[0-9]+$")
 
 
 class LocalExecutor:
@@ -68,7 +64,7 @@ class LocalExecutor:
     def start(self, assignment: Assignment) -> None:
         """Begin an attempt, unless one of this name was begun, stopped or forgotten before."""
         name = assignment.name
-        if not self._attempts.accept(_with_cuda(assignment)):
+        if not self._attempts.accept(with_cuda(assignment)):
             return
         settled = (files.STOP, files.BEGUN, files.RESULT)
         is_settled = any((self._attempts.path(name) / one).exists() for one in settled)
@@ -231,16 +227,6 @@ def _last_line(folder: Path) -> str:
     with contextlib.suppress(OSError, IndexError):
         return (folder / COMPLAINTS).read_text(errors="replace").strip().splitlines()[-1][:500]
     return ""
-
-
-def _with_cuda(assignment: Assignment) -> Assignment:
-    """Let a job on NVIDIA's devices see its own and no others, where their names tell which."""
-    indexes = [_INDEX.search(device) for device in assignment.devices]
-    if not _CUDA_KIND.match(assignment.kind) or not all(indexes):
-        return assignment
-    visible = ",".join(match[0] for match in indexes if match)
-    environment = {"CUDA_VISIBLE_DEVICES": visible, **assignment.environment}
-    return replace(assignment, environment=environment)
 
 
 @contextlib.contextmanager

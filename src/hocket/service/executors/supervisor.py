@@ -181,6 +181,8 @@ class _Gang:
         self.ended: list[tuple[int, int]] = []
         """Rank and exit code, in the order in which they ended."""
         self.is_gone = False
+        self.was_asked = False
+        """Whether a command got a signal before it ended: then its exit code tells little."""
         self.trouble = ""
         """Why not all commands could be started."""
         self._handles: list[subprocess.Popen[bytes]] = []
@@ -216,8 +218,10 @@ class _Gang:
     def ask_to_end(self, *, is_for_all: bool) -> None:
         """Send SIGTERM to the commands, or to everything, those in other sessions too."""
         everything = processes.descendants(os.getpid())
-        asked = [one for one in everything if is_for_all or one.pid in self.rank_of]
-        processes.send_all(asked, signal.SIGTERM)
+        for one in everything:
+            is_command = one.pid in self.rank_of
+            if (is_for_all or is_command) and processes.send(one, signal.SIGTERM):
+                self.was_asked |= is_command
         # What was halted could neither save nor end.
         processes.send_all(everything, signal.SIGCONT)
 
@@ -244,7 +248,7 @@ def _supervise(order: Order, inputs: _Inputs) -> Result:
     if gang.trouble:
         return Result(CANNOT_RUN, gang.trouble)
     _, exit_code = gang.failure or (0, 0)
-    return Result(exit_code, _why(gang, order))
+    return Result(exit_code, _why(gang, order), was_asked=gang.was_asked)
 
 
 def _start(gang: _Gang, order: Order, output: int) -> None:
@@ -270,6 +274,7 @@ def _see_to_the_end(gang: _Gang, order: Order, inputs: _Inputs) -> None:
             gang.ask_to_end(is_for_all=whom == ALL)
             told = whom
         if now_s >= deadline_s:
+            gang.was_asked |= bool(gang.rank_of)
             gang.kill()
         inputs.wait(min(LOOK_S, max(deadline_s - now_s, AFTER_KILL_S)))
         gang.reap()

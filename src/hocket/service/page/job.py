@@ -63,6 +63,8 @@ class JobPage:
     checkpoints: Listing[CheckpointRow]
     log: str
     has_log: bool
+    changes: tuple[str, ...]
+    """What may be done to it; empty for one that has ended."""
 
 
 def job_page(
@@ -74,9 +76,10 @@ def job_page(
     attempts: Sequence[AttemptRecord] = (),
     checkpoints: Sequence[CheckpointRecord] = (),
     log: bytes | None = None,
+    changes: tuple[str, ...] = (),
 ) -> JobPage:
     """The page of a job; ``done_steps`` is how far it should be by now, ``log`` the end of what its
-    newest attempt printed."""
+    newest attempt printed, ``changes`` the buttons."""
     told = explanation.sentence if explanation else ending_of(record)
     command = (*record.spec.command, *(record.spec.resume if record.attempt > 1 else ()))
     return JobPage(
@@ -90,6 +93,7 @@ def job_page(
         checkpoints=_newest([_checkpoint(one, now_s) for one in checkpoints], MAX_CHECKPOINTS),
         log=last_lines(log or b""),
         has_log=bool(log),
+        changes=changes,
     )
 
 

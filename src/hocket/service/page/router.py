@@ -3,7 +3,7 @@
 /              the page; with the fields of its form also the answer to "what if"
 /live          its changing parts, which the script puts in place
 /what-if       the answer alone
-/jobs/{number} one job
+/jobs/{number} one job; POST to /cancel, /pause or /resume below it changes the job
 /login         the form that the token is given to
 /static/...    style sheet, script, icon
 """
@@ -11,65 +11,90 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from hocket.errors import HocketError, UsageError
-from hocket.fleet.explain import Explanation, explain
+from hocket.fleet.explain import Explanation
 from hocket.fleet.forecast import at_moment
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.reasons import reason
+from hocket.fleet.rounds.state import ENDED as STATE_ENDED
+from hocket.fleet.rounds.state import PAUSED, State
+from hocket.service.daemon.world import phase_of
+from hocket.service.errors import NotFoundError, UnavailableError
+from hocket.service.outlook.outlook import Outlook
 from hocket.service.page.foresight import Foresight
 from hocket.service.page.job import MAX_LOG_BYTES, JobPage, job_page
 from hocket.service.page.recent import Recent
 from hocket.service.page.rendering import live_page, window_s
+from hocket.service.page.shared import Shared
 from hocket.service.page.shown import LivePage
 from hocket.service.page.templating import render, static_files
-from hocket.service.page.what_if import Answer, WhatIfForm, answer_of, is_asked, what_if_form
+from hocket.service.page.what_if import WhatIfForm, answer_of, is_asked, what_if_form
 from hocket.service.records import ENDED, JobRecord
+from hocket.view.names import inert
+from hocket.view.wording import sentence
 
 if TYPE_CHECKING:
     from hocket.service.daemon.daemon import Daemon
 
 _MAX_FIELDS = 200
-_WAIT_S = 5.0
 _KEEP_S = 3600
 
 
-def page_router(daemon: Daemon) -> APIRouter:
+def page_router(daemon: Daemon, outlook: Outlook) -> APIRouter:
     """The page of a daemon."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    recent, foresight, asking = Recent(daemon), Foresight(), threading.Lock()
+    recent, foresight = Recent(daemon), Foresight(outlook)
 
     def page_now() -> LivePage:
         state = _state_now(daemon)
         lately = recent.look(state, state.time_s - window_s(state))
         return live_page(state, lately, foreseen=foresight.of(state), trouble=daemon.trouble)
 
+    def fleet_now(fields: dict[str, str]) -> str:
+        return render("fleet.html", page=page_now(), form=_form(daemon, outlook, fields))
+
+    # Hundreds of people may look at the same moment, such as when a round begins.
+    fleet = Shared(lambda: fleet_now({}))
+    fragment = Shared(lambda: render("fragment.html", page=page_now()))
+
     @router.get("/")
     def show_fleet(request: Request) -> HTMLResponse:
-        form = _form(daemon, asking, _fields(request))
-        return HTMLResponse(render("fleet.html", page=page_now(), form=form))
+        fields = _fields(request)
+        return HTMLResponse(fleet_now(fields) if is_asked(fields) else fleet.get())
 
     @router.get("/live")
     def show_live() -> HTMLResponse:
-        return HTMLResponse(render("fragment.html", page=page_now()))
+        return HTMLResponse(fragment.get())
 
     @router.get("/what-if")
     def show_answer(request: Request) -> HTMLResponse:
-        form = _form(daemon, asking, _fields(request))
+        form = _form(daemon, outlook, _fields(request))
         return HTMLResponse(render("what_if.html", form=form))
 
     @router.get("/jobs/{number}")
-    def show_job(number: str) -> HTMLResponse:
+    def show_job(number: str, request: Request) -> HTMLResponse:
+        form_token: str = request.app.state.credentials.form_token
         try:
-            return HTMLResponse(render("job.html", page=_job_now(daemon, number)))
+            page = _job_now(daemon, outlook, _job_number(number))
         except UsageError as error:
-            page = render("error.html", message=error.message, hint=error.hint)
-            return HTMLResponse(page, status_code=404)
+            return _refusal(error)
+        return HTMLResponse(render("job.html", page=page, form_token=form_token))
+
+    @router.post("/jobs/{number}/{change}")
+    def change_job(number: str, change: str) -> Response:
+        changes = {"cancel": daemon.cancel, "pause": daemon.pause, "resume": daemon.resume}
+        try:
+            if change not in changes:
+                raise NotFoundError(f"A job cannot be asked to {change}")
+            record = changes[change](_job_number(number))
+        except (UsageError, UnavailableError) as error:
+            return _refusal(error)
+        # Loading the answer again must not change anything again.
+        return RedirectResponse(f"/jobs/{record.number}", 303)
 
     @router.get("/login")
     def show_login(request: Request) -> HTMLResponse:
@@ -86,55 +111,81 @@ def page_router(daemon: Daemon) -> APIRouter:
     return router
 
 
+def _refusal(error: HocketError) -> HTMLResponse:
+    if isinstance(error, UnavailableError):
+        status = 503
+    else:
+        status = 404 if isinstance(error, NotFoundError) else 409
+    page = render("error.html", message=sentence(inert(error.message)), hint=error.hint)
+    return HTMLResponse(page, status_code=status)
+
+
 def _state_now(daemon: Daemon) -> State:
-    return at_moment(daemon.state, time.time())
+    return at_moment(daemon.state, daemon.now_s())
 
 
 def _fields(request: Request) -> dict[str, str]:
     return dict(request.query_params.multi_items()[:_MAX_FIELDS])
 
 
-def _form(daemon: Daemon, asking: threading.Lock, fields: dict[str, str]) -> WhatIfForm:
+def _form(daemon: Daemon, outlook: Outlook, fields: dict[str, str]) -> WhatIfForm:
     state = _state_now(daemon)
-    if not is_asked(fields):
-        return what_if_form(state, fields, None)
-    # One at a time: an answer about a large fleet takes a core for a second or two.
-    if not asking.acquire(timeout=_WAIT_S):
-        busy = Answer(sentence="Another question is being answered; try again.", is_error=True)
-        return what_if_form(state, fields, busy)
-    try:
-        return what_if_form(state, fields, answer_of(state, fields))
-    finally:
-        asking.release()
+    answer = answer_of(state, fields, outlook) if is_asked(fields) else None
+    return what_if_form(state, fields, answer)
 
 
-def _job_now(daemon: Daemon, number: str) -> JobPage:
-    if not (number.isascii() and number.isdigit() and len(number) < 16):
-        raise UsageError("There is no such job", hint="Jobs have numbers.")
-    record = daemon.job(int(number))
+def _job_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise NotFoundError("There is no such job", hint="Jobs have numbers.")
+    return int(text)
+
+
+def _job_now(daemon: Daemon, outlook: Outlook, number: int) -> JobPage:
+    record = daemon.job(number)
     state = _state_now(daemon)
-    explanation, done_steps = _foreseen(state, record)
+    explanation, done_steps = _foreseen(state, record, outlook)
     return job_page(
         record,
-        max(time.time(), state.time_s),
+        daemon.now_s(),
         explanation=explanation,
         done_steps=done_steps,
         attempts=daemon.attempts(record.number),
         checkpoints=daemon.checkpoints(record.number),
         log=_last_output(daemon, record),
+        changes=_changes(state, record),
     )
 
 
-def _foreseen(state: State, record: JobRecord) -> tuple[Explanation | None, float | None]:
+def _changes(state: State, record: JobRecord) -> tuple[str, ...]:
+    """What may be done to a job; nothing where it has ended, or will when its processes have."""
+    phase = phase_of(state, record.number)
+    if record.status in ENDED or phase == STATE_ENDED:
+        return ()
+    return ("resume" if phase == PAUSED else "pause", "cancel")
+
+
+def _foreseen(
+    state: State, record: JobRecord, outlook: Outlook
+) -> tuple[Explanation | None, float | None]:
     """Why a job that has not ended waits, and how far it should be."""
     if record.status in ENDED:
         return None, None
     try:
-        row = state.row_of(record.number)
-        return explain(state, record.number), float(state.jobs.rows["done_steps"][row])
-    except HocketError:
+        done_steps = float(state.jobs.rows["done_steps"][state.row_of(record.number)])
+        return _explained(state, record.number, outlook), done_steps
+    except UsageError:
         # For the state it has ended, or did between the two looks.
         return None, None
+
+
+def _explained(state: State, number: int, outlook: Outlook) -> Explanation:
+    try:
+        return outlook.explain(state, state.time_s, number)
+    except UnavailableError:
+        # Why it waits is known without looking ahead; when it starts is not.
+        return Explanation(
+            number=number, sentence=f"job {number} {reason(state, number)}", evidence={}
+        )
 
 
 def _last_output(daemon: Daemon, record: JobRecord) -> bytes:

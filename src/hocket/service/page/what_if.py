@@ -11,7 +11,8 @@ from hocket.errors import HocketError, UsageError
 from hocket.fleet.explain import words_for_seconds
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds.state import State
-from hocket.fleet.what_if import WhatIf, what_if
+from hocket.fleet.what_if import WhatIf
+from hocket.service.outlook.outlook import HereOutlook, Outlook
 from hocket.units import format_percent
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
@@ -81,11 +82,12 @@ def is_asked(fields: Mapping[str, str]) -> bool:
     return any(name == POLICY_FIELD or name.startswith(DEVICES_FIELD) for name in fields)
 
 
-def answer_of(state: State, fields: Mapping[str, str]) -> Answer:
+def answer_of(state: State, fields: Mapping[str, str], outlook: Outlook | None = None) -> Answer:
     """What would be; what is wrong with the question is an answer too."""
     try:
         counts = _counts(state, fields)
-        found = what_if(state, policy=fields.get(POLICY_FIELD) or None, num_devices=counts)
+        policy = fields.get(POLICY_FIELD) or None
+        found = (outlook or HereOutlook()).what_if(state, state.time_s, policy, counts)
     except HocketError as error:
         advice = f" ({error.hint})" if error.hint else ""
         said = sentence(inert(f"{error.message}{advice}", LONGEST_SENTENCE))

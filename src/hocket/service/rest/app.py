@@ -13,7 +13,9 @@ from fastapi.routing import APIRoute
 
 from hocket import __version__
 from hocket.service.daemon.daemon import Daemon
+from hocket.service.outlook.outlook import HereOutlook, Outlook
 from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
+from hocket.service.rest.context import Decisions
 from hocket.service.rest.credentials import Credentials
 from hocket.service.rest.guard import Guard
 from hocket.service.rest.problems import Problem, handle_errors
@@ -25,8 +27,11 @@ _DESCRIPTION = (
 )
 
 
-def make_app(daemon: Daemon, token: str, *, hosts: Iterable[str] = ()) -> FastAPI:
-    """The service of a daemon that was started; ``hosts`` are names beside the loopback ones.
+def make_app(
+    daemon: Daemon, token: str, *, hosts: Iterable[str] = (), outlook: Outlook | None = None
+) -> FastAPI:
+    """The service of a daemon that was started; ``hosts`` are names beside the loopback ones,
+    ``outlook`` answers what is asked about the future (this process does where None).
 
     ``app.state.bell.close()`` ends open streams, which a server waits for when it shuts down.
     """
@@ -43,19 +48,21 @@ def make_app(daemon: Daemon, token: str, *, hosts: Iterable[str] = ()) -> FastAP
     app.state.daemon = daemon
     app.state.credentials = Credentials(token)
     app.state.bell = Bell(daemon)
+    app.state.outlook = outlook or HereOutlook()
+    app.state.decisions = Decisions()
     for module in (jobs, logs, attempts, fleet, rounds, health, login):
         app.include_router(module.router)
-    _mount_page(app, daemon)
+    _mount_page(app, daemon, app.state.outlook)
     handle_errors(app)
     app.add_middleware(Guard, credentials=app.state.credentials, hosts=tuple(hosts))
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 
 
-def _mount_page(app: FastAPI, daemon: Daemon) -> None:
+def _mount_page(app: FastAPI, daemon: Daemon, outlook: Outlook) -> None:
     from hocket.service.page.router import page_router
 
-    app.include_router(page_router(daemon))
+    app.include_router(page_router(daemon, outlook))
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from hocket.service.rest.bodies import (
     ReportRequest,
     checkpoint_body,
 )
-from hocket.service.rest.context import KNOWN_QUERY, AttemptToken, TheDaemon
+from hocket.service.rest.context import KNOWN_QUERY, AttemptToken, TheDaemon, TheDecisions
 from hocket.service.rest.problems import answers
 
 router = APIRouter(
@@ -26,11 +26,17 @@ router = APIRouter(
 
 
 @router.post("/report", responses=answers(404, 409, 415))
-def report(
-    job: Number, attempt: Number, body: ReportRequest, daemon: TheDaemon, token: AttemptToken
+async def report(
+    job: Number,
+    attempt: Number,
+    body: ReportRequest,
+    daemon: TheDaemon,
+    decisions: TheDecisions,
+    token: AttemptToken,
 ) -> LeaseBody:
     """Tell how far the job is, and hear whether it may go on."""
-    lease = daemon.report(AttemptName(job, attempt), token, body.done_steps, body.is_finished)
+    name = AttemptName(job, attempt)
+    lease = await decisions.of(daemon.report, name, token, body.done_steps, body.is_finished)
     return LeaseBody(
         attempt=lease.attempt,
         may_run=lease.may_run,
@@ -40,9 +46,15 @@ def report(
 
 
 @router.post("/checkpoints", status_code=201, responses=answers(404, 409, 415))
-def commit_checkpoint(
-    job: Number, attempt: Number, body: CheckpointRequest, daemon: TheDaemon, token: AttemptToken
+async def commit_checkpoint(
+    job: Number,
+    attempt: Number,
+    body: CheckpointRequest,
+    daemon: TheDaemon,
+    decisions: TheDecisions,
+    token: AttemptToken,
 ) -> CheckpointBody:
     """Make a checkpoint count: the next attempt starts from it."""
     name = AttemptName(job, attempt)
-    return checkpoint_body(daemon.commit_checkpoint(name, token, body.step, body.path))
+    record = await decisions.of(daemon.commit_checkpoint, name, token, body.step, body.path)
+    return checkpoint_body(record)

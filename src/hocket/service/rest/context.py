@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request, Security
 from fastapi.routing import APIRoute
@@ -11,6 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from hocket.errors import did_you_mean
 from hocket.fields import shown
 from hocket.service.daemon.daemon import Daemon
+from hocket.service.outlook.outlook import Outlook
 from hocket.service.rest.problems import RefusedError
 from hocket.service.rest.stream import Bell
 
@@ -48,6 +53,35 @@ async def _bell(request: Request) -> Bell:
     return bell
 
 
+Answer = TypeVar("Answer")
+
+MAX_DECISIONS = 64
+"""Threads that wait for decisions; as many commands as go into one batch."""
+
+
+class Decisions:
+    """Threads of their own for commands to the daemon: whoever submits a job, or reports that one
+    lives, does not wait for a thread that draws a page."""
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(MAX_DECISIONS, "fleet-asks")
+
+    async def of(self, ask: Callable[..., Answer], *values: Any, **named: Any) -> Answer:
+        """What a method of the daemon returns."""
+        call = partial(ask, *values, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+
+async def _decisions(request: Request) -> Decisions:
+    decisions: Decisions = request.app.state.decisions
+    return decisions
+
+
+async def _outlook(request: Request) -> Outlook:
+    outlook: Outlook = request.app.state.outlook
+    return outlook
+
+
 async def _token(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_attempt)],
 ) -> str:
@@ -55,5 +89,7 @@ async def _token(
 
 
 TheDaemon = Annotated[Daemon, Depends(_daemon)]
+TheDecisions = Annotated[Decisions, Depends(_decisions)]
+TheOutlook = Annotated[Outlook, Depends(_outlook)]
 TheBell = Annotated[Bell, Depends(_bell)]
 AttemptToken = Annotated[str, Depends(_token)]

@@ -5,6 +5,8 @@
   derived from the token, so that it outlives a restart and does not tell the token. It is HttpOnly
   and SameSite=Strict; a request that changes something must also carry the header `PAGE_HEADER`,
   which no form and no foreign page can add.
+* The page's own forms, which work without scripts, carry the field `FORM_FIELD` instead. Its value
+  is derived from the token as well, and stands only in pages that nobody else's page can read.
 * The processes of an attempt send the token of the attempt as bearer; the daemon checks it.
 """
 
@@ -13,17 +15,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import urllib.parse
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Literal
 
 PAGE_HEADER = "x-hocket-page"
+FORM_FIELD = "form-token"
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json", "/login", "/logout"})
 OPEN_PREFIX = "/static/"
 """Style sheet and script of the page, which hold nothing of the fleet."""
 _ATTEMPT_PATH = re.compile(r"/v1/jobs/[^/]+/attempts/[^/]+/(report|checkpoints)")
+_FORM_PATH = re.compile(r"/jobs/[^/]+/(cancel|pause|resume)")
+_FORM_TYPE = "application/x-www-form-urlencoded"
 
-Access = Literal["open", "attempt", "user"]
+Access = Literal["open", "attempt", "form", "user"]
 
 
 def access_of(method: str, path: str) -> Access:
@@ -32,6 +38,8 @@ def access_of(method: str, path: str) -> Access:
         return "open"
     if method == "POST" and _ATTEMPT_PATH.fullmatch(path):
         return "attempt"
+    if method == "POST" and _FORM_PATH.fullmatch(path):
+        return "form"
     return "user"
 
 
@@ -60,6 +68,23 @@ class Credentials:
     def cookie_value(self) -> str:
         """What the cookie of somebody who knew the token holds."""
         return self._derived("value")
+
+    @property
+    def form_token(self) -> str:
+        """What the forms of the page hold."""
+        return self._derived("form")
+
+    def is_own_form(self, content_type: str, body: bytes) -> bool:
+        """Whether a body was sent by a form of the page."""
+        if content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
+            return False
+        try:
+            text = body.decode("ascii")
+            fields = urllib.parse.parse_qs(text, strict_parsing=True, max_num_fields=10)
+        except ValueError:
+            return False
+        given = fields.get(FORM_FIELD, [])
+        return len(given) == 1 and _equal(given[0], self.form_token)
 
     def has_cookie(self, cookie_header: str) -> bool:
         """Whether a ``Cookie`` header holds the right cookie."""

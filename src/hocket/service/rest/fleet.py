@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Header, Query
+from numpy.typing import NDArray
 from starlette.responses import Response
 
 from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, State
@@ -21,14 +21,12 @@ from hocket.service.rest.bodies import (
     ShareBody,
     WhatIf,
 )
-from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon
-from hocket.service.rest.problems import RefusedError, answers
+from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon, TheOutlook
+from hocket.service.rest.problems import answers
 from hocket.service.rest.stream import TimedStream, events_from
 
 router = APIRouter(prefix="/v1", tags=["fleet"], dependencies=FOR_USERS)
 
-_SIMULATING = threading.Lock()
-"""A forecast takes a core for a second: one at a time, so that rounds go on."""
 _STREAM = "text/event-stream"
 _EVENTS = {"description": "Events", "content": {_STREAM: {"schema": {"type": "string"}}}}
 
@@ -79,7 +77,6 @@ def get_allocation(daemon: TheDaemon) -> AllocationBody:
     """What the policy gives each job, and what each has got."""
     state = daemon.state
     live = np.flatnonzero(np.isin(state.jobs.rows["phase"], (RUNNING, WAITING)))
-    held = _held(state)
     return AllocationBody(
         policy=state.rules.policy,
         round=state.round_number,
@@ -87,7 +84,7 @@ def get_allocation(daemon: TheDaemon) -> AllocationBody:
         solved_s=_finite(state.solved_s),
         next_round_s=_finite(state.next_tick_s),
         remarks=dict(state.notes),
-        jobs=[_share(state, int(row), held) for row in live],
+        jobs=_shares(state, live),
     )
 
 
@@ -100,34 +97,34 @@ def _held(state: State) -> dict[int, list[str]]:
     return held
 
 
-def _share(state: State, row: int, held: dict[int, list[str]]) -> ShareBody:
-    job = state.jobs.rows[row]
-    number = int(job["number"])
-    shares, owed_s = state.jobs.shares[row].tolist(), state.jobs.credit_s[row].tolist()
-    return ShareBody(
-        job=number,
-        name=state.names[number],
-        target=dict(zip(state.kinds, shares, strict=True)),
-        owed_s=dict(zip(state.kinds, owed_s, strict=True)),
-        target_s=float(job["target_s"]),
-        held_s=float(job["held_s"]),
-        devices=held.get(number, []),
+def _shares(state: State, live: NDArray[np.intp]) -> list[ShareBody]:
+    """Of these rows; whole columns at once, for there may be thousands."""
+    jobs, held = state.jobs, _held(state)
+    some = jobs.rows[live]
+    columns = zip(
+        *(some[name].tolist() for name in ("number", "target_s", "held_s")),
+        jobs.shares[live].tolist(),
+        jobs.credit_s[live].tolist(),
+        strict=True,
     )
+    return [
+        ShareBody(
+            job=number,
+            name=state.names[number],
+            target=dict(zip(state.kinds, shares, strict=True)),
+            owed_s=dict(zip(state.kinds, owed_s, strict=True)),
+            target_s=target_s,
+            held_s=held_s,
+            devices=held.get(number, []),
+        )
+        for number, target_s, held_s, shares, owed_s in columns
+    ]
 
 
 @router.post("/simulate", responses=answers(415))
-def simulate(body: WhatIf, daemon: TheDaemon) -> ForecastBody:
+def simulate(body: WhatIf, daemon: TheDaemon, outlook: TheOutlook) -> ForecastBody:
     """What would become of the jobs under another policy or with other devices."""
-    from hocket.fleet.forecast import forecast, resized
-
-    if not _SIMULATING.acquire(timeout=2.0):
-        raise RefusedError(503, "another forecast is under way", hint="try again in a moment")
-    try:
-        state = daemon.state
-        add, remove = resized(state, body.devices)
-        found = forecast(state, policy=body.policy, add=add, remove=remove)
-    finally:
-        _SIMULATING.release()
+    found = outlook.forecast(daemon.state, daemon.now_s(), body.policy, body.devices)
     return ForecastBody.model_validate(found.to_data())
 
 

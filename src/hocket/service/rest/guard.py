@@ -64,6 +64,8 @@ class Guard:
             return
         try:
             body = await _body(scope, receive)
+            if not isinstance(body, Response) and self._is_forged(scope, body):
+                body = problem(403, "this form is not one of this service", hint="load it again")
             if isinstance(body, Response):
                 await body(scope, receive, answer.send)
             else:
@@ -91,10 +93,10 @@ class Guard:
         given = bearer(headers.get("authorization", ""))
         if access == "open" or (access == "attempt" and given):
             return None
-        if access == "user" and given and self._credentials.is_token(given):
+        if access != "attempt" and given and self._credentials.is_token(given):
             return None
-        if access == "user" and not given and self._has_cookie(headers):
-            if method in _SAFE or PAGE_HEADER in headers:
+        if access != "attempt" and not given and self._has_cookie(headers):
+            if method in _SAFE or PAGE_HEADER in headers or access == "form":
                 return None
             return problem(403, f"changes by cookie need the header {PAGE_HEADER}")
         if method == "GET" and not path.startswith("/v1/") and _wants_page(headers):
@@ -102,6 +104,13 @@ class Guard:
         hint = "send Authorization: Bearer with the token of the state folder"
         challenge = {"www-authenticate": 'Bearer realm="hocket fleet"'}
         return problem(401, "this needs the token", hint=hint, headers=challenge)
+
+    def _is_forged(self, scope: Scope, body: bytes) -> bool:
+        """Whether a change was sent by a form of somebody else, who has made a browser do it."""
+        if access_of(scope["method"], scope["path"]) != "form":
+            return False
+        content_type = Headers(scope=scope).get("content-type", "")
+        return not self._credentials.is_own_form(content_type, body)
 
     def _has_cookie(self, headers: Headers) -> bool:
         return any(map(self._credentials.has_cookie, headers.getlist("cookie")))

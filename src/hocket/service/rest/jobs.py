@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
-from starlette.concurrency import run_in_threadpool
 
 from hocket.errors import UsageError
 from hocket.service.daemon.daemon import Daemon
@@ -27,12 +25,16 @@ from hocket.service.rest.bodies import (
     checkpoint_body,
     job_body,
 )
-from hocket.service.rest.context import FOR_USERS, TheDaemon
+from hocket.service.rest.context import FOR_USERS, TheDaemon, TheDecisions, TheOutlook
 from hocket.service.rest.problems import RefusedError, answers
 from hocket.service.spec import JobSpec
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], dependencies=FOR_USERS)
 
+MAX_LIST_SIZE = 4_000_000
+"""Characters of jobs after which a page ends: the command of a job may have a million."""
+_USUAL_SIZE = 600
+_AT_ONCE = 100
 _TAG = re.compile(r'"(\d{1,15})"')
 IfMatch = Annotated[
     str | None,
@@ -51,10 +53,14 @@ Key = Annotated[
 
 @router.post("", status_code=201, responses=answers(409, 415))
 async def submit(
-    spec: JobSpec, response: Response, daemon: TheDaemon, idempotency_key: Key = None
+    spec: JobSpec,
+    response: Response,
+    daemon: TheDaemon,
+    decisions: TheDecisions,
+    idempotency_key: Key = None,
 ) -> JobBody:
     """Submit a job. Once this is answered, the job is never lost."""
-    record = await run_in_threadpool(daemon.submit, spec, idempotency_key)
+    record = await decisions.of(daemon.submit, spec, idempotency_key)
     response.headers["location"] = f"/v1/jobs/{record.number}"
     return _tagged(record, response)
 
@@ -71,20 +77,38 @@ def list_jobs(
     wanted: set[JobStatus] = set(status or (*LIVE, *ENDED))
     if live:
         wanted &= set(LIVE)
-    records = _page(daemon, after, limit + 1, wanted)
-    jobs = [job_body(record) for record in records[:limit]]
-    return JobList(jobs=jobs, next_after=jobs[-1].id if len(records) > limit else None)
+    jobs: list[JobBody] = []
+    size = 0
+    for record in _found(daemon, after, limit + 1, wanted):
+        if len(jobs) == limit or size > MAX_LIST_SIZE:
+            return JobList(jobs=jobs, next_after=jobs[-1].id)
+        jobs.append(job_body(record))
+        size += _size(record)
+    return JobList(jobs=jobs, next_after=None)
 
 
-def _page(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> list[JobRecord]:
+def _size(record: JobRecord) -> int:
+    """About how many characters a job takes."""
+    spec = record.spec
+    texts = (*spec.command, *spec.resume, *spec.environment, *(spec.throughputs or ()))
+    return _USUAL_SIZE + sum(map(len, texts)) + len(spec.folder or "")
+
+
+def _found(daemon: Daemon, after: int, limit: int, wanted: set[JobStatus]) -> Iterable[JobRecord]:
     if wanted == {*LIVE, *ENDED}:
-        return daemon.jobs(after, limit)
+        return _stored(daemon, after)
     found = {number: record for number, record in daemon.world.jobs.items() if number > after}
     for status in sorted(wanted & set(ENDED)):
         found |= {record.number: record for record in daemon.jobs(after, limit, status)}
     # Those in memory are as they were before the others were looked up, and so told once only.
     numbers = sorted(number for number, record in found.items() if record.status in wanted)
     return [found[number] for number in numbers[:limit]]
+
+
+def _stored(daemon: Daemon, after: int) -> Iterator[JobRecord]:
+    while records := daemon.jobs(after, _AT_ONCE):
+        yield from records
+        after = records[-1].number
 
 
 _NOT_CHANGED = {"description": "The caller has the newest version"}
@@ -105,21 +129,39 @@ def get_job(
 
 
 @router.delete("/{job}", responses=answers(404, 409, 412))
-def cancel(job: Number, response: Response, daemon: TheDaemon, if_match: IfMatch = None) -> JobBody:
+async def cancel(
+    job: Number,
+    response: Response,
+    daemon: TheDaemon,
+    decisions: TheDecisions,
+    if_match: IfMatch = None,
+) -> JobBody:
     """Cancel a job: it is told to stop and does not start again."""
-    return _tagged(_changed(daemon, daemon.cancel, job, if_match), response)
+    return _tagged(await decisions.of(_changed, daemon, daemon.cancel, job, if_match), response)
 
 
 @router.post("/{job}:pause", responses=answers(404, 409, 412))
-def pause(job: Number, response: Response, daemon: TheDaemon, if_match: IfMatch = None) -> JobBody:
+async def pause(
+    job: Number,
+    response: Response,
+    daemon: TheDaemon,
+    decisions: TheDecisions,
+    if_match: IfMatch = None,
+) -> JobBody:
     """Take the devices of a job away until it is resumed."""
-    return _tagged(_changed(daemon, daemon.pause, job, if_match), response)
+    return _tagged(await decisions.of(_changed, daemon, daemon.pause, job, if_match), response)
 
 
 @router.post("/{job}:resume", responses=answers(404, 409, 412))
-def resume(job: Number, response: Response, daemon: TheDaemon, if_match: IfMatch = None) -> JobBody:
+async def resume(
+    job: Number,
+    response: Response,
+    daemon: TheDaemon,
+    decisions: TheDecisions,
+    if_match: IfMatch = None,
+) -> JobBody:
     """Let a paused job have devices again."""
-    return _tagged(_changed(daemon, daemon.resume, job, if_match), response)
+    return _tagged(await decisions.of(_changed, daemon, daemon.resume, job, if_match), response)
 
 
 @router.get("/{job}/attempts", responses=answers(404))
@@ -138,15 +180,12 @@ def list_checkpoints(job: Number, daemon: TheDaemon) -> CheckpointList:
 
 
 @router.get("/{job}/explain", responses=answers(404))
-def explain_job(job: Number, daemon: TheDaemon) -> ExplanationBody:
+def explain_job(job: Number, daemon: TheDaemon, outlook: TheOutlook) -> ExplanationBody:
     """Why a job waits, in one sentence with the numbers behind it, and when it should start."""
-    from hocket.fleet.explain import explain
-    from hocket.fleet.forecast import at_moment
-
     record = daemon.job(job)
     try:
         if record.status not in ENDED:
-            found = explain(at_moment(daemon.state, time.time()), job).to_data()
+            found = outlook.explain(daemon.state, daemon.now_s(), job).to_data()
             found["sentence"] = _told(record, found["sentence"], daemon.trouble)
             return ExplanationBody(**found, status=record.status)
     except UsageError:

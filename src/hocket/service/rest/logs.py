@@ -26,6 +26,7 @@ _LOOK_S = 0.3
 _RANGE = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 _TEXT = "text/plain; charset=utf-8"
 _ANSWER = {"description": "The output", "content": {_TEXT: {"schema": {"type": "string"}}}}
+_CUT = b"\n[hocket: the log was shortened here, and some of it is not shown]\n"
 _PART = {**_ANSWER, "description": "The bytes of the Range header"}
 
 
@@ -131,6 +132,11 @@ async def _followed(
     while True:
         # Asked before reading: what came before the end is read after it.
         is_over = await run_in_threadpool(_has_ended, daemon, job, attempt)
+        size_bytes = await run_in_threadpool(_size, path)
+        if size_bytes < start:
+            # It reached its limit and lost its middle: what was there is somewhere else now.
+            start = size_bytes
+            yield _CUT
         while block := await run_in_threadpool(_read, path, start, _CHUNK_BYTES):
             start += len(block)
             yield block

@@ -19,6 +19,7 @@ from hocket.service.errors import ConflictError, NotFoundError, StaleAttemptErro
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_ERRORS = 10
+_RETRY_AFTER_S = "1"
 _STATUS: tuple[tuple[type[HocketError], int], ...] = (
     (NotFoundError, 404),
     (ConflictError, 409),
@@ -66,7 +67,8 @@ def problem(
     )
     # Escaped throughout: a request may hold characters that UTF-8 cannot write.
     content = json.dumps(body.model_dump()).encode()
-    return Response(content, status, media_type=MEDIA_TYPE, headers=dict(headers or {}))
+    told = {**({"retry-after": _RETRY_AFTER_S} if status == 503 else {}), **(headers or {})}
+    return Response(content, status, media_type=MEDIA_TYPE, headers=told)
 
 
 class RefusedError(HocketError):

@@ -8,7 +8,9 @@ waits for the daemon however many read.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
@@ -23,6 +25,8 @@ from hocket.service.rest.bodies import event_body
 from hocket.service.rest.problems import RefusedError
 
 HEARTBEAT_S = 15.0
+MAX_KEPT = 4096
+"""Newest events that are kept as they are sent: most readers want the same ones."""
 SEND_TIMEOUT_S = 60.0
 """A reader that takes nothing for so long is gone."""
 MAX_STREAMS = 64
@@ -37,17 +41,45 @@ class Bell:
         self._daemon = daemon
         self._rung = asyncio.Event()
         self._num_streams = 0
+        self._kept: deque[bytes] = deque(maxlen=MAX_KEPT)
+        self._last_kept = daemon.last_event()
         self.is_closed = False
 
     async def watch(self) -> None:
         """Ring whenever there are new events, until closed."""
-        last = await run_in_threadpool(self._daemon.last_event)
         while not self.is_closed:
+            last = self._last_kept
             newest = await asyncio.to_thread(self._daemon.wait_for_events, last, _LOOK_S)
             if newest > last:
-                last = newest
+                await self._keep(newest)
                 self._ring()
         self._ring()
+
+    async def events_after(self, last: int) -> tuple[int, bytes]:
+        """Some of the events after one as they are sent, and the number of the last of them;
+        nothing where there are no more."""
+        first = self._last_kept - len(self._kept)
+        if first <= last < self._last_kept:
+            some = list(itertools.islice(self._kept, last - first, last - first + _PAGE))
+            return last + len(some), b"".join(some)
+        events = await run_in_threadpool(self._daemon.events, last, _PAGE)
+        if not events:
+            return last, b""
+        num_gone = events[0].sequence - last - 1
+        gone = f"event: dropped\ndata: {num_gone}\n\n".encode() if num_gone else b""
+        return events[-1].sequence, gone + b"".join(map(encoded, events))
+
+    async def _keep(self, newest: int) -> None:
+        """Encode what is new once for all readers."""
+        while self._last_kept < newest:
+            events = await run_in_threadpool(self._daemon.events, self._last_kept, _PAGE)
+            if not events:
+                return
+            if events[0].sequence != self._last_kept + 1:
+                # More happened than is stored.
+                self._kept.clear()
+            self._kept.extend(map(encoded, events))
+            self._last_kept = events[-1].sequence
 
     def close(self) -> None:
         """Let streams end; may be called from a signal handler."""
@@ -116,14 +148,14 @@ class TimedStream(StreamingResponse):
 async def events_from(daemon: Daemon, bell: Bell, after: int | None) -> AsyncIterator[bytes]:
     """Events after a sequence number (from now on where None), in the form of the stream."""
     yield b"retry: 1000\n\n"
-    if after is None:
-        after = await run_in_threadpool(daemon.last_event)
+    if after is None or after > daemon.last_event():
+        # Later than the last: a number of a fleet that was here before.
+        after = daemon.last_event()
     while not bell.is_closed:
         rung = bell.next_ring
-        events = await run_in_threadpool(daemon.events, after, _PAGE)
+        after, events = await bell.events_after(after)
         if events:
-            after = events[-1].sequence
-            yield b"".join(map(encoded, events))
+            yield events
         elif not await bell.wait(rung, HEARTBEAT_S):
             yield b": nothing new\n\n"
 

@@ -7,7 +7,6 @@ def kernels_are_compiled() -> bool:
     """Whether the next round starts at once instead of compiling first."""
     from hocket.compiled.jit import is_compiled
     from hocket.fleet.rounds.kernels.count import count
-    from hocket.fleet.rounds.kernels.order import order_by_debt
-    from hocket.fleet.rounds.kernels.place import hand_out
+    from hocket.fleet.rounds.kernels.play import play
 
-    return all(map(is_compiled, (count, order_by_debt, hand_out)))
+    return all(is_compiled(kernel.entry) for kernel in (count, play))

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.kernels.choose import choose
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Changes, Choice, Deal, Floor, Speeds, Wishes
+from hocket.fleet.rounds.tables import Changes, Choice, Floor, Pace, Speeds, Wishes
 
 _WAITING, _RUNNING = 0, 1
 _PREEMPTED, _MOVED = 0, 1
 
 
-@compiled_entry(
-    "hocket.fleet.rounds.state",
-    "hocket.fleet.rounds.tables",
-    "hocket.fleet.rounds.kernels.choose",
-    "hocket.fleet.rounds.kernels.order",
-    "hocket.fleet.rounds.kernels.rates",
-    "hocket.fleet.rounds.kernels.room",
-)
+@compiled
 def hand_out(
+    time_s: float,
     jobs: Jobs,
     num_parts: int,
     wishes: Wishes,
-    deal: Deal,
+    pace: Pace,
+    is_final: bool,
     speeds: Speeds,
     choice: Choice,
     floor: Floor,
@@ -36,31 +31,59 @@ def hand_out(
     """Grant wishes in their order, give devices to those granted, and write both down.
 
     Writes nothing to ``jobs`` and returns False where a gang was granted devices that are on no one
-    server: its wish is withdrawn then, and others may have them.
+    server: its wish is withdrawn then, and others may have them, unless ``is_final`` says that it
+    leaves them idle.
     """
-    for device in range(floor.holders.shape[0]):
-        for slot in range(2):
-            if floor.holders[device, slot] >= 0:
-                floor.holders[device, slot] = row_of(jobs, floor.holders[device, slot])
+    _find_rows(jobs, floor)
     for i in range(jobs.rows.shape[0]):
-        keeps = deal.keeps_running and jobs.rows.phase[i] == _RUNNING
-        choice.kind[i] = jobs.rows.kind[i] if keeps else -1
-        choice.partner[i] = row_of(jobs, jobs.rows.partner[i]) if keeps else -1
-    if deal.keeps_running:
+        choice.before[i] = jobs.rows.kind[i] if jobs.rows.phase[i] == _RUNNING else -1
+        choice.kind[i] = choice.before[i] if pace.keeps_running else -1
+        choice.partner[i] = -1
+        if choice.kind[i] >= 0 and jobs.rows.partner[i] >= 0:
+            choice.partner[i] = row_of(jobs, jobs.rows.partner[i])
+    if pace.keeps_running:
         _count_in_use(floor, choice)
     choose(jobs, num_parts, wishes, choice)
-    if deal.needs_share:
+    if pace.by_share:
         for i in range(jobs.rows.shape[0]):
             if jobs.rows.has_share[i] == 0:
                 choice.kind[i] = -1
     _stay(jobs, choice, changes)
     _release(floor, changes)
-    if not _place(jobs, deal, wishes, choice, floor, changes) and not deal.is_final:
+    if not _place(time_s, jobs, pace, wishes, choice, floor, changes) and not is_final:
         return False
-    _write_stops(jobs, deal, choice, changes)
-    _write_starts(jobs, deal, choice, changes)
+    _write_stops(time_s, jobs, pace, choice, changes)
+    _write_starts(time_s, jobs, pace, choice, changes)
+    _set_rates(jobs, speeds, choice, changes)
+    _name(jobs, floor, changes)
+    return True
+
+
+@compiled
+def _find_rows(jobs: Jobs, floor: Floor) -> None:
+    """From numbers to rows, by a table of the last bits; searching for each takes far longer."""
+    mask = floor.slots.shape[0] - 1
+    for slot in range(floor.slots.shape[0]):
+        floor.slots[slot] = -1
+    for i in range(jobs.rows.shape[0]):
+        floor.slots[jobs.rows.number[i] & mask] = i
+    for device in range(floor.holders.shape[0]):
+        for place in range(2):
+            number = floor.holders[device, place]
+            if number >= 0:
+                row = floor.slots[number & mask]
+                if row < 0 or jobs.rows.number[row] != number:
+                    row = row_of(jobs, number)
+                floor.holders[device, place] = row
+
+
+@compiled
+def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: Changes) -> None:
+    """Partners and rates of all jobs; one that stays alone keeps both."""
     for i in range(jobs.rows.shape[0]):
         partner = choice.partner[i]
+        if changes.stays[i] and partner < 0 and jobs.rows.partner[i] < 0:
+            continue
         number = jobs.rows.number[partner] if partner >= 0 else -1
         if jobs.rows.partner[i] != number and changes.stays[i]:
             # What was done since the last report was not all done in this company.
@@ -68,8 +91,6 @@ def hand_out(
         jobs.rows.partner[i] = number
         if choice.kind[i] >= 0:
             set_rate(jobs, i, partner, speeds)
-    _name(jobs, floor, changes)
-    return True
 
 
 @compiled
@@ -83,9 +104,13 @@ def _count_in_use(floor: Floor, choice: Choice) -> None:
 @compiled
 def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
     """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
+    has_pairs = False
     for i in range(choice.kind.shape[0]):
-        changes.stays[i] = jobs.rows.phase[i] == _RUNNING and choice.kind[i] == jobs.rows.kind[i]
+        changes.stays[i] = choice.before[i] >= 0 and choice.kind[i] == choice.before[i]
         changes.is_spread[i] = jobs.rows.is_spread[i]
+        has_pairs = has_pairs or choice.partner[i] >= 0 or jobs.rows.partner[i] >= 0
+    if not has_pairs:
+        return
     for i in range(choice.kind.shape[0]):
         if not changes.stays[i]:
             continue
@@ -116,17 +141,24 @@ def _release(floor: Floor, changes: Changes) -> None:
 
 @compiled
 def _place(
-    jobs: Jobs, deal: Deal, wishes: Wishes, choice: Choice, floor: Floor, changes: Changes
+    time_s: float,
+    jobs: Jobs,
+    pace: Pace,
+    wishes: Wishes,
+    choice: Choice,
+    floor: Floor,
+    changes: Changes,
 ) -> bool:
     """Large gangs first, so that they find whole servers; smaller jobs may have to move.
 
     Before all come gangs that waited too long and need one server: nobody stays in their way.
     Returns whether all that were granted devices, and for whom none are kept, got them.
     """
-    _place_reserved(jobs, deal, wishes, choice, floor, changes)
-    is_done, gang = True, 1
+    _place_reserved(time_s, jobs, pace, wishes, choice, floor, changes)
+    is_done, gang = True, 0
     for i in range(jobs.rows.shape[0]):
-        gang = max(gang, jobs.rows.gang[i])
+        if choice.kind[i] >= 0 and not changes.stays[i] and not changes.is_placed[i]:
+            gang = max(gang, jobs.rows.gang[i])
     while gang > 0:
         smaller = 0
         for i in range(jobs.rows.shape[0]):
@@ -136,8 +168,8 @@ def _place(
                 smaller = max(smaller, jobs.rows.gang[i])
                 continue
             kind = choice.kind[i]
-            if not deal.keeps_running and jobs.spread_steps_per_s[i, kind] <= 0.0:
-                make_room(jobs, kind, gang, deal.time_s - deal.min_run_s, False, floor, changes)
+            if not pace.keeps_running and jobs.spread_steps_per_s[i, kind] <= 0.0:
+                make_room(jobs, kind, gang, time_s - pace.min_run_s, False, floor, changes)
             if not _place_one(jobs, i, choice, floor, changes) and not wishes.is_reserved[i]:
                 wishes.is_withdrawn[i * choice.free.shape[0] + kind] = True
                 is_done = False
@@ -151,20 +183,26 @@ def _place(
 
 @compiled
 def _place_reserved(
-    jobs: Jobs, deal: Deal, wishes: Wishes, choice: Choice, floor: Floor, changes: Changes
+    time_s: float,
+    jobs: Jobs,
+    pace: Pace,
+    wishes: Wishes,
+    choice: Choice,
+    floor: Floor,
+    changes: Changes,
 ) -> None:
     num_kinds = choice.free.shape[0]
     num_single = jobs.rows.shape[0] * num_kinds
     for at in range(wishes.parts[0, 0], wishes.parts[0, 1]):
         wish = wishes.order[at]
         i, kind = wish // num_kinds, wish % num_kinds
-        if deal.keeps_running or wish >= num_single or not wishes.is_reserved[i]:
+        if pace.keeps_running or wish >= num_single or not wishes.is_reserved[i]:
             continue
         is_bound = jobs.spread_steps_per_s[i, kind] <= 0.0 and choice.partner[i] < 0
         if is_bound and choice.kind[i] == kind and not changes.stays[i]:
             need = jobs.rows.gang[i]
-            make_room(jobs, kind, need, deal.time_s - deal.min_run_s, False, floor, changes)
-            make_room(jobs, kind, need, deal.time_s - deal.min_turn_s, True, floor, changes)
+            make_room(jobs, kind, need, time_s - pace.min_run_s, False, floor, changes)
+            make_room(jobs, kind, need, time_s - pace.min_turn_s, True, floor, changes)
             _place_one(jobs, i, choice, floor, changes)
 
 
@@ -210,8 +248,12 @@ def _join(i: int, partner: int, floor: Floor, changes: Changes) -> bool:
 @compiled
 def _best_server(kind: int, need: int, floor: Floor) -> int:
     """The fullest server with room for all, else the emptiest; -1 where all are full."""
-    best = -1
-    for server in range(floor.num_free.shape[0]):
+    best, num_servers = -1, floor.num_free.shape[0]
+    first = floor.first[kind]
+    while first < num_servers and (floor.server_kind[first] != kind or floor.num_free[first] == 0):
+        first += 1
+    floor.first[kind] = first
+    for server in range(first, num_servers):
         room = floor.num_free[server]
         if floor.server_kind[server] != kind or room == 0:
             continue
@@ -243,12 +285,12 @@ def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: Change
 
 
 @compiled
-def _write_stops(jobs: Jobs, deal: Deal, choice: Choice, changes: Changes) -> None:
+def _write_stops(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: Changes) -> None:
     size = 0
     for i in range(jobs.rows.shape[0]):
-        if jobs.rows.phase[i] != _RUNNING:
+        if choice.before[i] < 0:
             continue
-        if not deal.keeps_running or not changes.stays[i]:
+        if not pace.keeps_running or not changes.stays[i]:
             # A checkpoint per round and per stop: more than a round of work is never lost.
             jobs.rows.saved_steps[i] = jobs.rows.done_steps[i]
         if changes.stays[i]:
@@ -258,22 +300,22 @@ def _write_stops(jobs: Jobs, deal: Deal, choice: Choice, changes: Changes) -> No
         changes.stopped[2, size] = _MOVED if choice.kind[i] >= 0 else _PREEMPTED
         jobs.rows.phase[i] = _WAITING
         jobs.rows.kind[i] = -1
-        jobs.rows.waiting_since_s[i] = deal.time_s
+        jobs.rows.waiting_since_s[i] = time_s
         size += 1
     changes.size[0] = size
 
 
 @compiled
-def _write_starts(jobs: Jobs, deal: Deal, choice: Choice, changes: Changes) -> None:
+def _write_starts(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: Changes) -> None:
     for at in range(changes.size[1]):
         i = changes.started[0, at]
         jobs.rows.phase[i] = _RUNNING
         jobs.rows.kind[i] = choice.kind[i]
         jobs.rows.attempt[i] += 1
         jobs.rows.is_spread[i] = changes.is_spread[i]
-        jobs.rows.started_s[i] = deal.time_s
-        jobs.rows.ready_s[i] = deal.time_s + deal.restart_s
-        jobs.rows.measured_s[i] = deal.time_s + deal.restart_s
+        jobs.rows.started_s[i] = time_s
+        jobs.rows.ready_s[i] = time_s + pace.restart_s
+        jobs.rows.measured_s[i] = time_s + pace.restart_s
         jobs.rows.measured_steps[i] = jobs.rows.done_steps[i]
 
 

@@ -16,6 +16,8 @@ Counts = NDArray[np.int64]
 def row_of(jobs: Jobs, number: int) -> int:
     """The row of a job, by bisection; -1 where there is none."""
     low, high = 0, jobs.rows.shape[0]
+    if number < 0:
+        return -1
     while low < high:
         middle = (low + high) >> 1
         if jobs.rows.number[middle] < number:

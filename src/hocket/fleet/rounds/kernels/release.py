@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.compiled.jit import compiled_entry
+from hocket.compiled.flat import flat_entry
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate, speed_on
 from hocket.fleet.rounds.state import Jobs, Layout
 from hocket.fleet.rounds.tables import Speeds
@@ -15,7 +15,7 @@ Counts = NDArray[np.int64]
 _WAITING, _RUNNING = 0, 1
 
 
-@compiled_entry(
+@flat_entry(
     "hocket.fleet.rounds.state",
     "hocket.fleet.rounds.tables",
     "hocket.fleet.rounds.kernels.rates",
@@ -44,7 +44,7 @@ def take_away(
         jobs.rows.waiting_since_s[i] = time_s
 
 
-@compiled_entry("hocket.fleet.rounds.state", "hocket.fleet.rounds.kernels.rates")
+@flat_entry("hocket.fleet.rounds.state", "hocket.fleet.rounds.kernels.rates")
 def can_start(jobs: Jobs, holders: Counts, layout: Layout, free: Counts) -> bool:
     """Whether free devices suffice for any waiting job; ``free`` is filled with their number."""
     for kind in range(free.shape[0]):

@@ -80,3 +80,4 @@ def _evict(row: int, floor: Floor) -> None:
                 floor.holders[device, 0] = floor.holders[device, 1]
                 floor.holders[device, 1] = -1
                 floor.num_free[server] += floor.holders[device, 0] < 0
+                floor.first[:] = 0

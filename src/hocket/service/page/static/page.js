@@ -4,7 +4,7 @@
 (() => {
   const KINDS = [
     "message", "submitted", "started", "running", "stopped", "stopping", "succeeded", "failed", "cancelled",
-    "paused", "resumed", "kind-unknown", "device-lost", "device-added", "device-back", "round", "checkpoint",
+    "paused", "resumed", "kind-unknown", "device-lost", "device-added", "device-back", "round", "checkpoint", "dropped",
   ];
   const SOON_MS = 150, REST_MS = 1000, IDLE_MS = 15000;
   const status = document.getElementById("status");
@@ -30,14 +30,14 @@
     }
     const before = [...old.querySelectorAll(".scroll, pre")].map((box) => [box.scrollLeft, box.scrollTop]);
     const focus = old.contains(document.activeElement) ? document.activeElement : null;
-    const places = focus ? [...old.querySelectorAll("a, summary, [tabindex]")].indexOf(focus) : -1;
+    const places = focus ? [...old.querySelectorAll("a, summary, button, [tabindex]")].indexOf(focus) : -1;
     return () => {
       [...fresh.querySelectorAll(".scroll, pre")].forEach((box, at) => {
         if (before[at]) [box.scrollLeft, box.scrollTop] = before[at];
       });
       if (!focus) return;
       const byId = focus.id && document.getElementById(focus.id);
-      const target = byId || [...fresh.querySelectorAll("a, summary, [tabindex]")][places] || fresh;
+      const target = byId || [...fresh.querySelectorAll("a, summary, button, [tabindex]")][places] || fresh;
       target.focus({ preventScroll: true });
     };
   }

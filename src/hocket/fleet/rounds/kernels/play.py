@@ -1,0 +1,142 @@
+"""A whole round, or what is given out between two: wishes, choice, devices, as one call."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.compiled.flat import flat_entry
+from hocket.compiled.jit import compiled
+from hocket.fleet.rounds.kernels.order import order_by_debt, order_by_share
+from hocket.fleet.rounds.kernels.place import hand_out
+from hocket.fleet.rounds.state import Jobs, Layout
+from hocket.fleet.rounds.tables import (
+    Asked,
+    Changes,
+    Choice,
+    Floor,
+    Pace,
+    Room,
+    Speeds,
+    Wishes,
+)
+
+Counts = NDArray[np.int64]
+
+_MAX_TRIES = 8
+"""Attempts at a round; each takes the wishes of gangs back that found no server with room."""
+
+
+@flat_entry(
+    "hocket.fleet.rounds.state",
+    "hocket.fleet.rounds.tables",
+    "hocket.fleet.rounds.kernels.choose",
+    "hocket.fleet.rounds.kernels.order",
+    "hocket.fleet.rounds.kernels.place",
+    "hocket.fleet.rounds.kernels.rates",
+    "hocket.fleet.rounds.kernels.room",
+)
+def play(
+    time_s: float,
+    jobs: Jobs,
+    asked: Asked,
+    pace: Pace,
+    speeds: Speeds,
+    layout: Layout,
+    holders: Counts,
+    room: Room,
+) -> None:
+    """Give devices to the most urgent; ``jobs`` and ``room`` say afterwards who has them."""
+    num_jobs, num_kinds = jobs.shares.shape
+    sizes, servers = 2 * num_kinds, 2 * num_kinds + 3
+    wishes = Wishes(
+        room.by_wish[0],
+        room.parts,
+        room.by_wish[1],
+        room.keys[:3],
+        room.keys[3:],
+        room.by_wish[2],
+        room.marks[0, :num_jobs],
+        room.marks[1],
+        asked.pairs,
+        asked.queue,
+        room.queue_at,
+    )
+    choice = Choice(
+        room.by_job[0, :num_jobs],
+        room.by_job[1, :num_jobs],
+        room.few[:num_kinds],
+        room.by_job[9, :num_jobs],
+    )
+    floor = Floor(
+        room.holders,
+        layout.order,
+        layout.server_ptr,
+        layout.server_kind,
+        room.few[servers:],
+        room.few[num_kinds:sizes],
+        room.slots,
+    )
+    changes = Changes(
+        room.marks[2, :num_jobs],
+        room.marks[3, :num_jobs],
+        room.marks[4, :num_jobs],
+        room.by_job[2:5],
+        room.by_job[5:8],
+        room.by_job[8],
+        room.device,
+        room.few[sizes:servers],
+    )
+    num_parts = _order(time_s, jobs, asked, pace, layout, wishes)
+    for tries_left in range(_MAX_TRIES - 1, -1, -1):
+        _clear(asked, layout, holders, wishes, choice, floor, changes)
+        is_final = tries_left == 0
+        if hand_out(
+            time_s, jobs, num_parts, wishes, pace, is_final, speeds, choice, floor, changes
+        ):
+            break
+
+
+@compiled
+def _order(
+    time_s: float, jobs: Jobs, asked: Asked, pace: Pace, layout: Layout, wishes: Wishes
+) -> int:
+    for i in range(wishes.is_reserved.shape[0]):
+        wishes.is_reserved[i] = False
+    for wish in range(wishes.is_withdrawn.shape[0]):
+        wishes.is_withdrawn[wish] = False
+    if pace.by_share:
+        return order_by_share(jobs, asked.kinds, layout.largest_server, wishes)
+    first_pair = jobs.rows.shape[0] * jobs.shares.shape[1]
+    for pair in range(asked.urgency.shape[0]):
+        wishes.keys[0, first_pair + pair] = asked.urgency[pair]
+        wishes.keys[1, first_pair + pair] = 0.0
+        wishes.keys[2, first_pair + pair] = 0.0
+    return order_by_debt(jobs, time_s, pace, layout.largest_server, wishes)
+
+
+@compiled
+def _clear(
+    asked: Asked,
+    layout: Layout,
+    holders: Counts,
+    wishes: Wishes,
+    choice: Choice,
+    floor: Floor,
+    changes: Changes,
+) -> None:
+    """Nobody is chosen yet, and all stand where they stood."""
+    for kind in range(choice.free.shape[0]):
+        choice.free[kind] = layout.num_devices[kind]
+        floor.first[kind] = 0
+    for profile in range(asked.queue_at.shape[0]):
+        wishes.queue_at[profile, 0] = asked.queue_at[profile, 0]
+        wishes.queue_at[profile, 1] = asked.queue_at[profile, 1]
+    for device in range(holders.shape[0]):
+        floor.holders[device, 0] = holders[device, 0]
+        floor.holders[device, 1] = holders[device, 1]
+    for i in range(changes.is_placed.shape[0]):
+        changes.is_placed[i] = False
+    for part in range(changes.size.shape[0]):
+        changes.size[part] = 0
+    changes.device_ptr[0] = 0

@@ -1,0 +1,71 @@
+"""What is believed of a job's throughputs, and how much more may be hoped for.
+
+A policy that trusts estimates never tries a kind whose estimate is too low, and never learns that.
+Here each kind is taken for as fast as it may be: the mean plus some deviations of its logarithm
+(optimism; Auer, Cesa-Bianchi and Fischer, Machine Learning 2002). Either the hope is true, or the
+job is put there and is measured: r measurements leave at most the r-th part of the variance of one,
+so a hope that is false is given up after a few rounds, and a kind that was measured is taken for
+what it does. A measurement also says something of the other kinds, by their covariance (a Kalman
+filter whose state does not move). O(kinds^2) per measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError
+from hocket.fleet.throughputs.conditional import conditional_row
+from hocket.fleet.throughputs.similar import Expected, expected_row
+from hocket.fleet.throughputs.table import Profile, Throughputs
+
+_MOST = 700.0
+"""Logarithms above this are no numbers any more."""
+_MEASURED_VARIANCE = 0.05**2
+"""Of the logarithm of one measurement: rounds of one job, and jobs of one kind, differ by 5 %."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Belief:
+    """Throughputs of one kind of job."""
+
+    logs: Expected
+    can_run: NDArray[np.bool_]
+    """Kinds on which it can run."""
+
+    def after(self, kind: int, steps_per_s: float) -> Belief:
+        """What is believed once a job did so many steps per second on a kind."""
+        if not 0.0 < steps_per_s < np.inf:
+            raise UsageError(f"{steps_per_s!r} is no measured number of steps per second")
+        mean, covariance = self.logs
+        column = covariance[:, kind]
+        gain = column / (column[kind] + _MEASURED_VARIANCE)
+        logs = Expected(
+            mean + gain * (np.log(steps_per_s) - mean[kind]), covariance - np.outer(gain, column)
+        )
+        return Belief(logs=logs, can_run=self.can_run)
+
+    def steps_per_s(self, boldness: float = 0.0) -> FloatArray:
+        """As fast as it may be on each kind by ``boldness`` deviations; 0: what is most likely."""
+        hoped = np.exp(np.minimum(self.logs.mean + boldness * self.logs.deviation, _MOST))
+        return np.where(self.can_run, hoped, 0.0)
+
+
+def belief_from(table: Throughputs, job: Profile, alone: Mapping[str, float]) -> Belief:
+    """What a table and exact speeds on some kinds say of a job that the table does not have.
+
+    A kind with 0 stays 0: the job cannot run there.
+    """
+    measured = np.array([alone.get(kind, np.nan) for kind in table.kinds])
+    if not (measured > 0.0).any():
+        raise UsageError(
+            f"nothing is known of {job.job_type!r}", hint="measure it on one kind of device"
+        )
+    full = np.flatnonzero((table.alone > 0.0).all(axis=1))
+    expected = expected_row(np.log(table.alone[full]), [table.profiles[at] for at in full], job)
+    known = np.log(np.where(measured > 0.0, measured, np.nan))
+    return Belief(logs=conditional_row(expected, known), can_run=measured != 0.0)

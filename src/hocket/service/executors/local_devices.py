@@ -1,0 +1,70 @@
+"""The GPUs of this machine as devices of a fleet, and numbers by which jobs are shown their own.
+
+A device's name ends in the number that nvidia-smi gives it, which is what a job is told in
+``CUDA_VISIBLE_DEVICES``. So no two may end in the same one, of whatever kind they are.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hocket.config import cuda_visible_devices
+from hocket.errors import UsageError
+from hocket.fleet.rounds.state import Device
+from hocket.hardware.detect import find_gpus
+from hocket.service.executors.executor import Assignment
+
+_CUDA_KIND = re.compile(
+    r"(nvidia|cuda|gpu|tesla|geforce|[gr]tx|titan|quadro|g[bh]?\d|[abhklptv]\d)", re.IGNORECASE
+)
+_INDEX = re.compile(r"[0-9]+$")
+_SERVER = "this-machine"
+
+
+def found_devices() -> tuple[Device, ...]:
+    """GPUs that nvidia-smi lists and this process may use; none where there is no nvidia-smi."""
+    usable = _usable()
+    return tuple(
+        Device(name=f"{gpu.kind}-{index}", kind=gpu.kind, server=_SERVER)
+        for index, gpu in enumerate(find_gpus())
+        if usable is None or index in usable
+    )
+
+
+def _usable() -> set[int] | None:
+    """Numbers of the GPUs that whoever started this process left to it; None for all."""
+    told = cuda_visible_devices()
+    if told is None:
+        return None
+    parts = [part.strip() for part in told.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(
+            f"CUDA_VISIBLE_DEVICES={told!r} does not name GPUs by their numbers",
+            hint="write numbers, such as 0,1, or unset it; --devices does not look at it",
+        )
+    return {int(part) for part in parts}
+
+
+def with_cuda_indexes(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """Devices of several kinds of GPUs, numbered through: the GPUs of ``v100:2,p100:2`` are 0 to 3
+    in that order. What else there is keeps its names."""
+    gpus = [device for device in devices if _CUDA_KIND.match(device.kind)]
+    indexes = [match[0] for device in gpus if (match := _INDEX.search(device.name))]
+    if len(set(indexes)) == len(gpus):
+        return devices
+    named = {device.name: f"{device.kind}-{index}" for index, device in enumerate(gpus)}
+    return tuple(replace(device, name=named.get(device.name, device.name)) for device in devices)
+
+
+def with_cuda(assignment: Assignment) -> Assignment:
+    """Let a job on NVIDIA's devices see its own and no others, where their names tell which."""
+    indexes = [_INDEX.search(device) for device in assignment.devices]
+    if not _CUDA_KIND.match(assignment.kind) or not all(indexes):
+        return assignment
+    visible = {
+        "CUDA_VISIBLE_DEVICES": ",".join(match[0] for match in indexes if match),
+        # CUDA counts the fastest first unless told otherwise, nvidia-smi by place.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    return replace(assignment, environment={**visible, **assignment.environment})

@@ -1,0 +1,60 @@
+"""Commands as a user types them, in this process or, where that is the point, in their own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+from hocket.cli import main
+
+PLAIN = {"COLUMNS": "100", "NO_COLOR": "1"}
+
+
+class Said(NamedTuple):
+    """What a command wrote."""
+
+    stdout: str
+    stderr: str
+
+
+def exit_code(arguments: list[str]) -> int:
+    """The code with which a command ends."""
+    try:
+        main(arguments)
+    except SystemExit as done:
+        return done.code or 0
+    return 0
+
+
+def hocket(*arguments: object, cwd: Path | str = ".", expect: int = 0) -> Said:
+    """Run a command in this process, which saves the start of Python and all imports."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    with (
+        contextlib.chdir(cwd),
+        mock.patch.dict(os.environ, PLAIN),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = exit_code([str(argument) for argument in arguments])
+    return _checked(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode(), expect)
+
+
+def hocket_process(*arguments: object, cwd: Path | str = ".", expect: int = 0) -> Said:
+    """Run a command as the shell does."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hocket", *map(str, arguments)],
+        capture_output=True, text=True, cwd=cwd, env={**os.environ, **PLAIN}, check=False,
+    )  # fmt: skip
+    return _checked(done.returncode, done.stdout, done.stderr, expect)
+
+
+def _checked(code: int, stdout: str, stderr: str, expect: int) -> Said:
+    assert code == expect, f"{code}\n{stdout}\n{stderr}"
+    assert "Traceback" not in stderr
+    return Said(stdout, stderr)

@@ -1,0 +1,45 @@
+"""In which order workers take files, so that none is left with a long one at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+LONG = (
+    "fleet/test_simulator.py",
+    "service/test_ray.py",
+    "runtime/test_run_command.py",
+    "service/test_slurm.py",
+    "runtime/test_parallel_gradients.py",
+    "service/test_fleet_commands.py",
+    "runtime/test_parallel_run.py",
+    "service/test_daemon_kill.py",
+    "runtime/test_ranks.py",
+    "export/test_torch_script.py",
+    "service/test_local_chaos.py",
+    "service/test_lease_examples.py",
+    "service/test_daemon_crashes.py",
+    "cost/test_predict_script.py",
+    "test_imports.py",
+)
+"""Few tests that take long, most of it waiting for processes. A wrong list costs only time."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take the order below and not that of the number of tests."""
+    config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let every second file be a long one, until all have started; the largest of the others."""
+    if not hasattr(config, "workerinput"):
+        return
+    num_tests = Counter(item.path for item in items)
+    long = [path for name in LONG if (path := FOLDER / name) in num_tests]
+    others = sorted(num_tests.keys() - set(long), key=lambda path: (-num_tests[path], path))
+    place = {path: 2 * index for index, path in enumerate(long)}
+    place |= {path: min(2 * index + 1, index + len(long)) for index, path in enumerate(others)}
+    items.sort(key=lambda item: place[item.path])

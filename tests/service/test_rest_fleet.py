@@ -1,0 +1,169 @@
+"""Routes of the whole fleet, and what holds for all routes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import stat
+
+import pytest
+from service.rest_service import is_problem, serving
+
+from hocket.service.records import EventRecord
+from hocket.service.rest import attempts, fleet, health, jobs, logs, rounds
+from hocket.service.rest.rounds import _find
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("fleet")) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def nobody_left(request):
+    """Tests of this file share a fleet: each leaves it without jobs."""
+    yield
+    if "service" in request.fixturenames:
+        request.getfixturevalue("service").cancel_all()
+
+
+def test_devices_queues_and_allocation(service):
+    first = service.submit(team="vision", total_steps=100)["id"]
+    service.submit(team="speech", total_steps=100)
+    service.wait_for(first, "running")
+    devices = service.client.get("/v1/devices").json()["devices"]
+    assert {device["name"] for device in devices} == {"v100-0", "v100-1", "k80-0"}
+    assert any(first in device["jobs"] for device in devices)
+    queues = {q["team"]: q for q in service.client.get("/v1/queues").json()["queues"]}
+    assert queues["vision"]["running"] == queues["speech"]["running"] == 1
+    assert queues["vision"]["devices"] == 1
+    allocation = service.client.get("/v1/allocation").json()
+    shares = {job["job"]: job for job in allocation["jobs"]}
+    assert shares[first]["devices"]
+    assert 0 <= sum(shares[first]["target"].values()) <= 1 + 1e-9
+
+
+def test_what_if(service):
+    for _ in range(6):
+        service.submit(total_steps=1000.0)
+    now = service.client.post("/v1/simulate", json={}).json()
+    more = service.client.post("/v1/simulate", json={"devices": {"v100": 8}}).json()
+    assert now["num_jobs"] == more["num_jobs"] == 6
+    assert more["last_end_s"] < now["last_end_s"]
+    fifo = service.client.post("/v1/simulate", json={"policy": "fifo"}).json()
+    assert fifo["policy"] == "fifo"
+    wrong = service.client.post("/v1/simulate", json={"policy": "lass"})
+    assert "las" in is_problem(wrong, 422)["hint"]
+    is_problem(service.client.post("/v1/simulate", json={"devices": {"h100": 1}}), 422)
+    is_problem(service.client.post("/v1/simulate", json={"devices": {"v100": -1}}), 422)
+
+
+def test_metrics_count_what_there_is(service):
+    number = service.submit(team='evil"\n\\team')["id"]
+    service.wait_for(number, "running")
+    text = service.client.get("/metrics").text
+    assert 'hocket_jobs{phase="running"} 1' in text
+    assert 'hocket_devices{kind="k80",use="free"} ' in text
+    assert 'hocket_team_devices{team="evil\\"\\n\\\\team"} 1' in text
+    assert all(line.startswith(("# ", "hocket_")) for line in text.splitlines())
+
+
+def test_health_needs_no_token(service):
+    assert service.bare().get("/healthz").json() == {"status": "ok"}
+    assert service.bare().get("/readyz").json() == {"status": "ok"}
+
+
+def test_rounds_are_found_among_many_events():
+    class Stored:
+        def __init__(self, events):
+            self.stored = events
+
+        def last_event(self):
+            return self.stored[-1].sequence
+
+        def events(self, after, limit):
+            return [event for event in self.stored if event.sequence > after][:limit]
+
+    events, rounds = [], {}
+    for sequence in range(1, 1600):
+        is_round = (sequence * 7919) % 13 == 0
+        if is_round:
+            rounds[3 * len(rounds) + 2] = sequence
+        detail = {"round": 3 * (len(rounds) - 1) + 2} if is_round else {}
+        kind = "round" if is_round else "started"
+        events.append(EventRecord(sequence=sequence, time_s=sequence, kind=kind, detail=detail))
+    stored = Stored(events[500:])
+    for number, sequence in rounds.items():
+        if sequence > 500:
+            assert _find(stored, number).sequence == sequence
+    for number in (0, 1, 2, 3 * len(rounds) + 2):
+        with pytest.raises(Exception, match="no record of round"):
+            _find(stored, number)
+
+
+def test_a_parameter_that_does_not_exist_is_refused(service):
+    body = is_problem(service.client.get("/v1/jobs?statuss=running"), 422)
+    assert body["hint"] == "did you mean 'status'?"
+    is_problem(service.client.get("/v1/devices?x=1"), 422)
+    is_problem(service.client.post("/v1/jobs?x=1", json={"name": "a", "command": ["b"]}), 422)
+
+
+def test_a_full_disk_is_told_as_503_and_nothing_is_accepted(service, monkeypatch):
+    from hocket.service.errors import UnavailableError
+
+    before = service.submit()["id"]
+
+    def full(batch):
+        raise UnavailableError("nothing could be stored: disk full", hint="make room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.daemon._store, "commit", full)
+        answer = service.client.post("/v1/jobs", json={"name": "x", "command": ["true"]})
+        assert is_problem(answer, 503)["hint"] == "make room"
+    assert service.submit()["id"] == before + 1
+
+
+def test_an_unexpected_error_tells_nothing_of_the_inside(service, monkeypatch, caplog):
+    def broken():
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(service.daemon, "devices", broken)
+    body = is_problem(service.client.get("/v1/devices"), 500)
+    assert "secret" not in json.dumps(body)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_the_token_file_is_private(tmp_path):
+    from hocket.errors import InputFileError
+    from hocket.service.token import make_token, read_token
+
+    assert read_token(tmp_path) is None
+    token = make_token(tmp_path)
+    assert make_token(tmp_path) == token == read_token(tmp_path)
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    os.chmod(tmp_path / "token", 0o644)
+    with pytest.raises(InputFileError, match="others can read"):
+        make_token(tmp_path)
+    os.chmod(tmp_path / "token", 0o600)
+    (tmp_path / "token").write_text("short\n")
+    with pytest.raises(InputFileError, match="no token"):
+        make_token(tmp_path)
+
+
+def test_nothing_but_routes_is_run_in_threads():
+    # Each change of threads may cost milliseconds while the daemon decides.
+    routers = [module.router for module in (jobs, logs, attempts, fleet, rounds, health)]
+    routes = [route for router in routers for route in router.routes]
+    seen = {one.call for route in routes for one in route.dependant.dependencies}
+    seen |= {
+        two.call
+        for route in routes
+        for one in route.dependant.dependencies
+        for two in one.dependencies
+    }
+    assert len(seen) >= 6
+    for call in seen:
+        is_coroutine = inspect.iscoroutinefunction(call)
+        assert is_coroutine or inspect.iscoroutinefunction(type(call).__call__), call

@@ -1,0 +1,91 @@
+"""Output of attempts over the interface: whole, a tail, a range, followed."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from service.rest_service import is_problem, serving
+
+from hocket.service.executors.executor import AttemptName
+from hocket.service.rest import logs
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("fleet")) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def nobody_left(request):
+    """Tests of this file share a fleet: each leaves it without jobs."""
+    yield
+    if "service" in request.fixturenames:
+        request.getfixturevalue("service").cancel_all()
+
+
+def test_logs_whole_tail_and_range(service):
+    number = service.submit()["id"]
+    service.wait_for(number, "running")
+    path = service.daemon.log_file(number, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"line {at} \x1b[31m\u2028<script>" for at in range(20_000)]
+    text = "\n".join(lines) + "\n"
+    path.write_text(text)
+    whole = service.client.get(f"/v1/jobs/{number}/log")
+    assert whole.text == text
+    assert whole.headers["content-type"].startswith("text/plain")
+    assert whole.headers["x-content-type-options"] == "nosniff"
+    assert whole.headers["hocket-attempt"] == "1"
+    for num_lines in (0, 1, 3, 6000, 20_000, 30_000):
+        tail = service.client.get(f"/v1/jobs/{number}/log?tail={num_lines}")
+        wanted = lines[-num_lines:] if num_lines else []
+        assert tail.text == "".join(f"{line}\n" for line in wanted)
+    data = text.encode()
+    for asked, start, stop in (("5-9", 5, 10), ("100-", 100, None), ("-7", -7, None)):
+        part = service.client.get(f"/v1/jobs/{number}/log", headers={"range": f"bytes={asked}"})
+        assert part.status_code == 206
+        assert part.content == data[start:stop]
+        assert part.headers["content-range"].endswith(f"/{len(data)}")
+    over = service.client.get(f"/v1/jobs/{number}/log", headers={"range": "bytes=99999999-"})
+    is_problem(over, 416)
+    is_problem(service.client.get(f"/v1/jobs/{number}/log?attempt=2"), 404)
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.lists(st.binary(max_size=12), max_size=30), st.integers(0, 40), st.booleans())
+def test_the_last_lines_are_found_wherever_blocks_end(lines, num_lines, ends_with_break):
+    data = b"\n".join(lines) + (b"\n" if ends_with_break else b"")
+    parts = data.split(b"\n")
+    kept = [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    wanted = b"".join(kept[-num_lines:]) if num_lines else b""
+    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile() as file:
+        patch.setattr(logs, "_CHUNK_BYTES", 7)
+        file.write(data)
+        file.flush()
+        assert data[logs._tail_start(Path(file.name), num_lines) :] == wanted
+
+
+def test_a_followed_log_ends_with_its_attempt(service):
+    number = service.submit()["id"]
+    service.wait_for(number, "running")
+    path = service.daemon.log_file(number, 1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"first\n")
+    service.executor.exit(AttemptName(number, 1), 0)
+    with path.open("ab") as file:
+        file.write(b"last\n")
+    answer = service.client.get(f"/v1/jobs/{number}/log?follow=true")
+    assert answer.text == "first\nlast\n"
+
+
+def test_a_job_that_never_started_has_no_log(service):
+    for _ in range(3):
+        service.submit(total_steps=1e9)
+    waiting = service.submit(gang=2, total_steps=1e9)["id"]
+    assert service.job(waiting)["status"] == "queued"
+    is_problem(service.client.get(f"/v1/jobs/{waiting}/log"), 404)
