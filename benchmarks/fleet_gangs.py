@@ -119,8 +119,8 @@ def rows(found: dict[tuple[str, str, int], list[list[float]]]) -> None:
 
 
 def rules(table: Throughputs) -> None:
-    """Spread gangs from the speed of one device, by buckets and as if all that follows the first hid
-    sums: the best network for each rule, and the error that is left."""
+    """Spread gangs from the speed of one device, in buckets and as if sums hid behind two thirds of
+    the step: the best network for each rule, and the error that is left."""
     entries = []
     for model, batches in BATCHES.items():
         for batch in batches:
@@ -134,12 +134,12 @@ def rules(table: Throughputs) -> None:
                     truth = table.alone[table.find(graph.name, gang), spread]
                     if truth > 0.0:
                         entries.append((one_s, buckets, gang, truth))
-    for name, more_s in (("buckets", exposed_s), ("all after the first bucket", _hidden_by_all)):
+    for name, more_s in (("buckets", _in_buckets), ("two thirds of the step", _behind_two_thirds)):
         found = []
         for network_bps in np.geomspace(0.2e9, 5e9, 60).tolist():
             path = RingPath(latency_s=20e-6, bandwidth_bps=network_bps)
             errors = [
-                abs(np.log(gang / (one_s + more_s(buckets, gang, path)) / truth))
+                abs(np.log(gang / (one_s + more_s(one_s, buckets, gang, path)) / truth))
                 for one_s, buckets, gang, truth in entries
             ]
             found.append((*np.quantile(errors, (0.5, 0.9)).tolist(), network_bps))
@@ -149,9 +149,13 @@ def rules(table: Throughputs) -> None:
         )
 
 
-def _hidden_by_all(buckets: Gradients, gang: int, path: RingPath) -> float:
-    whole = float(ring_all_reduce_s(buckets.total_bytes, gang, *astuple(path)))
-    return max(CONSTANTS.never_hidden * whole, whole + float(buckets.ready_s[0]))
+def _in_buckets(one_s: float, buckets: Gradients, gang: int, path: RingPath) -> float:
+    return exposed_s(buckets, gang, path)
+
+
+def _behind_two_thirds(one_s: float, buckets: Gradients, gang: int, path: RingPath) -> float:
+    whole_s = float(ring_all_reduce_s(buckets.total_bytes, gang, *astuple(path)))
+    return max(CONSTANTS.never_hidden * whole_s, whole_s - 2 / 3 * one_s)
 
 
 def pollux(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from service.rest_service import TOKEN, serving, wait_until
 
+from hocket.service.errors import UnavailableError
 from hocket.service.executors.bounded_log import BoundedLog
 from hocket.service.records import EventRecord
 from hocket.service.rest import jobs, logs, stream
@@ -137,12 +138,15 @@ class Happenings:
     """A daemon of which only events are asked."""
 
     def __init__(self, first: int, last: int) -> None:
-        self.first, self.last, self.num_read = first, last, 0
+        self.first, self.last, self.num_read, self.num_failures = first, last, 0, 0
 
     def last_event(self) -> int:
         return self.last
 
     def events(self, after: int, limit: int) -> list[EventRecord]:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise UnavailableError("the disk is away")
         numbers = range(max(after + 1, self.first), self.last + 1)[:limit]
         self.num_read += len(numbers)
         return [EventRecord(sequence=at, time_s=0.0, kind="round") for at in numbers]
@@ -192,6 +196,27 @@ def test_a_number_of_another_fleet_does_not_silence_the_stream():
             await watching
 
     assert asyncio.run(read()) == ([5, 6], 0)
+
+
+def test_the_bell_outlives_a_store_that_cannot_be_read_for_a_while():
+    async def read():
+        daemon = Happenings(first=1, last=4)
+        bell = stream.Bell(daemon)
+        watching = asyncio.create_task(bell.watch())
+        await asyncio.sleep(0.1)
+        daemon.num_failures, daemon.last = 1, 6
+        while daemon.num_failures:
+            await asyncio.sleep(0.02)
+        reading = asyncio.create_task(ids_of(daemon, bell, 4, 8))
+        await asyncio.sleep(0.1)
+        daemon.last = 8
+        try:
+            return await asyncio.wait_for(reading, 20)
+        finally:
+            bell.close()
+            await watching
+
+    assert asyncio.run(read()) == ([5, 6, 7, 8], 0)
 
 
 def test_an_event_is_read_and_written_once_for_all_readers(monkeypatch):

@@ -36,7 +36,7 @@ _ENOUGH = 3e-4
 """Relative gap at which no more partners are looked for."""
 _MAX_STAGES = 16
 """Programs that are solved at most."""
-_MAX_WORK, _WORK_PER_CLASS = 100_000_000, 80_000
+_MAX_WORK, _WORK_PER_CLASS = 105_000_000, 80_000
 """Columns times iterations of the gradients, and pairs looked at: in all, and by class."""
 _FIRST, _FIRST_EXTENDED, _PART = 2e-2, 1e-2, 0.3
 """How exactly the first program is solved, also from duals of a part of the jobs, and the others
@@ -50,7 +50,7 @@ _STEP, _LEAST_STEP = 0.2, 0.05
 and at least."""
 _ALONE_STEP, _LEAST_ALONE_STEP = 1.0, 0.5
 """The same where the first duals are those without sharing, which are far off."""
-_LEAST_SAMPLE, _MAX_SAMPLE, _ONE_OF = 64, 256, 8
+_LEAST_SAMPLE, _MAX_SAMPLE, _ONE_OF = 64, 256, 4
 """How many classes stand for all: one of so many, where that is not too few or too many."""
 
 
@@ -142,9 +142,14 @@ def _solve(task: Task, duals: Duals, top: float) -> Answer:
         inside = climb_inside(
             columns, *task.chord(width), best.rows, len(task.unit), accuracy, max_work - work
         )
-        seen = _look(task, (1.0 - step) * best.rows + step * inside.dual, top, margin)
-        if seen.ceiling < best.ceiling:
-            best, step = seen, min(2.0 * step, 1.0)
+        seen = _look(task, _between(best.rows, inside.dual, step), top, margin)
+        nearer = seen
+        if seen.ceiling >= best.ceiling and step > least_step:
+            step = max(0.5 * step, least_step)
+            nearer = _look(task, _between(best.rows, inside.dual, step), top, margin)
+            work += looked
+        if nearer.ceiling < best.ceiling:
+            best, step = nearer, min(2.0 * step, 1.0)
         else:
             step = max(0.5 * step, least_step)
         latest = answer_of(task, columns, pairs, inside, best.duals, best.ceiling)
@@ -160,6 +165,10 @@ def _solve(task: Task, duals: Duals, top: float) -> Answer:
         accuracy = min(max(_PART * gap, 0.3 * _ENOUGH), accuracy)
     assert answer is not None
     return replace(answer, ceiling=best.ceiling, duals=best.duals)
+
+
+def _between(best: FloatArray, other: FloatArray, step: float) -> FloatArray:
+    return np.asarray((1.0 - step) * best + step * other)
 
 
 def _sampled(task: Task, duals: Duals, top: float) -> tuple[Counts, Answer]:

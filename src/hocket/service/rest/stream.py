@@ -12,13 +12,14 @@ import itertools
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from hocket.errors import HocketError
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.records import EventRecord
 from hocket.service.rest.bodies import event_body
@@ -47,11 +48,14 @@ class Bell:
 
     async def watch(self) -> None:
         """Ring whenever there are new events, until closed."""
+        last = self._last_kept
         while not self.is_closed:
-            last = self._last_kept
             newest = await asyncio.to_thread(self._daemon.wait_for_events, last, _LOOK_S)
             if newest > last:
-                await self._keep(newest)
+                last = newest
+                # What cannot be read now is not kept: readers ask for it themselves.
+                with suppress(HocketError):
+                    await self._keep(newest)
                 self._ring()
         self._ring()
 
@@ -72,7 +76,8 @@ class Bell:
     async def _keep(self, newest: int) -> None:
         """Encode what is new once for all readers."""
         while self._last_kept < newest:
-            events = await run_in_threadpool(self._daemon.events, self._last_kept, _PAGE)
+            most = min(newest - self._last_kept, _PAGE)
+            events = await run_in_threadpool(self._daemon.events, self._last_kept, most)
             if not events:
                 return
             if events[0].sequence != self._last_kept + 1:

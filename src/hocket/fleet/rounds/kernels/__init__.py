@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def kernels_are_compiled() -> bool:
     """Whether the next round starts at once instead of compiling first."""
@@ -9,4 +11,5 @@ def kernels_are_compiled() -> bool:
     from hocket.fleet.rounds.kernels.count import count
     from hocket.fleet.rounds.kernels.play import play
 
-    return all(is_compiled(kernel.entry) for kernel in (count, play))
+    kernels: tuple[Any, ...] = (count, play)
+    return all(is_compiled(kernel.entry) for kernel in kernels)
