@@ -36,7 +36,7 @@ _ENOUGH = 3e-4
 """Relative gap at which no more partners are looked for."""
 _MAX_STAGES = 16
 """Programs that are solved at most."""
-_MAX_WORK, _WORK_PER_CLASS = 105_000_000, 80_000
+_MAX_WORK, _WORK_PER_CLASS = 90_000_000, 80_000
 """Columns times iterations of the gradients, and pairs looked at: in all, and by class."""
 _FIRST, _FIRST_EXTENDED, _PART = 2e-2, 1e-2, 0.3
 """How exactly the first program is solved, also from duals of a part of the jobs, and the others
