@@ -35,3 +35,12 @@ def fleet_variables() -> dict[str, str]:
         for name, text in os.environ.items()
         if name.startswith("HOCKET_") or name == "RANK"
     }
+
+
+def environment_anywhere() -> dict[str, str]:
+    """The environment for a process of another working folder: import paths stay what they were."""
+    paths = os.environ.get("PYTHONPATH", "")
+    if not paths:
+        return dict(os.environ)
+    absolute = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
+    return {**os.environ, "PYTHONPATH": absolute}

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from hocket import config
 from hocket.errors import RunError, UsageError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
@@ -189,6 +190,7 @@ class LocalExecutor:
                 stdout=complaints,
                 stderr=complaints,
                 cwd="/",
+                env=config.environment_anywhere(),
                 start_new_session=True,
             )
         self._supervisors.setdefault(name, []).append(handle)

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hocket import config
 from hocket.errors import MissingExtraError, RunError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
@@ -148,6 +149,7 @@ class RayExecutor:
                 stdout=log,
                 stderr=log,
                 cwd="/",
+                env=config.environment_anywhere(),
                 start_new_session=True,
             )
 

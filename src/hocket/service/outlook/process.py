@@ -16,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from hocket import config
 from hocket.errors import UsageError
 from hocket.fleet.rounds.state import State
 from hocket.service.errors import UnavailableError
@@ -79,6 +80,7 @@ def _started() -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
+            env=config.environment_anywhere(),
             start_new_session=True,
         )
     except OSError as error:

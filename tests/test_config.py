@@ -1,0 +1,19 @@
+"""What is read from the environment."""
+
+import os
+
+from hocket import config
+
+
+def test_import_paths_hold_from_another_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"src{os.pathsep}/opt/lib{os.pathsep}")
+    found = config.environment_anywhere()
+    # An empty part means the working folder.
+    assert found["PYTHONPATH"].split(os.pathsep) == [f"{tmp_path}/src", "/opt/lib", str(tmp_path)]
+    assert {**found, "PYTHONPATH": os.environ["PYTHONPATH"]} == dict(os.environ)
+
+
+def test_an_environment_without_import_paths_stays_as_it_is(monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert config.environment_anywhere() == dict(os.environ)
