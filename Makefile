@@ -19,7 +19,7 @@ demo: $(VENV)/.torch
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.dev
 	$(MAKE) --no-print-directory -j2 check kernels
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -p no:schemathesis
 
 # Compiled once, so that tests side by side find the kernels on disk.
 kernels: $(VENV)/.dev
