@@ -5,7 +5,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INPUTS := pyproject.toml constraints.txt
-# More workers than two cores: a third of the tests wait for processes, clusters and clocks.
 WORKERS ?= 2
 
 .PHONY: demo test check kernels clean

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from gavel_cluster import KINDS, devices_of_each_kind, gavel_table, model_of
 
 from hocket.arrays import FloatArray
 from hocket.fleet.rounds import (
-    Device,
     Finish,
     Job,
     Progress,
@@ -30,10 +30,8 @@ from hocket.fleet.rounds import (
     step,
 )
 from hocket.fleet.rounds.state import RUNNING
-from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
-from hocket.fleet.throughputs.belief import Belief, belief_from
+from hocket.fleet.throughputs import Belief, Throughputs, belief_from
 
-KINDS = ("v100", "p100", "k80")
 DEVICES_PER_KIND = 6
 NUM_JOBS = 150
 ROUND_S = 360.0
@@ -71,11 +69,7 @@ class Fleet:
 
     def run(self, guess: Guess) -> float:
         """The average completion time in hours; ``guess`` says and learns how fast jobs are."""
-        devices = tuple(
-            Device(name=f"{kind}-{at}", kind=kind)
-            for kind in KINDS
-            for at in range(DEVICES_PER_KIND)
-        )
+        devices = devices_of_each_kind(DEVICES_PER_KIND)
         state = new_state(KINDS, devices, Rules(policy="las", round_s=ROUND_S, restart_s=60.0))
         coming = 0
         while np.isnan(self.end_s).any():
@@ -173,22 +167,16 @@ def estimates(table: Throughputs, known: str) -> dict[str, Belief]:
     for row, profile in enumerate(table.profiles):
         if profile.gang > 1 or not (table.alone[row] > 0.0).all():
             continue
-        model = profile.job_type.split(" (")[0]
-        keep = [at for at, p in enumerate(table.profiles) if p.job_type.split(" (")[0] != model]
-        rest = Throughputs(
-            kinds=table.kinds,
-            profiles=tuple(table.profiles[at] for at in keep),
-            alone=table.alone[keep],
-            beside=table.beside[np.ix_(keep, keep)],
-        )
+        model = model_of(profile.job_type)
+        others = [at for at, p in enumerate(table.profiles) if model_of(p.job_type) != model]
         speed = float(table.alone[row, table.kinds.index(known)])
-        found[profile.job_type] = belief_from(rest, Profile(profile.job_type, 1), {known: speed})
+        found[profile.job_type] = belief_from(table.only(others), profile, {known: speed})
     return found
 
 
 def main(folder: Path) -> None:
     """Print average completion times over seeds and known kinds."""
-    table = read_throughputs(folder / "gavel" / "simulation_throughputs.json").on(KINDS)
+    table = gavel_table(folder)
     print(f"{'':18} {'true':>6} {'no exploring':>13} {'shared':>7} {'shared, hope 1':>15} "
           f"{'2':>6} {'3':>6}")  # fmt: skip
     sums = np.zeros(6)

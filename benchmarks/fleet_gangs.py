@@ -18,7 +18,8 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 import numpy as np
-from gavel_models import BATCHES, gavel_graph
+from gavel_cluster import BATCHES, KINDS, TABLE
+from gavel_models import gavel_graph
 
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
 from hocket.cost.parallel.efficiency import CONSTANTS
@@ -30,7 +31,6 @@ from hocket.fleet.throughputs.servers import SPREAD, Servers, find_servers
 GANGS = (1, 2, 4, 8)
 NETWORK_BPS = 0.8e9
 LINK = {"v100": "2.6GB/s", "p100": "2.6GB/s", "k80": "0.75GB/s"}
-KINDS = tuple(LINK)
 POLLUX = {"imagenet": "ResNet-50", "cifar10": "ResNet-18"}
 
 
@@ -183,7 +183,7 @@ def pollux(folder: Path) -> None:
 
 def main(folder: Path, shows_rows: bool) -> None:
     """Print everything."""
-    table = read_throughputs(folder / "gavel" / "simulation_throughputs.json")
+    table = read_throughputs(folder / TABLE)
     with tempfile.TemporaryDirectory() as servers:
         found = compare(table, Path(servers))
     if shows_rows:

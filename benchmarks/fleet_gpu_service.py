@@ -49,12 +49,7 @@ class Service:
     def _connected(self) -> FleetClient | None:
         if self.process.poll() is not None:
             raise RuntimeError(f"the service ended with {self.process.returncode}")
-        try:
-            client = find_service(self.state)
-            client.get("/v1/devices")
-        except HocketError:
-            return None
-        return client
+        return connected(self.state)
 
     def kill(self) -> None:
         self.process.kill()
@@ -163,12 +158,3 @@ def python_path() -> str:
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": python_path()}
-
-
-def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    deadline_s = time.monotonic() + patience_s
-    while not (answer := condition()):
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(f"waited in vain until {what}")
-        time.sleep(0.1)
-    return answer

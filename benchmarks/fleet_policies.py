@@ -12,7 +12,6 @@ printed with them.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import time
@@ -23,39 +22,32 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from gavel_cluster import DATA, KINDS, TABLE
 
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.solve.check import verify_allocation
-
-DATA = Path(__file__).parents[2] / "shared/data/cluster/gavel/simulation_throughputs.json"
-KINDS = ("v100", "p100", "k80")
+from hocket.fleet.throughputs import read_throughputs
 
 
-def gavel_table(path: Path, gangs: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def profiles(path: Path, gangs: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Throughputs of profiles alone, beside each other, and their gangs."""
     if not path.exists():
         random = np.random.default_rng(0)
         alone = np.sort(random.lognormal(1.0, 1.0, (26, 3)), axis=1)[:, ::-1]
         beside = alone[:, None, :] * random.uniform(0.3, 1.0, (26, 26, 3))
         return alone, beside, np.ones(26, dtype=np.int64)
-    data = json.loads(path.read_text())
-    keys = [key for key in data["v100"] if int(key.split(", ")[-1][:-1]) in gangs]
-    alone = np.array([[data[kind][key]["null"] for kind in KINDS] for key in keys])
-    beside = np.zeros((len(keys), len(keys), len(KINDS)))
-    for a, mine in enumerate(keys):
-        for b, other in enumerate(keys):
-            for j, kind in enumerate(KINDS):
-                beside[a, b, j] = data[kind][mine].get(other, [0.0])[0]
-    return alone, beside, np.array([int(key.split(", ")[-1][:-1]) for key in keys])
+    table = read_throughputs(path).on(KINDS)
+    table = table.only([at for at, one in enumerate(table.profiles) if one.gang in gangs])
+    return table.alone, table.beside, np.array([one.gang for one in table.profiles])
 
 
 def gavel_market(
     path: Path, num_jobs: int, *, multi: bool = False, sharing: bool = False, distinct: bool = False
 ) -> Market:
     random = np.random.default_rng(3)
-    alone, beside, gang = gavel_table(path, (1, 2, 4, 8) if multi else (1,))
+    alone, beside, gang = profiles(path, (1, 2, 4, 8) if multi else (1,))
     profile = random.integers(0, len(alone), num_jobs)
     factor = random.uniform(0.7, 1.3, (num_jobs, len(KINDS))) if distinct else 1.0
     pairs = None
@@ -146,7 +138,7 @@ def report(label: str, policy: str, market: Market, repeats: int = 7) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--throughputs", type=Path, default=DATA)
+    parser.add_argument("--throughputs", type=Path, default=DATA / TABLE)
     options = parser.parse_args()
     path = options.throughputs
     # Compiling and loading scipy is no part of the measured memory.

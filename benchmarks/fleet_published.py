@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from gavel_cluster import BATCHES, DATA, KINDS, devices_of_each_kind, gavel_table
 
-from hocket.fleet.rounds import Device, Rules
+from hocket.fleet.rounds import Rules
 from hocket.fleet.simulator import FleetRun, Work, bind, simulate
-from hocket.fleet.throughputs import Throughputs, read_throughputs
+from hocket.fleet.throughputs import Throughputs
 from hocket.fleet.traces import Trace
 
-KINDS = ("v100", "p100", "k80")
-FLEET = tuple(Device(name=f"{kind}-{i}", kind=kind) for kind in KINDS for i in range(36))
+FLEET = devices_of_each_kind(36)
 GAVEL, IMPROVED = Rules(mechanism="gavel"), Rules()
 RARELY = replace(IMPROVED, min_solve_s=1920.0)
 NONE = math.nan
@@ -84,12 +84,12 @@ class Template(NamedTuple):
 def main() -> None:
     """Run all parts, or one."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("data", type=Path, nargs="?", default=Path("../shared/data/cluster"))
+    parser.add_argument("data", type=Path, nargs="?", default=DATA)
     parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument("--policy", help="only this row of a table")
     parser.add_argument("--rate", type=float, help="only this rate")
     options = parser.parse_args()
-    table = read_throughputs(options.data / "gavel" / "simulation_throughputs.json").on(KINDS)
+    table = gavel_table(options.data)
     for name, part in PARTS.items():
         if options.only in (None, name):
             part(table, options)
@@ -140,14 +140,10 @@ def published_trace(
 
 
 def _templates() -> Iterator[Template]:
-    batches = {
-        "ResNet-18": (16, 32, 64, 128, 256), "ResNet-50": (16, 32, 64, 128),
-        "Transformer": (16, 32, 64, 128, 256), "LM": (5, 10, 20, 40, 80),
-        "Recommendation": (512, 1024, 2048, 4096, 8192),
-    }  # fmt: skip
+    batches = {**BATCHES, "Recommendation": (512, 1024, 2048, 4096, 8192)}
     for model, sizes in batches.items():
         for size in sizes:
-            yield Template(f"{model} (batch size {size})", model != "Recommendation")
+            yield Template(f"{model} (batch size {size})", model in BATCHES)
     yield Template("A3C", False)
     yield Template("CycleGAN", False)
 

@@ -14,13 +14,13 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from gavel_cluster import DATA, KINDS, TABLE, devices_of_each_kind
 
 from hocket.fleet.rounds import Device, Rules
 from hocket.fleet.simulator import Work, bind, simulate
 from hocket.fleet.throughputs import Throughputs, read_throughputs
 from hocket.fleet.traces import generate_trace, read_trace
 
-KINDS = ("v100", "p100", "k80")
 RUNS: dict[str, tuple[Rules, bool, str]] = {
     "gavel-aware": (Rules(mechanism="gavel"), False, "29.42 h, 277 s"),
     "gavel-agnostic": (
@@ -37,14 +37,14 @@ RUNS: dict[str, tuple[Rules, bool, str]] = {
 def main() -> None:
     """Run all, or one."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("data", type=Path, nargs="?", default=Path("../shared/data/cluster"))
+    parser.add_argument("data", type=Path, nargs="?", default=DATA)
     parser.add_argument("--only")
     options = parser.parse_args()
-    table = read_throughputs(options.data / "gavel" / "simulation_throughputs.json")
+    table = read_throughputs(options.data / TABLE)
     folder = options.data / "gavel_generated"
     trace = read_trace(folder / "gavel_continuous_single_rate5.6_seed0.tsv")
     work = bind(trace, KINDS, table)
-    fleet = _devices(36)
+    fleet = devices_of_each_kind(36)
     _warm_up(work, fleet)
     for name, (rules, shares, reference) in RUNS.items():
         if options.only in (None, name):
@@ -58,7 +58,7 @@ def main() -> None:
         _compare_mechanisms(table, fleet)
     if options.only in (None, "large"):
         large = generate_trace(table.on(KINDS), num_jobs=100_000, jobs_per_hour=50.0)
-        run = simulate(bind(large, KINDS, table), _devices(334), Rules(min_solve_s=1920.0))
+        run = simulate(bind(large, KINDS, table), devices_of_each_kind(334), Rules(min_solve_s=1920.0))
         _report("large", run.figures(), "120 s wanted")
 
 
@@ -74,10 +74,6 @@ def _compare_mechanisms(table: Throughputs, fleet: tuple[Device, ...]) -> None:
                 run = simulate(work, fleet, rules, measured=(1000, 2000))
                 name = f"{jobs_per_hour}/{seed} {rules.mechanism}"
                 _report(name, run.figures(), "")
-
-
-def _devices(per_kind: int) -> tuple[Device, ...]:
-    return tuple(Device(name=f"{k}-{i}", kind=k) for k in KINDS for i in range(per_kind))
 
 
 def _warm_up(work: Work, fleet: tuple[Device, ...]) -> None:

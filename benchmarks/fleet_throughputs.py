@@ -13,15 +13,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from gavel_cluster import KINDS, TABLE, model_of
 
-from hocket.fleet.throughputs import Throughputs, read_throughputs
+from hocket.fleet.throughputs import Throughputs, read_throughputs, with_unseen_job
 from hocket.fleet.throughputs.conditional import conditional_row
 from hocket.fleet.throughputs.similar import expected_row
-from hocket.fleet.throughputs.unseen import with_unseen_job
 
-KINDS = ("v100", "p100", "k80")
 TABLES = (
-    "gavel/simulation_throughputs.json",
+    TABLE,
     "gavel/physical_cluster_throughputs.json",
     "shockwave/tacc_throughputs.json",
 )
@@ -29,13 +28,7 @@ TABLES = (
 
 def without(table: Throughputs, row: int) -> Throughputs:
     """The table as it was before a job came."""
-    keep = [at for at in range(len(table.profiles)) if at != row]
-    return Throughputs(
-        kinds=table.kinds,
-        profiles=tuple(table.profiles[at] for at in keep),
-        alone=table.alone[keep],
-        beside=table.beside[np.ix_(keep, keep)],
-    )
+    return table.only([at for at in range(len(table.profiles)) if at != row])
 
 
 def show(name: str, errors: list[float]) -> None:
@@ -52,7 +45,7 @@ def alone(name: str, table: Throughputs, *, unseen: str) -> None:
     names = {
         "job": np.arange(len(full)),
         "job type": np.array([profile.job_type for profile in table.profiles]),
-        "model": np.array([profile.job_type.split(" (")[0] for profile in table.profiles]),
+        "model": np.array([model_of(profile.job_type) for profile in table.profiles]),
     }[unseen]
     ours, relative, plain, within = [], [], [], []
     for row in np.flatnonzero(full).tolist():

@@ -1,7 +1,7 @@
 """What trials that kill parts of a running fleet share: the service, its jobs, what they saw.
 
 Workers hold a lock per device and per job, so that two at once would be seen, and write down where
-they began. Used by ``fleet_workers.py`` and ``fleet_ray.py``.
+they began. Used by ``fleet_workers.py``, ``fleet_ray.py`` and ``fleet_gpu.py``.
 """
 
 from __future__ import annotations
@@ -75,15 +75,7 @@ class Fleet:
         self._worker.write_text(_WORKER)
         command = [sys.executable, "-m", "hocket", "fleet", "serve", "--state", str(self.state)]
         self._process = subprocess.Popen([*command, *options, "--round", str(load.round_s)])
-        self.client: FleetClient = wait_until(self._connected, "the service answers")
-
-    def _connected(self) -> FleetClient | None:
-        try:
-            client = find_service(self.state)
-            client.get("/v1/devices")
-        except HocketError:
-            return None
-        return client
+        self.client: FleetClient = wait_until(lambda: connected(self.state), "the service answers")
 
     def keep_busy(self) -> list[dict[str, Any]]:
         """Submit jobs until enough are alive; those that are."""
@@ -139,11 +131,22 @@ def _is_worker(pid: int, worker: str) -> bool:
         return False
 
 
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    deadline_s = time.monotonic() + PATIENCE_S
+def connected(state: Path) -> FleetClient | None:
+    """The service of a state folder, once it answers."""
+    try:
+        client = find_service(state)
+        client.get("/v1/devices")
+    except HocketError:
+        return None
+    return client
+
+
+def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """What a condition says once it holds."""
+    deadline_s = time.monotonic() + patience_s
     while not (answer := condition()):
         if time.monotonic() > deadline_s:
-            raise SystemExit(f"waited in vain until {what}")
+            raise RuntimeError(f"waited in vain until {what}")
         time.sleep(0.05)
     return answer
 

@@ -19,12 +19,6 @@ from hocket.capture import capture
 from hocket.capture.zoo import recurrent, vision
 from hocket.graph import Graph
 
-BATCHES = {
-    "ResNet-18": (16, 32, 64, 128, 256),
-    "ResNet-50": (16, 32, 64, 128),
-    "Transformer": (16, 32, 64, 128, 256),
-    "LM": (5, 10, 20, 40, 80),
-}
 _SENTENCE, _WORDS = 25, 3000
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from cli.terminal import hocket
 from click.testing import CliRunner
 
 from hocket.cli.fleet import command
@@ -95,6 +96,15 @@ def test_unknown_policies_and_commands_are_refused(problem_file):
     result = CliRunner().invoke(command, ["alocate"])
     assert isinstance(result.exception, HocketError)
     assert "did you mean 'allocate'" in str(result.exception)
+
+
+def test_half_a_character_comes_back_as_it_was(tmp_path):
+    path = tmp_path / "problem.json"
+    job = {"id": "a\ud800", "throughputs": {"v100": 1.0}}
+    path.write_text(json.dumps({"devices": {"v100": 1}, "jobs": [job]}))
+    for policy in ("las", "fifo-agnostic"):
+        told = hocket("fleet", "allocate", path, "--policy", policy, "--json")
+        assert list(json.loads(told.stdout)["allocation"]) == ["a\ud800"]
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -26,7 +26,8 @@ STAYING = ("allox", "fifo-agnostic")
 
 
 @pytest.fixture
-def benchmark_module() -> Iterator[ModuleType]:
+def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     spec = importlib.util.spec_from_file_location(
         "fleet_published", ROOT / "benchmarks" / "fleet_published.py"
     )

@@ -46,6 +46,8 @@ def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
         ([], "throughputs is"),
         ({"fast": {"nonsense": {"null": 1.0}}}, "no kind of job"),
         ({"fast": {"('a', 0)": {"null": 1.0}}}, "no kind of job"),
+        ({"fast": {"('a', True)": {"null": 1.0}}}, "no kind of job"),
+        ({"fast": {A: {"null": 1.0}, "('a',1)": {"null": 2.0}}}, "in two ways"),
         ({"fast": {"__import__('os')": {"null": 1.0}}}, "no kind of job"),
         ({"fast": {A: {"null": -1.0}}}, "null"),
         ({"fast": {A: {"null": 1.0, B: [1.0, 1.0]}}}, "unknown job"),

@@ -120,6 +120,8 @@ def test_a_kind_that_cannot_be_stays_zero_and_nonsense_is_refused() -> None:
     assert found.steps_per_s(3.0).tolist() == pytest.approx([0.0, 5.0])
     with pytest.raises(UsageError, match="nothing is known"):
         belief_from(table, Profile("new", 1), {"fast": 0.0})
+    with pytest.raises(UsageError, match="did you mean 'fast'"):
+        belief_from(table, Profile("new", 1), {"slow": 5.0, "fats": 1.0})
     for nonsense in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="no measured number"):
             found.after(1, nonsense)

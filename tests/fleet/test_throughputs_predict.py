@@ -336,6 +336,7 @@ def test_the_command_predicts_and_writes(tmp_path: Path) -> None:
         ["--on", "k80", "--measured", "k80"],
         ["--on", "k80", "--measured", "p100=1"],
         ["--on", "k80", "--measured", "k80=nan"],
+        ["--on", "k80", "--measured", "k80=1,k80=2"],
     ],
 )
 def test_the_command_refuses_what_means_nothing(tmp_path: Path, extra: list[str]) -> None:

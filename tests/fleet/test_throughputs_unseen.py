@@ -36,18 +36,8 @@ def product_table(num_jobs: int = 20, seed: int = 0) -> Throughputs:
     )
 
 
-def some_rows(table: Throughputs, keeps: list[bool]) -> Throughputs:
-    keep = np.flatnonzero(keeps)
-    return Throughputs(
-        kinds=table.kinds,
-        profiles=tuple(table.profiles[at] for at in keep),
-        alone=table.alone[keep],
-        beside=table.beside[np.ix_(keep, keep)],
-    )
-
-
 def without(table: Throughputs, row: int) -> Throughputs:
-    return some_rows(table, [at != row for at in range(len(table.profiles))])
+    return table.only([at for at in range(len(table.profiles)) if at != row])
 
 
 def test_a_row_follows_from_one_entry_where_kinds_differ_by_a_factor() -> None:
@@ -105,6 +95,11 @@ def test_jobs_of_another_gang_are_not_paired() -> None:
         (NEW, {}, {}, "nothing is known"),
         (NEW, {"fast": 0.0}, {}, "nothing is known"),
         (NEW, {"fats": 1.0}, {}, "fats"),
+        (NEW, {"fast": 1.0, "slow": -1.0}, {}, "-1.0 is no number of steps"),
+        (NEW, {"fast": 1.0, "slow": float("nan")}, {}, "nan is no number of steps"),
+        (NEW, {"fast": 1.0, "slow": float("inf")}, {}, "inf is no number of steps"),
+        (NEW, {"fast": 1.0}, {("fats", Profile("job 1", 1)): (1.0, 1.0)}, "fats"),
+        (NEW, {"fast": 1.0}, {("fast", Profile("job 1", 1)): (-1.0, 1.0)}, "-1.0 is no number"),
         (NEW, {"fast": 1.0}, {("fast", Profile("none", 1)): (1.0, 1.0)}, "paired"),
         (Profile("job 1", 1), {"fast": 1.0}, {}, "already"),
     ],
@@ -114,6 +109,21 @@ def test_impossible_questions_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         with_unseen_job(product_table(), job, alone, beside)  # type: ignore[arg-type]
+
+
+def test_boldness_raises_only_what_was_not_measured() -> None:
+    table = product_table()
+    likely, hoped = (
+        with_unseen_job(table, NEW, {"slow": 2.0, "slower": 0.0}, boldness=boldness)
+        for boldness in (0.0, 2.0)
+    )
+    assert hoped.throughputs.alone[-1, 1:].tolist() == [2.0, 0.0]
+    factor = np.exp(2.0 * likely.alone_log_deviation[0])
+    assert hoped.throughputs.alone[-1, 0] == pytest.approx(likely.throughputs.alone[-1, 0] * factor)
+    assert factor > 1.05
+    for nonsense in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="no boldness"):
+            with_unseen_job(table, NEW, {"slow": 2.0}, boldness=nonsense)
 
 
 def test_a_row_of_no_table_is_flat_and_uncertain() -> None:
@@ -191,7 +201,7 @@ def test_speeds_on_other_kinds_are_estimated_better_than_by_means(path: str) -> 
     ours, relative, plain, within = [], [], [], []
     for row in np.flatnonzero((table.alone > 0.0).all(axis=1)):
         job = table.profiles[row].job_type
-        known = some_rows(table, [p.job_type != job for p in table.profiles])
+        known = table.only([at for at, p in enumerate(table.profiles) if p.job_type != job])
         gang = np.array([p.gang == table.profiles[row].gang for p in known.profiles])
         means = np.exp(np.log(known.alone[gang & (known.alone > 0.0).all(axis=1)]).mean(axis=0))
         for column, kind in enumerate(table.kinds):

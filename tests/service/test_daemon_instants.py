@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import pytest
 from service.local_attempts import (
     NAME,
     WAITS,
     assignment,
     python,
+    supervisor_of,
     wait_for_end,
     wait_for_text,
 )
@@ -18,7 +22,7 @@ from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
 from hocket.service.daemon.world import violations
 from hocket.service.errors import ConflictError
-from hocket.service.executors.executor import EXITED, RUNNING, STARTING, AttemptName, Status
+from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName, Status
 
 FIRST = AttemptName(1, 1)
 
@@ -90,6 +94,25 @@ def test_a_job_that_was_done_before_it_was_asked_to_stop_is_done(rig, engine, st
     assert rig.again().status(1) == status
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_job_that_left_because_its_report_was_answered_so_is_not_done(rig, engine, restarts):
+    """The answer may be quicker than the signal, of which the executor then knows nothing."""
+    engine.are_stubborn = True
+    rig.submit(total_steps=100)
+    rig.look(2)
+    rig.change(commands.pause, 1)
+    assert not rig.report(FIRST, 30.0).may_run
+    if restarts:
+        rig = rig.again()
+    engine.exit(FIRST, 0)
+    status = Status(name=FIRST, phase=EXITED, exit_code=0, was_asked=False)
+    rig.ask(commands.ended, statuses=[status])
+    assert (rig.status(1), rig.job(1).done_steps) == ("paused", 30.0)
+    rig.change(commands.resume, 1)
+    rig.look(2)
+    assert (rig.status(1), rig.job(1).attempt) == ("running", 2)
+
+
 def test_a_command_that_ended_before_its_stop_was_not_asked(executor, tmp_path):
     executor.start(assignment(tmp_path, *python("pass")))
     result = tmp_path / "attempts" / str(NAME) / "result.json"
@@ -107,6 +130,16 @@ def test_a_command_that_obeys_with_exit_code_0_was_asked(executor, tmp_path):
     executor.stop(NAME, 20.0)
     status = wait_for_end(executor)
     assert (status.exit_code, status.was_asked) == (0, True)
+
+
+def test_a_command_that_obeys_a_stranger_is_not_done(executor, tmp_path):
+    """A supervisor may be told to end by others than the fleet, as by Slurm at a time limit."""
+    code = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{WAITS}"
+    executor.start(assignment(tmp_path, *python(code)))
+    wait_for_text(tmp_path / "log")
+    os.kill(supervisor_of(tmp_path), signal.SIGTERM)
+    status = wait_for_end(executor)
+    assert (status.phase, status.detail) == (LOST, "its supervisor was told to end")
 
 
 def test_a_command_that_is_done_is_not_asked_for_the_sake_of_what_it_left(executor, tmp_path):

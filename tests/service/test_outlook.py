@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 
@@ -17,6 +18,7 @@ from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
 from hocket.fleet.rounds.events import Submit
 from hocket.fleet.what_if import what_if
 from hocket.service.errors import BusyError, UnavailableError
+from hocket.service.outlook import process
 from hocket.service.outlook.outlook import MAX_ASKED, HereOutlook, Outlook
 from hocket.service.outlook.process import ProcessOutlook
 from hocket.service.page.shared import Shared
@@ -96,6 +98,30 @@ def test_a_process_that_hangs_is_given_up(beside):
     finally:
         beside._patience_s = 60.0
     assert child.returncode == -signal.SIGKILL, "it does not stay, nor as a zombie"
+
+
+def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypatch):
+    outlook, started = ProcessOutlook(), []
+    closing = threading.Thread(target=outlook.close)
+
+    def slowly():
+        closing.start()
+        closing.join(0.2)
+        started.append(
+            subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S607
+        )
+        return started[-1]
+
+    monkeypatch.setattr(process, "_started", slowly)
+    try:
+        with pytest.raises(UnavailableError):
+            outlook.explain(fleet(), 1e9, 6)
+        closing.join(20)
+        assert started[0].returncode == -signal.SIGKILL
+    finally:
+        process._end(started[0])
+    with pytest.raises(UnavailableError, match="the service ends"):
+        outlook.explain(fleet(), 1e9, 6)
 
 
 def test_whoever_comes_when_some_wait_is_refused_at_once():

@@ -40,7 +40,9 @@ def wants_json(arguments: list[str]) -> bool:
 
 def emit(result: Mapping[str, Any]) -> None:
     """Print a result as one JSON object on stdout."""
-    click.echo(json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False))
+    told = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    # Half a pair of surrogates, which JSON files may hold, can only be written as it was there.
+    click.echo(told.encode(errors="backslashreplace").decode())
 
 
 def fail(error: Exception, *, as_json: bool, extra: Mapping[str, Any] | None = None) -> int:

@@ -67,6 +67,8 @@ class AttemptRecord:
     started_s: float | None = None
     """When the executor was told to start it; None while its devices are still being left."""
     stopping_since_s: float | None = None
+    knows_it_must_leave: bool = False
+    """Whether a report of it was answered so: then its exit code does not tell that it is done."""
     ended_s: float | None = None
     outcome: str = ""
     """finished, failed, lost, or why it was stopped."""

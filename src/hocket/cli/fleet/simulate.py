@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from hocket.fleet.throughputs import Throughputs
     from hocket.fleet.traces import Trace
 
-MAX_DEVICES = 1_000_000
+_MAX_DEVICES = 1_000_000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
 """Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
-_MAX_DEVICES = 100_000
 
 
 @click.command("simulate")
@@ -189,8 +188,8 @@ def parse_cluster(
                 hint="write each kind once, such as v100:36 or v100:9x4 (9 servers of 4)",
             )
         per_server = int(size or 1)
-        if len(devices) + int(count) * per_server > MAX_DEVICES:
-            raise UsageError(f"{option} has more than {MAX_DEVICES:,} devices")
+        if len(devices) + int(count) * per_server > _MAX_DEVICES:
+            raise UsageError(f"{option} has more than {_MAX_DEVICES:,} devices")
         kinds.append(kind)
         devices += [
             Device(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")

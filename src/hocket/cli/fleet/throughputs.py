@@ -86,19 +86,13 @@ def command(
     if measured is not None and len(models) > 1:
         raise UsageError("--measured is about one model", hint="take models one at a time")
     servers, sizes = _servers(kinds, _bandwidth_bps(network)), _gangs(gangs)
+    speeds = _measured(measured)
     options = ModelOptions(batch, seq, dtype, optimizer)
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
     announce_compilation()
     predictions = [
-        predict(
-            graph,
-            servers,
-            sizes,
-            job_type=job_type,
-            calibration=fitted,
-            measured=_measured(measured),
-        )
+        predict(graph, servers, sizes, job_type=job_type, calibration=fitted, measured=speeds)
         for graph in graphs
     ]
     table = stacked([prediction.throughputs for prediction in predictions])
@@ -133,14 +127,17 @@ def _bandwidth_bps(text: str | None) -> float | None:
 
 
 def _measured(text: str | None) -> dict[str, float]:
-    speeds = {}
+    speeds: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
-        kind, _, speed = part.partition("=")
+        kind, _, speed = (word.strip() for word in part.partition("="))
         try:
-            speeds[kind.strip()] = float(speed)
-        except ValueError as error:
-            hint = "write it like v100=7.8,p100=4.9"
-            raise UsageError(f"cannot read {part!r} in --measured", hint=hint) from error
+            steps_per_s = float(speed)
+        except ValueError:
+            steps_per_s = 0.0
+        if not 0.0 < steps_per_s < float("inf") or kind in speeds:
+            hint = "write each kind once, like v100=7.8,p100=4.9"
+            raise UsageError(f"cannot read {part.strip()!r} in --measured", hint=hint)
+        speeds[kind] = steps_per_s
     return speeds
 
 

@@ -51,9 +51,13 @@ def shortest_job_first(market: Market, warm: Warm | None = None) -> Allocation:
 
 def _drawn(names: tuple[str, ...], num_kinds: int) -> FloatArray:
     """``[job, kind]``: a draw above 0 that hangs on the job's name only, so always the same."""
-    drawn = b"".join(shake_128(name.encode()).digest(4 * num_kinds) for name in names)
+    drawn = b"".join(_draw(name, num_kinds) for name in names)
     places = np.frombuffer(drawn, dtype=np.uint32).reshape(len(names), num_kinds)
     return places.astype(np.float64) + 1.0
+
+
+def _draw(name: str, num_kinds: int) -> bytes:
+    return shake_128(name.encode(errors="surrogatepass")).digest(4 * num_kinds)
 
 
 def _listed(name: str, market: Market, order: Counts, speed: FloatArray) -> Allocation:

@@ -16,6 +16,8 @@ from hocket.errors import InputFileError
 from hocket.fleet.allocation import Warm
 from hocket.fleet.rounds.state import (
     JOB_RECORD,
+    PHASES,
+    RUNNING,
     Jobs,
     PairPlan,
     PairTable,
@@ -68,7 +70,9 @@ def state_from_data(data: Mapping[str, Any]) -> State:
     if data.get("format") != FORMAT or data.get("version") != VERSION:
         raise InputFileError("this is no state of a fleet, or one of another version")
     try:
-        return _read(data)
+        state = _read(data)
+        _refuse_wrong_indices(state)
+        return state
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise InputFileError(f"the state of the fleet is damaged: {error}") from error
 
@@ -118,6 +122,38 @@ def _jobs(data: Mapping[str, Any], num_kinds: int) -> Jobs:
         rows[name] = _array(columns[name]) if JOB_RECORD[name].kind == "f" else columns[name]
     by_kind = (_array(data["by_kind"][name]).reshape(-1, num_kinds) for name in Jobs._fields[1:])
     return Jobs(rows, *by_kind)
+
+
+def _refuse_wrong_indices(state: State) -> None:
+    """Compiled code reads and writes at these without looking."""
+    rows, num_kinds, num_devices = state.jobs.rows, state.num_kinds, len(state.device_names)
+    by_kind = (state.price_per_hour[None], *state.jobs[1:])
+    if {len(part) for part in state.jobs} != {len(rows)} or any(
+        part.shape[1:] != (num_kinds,) for part in by_kind
+    ):
+        raise ValueError("tables of jobs do not have one row per job and one column per kind")
+    devices = (state.device_kind, state.device_server, state.is_up, state.holders)
+    if any(len(column) != num_devices for column in devices):
+        raise ValueError("tables of devices do not have one row per device")
+    numbers, is_running = rows["number"], rows["phase"] == RUNNING
+    ranges = (
+        (numbers[:1], 0, np.inf),
+        (np.diff(numbers), 1, np.inf),
+        (rows["phase"], 0, len(PHASES) - 1),
+        (rows["kind"], -1, num_kinds - 1),
+        (rows["kind"][is_running], 0, num_kinds - 1),
+        (rows["profile"], 0, state.num_profiles),
+        (rows["team"], 0, len(state.teams) - 1),
+        (state.device_kind, 0, num_kinds - 1),
+        (state.device_server, 0, len(state.servers) - 1),
+    )
+    if any(((values < low) | (values > high)).any() for values, low, high in ranges):
+        raise ValueError("a number points to nothing")
+    if not np.isin(state.holders, [-1, *numbers[is_running].tolist()]).all():
+        raise ValueError("a device is held by a job that does not run")
+    tables = (state.pair_table, state.pair_plan)
+    if (tables[0] is None) != (tables[1] is None):
+        raise ValueError("pairs have a table or a plan, but not both")
 
 
 def _servers(data: Mapping[str, Any], device_server: np.ndarray) -> tuple[tuple[int, str], ...]:

@@ -63,7 +63,7 @@ _LEARNING = 0.5
 
 def step(state: State, event: Event) -> tuple[State, Actions]:
     """The state after an event, and what is to be done about it."""
-    if event.time_s < state.time_s:
+    if not state.time_s <= event.time_s < math.inf:
         raise UsageError(f"an event at {event.time_s} s comes after one at {state.time_s} s")
     state, jobs = _count(state, event)
     return _HANDLERS[type(event)](state, jobs, event)
@@ -190,6 +190,7 @@ def _fail(state: State, jobs: Jobs, event: Fail) -> tuple[State, Actions]:
     at = _rows(state, (event.number,))
     if jobs.rows["attempt"][at[0]] != event.attempt or jobs.rows["phase"][at[0]] != RUNNING:
         return state, NOTHING
+    _refuse_wrong_steps(event.done_steps)
     saved = jobs.rows["saved_steps"][at] if event.done_steps is None else event.done_steps
     saved = np.minimum(saved, jobs.rows["total_steps"][at])
     jobs.rows["done_steps"][at] = jobs.rows["saved_steps"][at] = saved
@@ -221,11 +222,18 @@ def _progress(state: State, jobs: Jobs, event: Progress) -> tuple[State, Actions
     job = jobs.rows[at]
     if job["attempt"] != event.attempt or job["phase"] != RUNNING:
         return state, NOTHING
+    _refuse_wrong_steps(event.done_steps, event.saved_steps)
     if event.done_steps is not None:
         state = _measure(state, jobs, at, event.done_steps)
     if event.saved_steps is not None:
         jobs.rows["saved_steps"][at] = min(event.saved_steps, job["total_steps"])
     return state, NOTHING
+
+
+def _refuse_wrong_steps(*counts: float | None) -> None:
+    for count in counts:
+        if count is not None and not 0.0 <= count < math.inf:
+            raise UsageError(f"{count!r} is no number of steps")
 
 
 def _measure(state: State, jobs: Jobs, at: int, done_steps: float) -> State:

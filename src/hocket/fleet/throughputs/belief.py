@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.errors import UsageError
+from hocket.errors import UsageError, did_you_mean
 from hocket.fleet.throughputs.conditional import conditional_row
 from hocket.fleet.throughputs.similar import Expected, expected_row
 from hocket.fleet.throughputs.table import Profile, Throughputs
@@ -51,15 +51,34 @@ class Belief:
 
     def steps_per_s(self, boldness: float = 0.0) -> FloatArray:
         """As fast as it may be on each kind by ``boldness`` deviations; 0: what is most likely."""
+        if not 0.0 <= boldness < np.inf:
+            raise UsageError(f"{boldness!r} is no boldness", hint="choose 0 to 3 or so")
         hoped = np.exp(np.minimum(self.logs.mean + boldness * self.logs.deviation, _MOST))
         return np.where(self.can_run, hoped, 0.0)
+
+
+def check_kind(table: Throughputs, kind: str) -> None:
+    """Raise `UsageError` for a kind of device that a table does not have."""
+    if kind not in table.kinds:
+        hint = did_you_mean(kind, table.kinds)
+        raise UsageError(f"the table has no devices of kind {kind!r}", hint=hint)
+
+
+def check_speed(steps_per_s: float) -> None:
+    """Raise `UsageError` for what is no number of steps per second; 0 is one."""
+    if not 0.0 <= steps_per_s < np.inf:
+        raise UsageError(f"{steps_per_s!r} is no number of steps per second")
 
 
 def belief_from(table: Throughputs, job: Profile, alone: Mapping[str, float]) -> Belief:
     """What a table and exact speeds on some kinds say of a job that the table does not have.
 
-    A kind with 0 stays 0: the job cannot run there.
+    A kind with 0 stays 0: the job cannot run there. Raises `UsageError` for kinds that the table
+    does not have, for what is no speed, and where not even one kind is known.
     """
+    for kind, speed in alone.items():
+        check_kind(table, kind)
+        check_speed(speed)
     measured = np.array([alone.get(kind, np.nan) for kind in table.kinds])
     if not (measured > 0.0).any():
         raise UsageError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,15 @@ class Throughputs:
             profiles=self.profiles,
             alone=np.ascontiguousarray(self.alone[:, columns]),
             beside=np.ascontiguousarray(self.beside[:, :, columns]),
+        )
+
+    def only(self, rows: Sequence[int]) -> Throughputs:
+        """Only some profiles, by their rows and in that order."""
+        return Throughputs(
+            kinds=self.kinds,
+            profiles=tuple(self.profiles[row] for row in rows),
+            alone=self.alone[rows, :],
+            beside=self.beside[np.ix_(rows, rows)],
         )
 
     def find(self, job_type: str, gang: int) -> int:
@@ -129,7 +139,7 @@ def stacked(tables: Sequence[Throughputs]) -> Throughputs:
     """Tables of different jobs on the same kinds as one; pairs across tables may not share."""
     first = tables[0]
     profiles = tuple(profile for table in tables for profile in table.profiles)
-    repeated = next((profile for profile in profiles if profiles.count(profile) > 1), None)
+    repeated = _repeated(profiles)
     if repeated is not None:
         hint = "give each model a name of its own"
         raise UsageError(f"two jobs are called {repeated.job_type!r}", hint=hint)
@@ -143,10 +153,17 @@ def stacked(tables: Sequence[Throughputs]) -> Throughputs:
     return Throughputs(kinds=first.kinds, profiles=profiles, alone=alone, beside=beside)
 
 
+def _repeated(profiles: tuple[Profile, ...]) -> Profile | None:
+    return next((profile for profile, times in Counter(profiles).items() if times > 1), None)
+
+
 def _parse(tables: dict[str, object]) -> Throughputs:
     kinds = tuple(tables)
     keys = list(dict.fromkeys(key for rows in tables.values() for key in mapping(rows, "kind")))
     profiles = tuple(_profile(key) for key in keys)
+    repeated = _repeated(profiles)
+    if repeated is not None:
+        raise InputFileError(f"{profile_key(repeated)} is written in two ways")
     row_of = {key: row for row, key in enumerate(keys)}
     alone = np.zeros((len(keys), len(kinds)))
     beside = np.zeros((len(keys), len(keys), len(kinds)))
@@ -172,7 +189,7 @@ def _profile(key: str) -> Profile:
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         value = None
     match value:
-        case (str(job_type), int(gang)) if 1 <= gang <= _MAX_GANG:
+        case (str(job_type), int(gang)) if gang is not True and 1 <= gang <= _MAX_GANG:
             return Profile(job_type, gang)
     raise InputFileError(f"{shown(key)} is no kind of job", hint="expected \"('job type', gang)\"")
 

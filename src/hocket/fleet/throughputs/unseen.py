@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.errors import UsageError, did_you_mean
-from hocket.fleet.throughputs.belief import belief_from
+from hocket.errors import UsageError
+from hocket.fleet.throughputs.belief import belief_from, check_kind, check_speed
 from hocket.fleet.throughputs.completion import Completed, complete
 from hocket.fleet.throughputs.table import Profile, Throughputs
 
@@ -40,18 +40,21 @@ def with_unseen_job(
     job: Profile,
     alone: Mapping[str, float],
     beside: PairRates | None = None,
+    *,
+    boldness: float = 0.0,
 ) -> Estimated:
     """The table with a job of which steps per second on some kinds are known, and perhaps pairs.
 
-    A kind with 0 stays 0: the job cannot run there. Raises `UsageError` for names that the table
-    does not have, and where not even one kind is known.
+    Other kinds are taken to be as fast as they may be by ``boldness`` deviations, so that the job
+    is tried there; 0: what is most likely. A kind with 0 stays 0: the job cannot run there. Raises
+    `UsageError` for names that the table does not have, for what is no speed, and where not even
+    one kind is known.
     """
-    _check(table, job, alone, beside or {})
+    _check(table, job, beside or {})
     same = np.array([profile.gang == job.gang for profile in table.profiles], dtype=bool)
     belief = belief_from(table, job, alone)
-    row = np.array(
-        [alone.get(*both) for both in zip(table.kinds, belief.steps_per_s(), strict=True)]
-    )
+    hoped = zip(table.kinds, belief.steps_per_s(boldness), strict=True)
+    row = np.array([alone.get(*both) for both in hoped])
     mine, others, pair_deviation = _pairs(table, same, row, beside or {})
     beside_all = np.zeros((len(same) + 1, len(same) + 1, len(table.kinds)))
     beside_all[:-1, :-1] = table.beside
@@ -122,12 +125,11 @@ def _known(values: FloatArray) -> FloatArray:
     return np.where(values > 0.0, values, np.nan)
 
 
-def _check(table: Throughputs, job: Profile, alone: Mapping[str, float], beside: PairRates) -> None:
-    for kind in (*alone, *(kind for kind, _ in beside)):
-        if kind not in table.kinds:
-            hint = did_you_mean(kind, table.kinds)
-            raise UsageError(f"the table has no devices of kind {kind!r}", hint=hint)
-    for _, other in beside:
+def _check(table: Throughputs, job: Profile, beside: PairRates) -> None:
+    for (kind, other), speeds in beside.items():
+        check_kind(table, kind)
+        for speed in speeds:
+            check_speed(speed)
         if other not in table.profiles or other.gang != job.gang:
             hint = "pairs have jobs of one gang that are in the table"
             raise UsageError(f"{job.job_type!r} cannot be paired with {other}", hint=hint)

@@ -185,6 +185,8 @@ def report(
         draft.put_job(replace(draft.jobs[name.job], done_steps=done_steps))
         if is_finished:
             _finish(draft, name.job)
+        elif attempt.stopping_since_s is not None:
+            draft.note_that_it_knows(attempt)
     return lease(draft, name)
 
 
@@ -271,14 +273,16 @@ def ended(draft: Draft, statuses: Sequence[Status]) -> None:
 def _has_finished(draft: Draft, status: Status) -> bool:
     """Whether the job is done: the command ended well, and not because it was asked to end.
 
-    One that ended in the same instant as it was to be stopped may have been done before it knew.
+    One that ended in the same instant as it was to be stopped may have been done before it knew,
+    be it by a signal or by the answer to its report.
     """
     attempt = find(draft.attempts, status.name)
     if attempt is None or status.phase == LOST or status.exit_code != 0:
         return False
     if attempt.stopping_since_s is None:
         return True
-    return not status.was_asked and phase_of(draft.state, status.name.job) != ENDED
+    was_asked = status.was_asked or attempt.knows_it_must_leave
+    return not was_asked and phase_of(draft.state, status.name.job) != ENDED
 
 
 def _end(draft: Draft, attempt: AttemptRecord, status: Status) -> None:

@@ -113,6 +113,11 @@ class Draft:
         self._new_checkpoints.append(record)
         self.note("checkpoint", record.job, attempt=record.attempt, step=record.step)
 
+    def note_that_it_knows(self, attempt: AttemptRecord) -> None:
+        """An attempt that is being stopped hears of it from here."""
+        if not attempt.knows_it_must_leave:
+            self._put(replace(attempt, knows_it_must_leave=True))
+
     def close(self, name: AttemptName, outcome: str, exit_code: int | None = None) -> None:
         """Nothing of an attempt runs any more: its devices are free."""
         record = find(self.attempts, name)

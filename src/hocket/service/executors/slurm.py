@@ -256,6 +256,7 @@ def _kept(folder: Path, result: Result) -> Result:
 
 
 def _told(name: AttemptName, result: Result, given_up: Mapping[str, Any] | None) -> Status:
-    if given_up is not None and result.exit_code != 0:
+    # One that was asked to end because Slurm had given it up is not done, however well it obeyed.
+    if given_up is not None and (result.exit_code != 0 or result.was_asked):
         result = result._replace(is_lost=True, detail=str(given_up["detail"]))
     return ended(name, result)

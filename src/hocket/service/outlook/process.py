@@ -36,20 +36,21 @@ class ProcessOutlook(Outlook):
         self._patience_s = patience_s
         self._child: subprocess.Popen[bytes] | None = None
         self._is_closed = False
+        self._starting = threading.Lock()
+        """A process that is started while the service ends must not outlive it."""
 
     def close(self) -> None:
         """End the process, and with it the question that it works on."""
-        self._is_closed = True
-        child, self._child = self._child, None
+        with self._starting:
+            self._is_closed = True
+            child, self._child = self._child, None
         if child is not None:
             _end(child)
 
     def _ask_child(
         self, question: str, state: State, time_s: float, asked: Mapping[str, Any]
     ) -> dict[str, Any]:
-        if self._is_closed:
-            raise UnavailableError("the service ends")
-        child = self._child = self._child or _started()
+        child = self._living()
         packed = snapshot.pack(state)
         head = {
             "question": question, "time_s": time_s, "asked": dict(asked), "bytes": len(packed),
@@ -71,6 +72,13 @@ class ProcessOutlook(Outlook):
             raise UsageError(answer["error"], hint=answer["hint"])
         found: dict[str, Any] = answer["found"]
         return found
+
+    def _living(self) -> subprocess.Popen[bytes]:
+        with self._starting:
+            if self._is_closed:
+                raise UnavailableError("the service ends")
+            self._child = self._child or _started()
+            return self._child
 
 
 def _started() -> subprocess.Popen[bytes]:

@@ -74,6 +74,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         bell.close()
         await watching
+        app.state.decisions.close()
 
 
 def _operation_id(route: APIRoute) -> str:
