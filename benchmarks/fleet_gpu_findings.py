@@ -243,8 +243,9 @@ def tell_losses(
         )
         num_preemptions = len({one["attempt"] for one in mine}) - 1
         findings.tell(
-            f"job {job} against the run alone: steps compared, restarts among them, "
-            f"largest relative difference of the loss (limit {LOSS_LIMIT:g})",
+            f"job {job} against the run alone: steps compared, restarts among them (at least "
+            f"{least_preemptions[job]}), largest relative difference of the loss "
+            f"(limit {LOSS_LIMIT:g})",
             f"{len(mine)}, {num_preemptions}, {worst:.2g}",
             holds=worst <= LOSS_LIMIT and num_preemptions >= least_preemptions[job],
         )

@@ -9,15 +9,14 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fleet_trials
 from fleet_gpu_findings import read_ledger
 
-from hocket.errors import HocketError
-from hocket.service.client import FleetClient, find_service
+from hocket.service.client import FleetClient
 from hocket.service.executors import processes
 from hocket.service.executors.attempt_folder import RUNNING, read_json
 
@@ -25,7 +24,7 @@ HOCKET = (sys.executable, "-m", "hocket")
 TRAIN = Path(__file__).resolve().with_name("fleet_gpu_train.py")
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 SAVE_S = 15.0
-PATIENCE_S = 150.0
+wait_until = partial(fleet_trials.wait_until, patience_s=150.0)
 
 
 class Service:
@@ -49,7 +48,7 @@ class Service:
     def _connected(self) -> FleetClient | None:
         if self.process.poll() is not None:
             raise RuntimeError(f"the service ended with {self.process.returncode}")
-        return connected(self.state)
+        return fleet_trials.connected(self.state)
 
     def kill(self) -> None:
         self.process.kill()

@@ -1,12 +1,13 @@
 """CPU time of allocation policies against the number of jobs and kinds.
 
-    python benchmarks/fleet_policies.py [--throughputs FILE]
+    python benchmarks/fleet_policies.py [--throughputs FILE] [--draws N]
 
 Throughputs are Gavel's (``simulation_throughputs.json``) where the file is at hand, else made up
 with the same number of profiles. ``distinct`` scales every entry by its own factor, so that no two
 jobs are alike. Times are the least of seven repeats, of three for the largest, of one where jobs
 that are all different share devices; after compilation, on one thread. The load of the machine is
-printed with them.
+printed with them. ``--draws`` tells gaps only, of 2,048 scarce jobs that are all different and
+share devices, in so many draws: of jobs from the profiles, then of the slowdown of each pair.
 """
 
 from __future__ import annotations
@@ -44,9 +45,15 @@ def profiles(path: Path, gangs: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray
 
 
 def gavel_market(
-    path: Path, num_jobs: int, *, multi: bool = False, sharing: bool = False, distinct: bool = False
+    path: Path,
+    num_jobs: int,
+    *,
+    multi: bool = False,
+    sharing: bool = False,
+    distinct: bool = False,
+    seed: int = 3,
 ) -> Market:
-    random = np.random.default_rng(3)
+    random = np.random.default_rng(seed)
     alone, beside, gang = profiles(path, (1, 2, 4, 8) if multi else (1,))
     profile = random.integers(0, len(alone), num_jobs)
     factor = random.uniform(0.7, 1.3, (num_jobs, len(KINDS))) if distinct else 1.0
@@ -136,11 +143,28 @@ def report(label: str, policy: str, market: Market, repeats: int = 7) -> None:
     )
 
 
+def report_draws(path: Path, num_draws: int) -> None:
+    """Gaps where no two jobs are alike, of pairs that resemble each other and of random ones."""
+    print("| seed | gap | gap, slowdowns of pairs drawn |")
+    print("|---|---|---|", flush=True)
+    for seed in range(num_draws):
+        market = gavel_market(path, 2048, sharing=True, distinct=True, seed=seed)
+        market = replace(market, num_devices=market.num_devices // 2)
+        kept = np.random.default_rng(seed).uniform(0.3, 1.0, (2048, 2048, len(KINDS)))
+        pairs = Pairs(profile_of=np.arange(2048), steps_per_s=market.steps_per_s[:, None, :] * kept)
+        answers = [POLICIES["las"](one) for one in (market, replace(market, pairs=pairs))]
+        print(f"| {seed} | {answers[0].gap:.0e} | {answers[1].gap:.0e} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--throughputs", type=Path, default=DATA / TABLE)
+    parser.add_argument("--draws", type=int, help="tell gaps only, of so many draws")
     options = parser.parse_args()
     path = options.throughputs
+    if options.draws:
+        report_draws(path, options.draws)
+        return
     # Compiling and loading scipy is no part of the measured memory.
     POLICIES["las"](gavel_market(path, 64, sharing=True))
     POLICIES["las"](gavel_market(path, 160, sharing=True, distinct=True))

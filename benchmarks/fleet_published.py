@@ -1,6 +1,7 @@
 """Gavel's published tables beside ours, and what the improved rounds gain with preemption costs.
 
     python benchmarks/fleet_published.py [DATA] [--only PART] [--policy NAME] [--rate R]
+        [--jobs A:B]
 
 DATA is a folder with Gavel's table (``gavel/simulation_throughputs.json``). Workloads are those of
 the published evaluation: its seeded generator is repeated here draw by draw (kinds of jobs, gangs,
@@ -8,7 +9,8 @@ durations and weights from one stream, gaps between arrivals from another), whic
 ``gavel_generated/`` exactly, and so those of every other rate and of the other tables too.
 
 Parts: ``single`` and ``multi`` (average completion time by rate), ``makespan``, ``weights``, and
-``preemptions`` (both mechanisms on ten workloads, at three costs and with four slacks).
+``preemptions`` (both mechanisms on ten workloads, at three costs and with four slacks; ``--jobs``
+says which jobs count there).
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(PARTS))
     parser.add_argument("--policy", help="only this row of a table")
     parser.add_argument("--rate", type=float, help="only this rate")
+    parser.add_argument("--jobs", default="500:1000", help="jobs that count in preemptions")
     options = parser.parse_args()
     table = gavel_table(options.data)
     for name, part in PARTS.items():
@@ -254,27 +257,31 @@ def weights(table: Throughputs, options: argparse.Namespace) -> None:
 
 
 def preemptions(table: Throughputs, options: argparse.Namespace) -> None:
-    """Gavel's rounds and the improved ones, LAS, jobs 500 to 999 of ten workloads."""
+    """Gavel's rounds and the improved ones, LAS, some jobs of ten workloads."""
+    first, end = map(int, options.jobs.split(":"))
     for rate, seed in STUDY:
         if options.rate not in (None, rate):
             continue
         work = bind(published_trace(table, 4_000, rate, seed), KINDS, table)
         for cost_s in COSTS_S:
-            base_h = _report_cost(work, rate, seed, replace(GAVEL, restart_s=cost_s), NONE)
+            where = (f"{rate} {seed}", (first, end))
+            base_h = _report_cost(work, *where, replace(GAVEL, restart_s=cost_s), NONE)
             is_last = cost_s == COSTS_S[-1]
             for slack in SLACKS if is_last else (IMPROVED.slack_rounds,):
                 rules = replace(IMPROVED, restart_s=cost_s, slack_rounds=slack)
-                _report_cost(work, rate, seed, rules, base_h)
+                _report_cost(work, *where, rules, base_h)
 
 
-def _report_cost(work: Work, rate: float, seed: int, rules: Rules, base_h: float) -> float:
-    run = _run(work, rules, "las", (500, 1000))
+def _report_cost(
+    work: Work, label: str, measured: tuple[int, int], rules: Rules, base_h: float
+) -> float:
+    run = _run(work, rules, "las", measured)
     figures, hours = run.figures(), float(run.jct_s.mean()) / 3600.0
     low, tenth, middle = np.percentile(run.share_received, (1, 10, 50))
     name = rules.mechanism if rules.mechanism == "gavel" else f"slack {rules.slack_rounds:g}"
     gain = "" if math.isnan(base_h) else f"{hours / base_h - 1.0:+.1%}"
     print(
-        f"{rate} {seed} {rules.restart_s:4.0f} s {name:10} {hours:7.2f} h {gain:7}"
+        f"{label} {rules.restart_s:4.0f} s {name:10} {hours:7.2f} h {gain:7}"
         f"  p99 {figures['p99_jct_s'] / 3600.0:6.1f} h  {run.num_preemptions:8,} preemptions"
         f"  received over target: p1 {low:.3f} p10 {tenth:.3f} median {middle:.3f}"
         f" deviation {figures['share_deviation']:.3f}"

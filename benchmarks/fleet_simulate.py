@@ -58,7 +58,9 @@ def main() -> None:
         _compare_mechanisms(table, fleet)
     if options.only in (None, "large"):
         large = generate_trace(table.on(KINDS), num_jobs=100_000, jobs_per_hour=50.0)
-        run = simulate(bind(large, KINDS, table), devices_of_each_kind(334), Rules(min_solve_s=1920.0))
+        run = simulate(
+            bind(large, KINDS, table), devices_of_each_kind(334), Rules(min_solve_s=1920.0)
+        )
         _report("large", run.figures(), "120 s wanted")
 
 

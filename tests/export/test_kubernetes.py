@@ -246,6 +246,7 @@ def test_the_command_writes_a_manifest_per_kind_that_the_job_allows(tmp_path: Pa
     [
         ["--on", "a100"],
         ["--on", "v100,v100"],
+        ["--on", "v100,=x"],
         ["--on", "v100=a b"],
         ["--on", "v100", "--queue", "Not A Name"],
         ["--on", "v100", "--node-label", "a b"],

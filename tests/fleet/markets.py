@@ -98,6 +98,59 @@ def shared_market(seed: int, max_jobs: int = 24) -> Market:
     )
 
 
+def odd_shared_market(seed: int) -> Market:
+    """Few jobs and one to eight kinds: some without devices, of no use to some, or for nobody else.
+
+    Sizes of throughputs, weights and gangs are far apart; every job can run.
+    """
+    random = np.random.default_rng(seed)
+    n, k = int(random.integers(2, 15)), int(random.choice([1, 2, 3, 8]))
+    p = n if random.random() < 0.5 else int(random.integers(1, n + 1))
+    alone = random.uniform(0.1, 10.0, (p, k)) * random.choice([1e-3, 1.0, 1e3])
+    alone *= random.lognormal(0.0, 1.0, (p, 1))
+    if random.random() < 0.6:
+        alone[random.random((p, k)) < 0.25] = 0.0
+    alone[np.arange(p), random.integers(0, k, p)] += 0.05
+    beside = alone[:, None, :] * random.uniform(0.1, 1.0, (p, p, k))
+    beside[random.random((p, p)) < random.choice([0.0, 0.2, 0.8])] = 0.0
+    lonely = random.random(p) < 0.2
+    beside[lonely], beside[:, lonely] = 0.0, 0.0
+    beside = np.where(alone[None] > 0.0, beside, 0.0)
+    profile = np.arange(n) if p == n else random.integers(0, p, n)
+    devices = random.integers(0, max(2, n // 2) + 1, k)
+    devices[0] = 2 if devices.max() == 0 else devices[0]
+    devices *= 3 if random.random() < 0.3 else 1
+    gang = random.choice([1, 1, 2, 3], p)[profile]
+    market = make_market(
+        alone[profile],
+        devices,
+        gang=gang if p < n or random.random() < 0.5 else random.choice([1, 2, 4], n),
+        weight=random.choice([1.0, 1.0, 2.0, 5.0, 0.01], n),
+        pairs=Pairs(profile_of=profile, steps_per_s=beside),
+        elapsed_s=random.uniform(0.0, 1e4, n) if random.random() < 0.7 else np.zeros(n),
+        remaining_steps=random.uniform(1e2, 1e6, n),
+    )
+    jobs = np.flatnonzero(market.usable_steps_per_s.any(axis=1))
+    rows = {name: getattr(market, name)[jobs] for name in JOB_COLUMNS}
+    pairs = Pairs(profile_of=profile[jobs], steps_per_s=beside)
+    return replace(market, ids=tuple(market.ids[job] for job in jobs), pairs=pairs, **rows)
+
+
+def late_shared_market(seed: int) -> Market:
+    """Jobs that share two devices, some so late that they soon run as fast as they can."""
+    random = np.random.default_rng(seed)
+    alone = random.uniform(1.0, 4.0, (8, 2))
+    beside = alone[:, None, :] * random.uniform(0.5, 0.9, (8, 8, 2))
+    return make_market(
+        alone,
+        [1, 1],
+        pairs=Pairs(profile_of=np.arange(8), steps_per_s=beside),
+        remaining_steps=random.uniform(1.0, 100.0, 8),
+        elapsed_s=random.uniform(0.0, 400.0, 8),
+        isolated_s=random.uniform(0.0, 100.0, 8),
+    )
+
+
 markets = st.builds(random_market, st.integers(0, 10**6))
 team_markets = st.builds(lambda seed: random_market(seed, num_teams=4), st.integers(0, 10**6))
 shared_markets = st.builds(shared_market, st.integers(0, 10**6))
@@ -152,6 +205,15 @@ class PlainProgram:
         cost[-1] = -1.0
         result = linprog(cost, A_ub=rows, b_ub=np.concatenate([-base, most]), method="highs")
         return -result.fun if result.status == 0 else -np.inf
+
+    def highest_level_of_any_size(self, owed) -> float:
+        """The same in units of each job, where throughputs are too far apart for a solver."""
+        fastest = self.market.usable_steps_per_s.max(axis=1)
+        rate, self.rate = self.rate, self.rate / fastest[:, None]
+        most = float((owed / fastest).max())
+        level = self.highest_level(owed / fastest / most) / most
+        self.rate = rate
+        return level
 
     def largest_sum(self, value, needs=None) -> float:
         """The most sum of value (per step, [job, kind]) with needs met; -inf where impossible."""

@@ -7,6 +7,7 @@ import pytest
 from fleet.markets import (
     JOB_COLUMNS,
     PlainProgram,
+    late_shared_market,
     markets,
     random_market,
     shared_markets,
@@ -90,6 +91,23 @@ def test_finish_time_fairness_is_that_of_a_bisection(market):
     verify_allocation(market, answer)
     assert answer.objective == pytest.approx(bisected_ratio(market), rel=1e-6)
     assert answer.gap <= 1e-6
+
+
+@pytest.mark.parametrize("seed", [62, 67, 69, 96, 115, 160])
+def test_finish_time_fairness_of_late_jobs_that_share_is_that_of_a_bisection(seed):
+    """Demands bend where late jobs reach their top, just where the level is looked for."""
+    market = late_shared_market(seed)
+    answer = POLICIES["finish-time-fairness"](market)
+    verify_allocation(market, answer)
+    expected = bisected_ratio(market)
+    assert answer.objective == pytest.approx(expected, rel=1e-6)
+    assert answer.bound <= expected * (1 + 1e-9)
+    assert answer.gap <= 1e-6
+    earlier = replace(market, elapsed_s=0.9 * market.elapsed_s)
+    warm = POLICIES["finish-time-fairness"](earlier).warm
+    again = POLICIES["finish-time-fairness"](market, warm)
+    verify_allocation(market, again)
+    assert again.objective == pytest.approx(answer.objective, rel=1e-6)
 
 
 @given(markets)

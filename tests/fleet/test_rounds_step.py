@@ -222,6 +222,53 @@ def test_pairs_stand_beside_jobs_that_run_alone() -> None:
         state, _ = step(state, Tick(time_s=state.next_tick_s))
 
 
+def shared_gangs(spread: tuple[float, ...]) -> State:
+    """Gangs of two over two servers, and one more job than fits, so that two have to share."""
+    devices = tuple(Device(name=f"d{at}", kind="fast", server=f"s{at // 2}") for at in range(4))
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 6.0))
+    rules = Rules(slack_rounds=0.0, stickiness_rounds=2.0, patience_rounds=3.0)
+    state = new_state(("fast",), (devices[0], devices[2]), rules, pair_table=table)
+    for number, speed in enumerate(spread):
+        gang = Job(
+            number=number,
+            name="",
+            steps_per_s=(8.0,),
+            spread_steps_per_s=(speed,),
+            gang=2,
+            profile=0,
+        )
+        state = submit(state, gang)
+        state = step(state, AddDevices(time_s=state.time_s, devices=(devices[1], devices[3])))[0]
+    return state
+
+
+def test_a_gang_that_needs_one_server_shares_devices_of_one_server() -> None:
+    state = shared_gangs((5.0, 5.0, 0.0))
+    assert state.jobs.rows["is_spread"].tolist() == [1, 1, 0]
+    phases, num_idle = [], 0
+    for _ in range(60):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        row = state.jobs.rows[2]
+        phases.append(int(row["phase"]))
+        assert row["phase"] == WAITING or not row["is_spread"]
+        num_idle += int((state.holders[:, 0] < 0).sum())
+        alone, _ = step(state, Cancel(time_s=state.time_s, numbers=(0, 1)))
+        assert alone.jobs.rows["rate"][2] == 8.0
+    assert phases.count(WAITING) < 15, "it goes first once it waited for long"
+    assert num_idle < 20
+
+
+def test_gangs_over_servers_are_slower_beside_each_other_too() -> None:
+    state = shared_gangs((5.0, 5.0, 5.0))
+    rates = set()
+    for _ in range(10):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        for row in state.jobs.rows[state.jobs.rows["partner"] >= 0]:
+            rates.add((bool(row["is_spread"]), float(row["rate"])))
+    assert rates
+    assert rates <= {(True, 6.0 * 5.0 / 8.0), (False, 6.0)}
+
+
 def test_a_lost_device_costs_at_most_a_round() -> None:
     state = submit(fleet(1, 1), job(0))
     state, _ = step(state, Tick(time_s=state.next_tick_s))
@@ -366,9 +413,29 @@ def test_jobs_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
         submit(fleet(1), job(0, **wrong))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"round_s": 0.0},
+        {"round_s": float("inf")},
+        {"restart_s": -1.0},
+        {"slack_rounds": float("nan")},
+        {"mechanism": "gavl"},
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        fleet(1, rules=Rules(**wrong))  # type: ignore[arg-type]
+
+
 def test_what_cannot_be_is_refused() -> None:
     state = submit(fleet(1), job(5))
     for event in (
+        Tick(time_s=float("nan")),
+        Tick(time_s=float("inf")),
+        Fail(time_s=0.0, number=5, attempt=1, done_steps=float("nan")),
+        Progress(time_s=0.0, number=5, attempt=1, done_steps=-1.0),
+        Progress(time_s=0.0, number=5, attempt=1, saved_steps=float("inf")),
         Submit(time_s=0.0, jobs=(job(5),)),
         Submit(time_s=0.0, jobs=(Job(number=9, name="", steps_per_s=(1.0,)),)),
         Cancel(time_s=0.0, numbers=(7,)),
@@ -383,3 +450,38 @@ def test_what_cannot_be_is_refused() -> None:
         state_from_data({"format": "hocket-fleet-state", "version": 1})
     with pytest.raises(InputFileError, match="damaged"):
         state_from_data({**state_to_data(state), "rules": "none"})
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "wrong"),
+    [
+        ("jobs", "number", [3, 3]),
+        ("jobs", "phase", [1, 4]),
+        ("jobs", "kind", [0, 7]),
+        ("jobs", "kind", [-1, 1]),
+        ("jobs", "profile", [0, 2]),
+        ("jobs", "team", [0, -1]),
+        ("by_kind", "shares", [[0.5, 0.5]]),
+        ("by_kind", "credit_s", []),
+        (None, "holders", [[0, -1], [9, -1]]),
+        (None, "holders", [[0, -1]]),
+        (None, "device_kind", [0, -1]),
+        (None, "device_server", [0, 2]),
+        (None, "price_per_hour", [1.0]),
+        (None, "pair_plan", None),
+        (None, "pair_steps_per_s", None),
+        (None, "pair_steps_per_s", [[[0.0, 0.0]]]),
+        ("pair_plan", "amount", []),
+    ],
+)
+def test_a_state_that_points_to_nothing_is_refused(
+    table: str | None, name: str, wrong: object
+) -> None:
+    devices = tuple(Device(name=kind, kind=kind) for kind in ("fast", "slow"))
+    pairs = PairTable(steps_per_s=np.zeros((1, 1, 2)))
+    state = new_state(("fast", "slow"), devices, NO_SLACK, pair_table=pairs)
+    data = state_to_data(submit(state, job(0), job(1)))
+    state_from_data(data)
+    (data if table is None else data[table])[name] = wrong
+    with pytest.raises(InputFileError, match="damaged"):
+        state_from_data(data)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleet.markets import PlainProgram, make_market, shared_market
-from hypothesis import given, settings
+from fleet.markets import PlainProgram, make_market, odd_shared_market, shared_market
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -247,6 +247,40 @@ def test_the_method_for_many_is_legal_and_bounded_for_classes_and_gangs(seed):
     assert answer.bound >= exact.objective * (1 - 1e-6)
     assert answer.objective <= exact.objective * (1 + 1e-6)
     assert answer.objective >= exact.objective * (1 - 0.02)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([1, 16]))
+@example(91, 16)
+@example(174, 16)
+@example(377, 16)
+@settings(derandomize=True, deadline=None, max_examples=30)
+def test_bounds_hold_for_any_market_whichever_way_it_is_solved(seed, stages):
+    market = odd_shared_market(seed)
+    if market.num_jobs < 2:
+        return
+    program = PlainProgram(market)
+    share = market.weight * proportional_steps_per_s(market) / market.gang
+    for policy, wanted in (("las", share), ("makespan", market.remaining_steps)):
+        level = program.highest_level_of_any_size(wanted)
+        exact = levels_of(policy, POLICIES[policy](market))
+        assert exact == pytest.approx((level, level), rel=2e-6)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(water_filling, "MANY", 1)
+            patch.setattr(many, "_LEAST_SAMPLE", 2 + seed % 3)
+            patch.setattr(many, "_MAX_STAGES", stages)
+            answer = POLICIES[policy](market)
+        verify_allocation(market, answer)
+        reached, bound = levels_of(policy, answer)
+        assert reached <= level * (1 + 1e-6)
+        assert bound >= level * (1 - 1e-6)
+        assert reached >= level * (0.97 if stages > 1 else 0.4)
+
+
+def levels_of(policy, answer) -> tuple[float, float]:
+    """What an answer reaches and what it proves, higher being better."""
+    if policy == "makespan":
+        return 1.0 / answer.objective, 1.0 / answer.bound
+    return answer.objective, answer.bound
 
 
 def test_an_answer_cut_short_still_knows_its_gap(monkeypatch):

@@ -176,6 +176,9 @@ def test_too_little_memory_is_zero_and_said() -> None:
     assert prediction.throughputs.alone[:, [0, 2]].tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert (prediction.throughputs.alone[:, [1, 3]] > 0.0).all()
     assert [step.obstacle for step in prediction.steps] == ["needs 13.0 GiB, k80 has 11.2 GiB", ""]
+    measured = predict(graph, [find_servers("k80")], measured={"k80": 0.5})
+    assert measured.throughputs.alone.tolist() == [[0.5]], "what ran does fit"
+    assert measured.steps[0].peak_bytes == prediction.steps[0].peak_bytes
 
 
 def test_gradients_are_those_of_a_training_step() -> None:

@@ -21,6 +21,7 @@ class LeaseServer:
         self.is_stranger = False
         """Whether it is another program that listens where the daemon did."""
         self.served = 0
+        self._answering = threading.Lock()
         handler = type("Handler", (_Handler,), {"story": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.port = self._server.server_address[1]
@@ -47,7 +48,17 @@ class LeaseServer:
             "HOCKET_TOKEN": self.token,
         }
 
+    def give_away(self, current: tuple[int, int]) -> tuple[int, int]:
+        """Let another attempt hold the job; how many reports and checkpoints were taken before."""
+        with self._answering:
+            self.current = current
+            return len(self.reports), len(self.checkpoints)
+
     def answer(self, path: str, authorization: str, body: dict) -> tuple[int, dict]:
+        with self._answering:
+            return self._answer(path, authorization, body)
+
+    def _answer(self, path: str, authorization: str, body: dict) -> tuple[int, dict]:
         self.served += 1
         if self.failure is not None:
             return self.failure, self._problem(self.failure, "as the test says")

@@ -25,6 +25,7 @@ from hocket.service.errors import ConflictError
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName, Status
 
 FIRST = AttemptName(1, 1)
+OBEYS_WELL = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{WAITS}"
 
 
 def change_of(rig, command, number, version=None) -> Request:
@@ -124,8 +125,7 @@ def test_a_command_that_ended_before_its_stop_was_not_asked(executor, tmp_path):
 
 
 def test_a_command_that_obeys_with_exit_code_0_was_asked(executor, tmp_path):
-    code = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{WAITS}"
-    executor.start(assignment(tmp_path, *python(code)))
+    executor.start(assignment(tmp_path, *python(OBEYS_WELL)))
     wait_for_text(tmp_path / "log")
     executor.stop(NAME, 20.0)
     status = wait_for_end(executor)
@@ -134,8 +134,7 @@ def test_a_command_that_obeys_with_exit_code_0_was_asked(executor, tmp_path):
 
 def test_a_command_that_obeys_a_stranger_is_not_done(executor, tmp_path):
     """A supervisor may be told to end by others than the fleet, as by Slurm at a time limit."""
-    code = f"import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{WAITS}"
-    executor.start(assignment(tmp_path, *python(code)))
+    executor.start(assignment(tmp_path, *python(OBEYS_WELL)))
     wait_for_text(tmp_path / "log")
     os.kill(supervisor_of(tmp_path), signal.SIGTERM)
     status = wait_for_end(executor)

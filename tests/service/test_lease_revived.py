@@ -115,8 +115,9 @@ def test_an_attempt_that_is_over_stays_so(rig, engine, ends, restarts):
         rig.look(2)
     before = rig.job(1)
     for name in (FIRST, SECOND):
+        claim = {"name": name, "token": token, "done_steps": 90.0, "is_finished": True}
         with pytest.raises(StaleAttemptError):
-            rig.report(name, 90.0, token=token, is_finished=True)
+            rig.ask(commands.report, **claim)
         with pytest.raises(StaleAttemptError):
             rig.checkpoint(name, 90.0, token=token)
     assert rig.job(1) == before

@@ -107,9 +107,7 @@ def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypa
     def slowly():
         closing.start()
         closing.join(0.2)
-        started.append(
-            subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: S607
-        )
+        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return started[-1]
 
     monkeypatch.setattr(process, "_started", slowly)

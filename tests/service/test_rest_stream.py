@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import socket
-import threading
 import time
 
 import pytest
-from service.rest_server import AUTHORIZED, Served
-from service.rest_service import serving, wait_until
+from service.rest_server import Served
+from service.rest_service import TOKEN, serving, wait_until
 
 from hocket.service.rest import prompt, stream
 
@@ -195,6 +195,29 @@ def test_a_head_that_is_too_large_is_refused(served):
     with socket.create_connection(("127.0.0.1", served.port), timeout=10) as large:
         large.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
         assert large.recv(100).startswith(b"HTTP/1.1 400")
+
+
+@pytest.mark.parametrize("failure", [OSError("gone"), TimeoutError()])
+def test_a_stream_is_closed_when_its_reader_is_gone(failure):
+    """At once, not when somebody collects what is left, which may be after the event loop."""
+    ends = []
+
+    async def content():
+        try:
+            yield b"some"
+        finally:
+            ends.append("closed")
+
+    async def send(message) -> None:
+        if message["type"] == "http.response.body":
+            raise failure
+
+    async def answer() -> list[str]:
+        scope = {"type": "http", "asgi": {"spec_version": "2.4"}}
+        await stream.TimedStream(content(), "text/plain")(scope, None, send)
+        return list(ends)
+
+    assert asyncio.run(answer()) == ["closed"]
 
 
 def test_the_end_of_the_service_ends_streams_at_once(served):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -201,7 +202,18 @@ def test_a_second_submission_finds_the_first(bench: Bench, cluster: SlurmCluster
     assert len(bench.trace(1)) == 1
 
 
-def test_stop_gives_time_to_save(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("options", "phase"),
+    [
+        pytest.param(None, "exited", id="stopped by the fleet"),
+        pytest.param(("--batch", "--signal=TERM"), "lost", id="warned of a time limit"),
+        pytest.param((), "lost", id="cancelled in Slurm"),
+    ],
+)
+def test_whoever_stops_it_gives_time_to_save(
+    bench: Bench, options: tuple[str, ...] | None, phase: str
+) -> None:
+    """What obeys with exit code 0 is not done, and only the fleet itself knows that it asked."""
     script = TRACE + (
         "import signal, sys, time\n"
         "def save(*_):\n"
@@ -212,8 +224,14 @@ def test_stop_gives_time_to_save(bench: Bench) -> None:
     )
     bench.executor.start(bench.assignment(1, script))
     wait_for(lambda: "ready" in bench.trace(1) or None, "ready")
-    bench.executor.stop(AttemptName(1, 1), 10.0)
-    assert bench.wait(1, "exited").exit_code == 0
+    if options is None:
+        bench.executor.stop(AttemptName(1, 1), 10.0)
+    else:
+        submitted = files.read_json(bench.folder / "100% fleet" / "1-1" / slurm._SUBMITTED)
+        assert submitted is not None
+        subprocess.run(["scancel", *options, str(submitted["id"])], check=True)
+    status = bench.wait(1, "exited", "lost")
+    assert (status.phase, status.was_asked) == (phase, True)
     assert bench.trace(1)[-1] == "saved"
 
 

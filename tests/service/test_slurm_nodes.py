@@ -8,8 +8,9 @@ import pytest
 
 from hocket.errors import UsageError
 from hocket.service.executors import slurm_commands
-from hocket.service.executors.executor import Assignment, AttemptName
-from hocket.service.executors.slurm import SlurmExecutor
+from hocket.service.executors.attempt_folder import Result
+from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName
+from hocket.service.executors.slurm import SlurmExecutor, _told
 from hocket.service.executors.slurm_commands import Job, parts_of
 from hocket.service.executors.slurm_nodes import devices_per_node, parse_nodes
 
@@ -112,3 +113,13 @@ def test_slurm_is_asked_now_and_then_and_always_after_a_submission(
     assert asked == ["jobs", "nodes", "jobs", "jobs", "nodes"]
     executor.forget(assignment.name)
     assert executor.poll().attempts, "it has not ended"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "was_asked", "phase"), [(0, False, EXITED), (0, True, LOST), (-15, True, LOST)]
+)
+def test_what_slurm_gave_up_is_lost_unless_it_was_done_by_itself(
+    exit_code: int, was_asked: bool, phase: str
+) -> None:
+    result = Result(exit_code, "", was_asked=was_asked)
+    assert _told(AttemptName(1, 1), result, {"detail": "lost by Slurm: TIMEOUT"}).phase == phase

@@ -20,7 +20,7 @@ class Warm:
     """``[question, pool]``: prices of devices that are good to ask first."""
     level: float
     columns: Counts | None = None
-    """``[pair, 3]``: kind of device and the classes that shared it, where jobs may share."""
+    """``[pair, 3]``: kind of device and the profiles that shared it, where jobs may share."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -110,6 +110,7 @@ class Lease:
         self._is_over = threading.Event()
         self._uncommitted: tuple[int, str] | None = None
         self._handler_before: _Handler = None
+        self._is_noticing = False
 
     def steps(self, start: int, total: int | None = None) -> Iterator[int]:
         """The steps from ``start`` up to ``total`` (without end where None), one by one.
@@ -264,16 +265,26 @@ class Lease:
             yield
             return
         self._handler_before = signal.signal(signal.SIGTERM, self._on_signal)
+        self._is_noticing = True
         try:
             yield
         finally:
-            # None stands for a handler that was not set from Python, and cannot be set again.
-            signal.signal(signal.SIGTERM, self._handler_before or signal.SIG_DFL)
+            self._is_noticing = False
+            # A loop that was left early may be collected in another thread, which cannot do this.
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self._first_handler)
+
+    @property
+    def _first_handler(self) -> _Handler:
+        # None stands for a handler that was not set from Python, and cannot be set again.
+        return self._handler_before or signal.SIG_DFL
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._owner:
-            # A process that was forked to load data: nobody would end it if it only took note.
-            signal.signal(number, signal.SIG_DFL)
+        is_forked = os.getpid() != self._owner
+        if is_forked or not self._is_noticing:
+            # A process that was forked to load data, or a loop that is over: nobody would end it
+            # if it only took note.
+            signal.signal(number, signal.SIG_DFL if is_forked else self._first_handler)
             os.kill(os.getpid(), number)
             return
         self._must_leave = True

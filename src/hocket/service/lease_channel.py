@@ -98,8 +98,9 @@ def _exchange(
     try:
         headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
         connection.request("POST", path, json.dumps(body), headers)
-        answer = connection.getresponse()
-        content = answer.read(_MAX_ANSWER_BYTES)
+        # Closed by itself: a connection that its server ends does not know of it any more.
+        with connection.getresponse() as answer:
+            content = answer.read(_MAX_ANSWER_BYTES)
         value = json.loads(content) if content else {}
         return answer.status, value if isinstance(value, dict) else {}
     finally:

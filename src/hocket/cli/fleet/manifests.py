@@ -86,8 +86,9 @@ def _kinds(text: str, node_label: str) -> list[KubernetesKind]:
     found: dict[str, KubernetesKind] = {}
     for part in text.split(","):
         name, _, value = (word.strip() for word in part.partition("="))
-        if name in found:
-            raise UsageError(f"{name!r} stands twice in --on", hint="name each kind once")
+        if not name or name in found:
+            hint = "name each kind once, as KIND or KIND=VALUE"
+            raise UsageError(f"cannot take {part.strip()!r} in --on", hint=hint)
         found[name] = KubernetesKind(
             name=name, label_value=value or name, label_key=node_label or NODE_LABEL
         )

@@ -20,8 +20,10 @@ from hocket.compiled.containers import table
 from hocket.fleet.allocation import Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.las import las_ladder
+from hocket.fleet.policies.las_central import las_program, spread_central
 from hocket.fleet.rounds.state import Jobs, State
 from hocket.fleet.rounds.tables import Ascent, new_alike, new_ascent
+from hocket.fleet.solve.centre import Even
 from hocket.fleet.solve.crowd import Crowd, Owed
 from hocket.fleet.solve.ladder import owed
 from hocket.fleet.solve.prices import MAX_QUESTIONS
@@ -51,7 +53,7 @@ class Answer(NamedTuple):
 
     shares: FloatArray
     """``[class, kind]``."""
-    warm: Warm
+    warm: Warm | None
     """What speeds up the next answer."""
     notes: dict[str, str]
 
@@ -86,6 +88,8 @@ def group_jobs(state: State, jobs: Jobs) -> Groups | None:
 
 def class_shares(state: State, groups: Groups) -> Answer | None:
     """Shares of classes; None where classes are nearly equal, or cannot run."""
+    if state.rules.mechanism == "gavel":
+        return _central_shares(state, groups)
     known = _tables(groups.key, tuple(state.layout.num_devices.tolist()))
     if known is None:
         return None
@@ -95,6 +99,16 @@ def class_shares(state: State, groups: Groups) -> Answer | None:
     shares, warm, num_rungs = _climb(crowd, known, state.warm)
     notes = {"classes": str(len(num_jobs)), "levels": str(num_rungs)}
     return Answer(trim((shares @ known.spread)[known.place]), warm, notes)
+
+
+def _central_shares(state: State, groups: Groups) -> Answer | None:
+    """Gavel's solver makes the lowest job highest and leaves the others where it passed them."""
+    num_devices = state.layout.num_devices
+    even = _central_tables(groups.key, tuple(num_devices.tolist()))
+    if even is None:
+        return None
+    shares, _ = spread_central(even, groups.num_alike, num_devices)
+    return Answer(trim(shares), None, {"classes": str(len(shares)), "levels": "1"})
 
 
 def _climb(crowd: Crowd, known: Known, warm: Warm | None) -> tuple[FloatArray, Warm, int]:
@@ -138,6 +152,18 @@ def _within_limits(crowd: Crowd, shares: FloatArray) -> FloatArray:
 
 def _top(cap: FloatArray) -> float:
     return max(float(cap.max(initial=0.0)), 1e-300)
+
+
+@lru_cache(maxsize=4096)
+def _central_tables(key: bytes, num_devices: tuple[int, ...]) -> Even | None:
+    """The program of the kinds that there are; None where a class cannot run."""
+    num_kinds = len(num_devices)
+    values = np.frombuffer(key).reshape(-1, num_kinds + 2)
+    market = _market(values[:, :num_kinds], values[:, -2], values[:, -1], num_devices)
+    rates = las_ladder(market).rates
+    if not rates.any(axis=1).all():
+        return None
+    return las_program(rates, values[:, -2], market.num_devices)
 
 
 @lru_cache(maxsize=4096)

@@ -142,7 +142,6 @@ def _refuse_wrong_indices(state: State) -> None:
         (rows["phase"], 0, len(PHASES) - 1),
         (rows["kind"], -1, num_kinds - 1),
         (rows["kind"][is_running], 0, num_kinds - 1),
-        (rows["profile"], 0, state.num_profiles),
         (rows["team"], 0, len(state.teams) - 1),
         (state.device_kind, 0, num_kinds - 1),
         (state.device_server, 0, len(state.servers) - 1),
@@ -151,9 +150,21 @@ def _refuse_wrong_indices(state: State) -> None:
         raise ValueError("a number points to nothing")
     if not np.isin(state.holders, [-1, *numbers[is_running].tolist()]).all():
         raise ValueError("a device is held by a job that does not run")
-    tables = (state.pair_table, state.pair_plan)
-    if (tables[0] is None) != (tables[1] is None):
+    _refuse_wrong_pairs(state)
+
+
+def _refuse_wrong_pairs(state: State) -> None:
+    table, plan, profile = state.pair_table, state.pair_plan, state.jobs.rows["profile"]
+    if table is None and plan is None:
+        return
+    if table is None or plan is None:
         raise ValueError("pairs have a table or a plan, but not both")
+    size = len(table.steps_per_s)
+    parts = (table.steps_per_s, plan.amount, plan.credit_s)
+    if any(part.shape != (size, size, state.num_kinds) for part in parts):
+        raise ValueError("tables of pairs do not have one row and one column per profile")
+    if ((profile < 0) | (profile >= size)).any():
+        raise ValueError("a job names a profile that does not exist")
 
 
 def _servers(data: Mapping[str, Any], device_server: np.ndarray) -> tuple[tuple[int, str], ...]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.fleet.allocation import Allocation
+from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import find_policy
 from hocket.fleet.policies.agnostic import all_fastest
+from hocket.fleet.policies.las_central import CENTRAL
 from hocket.fleet.policies.normalise import isolated_steps_per_s
 from hocket.fleet.rounds.class_shares import class_shares, group_jobs
 from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rows, State, some_rows
@@ -43,7 +46,7 @@ def share(state: State, jobs: Jobs) -> State:
         return state.but(pair_plan=_no_pairs(state))
     seen = seen_steps_per_s(state, jobs, wanting)
     market = to_market(state, seen, some_rows(jobs.rows, wanting), last_shares)
-    answer = find_policy(state.rules.policy)(market, state.warm)
+    answer = _policy(state)(market, state.warm)
     jobs.shares[wanting] = _coarse(answer.shares)
     if state.rules.policy in _ISOLATING:
         seen_market = all_fastest(market) if state.rules.policy == "ftf-agnostic" else market
@@ -53,6 +56,14 @@ def share(state: State, jobs: Jobs) -> State:
         notes=answer.notes,
         pair_plan=_pair_plan(state, jobs, wanting, answer),
     )
+
+
+def _policy(state: State) -> Callable[[Market, Warm | None], Allocation]:
+    """Gavel's rounds take max-min fairness as its solver answers it."""
+    policy = find_policy(state.rules.policy)
+    if state.rules.mechanism != "gavel" or state.pair_table is not None:
+        return policy
+    return CENTRAL.get(state.rules.policy, policy)
 
 
 def _share_by_class(state: State, jobs: Jobs) -> State | None:

@@ -8,14 +8,14 @@ next round begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.errors import UsageError
+from hocket.errors import UsageError, unknown_name
 from hocket.fleet.allocation import Warm
 
 Counts = NDArray[np.int64]
@@ -267,8 +267,7 @@ def new_state(
     rules = rules or Rules()
     if not kinds:
         raise UsageError("a fleet needs at least one kind of device")
-    if rules.mechanism not in MECHANISMS:
-        raise UsageError(f"unknown mechanism {rules.mechanism!r}", hint=f"one of {MECHANISMS}")
+    _refuse_wrong_rules(rules)
     if pair_table is not None and rules.mechanism == "gavel":
         hint = "use the improved mechanism"
         raise UsageError("Gavel's mechanism does not share devices here", hint=hint)
@@ -299,6 +298,17 @@ def new_state(
         layout=lay_out(_NONE, _NONE, np.zeros(0, dtype=bool), len(kinds)),
     )
     return with_devices(state, devices)
+
+
+def _refuse_wrong_rules(rules: Rules) -> None:
+    if rules.mechanism not in MECHANISMS:
+        raise unknown_name("mechanism", rules.mechanism, MECHANISMS)
+    if not 0.0 < rules.round_s < np.inf:
+        raise UsageError(f"a round cannot take {rules.round_s} s")
+    for rule in fields(rules):
+        value = getattr(rules, rule.name)
+        if rule.type == "float" and not value >= 0.0:
+            raise UsageError(f"{rule.name} cannot be {value}", hint="give a number from 0 on")
 
 
 def with_devices(state: State, devices: tuple[Device, ...]) -> State:

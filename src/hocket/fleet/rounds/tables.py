@@ -88,7 +88,7 @@ class Wishes(NamedTuple):
     is_reserved: NDArray[np.bool_]
     """``[job]``: goes before all."""
     is_withdrawn: NDArray[np.bool_]
-    """``[wish]``: of a gang that was tried and found no server with room."""
+    """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
     pairs: Counts
     """As in `Asked`, and what follows too."""
     queue: Counts

@@ -24,7 +24,7 @@ from hocket.fleet.solve.interior import climb_inside
 from hocket.fleet.solve.ladder import DemandAt
 from hocket.fleet.solve.pair_program import NOBODY, WIDE, Answer, Pairs, Task, answer_of, columns_of
 from hocket.fleet.solve.pair_tables import Anchors, PairTable, Partners, new_partners
-from hocket.fleet.solve.prices import Duals, PairTime, Rung, level_of_zero, top_level
+from hocket.fleet.solve.prices import Duals, PairTime, Rung, proven_level, top_level
 from hocket.fleet.solve.representatives import representatives
 from hocket.fleet.solve.setup import Setup
 
@@ -49,7 +49,9 @@ _STEP, _LEAST_STEP = 0.2, 0.05
 """How far from the best duals so far, towards those of a program, pairs are looked for at first,
 and at least."""
 _ALONE_STEP, _LEAST_ALONE_STEP = 1.0, 0.5
-"""The same where the first duals are those without sharing, which are far off."""
+"""The same where the best duals are far off, as those without sharing are at first."""
+_FAR = 0.1
+"""Relative gap from which on the best duals are far off."""
 _LEAST_SAMPLE, _MAX_SAMPLE, _ONE_OF = 64, 256, 4
 """How many classes stand for all: one of so many, where that is not too few or too many."""
 
@@ -128,11 +130,14 @@ def _rung(crowd: Crowd, demand_at: DemandAt, answer: Answer, alone: Rung) -> Run
 def _solve(task: Task, duals: Duals, top: float) -> Answer:
     """Solve with few pairs, look for others that would pay, and again with them."""
     step, least_step, accuracy = _ALONE_STEP, _LEAST_ALONE_STEP, _FIRST
+    reached = guess = task.near
     if len(task.unit) > 2 * _LEAST_SAMPLE:
         part, found = _sampled(task, duals, top)
-        task, duals = replace(task, near=found.level), _extended(task, part, found)
+        duals, guess = _extended(task, part, found), found.level
         step, least_step, accuracy = _STEP, _LEAST_STEP, _FIRST_EXTENDED
     best = seen = _look(task, task.rows_of(duals), top, _MARGIN)
+    # Where some are at their tops, programs near a level that is out of reach have no answer.
+    task = replace(task, near=max(min(guess, best.ceiling), reached))
     answer, used, width, margin = None, NOBODY, WIDE, _MARGIN
     max_work = min(_WORK_PER_CLASS * len(task.unit), _MAX_WORK)
     work = looked = len(task.unit) ** 2 * len(task.crowd.pool_of) // 2
@@ -159,7 +164,10 @@ def _solve(task: Task, duals: Duals, top: float) -> Answer:
         work += took
         if gap <= _ENOUGH or work + took > max_work:
             break
-        task, used = replace(task, near=answer.level), pairs.where(latest.amount > _IN_USE)
+        if gap > _FAR:
+            step, least_step = _ALONE_STEP, _LEAST_ALONE_STEP
+        task = replace(task, near=max(answer.level, reached))
+        used = pairs.where(latest.amount > _IN_USE)
         width = min(max(gap, 1e-5), WIDE)
         margin = min(max(_GAPS * gap, _LEAST_MARGIN), _MARGIN)
         accuracy = min(max(_PART * gap, 0.3 * _ENOUGH), accuracy)
@@ -228,7 +236,8 @@ def _look(task: Task, rows: FloatArray, top: float, margin: float) -> _Look:
     spent = np.where(task.table.alone > 0.0, duals.rent[:, None] + half, np.inf)
     look_at_pairs(task.table, duals.worth * task.table.unit, spent, margin, partners)
     raised = replace(duals, rent=duals.rent + 0.5 * np.maximum(partners.most, 0.0))
-    return _Look(rows=rows, partners=partners, duals=duals, ceiling=_ceiling(task, raised, top))
+    ceiling = proven_level(task.crowd, task.demand_at, raised, top)
+    return _Look(rows=rows, partners=partners, duals=duals, ceiling=ceiling)
 
 
 def _candidates(task: Task, partners: Partners, used: Pairs) -> Pairs:
@@ -241,11 +250,3 @@ def _candidates(task: Task, partners: Partners, used: Pairs) -> Pairs:
     key = np.union1d(key, in_use)
     pair = key // num_columns
     return Pairs(a=pair // num_classes, b=pair % num_classes, column=key % num_columns)
-
-
-def _ceiling(task: Task, duals: Duals, top: float) -> float:
-    """The level at which demands are worth all that time and devices are: none higher is served."""
-    crowd = task.crowd
-    worth = crowd.num_jobs * duals.worth
-    all_there_is = float(crowd.num_jobs @ duals.rent + crowd.capacity @ duals.price)
-    return level_of_zero(lambda level: float(worth @ task.demand_at(level)) - all_there_is, top)

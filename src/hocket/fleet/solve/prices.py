@@ -211,9 +211,16 @@ def _fall(excess: Callable[[float], float], high: float, hint: float) -> float:
     return root(excess, low, under, high, over)
 
 
-def level_of_zero(excess: Callable[[float], float], high: float) -> float:
-    """The level up to ``high`` where a rising excess is 0."""
-    return _fall(excess, high, 0.0)
+def proven_level(crowd: Crowd, demand_at: DemandAt, duals: Duals, top: float) -> float:
+    """The level at which demands are worth all that time and devices are: none higher is served.
+
+    For duals at which no way to spend time earns more than its rent and devices cost.
+    """
+    worth = crowd.num_jobs * duals.worth
+    all_there_is = float(crowd.num_jobs @ duals.rent + crowd.capacity @ duals.price)
+    # Demands may be worth all there is over many levels: the highest of them is looked for.
+    most = max(all_there_is, 1e-300) * (1.0 + TOLERANCE)
+    return _fall(lambda level: float(worth @ demand_at(level)) / most - 1.0, top, 0.0)
 
 
 def root(

@@ -15,12 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
+from hocket.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
-from hocket.fleet.solve.ladder import DemandAt
+from hocket.fleet.solve.ladder import DemandAt, reached_level
 from hocket.fleet.solve.linear import Program, Solved, solve
-from hocket.fleet.solve.prices import Duals, PairTime, Rung, highest_rung
+from hocket.fleet.solve.prices import (
+    Duals,
+    PairTime,
+    Rung,
+    highest_rung,
+    proven_level,
+    top_level,
+)
 from hocket.fleet.solve.setup import Setup
 
 Counts = NDArray[np.int64]
@@ -31,7 +39,9 @@ _FEW = 6000
 """Pairs of classes that are all taken in at once."""
 _PER_CLASS = 8
 """Partners that are taken in at a time for each class and column."""
-_ENOUGH = 1e-6
+_NEARLY = 0.05
+"""Part of its cost that a pair may lose to stay in the next program."""
+_ENOUGH = 1e-9
 """Relative gap at which no more pairs are looked for."""
 _SAME = 1e-8
 _PAYS = 1e-9
@@ -58,6 +68,14 @@ class PairColumns:
 
     def __len__(self) -> int:
         return len(self.class_a)
+
+    def where(self, is_kept: NDArray[np.bool_]) -> PairColumns:
+        """Some of them."""
+        return PairColumns(
+            class_a=self.class_a[is_kept],
+            class_b=self.class_b[is_kept],
+            column=self.column[is_kept],
+        )
 
     def joined(self, other: PairColumns) -> PairColumns:
         """The columns of both, each once."""
@@ -98,22 +116,12 @@ def highest_shared_rung(
     alone = highest_rung(crowd, demand_at, cap, warm)
     if np.all(alone.demand >= cap * (1.0 - _SAME)):
         return replace(alone, pairs=no_pairs(len(cap)))
-    level = alone.level if warm is None else max(alone.level, warm.level)
-    columns = first_columns(crowd, pairs, alone.duals)
-    if warm is not None and warm.columns is not None:
-        columns = columns.joined(_still_there(pairs, warm.columns))
-    tangent = _tangent(demand_at, level)
-    if not tangent[1].any():
-        # Nobody rises any more; whoever is not at its top is there for want of partners.
-        tangent = (np.zeros(len(cap)), demand_at(level) / level)
-    for _ in range(_MAX_STEPS):
-        solved, columns, ceiling = _generate(crowd, pairs, columns, tangent, level)
-        before, level = level, solved.level
-        # At a level where a job is as high as it can be, only what lies above tells who can rise.
-        used, tangent = tangent, _tangent(demand_at, level)
-        is_straight = np.allclose(used[1], tangent[1], rtol=_SAME, atol=0.0)
-        if is_straight or not tangent[1].any() or abs(level - before) <= _SAME * level:
-            break
+    known = None if warm is None or warm.columns is None else _still_there(pairs, warm.columns)
+    columns = known if known else first_columns(crowd, pairs, alone.duals)
+    near = alone.level if warm is None else max(alone.level, warm.level)
+    top = top_level(demand_at, cap)
+    found = _highest(crowd, pairs, demand_at, columns, (near, alone.level, top))
+    solved, columns, level = found.solved, found.columns, found.level
     demand, together = demand_at(level), pair_time(crowd, pairs, columns, solved)
     shares = solved.alone / crowd.num_jobs[:, None]
     # What a solver of seven digits reached, not what it should have, is what can be kept.
@@ -124,33 +132,98 @@ def highest_shared_rung(
         demand=demand,
         shares=shares,
         cap=np.where(is_stuck, kept, cap),
-        ceiling=ceiling,
-        warm=replace(alone.warm, level=level, columns=_used(columns, solved)),
+        ceiling=max(found.ceiling, level),
+        warm=replace(alone.warm, level=level, columns=_used(pairs, columns, solved)),
         duals=solved.duals,
         pairs=together,
     )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Found:
+    """An answer, the level that it reaches, and one that none exceeds."""
+
+    solved: Solved
+    columns: PairColumns
+    level: float
+    ceiling: float
+
+
+def _highest(
+    crowd: Crowd,
+    pairs: PairRates,
+    demand_at: DemandAt,
+    columns: PairColumns,
+    levels: tuple[float, float, float],
+) -> _Found:
+    """The highest level from a guess, one that is reached alone, and one that is too high.
+
+    Programs take demands near a level for straight lines. Duals prove a ceiling for the demands as
+    they are, so steps that overshoot fall to it and never swing between two sides of a bend.
+    """
+    near, reached, ceiling = levels
+    best: _Found | None = None
+    for _ in range(_MAX_STEPS):
+        base, slope = _line(demand_at, near)
+        try:
+            solved, columns, duals = _generate(crowd, pairs, columns, (base, slope), near)
+        except NoFeasiblePlanError:
+            if near <= reached:
+                raise
+            # Whoever is at its top already cannot be served; all get the same part of what is owed.
+            ray = (np.zeros(len(base)), demand_at(near) / near)
+            solved, columns, duals = _generate(crowd, pairs, columns, ray, near)
+            base, slope = ray
+        ceiling = min(ceiling, proven_level(crowd, demand_at, duals, ceiling))
+        level = reached_level(demand_at, base + slope * solved.level, ceiling)
+        if best is None or level > best.level:
+            best = _Found(solved=solved, columns=columns, level=level, ceiling=ceiling)
+        if ceiling - best.level <= _SAME * ceiling:
+            break
+        near = solved.level if near < solved.level < ceiling else ceiling
+        columns = _in_reach(crowd, pairs, columns, duals)
+    assert best is not None
+    return replace(best, ceiling=ceiling)
 
 
 def _generate(
     crowd: Crowd,
     pairs: PairRates,
     columns: PairColumns,
-    tangent: tuple[FloatArray, FloatArray],
+    line: tuple[FloatArray, FloatArray],
     level: float,
-) -> tuple[Solved, PairColumns, float]:
-    """Solve, take in the pairs that would pay, and again; with the columns and a bound."""
+) -> tuple[Solved, PairColumns, Duals]:
+    """Solve, take in the pairs that would pay, and again; with the columns and duals over all."""
     for _ in range(_MAX_GENERATIONS):
         solved_columns = columns
         program = Program(crowd=crowd, pairs=pairs.rates, columns=columns)
-        solved = solve(program, base=tangent[0], slope=tangent[1], near=level)
-        gain = gains(crowd, pairs, solved.duals)
-        unpaid = gain.max(axis=(0, 2), initial=0.0)
+        solved = solve(program, base=line[0], slope=line[1], near=level)
+        duals = _with_rents(crowd, solved.duals)
+        gain = gains(crowd, pairs, duals)
         # Half of what a pair would gain, added to the rent of both, makes the duals feasible.
-        ceiling = solved.bound + 0.5 * float(crowd.num_jobs @ np.maximum(unpaid, 0.0))
-        if ceiling - solved.level <= _ENOUGH * abs(solved.level):
+        unpaid = 0.5 * np.maximum(gain.max(axis=(0, 2), initial=0.0), 0.0)
+        if float(crowd.num_jobs @ unpaid) <= _ENOUGH * abs(solved.level):
             break
-        columns = columns.joined(_most_gaining(gain, _PER_CLASS))
-    return solved, solved_columns, ceiling
+        more = columns.joined(_most_gaining(gain, _PER_CLASS))
+        if len(more) == len(columns):
+            break
+        columns = more
+    return solved, solved_columns, replace(duals, rent=duals.rent + unpaid)
+
+
+def _with_rents(crowd: Crowd, duals: Duals) -> Duals:
+    """Duals whose rents cover what jobs earn alone, whatever the solver rounded."""
+    price = duals.price[crowd.pool_of]
+    margin = duals.worth[:, None] * crowd.rates - crowd.gang[:, None] * price
+    return replace(duals, rent=np.maximum(duals.rent, margin.max(axis=1, initial=0.0)))
+
+
+def _in_reach(crowd: Crowd, pairs: PairRates, columns: PairColumns, duals: Duals) -> PairColumns:
+    """Columns that pay, or nearly: a program a little further on needs few others."""
+    a, b, j = columns.class_a, columns.class_b, columns.column
+    earned = duals.worth[a] * pairs.rates[j, a, b] + duals.worth[b] * pairs.rates[j, b, a]
+    spent = duals.rent[a] + duals.rent[b] + crowd.gang[a] * duals.price[crowd.pool_of[j]]
+    return columns.where(earned >= (1.0 - _NEARLY) * spent)
 
 
 def gains(crowd: Crowd, pairs: PairRates, duals: Duals) -> FloatArray:
@@ -208,25 +281,34 @@ def all_columns(pairs: PairRates) -> PairColumns:
     return PairColumns(class_a=class_a[keep], class_b=class_b[keep], column=column[keep])
 
 
-def _used(columns: PairColumns, solved: Solved) -> Counts:
-    is_used = solved.together > 0.0
-    rows = np.stack([columns.column, columns.class_a, columns.class_b], axis=1)
-    return np.asarray(rows[is_used])
+def _used(pairs: PairRates, columns: PairColumns, solved: Solved) -> Counts:
+    """Columns in use by profile, which means the same when jobs have come and gone."""
+    used = columns.where(solved.together > 0.0)
+    return np.unique(_by_profile(pairs, used), axis=0)
+
+
+def _by_profile(pairs: PairRates, columns: PairColumns) -> Counts:
+    both = pairs.profile_of[np.stack([columns.class_a, columns.class_b])]
+    return np.stack([columns.column, both.min(axis=0), both.max(axis=0)], axis=1)
 
 
 def _still_there(pairs: PairRates, rows: Counts) -> PairColumns:
-    """Pairs of an earlier answer, as far as such classes still gain by sharing."""
-    rows = rows[np.all(rows < np.array(pairs.rates.shape), axis=1)]
-    column, a, b = rows[:, 0], rows[:, 1], rows[:, 2]
-    gains_still = pairs.rates[column, a, b] > 0.0
-    return _columns(a[gains_still], b[gains_still], column[gains_still])
+    """Pairs of classes whose profiles shared such devices in an earlier answer."""
+    columns = all_columns(pairs)
+    wanted = _by_profile(pairs, columns)
+    size = int(max(wanted.max(initial=0), rows.max(initial=0))) + 1
+    place = np.array([size * size, size, 1])
+    return columns.where(np.isin(wanted @ place, rows @ place))
 
 
-def _tangent(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]:
+def _line(demand_at: DemandAt, level: float) -> tuple[FloatArray, FloatArray]:
     """Demands near a level as base + slope x level; exact where they are straight above it."""
     higher = level * (1.0 + 1e-7)
     demand = demand_at(level)
     slope = (demand_at(higher) - demand) / (higher - level)
+    if not slope.any():
+        # Nobody rises any more; whoever is not at its top is there for want of partners.
+        return np.zeros(len(demand)), demand / level
     return demand - slope * level, slope
 
 

@@ -39,9 +39,6 @@ MAX_RUNGS = 8
 def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -> Allocation:
     """The allocation whose lowest job is as high as can be, then the next lowest, and so on."""
     setup = set_up(market, ladder)
-    if warm is not None and market.pairs is not None:
-        # Another moment's level may be out of reach; with sharing it is taken for reached.
-        warm = replace(warm, level=0.0)
     rungs = fill(setup, ladder, search_in(market, setup, ladder), warm)
     shares = trim(setup.expand(rungs[-1].shares))
     progress = (ladder.rates * shares).sum(axis=1)

@@ -37,6 +37,8 @@ class DeviceStep:
     """Infinite where the device cannot run some op."""
     gradients: Gradients
     peak_bytes: int
+    is_measured: bool = False
+    """Whether its speed was measured: a device that did the step has the memory for it."""
 
     @property
     def obstacle(self) -> str:
@@ -44,7 +46,7 @@ class DeviceStep:
         has_bytes = self.servers.server.devices[0].memory_bytes
         if not np.isfinite(self.step_s):
             return f"an op cannot run on {self.servers.hardware}"
-        if self.peak_bytes > has_bytes:
+        if self.peak_bytes > has_bytes and not self.is_measured:
             needs, has = format_bytes(self.peak_bytes), format_bytes(has_bytes)
             return f"needs {needs}, {self.servers.hardware} has {has}"
         return ""
@@ -141,14 +143,14 @@ def device_step(graph: Graph, servers: Servers, calibration: Calibration | None)
 
 
 def _as_measured(step: DeviceStep, steps_per_s: float | None) -> DeviceStep:
-    """The step at another speed, its parts in proportion; a device that did it has the memory."""
+    """The step at another speed, its parts in proportion."""
     if steps_per_s is None:
         return step
     if not np.isfinite(step.step_s):
         raise UsageError(f"{step.obstacle}, yet its speed was measured")
     factor = 1.0 / (steps_per_s * step.step_s)
     gradients = step.gradients.scaled(factor)
-    return replace(step, step_s=1.0 / steps_per_s, gradients=gradients, peak_bytes=0)
+    return replace(step, step_s=1.0 / steps_per_s, gradients=gradients, is_measured=True)
 
 
 def gang_steps_per_s(step: DeviceStep, gangs: Sequence[int], *, spread: bool) -> FloatArray:

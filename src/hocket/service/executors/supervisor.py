@@ -248,9 +248,9 @@ def _supervise(order: Order, inputs: _Inputs) -> Result:
     if gang.trouble:
         return Result(CANNOT_RUN, gang.trouble)
     _, exit_code = gang.failure or (0, 0)
-    if exit_code == 0 and gang.was_asked and not os.path.exists(STOP):
-        # Not the fleet asked but somebody else, such as a queue whose time limit has come: a
-        # command that obeys is not done, and must not look so to those who know of no stop.
+    if exit_code == 0 and (gang.was_asked or inputs.is_asked_to_end) and not os.path.exists(STOP):
+        # Not the fleet asked but somebody else: a queue whose time limit has come, or an init
+        # system, which asks the commands too. One that obeyed must not look as if it were done.
         return Result(-signal.SIGTERM, "its supervisor was told to end", is_lost=True)
     return Result(exit_code, _why(gang, order), was_asked=gang.was_asked)
 

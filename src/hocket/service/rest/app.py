@@ -74,7 +74,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         bell.close()
         await watching
-        app.state.decisions.close()
 
 
 def _operation_id(route: APIRoute) -> str:

@@ -71,10 +71,6 @@ class Decisions:
         call = partial(ask, *values, **named)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    def close(self) -> None:
-        """Let the threads end with what they wait for."""
-        self._threads.shutdown(wait=False)
-
 
 async def _decisions(request: Request) -> Decisions:
     decisions: Decisions = request.app.state.decisions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Annotated
 
@@ -117,7 +117,7 @@ def _tail_start(path: Path, num_lines: int) -> int:
     return start if num_lines else size_bytes
 
 
-async def _part(path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
+async def _part(path: Path, start: int, stop: int) -> AsyncGenerator[bytes, None]:
     while start < stop:
         block = await run_in_threadpool(_read, path, start, min(stop - start, _CHUNK_BYTES))
         # A promised length must be kept, even if the file was cut meanwhile.
@@ -128,7 +128,7 @@ async def _part(path: Path, start: int, stop: int) -> AsyncIterator[bytes]:
 
 async def _followed(
     daemon: Daemon, bell: Bell, job: int, attempt: int, path: Path, start: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     while True:
         # Asked before reading: what came before the end is read after it.
         is_over = await run_in_threadpool(_has_ended, daemon, job, attempt)

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import json
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 
 from starlette.concurrency import run_in_threadpool
@@ -126,7 +126,7 @@ class TimedStream(StreamingResponse):
 
     def __init__(
         self,
-        content: AsyncIterator[bytes],
+        content: AsyncGenerator[bytes, None],
         media_type: str,
         *,
         bell: Bell | None = None,
@@ -134,6 +134,7 @@ class TimedStream(StreamingResponse):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(content, status_code, headers, media_type)
+        self._content = content
         self._place = nullcontext() if bell is None else bell.place()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,9 +149,12 @@ class TimedStream(StreamingResponse):
                 await super().__call__(scope, receive, send_in_time)
             except (TimeoutError, ClientDisconnect):
                 return
+            finally:
+                # Left to the collector it would be closed some time, or after the event loop.
+                await self._content.aclose()
 
 
-async def events_from(daemon: Daemon, bell: Bell, after: int | None) -> AsyncIterator[bytes]:
+async def events_from(daemon: Daemon, bell: Bell, after: int | None) -> AsyncGenerator[bytes, None]:
     """Events after a sequence number (from now on where None), in the form of the stream."""
     yield b"retry: 1000\n\n"
     if after is None or after > daemon.last_event():

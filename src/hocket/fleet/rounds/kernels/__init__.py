@@ -10,6 +10,7 @@ def kernels_are_compiled() -> bool:
     from hocket.compiled.jit import is_compiled
     from hocket.fleet.rounds.kernels.count import count
     from hocket.fleet.rounds.kernels.play import play
+    from hocket.fleet.rounds.kernels.release import can_start, take_away
 
-    kernels: tuple[Any, ...] = (count, play)
+    kernels: tuple[Any, ...] = (count, play, can_start, take_away)
     return all(is_compiled(kernel.entry) for kernel in kernels)

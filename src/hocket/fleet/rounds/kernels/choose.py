@@ -33,11 +33,13 @@ def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: Choice) ->
     num_single = jobs.rows.shape[0] * num_kinds
     for at in range(start, stop):
         wish = wishes.order[at]
+        if wishes.is_withdrawn[wish]:
+            continue
         if wish >= num_single:
             _grant_pair(jobs, wish - num_single, wishes, choice)
             continue
         job, kind = wish // num_kinds, wish % num_kinds
-        if choice.kind[job] >= 0 or wishes.is_withdrawn[wish]:
+        if choice.kind[job] >= 0:
             continue
         if jobs.rows.gang[job] <= choice.free[kind]:
             choice.kind[job] = kind

@@ -120,7 +120,8 @@ def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
         # Of two jobs that would both stay but may not both, the later one moves.
         parts = 0 <= old < i and changes.stays[old]
         joins = 0 <= new < i and changes.stays[new]
-        changes.stays[i] = not (parts or joins)
+        is_apart = changes.is_spread[i] and not _can_spread(jobs, i, choice)
+        changes.stays[i] = not (parts or joins or is_apart)
 
 
 @compiled
@@ -167,11 +168,13 @@ def _place(
             if jobs.rows.gang[i] < gang:
                 smaller = max(smaller, jobs.rows.gang[i])
                 continue
-            kind = choice.kind[i]
-            if not pace.keeps_running and jobs.spread_steps_per_s[i, kind] <= 0.0:
+            kind, partner = choice.kind[i], choice.partner[i]
+            if not pace.keeps_running and not _can_spread(jobs, i, choice):
                 make_room(jobs, kind, gang, time_s - pace.min_run_s, False, floor, changes)
-            if not _place_one(jobs, i, choice, floor, changes) and not wishes.is_reserved[i]:
-                wishes.is_withdrawn[i * choice.free.shape[0] + kind] = True
+            if _place_one(jobs, i, choice, floor, changes):
+                continue
+            if partner >= 0 or not wishes.is_reserved[i]:
+                _withdraw(jobs, i, partner, kind, wishes)
                 is_done = False
         # Those that moved away are smaller.
         for i in range(jobs.rows.shape[0]):
@@ -179,6 +182,21 @@ def _place(
                 smaller = max(smaller, jobs.rows.gang[i])
         gang = smaller
     return is_done
+
+
+@compiled
+def _withdraw(jobs: Jobs, i: int, partner: int, kind: int, wishes: Wishes) -> None:
+    """Take back the wish of a job, or those of all pairs like it and its partner."""
+    num_kinds = jobs.shares.shape[1]
+    if partner < 0:
+        wishes.is_withdrawn[i * num_kinds + kind] = True
+        return
+    first_pair = jobs.rows.shape[0] * num_kinds
+    one, two = jobs.rows.profile[i], jobs.rows.profile[partner]
+    for pair in range(wishes.pairs.shape[0]):
+        is_alike = wishes.pairs[pair, 0] == min(one, two) and wishes.pairs[pair, 1] == max(one, two)
+        if is_alike and wishes.pairs[pair, 2] == kind:
+            wishes.is_withdrawn[first_pair + pair] = True
 
 
 @compiled
@@ -209,20 +227,23 @@ def _place_reserved(
 @compiled
 def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Changes) -> bool:
     """Give a job its devices; False where it can run on one server only and none has room."""
-    partner, kind = choice.partner[i], choice.kind[i]
-    if partner >= 0 and _join(i, partner, floor, changes):
-        changes.is_spread[i] = changes.is_spread[partner]
+    partner, kind, need = choice.partner[i], choice.kind[i], jobs.rows.gang[i]
+    joins = partner >= 0 and (changes.stays[partner] or changes.is_placed[partner])
+    best = -1 if joins else _best_server(kind, need, floor)
+    is_spread = best < 0 or floor.num_free[best] < need
+    if joins:
+        is_spread = changes.is_spread[partner]
+    if is_spread and not _can_spread(jobs, i, choice):
+        choice.kind[i] = -1
+        choice.partner[i] = -1
+        if partner >= 0:
+            choice.partner[partner] = -1
+        return False
+    changes.is_spread[i] = is_spread
+    if joins:
+        _join(i, partner, floor, changes)
     else:
-        best = _best_server(kind, jobs.rows.gang[i], floor)
-        is_spread = best < 0 or floor.num_free[best] < jobs.rows.gang[i]
-        if is_spread and jobs.spread_steps_per_s[i, kind] <= 0.0:
-            choice.kind[i] = -1
-            choice.partner[i] = -1
-            if partner >= 0:
-                choice.partner[partner] = -1
-            return False
-        changes.is_spread[i] = is_spread
-        _take(i, kind, jobs.rows.gang[i], best, floor, changes)
+        _take(i, kind, need, best, floor, changes)
     at = changes.size[1]
     changes.started[0, at] = i
     changes.device_ptr[at + 1] = changes.size[2]
@@ -232,17 +253,23 @@ def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Change
 
 
 @compiled
-def _join(i: int, partner: int, floor: Floor, changes: Changes) -> bool:
-    """Take the second place on the devices of a partner that has its own already."""
+def _can_spread(jobs: Jobs, i: int, choice: Choice) -> bool:
+    """Whether a job, and the one beside it, can run on several servers."""
+    kind, partner = choice.kind[i], choice.partner[i]
+    is_able: bool = jobs.spread_steps_per_s[i, kind] > 0.0
+    return is_able and (partner < 0 or jobs.spread_steps_per_s[partner, kind] > 0.0)
+
+
+@compiled
+def _join(i: int, partner: int, floor: Floor, changes: Changes) -> None:
+    """Take the second place on the devices of a partner."""
     size = changes.size[2]
     for device in range(floor.holders.shape[0]):
         if floor.holders[device, 0] == partner:
             floor.holders[device, 1] = i
             changes.device[size] = device
             size += 1
-    has_joined: bool = size > changes.size[2]
     changes.size[2] = size
-    return has_joined
 
 
 @compiled

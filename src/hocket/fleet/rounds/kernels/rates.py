@@ -40,9 +40,12 @@ def speed_on(jobs: Jobs, i: int, kind: int, largest_server: Counts) -> float:
 def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
     """Steps per second of a running job; ``partner`` is a row, -1 for none."""
     kind = jobs.rows.kind[i]
-    rate = jobs.spread_steps_per_s[i, kind] if jobs.rows.is_spread[i] else jobs.steps_per_s[i, kind]
+    alone = jobs.steps_per_s[i, kind]
+    rate = jobs.spread_steps_per_s[i, kind] if jobs.rows.is_spread[i] else alone
     if partner >= 0:
-        rate = speeds.beside[jobs.rows.profile[i], jobs.rows.profile[partner], kind]
+        beside = speeds.beside[jobs.rows.profile[i], jobs.rows.profile[partner], kind]
+        # Pairs are measured on one server; over several, each loses what it loses alone.
+        rate = beside * (rate / alone) if jobs.rows.is_spread[i] and alone > 0.0 else beside
     if speeds.whole_s > 0.0:
         whole = np.floor(rate * speeds.whole_s)
         if whole > 0.0:

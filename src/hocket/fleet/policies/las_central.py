@@ -1,0 +1,65 @@
+"""Max-min fairness as Gavel's solver answers it, for rounds that do as Gavel does.
+
+The lowest job is as high as with `las`, but the others are left wherever an interior-point method
+passed them (`fleet.solve.centre`): a job of one device that cannot run any faster stops the level
+for gangs too, which then hold shares of slow kinds. O(classes x kinds^3) per step of the solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import FloatArray
+from hocket.fleet.allocation import Allocation, Warm
+from hocket.fleet.market import Market
+from hocket.fleet.policies.las import las_ladder, lowest
+from hocket.fleet.solve.centre import Even, central_shares, even_program
+
+Counts = NDArray[np.int64]
+
+
+def las_central(market: Market, warm: Warm | None = None) -> Allocation:
+    """Every job is owed the same, and nobody is raised beyond the lowest on purpose."""
+    rates = las_ladder(market).rates
+    can_run = rates.any(axis=1)
+    shares, bound = np.zeros(rates.shape), 0.0
+    if can_run.any():
+        keys = np.column_stack([rates, market.gang])[can_run]
+        classes, of, num_jobs = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        even = las_program(classes[:, :-1], classes[:, -1], market.num_devices)
+        central, bound = spread_central(even, num_jobs.astype(np.int64), market.num_devices)
+        shares[can_run] = central[of.ravel()]
+    progress = (rates * shares).sum(axis=1)[can_run]
+    return Allocation(policy="las", shares=shares, objective=lowest(progress), bound=bound)
+
+
+def las_central_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
+    """The same for time, wherever it is spent."""
+    time = (market.steps_per_s > 0.0).astype(float)
+    answer = las_central(replace(market, steps_per_s=time, pairs=None))
+    return replace(answer, policy="las-agnostic")
+
+
+CENTRAL: dict[str, Callable[[Market, Warm | None], Allocation]] = {
+    "las": las_central,
+    "las-agnostic": las_central_agnostic,
+}
+"""By the policy whose lowest job they have."""
+
+
+def las_program(rates: FloatArray, gang: FloatArray, num_devices: Counts) -> Even:
+    """The program of classes on the kinds that there are."""
+    is_there = num_devices > 0
+    return even_program(rates[:, is_there], gang, num_devices[is_there].astype(float))
+
+
+def spread_central(even: Even, num_jobs: Counts, num_devices: Counts) -> tuple[FloatArray, float]:
+    """Shares of classes on all kinds, and what no lowest job can exceed."""
+    shares = np.zeros((len(num_jobs), len(num_devices)))
+    central, bound = central_shares(even, num_jobs.astype(float))
+    shares[:, num_devices > 0] = central
+    return shares, bound

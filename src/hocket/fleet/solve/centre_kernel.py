@@ -1,0 +1,315 @@
+"""The compiled part of central max-min: a homogeneous path with a step ahead and a correction.
+
+Beside columns and rows there are two numbers, a scale that all answers are divided by and the gap
+of the scaled objective, so that the path may start anywhere (Andersen, Roos and Terlaky, 2003).
+Equations of a step are solved by class, with ``kinds + 2`` unknowns, and then for the level and the
+duals of devices, which all classes have in common.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.fleet.solve.centre import Path, Program
+
+_MAX_STEPS = 60
+_EXACT = 1e-8
+_LEAST_CENTRING = 1e-4
+_NEAREST, _LONGEST = 0.99, 0.999
+"""Part of the way to the border that a step may go, and of itself."""
+_AT, _UNPAID, _TO, _ONCE, _AHEAD = 0, 1, 2, 3, 4
+"""Uses of columns: the point, what costs lack, what is wanted, steps of the scale and the rest."""
+_LEFT, _DUAL, _LACKING, _RATIO, _WANTED, _GOAL = 0, 1, 2, 3, 4, 5
+_DUAL_ONCE, _DUAL_AHEAD, _LEFT_AHEAD, _USED = 6, 7, 8, 9
+"""Uses of rows: what is left, its dual, what limits lack, their ratio, right sides, steps."""
+
+
+@compiled_entry("hocket.fleet.solve.centre")
+def follow_path(program: Program, path: Path) -> tuple[float, float]:
+    """Columns at the end of the path are in ``by_column[0]``; returns their scale, and what no
+    level can exceed."""
+    column, row = path.by_column, path.by_row
+    _start(program, path)
+    scale, rest, num_rows = 1.0, 1.0, 0.0
+    for at in range(row.shape[1]):
+        num_rows += program.num_rows_alike[at]
+    for _ in range(_MAX_STEPS):
+        lack = _measure(program, path, scale, rest)
+        gap = _dot(program.num_rows_alike, row[_LEFT], row[_DUAL])
+        middle = (gap + scale * rest) / (num_rows + 1.0)
+        worst = max(_largest(row[_LACKING]), _largest(column[_UNPAID]))
+        if gap <= _EXACT * scale * scale and worst <= _EXACT * scale:
+            break
+        for at in range(row.shape[1]):
+            row[_RATIO, at] = row[_LEFT, at] / row[_DUAL, at]
+            row[_WANTED, at] = program.limit[at]
+            row[_GOAL, at] = -row[_LEFT, at] * row[_DUAL, at]
+        for at in range(column.shape[1]):
+            column[_TO, at] = 0.0
+        column[_TO, -1] = program.reward
+        _solve(program, path, _ONCE, _DUAL_ONCE)
+        more, less = _step(program, path, 1.0, scale, rest, lack, -scale * rest)
+        ahead = min(1.0, _reach(path, scale, rest, more, less))
+        centring = max((1.0 - ahead) ** 3, _LEAST_CENTRING)
+        for at in range(row.shape[1]):
+            row[_GOAL, at] += centring * middle - row[_LEFT_AHEAD, at] * row[_DUAL_AHEAD, at]
+        goal = centring * middle - scale * rest - more * less
+        more, less = _step(program, path, 1.0 - centring, scale, rest, lack, goal)
+        far = min(_NEAREST * _reach(path, scale, rest, more, less), _LONGEST)
+        # Equations that cannot be solved any more lead nowhere.
+        if not far > 0.0:
+            break
+        for at in range(column.shape[1]):
+            column[_AT, at] += far * column[_AHEAD, at]
+        for at in range(row.shape[1]):
+            row[_LEFT, at] += far * row[_LEFT_AHEAD, at]
+            row[_DUAL, at] += far * row[_DUAL_AHEAD, at]
+        scale, rest = scale + far * more, rest + far * less
+    return scale, _dot(program.num_rows_alike, program.limit, row[_DUAL]) / scale
+
+
+@compiled
+def _start(program: Program, path: Path) -> None:
+    """The columns that keep all limits best in squares, the shortest duals, both moved inside."""
+    column, row = path.by_column, path.by_row
+    for at in range(row.shape[1]):
+        row[_RATIO, at] = 1.0
+        row[_WANTED, at] = program.limit[at]
+    for at in range(column.shape[1]):
+        column[_TO, at] = 0.0
+    _solve(program, path, _AT, _LEFT)
+    for at in range(row.shape[1]):
+        row[_LEFT, at] = -row[_LEFT, at]
+        row[_WANTED, at] = 0.0
+    column[_TO, -1] = program.reward
+    _solve(program, path, _ONCE, _DUAL)
+    for use in (_LEFT, _DUAL):
+        lowest = np.inf
+        for at in range(row.shape[1]):
+            lowest = min(lowest, row[use, at])
+        if lowest <= 0.0:
+            for at in range(row.shape[1]):
+                row[use, at] += 1.0 - lowest
+
+
+@compiled
+def _measure(program: Program, path: Path, scale: float, rest: float) -> float:
+    """What columns and rows lack of their equations; returns what the objective lacks."""
+    column, row = path.by_column, path.by_row
+    _use(program, column[_AT], row[_LACKING])
+    for at in range(row.shape[1]):
+        row[_LACKING, at] += row[_LEFT, at] - program.limit[at] * scale
+    _pay(program, row[_DUAL], column[_UNPAID])
+    for at in range(column.shape[1]):
+        column[_UNPAID, at] = -column[_UNPAID, at]
+    column[_UNPAID, -1] += program.reward * scale
+    bound = _dot(program.num_rows_alike, program.limit, row[_DUAL])
+    return float(rest - program.reward * column[_AT, -1] + bound)
+
+
+@compiled
+def _step(
+    program: Program,
+    path: Path,
+    part: float,
+    scale: float,
+    rest: float,
+    lack: float,
+    goal: float,
+) -> tuple[float, float]:
+    """A step that makes up a part of what lacks, to products as in ``_GOAL``; returns that of the
+    scale and of the rest."""
+    column, row = path.by_column, path.by_row
+    for at in range(column.shape[1]):
+        column[_TO, at] = part * column[_UNPAID, at]
+    for at in range(row.shape[1]):
+        row[_WANTED, at] = -part * row[_LACKING, at] - row[_GOAL, at] / row[_DUAL, at]
+    _solve(program, path, _AHEAD, _DUAL_AHEAD)
+    alike, limit = program.num_rows_alike, program.limit
+    gained = part * lack + goal / scale - program.reward * column[_AHEAD, -1]
+    gained += _dot(alike, limit, row[_DUAL_AHEAD])
+    lost = rest / scale + program.reward * column[_ONCE, -1]
+    lost -= _dot(alike, limit, row[_DUAL_ONCE])
+    more = gained / lost
+    for at in range(column.shape[1]):
+        column[_AHEAD, at] += more * column[_ONCE, at]
+    for at in range(row.shape[1]):
+        row[_DUAL_AHEAD, at] += more * row[_DUAL_ONCE, at]
+        left = row[_GOAL, at] - row[_LEFT, at] * row[_DUAL_AHEAD, at]
+        row[_LEFT_AHEAD, at] = left / row[_DUAL, at]
+    return more, (goal - rest * more) / scale
+
+
+@compiled
+def _reach(path: Path, scale: float, rest: float, more: float, less: float) -> float:
+    """How much of a step keeps all positive."""
+    row = path.by_row
+    far = 1e9
+    if more < 0.0:
+        far = min(far, -scale / more)
+    if less < 0.0:
+        far = min(far, -rest / less)
+    for at in range(row.shape[1]):
+        if row[_LEFT_AHEAD, at] < 0.0:
+            far = min(far, -row[_LEFT, at] / row[_LEFT_AHEAD, at])
+        if row[_DUAL_AHEAD, at] < 0.0:
+            far = min(far, -row[_DUAL, at] / row[_DUAL_AHEAD, at])
+    return far
+
+
+@compiled
+def _dot(weight: FloatArray, one: FloatArray, other: FloatArray) -> float:
+    total = 0.0
+    for at in range(one.shape[0]):
+        total += weight[at] * one[at] * other[at]
+    return total
+
+
+@compiled
+def _largest(values: FloatArray) -> float:
+    largest = 0.0
+    for at in range(values.shape[0]):
+        largest = max(largest, abs(values[at]))
+    return largest
+
+
+@compiled
+def _use(program: Program, column: FloatArray, row: FloatArray) -> None:
+    """What columns take of every row."""
+    num_classes, num_kinds = program.least.shape
+    progress = num_classes * num_kinds
+    time, devices = progress + num_classes, progress + 2 * num_classes
+    for j in range(num_kinds):
+        row[devices + j] = 0.0
+    for a in range(num_classes):
+        row[progress + a], row[time + a] = program.level[a] * column[-1], 0.0
+        for j in range(num_kinds):
+            share = column[a * num_kinds + j]
+            row[a * num_kinds + j] = program.least[a, j] * share
+            row[progress + a] += program.progress[a, j] * share
+            row[time + a] += program.time[a, j] * share
+            row[devices + j] += program.num_alike[a] * program.devices[a, j] * share
+
+
+@compiled
+def _pay(program: Program, dual: FloatArray, column: FloatArray) -> None:
+    """What every column costs at the duals of the rows."""
+    num_classes, num_kinds = program.least.shape
+    progress = num_classes * num_kinds
+    time, devices = progress + num_classes, progress + 2 * num_classes
+    column[-1] = 0.0
+    for a in range(num_classes):
+        column[-1] += program.num_alike[a] * program.level[a] * dual[progress + a]
+        for j in range(num_kinds):
+            at = a * num_kinds + j
+            column[at] = program.least[a, j] * dual[at]
+            column[at] += program.progress[a, j] * dual[progress + a]
+            column[at] += program.time[a, j] * dual[time + a]
+            column[at] += program.devices[a, j] * dual[devices + j]
+
+
+@compiled
+def _solve(program: Program, path: Path, to_column: int, to_row: int) -> None:
+    """Columns and duals at which columns cost what ``_TO`` wants, and take what ``_WANTED`` does
+    and ``_RATIO`` times the dual."""
+    num_classes, num_kinds = program.least.shape
+    column, dual = path.by_column[to_column], path.by_row[to_row]
+    size, answer = num_kinds + 2, path.answer
+    for a in range(num_classes):
+        _set_class(program, path, a)
+        _eliminate(path.block, size, size)
+        for line in range(size):
+            for right in range(size):
+                answer[a, line, right] = path.block[line, size + right]
+    _set_common(program, path)
+    _eliminate(path.block, num_kinds + 1, 1)
+    progress = num_classes * num_kinds
+    time, devices = progress + num_classes, progress + 2 * num_classes
+    for j in range(num_kinds):
+        dual[devices + j] = path.block[j, num_kinds + 1]
+    level = path.block[num_kinds, num_kinds + 1]
+    column[-1] = level
+    for a in range(num_classes):
+        for line in range(size):
+            value = answer[a, line, 0] + answer[a, line, 1] * level
+            for j in range(num_kinds):
+                value += answer[a, line, 2 + j] * dual[devices + j]
+            if line < num_kinds:
+                at = a * num_kinds + line
+                column[at] = value
+                wanted = path.by_row[_WANTED, at]
+                dual[at] = (program.least[a, line] * value - wanted) / path.by_row[_RATIO, at]
+            else:
+                dual[(progress if line == num_kinds else time) + a] = value
+
+
+@compiled
+def _set_class(program: Program, path: Path, a: int) -> None:
+    """Equations of a class; right sides: by itself, by the level, by the dual of each kind."""
+    num_classes, num_kinds = program.least.shape
+    block, ratio, wanted = path.block, path.by_row[_RATIO], path.by_row[_WANTED]
+    size, progress = num_kinds + 2, num_classes * num_kinds + a
+    time = progress + num_classes
+    for line in range(size):
+        for right in range(2 * size):
+            block[line, right] = 0.0
+    for j in range(num_kinds):
+        at, least = a * num_kinds + j, program.least[a, j]
+        block[j, j] = least * least / ratio[at]
+        block[j, num_kinds] = program.progress[a, j]
+        block[j, num_kinds + 1] = program.time[a, j]
+        block[j, size] = path.by_column[_TO, at] + least * wanted[at] / ratio[at]
+        block[j, size + 2 + j] = -program.devices[a, j]
+        block[num_kinds, j] = program.progress[a, j]
+        block[num_kinds + 1, j] = program.time[a, j]
+    block[num_kinds, num_kinds], block[num_kinds, size] = -ratio[progress], wanted[progress]
+    block[num_kinds, size + 1] = -program.level[a]
+    block[num_kinds + 1, num_kinds + 1] = -ratio[time]
+    block[num_kinds + 1, size] = wanted[time]
+
+
+@compiled
+def _set_common(program: Program, path: Path) -> None:
+    """What all classes take of every kind, and what the level costs."""
+    num_classes, num_kinds = program.least.shape
+    block, answer, right = path.block, path.answer, num_kinds + 1
+    devices = num_classes * (num_kinds + 2)
+    for line in range(num_kinds + 1):
+        for other in range(num_kinds + 2):
+            block[line, other] = 0.0
+    for j in range(num_kinds):
+        block[j, j] = -path.by_row[_RATIO, devices + j]
+        block[j, right] = path.by_row[_WANTED, devices + j]
+    block[num_kinds, right] = path.by_column[_TO, -1]
+    for a in range(num_classes):
+        for line in range(num_kinds + 1):
+            factor = program.devices[a, line] if line < num_kinds else program.level[a]
+            weight = program.num_alike[a] * factor
+            for j in range(num_kinds):
+                block[line, j] += weight * answer[a, line, 2 + j]
+            block[line, num_kinds] += weight * answer[a, line, 1]
+            block[line, right] -= weight * answer[a, line, 0]
+
+
+@compiled
+def _eliminate(block: FloatArray, size: int, num_right: int) -> None:
+    """Solve by Gauss's method; answers stand where the right sides stood."""
+    stop = size + num_right
+    for at in range(size):
+        best = at
+        for line in range(at + 1, size):
+            if abs(block[line, at]) > abs(block[best, at]):
+                best = line
+        if best != at:
+            for right in range(at, stop):
+                block[at, right], block[best, right] = block[best, right], block[at, right]
+        pivot = block[at, at]
+        for right in range(at, stop):
+            block[at, right] /= pivot
+        for line in range(size):
+            factor = block[line, at]
+            if line != at and factor != 0.0:
+                for right in range(at, stop):
+                    block[line, right] -= factor * block[at, right]
