@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -267,6 +268,29 @@ def test_gangs_over_servers_are_slower_beside_each_other_too() -> None:
             rates.add((bool(row["is_spread"]), float(row["rate"])))
     assert rates
     assert rates <= {(True, 6.0 * 5.0 / 8.0), (False, 6.0)}
+
+
+@pytest.mark.parametrize("mechanism", ["gavel", "improved"])
+def test_whole_numbers_compile_nothing_anew(mechanism: str) -> None:
+    from hocket.fleet.rounds.kernels.count import count
+    from hocket.fleet.rounds.kernels.play import play
+
+    kernels = [cast(Any, kernel).entry for kernel in (count, play)]
+    known = []
+    for one in (1.0, 1):
+        rules = Rules(
+            mechanism=mechanism,
+            round_s=360 * one,
+            min_run_s=one,
+            slack_rounds=one,
+            patience_rounds=9 * one,
+            stickiness_rounds=one,
+            restart_s=one,
+        )
+        state = step(fleet(2, rules=rules), Submit(time_s=one, jobs=(job(0, steps=one),)))[0]
+        step(state, Tick(time_s=400 * one))
+        known.append([len(kernel.signatures) for kernel in kernels])
+    assert known[0] == known[1]
 
 
 def test_a_lost_device_costs_at_most_a_round() -> None:

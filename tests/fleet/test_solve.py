@@ -296,6 +296,21 @@ def test_an_answer_cut_short_still_knows_its_gap(monkeypatch):
     assert answer.gap > 1e-3
 
 
+def test_pairs_of_an_earlier_answer_keep_the_program_exact_where_it_would_be_too_large(monkeypatch):
+    market = distinct_sharers(2, 40, 5)
+    earlier = replace(market, remaining_steps=market.remaining_steps * 1.1)
+    warm = POLICIES["makespan"](earlier).warm
+    best = POLICIES["makespan"](market)
+    monkeypatch.setattr(water_filling, "MANY", 1)
+    monkeypatch.setattr(many, "_MAX_STAGES", 1)
+    monkeypatch.setattr(many, "_PARTNERS", 1)
+    rough, exact = POLICIES["makespan"](market), POLICIES["makespan"](market, warm)
+    verify_allocation(market, exact)
+    assert rough.gap > 1e-4
+    assert exact.gap <= 1e-6
+    assert exact.objective == pytest.approx(best.objective, rel=1e-6)
+
+
 def test_many_jobs_that_share_get_the_same_answer_every_time():
     market = distinct_sharers(1, 160, 20)
     one, two = POLICIES["las"](market), POLICIES["las"](market)

@@ -16,6 +16,7 @@ import pytest
 from service.ray_cluster import RayCluster, processes_with, ray_cluster
 
 from hocket.errors import RunError
+from hocket.service.executors import processes
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -115,7 +116,6 @@ class Lab:
         for status in self.engine.poll().attempts:
             self.engine.forget(status.name)
         assert self.running() == []
-        until(lambda: not self.folders_on_nodes())
 
     def folders_on_nodes(self) -> list[Path]:
         """What supervisors keep on their nodes."""
@@ -295,11 +295,12 @@ def test_a_new_executor_finds_what_runs_and_what_ended_meanwhile(cluster, tmp_pa
 
 
 def test_a_killed_node_takes_its_devices_and_processes_with_it(lab, cluster):
+    before = set(lab.folders_on_nodes())
     forks = "import subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\n" + SLEEP
     lab.start(1, forks, "b/v100/0", "a/v100/0", processes="per-device")
     lab.start(2, SLEEP, "a/v100/1")
     until(lambda: lab.printed(1).count("up") == 2 and "up" in lab.printed(2))
-    assert len(lab.folders_on_nodes()) == 3
+    assert len(set(lab.folders_on_nodes()) - before) == 3
     cluster.kill("b")
     assert lab.ended(1).phase == LOST
     assert "node" in lab.status(1).detail
@@ -312,6 +313,26 @@ def test_a_killed_node_takes_its_devices_and_processes_with_it(lab, cluster):
     until(lambda: len(lab.engine.poll().devices) == NUM_DEVICES)
     lab.start(3, COUNT, "b/v100/0")
     assert lab.ended(3).exit_code == 0
+
+
+def test_what_killed_nodes_left_is_removed_by_the_next_attempt(lab, cluster):
+    forgotten = cluster.folder / f"hocket-attempt-{os.getpid()}-1-forgotten"
+    linked = cluster.folder / f"hocket-attempt-{os.getpid()}-1-linked"
+    mine = cluster.folder / f"hocket-attempt-{own_identity()}-mine"
+    (forgotten / "deep").mkdir(parents=True)
+    mine.mkdir()
+    linked.symlink_to(lab.place)
+    lab.start(1, COUNT, "a/v100/0")
+    assert lab.ended(1).exit_code == 0
+    until(lambda: set(lab.folders_on_nodes()) == {mine, linked})
+    mine.rmdir()
+    linked.unlink()
+    assert list(lab.place.glob("lock*")) == []
+
+
+def own_identity() -> str:
+    me = processes.process(os.getpid())
+    return f"{me.pid}-{me.start_ticks}"
 
 
 def test_a_cluster_that_is_not_there_is_told_at_once(tmp_path):

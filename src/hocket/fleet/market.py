@@ -20,7 +20,7 @@ Counts = NDArray[np.int64]
 class Pairs:
     """Throughputs of two jobs of equal gang that share the same devices, by profile.
 
-    Jobs with one profile behave the same, alone and in any company.
+    Jobs with one profile have one gang and behave the same, alone and in any company.
     """
 
     profile_of: Counts

@@ -41,15 +41,18 @@ def assign(state: State, jobs: Jobs, asked: Asked, *, keeps_running: bool) -> tu
 
 @lru_cache(maxsize=64)
 def _pace(rules: Rules, keeps_running: bool) -> Pace:
+    # A rule that is given as a whole number would compile everything once more.
+    round_s, patience_s = float(rules.round_s), float(rules.patience_rounds * rules.round_s)
+    min_run_s = float(rules.min_run_s)
     return Pace(
-        round_s=rules.round_s,
-        stickiness_rounds=rules.stickiness_rounds,
-        slack_rounds=rules.slack_rounds,
-        patience_s=rules.patience_rounds * rules.round_s,
-        most_owed_s=2.0 * rules.patience_rounds * rules.round_s,
-        restart_s=rules.restart_s,
-        min_run_s=rules.min_run_s,
-        min_turn_s=max(rules.min_run_s, rules.stickiness_rounds * rules.round_s),
+        round_s=round_s,
+        stickiness_rounds=float(rules.stickiness_rounds),
+        slack_rounds=float(rules.slack_rounds),
+        patience_s=patience_s,
+        most_owed_s=2.0 * patience_s,
+        restart_s=float(rules.restart_s),
+        min_run_s=min_run_s,
+        min_turn_s=max(min_run_s, rules.stickiness_rounds * round_s),
         keeps_running=keeps_running,
         by_share=rules.mechanism == "gavel",
     )
@@ -57,7 +60,7 @@ def _pace(rules: Rules, keeps_running: bool) -> Pace:
 
 def speeds_of(state: State) -> Speeds:
     """What rates depend on, beside the jobs."""
-    whole_s = state.rules.round_s if state.rules.mechanism == "gavel" else 0.0
+    whole_s = float(state.rules.round_s) if state.rules.mechanism == "gavel" else 0.0
     if state.pair_table is None:
         return _speeds_alone(state.num_kinds, whole_s)
     return Speeds(beside=state.pair_table.steps_per_s, whole_s=whole_s)

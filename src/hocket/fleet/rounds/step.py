@@ -73,7 +73,7 @@ def _count(state: State, event: Event) -> tuple[State, Jobs]:
     """The state at a later moment and its rows, to write to, with room for jobs that come."""
     from hocket.fleet.rounds.kernels.count import count
 
-    before, time_s = state.jobs, event.time_s
+    before, time_s = state.jobs, float(event.time_s)
     num_fresh = len(event.jobs) if isinstance(event, Submit) else 0
     jobs = room_for_jobs(len(before.rows) + num_fresh, len(state.kinds))
     plan, earns = state.pair_plan, state.rules.mechanism == "improved"

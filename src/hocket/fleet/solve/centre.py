@@ -51,9 +51,8 @@ class Path(NamedTuple):
     """``[use, column]``: shares and then the level."""
     by_row: FloatArray
     """``[use, row]``."""
-    answer: FloatArray
-    """``[class, kind + 2, kind + 2]``: shares and duals of a class, as they follow by themselves,
-    from the level and from the dual of each kind of devices."""
+    inverse: FloatArray
+    """``[class, kind + 2, kind + 2]``: of the equations of a class for its shares and two duals."""
     block: FloatArray
     """``[kind + 2, 2 (kind + 2)]``: equations of one class, or of what all have in common."""
 
@@ -113,9 +112,9 @@ def central_shares(even: Even, num_jobs: FloatArray) -> tuple[FloatArray, float]
     alike = np.concatenate([np.repeat(num_jobs, num_kinds), num_jobs, num_jobs, np.ones(num_kinds)])
     size, num_columns = num_kinds + 2, num_classes * num_kinds + 1
     path = Path(
-        by_column=np.empty((6, num_columns)),
-        by_row=np.empty((11, len(alike))),
-        answer=np.empty((num_classes, size, size)),
+        by_column=np.empty((5, num_columns)),
+        by_row=np.empty((9, len(alike))),
+        inverse=np.empty((num_classes, size, size)),
         block=np.empty((size, 2 * size)),
     )
     program = even.program._replace(

@@ -22,7 +22,7 @@ _NEAREST, _LONGEST = 0.99, 0.999
 _AT, _UNPAID, _TO, _ONCE, _AHEAD = 0, 1, 2, 3, 4
 """Uses of columns: the point, what costs lack, what is wanted, steps of the scale and the rest."""
 _LEFT, _DUAL, _LACKING, _RATIO, _WANTED, _GOAL = 0, 1, 2, 3, 4, 5
-_DUAL_ONCE, _DUAL_AHEAD, _LEFT_AHEAD, _USED = 6, 7, 8, 9
+_DUAL_ONCE, _DUAL_AHEAD, _LEFT_AHEAD = 6, 7, 8
 """Uses of rows: what is left, its dual, what limits lack, their ratio, right sides, steps."""
 
 
@@ -49,6 +49,7 @@ def follow_path(program: Program, path: Path) -> tuple[float, float]:
         for at in range(column.shape[1]):
             column[_TO, at] = 0.0
         column[_TO, -1] = program.reward
+        _invert_classes(program, path)
         _solve(program, path, _ONCE, _DUAL_ONCE)
         more, less = _step(program, path, 1.0, scale, rest, lack, -scale * rest)
         ahead = min(1.0, _reach(path, scale, rest, more, less))
@@ -79,6 +80,7 @@ def _start(program: Program, path: Path) -> None:
         row[_WANTED, at] = program.limit[at]
     for at in range(column.shape[1]):
         column[_TO, at] = 0.0
+    _invert_classes(program, path)
     _solve(program, path, _AT, _LEFT)
     for at in range(row.shape[1]):
         row[_LEFT, at] = -row[_LEFT, at]
@@ -211,71 +213,91 @@ def _pay(program: Program, dual: FloatArray, column: FloatArray) -> None:
 
 
 @compiled
-def _solve(program: Program, path: Path, to_column: int, to_row: int) -> None:
-    """Columns and duals at which columns cost what ``_TO`` wants, and take what ``_WANTED`` does
-    and ``_RATIO`` times the dual."""
+def _invert_classes(program: Program, path: Path) -> None:
+    """Inverses of the equations of every class, for the ratios of the moment."""
     num_classes, num_kinds = program.least.shape
-    column, dual = path.by_column[to_column], path.by_row[to_row]
-    size, answer = num_kinds + 2, path.answer
+    size = num_kinds + 2
     for a in range(num_classes):
         _set_class(program, path, a)
         _eliminate(path.block, size, size)
         for line in range(size):
             for right in range(size):
-                answer[a, line, right] = path.block[line, size + right]
-    _set_common(program, path)
-    _eliminate(path.block, num_kinds + 1, 1)
-    progress = num_classes * num_kinds
-    time, devices = progress + num_classes, progress + 2 * num_classes
-    for j in range(num_kinds):
-        dual[devices + j] = path.block[j, num_kinds + 1]
-    level = path.block[num_kinds, num_kinds + 1]
-    column[-1] = level
-    for a in range(num_classes):
-        for line in range(size):
-            value = answer[a, line, 0] + answer[a, line, 1] * level
-            for j in range(num_kinds):
-                value += answer[a, line, 2 + j] * dual[devices + j]
-            if line < num_kinds:
-                at = a * num_kinds + line
-                column[at] = value
-                wanted = path.by_row[_WANTED, at]
-                dual[at] = (program.least[a, line] * value - wanted) / path.by_row[_RATIO, at]
-            else:
-                dual[(progress if line == num_kinds else time) + a] = value
+                path.inverse[a, line, right] = path.block[line, size + right]
 
 
 @compiled
 def _set_class(program: Program, path: Path, a: int) -> None:
-    """Equations of a class; right sides: by itself, by the level, by the dual of each kind."""
+    """Shares and duals of a class, beside ones on the diagonal."""
     num_classes, num_kinds = program.least.shape
-    block, ratio, wanted = path.block, path.by_row[_RATIO], path.by_row[_WANTED]
+    block, ratio = path.block, path.by_row[_RATIO]
     size, progress = num_kinds + 2, num_classes * num_kinds + a
-    time = progress + num_classes
     for line in range(size):
         for right in range(2 * size):
             block[line, right] = 0.0
+        block[line, size + line] = 1.0
     for j in range(num_kinds):
-        at, least = a * num_kinds + j, program.least[a, j]
-        block[j, j] = least * least / ratio[at]
-        block[j, num_kinds] = program.progress[a, j]
-        block[j, num_kinds + 1] = program.time[a, j]
-        block[j, size] = path.by_column[_TO, at] + least * wanted[at] / ratio[at]
-        block[j, size + 2 + j] = -program.devices[a, j]
-        block[num_kinds, j] = program.progress[a, j]
-        block[num_kinds + 1, j] = program.time[a, j]
-    block[num_kinds, num_kinds], block[num_kinds, size] = -ratio[progress], wanted[progress]
-    block[num_kinds, size + 1] = -program.level[a]
-    block[num_kinds + 1, num_kinds + 1] = -ratio[time]
-    block[num_kinds + 1, size] = wanted[time]
+        least = program.least[a, j]
+        block[j, j] = least * least / ratio[a * num_kinds + j]
+        block[j, num_kinds] = block[num_kinds, j] = program.progress[a, j]
+        block[j, num_kinds + 1] = block[num_kinds + 1, j] = program.time[a, j]
+    block[num_kinds, num_kinds] = -ratio[progress]
+    block[num_kinds + 1, num_kinds + 1] = -ratio[progress + num_classes]
 
 
 @compiled
-def _set_common(program: Program, path: Path) -> None:
+def _solve(program: Program, path: Path, to_column: int, to_row: int) -> None:
+    """Columns and duals at which columns cost what ``_TO`` wants, and take what ``_WANTED`` does
+    and ``_RATIO`` times the dual."""
+    num_classes, num_kinds = program.least.shape
+    column, dual, inverse = path.by_column[to_column], path.by_row[to_row], path.inverse
+    ratio, wanted = path.by_row[_RATIO], path.by_row[_WANTED]
+    progress = num_classes * num_kinds
+    devices, block = progress + 2 * num_classes, path.block
+    _solve_classes(program, path, column, dual)
+    _set_common(program, path, column, dual)
+    _eliminate(block, num_kinds + 1, 1)
+    for j in range(num_kinds):
+        dual[devices + j] = block[j, num_kinds + 1]
+    column[-1] = block[num_kinds, num_kinds + 1]
+    for a in range(num_classes):
+        for line in range(num_kinds + 2):
+            change = inverse[a, line, num_kinds] * program.level[a] * column[-1]
+            for j in range(num_kinds):
+                change += inverse[a, line, j] * program.devices[a, j] * dual[devices + j]
+            if line < num_kinds:
+                at = a * num_kinds + line
+                column[at] -= change
+                dual[at] = (program.least[a, line] * column[at] - wanted[at]) / ratio[at]
+            else:
+                dual[progress + (line - num_kinds) * num_classes + a] -= change
+
+
+@compiled
+def _solve_classes(program: Program, path: Path, column: FloatArray, dual: FloatArray) -> None:
+    """Shares and duals of every class as if the level and all duals of devices were 0."""
+    num_classes, num_kinds = program.least.shape
+    ratio, wanted, progress = path.by_row[_RATIO], path.by_row[_WANTED], num_classes * num_kinds
+    for a in range(num_classes):
+        for line in range(num_kinds + 2):
+            value = 0.0
+            for j in range(num_kinds):
+                at = a * num_kinds + j
+                right = path.by_column[_TO, at] + program.least[a, j] * wanted[at] / ratio[at]
+                value += path.inverse[a, line, j] * right
+            value += path.inverse[a, line, num_kinds] * wanted[progress + a]
+            value += path.inverse[a, line, num_kinds + 1] * wanted[progress + num_classes + a]
+            if line < num_kinds:
+                column[a * num_kinds + line] = value
+            else:
+                dual[progress + (line - num_kinds) * num_classes + a] = value
+
+
+@compiled
+def _set_common(program: Program, path: Path, column: FloatArray, dual: FloatArray) -> None:
     """What all classes take of every kind, and what the level costs."""
     num_classes, num_kinds = program.least.shape
-    block, answer, right = path.block, path.answer, num_kinds + 1
-    devices = num_classes * (num_kinds + 2)
+    block, inverse, right = path.block, path.inverse, num_kinds + 1
+    devices, progress = num_classes * (num_kinds + 2), num_classes * num_kinds
     for line in range(num_kinds + 1):
         for other in range(num_kinds + 2):
             block[line, other] = 0.0
@@ -285,12 +307,14 @@ def _set_common(program: Program, path: Path) -> None:
     block[num_kinds, right] = path.by_column[_TO, -1]
     for a in range(num_classes):
         for line in range(num_kinds + 1):
-            factor = program.devices[a, line] if line < num_kinds else program.level[a]
+            is_share = line < num_kinds
+            factor = program.devices[a, line] if is_share else program.level[a]
+            alone = column[a * num_kinds + line] if is_share else dual[progress + a]
             weight = program.num_alike[a] * factor
             for j in range(num_kinds):
-                block[line, j] += weight * answer[a, line, 2 + j]
-            block[line, num_kinds] += weight * answer[a, line, 1]
-            block[line, right] -= weight * answer[a, line, 0]
+                block[line, j] -= weight * inverse[a, line, j] * program.devices[a, j]
+            block[line, num_kinds] -= weight * inverse[a, line, num_kinds] * program.level[a]
+            block[line, right] -= weight * alone
 
 
 @compiled

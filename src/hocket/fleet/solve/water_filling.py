@@ -30,8 +30,9 @@ ROOM = 1e-10
 """Part that those give up who cannot: else rounding would make full pools look overfull."""
 _ROUNDING, _ROUNDING_SHARED = 1e-8, 1e-6
 """How exactly demands are met: by prices, and by a solver of seven digits."""
-MANY = 150
-"""Classes from which on programs of pairs are solved to a known gap only, at the first level."""
+MANY, MANY_KNOWN = 150, 300
+"""Classes from which on programs of pairs are solved to a known gap only, at the first level; also
+where the pairs of an earlier answer are known, which leave few others to look for."""
 MAX_RUNGS = 8
 """Without sharing no more than kinds of devices are needed, and nearly always one or two."""
 
@@ -39,7 +40,7 @@ MAX_RUNGS = 8
 def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -> Allocation:
     """The allocation whose lowest job is as high as can be, then the next lowest, and so on."""
     setup = set_up(market, ladder)
-    rungs = fill(setup, ladder, search_in(market, setup, ladder), warm)
+    rungs = fill(setup, ladder, search_in(market, setup, ladder, warm), warm)
     shares = trim(setup.expand(rungs[-1].shares))
     progress = (ladder.rates * shares).sum(axis=1)
     if rungs[-1].pairs is not None:
@@ -107,13 +108,14 @@ def fill(
 
 
 def search_in(
-    market: Market, setup: Setup, ladder: Ladder
+    market: Market, setup: Setup, ladder: Ladder, warm: Warm | None = None
 ) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
     """The search for the highest level that suits a market: alone, with pairs, with many pairs."""
     crowd = setup.crowd
     if market.pairs is None:
         return lambda demand_at, cap, warm: highest_rung(crowd, demand_at, cap, warm)
-    if len(crowd.gang) >= MANY:
+    knows_pairs = warm is not None and warm.columns is not None
+    if len(crowd.gang) >= (MANY_KNOWN if knows_pairs else MANY):
         return _search_many(market, setup, ladder)
     pairs = pair_rates(market, setup, ladder.rates)
     return lambda demand_at, cap, warm: highest_shared_rung(crowd, pairs, demand_at, cap, warm)

@@ -139,4 +139,4 @@ def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
     _LIBRARY.prctl(_SET_PARENT_DEATH_SIGNAL, number)
     if os.getppid() != parent:
         # It ended before the kernel was told.
-        os._exit(1)
+        signal.raise_signal(number)

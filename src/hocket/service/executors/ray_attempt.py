@@ -18,12 +18,15 @@ from hocket.service.executors.supervisor import run_attempt
 
 def run_part(folder: str, parent: int) -> int:
     """Run the attempt of a folder, as `run_attempt` does, for as long as the parent lives."""
-    # SIGTERM makes the supervisor end its commands with the grace of the order, which is 0 here.
-    processes.die_with(parent, signal.SIGTERM)
-    exit_code = run_attempt(folder)
-    if os.getppid() != parent:
-        shutil.rmtree(folder, ignore_errors=True)
-    return exit_code
+    # Until the supervisor takes this signal, there is nothing but the folder to clear away.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
+    try:
+        # SIGTERM makes the supervisor end its commands with the grace of the order, which is 0.
+        processes.die_with(parent, signal.SIGTERM)
+        return run_attempt(folder)
+    finally:
+        if os.getppid() != parent:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,15 @@ that is dead for Ray may live for a second after its raylet otherwise, and with 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from typing import Any
 
 from hocket.service.executors import processes
@@ -24,6 +27,7 @@ from hocket.service.executors.attempt_folder import (
     Result,
     ask_to_stop,
     read_result,
+    try_lock,
     write_json,
 )
 from hocket.service.executors.supervisor import free_port
@@ -38,6 +42,9 @@ VISIBLE_DEVICES = (
     "TPU_VISIBLE_CHIPS",
 )
 """What Ray sets for the devices that it reserved."""
+
+
+_PREFIX = "hocket-attempt-"
 
 
 class Supervisor:
@@ -63,7 +70,8 @@ class Supervisor:
         """Run the command unless that was done before, or the attempt was stopped."""
         if self._process is not None or self._is_stopped:
             return
-        self._folder = tempfile.mkdtemp(prefix="hocket-attempt-")
+        _remove_forgotten()
+        self._folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{_identity(os.getpid())}-")
         write_json(os.path.join(self._folder, ASSIGNMENT), _completed(self._order, meeting))
         module = "hocket.service.executors.ray_attempt"
         self._process = subprocess.Popen(
@@ -110,3 +118,26 @@ def _completed(order: dict[str, Any], meeting: tuple[str, int]) -> dict[str, Any
     ranks = {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     given = ranks if order["processes"] == "per-device" else {}
     return order | {"environment": visible | given | order["environment"], "grace_s": 0.0}
+
+
+def _identity(pid: int) -> str:
+    found = processes.process(pid)
+    return f"{pid}-{found.start_ticks}" if found else ""
+
+
+def _remove_forgotten() -> None:
+    """Remove folders of actors that were killed together with what they began, as nodes are."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*-*"):
+        owner = folder.name.removeprefix(_PREFIX).rpartition("-")[0]
+        pid = owner.partition("-")[0]
+        if not pid.isdecimal() or owner == _identity(int(pid)):
+            continue
+        with contextlib.suppress(OSError):
+            # Others may put what they like into a common folder, a link too.
+            found = folder.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            # What an orphan still uses it removes itself.
+            if (lock := try_lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
