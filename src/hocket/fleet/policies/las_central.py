@@ -2,7 +2,7 @@
 
 The lowest job is as high as with `las`, but the others are left wherever an interior-point method
 passed them (`fleet.solve.centre`): a job of one device that cannot run any faster stops the level
-for gangs too, which then hold shares of slow kinds. O(classes x kinds^3) per step of the solver.
+for gangs too, which need little time to reach it. O(classes x kinds^3) per step of the solver.
 """
 
 from __future__ import annotations
