@@ -3,8 +3,8 @@
 Many allocations have the same lowest job; an interior-point method ends somewhere inside of them
 all, and where depends on its path. Gavel takes the answer of ECOS (Domahidi, Chu and Boyd, 2013): a
 homogeneous self-dual embedding (Andersen, Roos and Terlaky, 2003) of the program, made even by rows
-and columns (Ruiz, 2001). The same path here ends at the same shares, but with jobs that are alike
-as one: O(steps x classes x kinds^3), about ten steps.
+and columns (Ruiz, 2001). The same path here ends at nearly the same shares, with jobs of a
+class as one: O(steps x classes x kinds^3), about ten steps.
 """
 
 from __future__ import annotations
