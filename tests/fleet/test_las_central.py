@@ -104,6 +104,15 @@ def test_a_job_at_its_cap_stops_the_level_for_gangs() -> None:
     assert las_central(market).shares[1, 2] > 0.1
 
 
+@pytest.mark.parametrize(("num_jobs", "devices"), [(4, [2, 2]), (13, [7, 7]), (15, [5, 6, 5])])
+def test_jobs_that_just_fit_have_all_their_time(num_jobs: int, devices: list[int]) -> None:
+    """Little is left inside: rounding must say neither where the path starts nor where it ends."""
+    answer = las_central(make_market(np.ones((num_jobs, len(devices))), devices))
+    assert answer.shares.sum(axis=1) == pytest.approx(np.ones(num_jobs), abs=1e-6)
+    assert (answer.shares.sum(axis=0) <= np.array(devices) * (1.0 + 1e-7)).all()
+    assert answer.gap < 1e-6
+
+
 def test_agnostic_answer_treats_kinds_of_the_same_size_alike() -> None:
     steps_per_s = np.random.default_rng(0).uniform(0.5, 5.0, (9, 3))
     market = make_market(steps_per_s, [4, 4, 4], gang=[1, 2, 4] * 3)

@@ -35,13 +35,22 @@ def follow_path(program: Program, path: Path) -> tuple[float, float]:
     scale, rest, num_rows = 1.0, 1.0, 0.0
     for at in range(row.shape[1]):
         num_rows += program.num_rows_alike[at]
+    far = more = less = 0.0
+    before = np.inf
     for _ in range(_MAX_STEPS):
         lack = _measure(program, path, scale, rest)
         gap = _dot(program.num_rows_alike, row[_LEFT], row[_DUAL])
         middle = (gap + scale * rest) / (num_rows + 1.0)
         worst = max(_largest(row[_LACKING]), _largest(column[_UNPAID]))
-        if gap <= _EXACT * scale * scale and worst <= _EXACT * scale:
+        is_close = gap <= _EXACT * scale * scale
+        if is_close and worst <= _EXACT * scale:
             break
+        if is_close and worst >= before:
+            # Rounding takes more than steps gain from here on.
+            _move(path, -far)
+            scale -= far * more
+            break
+        before = worst
         for at in range(row.shape[1]):
             row[_RATIO, at] = row[_LEFT, at] / row[_DUAL, at]
             row[_WANTED, at] = program.limit[at]
@@ -60,13 +69,9 @@ def follow_path(program: Program, path: Path) -> tuple[float, float]:
         more, less = _step(program, path, 1.0 - centring, scale, rest, lack, goal)
         far = min(_NEAREST * _reach(path, scale, rest, more, less), _LONGEST)
         # Equations that cannot be solved any more lead nowhere.
-        if not far > 0.0:
+        if not (far > 0.0 and abs(more) < np.inf):
             break
-        for at in range(column.shape[1]):
-            column[_AT, at] += far * column[_AHEAD, at]
-        for at in range(row.shape[1]):
-            row[_LEFT, at] += far * row[_LEFT_AHEAD, at]
-            row[_DUAL, at] += far * row[_DUAL_AHEAD, at]
+        _move(path, far)
         scale, rest = scale + far * more, rest + far * less
     return scale, _dot(program.num_rows_alike, program.limit, row[_DUAL]) / scale
 
@@ -91,7 +96,8 @@ def _start(program: Program, path: Path) -> None:
         lowest = np.inf
         for at in range(row.shape[1]):
             lowest = min(lowest, row[use, at])
-        if lowest <= 0.0:
+        # Rounding must not decide on which side of the border it starts.
+        if lowest <= _EXACT:
             for at in range(row.shape[1]):
                 row[use, at] += 1.0 - lowest
 
@@ -159,6 +165,17 @@ def _reach(path: Path, scale: float, rest: float, more: float, less: float) -> f
         if row[_DUAL_AHEAD, at] < 0.0:
             far = min(far, -row[_DUAL, at] / row[_DUAL_AHEAD, at])
     return far
+
+
+@compiled
+def _move(path: Path, far: float) -> None:
+    """Go so much of the step ahead."""
+    column, row = path.by_column, path.by_row
+    for at in range(column.shape[1]):
+        column[_AT, at] += far * column[_AHEAD, at]
+    for at in range(row.shape[1]):
+        row[_LEFT, at] += far * row[_LEFT_AHEAD, at]
+        row[_DUAL, at] += far * row[_DUAL_AHEAD, at]
 
 
 @compiled
