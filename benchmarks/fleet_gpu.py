@@ -265,7 +265,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", ".")))
     arguments = parser.parse_args()
     findings = Findings(
-        facts={"arguments": {key: str(one) for key, one in vars(arguments).items()}}
+        facts={
+            "arguments": {key: str(one) for key, one in vars(arguments).items() if key != "output"}
+        }
     )
     with tempfile.TemporaryDirectory(prefix="hocket-fleet-", ignore_cleanup_errors=True) as name:
         service = Service(Path(name), arguments.device, arguments.round)

@@ -4,6 +4,7 @@ import pytest
 from service.daemon_rig import Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 from service.local_attempts import executor_in, kill_everything
+from service.rest_service import serving
 
 
 @pytest.fixture
@@ -29,3 +30,18 @@ def rig(tmp_path, engine):
     yield rig
     for life in rig.lives:
         life.die()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """The REST service on devices that exist only in the test, one for all tests of a file."""
+    with serving(tmp_path_factory.mktemp("fleet")) as service:
+        yield service
+
+
+@pytest.fixture
+def nobody_left(request):
+    """Tests that share a fleet leave it without jobs."""
+    yield
+    if "service" in request.fixturenames:
+        request.getfixturevalue("service").cancel_all()

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from urllib.parse import urlencode
 
 import pytest
-from service.rest_service import TOKEN, URL, serving
+from service.rest_service import TOKEN, URL
 
 from hocket.service.rest.credentials import FORM_FIELD, PAGE_HEADER, Credentials, access_of
 
@@ -31,12 +31,6 @@ class Forms(HTMLParser):
             self._fields = self.forms.setdefault(given["action"], {})
         elif tag == "input" and given.get("type") == "hidden":
             self._fields[given["name"]] = given["value"]
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("fleet")) as service:
-        yield service
 
 
 @pytest.fixture

@@ -136,6 +136,12 @@ def wait_until(page, holds):
     pytest.fail(f"the page did not change: {page.inner_text('body')}")
 
 
+def press(page, button):
+    """Press a button of a form, until the page that it leads to is there."""
+    with page.expect_navigation():
+        page.get_by_role("button", name=button).click()
+
+
 def is_live(page):
     return page.inner_text("#status") == "live"
 
@@ -259,11 +265,11 @@ def test_a_job_is_paused_resumed_and_ended_by_buttons(visit, service, has_script
     page.goto(f"{service.url}/jobs/{number}")
     assert not page.get_by_role("button", name=f"End job {number}").is_visible()
     for button, status in (("Pause", "paused"), ("Resume", "running")):
-        page.get_by_role("button", name=button).click()
+        press(page, button)
         wait_until(page, lambda status=status: service.daemon.job(number).status == status)
         assert page.url == f"{service.url}/jobs/{number}"
     page.get_by_text("Cancel …").click()
-    page.get_by_role("button", name=f"End job {number}").click()
+    press(page, f"End job {number}")
     wait_until(page, lambda: service.daemon.job(number).status == "cancelled")
     page.reload()
     assert page.locator("form").count() == 0

@@ -6,23 +6,11 @@ import json
 import re
 
 import pytest
-from service.rest_service import is_problem, serving, wait_until
+from service.rest_service import is_problem, wait_until
 
 from hocket.service.executors.executor import AttemptName
 
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("fleet")) as service:
-        yield service
-
-
-@pytest.fixture(autouse=True)
-def nobody_left(request):
-    """Tests of this file share a fleet: each leaves it without jobs."""
-    yield
-    if "service" in request.fixturenames:
-        request.getfixturevalue("service").cancel_all()
+pytestmark = pytest.mark.usefixtures("nobody_left")
 
 
 def test_a_submitted_job_runs_and_ends(service):

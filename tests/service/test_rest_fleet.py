@@ -8,25 +8,13 @@ import os
 import stat
 
 import pytest
-from service.rest_service import is_problem, serving
+from service.rest_service import is_problem
 
 from hocket.service.records import EventRecord
 from hocket.service.rest import attempts, fleet, health, jobs, logs, rounds
 from hocket.service.rest.rounds import _find
 
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("fleet")) as service:
-        yield service
-
-
-@pytest.fixture(autouse=True)
-def nobody_left(request):
-    """Tests of this file share a fleet: each leaves it without jobs."""
-    yield
-    if "service" in request.fixturenames:
-        request.getfixturevalue("service").cancel_all()
+pytestmark = pytest.mark.usefixtures("nobody_left")
 
 
 def test_devices_queues_and_allocation(service):

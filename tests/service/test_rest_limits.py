@@ -7,6 +7,7 @@ import http.client
 import json
 import threading
 import time
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -179,21 +180,28 @@ def test_a_reader_that_comes_back_too_late_is_told_how_much_is_gone():
     assert asyncio.run(read()) == (list(range(50, 701)), 46)
 
 
+@asynccontextmanager
+async def watched(daemon):
+    """A bell that rings for a daemon."""
+    bell = stream.Bell(daemon)
+    watching = asyncio.create_task(bell.watch())
+    try:
+        yield bell
+    finally:
+        bell.close()
+        await watching
+
+
 def test_a_number_of_another_fleet_does_not_silence_the_stream():
     """A browser that had the page of a state which was set aside comes with its last number."""
 
     async def read():
         daemon = Happenings(first=1, last=4)
-        bell = stream.Bell(daemon)
-        watching = asyncio.create_task(bell.watch())
-        reading = asyncio.create_task(ids_of(daemon, bell, 5000, 6))
-        await asyncio.sleep(0.1)
-        daemon.last = 6
-        try:
+        async with watched(daemon) as bell:
+            reading = asyncio.create_task(ids_of(daemon, bell, 5000, 6))
+            await asyncio.sleep(0.1)
+            daemon.last = 6
             return await asyncio.wait_for(reading, 20)
-        finally:
-            bell.close()
-            await watching
 
     assert asyncio.run(read()) == ([5, 6], 0)
 
@@ -201,20 +209,15 @@ def test_a_number_of_another_fleet_does_not_silence_the_stream():
 def test_the_bell_outlives_a_store_that_cannot_be_read_for_a_while():
     async def read():
         daemon = Happenings(first=1, last=4)
-        bell = stream.Bell(daemon)
-        watching = asyncio.create_task(bell.watch())
-        await asyncio.sleep(0.1)
-        daemon.num_failures, daemon.last = 1, 6
-        while daemon.num_failures:
-            await asyncio.sleep(0.02)
-        reading = asyncio.create_task(ids_of(daemon, bell, 4, 8))
-        await asyncio.sleep(0.1)
-        daemon.last = 8
-        try:
+        async with watched(daemon) as bell:
+            await asyncio.sleep(0.1)
+            daemon.num_failures, daemon.last = 1, 6
+            while daemon.num_failures:
+                await asyncio.sleep(0.02)
+            reading = asyncio.create_task(ids_of(daemon, bell, 4, 8))
+            await asyncio.sleep(0.1)
+            daemon.last = 8
             return await asyncio.wait_for(reading, 20)
-        finally:
-            bell.close()
-            await watching
 
     assert asyncio.run(read()) == ([5, 6, 7, 8], 0)
 
@@ -228,16 +231,11 @@ def test_an_event_is_read_and_written_once_for_all_readers(monkeypatch):
 
     async def read():
         daemon = Happenings(first=1, last=10)
-        bell = stream.Bell(daemon)
-        watching = asyncio.create_task(bell.watch())
-        readers = [asyncio.create_task(ids_of(daemon, bell, None, 510)) for _ in range(30)]
-        await asyncio.sleep(0.2)
-        daemon.last = 510
-        try:
+        async with watched(daemon) as bell:
+            readers = [asyncio.create_task(ids_of(daemon, bell, None, 510)) for _ in range(30)]
+            await asyncio.sleep(0.2)
+            daemon.last = 510
             return await asyncio.gather(*readers), daemon.num_read
-        finally:
-            bell.close()
-            await watching
 
     found, num_read = asyncio.run(asyncio.wait_for(read(), 40))
     assert all(ids == list(range(11, 511)) and not num_gone for ids, num_gone in found)

@@ -8,24 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service.rest_service import is_problem, serving
+from service.rest_service import is_problem
 
 from hocket.service.executors.executor import AttemptName
 from hocket.service.rest import logs
 
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("fleet")) as service:
-        yield service
-
-
-@pytest.fixture(autouse=True)
-def nobody_left(request):
-    """Tests of this file share a fleet: each leaves it without jobs."""
-    yield
-    if "service" in request.fixturenames:
-        request.getfixturevalue("service").cancel_all()
+pytestmark = pytest.mark.usefixtures("nobody_left")
 
 
 def test_logs_whole_tail_and_range(service):

@@ -7,18 +7,12 @@ import json
 from urllib.parse import urlencode
 
 import pytest
-from service.rest_service import TOKEN, URL, serving
+from service.rest_service import TOKEN, URL
 
 from hocket.service.rest import guard
 from hocket.service.rest.credentials import PAGE_HEADER, Credentials, access_of
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory):
-    with serving(tmp_path_factory.mktemp("fleet")) as service:
-        yield service
 
 
 def routes_of(service) -> list[tuple[str, str]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 
 from hocket.errors import UsageError
 from hocket.service.daemon.daemon import Daemon
@@ -128,40 +128,43 @@ def get_job(
     return _tagged(record, response)
 
 
-@router.delete("/{job}", responses=answers(404, 409, 412))
-async def cancel(
+_Decide = Callable[[Callable[..., JobRecord]], Awaitable[JobBody]]
+
+
+async def _change(
     job: Number,
     response: Response,
     daemon: TheDaemon,
     decisions: TheDecisions,
     if_match: IfMatch = None,
-) -> JobBody:
+) -> _Decide:
+    """How a request changes the job that it names."""
+
+    async def decide(change: Callable[..., JobRecord]) -> JobBody:
+        return _tagged(await decisions.of(_changed, daemon, change, job, if_match), response)
+
+    return decide
+
+
+TheChange = Annotated[_Decide, Depends(_change)]
+
+
+@router.delete("/{job}", responses=answers(404, 409, 412))
+async def cancel(change: TheChange, daemon: TheDaemon) -> JobBody:
     """Cancel a job: it is told to stop and does not start again."""
-    return _tagged(await decisions.of(_changed, daemon, daemon.cancel, job, if_match), response)
+    return await change(daemon.cancel)
 
 
 @router.post("/{job}:pause", responses=answers(404, 409, 412))
-async def pause(
-    job: Number,
-    response: Response,
-    daemon: TheDaemon,
-    decisions: TheDecisions,
-    if_match: IfMatch = None,
-) -> JobBody:
+async def pause(change: TheChange, daemon: TheDaemon) -> JobBody:
     """Take the devices of a job away until it is resumed."""
-    return _tagged(await decisions.of(_changed, daemon, daemon.pause, job, if_match), response)
+    return await change(daemon.pause)
 
 
 @router.post("/{job}:resume", responses=answers(404, 409, 412))
-async def resume(
-    job: Number,
-    response: Response,
-    daemon: TheDaemon,
-    decisions: TheDecisions,
-    if_match: IfMatch = None,
-) -> JobBody:
+async def resume(change: TheChange, daemon: TheDaemon) -> JobBody:
     """Let a paused job have devices again."""
-    return _tagged(await decisions.of(_changed, daemon, daemon.resume, job, if_match), response)
+    return await change(daemon.resume)
 
 
 @router.get("/{job}/attempts", responses=answers(404))
