@@ -1,6 +1,7 @@
 """``hocket parallel`` and what other commands do with its plans, in this process for speed."""
 
 import json
+import re
 
 import pytest
 
@@ -65,6 +66,44 @@ def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
     assert "url(" not in page
     assert "<script" not in page
     assert "Candidates" in page
+
+
+def test_without_a_program_the_plan_is_one_that_megatron_runs(hocket, tmp_path):
+    plan = tmp_path / "plan.json"
+    asked = ("parallel", "gpt-7.5b", "--on", "2xdgx-a100-40g", "--batch", 64, "--fix", "pipeline=4")
+    out, _ = hocket(*asked, "--json", "-o", plan)
+    result = json.loads(out)
+    assert {c["schedule"] for c in result["candidates"]} <= {"1f1b", "interleaved"}
+    assert not any(c["hocket_run_only"] for c in result["candidates"])
+    hocket("export", plan, "--to", "megatron", "-o", tmp_path)
+
+
+def test_a_schedule_that_the_program_lacks_is_marked_or_refused(hocket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ("parallel", "gpt-3.6b", "--on", "4xa100-80g", "--batch", 16, "--schedule", "zb-v")
+    out, _ = hocket(*asked)
+    assert "zb-v x2*" in out
+    assert "* hocket run only: megatron-core does not have this schedule" in out
+    assert "zb-v x2 (hocket run only)" in out
+    _, err = hocket(*asked, "--software", "megatron-core", expect=2)
+    assert "megatron-core has no schedule zb-v" in err
+    assert "it runs 1f1b, interleaved" in err
+
+
+def test_eighty_columns_keep_what_decides(hocket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    out, _ = hocket("parallel", "gpt3-175b", "--on", "12xdgx-a100-80g", "--batch", 384)
+    lines = out.splitlines()
+    titles = lines[0].split()
+    assert {"tensor", "pipe", "data", "micro", "schedule", "recompute", "ZeRO", "step"} < {*titles}
+    assert max(map(len, lines)) <= 80
+    chosen = next(line for line in lines if "✔" in line).split()
+    tensor, pipe = chosen[1:3]
+    why = " ".join(lines)
+    assert f"tensor {tensor}, pipeline {pipe}, " in why
+    assert why.index(f"tensor {tensor}, pipeline {pipe}, ") < why.index("chosen because")
+    assert not re.search(r"\bt\d+ p\d+ d\d+", why)
 
 
 def test_json_has_the_keys_and_the_chosen_first(hocket):

@@ -282,10 +282,21 @@ def test_a_schedule_made_for_the_stages_is_never_longer(order):
     plan = plan_of(comparison)
     assert parallel_violations(plan) == []
     report = parallel_report_html(plan, comparison)
-    assert report.count(f" b1, {winner.schedule_name}") >= 3  # candidate, device count, plan
+    # Candidate, device count, plan.
+    assert report.count(f"microbatch 1, {winner.schedule_name}") >= 3
 
 
 # ── programs ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_report_on_a_telephone_keeps_division_step_and_memory():
+    comparison = search(_training(), effort=QUICK)
+    report = parallel_report_html(plan_of(comparison), comparison)
+    heads = re.findall(r'<th scope="col"(?: class="([^"]*)")?>([^<]*)</th>', report)
+    candidates = heads[: [title for _, title in heads].index("Reason") + 1]
+    assert len(candidates) > 5
+    narrow = [title for classes, title in candidates if "wide" not in classes.split()]
+    assert narrow == ["", "Division", "Step", "Fullest rank"]
 
 
 def test_a_named_program_limits_what_is_tried():

@@ -32,14 +32,15 @@ NUM_SYNTHESISED = 3
 @click.option("--dtype", type=click.Choice(["float16", "bfloat16", "float8"]),
               help="Arithmetic of matrix products. [default: the software's]")  # fmt: skip
 @click.option("--software", metavar="NAME", default=None,
-              help="The training program; only what it can run is tried. [default: the speed of "
-              "megatron-core, everything tried]")  # fmt: skip
+              help="The training program; only what it can run is tried. "
+              "[default: megatron-core]")  # fmt: skip
 @click.option("--coefficients", type=click.Path(path_type=Path), default=None,
               help="Fitted coefficients from hocket calibrate parallel.")  # fmt: skip
 @click.option("--fix", "fixed", multiple=True, metavar="NAME=VALUE,...",
               help="Try only this value of a degree or mode: tensor=8,recompute=full.")  # fmt: skip
 @click.option("--schedule", "schedules", multiple=True, metavar="NAME",
-              help="Try only this pipeline schedule; may be given several times.")  # fmt: skip
+              help="Try only this pipeline schedule; may be given several times. One that the "
+              "program lacks is for hocket run.")  # fmt: skip
 @click.option("--max-tensor", type=click.IntRange(1, 4096), default=None,
               help="Largest tensor degree. [default: the devices of a host]")  # fmt: skip
 @click.option(
@@ -230,7 +231,7 @@ def _limits(
 
     from hocket.errors import unknown_name
     from hocket.planners.parallelism.limits import fixed_limits
-    from hocket.planners.parallelism.programs import program_limits
+    from hocket.planners.parallelism.programs import asked_limits
     from hocket.planners.parallelism.search import default_limits
     from hocket.transformer import SCHEDULES
 
@@ -242,8 +243,7 @@ def _limits(
             raise unknown_name("schedule", name, SCHEDULES)
     if schedules:
         limits = replace(limits, schedules=tuple(s for s in SCHEDULES if s in schedules))
-    limits = fixed_limits(limits, ",".join(fixed))
-    return limits if software is None else program_limits(limits, software)
+    return asked_limits(fixed_limits(limits, ",".join(fixed)), software)
 
 
 # ── one division ─────────────────────────────────────────────────────────────────────────────────

@@ -46,26 +46,38 @@ def fields_of(candidates: tuple[ParallelCandidate, ...]) -> list[Field]:
     def told(text: Any) -> tuple[str, ...]:
         return tuple(text(candidate) for candidate in candidates)
 
-    orders = told(lambda c: schedule_text(c.division, c.schedule_name))
+    orders = told(lambda c: schedule_text(c.division, c.schedule_name) + MARK * only_here(c))
     columns = [
-        Field("on", kinds_text(candidates), is_number=False, rank=1),
+        Field("on", kinds_text(candidates), is_number=False, rank=4),
         Field("tensor", whole("tensor")),
         Field("pipe", whole("pipeline")),
         Field("data", whole("data")),
-        Field("context", whole("context", skip=1)),
+        Field("ctx", whole("context", skip=1), rank=2),
         Field("expert", whole("expert", skip=1), rank=3),
-        Field("micro", whole("microbatch"), rank=3),
+        Field("micro", whole("microbatch")),
         Field("schedule", orders, is_number=False, rank=1),
-        Field("recompute", whole("recompute"), is_number=False, rank=2),
-        Field("zero", whole("zero"), rank=4),
+        Field("recompute", whole("recompute"), is_number=False),
+        Field("ZeRO", whole("zero")),
         Field("step", told(lambda c: format_seconds(c.step_s))),
-        Field("tokens/s", told(lambda c: f"{c.tokens_per_s:,.0f}"), rank=5),
-        Field("MFU", told(lambda c: format_percent(c.mfu)), rank=1),
-        Field("bubble", told(lambda c: format_percent(c.bubble)), rank=2),
-        Field("exposed", told(lambda c: format_percent(c.exposed_share)), rank=6),
-        Field("per day", told(price_text), rank=7),
+        Field("tokens/s", told(lambda c: f"{c.tokens_per_s:,.0f}"), rank=8),
+        Field("MFU", told(lambda c: format_percent(c.mfu)), rank=6),
+        Field("bubble", told(lambda c: format_percent(c.bubble)), rank=7),
+        Field("exposed", told(lambda c: format_percent(c.exposed_share)), rank=9),
+        Field("per day", told(price_text), rank=10),
     ]
     return [column for column in columns if not column.says_nothing]
+
+
+MARK = "*"
+"""Beside schedules that ``hocket run`` alone carries out."""
+
+
+def only_here(candidate: ParallelCandidate) -> bool:
+    """Whether ``hocket run`` alone carries the candidate's schedule out."""
+    from hocket.planners.parallelism.programs import is_hocket_only
+
+    program = candidate.training.software.name
+    return candidate.division.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
 
 
 def kinds_text(candidates: tuple[ParallelCandidate, ...]) -> tuple[str, ...]:
@@ -102,6 +114,7 @@ def candidate_dict(candidate: ParallelCandidate) -> dict[str, Any]:
     return {
         **{name: value for name, value in division.items() if name != "layers"},
         "schedule": candidate.schedule_name,
+        "hocket_run_only": only_here(candidate),
         "layers": list(candidate.division.layers) if candidate.division.layers else None,
         "kinds": [
             {"kind": candidate.training.pools[pool].kind.name, "ranks": ranks}

@@ -41,6 +41,12 @@ NUMBERS = {
 }  # fmt: skip
 """Columns of the table of candidates and their heads; the division stands in one."""
 MAX_RANKS = 64
+NARROW = frozenset({"step"})
+"""Numbers of candidates that stay where the window is a telephone's."""
+
+
+def _number_classes(title: str) -> str:
+    return "number" if title in NARROW else "number wide"
 
 
 def parallel_report_html(plan: ParallelPlan, comparison: ParallelComparison | None = None) -> str:
@@ -110,7 +116,7 @@ def _candidates(comparison: ParallelComparison | None) -> str:
     heads = [
         Head("", "tick"),
         Head("Division"),
-        *(Head(NUMBERS[field.title], "number") for field in fields),
+        *(Head(NUMBERS[f.title], _number_classes(f.title)) for f in fields),
         Head("Fullest rank", "number"),
         Head("Reason", "wide"),
     ]
@@ -136,7 +142,9 @@ def _candidate(candidate: ParallelCandidate, cells: list[str], chosen: bool) -> 
     memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
     tick = Html('✔<span class="visually-hidden"> chosen</span>' if chosen else "")
     reason = inert(candidate.reason, LONGEST_SENTENCE)
-    return [tick, label(candidate.division, candidate.schedule_name), *cells, memory, reason]
+    program = candidate.training.software.name
+    division = label(candidate.division, candidate.schedule_name, program)
+    return [tick, division, *cells, memory, reason]
 
 
 def _pipeline(timeline: PipelineTimeline) -> str:
@@ -203,7 +211,7 @@ def _memory(fact: RankFacts) -> Html:
 
 
 def _label(plan: ParallelPlan) -> str:
-    return inert(label(plan.division, plan.schedule.name))
+    return inert(label(plan.division, plan.schedule.name, str(plan.notes.get("software", ""))))
 
 
 def _plan(plan: ParallelPlan) -> str:

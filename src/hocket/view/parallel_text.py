@@ -12,7 +12,9 @@ from hocket.simulate.pipeline import PipelineTimeline
 from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
+    MARK,
     fields_of,
+    only_here,
     plan_numbers,
     rank_facts,
     schedule_text,
@@ -41,7 +43,8 @@ def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType
             Column(title=f.title, align="right" if f.is_number else "left", rank=f.rank)
             for f in fields
         ),
-        Column(title="peak memory  ", align="right"),
+        Column(title="peak ", align="right"),
+        Column(title="of", align="right", rank=5),
     ]
     rows = [
         _row(candidate, index, [f.values[index] for f in fields], candidate is comparison.winner)
@@ -49,7 +52,11 @@ def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType
     ]
     parts: list[RenderableType] = []
     if candidates:
-        parts.append(FittedTable(columns=tuple(columns), rows=rows))
+        parts.append(FittedTable(columns=tuple(columns), rows=rows, indent=1, least_gap=1))
+        if any(only_here(candidate) for candidate in candidates):
+            program = comparison.training.software.name
+            told = f"  {MARK} hocket run only: {program} does not have this schedule"
+            parts.append(Text(told, style="dim"))
         reasons = _reasons(comparison, candidates)
         parts += [reasons] if reasons.plain else []
     sentence = inert(comparison.why, LONGEST_SENTENCE)
@@ -72,14 +79,16 @@ def _row(candidate: ParallelCandidate, index: int, cells: list[str], chosen: boo
     return [
         tick,
         *(Text(cell, style=style) for cell in cells),
-        _memory_cell(candidate, style),
+        *_memory_cells(candidate, style),
     ]
 
 
-def _memory_cell(candidate: ParallelCandidate, style: str) -> Text:
+def _memory_cells(candidate: ParallelCandidate, style: str) -> tuple[Text, Text]:
+    """Peak of the fullest rank and what its devices have."""
     rank = candidate.fullest_rank
-    size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
-    return Text.assemble((size, style), ("  " if candidate.feasible else " ✗", "bold red"))
+    mark = " " if candidate.feasible else "✗"
+    peak = Text.assemble((format_bytes(candidate.peak_bytes[rank]), style), (mark, "bold red"))
+    return peak, Text(format_bytes(candidate.capacity_bytes[rank]), style="dim")
 
 
 def _counts(comparison: ParallelComparison) -> str:

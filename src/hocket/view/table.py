@@ -40,9 +40,15 @@ class FittedTable:
     rows: Sequence[Sequence[Text]]
     indent: int = 2
     gap: int = 2
+    least_gap: int = 2
+    """Blanks between columns before one of them is dropped."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        shown, widths = self._fit(options.max_width)
+        gap = self.gap
+        shown, widths = self._fit(options.max_width, gap)
+        if len(shown) < len(self.columns) and self.least_gap < gap:
+            gap = self.least_gap
+            shown, widths = self._fit(options.max_width, gap)
         titles = [Text(column.title, style="dim") for column in self.columns]
         for row in (titles, *self.rows):
             line = Text(" " * self.indent, no_wrap=True, overflow="ignore")
@@ -55,11 +61,11 @@ class FittedTable:
                 line.append(blanks if is_right else "")
                 line.append_text(cell)
                 line.append("" if is_right else blanks)
-                line.append(" " * self.gap)
+                line.append(" " * gap)
             line.rstrip()
             yield line
 
-    def _fit(self, max_width: int) -> tuple[list[int], list[int]]:
+    def _fit(self, max_width: int, gap: int) -> tuple[list[int], list[int]]:
         """Columns that are shown, and the width of every column."""
         widths = [
             max([cell_len(column.title), *(cell_len(row[i].plain) for row in self.rows)])
@@ -67,7 +73,7 @@ class FittedTable:
         ]
         shown = list(range(len(self.columns)))
         while True:
-            spare = max_width - self.indent - self.gap * (len(shown) - 1)
+            spare = max_width - self.indent - gap * (len(shown) - 1)
             over = sum(widths[i] for i in shown) - spare
             names = [i for i in shown if self.columns[i].is_name]
             if over <= sum(max(widths[i] - SHORTEST_NAME, 0) for i in names):

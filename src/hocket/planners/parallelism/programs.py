@@ -1,12 +1,16 @@
 """What training programs can run: schedules, ZeRO stages and modes that they have.
 
-A plan for a program that cannot carry it out helps nobody, so that naming one limits the search.
+A plan for a program that cannot carry it out helps nobody, so that the search keeps to what the
+named program can run, or the usual one where none is named. A schedule that a person asks for and
+that the program lacks is for ``hocket run`` alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE
+from hocket.errors import UsageError
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
 
@@ -44,6 +48,31 @@ PROGRAMS = {
     "megatron-core": Abilities(schedules=_MEGATRON, pipelined_zeros=(0, 1)),
 }  # fmt: skip
 """Programs with limits of their own; others run everything."""
+
+
+def asked_limits(limits: Limits, program: str | None) -> Limits:
+    """The limits of a search for a program, or for the usual one where none is named.
+
+    Schedules that the person chose stand where no program is named; a program that has none of
+    them is refused.
+    """
+    narrowed = program_limits(limits, program or DEFAULT_SOFTWARE)
+    if limits.schedules == SCHEDULES:
+        return narrowed
+    if program is None:
+        return replace(narrowed, schedules=limits.schedules)
+    if not narrowed.schedules:
+        raise UsageError(
+            f"{program} has no schedule {' or '.join(limits.schedules)}",
+            hint=f"it runs {', '.join(PROGRAMS[program].schedules)}; without --software a plan "
+            "for hocket run is made",
+        )
+    return narrowed
+
+
+def is_hocket_only(program: str, schedule: str) -> bool:
+    """Whether ``hocket run`` alone carries a schedule out, which the program does not have."""
+    return program in PROGRAMS and schedule not in PROGRAMS[program].schedules
 
 
 def program_limits(limits: Limits, program: str) -> Limits:

@@ -29,6 +29,7 @@ from hocket.planners.parallelism.configuration import (
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.mixed import scan_mixed
 from hocket.planners.parallelism.pools import rank_devices
+from hocket.planners.parallelism.programs import asked_limits
 from hocket.planners.parallelism.recheck import Effort, ranked, recheck, run, simulated
 from hocket.planners.parallelism.scan import Scan, scan
 from hocket.planners.parallelism.why import explain, explain_one, shortage
@@ -41,9 +42,10 @@ ROUNDS = 3
 def search(
     training: Training, limits: Limits | None = None, effort: Effort | None = None
 ) -> ParallelComparison:
-    """All divisions within the limits, the best of them simulated, and the one to take."""
+    """All divisions within the limits (all that the program can run), the best of them simulated,
+    and the one to take."""
     effort = effort or Effort()
-    limits = limits or default_limits(training)
+    limits = limits or asked_limits(default_limits(training), training.software.name)
     scans = [
         scan(training, pool, limits, ROUNDS * effort.num_simulated)
         for pool in range(len(training.pools))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from hocket.planners.parallelism.candidates import ParallelCandidate, Training
 from hocket.planners.parallelism.enumerate import Limits
+from hocket.planners.parallelism.programs import is_hocket_only
 from hocket.planners.parallelism.recheck import AS_SHORT
 from hocket.planners.parallelism.shortage import hosts_needed
 from hocket.transformer import Division
@@ -35,23 +36,27 @@ class Told:
     sentence: str
 
 
-def label(division: Division, schedule: str) -> str:
-    """A division in one short line: ``t8 p12 d32 b1, interleaved x2, selective, zero 1``."""
-    degrees = [f"t{division.tensor}", f"p{division.pipeline}", f"d{division.data}"]
-    degrees += [f"c{division.context}"] * (division.context > 1)
-    degrees += [f"e{division.expert}"] * (division.expert > 1)
-    words = [" ".join([*degrees, f"b{division.microbatch}"])]
+DEGREES = ("tensor", "pipeline", "data", "context", "expert")
+
+
+def label(division: Division, schedule: str, program: str = "") -> str:
+    """A division in words: ``tensor 8, pipeline 12, microbatch 1, interleaved x2, ZeRO 1``."""
+    words = [f"{name} {getattr(division, name)}" for name in DEGREES if getattr(division, name) > 1]
+    words.append(f"microbatch {division.microbatch}")
     if division.pipeline > 1:
         many = f" x{division.chunks}" if division.chunks > 1 else ""
-        words.append(schedule + many)
+        only = " (hocket run only)" if is_hocket_only(program, schedule) else ""
+        words.append(schedule + many + only)
     words += [f"{division.recompute} recompute"] * (division.recompute != "none")
-    words += [f"zero {division.zero}"] * (division.zero > 0)
+    words += [f"ZeRO {division.zero}"] * (division.zero > 0)
     words += ["sequence parallel"] * division.sequence_parallel
     return ", ".join(words)
 
 
 def _label(candidate: ParallelCandidate) -> str:
-    return label(candidate.division, candidate.schedule_name)
+    return label(
+        candidate.division, candidate.schedule_name, candidate.training.software.name
+    )
 
 
 def explain(candidates: list[ParallelCandidate]) -> Told:
@@ -60,7 +65,7 @@ def explain(candidates: list[ParallelCandidate]) -> Told:
     others = [c for c in candidates[1:] if c.feasible]
     won = replace(best, reason=_advantage(best, others))
     told = [won, *(replace(c, reason=_why_lost(c, best)) for c in candidates[1:])]
-    return Told(told, f"chosen because {won.reason}; {limit_sentence(best)}")
+    return Told(told, f"{_label(won)}: chosen because {won.reason}; {limit_sentence(best)}")
 
 
 def limit_sentence(best: ParallelCandidate) -> str:
@@ -69,8 +74,11 @@ def limit_sentence(best: ParallelCandidate) -> str:
     shares = [(PARTS.get(name, name), value / best.step_s) for name, value in parts]
     listed = ", ".join(f"{name} {format_percent(share)}" for name, share in shares[:3] if share > 0)
     rank = best.fullest_rank
-    full = best.peak_bytes[rank] / best.capacity_bytes[rank]
-    return f"its time is {listed}; memory is {format_percent(full)} full on pipeline rank {rank}"
+    peak, capacity = best.peak_bytes[rank], best.capacity_bytes[rank]
+    return (
+        f"its time is {listed}; memory is {format_percent(peak / capacity)} full on pipeline rank "
+        f"{rank} ({format_bytes(peak)} of {format_bytes(capacity)})"
+    )
 
 
 def _advantage(best: ParallelCandidate, others: list[ParallelCandidate]) -> str:
@@ -117,7 +125,7 @@ def lacking(candidate: ParallelCandidate) -> str:
 def explain_one(candidate: ParallelCandidate) -> Told:
     """Whether a division that was asked for by itself fits, and what takes its time."""
     if candidate.feasible:
-        return Told([replace(candidate, reason="it fits")], f"it fits; {limit_sentence(candidate)}")
+        return Told([replace(candidate, reason="it fits")], f"{_label(candidate)}: it fits; {limit_sentence(candidate)}")
     reason = lacking(candidate)
     return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
 
