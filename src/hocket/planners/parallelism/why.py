@@ -54,9 +54,7 @@ def label(division: Division, schedule: str, program: str = "") -> str:
 
 
 def _label(candidate: ParallelCandidate) -> str:
-    return label(
-        candidate.division, candidate.schedule_name, candidate.training.software.name
-    )
+    return label(candidate.division, candidate.schedule_name, candidate.training.software.name)
 
 
 def explain(candidates: list[ParallelCandidate]) -> Told:
@@ -125,7 +123,10 @@ def lacking(candidate: ParallelCandidate) -> str:
 def explain_one(candidate: ParallelCandidate) -> Told:
     """Whether a division that was asked for by itself fits, and what takes its time."""
     if candidate.feasible:
-        return Told([replace(candidate, reason="it fits")], f"{_label(candidate)}: it fits; {limit_sentence(candidate)}")
+        return Told(
+            [replace(candidate, reason="it fits")],
+            f"{_label(candidate)}: it fits; {limit_sentence(candidate)}",
+        )
     reason = lacking(candidate)
     return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
 
