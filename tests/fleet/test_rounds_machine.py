@@ -19,6 +19,7 @@ from hocket.fleet.rounds import (
     Fail,
     Finish,
     Job,
+    Lose,
     PairTable,
     Pause,
     Progress,
@@ -111,6 +112,7 @@ class Machine(RuleBasedStateMachine):
             mechanism="improved" if shares else mechanism,
             min_run_s=min_run_s,
             max_failures=2,
+            max_losses=1,
         )
         self.fleet = Fleet(rules, shares)
         self.next_number = 0
@@ -122,8 +124,13 @@ class Machine(RuleBasedStateMachine):
         alive = sorted(self.fleet.alive)
         return data.draw(st.sampled_from(alive)) if alive else None
 
-    @rule(kind=st.integers(0, 3), gang=st.sampled_from([1, 1, 1, 2, 3]), steps=st.floats(100, 1e5))
-    def submit(self, kind: int, gang: int, steps: float) -> None:
+    @rule(
+        kind=st.integers(0, 3),
+        gang=st.sampled_from([1, 1, 1, 2, 3]),
+        steps=st.floats(100, 1e5),
+        preemptible=st.sampled_from([True, True, False]),
+    )
+    def submit(self, kind: int, gang: int, steps: float, preemptible: bool) -> None:
         job = Job(
             number=self.next_number,
             name=f"job{self.next_number}",
@@ -132,6 +139,7 @@ class Machine(RuleBasedStateMachine):
             gang=gang,
             profile=kind if kind < 3 and gang == 1 else -1,
             spread_steps_per_s=(0.5, 0.0) if kind == 1 else None,
+            preemptible=preemptible,
         )
         self.next_number += 1
         self.fleet.alive.add(job.number)
@@ -179,6 +187,14 @@ class Machine(RuleBasedStateMachine):
                 saved_steps=saved,
             )
         )
+
+    @rule(data=st.data(), saved=st.floats(0, 1e4))
+    def lose_work(self, data: st.DataObject, saved: float) -> None:
+        number = self.pick(data)
+        if number is not None:
+            self.fleet.happen(Lose(time_s=self.now(), number=number, saved_steps=saved))
+            row = self.fleet.state.jobs.rows[self.fleet.state.row_of(number)]
+            assert 0.0 <= row["saved_steps"] <= row["done_steps"]
 
     @rule(device=st.sampled_from(DEVICES))
     def lose(self, device: Device) -> None:

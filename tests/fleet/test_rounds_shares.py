@@ -156,6 +156,7 @@ def new_wishes(num_jobs: int, num_kinds: int) -> Wishes:
         carried=np.empty((2, size)),
         scratch=np.empty(size, dtype=np.int64),
         is_reserved=np.zeros(num_jobs, dtype=np.bool_),
+        is_kept=np.zeros(num_jobs, dtype=np.bool_),
         is_withdrawn=np.zeros(size, dtype=np.bool_),
         pairs=none.reshape(0, 3),
         queue=none,

@@ -16,6 +16,7 @@ from hocket.fleet.rounds import (
     Fail,
     Finish,
     Job,
+    Lose,
     PairTable,
     Pause,
     Progress,
@@ -163,6 +164,40 @@ def test_min_run_time_protects_from_preemption() -> None:
         holders.append(int(state.holders[0, 0]))
         state, _ = step(state, Tick(time_s=state.next_tick_s))
     assert holders == [0] * 5 + [1] * 5
+
+
+@pytest.mark.parametrize("mechanism", ["improved", "gavel"])
+@pytest.mark.parametrize("policy", ["las", "fifo", "max-throughput"])
+def test_what_cannot_be_preempted_runs_to_its_end(mechanism: str, policy: str) -> None:
+    rules = Rules(policy=policy, mechanism=mechanism, min_reset_s=0.0)
+    whole = job(0, steps=40 * 360.0 * 2.0, preemptible=False)
+    state = submit(fleet(1, rules=rules), whole)
+    state = submit(state, *(job(number, slow=0.0, weight=9.0) for number in (1, 2)))
+    for _ in range(39):
+        state, actions = step(state, Tick(time_s=state.next_tick_s))
+        assert state.holders[0, 0] == 0
+        assert len(actions.stopped) == 0
+    assert state.jobs.rows["saved_steps"][0] == 0.0, "it saves nothing on the way"
+    state, _ = step(state, Finish(time_s=state.time_s, numbers=(0,)))
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert state.holders[0, 0] in (1, 2)
+
+
+def test_a_job_that_loses_its_work_too_often_is_let_finish() -> None:
+    state = submit(fleet(1), *(job(number, slow=0.0) for number in range(2)))
+    losses, longest = [0, 0], [0, 0]
+    for _ in range(60):
+        holder = int(state.holders[0, 0])
+        state, actions = step(state, Tick(time_s=state.next_tick_s))
+        longest = [longest[i] + 1 if holder == i else 0 for i in range(2)]
+        for stop in actions.stops:
+            losses[stop.number] += 1
+            state, _ = step(state, Lose(time_s=state.time_s, number=stop.number))
+            assert state.jobs.rows["done_steps"][stop.number] == 0.0
+    assert max(losses) == state.rules.max_losses
+    assert max(longest) > 40, "one of both runs on"
+    row = int(state.holders[0, 0])
+    assert state.jobs.rows["done_steps"][row] >= 2.0 * 360.0 * 40
 
 
 def test_gangs_sit_on_few_servers() -> None:

@@ -21,6 +21,7 @@ class Watch:
     def __call__(self, state: State, event: Event, actions: Actions) -> None:
         self.devices(state)
         self.accounts(state)
+        self.bound_jobs(actions)
         if isinstance(event, Fail | Progress) and self._state is not None:
             job = self._state.jobs.rows[self._state.row_of(event.number)]
             if job["attempt"] != event.attempt or job["phase"] != RUNNING:
@@ -49,6 +50,17 @@ class Watch:
             assert held.pop(number, []) == expected, "gangs run whole or not at all"
             assert partner.get(number, -1) == beside
         assert not held, "a device is held by a job that is not there"
+
+    def bound_jobs(self, actions: Actions) -> None:
+        """Rounds never stop or move a job that cannot be preempted, or lost its work too often."""
+        if self._state is None:
+            return
+        most = self._state.rules.max_losses
+        for stop in actions.stops:
+            if stop.reason in ("preempted", "moved"):
+                job = self._state.jobs.rows[self._state.row_of(stop.number)]
+                assert job["preemptible"], f"job {stop.number} was {stop.reason}"
+                assert job["losses"] < most, f"job {stop.number} was {stop.reason} once too often"
 
     def accounts(self, state: State) -> None:
         """No job is lost, attempts and accounts only rise."""

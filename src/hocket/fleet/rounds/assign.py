@@ -52,6 +52,7 @@ def _pace(rules: Rules, keeps_running: bool) -> Pace:
         most_owed_s=2.0 * patience_s,
         restart_s=float(rules.restart_s),
         min_run_s=min_run_s,
+        max_losses=int(rules.max_losses),
         min_turn_s=max(min_run_s, rules.stickiness_rounds * round_s),
         keeps_running=keeps_running,
         by_share=rules.mechanism == "gavel",

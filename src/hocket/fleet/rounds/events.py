@@ -43,6 +43,16 @@ class Fail:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lose:
+    """An attempt that the rounds stopped left less behind than it had done."""
+
+    time_s: float
+    number: int
+    saved_steps: float = 0.0
+    """What is left for the next attempt to begin with."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pause:
     """Jobs shall hold no devices until resumed."""
 
@@ -95,5 +105,15 @@ class Tick:
 
 
 Event = (
-    Submit | Finish | Cancel | Fail | Pause | Resume | Progress | AddDevices | RemoveDevices | Tick
+    Submit
+    | Finish
+    | Cancel
+    | Fail
+    | Lose
+    | Pause
+    | Resume
+    | Progress
+    | AddDevices
+    | RemoveDevices
+    | Tick
 )

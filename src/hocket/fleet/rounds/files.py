@@ -15,6 +15,7 @@ import numpy as np
 from hocket.errors import InputFileError
 from hocket.fleet.allocation import Warm
 from hocket.fleet.rounds.state import (
+    BLANK,
     JOB_RECORD,
     PHASES,
     RUNNING,
@@ -28,6 +29,7 @@ from hocket.fleet.rounds.state import (
 
 FORMAT = "hocket-fleet-state"
 VERSION = 2
+_YOUNG = ("preemptible", "losses")
 
 
 def state_to_data(state: State) -> dict[str, Any]:
@@ -119,7 +121,9 @@ def _jobs(data: Mapping[str, Any], num_kinds: int) -> Jobs:
     columns = data["jobs"]
     rows = np.zeros(len(columns["number"]), dtype=JOB_RECORD)
     for name in JOB_RECORD.names or ():
-        rows[name] = _array(columns[name]) if JOB_RECORD[name].kind == "f" else columns[name]
+        # A state that was written before there was such a column says nothing of it.
+        values = columns[name] if name not in _YOUNG else columns.get(name, BLANK[name])
+        rows[name] = _array(values) if JOB_RECORD[name].kind == "f" else values
     by_kind = (_array(data["by_kind"][name]).reshape(-1, num_kinds) for name in Jobs._fields[1:])
     return Jobs(rows, *by_kind)
 

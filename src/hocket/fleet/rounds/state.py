@@ -52,6 +52,8 @@ class Rules:
     restart_s: float = 0.0
     """Time from the start of a job to its first step: what a preemption costs."""
     max_failures: int = 5
+    max_losses: int = 3
+    """Times that a stop may cost a job its work before it keeps its devices until it ends."""
     seed: int = 0
 
 
@@ -82,6 +84,9 @@ class Job:
     """Row of the pair table; -1 for a job that shares devices with nobody."""
     spread_steps_per_s: tuple[float, ...] | None = None
     """Where the gang is spread over several servers; 0 where it cannot be, None for as fast."""
+    preemptible: bool = True
+    """Whether it saves its work when it is stopped. One that does not keeps its devices until it
+    ends, once it was started, and shares them with nobody."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -102,7 +107,7 @@ class PairPlan:
 
 _WHOLE = (
     "number", "gang", "team", "profile", "phase", "kind", "partner", "attempt", "failures",
-    "has_share", "is_spread",
+    "has_share", "is_spread", "preemptible", "losses",
 )  # fmt: skip
 _REAL = (
     "weight", "total_steps", "submitted_s", "deadline_s", "done_steps", "saved_steps", "counted_s",
@@ -228,18 +233,20 @@ class State:
         return tuple(self.device_names[device] for device in held)
 
 
-_BLANK = {**dict.fromkeys(JOB_RECORD.names or (), 0), "kind": -1, "partner": -1}
+BLANK = {**dict.fromkeys(JOB_RECORD.names or (), 0), "kind": -1, "partner": -1, "preemptible": 1}
+"""What a row says of a job that nothing is known of."""
 
 
 def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float) -> None:
     """Fill the rows from ``first`` on with jobs that have just come."""
     for at, job in enumerate(fresh, start=first):
         values = {
-            **_BLANK,
+            **BLANK,
             "number": job.number,
             "gang": job.gang,
             "team": job.team,
-            "profile": job.profile,
+            "profile": job.profile if job.preemptible else -1,
+            "preemptible": job.preemptible,
             "weight": job.weight,
             "total_steps": job.total_steps,
             "deadline_s": job.deadline_s,

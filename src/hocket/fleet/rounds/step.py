@@ -34,6 +34,7 @@ from hocket.fleet.rounds.events import (
     Event,
     Fail,
     Finish,
+    Lose,
     Pause,
     Progress,
     RemoveDevices,
@@ -201,12 +202,32 @@ def _fail(state: State, jobs: Jobs, event: Fail) -> tuple[State, Actions]:
     return _react(state, jobs, actions)
 
 
+def _lose(state: State, jobs: Jobs, event: Lose) -> tuple[State, Actions]:
+    """Take back what is lost; one that loses too often keeps its devices from then on."""
+    _refuse_wrong_steps(event.saved_steps)
+    at = int(_rows(state, (event.number,))[0])
+    job = jobs.rows[at]
+    begun_at = job["measured_steps"] if job["phase"] == RUNNING else job["done_steps"]
+    lost = max(float(begun_at) - event.saved_steps, 0.0)
+    jobs.rows["losses"][at] += 1
+    for name in ("done_steps", "measured_steps"):
+        jobs.rows[name][at] = max(job[name] - lost, 0.0)
+    jobs.rows["saved_steps"][at] = min(job["saved_steps"], event.saved_steps, job["done_steps"])
+    return state, NOTHING
+
+
 def _pause(state: State, jobs: Jobs, event: Pause) -> tuple[State, Actions]:
     at = _rows(state, event.numbers)
-    # Jobs save what they did when they are asked to stop.
-    jobs.rows["saved_steps"][at] = jobs.rows["done_steps"][at]
+    # Jobs save what they did when they are asked to stop, but for those that cannot.
+    rows, saves = jobs.rows, at[_saves(jobs, at)]
+    rows["saved_steps"][saves] = rows["done_steps"][saves]
+    rows["done_steps"][at] = rows["saved_steps"][at]
     state, actions = _stop(state, jobs, at, PAUSED_BY_USER, PAUSED)
     return _react(state.but(is_dirty=True), jobs, actions)
+
+
+def _saves(jobs: Jobs, at: Counts) -> NDArray[np.bool_]:
+    return np.asarray((jobs.rows["preemptible"][at] != 0) & (jobs.rows["losses"][at] == 0))
 
 
 def _resume(state: State, jobs: Jobs, event: Resume) -> tuple[State, Actions]:
@@ -299,6 +320,7 @@ _HANDLERS: dict[type, Callable[[State, Jobs, Any], tuple[State, Actions]]] = {
     Finish: _finish,
     Cancel: _cancel,
     Fail: _fail,
+    Lose: _lose,
     Pause: _pause,
     Resume: _resume,
     Progress: _progress,

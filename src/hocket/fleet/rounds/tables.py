@@ -29,6 +29,8 @@ class Pace(NamedTuple):
     restart_s: float
     min_run_s: float
     """A job that was started so lately stays where it is,"""
+    max_losses: int
+    """one that lost its work so often stays until it ends,"""
     min_turn_s: float
     """and one that was started so lately does not give way to a larger debt."""
     keeps_running: bool
@@ -87,6 +89,8 @@ class Wishes(NamedTuple):
     scratch: Counts
     is_reserved: NDArray[np.bool_]
     """``[job]``: goes before all."""
+    is_kept: NDArray[np.bool_]
+    """``[job]``: runs where it is whatever others are owed."""
     is_withdrawn: NDArray[np.bool_]
     """``[wish]``: of a gang, or of two, that was tried and found no server with room."""
     pairs: Counts
@@ -225,7 +229,7 @@ class Room(NamedTuple):
     keys: FloatArray
     """``[5, wish]``: keys by which they are sorted (3), and scratch of it."""
     marks: NDArray[np.bool_]
-    """``[5, wish]``: reserved, withdrawn, stays, placed, spread."""
+    """``[6, wish]``: reserved, withdrawn, stays, placed, spread, kept."""
     parts: Counts
     few: Counts
     """What is free and the first server (by kind), sizes of changes, room of servers."""
@@ -244,7 +248,7 @@ def new_room(
         by_job=np.empty((10, num_jobs + 1), dtype=np.int64),
         by_wish=np.empty((3, num_wishes), dtype=np.int64),
         keys=np.empty((5, num_wishes)),
-        marks=np.empty((5, num_wishes), dtype=np.bool_),
+        marks=np.empty((6, num_wishes), dtype=np.bool_),
         parts=np.empty((2 * num_kinds, 3), dtype=np.int64),
         few=np.empty(2 * num_kinds + 3 + num_servers, dtype=np.int64),
         queue_at=np.empty(asked.queue_at.shape, dtype=np.int64),

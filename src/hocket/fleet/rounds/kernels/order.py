@@ -21,7 +21,7 @@ _OWED, _FILLING, _NO_WISH = 0, 1, 2
 _ONLY_SHARE = 2
 """Mark of a job that fills no devices of which it has no share."""
 _FIRST = 1e6
-"""Rounds by which reserved jobs go before others, and protected ones before those."""
+"""Rounds by which reserved jobs go before others."""
 _LAST = -1e6
 """Rounds by which wishes that nobody owes come after all debts."""
 
@@ -57,7 +57,7 @@ def _rank_by_share(
         spread = jobs.rows.gang[i] > largest_server[kind]
         speed = jobs.spread_steps_per_s[i, kind] if spread else jobs.steps_per_s[i, kind]
         keeps_off = jobs.rows.has_share[i] == _ONLY_SHARE and share <= 0.0
-        if jobs.rows.phase[i] > _RUNNING or speed <= 0.0 or keeps_off:
+        if jobs.rows.phase[i] > _RUNNING or wishes.is_kept[i] or speed <= 0.0 or keeps_off:
             wishes.rank[wish] = _NO_WISH
             continue
         # Jobs that came since the last allocation stand behind all others.
@@ -119,7 +119,7 @@ def _rank_by_debt(
         for j in range(num_kinds):
             wishes.rank[i * num_kinds + j] = _NO_WISH
         phase, gang = jobs.rows.phase[i], jobs.rows.gang[i]
-        if phase > _RUNNING or (phase == _RUNNING and pace.keeps_running):
+        if phase > _RUNNING or wishes.is_kept[i]:
             continue
         best, is_reserved = 1e-300, False
         for j in range(num_kinds):
@@ -131,13 +131,10 @@ def _rank_by_debt(
         here = jobs.rows.kind[i] if jobs.rows.partner[i] < 0 else -1
         left = max(jobs.rows.total_steps[i] - jobs.rows.done_steps[i], 0.0)
         waited_s = time_s - jobs.rows.waiting_since_s[i]
-        bonus, lost = 0.0, 0.0
-        if phase == _RUNNING:
-            if time_s - jobs.rows.started_s[i] < pace.min_run_s:
-                bonus = 4.0 * _FIRST
-            if jobs.rows.rate[i] > 0.0:
-                lost_s = (jobs.rows.done_steps[i] - jobs.rows.saved_steps[i]) / jobs.rows.rate[i]
-                lost = np.floor(lost_s / pace.round_s * UNITS_PER_ROUND)
+        lost = 0.0
+        if phase == _RUNNING and jobs.rows.rate[i] > 0.0:
+            lost_s = (jobs.rows.done_steps[i] - jobs.rows.saved_steps[i]) / jobs.rows.rate[i]
+            lost = np.floor(lost_s / pace.round_s * UNITS_PER_ROUND)
         for j in range(num_kinds):
             speeds = jobs.steps_per_s if gang <= largest_server[j] else jobs.spread_steps_per_s
             wish, speed = i * num_kinds + j, speeds[i, j]
@@ -156,7 +153,7 @@ def _rank_by_debt(
                         urgency += _FIRST
             else:
                 urgency = _LAST + np.rint(speed / best * 1e6) / 1e6 + (0.5 if here == j else 0.0)
-            wishes.keys[0, wish] = urgency + bonus if here == j else urgency
+            wishes.keys[0, wish] = urgency
             wishes.keys[1, wish] = lost if here == j else 0.0
             wishes.keys[2, wish] = 0.0
             wishes.rank[wish] = _FILLING if wishes.keys[0, wish] < 0.5 * _LAST else _OWED

@@ -37,16 +37,15 @@ def hand_out(
     _find_rows(jobs, floor)
     for i in range(jobs.rows.shape[0]):
         choice.before[i] = jobs.rows.kind[i] if jobs.rows.phase[i] == _RUNNING else -1
-        choice.kind[i] = choice.before[i] if pace.keeps_running else -1
+        choice.kind[i] = choice.before[i] if wishes.is_kept[i] else -1
         choice.partner[i] = -1
         if choice.kind[i] >= 0 and jobs.rows.partner[i] >= 0:
             choice.partner[i] = row_of(jobs, jobs.rows.partner[i])
-    if pace.keeps_running:
-        _count_in_use(floor, choice)
+    _count_kept(wishes, floor, choice)
     choose(jobs, num_parts, wishes, choice)
     if pace.by_share:
         for i in range(jobs.rows.shape[0]):
-            if jobs.rows.has_share[i] == 0:
+            if jobs.rows.has_share[i] == 0 and not wishes.is_kept[i]:
                 choice.kind[i] = -1
     _stay(jobs, choice, changes)
     _release(floor, changes)
@@ -94,10 +93,11 @@ def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: Changes) -> 
 
 
 @compiled
-def _count_in_use(floor: Floor, choice: Choice) -> None:
+def _count_kept(wishes: Wishes, floor: Floor, choice: Choice) -> None:
     for server in range(floor.num_free.shape[0]):
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
-            if floor.holders[floor.order[at], 0] >= 0:
+            row = floor.holders[floor.order[at], 0]
+            if row >= 0 and wishes.is_kept[row]:
                 choice.free[floor.server_kind[server]] -= 1
 
 
@@ -170,7 +170,7 @@ def _place(
                 continue
             kind, partner = choice.kind[i], choice.partner[i]
             if not pace.keeps_running and not _can_spread(jobs, i, choice):
-                make_room(jobs, kind, gang, time_s - pace.min_run_s, False, floor, changes)
+                make_room(jobs, kind, gang, time_s, False, wishes, floor, changes)
             if _place_one(jobs, i, choice, floor, changes):
                 continue
             if partner >= 0 or not wishes.is_reserved[i]:
@@ -219,8 +219,8 @@ def _place_reserved(
         is_bound = jobs.spread_steps_per_s[i, kind] <= 0.0 and choice.partner[i] < 0
         if is_bound and choice.kind[i] == kind and not changes.stays[i]:
             need = jobs.rows.gang[i]
-            make_room(jobs, kind, need, time_s - pace.min_run_s, False, floor, changes)
-            make_room(jobs, kind, need, time_s - pace.min_turn_s, True, floor, changes)
+            make_room(jobs, kind, need, time_s, False, wishes, floor, changes)
+            make_room(jobs, kind, need, time_s - pace.min_turn_s, True, wishes, floor, changes)
             _place_one(jobs, i, choice, floor, changes)
 
 
@@ -317,11 +317,13 @@ def _write_stops(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes:
     for i in range(jobs.rows.shape[0]):
         if choice.before[i] < 0:
             continue
-        if not pace.keeps_running or not changes.stays[i]:
+        saves = jobs.rows.preemptible[i] != 0 and jobs.rows.losses[i] == 0
+        if saves and (not pace.keeps_running or not changes.stays[i]):
             # A checkpoint per round and per stop: more than a round of work is never lost.
             jobs.rows.saved_steps[i] = jobs.rows.done_steps[i]
         if changes.stays[i]:
             continue
+        jobs.rows.done_steps[i] = jobs.rows.saved_steps[i]
         changes.stopped[0, size] = jobs.rows.number[i]
         changes.stopped[1, size] = jobs.rows.attempt[i]
         changes.stopped[2, size] = _MOVED if choice.kind[i] >= 0 else _PREEMPTED

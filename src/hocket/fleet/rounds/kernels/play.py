@@ -9,6 +9,7 @@ from hocket.compiled.flat import flat_entry
 from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.kernels.order import order_by_debt, order_by_share
 from hocket.fleet.rounds.kernels.place import hand_out
+from hocket.fleet.rounds.kernels.rates import row_of
 from hocket.fleet.rounds.state import Jobs, Layout
 from hocket.fleet.rounds.tables import (
     Asked,
@@ -23,6 +24,7 @@ from hocket.fleet.rounds.tables import (
 
 Counts = NDArray[np.int64]
 
+_RUNNING = 1
 _MAX_TRIES = 8
 """Attempts at a round; each takes the wishes of gangs back that found no server with room."""
 
@@ -57,6 +59,7 @@ def play(
         room.keys[3:],
         room.by_wish[2],
         room.marks[0, :num_jobs],
+        room.marks[5, :num_jobs],
         room.marks[1],
         asked.pairs,
         asked.queue,
@@ -105,6 +108,7 @@ def _order(
         wishes.is_reserved[i] = False
     for wish in range(wishes.is_withdrawn.shape[0]):
         wishes.is_withdrawn[wish] = False
+    _keep(time_s, jobs, pace, wishes.is_kept)
     if pace.by_share:
         return order_by_share(jobs, asked.kinds, layout.largest_server, wishes)
     first_pair = jobs.rows.shape[0] * jobs.shares.shape[1]
@@ -113,6 +117,19 @@ def _order(
         wishes.keys[1, first_pair + pair] = 0.0
         wishes.keys[2, first_pair + pair] = 0.0
     return order_by_debt(jobs, time_s, pace, layout.largest_server, wishes)
+
+
+@compiled
+def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> None:
+    """Mark running jobs that nobody may stop or move, and those beside them."""
+    for i in range(jobs.rows.shape[0]):
+        is_fresh = time_s - jobs.rows.started_s[i] < pace.min_run_s
+        is_bound = jobs.rows.preemptible[i] == 0 or jobs.rows.losses[i] >= pace.max_losses
+        is_running = jobs.rows.phase[i] == _RUNNING
+        is_kept[i] = is_running and (pace.keeps_running or is_fresh or is_bound)
+    for i in range(jobs.rows.shape[0]):
+        if is_kept[i] and jobs.rows.partner[i] >= 0:
+            is_kept[row_of(jobs, jobs.rows.partner[i])] = True
 
 
 @compiled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Changes, Floor
+from hocket.fleet.rounds.tables import Changes, Floor, Wishes
 
 
 @compiled
@@ -14,13 +14,14 @@ def make_room(
     need: int,
     started_by_s: float,
     of_any_size: bool,
+    wishes: Wishes,
     floor: Floor,
     changes: Changes,
 ) -> None:
     """Where no server has room for a gang, jobs that would stay leave the emptiest that can.
 
-    Those leave that run since ``started_by_s`` at least and, but for ``of_any_size``, are smaller
-    than the gang. They are placed anew, or stopped where nothing is left for them.
+    Those leave that are not kept, run since ``started_by_s`` at least and, but for ``of_any_size``,
+    are smaller than the gang. They are placed anew, or stopped where nothing is left for them.
     """
     best, most_free = -1, -1
     for server in range(floor.num_free.shape[0]):
@@ -32,13 +33,13 @@ def make_room(
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
             row = floor.holders[floor.order[at], 0]
             is_leaving = row >= 0 and _can_leave(
-                jobs, row, need, started_by_s, of_any_size, changes
+                jobs, row, need, started_by_s, of_any_size, wishes, changes
             )
             room += row < 0 or is_leaving
         if room >= need and floor.num_free[server] > most_free:
             best, most_free = server, floor.num_free[server]
     if best >= 0:
-        _clear(jobs, best, need, started_by_s, of_any_size, floor, changes)
+        _clear(jobs, best, need, started_by_s, of_any_size, wishes, floor, changes)
 
 
 @compiled
@@ -48,13 +49,14 @@ def _clear(
     need: int,
     started_by_s: float,
     of_any_size: bool,
+    wishes: Wishes,
     floor: Floor,
     changes: Changes,
 ) -> None:
     for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
         device = floor.order[at]
         row = floor.holders[device, 0]
-        while row >= 0 and _can_leave(jobs, row, need, started_by_s, of_any_size, changes):
+        while row >= 0 and _can_leave(jobs, row, need, started_by_s, of_any_size, wishes, changes):
             changes.stays[row] = False
             _evict(row, floor)
             row = floor.holders[device, 0]
@@ -62,11 +64,18 @@ def _clear(
 
 @compiled
 def _can_leave(
-    jobs: Jobs, row: int, need: int, started_by_s: float, of_any_size: bool, changes: Changes
+    jobs: Jobs,
+    row: int,
+    need: int,
+    started_by_s: float,
+    of_any_size: bool,
+    wishes: Wishes,
+    changes: Changes,
 ) -> bool:
     is_in_the_way = of_any_size or jobs.rows.gang[row] < need
     has_run: bool = jobs.rows.started_s[row] <= started_by_s
-    return bool(changes.stays[row]) and is_in_the_way and has_run
+    stays = bool(changes.stays[row]) and not wishes.is_kept[row]
+    return stays and is_in_the_way and has_run
 
 
 @compiled
