@@ -1,5 +1,6 @@
 """The zoo builds the published models, and users can name their own."""
 
+import json
 import subprocess
 import sys
 
@@ -8,6 +9,8 @@ import torch
 
 from hocket.capture import ZOO, capture, load_model
 from hocket.errors import InputFileError, UsageError
+from hocket.transformer.counts import parameter_counts
+from hocket.transformer.files import find_model
 
 PARAMETERS = {
     "gpt2": 124_439_808,
@@ -179,3 +182,49 @@ def test_capture_room_imports_without_transformers_pydantic_or_numba():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gpt2-medium", "llama-1b", "mixtral-small", "llama3-8b", "gpt-1.7b"]
+)
+def test_a_name_means_one_model_for_plan_and_for_parallel(name):
+    model, _ = load_model(name, batch=1, seq=8)
+    shape = find_model(name)
+    assert num_parameters(model) == parameter_counts(shape).total
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "architecture"),
+    [
+        ("qwen2", {"num_key_value_heads": 2}, "Qwen2ForCausalLM"),
+        ("gemma", {"num_key_value_heads": 1, "head_dim": 32}, None),
+        ("gpt_neox", {}, "GPTNeoXForCausalLM"),
+        ("t5", {"d_model": 64, "d_ff": 128}, "T5ForConditionalGeneration"),
+        ("vit", {"image_size": 32, "patch_size": 8}, "ViTForImageClassification"),
+        ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM"),
+    ],
+)
+def test_a_config_file_is_a_model(family, sizes, architecture, tmp_path):
+    config = {
+        "model_type": family, "hidden_size": 64, "num_hidden_layers": 2, "num_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 320, **sizes,
+    }  # fmt: skip
+    if architecture:
+        config["architectures"] = [architecture]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    graph = capture(*load_model(str(path), batch=2, seq=16))
+    assert graph.num_ops > 50
+
+
+def test_a_config_that_is_no_model_says_what_is_wrong(tmp_path):
+    path = tmp_path / "config.json"
+    for config, message in (
+        ({"model_type": "nonsense"}, "transformers does not know"),
+        ({"model_type": "gpt2", "n_layer": 10**9}, "n_layer"),
+        ({"model_type": "gpt2", "architectures": ["os"]}, "has no model 'os'"),
+        ({"model_type": "whisper", "architectures": ["WhisperForAudioClassification"]}, "to feed"),
+    ):
+        path.write_text(json.dumps(config))
+        with pytest.raises(InputFileError, match=message):
+            load_model(str(path), batch=1, seq=8)

@@ -362,3 +362,26 @@ def test_table_keeps_its_numbers_at_any_width(width, hocket, monkeypatch, tmp_pa
     assert "of 80.0 GiB" in out
     assert "longer" in out
     assert ("tokens/s" in out) == (width == 200)
+
+
+def test_a_count_of_a_kind_says_what_joins_it(hocket):
+    _, err = hocket("parallel", "gpt2", "--on", "8xh100", "--batch", 16, "--json")
+    assert "8xh100-80g is 8 devices joined by PCIe; dgx-h100" in err
+
+
+@pytest.mark.parametrize(
+    ("what", "names"),
+    [
+        ("presets", {"rtx4090", "dgx-h100"}),
+        ("models", {"gpt2", "llama3-8b", "resnet50"}),
+        ("planners", {"auto", "m-etf"}),
+        ("policies", {"las", "fifo"}),
+        ("programs", {"megatron-core", "torch"}),
+    ],
+)
+def test_list_names_what_other_commands_take(what, names, hocket):
+    listed = json.loads(hocket("list", what, "--json")[0])[what]
+    assert names < {entry["name"] for entry in listed}
+    assert all(entry["is"] for entry in listed)
+    out, _ = hocket("list", what)
+    assert all(name in out for name in names)

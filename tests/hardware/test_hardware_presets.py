@@ -13,7 +13,7 @@ from hocket.graph import DTYPES
 from hocket.hardware import Cluster, cluster_from_text
 from hocket.hardware.files import machine_from_dict
 from hocket.hardware.kinds import PEAK_TYPES, PRESETS, preset_kinds
-from hocket.hardware.shorthand import machine_names
+from hocket.hardware.shorthand import joining_note, machine_names
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -45,11 +45,39 @@ def test_every_kind_has_plausible_figures_and_a_source():
         kind = entry.kind
         assert kind.source, name
         assert entry.host_link is not None, name
-        assert 1e10 < kind.peak_flops["float32"] < 1e14, name
+        assert 1e10 < kind.peak_flops["float32"] < 2e14, name
         assert 1e10 <= kind.memory_bandwidth_bps < 1e13, name
         assert 1e-6 <= kind.launch_s <= 1e-5, name
         intensity = kind.peak_flops["float32"] / kind.memory_bandwidth_bps
         assert 2 < intensity < 150, name
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gb", "half_tflops"),
+    [
+        ("rtx4080", 16, 97.5), ("rtx4090", 24, 165.2), ("rtx5090", 32, 209.5), ("l40s", 48, 362),
+        ("a6000", 48, 154.8), ("b200", 180, 2250), ("gb200", 186, 2500), ("mi300x", 192, 1307.4),
+        ("apple-m", 96, 13.6),
+    ],
+)  # fmt: skip
+def test_devices_that_people_own_have_the_figures_of_their_data_sheets(
+    name, memory_gb, half_tflops
+):
+    (device,) = cluster_from_text(name).devices
+    assert device.kind.name == name
+    assert device.kind.peak_flops["bfloat16"] == pytest.approx(half_tflops * 1e12)
+    # Drivers and shared memory leave less than the box says.
+    assert 0.75 * memory_gb * 1e9 < device.memory_bytes < 1.08 * memory_gb * 1e9
+
+
+def test_shorthand_of_a_kind_says_that_it_means_pcie_and_names_the_machine():
+    note = joining_note("8xh100")
+    assert "joined by PCIe" in note
+    assert "dgx-h100" in note
+    assert "gb200-nvl72" in joining_note("72xgb200")
+    assert cluster_from_text("8xh100").network.inside_bps < 50e9
+    for silent in ("1xh100", "dgx-h100", "8xdgx-h100", "4xl4", "4xrtx4090", "9xnothing", "x.toml"):
+        assert joining_note(silent) is None
 
 
 def test_every_preset_has_routes_between_all_devices():

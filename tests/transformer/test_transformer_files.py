@@ -237,3 +237,32 @@ def test_graph_without_layers_says_which_keys_to_give():
     builder.op("a")
     with pytest.raises(HocketError, match="does not show hidden, vocabulary, sequence and layers"):
         from_graph(builder.build())
+
+
+QWEN2 = {
+    "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896,
+    "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+    "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def test_hf_names_come_from_the_local_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    model = tmp_path / "hub" / "models--Qwen--Qwen2-0.5B"
+    for revision, layers in (("aaa", 12), ("bbb", 24)):
+        folder = model / "snapshots" / revision
+        folder.mkdir(parents=True)
+        text = json.dumps(QWEN2 | {"num_hidden_layers": layers})
+        (folder / "config.json").write_text(text)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("bbb")
+    shape = find_model("hf:Qwen/Qwen2-0.5B")
+    assert (shape.name, shape.layers, shape.kv_heads) == ("Qwen/Qwen2-0.5B", 24, 2)
+    with pytest.raises(UsageError, match="not in the cache") as caught:
+        find_model("hf:Qwen/Qwen2-0.6B")
+    assert "did you mean 'Qwen/Qwen2-0.5B'" in caught.value.hint
+    for odd in ("hf:", "hf:../../etc/passwd", "hf:a/b/c"):
+        with pytest.raises(UsageError, match="cannot read"):
+            find_model(odd)

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import require_folder
+from hocket.cli.sources import require_folder, say_joining
 
 if TYPE_CHECKING:
     from hocket.plan.parallel import ParallelPlan
@@ -205,6 +205,7 @@ def _make_training(
     from hocket.cost.parallel.coefficients import read_coefficients
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
 
+    say_joining(on)
     with working(f"reading {on}"):
         training = make_training(
             model,

@@ -15,6 +15,7 @@ from hocket.cli import (
     export,
     fleet,
     generate,
+    listing,
     parallel,
     plan,
     profile,
@@ -61,6 +62,6 @@ def root() -> None:
 
 for module in (
     plan, parallel, fleet, run, show, explain, simulate, verify, export, capture, generate,
-    detect, profile, calibrate, validate, schema, doctor, completion,
+    listing, detect, profile, calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

@@ -77,7 +77,11 @@ def model_options(command: F) -> F:
 
 def is_graph_file(text: str) -> bool:
     """Whether a name means a graph file rather than a model."""
+    from hocket.transformer.files import is_config_file
+
     path = Path(text)
+    if is_config_file(path):
+        return False
     if path.is_file() and ":" not in path.name:
         return not path.name.endswith(".py")
     return text.endswith((".json", ".json.gz", ".txt", ".txt.gz"))
@@ -140,6 +144,7 @@ def make_problem(
     from hocket.cost.calibrate import read_calibration
     from hocket.cost.profile import read_profile
 
+    say_joining(on)
     return api.make_problem(
         graph,
         on,
@@ -149,6 +154,15 @@ def make_problem(
         profile=read_profile(profile) if profile else None,
         calibration=read_calibration(calibration) if calibration else None,
     )
+
+
+def say_joining(on: str) -> None:
+    """Say what shorthand such as ``8xh100`` takes to join its devices."""
+    from hocket.hardware.shorthand import joining_note
+
+    note = joining_note(on)
+    if note is not None:
+        say(note)
 
 
 def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:

@@ -66,6 +66,41 @@ def machine_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in PRESETS.glob("*.toml") if path.stem != "kinds"))
 
 
+def joining_note(text: str) -> str | None:
+    """What joins the devices of shorthand such as ``8xh100``, where machines join them faster.
+
+    Kinds are joined by PCIe; whoever has the machine that is usual for a kind should name it.
+    """
+    try:
+        terms = [] if _is_file(text.strip()) else list(_terms(text.strip()))
+    except UsageError:  # said in full where the cluster is made
+        return None
+    notes = []
+    for count, name in terms:
+        faster = _faster_machines(name) if count > 1 else ()
+        if faster:
+            notes.append(
+                f"{count}x{name} is {count} devices joined by PCIe; {' or '.join(faster)} joins "
+                "them by links of their own"
+            )
+    return "; ".join(notes) or None
+
+
+@cache
+def _faster_machines(kind: str) -> tuple[str, ...]:
+    """Machines of this kind alone whose devices reach each other faster than through PCIe."""
+    entry = preset_kinds().get(kind)
+    if entry is None or entry.host_link is None:
+        return ()
+    found = []
+    for name in machine_names():
+        cluster = read_machine(PRESETS / f"{name}.toml").cluster
+        alike = cluster.num_devices > 1 and {d.kind.name for d in cluster.devices} == {kind}
+        if alike and cluster.network.inside_bps > entry.host_link.bandwidth_bps:
+            found.append(name)
+    return tuple(found)
+
+
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,4 +1,4 @@
-"""Find a transformer by name or file: a preset, a TOML file, an HF ``config.json``, or a graph.
+"""Find a transformer by name or file: a preset, TOML, an HF ``config.json``, ``hf:…``, a graph.
 
 TOML files state the keys of `Transformer`; what most GPTs share may be left out. All files are read
 strictly: unknown keys and impossible figures are refused with the key's name.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from hocket import fields
 from hocket.errors import InputFileError, UsageError, did_you_mean
 from hocket.jsonfile import looks_like_json, parse_json, read_bounded
 from hocket.transformer.hf import from_hf_config
+from hocket.transformer.hf_cache import PREFIX, cached_config
 from hocket.transformer.shape import Experts, MlpKind, Transformer
 
 PRESETS = Path(__file__).parent / "presets"
@@ -23,6 +25,7 @@ PRESETS = Path(__file__).parent / "presets"
 MAX_SIZE = 2**31 - 1
 _MAX_TOML_BYTES = 1_000_000
 _MAX_JSON_BYTES = 512 * 2**20
+_CONFIG_BYTES = 65_536
 _REQUIRED = ("hidden", "layers", "heads", "vocabulary", "sequence")
 _OPTIONAL = (
     "name", "kv_heads", "head_width", "mlp_width", "mlp", "tied_embeddings", "learned_positions",
@@ -36,12 +39,15 @@ def find_model(text: str) -> Transformer:
     lower = text.strip().lower()
     if lower in preset_names():
         return read_model(PRESETS / f"{lower}.toml")
+    if text.startswith(PREFIX):
+        return replace(read_model(cached_config(text)), name=text.removeprefix(PREFIX))
     path = Path(text)
     if path.suffix in (".toml", ".json", ".gz") or is_file(path):
         return read_model(path)
     raise UsageError(
         f"unknown model {text[:100]!r}",
-        hint=f"{did_you_mean(lower, preset_names())} or give a TOML file, a config.json or a graph",
+        hint=f"{did_you_mean(lower, preset_names())} or give a TOML file, a config.json, hf:NAME "
+        "or a graph; hocket list models has all names",
     )
 
 
@@ -183,6 +189,18 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 def _config_name(path: Path) -> str:
     return path.absolute().parent.name if path.stem == "config" else path.stem
+
+
+def is_config_file(path: Path) -> bool:
+    """Whether a file is a Hugging Face ``config.json``: it is short and names its family."""
+    if path.suffix != ".json" or not is_file(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(_CONFIG_BYTES)
+    except OSError:
+        return False
+    return b'"model_type"' in head and b'"schema"' not in head
 
 
 def is_file(path: Path) -> bool:

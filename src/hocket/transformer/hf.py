@@ -7,7 +7,7 @@ says where each size stands. Families that are not known are refused: guessing w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hocket import fields
@@ -59,6 +59,10 @@ _FAMILIES = {
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
     "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA,
+    "phi3": _LLAMA,
+    "gemma": replace(_LLAMA, tied=True),
 }
 
 
@@ -93,7 +97,7 @@ def from_hf_config(config: Mapping[str, Any], name: str = "") -> Transformer:
         dropout=any(
             fields.number(config.get(key) or 0.0, key, 0.0, 1.0) > 0 for key in family.dropout
         ),
-        experts=_experts(config) if kind == "mixtral" else None,
+        experts=_experts(config) if kind in ("mixtral", "qwen3_moe") else None,
         source="config.json",
     )
 
@@ -104,9 +108,9 @@ def _usual_width(family: _Family, hidden: int) -> int | None:
 
 def _experts(config: Mapping[str, Any]) -> Experts:
     return Experts(
-        count=_first(config, ("num_local_experts",), "experts.count", 8),
+        count=_first(config, ("num_local_experts", "num_experts"), "experts.count", 8),
         active=_first(config, ("num_experts_per_tok",), "experts.active", 2),
-        mlp_width=_first(config, ("intermediate_size",), "experts.mlp_width"),
+        mlp_width=_first(config, ("moe_intermediate_size", "intermediate_size"), "experts.width"),
     )
 
 

@@ -10,7 +10,7 @@ from torch import nn
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
 
 
-def _common() -> dict[str, Any]:
+def common_settings() -> dict[str, Any]:
     """Settings for full sequences without padding.
 
     With tensors that hold no data, transformers cannot see that nothing is padded and builds masks
@@ -24,26 +24,28 @@ def _common() -> dict[str, Any]:
     return {"use_cache": False, "attn_implementation": "unpadded_sdpa"}
 
 
-def _token_batch(batch: int, seq: int, vocabulary: int) -> dict[str, torch.Tensor]:
+def token_batch(batch: int, seq: int, vocabulary: int) -> dict[str, torch.Tensor]:
+    """Tokens and what is to be predicted for them."""
     return {
         "input_ids": torch.randint(vocabulary, (batch, seq)),
         "labels": torch.randint(vocabulary, (batch, seq)),
     }
 
 
-def _causal(model: nn.Module, batch: int, seq: int) -> Built:
+def causal_model(model: nn.Module, batch: int, seq: int) -> Built:
+    """A model that predicts the next token, and its batch."""
     causal: Any = model
     # transformers knows this loss by the names of newer classes only, and warns for the others.
     causal.loss_type = "ForCausalLM"
-    return causal, _token_batch(batch, seq, causal.config.vocab_size)
+    return causal, token_batch(batch, seq, causal.config.vocab_size)
 
 
 def gpt2(batch: int, seq: int, **sizes: Any) -> Built:
     """GPT-2 with its default dropout; the small one unless sizes say otherwise."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(**{**_common(), "n_positions": max(1024, seq), **sizes})
-    return _causal(GPT2LMHeadModel(config), batch, seq)
+    config = GPT2Config(**{**common_settings(), "n_positions": max(1024, seq), **sizes})
+    return causal_model(GPT2LMHeadModel(config), batch, seq)
 
 
 def gpt2_medium(batch: int, seq: int) -> Built:
@@ -62,16 +64,18 @@ def bert_large(batch: int, seq: int, **sizes: int) -> Built:
 
     large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
              "intermediate_size": 4096, "max_position_embeddings": max(512, seq)}  # fmt: skip
-    config = BertConfig(**_common(), **{**large, **sizes})
-    return BertForMaskedLM(config), _token_batch(batch, seq, config.vocab_size)
+    config = BertConfig(**common_settings(), **{**large, **sizes})
+    return BertForMaskedLM(config), token_batch(batch, seq, config.vocab_size)
 
 
 def llama_7b(batch: int, seq: int, **sizes: Any) -> Built:
     """A Llama of 6.7 billion parameters."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(**_common(), **{"max_position_embeddings": max(2048, seq), **sizes})
-    return _causal(LlamaForCausalLM(config), batch, seq)
+    config = LlamaConfig(
+        **common_settings(), **{"max_position_embeddings": max(2048, seq), **sizes}
+    )
+    return causal_model(LlamaForCausalLM(config), batch, seq)
 
 
 def llama_1b(batch: int, seq: int) -> Built:
@@ -87,7 +91,7 @@ def t5_base(batch: int, seq: int, **sizes: int) -> Built:
 
     base = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
     config = T5Config(use_cache=False, decoder_start_token_id=0, **{**base, **sizes})
-    return T5ForConditionalGeneration(config), _token_batch(batch, seq, config.vocab_size)
+    return T5ForConditionalGeneration(config), token_batch(batch, seq, config.vocab_size)
 
 
 def vit_base(batch: int, seq: int, **sizes: int) -> Built:
@@ -114,8 +118,8 @@ def mixtral_small(batch: int, seq: int, **sizes: int) -> Built:
              "max_position_embeddings": max(2048, seq)}  # fmt: skip
     grouped = torch.get_default_dtype() == torch.bfloat16
     config = MixtralConfig(
-        **_common(),
+        **common_settings(),
         experts_implementation="grouped_mm" if grouped else "batched_mm",
         **{**small, **sizes},
     )
-    return _causal(MixtralForCausalLM(config), batch, seq)
+    return causal_model(MixtralForCausalLM(config), batch, seq)

@@ -17,7 +17,10 @@ from torch import nn
 
 from hocket.capture.trouble import user_line
 from hocket.capture.zoo import ZOO, ZooModel, vision
+from hocket.capture.zoo.configs import config_of, from_config, read_config
 from hocket.errors import HocketError, UsageError, did_you_mean, unknown_name
+from hocket.transformer.files import find_model, is_config_file, preset_names
+from hocket.transformer.hf_cache import PREFIX, cached_config
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEPTH = re.compile(r"resnet([0-9]{2,5})")
@@ -31,7 +34,10 @@ def load_model(
     dtype: str | None = None,
     device: str = "meta",
 ) -> tuple[nn.Module, Any]:
-    """A model and its batch from a name of the zoo or from ``package.module:function``.
+    """A model and its batch from a name, a configuration or ``package.module:function``.
+
+    A name is one of the zoo or of a transformer preset; a configuration is a Hugging Face
+    ``config.json`` or ``hf:org/name`` from the local cache.
 
     Models of the zoo are built on ``device``; on ``meta`` they take no memory. A function of the
     user's (also ``path/file.py:function``) is called with those of ``batch``, ``seq`` and ``dtype``
@@ -42,9 +48,10 @@ def load_model(
             raise UsageError(f"{what} is {value}", hint=f"{what} must be 1 or more")
     if dtype is not None and dtype not in _DTYPES:
         raise unknown_name("dtype", dtype, _DTYPES)
-    if ":" in spec:
+    path = config_path(spec)
+    if path is None and ":" in spec:
         return _from_function(spec, {"batch": batch, "seq": seq, "dtype": dtype})
-    entry = _entry(spec)
+    entry = _entry(spec) if path is None else _from_file(path)
     with _default_dtype(_DTYPES[dtype or entry.dtype]), torch.device(device):
         model, tensors = _require_transformers(spec, entry, batch or entry.batch, seq or entry.seq)
     return model.train(), tensors
@@ -54,13 +61,31 @@ def _entry(name: str) -> ZooModel:
     if name in ZOO:
         return ZOO[name]
     depth = _DEPTH.fullmatch(name)
+    if depth is None and name in preset_names():
+        shape = find_model(name)
+        build = lambda batch, seq: from_config(config_of(shape), batch, seq, name)  # noqa: E731
+        return ZooModel(build, dtype="bfloat16" if shape.experts else "float32")
     if depth is None:
-        hint = did_you_mean(name, ZOO)
+        hint = did_you_mean(name, (*ZOO, *preset_names()))
         raise UsageError(
             f"unknown model {name!r}",
-            hint=f"{hint} Your own model is 'package.module:function'",
+            hint=f"{hint} Your own model is 'package.module:function', a config.json or hf:NAME; "
+            "hocket list models has all names",
         )
     return ZooModel(lambda batch, _: vision.resnet(int(depth[1]), batch), batch=16)
+
+
+def config_path(spec: str) -> Path | None:
+    """The ``config.json`` that a name means; None where it means something else."""
+    if spec.startswith(PREFIX):
+        return cached_config(spec)
+    path = Path(spec)
+    return path if is_config_file(path) else None
+
+
+def _from_file(path: Path) -> ZooModel:
+    config = read_config(path)
+    return ZooModel(lambda batch, seq: from_config(config, batch, seq, str(path)))
 
 
 def _require_transformers(

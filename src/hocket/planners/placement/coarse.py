@@ -122,6 +122,7 @@ def coarsely(planner: _Planner) -> _Planner:
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, coarsened(problem), problem, plan)
 
+    planned.__doc__ = planner.__doc__
     return planned
 
 
@@ -131,6 +132,7 @@ def forward_coarsely(planner: _Planner) -> _Planner:
     def planned(problem: Problem, plan: Plan) -> Plan:
         return _through(planner, forward_coarsened(problem), problem, plan)
 
+    planned.__doc__ = planner.__doc__
     return planned
 
 

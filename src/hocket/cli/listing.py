@@ -1,0 +1,105 @@
+"""``hocket list``: the names that the other commands take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from hocket.cli.output import console, emit, json_option
+
+Names = list[tuple[str, str]]
+"""Names with what each of them is."""
+
+
+def _presets() -> Names:
+    from hocket.hardware.files import read_machine
+    from hocket.hardware.kinds import PRESETS, preset_kinds
+    from hocket.hardware.shorthand import machine_names
+    from hocket.units import format_bytes
+
+    kinds = [
+        (name, f"one device, {format_bytes(entry.kind.memory_bytes)}: {entry.kind.source}")
+        for name, entry in preset_kinds().items()
+    ]
+    machines = []
+    for name in machine_names():
+        cluster = read_machine(PRESETS / f"{name}.toml").cluster
+        found = " + ".join(dict.fromkeys(device.kind.name for device in cluster.devices))
+        machines.append((name, f"machine: {cluster.num_devices} x {found}"))
+    return kinds + machines
+
+
+def _models() -> Names:
+    from importlib.util import find_spec
+
+    from hocket.transformer.counts import parameter_counts
+    from hocket.transformer.files import find_model, preset_names
+    from hocket.transformer.hf_cache import PREFIX, cached_names
+
+    shapes = [(name, find_model(name)) for name in preset_names()]
+    both = [
+        (name, f"plan, parallel: {parameter_counts(shape).total / 1e9:.3g} billion parameters")
+        for name, shape in shapes
+    ]
+    others: Names = []
+    if find_spec("torch") is not None:
+        from hocket.capture import ZOO
+
+        others = [(name, "plan") for name in ZOO if name not in preset_names()]
+    cached = [(PREFIX + name, "from the cache of Hugging Face models") for name in cached_names()]
+    return [*both, *others, *cached]
+
+
+def _planners() -> Names:
+    from hocket.planners import PLANNERS
+
+    return [(name, _told(planner)) for name, planner in PLANNERS.items()]
+
+
+def _policies() -> Names:
+    from hocket.fleet.policies import POLICIES
+
+    return [(name, _told(policy)) for name, policy in POLICIES.items()]
+
+
+def _programs() -> Names:
+    from hocket.cost.parallel.softwares import SOFTWARES
+    from hocket.planners.parallelism.programs import PROGRAMS, Abilities
+
+    return [
+        (name, f"schedules: {', '.join(PROGRAMS.get(name, Abilities()).schedules)}")
+        for name in SOFTWARES
+    ]
+
+
+def _told(function: object) -> str:
+    lines = (getattr(function, "__doc__", None) or "").strip().splitlines()
+    return lines[0] if lines else ""
+
+
+LISTS: dict[str, Callable[[], Names]] = {
+    "presets": _presets,
+    "models": _models,
+    "planners": _planners,
+    "policies": _policies,
+    "programs": _programs,
+}
+
+
+@click.command("list")
+@click.argument("what", type=click.Choice(list(LISTS)))
+@json_option
+def command(what: str, as_json: bool) -> None:
+    """List the names of hardware, models, planners, policies or training programs."""
+    names = LISTS[what]()
+    if as_json:
+        emit({what: [{"name": name, "is": told} for name, told in names]})
+        return
+    from rich.text import Text
+
+    from hocket.view.table import Column, FittedTable
+
+    columns = (Column(title="name"), Column(title="", is_name=True))
+    rows = [[Text(name), Text(told, style="dim")] for name, told in names]
+    console().print(FittedTable(columns=columns, rows=rows))

@@ -1,0 +1,59 @@
+"""Configurations of Hugging Face models that lie in the local cache: nothing is downloaded.
+
+``hf:org/name`` means ``models--org--name/snapshots/REVISION/config.json`` in the hub's cache, the
+folder that ``huggingface-cli download`` and every ``from_pretrained`` fill.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from hocket.errors import UsageError, did_you_mean
+
+PREFIX = "hf:"
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
+
+
+def cache_folder() -> Path:
+    """Where the hub keeps models, as its own variables say."""
+    if "HF_HUB_CACHE" in os.environ:
+        return Path(os.environ["HF_HUB_CACHE"])
+    home = os.environ.get("HF_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+
+
+def cached_names(folder: Path | None = None) -> list[str]:
+    """Names of the models that have a configuration in the cache."""
+    folder = folder or cache_folder()
+    found = folder.glob("models--*/snapshots/*/config.json") if folder.is_dir() else ()
+    names = {path.parts[-4].removeprefix("models--").replace("--", "/") for path in found}
+    return sorted(names)
+
+
+def cached_config(text: str) -> Path:
+    """The ``config.json`` of ``hf:org/name``; raises `UsageError` where the cache has none."""
+    name = text.removeprefix(PREFIX)
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"cannot read {text[:100]!r}", hint="write it like hf:Qwen/Qwen2-0.5B")
+    folder = cache_folder()
+    model = folder / f"models--{name.replace('/', '--')}"
+    revision = _main_revision(model)
+    snapshots = sorted(model.glob("snapshots/*/config.json"))
+    for path in (model / "snapshots" / revision / "config.json", *snapshots):
+        if path.is_file():
+            return path
+    known = cached_names(folder)
+    near = f"{did_you_mean(name, known)} or " if known else ""
+    raise UsageError(
+        f"{name!r} is not in the cache of Hugging Face models ({folder})",
+        hint=f"{near}run: huggingface-cli download {name} config.json",
+    )
+
+
+def _main_revision(model: Path) -> str:
+    try:
+        return (model / "refs" / "main").read_text(encoding="utf-8").strip()[:64] or "main"
+    except (OSError, UnicodeDecodeError):
+        return "main"
