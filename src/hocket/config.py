@@ -16,6 +16,23 @@ def cuda_visible_devices() -> str | None:
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
+def kernel_folder() -> Path | None:
+    """Where compiled kernels are kept instead of beside their sources (``NUMBA_CACHE_DIR``)."""
+    text = os.environ.get("NUMBA_CACHE_DIR", "")
+    return Path(text) if text else None
+
+
+def cache_folder() -> Path | None:
+    """What can be made again and should not be (below ``XDG_CACHE_HOME``); None without a home."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if base.startswith("/"):
+        return Path(base) / "hocket"
+    try:
+        return Path.home() / ".cache/hocket"
+    except RuntimeError:
+        return None
+
+
 def fleet_folder() -> Path:
     """Where a fleet keeps its state unless told otherwise (below ``XDG_STATE_HOME``)."""
     base = os.environ.get("XDG_STATE_HOME", "")

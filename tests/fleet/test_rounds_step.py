@@ -288,7 +288,7 @@ def test_whole_numbers_compile_nothing_anew(mechanism: str) -> None:
     from hocket.fleet.rounds.kernels.count import count
     from hocket.fleet.rounds.kernels.play import play
 
-    kernels = [cast(Any, kernel).entry for kernel in (count, play)]
+    kernels = [cast(Any, kernel) for kernel in (count, play)]
     known = []
     for one in (1.0, 1):
         rules = Rules(
@@ -302,7 +302,7 @@ def test_whole_numbers_compile_nothing_anew(mechanism: str) -> None:
         )
         state = step(fleet(2, rules=rules), Submit(time_s=one, jobs=(job(0, steps=one),)))[0]
         step(state, Tick(time_s=400 * one))
-        known.append([len(kernel.signatures) for kernel in kernels])
+        known.append([len(kernel.entry.signatures) for kernel in kernels])
     assert known[0] == known[1]
 
 

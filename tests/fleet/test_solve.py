@@ -10,7 +10,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hocket.compiled.containers import table
 from hocket.fleet.market import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.policies.normalise import proportional_steps_per_s
@@ -20,6 +19,7 @@ from hocket.fleet.solve.classes import EQUAL, find_classes
 from hocket.fleet.solve.crowd import Crowd, new_search
 from hocket.fleet.solve.ladder import owed
 from hocket.fleet.solve.prices import highest_rung, root
+from hocket.kernels.containers import table
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=40)
 

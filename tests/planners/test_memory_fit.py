@@ -20,11 +20,11 @@ from planners.memory_cases import (
 from simulate.problems import joined, plans, problem_of, problems
 
 from hocket.api import make_problem
-from hocket.compiled.containers import table
 from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
+from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.planners.placement.memory import explain_shortage, fit_memory, memory_split
 from hocket.planners.placement.memory.attempt import attempt

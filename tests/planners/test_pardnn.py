@@ -10,10 +10,10 @@ from planners.pardnn_problems import tied_problems, with_memory
 from simulate.problems import joined, placements, problem_of, problems
 
 from hocket.api import make_problem
-from hocket.compiled.containers import table
 from hocket.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
+from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.planners.placement.devices import workers
 from hocket.planners.placement.m_topo import m_topo
@@ -183,7 +183,7 @@ def test_cost_grows_with_the_load_and_falls_with_what_is_saved():
     _, _, _, mapping = prepared(make_problem(graph, "2xv100-32g"))
     ledger, paths = mapping.ledger, mapping.paths
     ledger.own_s[:], ledger.saved_s[:] = 2.0, 0.0
-    cost = cost_s.py_func
+    cost = cost_s.function
     plain = cost(mapping.facts, ledger, paths, 0, 0, 1.0, 1.0)
     assert cost(mapping.facts, ledger, paths, 0, 0, 5.0, 1.0) > plain
     ledger.saved_s[0] = 1.5

@@ -10,9 +10,9 @@ from planners import pardnn_oracle as oracle
 from planners.pardnn_problems import tied_problems
 from simulate.problems import joined, problem_of
 
-from hocket.compiled.containers import table
 from hocket.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
+from hocket.kernels.containers import table
 from hocket.planners.placement.pardnn.ledger import axis_of
 from hocket.planners.placement.pardnn.mapping import map_paths, spans_of
 from hocket.planners.placement.pardnn.slices import slice_paths

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
 from hocket.graph.graph import Role
+from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table, zeros
 from hocket.graph.graph import Graph, Role
+from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import TRANSFER_MODES, Problem
 from hocket.simulate.state import State, new_state
 from hocket.simulate.tables import OpTable, PlaceTable, RouteTable, TransferTable

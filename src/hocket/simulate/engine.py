@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
 from hocket.cost.costs import Costs
 from hocket.errors import CheckError, UsageError
+from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES, Problem
 from hocket.simulate.places import Places, find_places, home_devices
@@ -70,7 +70,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
 
 def kernels_are_compiled() -> bool:
     """Whether the next simulation starts at once instead of compiling first."""
-    from hocket.compiled.jit import is_compiled
+    from hocket.kernels import is_compiled
     from hocket.simulate.kernel import run
 
     return is_compiled(run)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import zeros
 from hocket.errors import UsageError
+from hocket.kernels.containers import zeros
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.bench import Changes, Walk, new_bench

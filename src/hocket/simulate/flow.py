@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.heaps import mark, pop, push
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
+from hocket.kernels.heaps import mark, pop, push
 from hocket.simulate.state import Flow
 from hocket.simulate.tables import RouteTable
 
 
-@compiled
+@kernel
 def _count(flow: Flow, routes: RouteTable, route: int, change: int | np.int64) -> None:
     """Count one transfer more or less on each channel of a route."""
     flow.is_stale[route] = True
@@ -26,7 +26,7 @@ def _count(flow: Flow, routes: RouteTable, route: int, change: int | np.int64) -
         mark(flow.changed, routes.path[index])
 
 
-@compiled
+@kernel
 def _activate(flow: Flow, routes: RouteTable, route: int) -> None:
     """Enter a route at the channels that it crosses."""
     for hop in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
@@ -37,7 +37,7 @@ def _activate(flow: Flow, routes: RouteTable, route: int) -> None:
         flow.num_active[channel] += 1
 
 
-@compiled
+@kernel
 def _deactivate(flow: Flow, routes: RouteTable, route: int) -> None:
     """Strike a route out at the channels that it crosses; the last entry takes its position."""
     for hop in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
@@ -48,7 +48,7 @@ def _deactivate(flow: Flow, routes: RouteTable, route: int) -> None:
         flow.position[last] = at
 
 
-@compiled
+@kernel
 def begin_flow(
     flow: Flow, routes: RouteTable, route: int, transfer: int, work: float, now: float
 ) -> None:
@@ -61,7 +61,7 @@ def begin_flow(
     _count(flow, routes, route, np.int64(1))
 
 
-@compiled
+@kernel
 def end_flow(flow: Flow, routes: RouteTable, route: int) -> int:
     """Take the transfer of a route that ends first."""
     transfer = pop(flow.heaps, route)
@@ -71,7 +71,7 @@ def end_flow(flow: Flow, routes: RouteTable, route: int) -> int:
     return transfer
 
 
-@compiled
+@kernel
 def flow_end_s(flow: Flow, route: int) -> float:
     """When the next transfer of a route ends at the present rate."""
     left = flow.heaps.key[flow.heaps.ptr[route]] - flow.clock[route]
@@ -79,7 +79,7 @@ def flow_end_s(flow: Flow, route: int) -> float:
     return end_s
 
 
-@compiled
+@kernel
 def set_next(next_s: FloatArray, route: int, time_s: float) -> None:
     """Set the time of the next end on a route."""
     at = (len(next_s) >> 1) + route
@@ -92,7 +92,7 @@ def set_next(next_s: FloatArray, route: int, time_s: float) -> None:
         next_s[at] = smaller
 
 
-@compiled
+@kernel
 def next_route(next_s: FloatArray) -> int:
     """The lowest route among those with the next end."""
     at, num_leaves = 1, len(next_s) >> 1
@@ -101,7 +101,7 @@ def next_route(next_s: FloatArray) -> int:
     return at - num_leaves
 
 
-@compiled
+@kernel
 def _set_rate(flow: Flow, routes: RouteTable, route: int, now: float) -> None:
     rate = np.inf
     for index in range(routes.path_ptr[route], routes.path_ptr[route + 1]):
@@ -116,7 +116,7 @@ def _set_rate(flow: Flow, routes: RouteTable, route: int, now: float) -> None:
     set_next(flow.next_s, route, max(now, flow_end_s(flow, route)))
 
 
-@compiled
+@kernel
 def share_channels(flow: Flow, routes: RouteTable, now: float) -> None:
     """Divide each channel among the transfers that flow on it, where their number changed."""
     for index in range(flow.changed.size[0]):

@@ -11,8 +11,8 @@ from typing import cast
 
 import numpy as np
 
-from hocket.compiled.heaps import mark, pop, push
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.heaps import mark, pop, push
 from hocket.simulate.flow import (
     begin_flow,
     end_flow,
@@ -39,7 +39,7 @@ _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
 
 
-@compiled
+@kernel
 def _arrive(schedule: Schedule, ops: OpTable, place: int, strict: bool) -> None:
     """A tensor is at a place now."""
     for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
@@ -51,7 +51,7 @@ def _arrive(schedule: Schedule, ops: OpTable, place: int, strict: bool) -> None:
                 push(schedule.ready, ops.device[op], ops.priority[op], op)
 
 
-@compiled
+@kernel
 def _offer(
     schedule: Schedule,
     spans: Spans,
@@ -78,7 +78,7 @@ def _offer(
         schedule.num_starting[0] += 1
 
 
-@compiled
+@kernel
 def _start_transfers(
     state: State,
     places: PlaceTable,
@@ -110,7 +110,7 @@ def _start_transfers(
     schedule.num_starting[0] = 0
 
 
-@compiled
+@kernel
 def _next_op(schedule: Schedule, ops: OpTable, device: int, strict: bool) -> int:
     """Take the op that a free device starts now; -1 for none."""
     if not strict:
@@ -125,7 +125,7 @@ def _next_op(schedule: Schedule, ops: OpTable, device: int, strict: bool) -> int
     return op
 
 
-@compiled
+@kernel
 def _start_ops(
     schedule: Schedule, spans: Spans, memory: Memory, ops: OpTable, strict: bool, now: float
 ) -> None:
@@ -144,7 +144,7 @@ def _start_ops(
     schedule.touched.size[0] = 0
 
 
-@compiled
+@kernel
 def _end_op(
     schedule: Schedule,
     memory: Memory,
@@ -166,7 +166,7 @@ def _end_op(
         _arrive(schedule, ops, tensor, strict)
 
 
-@compiled
+@kernel
 def _end_events(
     state: State,
     ops: OpTable,
@@ -208,7 +208,7 @@ def _end_events(
         _arrive(schedule, ops, transfers.place[transfer], strict)
 
 
-@compiled
+@kernel
 def _group_users(schedule: Schedule, places: PlaceTable) -> None:
     """Ops by the place that they read at: count, add up, fill."""
     ptr = schedule.user_ptr
@@ -223,10 +223,7 @@ def _group_users(schedule: Schedule, places: PlaceTable) -> None:
         ptr[place] += 1
 
 
-@compiled_entry(
-    "hocket.simulate.flow", "hocket.simulate.memory", "hocket.simulate.state",
-    "hocket.simulate.tables",
-)  # fmt: skip
+@kernel
 def run(
     state: State,
     ops: OpTable,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
 from hocket.simulate.state import Memory
 from hocket.simulate.tables import PlaceTable
 
 
-@compiled
+@kernel
 def hold(memory: Memory, device: int, num_bytes: int, now: float) -> None:
     """Take bytes, or with a negative number give them back."""
     if num_bytes == 0:
@@ -24,7 +24,7 @@ def hold(memory: Memory, device: int, num_bytes: int, now: float) -> None:
     memory.log_bytes[entry] = memory.now[device]
 
 
-@compiled
+@kernel
 def use_up(memory: Memory, places: PlaceTable, place: int, now: float) -> None:
     """One use of the bytes that ``place`` lives in is over."""
     storage = places.storage[place]

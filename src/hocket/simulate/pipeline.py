@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
 from hocket.errors import CheckError, UsageError
+from hocket.kernels.containers import table
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule, Work
 from hocket.simulate.pipeline_tables import ActionTable, StageTable, new_progress

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.simulate.pipeline_tables import ActionTable, Progress, StageTable
 
 _FORWARD, _BACKWARD, _WEIGHT_GRADIENT = 0, 1, 3
 _NEVER = -1.0
 
 
-@compiled
+@kernel
 def _arrival_s(actions: ActionTable, stages: StageTable, end_s: float, src: int, dst: int) -> float:
     """When what stage ``src`` made at ``end_s`` is at its neighbour; negative if not made yet."""
     if end_s < 0.0 or actions.device_of_stage[src] == actions.device_of_stage[dst]:
@@ -18,7 +18,7 @@ def _arrival_s(actions: ActionTable, stages: StageTable, end_s: float, src: int,
     return arrival_s
 
 
-@compiled
+@kernel
 def _ready_s(
     actions: ActionTable, stages: StageTable, progress: Progress, action: int, count: int
 ) -> float:
@@ -39,7 +39,7 @@ def _ready_s(
     return max(own_s, next_s) if next_s >= 0.0 else _NEVER
 
 
-@compiled
+@kernel
 def _wake(progress: Progress, device: int) -> None:
     if progress.is_pending[device] == 0:
         progress.is_pending[device] = 1
@@ -48,7 +48,7 @@ def _wake(progress: Progress, device: int) -> None:
         progress.pending[-1] = size + 1
 
 
-@compiled
+@kernel
 def _perform(
     actions: ActionTable,
     stages: StageTable,
@@ -80,7 +80,7 @@ def _perform(
             _wake(progress, actions.device_of_stage[stage - 1])
 
 
-@compiled_entry("hocket.simulate.pipeline_tables")
+@kernel
 def run(actions: ActionTable, stages: StageTable, progress: Progress, count: int) -> int:
     """Perform all actions that can be, of ``count`` microbatches; return how many were."""
     num_done = 0

@@ -10,22 +10,18 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import Heaps
-from hocket.compiled.heaps import pop, push
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.containers import Heaps
+from hocket.kernels.heaps import pop, push
 from hocket.simulate.bench import Bench, Changes, Fixed, Scratch, Tables, Walk
 from hocket.simulate.kernel import run
 from hocket.simulate.state import Flow, Memory, Schedule, Spans, State
 from hocket.simulate.tables import OpTable, PlaceTable, TransferTable
 
-_MODULES = (
-    "hocket.simulate.bench", "hocket.simulate.kernel", "hocket.simulate.flow",
-    "hocket.simulate.memory", "hocket.simulate.state", "hocket.simulate.tables",
-)  # fmt: skip
 _NOISE = 1e-9
 
 
-@compiled
+@kernel
 def _find_places(fixed: Fixed, device_of: ByteArray, places: PlaceTable, scratch: Scratch) -> int:
     """Places of every tensor: its home, then the others by (tensor, device); how many there are."""
     here, num_tensors = scratch.place_on, len(fixed.alias_of)
@@ -64,7 +60,7 @@ def _find_places(fixed: Fixed, device_of: ByteArray, places: PlaceTable, scratch
     return end
 
 
-@compiled
+@kernel
 def _find_base(fixed: Fixed, places: PlaceTable, scratch: Scratch, place: int) -> int:
     """The place next in line in whose bytes an alias lives; itself where it has own bytes."""
     tensor, device = scratch.tensor[place], places.device[place]
@@ -80,7 +76,7 @@ def _find_base(fixed: Fixed, places: PlaceTable, scratch: Scratch, place: int) -
     return place
 
 
-@compiled
+@kernel
 def _find_storages(fixed: Fixed, places: PlaceTable, scratch: Scratch, num_places: int) -> None:
     for place in range(num_places):
         places.storage[place] = _find_base(fixed, places, scratch, place)
@@ -104,7 +100,7 @@ def _find_storages(fixed: Fixed, places: PlaceTable, scratch: Scratch, num_place
             places.start_bytes[places.device[place]] += places.num_bytes[place]
 
 
-@compiled
+@kernel
 def _list_transfers(
     fixed: Fixed,
     places: PlaceTable,
@@ -144,7 +140,7 @@ def _list_transfers(
     return count
 
 
-@compiled
+@kernel
 def _list_ops(fixed: Fixed, ops: OpTable, places: PlaceTable, scratch: Scratch) -> None:
     ptr = ops.lineup_ptr
     for device in range(len(ptr)):
@@ -170,7 +166,7 @@ def _list_ops(fixed: Fixed, ops: OpTable, places: PlaceTable, scratch: Scratch) 
         ptr[device] += ptr[device - 1]
 
 
-@compiled
+@kernel
 def _line_up(ops: OpTable, ready: Heaps) -> None:
     """The ops of each device by priority; the heaps of the engine are empty before and after."""
     for op in range(len(ops.device)):
@@ -180,7 +176,7 @@ def _line_up(ops: OpTable, ready: Heaps) -> None:
             ops.lineup[at] = pop(ready, device)
 
 
-@compiled
+@kernel
 def _reset_memory(memory: Memory, start_bytes: ByteArray, num_uses: ByteArray, count: int) -> None:
     for device in range(len(start_bytes)):
         memory.now[device] = start_bytes[device]
@@ -194,7 +190,7 @@ def _reset_memory(memory: Memory, start_bytes: ByteArray, num_uses: ByteArray, c
         memory.num_left[place] = num_uses[place]
 
 
-@compiled
+@kernel
 def _reset_flow(flow: Flow, size_ptr: ByteArray) -> None:
     for route in range(len(flow.rate)):
         flow.heaps.ptr[route] = size_ptr[route]
@@ -209,7 +205,7 @@ def _reset_flow(flow: Flow, size_ptr: ByteArray) -> None:
     flow.changed.size[0] = 0
 
 
-@compiled
+@kernel
 def _reset_schedule(schedule: Schedule, waits: ByteArray, lineup_ptr: ByteArray) -> None:
     for op in range(len(waits)):
         schedule.waits[op] = waits[op]
@@ -228,7 +224,7 @@ def _reset_schedule(schedule: Schedule, waits: ByteArray, lineup_ptr: ByteArray)
     schedule.num_starting[0] = 0
 
 
-@compiled
+@kernel
 def _take_score(
     fixed: Fixed, spans: Spans, peak: ByteArray, tensors: ByteArray, num: int, score: FloatArray
 ) -> None:
@@ -248,7 +244,7 @@ def _take_score(
     score[0], score[1], score[2] = over if step_s < np.inf else np.inf, step_s, moved
 
 
-@compiled
+@kernel
 def evaluate(bench: Bench, state: State, tables: Tables, is_strict: bool) -> None:
     """Simulate what the draft says; the score, the spans and the peaks are there afterwards."""
     fixed, scratch = bench.fixed, bench.scratch
@@ -270,7 +266,7 @@ def evaluate(bench: Bench, state: State, tables: Tables, is_strict: bool) -> Non
     _take_score(fixed, state.spans, peak, tensors, num_transfers, bench.score)
 
 
-@compiled
+@kernel
 def _exchange(changes: Changes, device: ByteArray, priority: FloatArray, which: int) -> None:
     """Make a change, keeping what was before in its place; a second time, take it back."""
     for index in range(changes.ptr[which], changes.ptr[which + 1]):
@@ -283,7 +279,7 @@ def _exchange(changes: Changes, device: ByteArray, priority: FloatArray, which: 
             priority[op], changes.priority[index] = changes.priority[index], priority[op]
 
 
-@compiled
+@kernel
 def _is_better(score: FloatArray, other: FloatArray, tolerance: float) -> bool:
     if score[0] != other[0]:
         return bool(score[0] < other[0])
@@ -292,7 +288,7 @@ def _is_better(score: FloatArray, other: FloatArray, tolerance: float) -> bool:
     return bool(score[1] < limit_s or (score[1] <= other[1] and score[2] < other[2]))
 
 
-@compiled
+@kernel
 def _remember(walk: Walk, score: FloatArray, device: ByteArray, priority: FloatArray) -> None:
     for index in range(len(score)):
         walk.best[index] = score[index]
@@ -301,7 +297,7 @@ def _remember(walk: Walk, score: FloatArray, device: ByteArray, priority: FloatA
         walk.best_priority[op] = priority[op]
 
 
-@compiled_entry(*_MODULES)
+@kernel
 def try_changes(
     bench: Bench, state: State, tables: Tables, changes: Changes, walk: Walk, is_strict: bool
 ) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import Heaps, Marks, new_heaps, new_marks, zeros
+from hocket.kernels.containers import Heaps, Marks, new_heaps, new_marks, zeros
 from hocket.simulate.tables import OpTable, PlaceTable, RouteTable, TransferTable
 
 

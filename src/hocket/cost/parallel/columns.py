@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.transformer import Divisions
 
 Bytes = NDArray[np.int8]

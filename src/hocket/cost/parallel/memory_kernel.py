@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.cost.parallel.activations import NUM_MODES
 from hocket.cost.parallel.columns import Columns
 from hocket.cost.parallel.memory_tables import (
@@ -15,9 +14,10 @@ from hocket.cost.parallel.memory_tables import (
     NUM_RECOMPUTES,
     MemoryTables,
 )
+from hocket.kernels import kernel
 
 
-@compiled
+@kernel
 def _state_bytes(
     of: Columns, i: int, tables: MemoryTables, layers: float, num_dense: float, end: int
 ) -> float:
@@ -45,7 +45,7 @@ def _state_bytes(
     return total
 
 
-@compiled_entry("hocket.cost.parallel.memory_tables", "hocket.cost.parallel.activations")
+@kernel
 def fill(
     of: Columns,
     tables: MemoryTables,

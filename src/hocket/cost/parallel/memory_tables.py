@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
 from hocket.cost.parallel.activations import NUM_MODES, SPLIT_FULL, activation_tables
 from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, V_SHAPED, in_flight_chunks
 from hocket.cost.parallel.software import Software
@@ -18,6 +17,7 @@ from hocket.cost.parallel.state import (
     live_bytes_per_parameter,
     state_tables,
 )
+from hocket.kernels.containers import table
 from hocket.transformer import RECOMPUTES, SCHEDULES, Transformer
 
 NUM_RECOMPUTES = len(RECOMPUTES)

@@ -6,16 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.compiled.jit import compiled_entry
 from hocket.cost.parallel.columns import Columns, Places, RankPlaces, Seen, StepTables
 from hocket.cost.parallel.stage import DEPTH, FLUSH, SCARCE, V_HALF
+from hocket.kernels import kernel
 
 # Compiled code keeps values, not names: changing them must change the kept code.
-_STAGE = "hocket.cost.parallel.stage"
-_COLUMNS = "hocket.cost.parallel.columns"
 
 
-@compiled_entry(_COLUMNS)
+@kernel
 def mark_values(columns: Columns, devices_per_host: int, seen: Seen) -> None:
     """Note which values each field takes."""
     for i in range(len(columns.tensor)):
@@ -33,7 +31,7 @@ def mark_values(columns: Columns, devices_per_host: int, seen: Seen) -> None:
         seen.crosses[int(tensor * pipeline * data * context > devices_per_host)] = True
 
 
-@compiled_entry(_COLUMNS)
+@kernel
 def mark_stages(
     columns: Columns,
     devices_per_host: int,
@@ -59,7 +57,7 @@ def mark_stages(
         seen[number] = True
 
 
-@compiled_entry(_COLUMNS)
+@kernel
 def mark_ranks(
     columns: Columns, places: RankPlaces, code: IntArray, seen: NDArray[np.bool_]
 ) -> None:
@@ -77,14 +75,14 @@ def mark_ranks(
         seen[number] = True
 
 
-@compiled_entry(_COLUMNS)
+@kernel
 def rename(code: IntArray, position: IntArray) -> None:
     """Replace numbers by their positions among those that occur."""
     for i in range(len(code)):
         code[i] = position[code[i]]
 
 
-@compiled_entry(_COLUMNS, _STAGE)
+@kernel
 def add_up(
     columns: Columns,
     stage: IntArray,

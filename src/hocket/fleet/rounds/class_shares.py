@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.compiled.containers import table
 from hocket.fleet.allocation import Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.las import las_ladder
@@ -29,6 +28,7 @@ from hocket.fleet.solve.ladder import owed
 from hocket.fleet.solve.prices import MAX_QUESTIONS
 from hocket.fleet.solve.setup import set_up, trim
 from hocket.fleet.solve.water_filling import MAX_RUNGS
+from hocket.kernels.containers import table
 
 Counts = NDArray[np.int64]
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.compiled.flat import flat_entry
 from hocket.fleet.simulator.record import Totals
+from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
 
 _MOVED = 1
 
 
-@flat_entry("hocket.fleet.simulator.record")
+@kernel
 def tally(
     time_s: float,
     passed_s: float,

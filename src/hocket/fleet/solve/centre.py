@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 
 _EVENING_STEPS = 3
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.solve.centre import Path, Program
+from hocket.kernels import kernel
 
 _MAX_STEPS = 60
 _EXACT = 1e-8
@@ -26,7 +26,7 @@ _DUAL_ONCE, _DUAL_AHEAD, _LEFT_AHEAD = 6, 7, 8
 """Uses of rows: what is left, its dual, what limits lack, their ratio, right sides, steps."""
 
 
-@compiled_entry("hocket.fleet.solve.centre")
+@kernel
 def follow_path(program: Program, path: Path) -> tuple[float, float]:
     """Columns at the end of the path are in ``by_column[0]``; returns their scale, and what no
     level can exceed."""
@@ -76,7 +76,7 @@ def follow_path(program: Program, path: Path) -> tuple[float, float]:
     return scale, _dot(program.num_rows_alike, program.limit, row[_DUAL]) / scale
 
 
-@compiled
+@kernel
 def _start(program: Program, path: Path) -> None:
     """The columns that keep all limits best in squares, the shortest duals, both moved inside."""
     column, row = path.by_column, path.by_row
@@ -102,7 +102,7 @@ def _start(program: Program, path: Path) -> None:
                 row[use, at] += 1.0 - lowest
 
 
-@compiled
+@kernel
 def _measure(program: Program, path: Path, scale: float, rest: float) -> float:
     """What columns and rows lack of their equations; returns what the objective lacks."""
     column, row = path.by_column, path.by_row
@@ -117,7 +117,7 @@ def _measure(program: Program, path: Path, scale: float, rest: float) -> float:
     return float(rest - program.reward * column[_AT, -1] + bound)
 
 
-@compiled
+@kernel
 def _step(
     program: Program,
     path: Path,
@@ -150,7 +150,7 @@ def _step(
     return more, (goal - rest * more) / scale
 
 
-@compiled
+@kernel
 def _reach(path: Path, scale: float, rest: float, more: float, less: float) -> float:
     """How much of a step keeps all positive."""
     row = path.by_row
@@ -167,7 +167,7 @@ def _reach(path: Path, scale: float, rest: float, more: float, less: float) -> f
     return far
 
 
-@compiled
+@kernel
 def _move(path: Path, far: float) -> None:
     """Go so much of the step ahead."""
     column, row = path.by_column, path.by_row
@@ -178,7 +178,7 @@ def _move(path: Path, far: float) -> None:
         row[_DUAL, at] += far * row[_DUAL_AHEAD, at]
 
 
-@compiled
+@kernel
 def _dot(weight: FloatArray, one: FloatArray, other: FloatArray) -> float:
     total = 0.0
     for at in range(one.shape[0]):
@@ -186,7 +186,7 @@ def _dot(weight: FloatArray, one: FloatArray, other: FloatArray) -> float:
     return total
 
 
-@compiled
+@kernel
 def _largest(values: FloatArray) -> float:
     largest = 0.0
     for at in range(values.shape[0]):
@@ -194,7 +194,7 @@ def _largest(values: FloatArray) -> float:
     return largest
 
 
-@compiled
+@kernel
 def _use(program: Program, column: FloatArray, row: FloatArray) -> None:
     """What columns take of every row."""
     num_classes, num_kinds = program.least.shape
@@ -212,7 +212,7 @@ def _use(program: Program, column: FloatArray, row: FloatArray) -> None:
             row[devices + j] += program.num_alike[a] * program.devices[a, j] * share
 
 
-@compiled
+@kernel
 def _pay(program: Program, dual: FloatArray, column: FloatArray) -> None:
     """What every column costs at the duals of the rows."""
     num_classes, num_kinds = program.least.shape
@@ -229,7 +229,7 @@ def _pay(program: Program, dual: FloatArray, column: FloatArray) -> None:
             column[at] += program.devices[a, j] * dual[devices + j]
 
 
-@compiled
+@kernel
 def _invert_classes(program: Program, path: Path) -> None:
     """Inverses of the equations of every class, for the ratios of the moment."""
     num_classes, num_kinds = program.least.shape
@@ -242,7 +242,7 @@ def _invert_classes(program: Program, path: Path) -> None:
                 path.inverse[a, line, right] = path.block[line, size + right]
 
 
-@compiled
+@kernel
 def _set_class(program: Program, path: Path, a: int) -> None:
     """Shares and duals of a class, beside ones on the diagonal."""
     num_classes, num_kinds = program.least.shape
@@ -261,7 +261,7 @@ def _set_class(program: Program, path: Path, a: int) -> None:
     block[num_kinds + 1, num_kinds + 1] = -ratio[progress + num_classes]
 
 
-@compiled
+@kernel
 def _solve(program: Program, path: Path, to_column: int, to_row: int) -> None:
     """Columns and duals at which columns cost what ``_TO`` wants, and take what ``_WANTED`` does
     and ``_RATIO`` times the dual."""
@@ -289,7 +289,7 @@ def _solve(program: Program, path: Path, to_column: int, to_row: int) -> None:
                 dual[progress + (line - num_kinds) * num_classes + a] -= change
 
 
-@compiled
+@kernel
 def _solve_classes(program: Program, path: Path, column: FloatArray, dual: FloatArray) -> None:
     """Shares and duals of every class as if the level and all duals of devices were 0."""
     num_classes, num_kinds = program.least.shape
@@ -309,7 +309,7 @@ def _solve_classes(program: Program, path: Path, column: FloatArray, dual: Float
                 dual[progress + (line - num_kinds) * num_classes + a] = value
 
 
-@compiled
+@kernel
 def _set_common(program: Program, path: Path, column: FloatArray, dual: FloatArray) -> None:
     """What all classes take of every kind, and what the level costs."""
     num_classes, num_kinds = program.least.shape
@@ -334,7 +334,7 @@ def _set_common(program: Program, path: Path, column: FloatArray, dual: FloatArr
             block[line, right] -= weight * alone
 
 
-@compiled
+@kernel
 def _eliminate(block: FloatArray, size: int, num_right: int) -> None:
     """Solve by Gauss's method; answers stand where the right sides stood."""
     stop = size + num_right

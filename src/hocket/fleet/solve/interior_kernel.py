@@ -10,14 +10,13 @@ matrices), and guide conjugate gradients through the rest. O(columns) per iterat
 from __future__ import annotations
 
 from hocket.arrays import FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.solve.pair_tables import Beside, Columns, Guide
+from hocket.kernels import kernel
 
-_TABLES = "hocket.fleet.solve.pair_tables"
 _STRONG = 1e-2
 
 
-@compiled_entry(_TABLES)
+@kernel
 def use_of_rows(columns: Columns, amount: FloatArray, jobs: int, rows: FloatArray) -> None:
     """What amounts of columns use of every row: minus progress, time, devices."""
     rows[:] = 0.0
@@ -31,7 +30,7 @@ def use_of_rows(columns: Columns, amount: FloatArray, jobs: int, rows: FloatArra
         pools[columns.pool[c]] += columns.devices[c] * x
 
 
-@compiled_entry(_TABLES)
+@kernel
 def cost_of_columns(columns: Columns, dual: FloatArray, jobs: int, cost: FloatArray) -> None:
     """What every column costs at the duals of the rows, less what its progress is worth."""
     time, pools = dual[jobs:], dual[2 * jobs :]
@@ -41,13 +40,13 @@ def cost_of_columns(columns: Columns, dual: FloatArray, jobs: int, cost: FloatAr
         cost[c] = spent - columns.rate_a[c] * dual[a] - columns.rate_b[c] * dual[b]
 
 
-@compiled
+@kernel
 def _strength(columns: Columns, weight: FloatArray, time: FloatArray, c: int) -> float:
     """How much of what two jobs have in the matrix lies between them, at most 1."""
     return float(weight[c] * weight[c] / (time[columns.job_a[c]] * time[columns.job_b[c]]))
 
 
-@compiled
+@kernel
 def _strongest(
     columns: Columns, weight: FloatArray, beside: Beside, guide: Guide, time: FloatArray, one: int
 ) -> int:
@@ -62,7 +61,7 @@ def _strongest(
     return chosen
 
 
-@compiled
+@kernel
 def _plant(columns: Columns, weight: FloatArray, beside: Beside, guide: Guide) -> None:
     """An order of the jobs and a later partner for each: the trees that are inverted exactly.
 
@@ -112,7 +111,7 @@ def _plant(columns: Columns, weight: FloatArray, beside: Beside, guide: Guide) -
         bonds[row] = 0.0
 
 
-@compiled_entry(_TABLES)
+@kernel
 def set_guide(
     columns: Columns, weight: FloatArray, rise: FloatArray, beside: Beside, guide: Guide
 ) -> None:
@@ -146,7 +145,7 @@ def set_guide(
                 guide.corner[i, j] -= guide.border[i, row] * guide.inner[j, row]
 
 
-@compiled
+@kernel
 def _count_column(columns: Columns, c: int, d: float, guide: Guide, jobs: int) -> None:
     a, b, devices, pool = columns.job_a[c], columns.job_b[c], columns.devices[c], columns.pool[c]
     rate_a, rate_b = columns.rate_a[c], columns.rate_b[c]
@@ -167,7 +166,7 @@ def _count_column(columns: Columns, c: int, d: float, guide: Guide, jobs: int) -
     _count_job(guide, a, rate_a, d, devices, pool, times, jobs)
 
 
-@compiled
+@kernel
 def _count_job(
     guide: Guide,
     one: int,
@@ -185,7 +184,7 @@ def _count_job(
     guide.border[pool, jobs + one] += d * devices
 
 
-@compiled
+@kernel
 def _grow(guide: Guide, one: int, jobs: int) -> None:
     """Invert the block of a job, and take it out of the block of its neighbour."""
     upper, between, lower = guide.block[one, 0], guide.block[one, 1], guide.block[one, 2]
@@ -202,7 +201,7 @@ def _grow(guide: Guide, one: int, jobs: int) -> None:
         guide.block[parent, 2] -= upper * f * f + 2.0 * between * f * h + lower * h * h
 
 
-@compiled
+@kernel
 def _climb_trees(guide: Guide, rest: FloatArray, out: FloatArray) -> None:
     """The trees' inverse times ``rest``: from the leaves to the roots and back."""
     jobs = guide.block.shape[0]
@@ -229,7 +228,7 @@ def _climb_trees(guide: Guide, rest: FloatArray, out: FloatArray) -> None:
             out[jobs + one] -= guide.block[one, 1] * upper + guide.block[one, 2] * lower
 
 
-@compiled
+@kernel
 def _apply(
     columns: Columns,
     weight: FloatArray,
@@ -261,7 +260,7 @@ def _apply(
         out_pools[pool] += devices * q
 
 
-@compiled
+@kernel
 def _follow(guide: Guide, rest: FloatArray, out: FloatArray) -> float:
     """What the guide makes of a rest, into ``out``; returns the product of the two."""
     jobs, size = guide.block.shape[0], guide.corner.shape[0]
@@ -286,7 +285,7 @@ def _follow(guide: Guide, rest: FloatArray, out: FloatArray) -> float:
     return product
 
 
-@compiled_entry(_TABLES)
+@kernel
 def solve_step(
     columns: Columns,
     weight: FloatArray,

@@ -14,10 +14,9 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.solve.crowd import Crowd, Search
+from hocket.kernels import kernel
 
-_TABLES = "hocket.fleet.solve.crowd"
 _LOAD = -1
 """The variable of the simplex method that stands for the load of the fullest pool."""
 _MAX_PIVOTS = 200
@@ -28,7 +27,7 @@ _MAX_TURNS = 64
 """Of an edge; far more than columns, so only rounding errors could run in circles up to here."""
 
 
-@compiled
+@kernel
 def fastest_column(rates: FloatArray, price: FloatArray, one: int) -> int:
     """The column of most progress, the cheapest of equal ones; ``_REST`` where there is none."""
     fastest, most = _REST, 0.0
@@ -39,7 +38,7 @@ def fastest_column(rates: FloatArray, price: FloatArray, one: int) -> int:
     return fastest
 
 
-@compiled
+@kernel
 def cheapest(
     rates: FloatArray, price: FloatArray, one: int, demand: float, low: int, high: int
 ) -> tuple[int, int, float, float]:
@@ -84,7 +83,7 @@ def cheapest(
     return low, high, (demand - rate_low) / more, (price[high] - price_low) / more
 
 
-@compiled
+@kernel
 def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
     """What a purchase costs."""
     cost = 0.0
@@ -95,7 +94,7 @@ def cost_of(price: FloatArray, low: int, high: int, part: float) -> float:
     return cost
 
 
-@compiled
+@kernel
 def set_prices(crowd: Crowd, prices: FloatArray, price: FloatArray) -> None:
     """The price of one device of each column."""
     for j in range(crowd.pool_of.shape[0]):
@@ -103,7 +102,7 @@ def set_prices(crowd: Crowd, prices: FloatArray, price: FloatArray) -> None:
         price[j] = prices[pool] / crowd.capacity[pool]
 
 
-@compiled
+@kernel
 def forget_purchases(search: Search) -> None:
     """Let everybody start from its fastest column: ties then fall the same way each time."""
     for one in range(search.low.shape[0]):
@@ -111,7 +110,7 @@ def forget_purchases(search: Search) -> None:
         search.high[one] = _REST
 
 
-@compiled
+@kernel
 def ask(crowd: Crowd, demand: FloatArray, search: Search, at: int) -> float:
     """Note what everybody buys at ``search.asked`` as question ``at``; returns the bill."""
     num_pools = crowd.capacity.shape[0]
@@ -136,7 +135,7 @@ def ask(crowd: Crowd, demand: FloatArray, search: Search, at: int) -> float:
     return bill
 
 
-@compiled
+@kernel
 def start_basis(search: Search, num_pools: int) -> None:
     """The basis of question 0 alone: the load is that of its fullest pool."""
     fullest = 0
@@ -158,7 +157,7 @@ def start_basis(search: Search, num_pools: int) -> None:
     search.inverse[num_pools, num_pools] = 1.0
 
 
-@compiled
+@kernel
 def load_row(search: Search, num_pools: int) -> int:
     """Where the load stands in the basis; it never leaves."""
     for row in range(num_pools + 1):
@@ -167,7 +166,7 @@ def load_row(search: Search, num_pools: int) -> int:
     return 0
 
 
-@compiled
+@kernel
 def pick_entering(search: Search, num_pools: int, num_asked: int, row: int) -> int:
     """The variable whose entry lowers the load fastest, or ``_LOAD`` where none does."""
     chosen, steepest = _LOAD, -_TINY * max(1.0, abs(search.inverse[row, num_pools]))
@@ -183,7 +182,7 @@ def pick_entering(search: Search, num_pools: int, num_asked: int, row: int) -> i
     return chosen
 
 
-@compiled
+@kernel
 def pivot(search: Search, num_pools: int, entering: int, load_at: int) -> bool:
     """Bring a variable into the basis; returns whether one could leave for it."""
     rows = num_pools + 1
@@ -219,7 +218,7 @@ def pivot(search: Search, num_pools: int, entering: int, load_at: int) -> bool:
     return True
 
 
-@compiled
+@kernel
 def settle(search: Search, num_pools: int, num_asked: int) -> float:
     """Pivot to the mix of questions with the least load; returns that load."""
     row = load_row(search, num_pools)
@@ -230,7 +229,7 @@ def settle(search: Search, num_pools: int, num_asked: int) -> float:
     return float(search.inverse[row, num_pools])
 
 
-@compiled
+@kernel
 def propose(search: Search, num_pools: int, caution: float) -> None:
     """The next prices: the duals of the mix, drawn towards the best prices by ``caution``."""
     row = load_row(search, num_pools)
@@ -243,7 +242,7 @@ def propose(search: Search, num_pools: int, caution: float) -> None:
         search.asked[pool] = caution * search.best[pool] + (1.0 - caution) * dual
 
 
-@compiled
+@kernel
 def read_weights(search: Search, num_pools: int, num_asked: int) -> None:
     """The weight of each question in the mix."""
     search.weight[:num_asked] = 0.0
@@ -253,7 +252,7 @@ def read_weights(search: Search, num_pools: int, num_asked: int) -> None:
             search.weight[search.basis[row] - num_pools] = weight
 
 
-@compiled_entry(_TABLES)
+@kernel
 def find_load(
     crowd: Crowd, demand: FloatArray, search: Search, num_known: int, tolerance: float
 ) -> tuple[int, float, float]:
@@ -300,7 +299,7 @@ def find_load(
     return num_asked, load, highest
 
 
-@compiled_entry(_TABLES)
+@kernel
 def find_bill(
     crowd: Crowd, demand: FloatArray, search: Search, prices: FloatArray, slope: FloatArray
 ) -> float:
@@ -318,7 +317,7 @@ def find_bill(
     return bill
 
 
-@compiled_entry(_TABLES)
+@kernel
 def mix_purchases(crowd: Crowd, search: Search, num_asked: int, shares: FloatArray) -> None:
     """The time of one job of each class on each column, mixed over the questions.
 

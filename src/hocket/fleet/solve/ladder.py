@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.containers import table
 from hocket.fleet.solve.crowd import Owed
+from hocket.kernels.containers import table
 
 DemandAt = Callable[[float], FloatArray] | Owed
 """The progress that every class must make at a level; rising with it, 0 at level 0."""

@@ -8,18 +8,16 @@ O(classes x columns) per bill, about five bills per fall, a handful of falls.
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, Search
 from hocket.fleet.solve.kernel import cheapest, cost_of, find_load, set_prices
+from hocket.kernels import kernel
 
-_TABLES = "hocket.fleet.solve.crowd"
-_KERNEL = "hocket.fleet.solve.kernel"
 _MAX_STEPS = 100
 _CLOSE = 1e-13
 """Steps aim as much below the bill that they look for, so as not to end above it."""
 
 
-@compiled
+@kernel
 def owed_to(owed: Owed, one: int, level: float) -> tuple[float, float]:
     """What a class is owed at a level, and how fast that rises with it."""
     ahead = max(level - owed.start[one], 0.0) * owed.pace[one]
@@ -31,7 +29,7 @@ def owed_to(owed: Owed, one: int, level: float) -> tuple[float, float]:
     return ahead / left, (owed.pace[one] * left + ahead * owed.drag[one]) / (left * left)
 
 
-@compiled
+@kernel
 def bill_at(crowd: Crowd, owed: Owed, search: Search, level: float) -> tuple[float, float]:
     """What a level costs at ``search.price``, and how fast that rises with the level."""
     bill, rise = 0.0, 0.0
@@ -48,7 +46,7 @@ def bill_at(crowd: Crowd, owed: Owed, search: Search, level: float) -> tuple[flo
     return bill, rise
 
 
-@compiled
+@kernel
 def fall(
     crowd: Crowd, owed: Owed, search: Search, high: float, hint: float, allowed: float
 ) -> float:
@@ -88,7 +86,7 @@ def fall(
     return low
 
 
-@compiled
+@kernel
 def keep_mixed(search: Search, num_asked: int, num_pools: int) -> int:
     """Move the best prices, and those that the mix consists of, to the front as known questions."""
     kept = 0
@@ -103,7 +101,7 @@ def keep_mixed(search: Search, num_asked: int, num_pools: int) -> int:
     return kept + 1
 
 
-@compiled_entry(_TABLES, _KERNEL)
+@kernel
 def find_level(
     crowd: Crowd,
     owed: Owed,

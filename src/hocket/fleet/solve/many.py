@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.compiled.containers import table as read_only
 from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import climb_inside
@@ -27,6 +26,7 @@ from hocket.fleet.solve.pair_tables import Anchors, PairTable, Partners, new_par
 from hocket.fleet.solve.prices import Duals, PairTime, Rung, proven_level, top_level
 from hocket.fleet.solve.representatives import representatives
 from hocket.fleet.solve.setup import Setup
+from hocket.kernels.containers import table as read_only
 
 Counts = NDArray[np.int64]
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import zeros
+from hocket.kernels.containers import zeros
 
 
 class PairTable(NamedTuple):

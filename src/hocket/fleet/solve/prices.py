@@ -129,11 +129,11 @@ def _find_level(
 
 def kernels_are_compiled() -> bool:
     """Whether the next search starts at once instead of compiling first."""
-    from hocket.compiled.jit import is_compiled
     from hocket.fleet.solve.kernel import find_bill, mix_purchases
     from hocket.fleet.solve.level_kernel import find_level
+    from hocket.kernels import is_compiled
 
-    return all(map(is_compiled, (find_bill, find_level, mix_purchases)))
+    return is_compiled(find_bill, find_level, mix_purchases)
 
 
 def _first_questions(search: Search, num_pools: int, warm: Warm | None) -> int:

@@ -12,14 +12,13 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.solve.pair_tables import PairTable, Partners
+from hocket.kernels import kernel
 
-_TABLES = "hocket.fleet.solve.pair_tables"
 _TILE = 32
 
 
-@compiled
+@kernel
 def _shake(a: int, b: int) -> float:
     """A number from 0 to 1 that looks random and is always the same for a pair."""
     mixed = np.uint64(a) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(b) * np.uint64(
@@ -29,7 +28,7 @@ def _shake(a: int, b: int) -> float:
     return float((mixed ^ mixed >> np.uint64(29)) >> np.uint64(11)) * 2.0**-53
 
 
-@compiled
+@kernel
 def _note(partners: Partners, a: int, b: int, column: int, gain: float) -> None:
     """Put a partner where it belongs in the list; the last one leaves."""
     place = partners.gain.shape[1] - 1
@@ -43,7 +42,7 @@ def _note(partners: Partners, a: int, b: int, column: int, gain: float) -> None:
     partners.column[a, place] = column
 
 
-@compiled
+@kernel
 def _list(partners: Partners, a: int, b: int, column: int, gain: float) -> None:
     """Take a pair into the lists of both of its jobs, if it is good enough."""
     last = partners.gain.shape[1] - 1
@@ -53,7 +52,7 @@ def _list(partners: Partners, a: int, b: int, column: int, gain: float) -> None:
         _note(partners, b, a, column, gain)
 
 
-@compiled_entry(_TABLES)
+@kernel
 def look_at_pairs(
     table: PairTable, value: FloatArray, spent: FloatArray, margin: float, partners: Partners
 ) -> None:

@@ -10,15 +10,14 @@ columns) per cut, a handful of cuts per job.
 from __future__ import annotations
 
 from hocket.arrays import FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.solve.pair_tables import Anchors, PairTable
+from hocket.kernels import kernel
 
-_TABLES = "hocket.fleet.solve.pair_tables"
 _MAX_CUTS = 40
 _ABOVE = 1e-12
 
 
-@compiled
+@kernel
 def _best_offer(
     table: PairTable, anchors: Anchors, price: FloatArray, one: int, worth: float
 ) -> tuple[float, float, float]:
@@ -44,7 +43,7 @@ def _best_offer(
     return best, rate, cost
 
 
-@compiled_entry(_TABLES)
+@kernel
 def respond(
     table: PairTable,
     anchors: Anchors,

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.compiled.containers import table
 from hocket.fleet.market import Market
 from hocket.fleet.solve.classes import Classes, find_classes
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import Ladder
+from hocket.kernels.containers import table
 
 Counts = NDArray[np.int64]
 

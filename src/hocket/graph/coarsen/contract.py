@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray
-from hocket.compiled.containers import new_heaps, table
 from hocket.graph.coarsen.ties import Ties
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct
+from hocket.kernels.containers import new_heaps, table
 
 
 class Edges(NamedTuple):

@@ -7,15 +7,15 @@ from typing import cast
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import Heaps
-from hocket.compiled.heaps import pop, push
-from hocket.compiled.jit import compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.containers import Heaps
+from hocket.kernels.heaps import pop, push
 
 _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
 
 
-@compiled_entry()
+@kernel
 def rank_nodes(
     target_ptr: ByteArray,
     targets: ByteArray,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
 from hocket.graph.coarsen.ties import (
     Ties,
     followers,
@@ -30,6 +29,7 @@ from hocket.graph.coarsen.ties import (
 )
 from hocket.graph.coarsen.units import Readers, Units, join, joined, numbered, single_units
 from hocket.graph.graph import Graph, Phase
+from hocket.kernels.containers import table
 
 CHAIN_SHARE = 0.25
 """Chains stop at this part of the time cap: branches that could run side by side end in one reader,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hocket.arrays import ByteArray
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.graph.coarsen.units import Readers, Units
+from hocket.kernels import kernel
 
 
-@compiled
+@kernel
 def _root(parent: ByteArray, op: int) -> int:
     while parent[op] != op:
         parent[op] = parent[parent[op]]
@@ -15,7 +15,7 @@ def _root(parent: ByteArray, op: int) -> int:
     return op
 
 
-@compiled_entry("hocket.graph.coarsen.units")
+@kernel
 def join_ties(
     units: Units, first: ByteArray, second: ByteArray, max_s: float, max_bytes: int
 ) -> int:
@@ -37,7 +37,7 @@ def join_ties(
     return num_joined
 
 
-@compiled_entry("hocket.graph.coarsen.units")
+@kernel
 def find_sole_readers(units: Units, readers: Readers, found: ByteArray) -> None:
     """``found[op]``: root of the one other unit that reads what the op makes; -1 for none."""
     for op in range(len(found)):

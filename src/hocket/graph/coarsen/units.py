@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
 from hocket.graph.coarsen.ties import Ties
+from hocket.kernels.containers import table
 
 NO_SECONDS_CAP = float("inf")
 NO_BYTES_CAP = 2**62

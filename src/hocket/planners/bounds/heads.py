@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
 from hocket.graph.graph import Graph
+from hocket.kernels.containers import table
 from hocket.planners.bounds.classes import Classes
 from hocket.planners.bounds.tables import Sides, new_together, new_tree
 from hocket.planners.bounds.units import Units

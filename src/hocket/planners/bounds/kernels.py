@@ -7,15 +7,15 @@ from typing import cast
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.heaps import pop, push
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.heaps import pop, push
 from hocket.planners.bounds.tables import Sides, Together, Tree
 
 _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
 
 
-@compiled
+@kernel
 def _remote_s(sides: Sides, end_s: FloatArray, op: int, edge: int, where: int) -> float:
     """The earliest arrival, on a device of class ``where``, from another device."""
     earliest = np.inf
@@ -28,7 +28,7 @@ def _remote_s(sides: Sides, end_s: FloatArray, op: int, edge: int, where: int) -
     return earliest
 
 
-@compiled
+@kernel
 def _add(together: Together, start_s: float, seconds: float) -> float:
     """Put one more op on the device; the earliest end of all of them there."""
     at = together.size[0]
@@ -44,7 +44,7 @@ def _add(together: Together, start_s: float, seconds: float) -> float:
     return end_s
 
 
-@compiled
+@kernel
 def _offer(
     together: Together, op: int, bound_s: float, least_transfer_s: float, between_s: float
 ) -> None:
@@ -60,7 +60,7 @@ def _offer(
     push(together.heaps, _ZERO, -bound_s, slot)
 
 
-@compiled
+@kernel
 def _offer_parents(
     sides: Sides, together: Together, end_s: FloatArray, op: int, where: int
 ) -> float:
@@ -78,7 +78,7 @@ def _offer_parents(
     return floor_s
 
 
-@compiled
+@kernel
 def _offer_ancestors(sides: Sides, together: Together, op: int, slot: int, floor_s: float) -> None:
     """Offer the predecessors of an ancestor: one transfer stands somewhere on the way."""
     between_s = together.slot_between_s[slot] + sides.op_s[together.slot_op[slot]]
@@ -92,7 +92,7 @@ def _offer_ancestors(sides: Sides, together: Together, op: int, slot: int, floor
             _offer(together, ancestor, bound_s, transfer_s, between_s)
 
 
-@compiled
+@kernel
 def _earliest_start_s(
     sides: Sides,
     together: Together,
@@ -128,7 +128,7 @@ def _earliest_start_s(
         _offer_ancestors(sides, together, op, slot, floor_s)
 
 
-@compiled_entry("hocket.planners.bounds.tables")
+@kernel
 def find_heads(
     sides: Sides,
     op_s: FloatArray,
@@ -149,7 +149,7 @@ def find_heads(
             sides.end_s[op] = min(sides.end_s[op], end_s[where, op])
 
 
-@compiled_entry("hocket.planners.bounds.tables")
+@kernel
 def find_windows(
     ptr: ByteArray,
     by_head: ByteArray,

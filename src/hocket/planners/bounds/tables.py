@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import Heaps, new_heaps, zeros
+from hocket.kernels.containers import Heaps, new_heaps, zeros
 
 MAX_TOGETHER = 64
 """Ops that are put on one device with an op to prove its earliest start later."""

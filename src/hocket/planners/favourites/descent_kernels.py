@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.favourites.match_kernels import match_heaviest
 from hocket.planners.favourites.net import Net
 
@@ -34,7 +34,7 @@ class Descent(NamedTuple):
     """Per op: the matched edge that ends there, or -1."""
 
 
-@compiled
+@kernel
 def _spread(net: Net, descent: Descent, temperature_s: float) -> float:
     """Soft longest paths to every op, and the share of each edge in that of its reader."""
     start_s, share = descent.start_s, descent.weight
@@ -59,7 +59,7 @@ def _spread(net: Net, descent: Descent, temperature_s: float) -> float:
     return longest_s
 
 
-@compiled
+@kernel
 def _flow_into_ends(net: Net, descent: Descent, longest_s: float, temperature_s: float) -> None:
     """Divide one unit of flow among the ops that nobody reads from."""
     flow, total = descent.flow, 0.0
@@ -73,7 +73,7 @@ def _flow_into_ends(net: Net, descent: Descent, longest_s: float, temperature_s:
         flow[op] /= total
 
 
-@compiled
+@kernel
 def _flow_back(net: Net, descent: Descent) -> float:
     """Turn shares into the seconds that favours would save; returns the mean edges of a path."""
     flow, weight = descent.flow, descent.weight
@@ -88,7 +88,7 @@ def _flow_back(net: Net, descent: Descent) -> float:
     return num_edges
 
 
-@compiled
+@kernel
 def _step(net: Net, descent: Descent, step: float) -> None:
     """Move towards the matching, but only at the ops that it covers."""
     favour = descent.favour
@@ -101,7 +101,7 @@ def _step(net: Net, descent: Descent, step: float) -> None:
             favour[mine] += step
 
 
-@compiled_entry("hocket.planners.favourites.net", "hocket.planners.favourites.match_kernels")
+@kernel
 def descend(
     net: Net, descent: Descent, edge_s: float, temperatures: FloatArray, steps: FloatArray
 ) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.favourites.net import Net
 
 
-@compiled
+@kernel
 def _best_offer(net: Net, weight: FloatArray, chosen: IntArray, op: int) -> int:
     """The heaviest edge into ``op`` that its producer would take instead of what it has; or -1."""
     best = -1
@@ -22,7 +22,7 @@ def _best_offer(net: Net, weight: FloatArray, chosen: IntArray, op: int) -> int:
     return best
 
 
-@compiled
+@kernel
 def match_heaviest(net: Net, weight: FloatArray, chosen: IntArray, taken: IntArray) -> None:
     """Match producers and readers as if edges were taken from the heaviest down, ties in order.
 
@@ -44,7 +44,7 @@ def match_heaviest(net: Net, weight: FloatArray, chosen: IntArray, taken: IntArr
                 taken[reader] = -1
 
 
-@compiled_entry("hocket.planners.favourites.net")
+@kernel
 def match_once(net: Net, weight: FloatArray, chosen: IntArray, taken: IntArray) -> None:
     """One matching; see `match_heaviest`."""
     match_heaviest(net, weight, chosen, taken)

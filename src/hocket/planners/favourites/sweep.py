@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.favourites.net import Net, total_per
 
 _SWEEPS = 10

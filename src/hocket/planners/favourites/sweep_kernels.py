@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.favourites.net import Net
 
 _MAX_ROUNDS = 20
@@ -36,7 +36,7 @@ class Cuts(NamedTuple):
     cost_s: FloatArray
 
 
-@compiled
+@kernel
 def _gather(net: Net, way: Way, cuts: Cuts, op: int) -> float:
     """Lengths beyond ``op`` without favours; returns the longest with a whole favour each."""
     level_s = 0.0
@@ -49,7 +49,7 @@ def _gather(net: Net, way: Way, cuts: Cuts, op: int) -> float:
     return level_s
 
 
-@compiled
+@kernel
 def _least_level(cuts: Cuts, num_edges: int, level_s: float) -> float:
     """The lowest level, from ``level_s`` up, to which favours of 1 in all can cut every length.
 
@@ -67,7 +67,7 @@ def _least_level(cuts: Cuts, num_edges: int, level_s: float) -> float:
     return level_s
 
 
-@compiled
+@kernel
 def _divide(way: Way, cuts: Cuts, op: int, level_s: float) -> float:
     """Give every edge what cuts it to the level; returns the longest that is left."""
     used, longest_s = 0.0, 0.0
@@ -88,7 +88,7 @@ def _divide(way: Way, cuts: Cuts, op: int, level_s: float) -> float:
     return longest_s
 
 
-@compiled
+@kernel
 def _sweep(net: Net, way: Way, cuts: Cuts, is_backward: bool, target_s: float) -> float:
     """Divide the favours of every op anew; returns the longest path."""
     longest_s = 0.0
@@ -103,7 +103,7 @@ def _sweep(net: Net, way: Way, cuts: Cuts, is_backward: bool, target_s: float) -
     return longest_s
 
 
-@compiled_entry("hocket.planners.favourites.net")
+@kernel
 def sweep_back_and_forth(
     net: Net, back: Way, forth: Way, cuts: Cuts, longest_s: float, num_sweeps: int, cut: float
 ) -> float:
@@ -115,7 +115,7 @@ def sweep_back_and_forth(
     return longest_s
 
 
-@compiled_entry("hocket.planners.favourites.net")
+@kernel
 def longest_path(net: Net, favour: FloatArray, end_s: FloatArray) -> float:
     """Longest paths to the end of every op, with it; returns the longest of all."""
     longest_s = 0.0

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, IntArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.max_load.pieces import Pieces
 
 _WORD = 64

@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 
 _ONE = np.uint64(1)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
 
-@compiled
+@kernel
 def _slot_of(ideal: NDArray[np.uint64], row: int, slots: ByteArray) -> int:
     """Where the set in ``row`` stands in the table of known ones, or the slot where it belongs."""
     mixed = np.uint64(0)
@@ -27,7 +27,7 @@ def _slot_of(ideal: NDArray[np.uint64], row: int, slots: ByteArray) -> int:
     return int(slot)
 
 
-@compiled
+@kernel
 def _are_same(ideal: NDArray[np.uint64], row: int, other: int) -> bool:
     same = True
     for index in range(ideal.shape[1]):
@@ -35,7 +35,7 @@ def _are_same(ideal: NDArray[np.uint64], row: int, other: int) -> bool:
     return same
 
 
-@compiled
+@kernel
 def _can_follow(needs: NDArray[np.uint64], ideal: NDArray[np.uint64], row: int, piece: int) -> bool:
     if (ideal[row, piece >> 6] >> np.uint64(piece & 63)) & _ONE:
         return False
@@ -45,7 +45,7 @@ def _can_follow(needs: NDArray[np.uint64], ideal: NDArray[np.uint64], row: int, 
     return bool(missing == np.uint64(0))
 
 
-@compiled_entry()
+@kernel
 def grow(
     needs: NDArray[np.uint64],
     ideal: NDArray[np.uint64],

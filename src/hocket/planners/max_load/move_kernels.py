@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.max_load.moves import MoveState, MoveTable
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
@@ -15,7 +15,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 _UNIT = 1.0 / (1 << 53)
 
 
-@compiled
+@kernel
 def _random(state: MoveState) -> float:
     """The next number in [0, 1) of a splitmix64 sequence."""
     state.random[0] += _STEP
@@ -26,7 +26,7 @@ def _random(state: MoveState) -> float:
     return float(mixed >> np.uint64(11)) * _UNIT
 
 
-@compiled
+@kernel
 def _count_net(tables: MoveTable, state: MoveState, net: int, sign: float) -> None:
     """Add to (or take from) the loads what the devices pay for a net."""
     maker = state.device_of[tables.net_pieces[tables.net_ptr[net]]]
@@ -43,7 +43,7 @@ def _count_net(tables: MoveTable, state: MoveState, net: int, sign: float) -> No
     state.load_s[maker] += sign * slowest_s * tables.pays[maker]
 
 
-@compiled
+@kernel
 def _move(tables: MoveTable, state: MoveState, piece: int, target: int) -> None:
     source = state.device_of[piece]
     for at in range(tables.piece_ptr[piece], tables.piece_ptr[piece + 1]):
@@ -60,7 +60,7 @@ def _move(tables: MoveTable, state: MoveState, piece: int, target: int) -> None:
     state.held_bytes[target] += tables.memory_bytes[piece]
 
 
-@compiled
+@kernel
 def _recount(tables: MoveTable, state: MoveState) -> None:
     """Loads from nothing, so that rounding errors of many moves do not add up."""
     for device in range(len(state.load_s)):
@@ -78,7 +78,7 @@ def _recount(tables: MoveTable, state: MoveState) -> None:
         _count_net(tables, state, net, 1.0)
 
 
-@compiled
+@kernel
 def _height(state: MoveState, scale_s: float) -> float:
     """The 16-norm of the loads: nearly the maximum, but it sees the other devices too."""
     total = 0.0
@@ -91,7 +91,7 @@ def _height(state: MoveState, scale_s: float) -> float:
     return float(math.sqrt(math.sqrt(math.sqrt(math.sqrt(total)))))
 
 
-@compiled
+@kernel
 def _highest(state: MoveState) -> float:
     highest_s = 0.0
     for load_s in state.load_s:
@@ -99,7 +99,7 @@ def _highest(state: MoveState) -> float:
     return highest_s
 
 
-@compiled
+@kernel
 def _fits(tables: MoveTable, state: MoveState) -> bool:
     for device in range(len(state.held_bytes)):
         if state.held_bytes[device] > tables.limit_bytes[device]:
@@ -107,7 +107,7 @@ def _fits(tables: MoveTable, state: MoveState) -> bool:
     return True
 
 
-@compiled
+@kernel
 def _is_allowed(tables: MoveTable, state: MoveState, piece: int) -> bool:
     """Whether a moved piece fits where it is, and stands on a stage between its neighbours."""
     device = state.device_of[piece]
@@ -123,7 +123,7 @@ def _is_allowed(tables: MoveTable, state: MoveState, piece: int) -> bool:
     return True
 
 
-@compiled
+@kernel
 def _target_of(tables: MoveTable, state: MoveState, piece: int) -> int:
     """Mostly the device of a piece that shares a net, sometimes any."""
     first, stop = tables.piece_ptr[piece], tables.piece_ptr[piece + 1]
@@ -134,7 +134,7 @@ def _target_of(tables: MoveTable, state: MoveState, piece: int) -> int:
     return int(_random(state) * len(state.load_s))
 
 
-@compiled
+@kernel
 def _shift(
     tables: MoveTable, state: MoveState, first: int, length: int, target: int, num_moved: int
 ) -> int:
@@ -151,7 +151,7 @@ def _shift(
     return num_moved
 
 
-@compiled
+@kernel
 def _propose(tables: MoveTable, state: MoveState, max_length: int) -> int:
     """Move one piece, a stretch, or two stretches against each other; how many pieces moved."""
     num_pieces = len(state.device_of)
@@ -169,7 +169,7 @@ def _propose(tables: MoveTable, state: MoveState, max_length: int) -> int:
     return moved
 
 
-@compiled_entry("hocket.planners.max_load.moves")
+@kernel
 def anneal(
     tables: MoveTable, state: MoveState, num_tries: int, start_heat: float, end_heat: float,
     max_length: int,

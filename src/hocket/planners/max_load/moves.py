@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.pieces import Pieces
 from hocket.simulate.load import link_times

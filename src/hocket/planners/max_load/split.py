@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.max_load.classes import DeviceClasses, least_weighted
 from hocket.planners.max_load.lattice import Lattice
 from hocket.planners.max_load.pieces import Pieces

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.max_load.lattice import Lattice
 from hocket.planners.max_load.split import SplitState, SplitTable
 
 
-@compiled
+@kernel
 def _touch_below(lattice: Lattice, tables: SplitTable, state: SplitState, ideal: int) -> None:
     """Count, per net, its pieces in an ideal."""
     for net in range(len(state.below)):
@@ -19,7 +19,7 @@ def _touch_below(lattice: Lattice, tables: SplitTable, state: SplitState, ideal:
         ideal = lattice.from_ideal[ideal]
 
 
-@compiled
+@kernel
 def _find_live(tables: SplitTable, state: SplitState, ideal: int, limit_s: float) -> int:
     """List the ways to have filled an ideal that can still lead below the limit.
 
@@ -59,7 +59,7 @@ def _find_live(tables: SplitTable, state: SplitState, ideal: int, limit_s: float
     return num_live
 
 
-@compiled
+@kernel
 def _add(tables: SplitTable, state: SplitState, piece: int, depth: int, limit_s: float) -> bool:
     """Add a piece to the stage; whether some class could still run what the stage grows into.
 
@@ -90,13 +90,13 @@ def _add(tables: SplitTable, state: SplitState, piece: int, depth: int, limit_s:
     return False
 
 
-@compiled
+@kernel
 def _remove(tables: SplitTable, state: SplitState, piece: int) -> None:
     for at in range(tables.piece_ptr[piece], tables.piece_ptr[piece + 1]):
         state.inside[tables.piece_nets[at]] -= 1
 
 
-@compiled
+@kernel
 def _relax(
     tables: SplitTable, state: SplitState, start: int, stop: int, depth: int, num_live: int,
     limit_s: float,
@@ -118,7 +118,7 @@ def _relax(
                 state.came_kind[stop, way + stride] = kind
 
 
-@compiled
+@kernel
 def _stages_from(
     lattice: Lattice, tables: SplitTable, state: SplitState, start: int, num_live: int,
     limit_s: float,
@@ -149,7 +149,7 @@ def _stages_from(
         state.path_ideal[depth], state.path_step[depth] = ideal, lattice.step_ptr[ideal]
 
 
-@compiled_entry("hocket.planners.max_load.lattice", "hocket.planners.max_load.split")
+@kernel
 def fill(
     lattice: Lattice, tables: SplitTable, state: SplitState, limit_s: float, max_looks: int
 ) -> bool:

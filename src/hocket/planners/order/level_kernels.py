@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 
 
 class Placed(NamedTuple):
@@ -23,7 +23,7 @@ class Placed(NamedTuple):
     """[src, dst]: seconds per unit of work."""
 
 
-@compiled
+@kernel
 def _transfer_s(placed: Placed, tensor: int, src: int, dst: int) -> float:
     if src == dst:
         return 0.0
@@ -31,7 +31,7 @@ def _transfer_s(placed: Placed, tensor: int, src: int, dst: int) -> float:
     return seconds
 
 
-@compiled_entry()
+@kernel
 def fill_levels(placed: Placed, to_end_s: FloatArray, from_start_s: FloatArray) -> None:
     """Per op, the longest path from its start to the end, and from the beginning to its start.
 

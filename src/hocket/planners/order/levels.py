@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.compiled.containers import table
 from hocket.errors import UsageError
+from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.jit import compiled_entry
+from hocket.kernels import kernel
 from hocket.simulate.bench import Fixed
 from hocket.simulate.tables import OpTable, PlaceTable, TransferTable
 
 
-@compiled_entry("hocket.simulate.bench", "hocket.simulate.tables")
+@kernel
 def fill_latest(
     fixed: Fixed,
     ops: OpTable,

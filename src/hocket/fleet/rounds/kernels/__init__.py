@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 def kernels_are_compiled() -> bool:
     """Whether the next round starts at once instead of compiling first."""
-    from hocket.compiled.jit import is_compiled
     from hocket.fleet.rounds.kernels.count import count
     from hocket.fleet.rounds.kernels.play import play
     from hocket.fleet.rounds.kernels.release import can_start, take_away
+    from hocket.kernels import is_compiled
 
-    kernels: tuple[Any, ...] = (count, play, can_start, take_away)
-    return all(is_compiled(kernel.entry) for kernel in kernels)
+    return is_compiled(count, play, can_start, take_away)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.kernels.order import sort_part
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Choice, Wishes
+from hocket.kernels import kernel
 
 
-@compiled
+@kernel
 def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: Choice) -> None:
     """Who runs where, part by part as long as devices are left.
 
@@ -27,7 +27,7 @@ def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: Choice) -> None:
             _grant(jobs, start, stop, wishes, choice)
 
 
-@compiled
+@kernel
 def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: Choice) -> None:
     num_kinds = choice.free.shape[0]
     num_single = jobs.rows.shape[0] * num_kinds
@@ -48,7 +48,7 @@ def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: Choice) ->
             choice.free[kind] = 0
 
 
-@compiled
+@kernel
 def _grant_pair(jobs: Jobs, at: int, wishes: Wishes, choice: Choice) -> None:
     a, b, kind = wishes.pairs[at, 0], wishes.pairs[at, 1], wishes.pairs[at, 2]
     one = _next_of(a, -1, wishes, choice)
@@ -62,7 +62,7 @@ def _grant_pair(jobs: Jobs, at: int, wishes: Wishes, choice: Choice) -> None:
     choice.free[kind] -= jobs.rows.gang[one]
 
 
-@compiled
+@kernel
 def _next_of(profile: int, but: int, wishes: Wishes, choice: Choice) -> int:
     """The first job of a profile that has nothing yet; ``queue_at`` moves past those that have."""
     at, end = wishes.queue_at[profile, 0], wishes.queue_at[profile, 1]

@@ -10,24 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.flat import flat_entry
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.tables import Ascent
 from hocket.fleet.solve.crowd import Crowd, Owed, Search
 from hocket.fleet.solve.kernel import find_bill, mix_purchases
 from hocket.fleet.solve.level_kernel import find_level
 from hocket.fleet.solve.prices import FREE, TOLERANCE
 from hocket.fleet.solve.water_filling import NOT_HIGHER, ROOM
+from hocket.kernels import kernel
 
 
-@flat_entry(
-    "hocket.fleet.rounds.tables",
-    "hocket.fleet.solve.crowd",
-    "hocket.fleet.solve.kernel",
-    "hocket.fleet.solve.level_kernel",
-    "hocket.fleet.solve.prices",
-    "hocket.fleet.solve.water_filling",
-)
+@kernel
 def climb(
     crowd: Crowd, owed: Owed, top: float, hint: float, num_known: int, ascent: Ascent
 ) -> tuple[float, int, int]:
@@ -64,7 +56,7 @@ def climb(
     return level, num_asked, num_rising
 
 
-@compiled
+@kernel
 def _set_caps(
     crowd: Crowd, owed: Owed, search: Search, slope: FloatArray, is_top: bool, cap: FloatArray
 ) -> int:

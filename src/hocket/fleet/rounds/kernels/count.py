@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import FloatArray
-from hocket.compiled.flat import flat_entry
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.kernels.rates import row_of
 from hocket.fleet.rounds.state import Jobs
+from hocket.kernels import kernel
 
 _RUNNING, _PAUSED, _ENDED = 1, 2, 3
 
 
-@flat_entry("hocket.fleet.rounds.state", "hocket.fleet.rounds.kernels.rates")
+@kernel
 def count(
     before: Jobs,
     jobs: Jobs,
@@ -64,7 +63,7 @@ def count(
     return num_jobs
 
 
-@compiled
+@kernel
 def _copy(before: Jobs, jobs: Jobs, drops_ended: bool) -> int:
     num_jobs = 0
     for i in range(before.rows.shape[0]):
@@ -82,7 +81,7 @@ def _copy(before: Jobs, jobs: Jobs, drops_ended: bool) -> int:
     return num_jobs
 
 
-@compiled
+@kernel
 def _copy_column(before: FloatArray, after: FloatArray) -> None:
     """As one row of numbers: twice as fast as by job and kind."""
     source, target = before.reshape(before.size), after.reshape(after.size)
@@ -90,7 +89,7 @@ def _copy_column(before: FloatArray, after: FloatArray) -> None:
         target[at] = source[at]
 
 
-@compiled
+@kernel
 def _copy_columns_of_others(before: Jobs, jobs: Jobs) -> None:
     to = 0
     for i in range(before.rows.shape[0]):
@@ -104,7 +103,7 @@ def _copy_columns_of_others(before: Jobs, jobs: Jobs) -> None:
             to += 1
 
 
-@compiled
+@kernel
 def _pay_for_pair(
     before: Jobs, jobs: Jobs, i: int, since_s: float, pair_credit_s: FloatArray
 ) -> None:
@@ -116,7 +115,7 @@ def _pay_for_pair(
             pair_credit_s[min(one, two), max(one, two), jobs.rows.kind[i]] -= since_s
 
 
-@flat_entry("hocket.fleet.rounds.state")
+@kernel
 def first_to_finish(jobs: Jobs) -> tuple[float, int]:
     """When the next running job does its last step at its rate, and its row; infinite for none."""
     first_s, row = np.inf, -1

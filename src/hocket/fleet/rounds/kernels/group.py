@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.compiled.flat import flat_entry
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Alike
+from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
 
@@ -22,11 +21,7 @@ _RUNNING = 1
 _BYTE = 0xFF
 
 
-@flat_entry(
-    "hocket.fleet.rounds.state",
-    "hocket.fleet.rounds.tables",
-    "hocket.fleet.rounds.kernels.rates",
-)
+@kernel
 def group(
     jobs: Jobs, largest_server: Counts, sees_speeds: bool, max_classes: int, alike: Alike
 ) -> int:
@@ -61,7 +56,7 @@ def group(
     return num_classes
 
 
-@compiled
+@kernel
 def _describe(
     jobs: Jobs, i: int, largest_server: Counts, sees_speeds: bool, values: FloatArray
 ) -> None:
@@ -76,7 +71,7 @@ def _describe(
     values[num_kinds + 1] = jobs.rows.weight[i]
 
 
-@compiled
+@kernel
 def _find(alike: Alike, one: int) -> int:
     """The slot of the class that equals class ``one``, or the empty slot where it belongs."""
     bits, mask = alike.bits, alike.slots.shape[0] - 1
@@ -90,7 +85,7 @@ def _find(alike: Alike, one: int) -> int:
     return slot
 
 
-@compiled
+@kernel
 def _equal(bits: Counts, one: int, other: int) -> bool:
     column = 0
     while column < bits.shape[1] and bits[one, column] == bits[other, column]:
@@ -98,7 +93,7 @@ def _equal(bits: Counts, one: int, other: int) -> bool:
     return bool(column == bits.shape[1])
 
 
-@compiled
+@kernel
 def _put_in_order(alike: Alike, num_classes: int) -> None:
     """Sort classes by their bytes, by insertion; ``rank`` says where each one went."""
     order = alike.slots
@@ -115,7 +110,7 @@ def _put_in_order(alike: Alike, num_classes: int) -> None:
             alike.key[at, column] = alike.bits[order[at], column]
 
 
-@compiled
+@kernel
 def _goes_before(bits: Counts, one: int, other: int) -> bool:
     """Whether the bytes of a class, as they lie in memory, come before those of another."""
     column = 0
@@ -130,7 +125,7 @@ def _goes_before(bits: Counts, one: int, other: int) -> bool:
     return bool((mine >> shift) & _BYTE < (its >> shift) & _BYTE)
 
 
-@flat_entry("hocket.fleet.rounds.state")
+@kernel
 def write_shares(jobs: Jobs, of: Counts, shares: FloatArray) -> None:
     """Give every job the shares of its class, and nothing to jobs without one."""
     for i in range(jobs.rows.shape[0]):

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import HALF_ROUNDS, UNITS_PER_ROUND, Pace, Wishes
+from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
 
@@ -26,7 +26,7 @@ _LAST = -1e6
 """Rounds by which wishes that nobody owes come after all debts."""
 
 
-@compiled
+@kernel
 def order_by_share(jobs: Jobs, kinds: Counts, largest_server: Counts, wishes: Wishes) -> int:
     """Gavel's order: kind by kind, share over time received, then debt, then share.
 
@@ -48,7 +48,7 @@ def order_by_share(jobs: Jobs, kinds: Counts, largest_server: Counts, wishes: Wi
     return 2 * num_kinds
 
 
-@compiled
+@kernel
 def _rank_by_share(
     jobs: Jobs, kind: int, num_kinds: int, largest_server: Counts, wishes: Wishes
 ) -> None:
@@ -68,14 +68,14 @@ def _rank_by_share(
         wishes.rank[wish] = _OWED if wishes.keys[0, wish] > 0.0 else _FILLING
 
 
-@compiled
+@kernel
 def _set_part(wishes: Wishes, part: int, start: int, stop: int, kind: int) -> None:
     wishes.parts[part, 0] = start
     wishes.parts[part, 1] = stop
     wishes.parts[part, 2] = kind
 
 
-@compiled
+@kernel
 def order_by_debt(
     jobs: Jobs, time_s: float, pace: Pace, largest_server: Counts, wishes: Wishes
 ) -> int:
@@ -100,7 +100,7 @@ def order_by_debt(
     return 2
 
 
-@compiled
+@kernel
 def _limit_debts(jobs: Jobs, most_s: float) -> None:
     for i in range(jobs.rows.shape[0]):
         for j in range(jobs.credit_s.shape[1]):
@@ -108,7 +108,7 @@ def _limit_debts(jobs: Jobs, most_s: float) -> None:
         jobs.rows.pair_credit_s[i] = min(max(jobs.rows.pair_credit_s[i], -most_s), most_s)
 
 
-@compiled
+@kernel
 def _rank_by_debt(
     jobs: Jobs, time_s: float, pace: Pace, largest_server: Counts, wishes: Wishes
 ) -> None:
@@ -159,7 +159,7 @@ def _rank_by_debt(
             wishes.rank[wish] = _FILLING if wishes.keys[0, wish] < 0.5 * _LAST else _OWED
 
 
-@compiled
+@kernel
 def _rounds_owed(
     credit_s: float, left_steps: float, speed: float, is_here: bool, pace: Pace
 ) -> float:
@@ -172,7 +172,7 @@ def _rounds_owed(
     return float(np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND)
 
 
-@compiled
+@kernel
 def sort_part(wishes: Wishes, start: int, stop: int) -> None:
     """Sort a part of the order, the largest keys first; equals stay as they stood."""
     order, other = wishes.order, wishes.scratch
@@ -207,7 +207,7 @@ def sort_part(wishes: Wishes, start: int, stop: int) -> None:
             wishes.order[at] = wishes.scratch[at]
 
 
-@compiled
+@kernel
 def _goes_before(keys: FloatArray, one: int, other: int) -> bool:
     """Whether a wish comes before another that has the same first key."""
     for key in range(1, keys.shape[0]):

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.kernels.choose import choose
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Changes, Choice, Floor, Pace, Speeds, Wishes
+from hocket.kernels import kernel
 
 _WAITING, _RUNNING = 0, 1
 _PREEMPTED, _MOVED = 0, 1
 
 
-@compiled
+@kernel
 def hand_out(
     time_s: float,
     jobs: Jobs,
@@ -58,7 +58,7 @@ def hand_out(
     return True
 
 
-@compiled
+@kernel
 def _find_rows(jobs: Jobs, floor: Floor) -> None:
     """From numbers to rows, by a table of the last bits; searching for each takes far longer."""
     mask = floor.slots.shape[0] - 1
@@ -76,7 +76,7 @@ def _find_rows(jobs: Jobs, floor: Floor) -> None:
                 floor.holders[device, place] = row
 
 
-@compiled
+@kernel
 def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: Changes) -> None:
     """Partners and rates of all jobs; one that stays alone keeps both."""
     for i in range(jobs.rows.shape[0]):
@@ -92,7 +92,7 @@ def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: Changes) -> 
             set_rate(jobs, i, partner, speeds)
 
 
-@compiled
+@kernel
 def _count_kept(wishes: Wishes, floor: Floor, choice: Choice) -> None:
     for server in range(floor.num_free.shape[0]):
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
@@ -101,7 +101,7 @@ def _count_kept(wishes: Wishes, floor: Floor, choice: Choice) -> None:
                 choice.free[floor.server_kind[server]] -= 1
 
 
-@compiled
+@kernel
 def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
     """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
     has_pairs = False
@@ -124,7 +124,7 @@ def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
         changes.stays[i] = not (parts or joins or is_apart)
 
 
-@compiled
+@kernel
 def _release(floor: Floor, changes: Changes) -> None:
     for device in range(floor.holders.shape[0]):
         for slot in range(2):
@@ -140,7 +140,7 @@ def _release(floor: Floor, changes: Changes) -> None:
             floor.num_free[server] += floor.holders[floor.order[at], 0] < 0
 
 
-@compiled
+@kernel
 def _place(
     time_s: float,
     jobs: Jobs,
@@ -184,7 +184,7 @@ def _place(
     return is_done
 
 
-@compiled
+@kernel
 def _withdraw(jobs: Jobs, i: int, partner: int, kind: int, wishes: Wishes) -> None:
     """Take back the wish of a job, or those of all pairs like it and its partner."""
     num_kinds = jobs.shares.shape[1]
@@ -199,7 +199,7 @@ def _withdraw(jobs: Jobs, i: int, partner: int, kind: int, wishes: Wishes) -> No
             wishes.is_withdrawn[first_pair + pair] = True
 
 
-@compiled
+@kernel
 def _place_reserved(
     time_s: float,
     jobs: Jobs,
@@ -224,7 +224,7 @@ def _place_reserved(
             _place_one(jobs, i, choice, floor, changes)
 
 
-@compiled
+@kernel
 def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Changes) -> bool:
     """Give a job its devices; False where it can run on one server only and none has room."""
     partner, kind, need = choice.partner[i], choice.kind[i], jobs.rows.gang[i]
@@ -252,7 +252,7 @@ def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Change
     return True
 
 
-@compiled
+@kernel
 def _can_spread(jobs: Jobs, i: int, choice: Choice) -> bool:
     """Whether a job, and the one beside it, can run on several servers."""
     kind, partner = choice.kind[i], choice.partner[i]
@@ -260,7 +260,7 @@ def _can_spread(jobs: Jobs, i: int, choice: Choice) -> bool:
     return is_able and (partner < 0 or jobs.spread_steps_per_s[partner, kind] > 0.0)
 
 
-@compiled
+@kernel
 def _join(i: int, partner: int, floor: Floor, changes: Changes) -> None:
     """Take the second place on the devices of a partner."""
     size = changes.size[2]
@@ -272,7 +272,7 @@ def _join(i: int, partner: int, floor: Floor, changes: Changes) -> None:
     changes.size[2] = size
 
 
-@compiled
+@kernel
 def _best_server(kind: int, need: int, floor: Floor) -> int:
     """The fullest server with room for all, else the emptiest; -1 where all are full."""
     best, num_servers = -1, floor.num_free.shape[0]
@@ -296,7 +296,7 @@ def _best_server(kind: int, need: int, floor: Floor) -> int:
     return best
 
 
-@compiled
+@kernel
 def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: Changes) -> None:
     while need > 0 and best >= 0:
         for at in range(floor.server_ptr[best], floor.server_ptr[best + 1]):
@@ -311,7 +311,7 @@ def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: Change
             best = _best_server(kind, need, floor)
 
 
-@compiled
+@kernel
 def _write_stops(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: Changes) -> None:
     size = 0
     for i in range(jobs.rows.shape[0]):
@@ -334,7 +334,7 @@ def _write_stops(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes:
     changes.size[0] = size
 
 
-@compiled
+@kernel
 def _write_starts(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: Changes) -> None:
     for at in range(changes.size[1]):
         i = changes.started[0, at]
@@ -348,7 +348,7 @@ def _write_starts(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes
         jobs.rows.measured_steps[i] = jobs.rows.done_steps[i]
 
 
-@compiled
+@kernel
 def _name(jobs: Jobs, floor: Floor, changes: Changes) -> None:
     """From rows back to numbers."""
     for at in range(changes.size[1]):

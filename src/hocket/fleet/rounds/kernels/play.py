@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.compiled.flat import flat_entry
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.kernels.order import order_by_debt, order_by_share
 from hocket.fleet.rounds.kernels.place import hand_out
 from hocket.fleet.rounds.kernels.rates import row_of
@@ -21,6 +19,7 @@ from hocket.fleet.rounds.tables import (
     Speeds,
     Wishes,
 )
+from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
 
@@ -29,15 +28,7 @@ _MAX_TRIES = 8
 """Attempts at a round; each takes the wishes of gangs back that found no server with room."""
 
 
-@flat_entry(
-    "hocket.fleet.rounds.state",
-    "hocket.fleet.rounds.tables",
-    "hocket.fleet.rounds.kernels.choose",
-    "hocket.fleet.rounds.kernels.order",
-    "hocket.fleet.rounds.kernels.place",
-    "hocket.fleet.rounds.kernels.rates",
-    "hocket.fleet.rounds.kernels.room",
-)
+@kernel
 def play(
     time_s: float,
     jobs: Jobs,
@@ -100,7 +91,7 @@ def play(
             break
 
 
-@compiled
+@kernel
 def _order(
     time_s: float, jobs: Jobs, asked: Asked, pace: Pace, layout: Layout, wishes: Wishes
 ) -> int:
@@ -119,7 +110,7 @@ def _order(
     return order_by_debt(jobs, time_s, pace, layout.largest_server, wishes)
 
 
-@compiled
+@kernel
 def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> None:
     """Mark running jobs that nobody may stop or move, and those beside them."""
     for i in range(jobs.rows.shape[0]):
@@ -132,7 +123,7 @@ def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> 
             is_kept[row_of(jobs, jobs.rows.partner[i])] = True
 
 
-@compiled
+@kernel
 def _clear(
     asked: Asked,
     layout: Layout,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.compiled.jit import compiled, compiled_entry
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Speeds
+from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
 
 
-@compiled
+@kernel
 def row_of(jobs: Jobs, number: int) -> int:
     """The row of a job, by bisection; -1 where there is none."""
     low, high = 0, jobs.rows.shape[0]
@@ -27,7 +27,7 @@ def row_of(jobs: Jobs, number: int) -> int:
     return low if low < jobs.rows.shape[0] and jobs.rows.number[low] == number else -1
 
 
-@compiled
+@kernel
 def speed_on(jobs: Jobs, i: int, kind: int, largest_server: Counts) -> float:
     """Steps per second of a job that has devices of a kind, as few servers as there can be."""
     speed: float = jobs.steps_per_s[i, kind]
@@ -36,7 +36,7 @@ def speed_on(jobs: Jobs, i: int, kind: int, largest_server: Counts) -> float:
     return speed
 
 
-@compiled
+@kernel
 def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
     """Steps per second of a running job; ``partner`` is a row, -1 for none."""
     kind = jobs.rows.kind[i]
@@ -53,7 +53,7 @@ def set_rate(jobs: Jobs, i: int, partner: int, speeds: Speeds) -> None:
     jobs.rows.rate[i] = rate
 
 
-@compiled_entry("hocket.fleet.rounds.state", "hocket.fleet.rounds.tables")
+@kernel
 def renew_rate(jobs: Jobs, i: int, speeds: Speeds) -> None:
     """The rate of a running job whose throughput was measured anew."""
     set_rate(jobs, i, row_of(jobs, jobs.rows.partner[i]), speeds)

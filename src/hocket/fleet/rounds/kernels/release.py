@@ -5,21 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.compiled.flat import flat_entry
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate, speed_on
 from hocket.fleet.rounds.state import Jobs, Layout
 from hocket.fleet.rounds.tables import Speeds
+from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
 
 _WAITING, _RUNNING = 0, 1
 
 
-@flat_entry(
-    "hocket.fleet.rounds.state",
-    "hocket.fleet.rounds.tables",
-    "hocket.fleet.rounds.kernels.rates",
-)
+@kernel
 def take_away(
     jobs: Jobs, at: Counts, phase: int, time_s: float, speeds: Speeds, holders: Counts
 ) -> None:
@@ -44,7 +40,7 @@ def take_away(
         jobs.rows.waiting_since_s[i] = time_s
 
 
-@flat_entry("hocket.fleet.rounds.state", "hocket.fleet.rounds.kernels.rates")
+@kernel
 def can_start(jobs: Jobs, holders: Counts, layout: Layout, free: Counts) -> bool:
     """Whether free devices suffice for any waiting job; ``free`` is filled with their number."""
     for kind in range(free.shape[0]):

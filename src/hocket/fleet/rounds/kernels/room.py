@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Changes, Floor, Wishes
+from hocket.kernels import kernel
 
 
-@compiled
+@kernel
 def make_room(
     jobs: Jobs,
     kind: int,
@@ -42,7 +42,7 @@ def make_room(
         _clear(jobs, best, need, started_by_s, of_any_size, wishes, floor, changes)
 
 
-@compiled
+@kernel
 def _clear(
     jobs: Jobs,
     server: int,
@@ -62,7 +62,7 @@ def _clear(
             row = floor.holders[device, 0]
 
 
-@compiled
+@kernel
 def _can_leave(
     jobs: Jobs,
     row: int,
@@ -78,7 +78,7 @@ def _can_leave(
     return stays and is_in_the_way and has_run
 
 
-@compiled
+@kernel
 def _evict(row: int, floor: Floor) -> None:
     for server in range(floor.num_free.shape[0]):
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.parallelism.partition.choices import ChoiceState
 
 _TINY = 1e-12
@@ -13,7 +13,7 @@ _ROUNDING = 1e-15
 """Relative error of one sum."""
 
 
-@compiled
+@kernel
 def _best_way(state: ChoiceState, layer: int, second_per_byte: float) -> int:
     """The way with least time plus priced memory; of equals the one with less memory."""
     best, best_s = 0, state.time_s[layer, 0] + second_per_byte * state.memory_bytes[layer, 0]
@@ -25,7 +25,7 @@ def _best_way(state: ChoiceState, layer: int, second_per_byte: float) -> int:
     return best
 
 
-@compiled
+@kernel
 def _smallest_way(state: ChoiceState, layer: int) -> int:
     """The way with least memory; of equals the faster one."""
     best = 0
@@ -37,7 +37,7 @@ def _smallest_way(state: ChoiceState, layer: int) -> int:
     return best
 
 
-@compiled
+@kernel
 def _relax(
     state: ChoiceState, count: int, limit_bytes: int, fast_s: float, fast_bytes: int,
     small_s: float, small_bytes: int,
@@ -66,7 +66,7 @@ def _relax(
             fast_s, fast_bytes = trial_s, trial_bytes
 
 
-@compiled
+@kernel
 def _fill_up(state: ChoiceState, count: int, limit_bytes: int) -> float:
     """Make single layers faster while there is memory; the time of all."""
     total_bytes = 0
@@ -86,7 +86,7 @@ def _fill_up(state: ChoiceState, count: int, limit_bytes: int) -> float:
     return total_s
 
 
-@compiled
+@kernel
 def _extend(state: ChoiceState, layer: int, limit_bytes: int, price: float, below_s: float) -> bool:
     """Partial choices with one layer more, by rising memory and falling time; False if too many."""
     start, stop = state.layer_start[layer], state.layer_start[layer + 1]
@@ -120,7 +120,7 @@ def _extend(state: ChoiceState, layer: int, limit_bytes: int, price: float, belo
     return True
 
 
-@compiled
+@kernel
 def _search(state: ChoiceState, count: int, limit_bytes: int, price: float, best_s: float) -> float:
     """The least time below ``best_s``, or ``best_s`` with the choice that was there."""
     state.relaxed_s[count], state.least_bytes[count] = 0.0, 0
@@ -150,7 +150,7 @@ def _search(state: ChoiceState, count: int, limit_bytes: int, price: float, best
     return found_s
 
 
-@compiled
+@kernel
 def least_time(state: ChoiceState, count: int, limit_bytes: int, enough_s: float) -> float:
     """The least time of the first ``count`` layers within the limit; infinite where nothing fits.
 
@@ -187,7 +187,7 @@ def least_time(state: ChoiceState, count: int, limit_bytes: int, enough_s: float
     return _search(state, count, limit_bytes, price, best_s)
 
 
-@compiled_entry("hocket.planners.parallelism.partition.choices")
+@kernel
 def choose(state: ChoiceState, count: int, limit_bytes: int) -> float:
     """The least time of the first ``count`` layers; their ways are in ``state.chosen``."""
     return least_time(state, count, limit_bytes, -1.0)

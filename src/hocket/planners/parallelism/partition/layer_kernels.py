@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.parallelism.partition.choice_kernels import least_time
 from hocket.planners.parallelism.partition.choices import ChoiceState
 from hocket.planners.parallelism.partition.cut_state import CutState
@@ -16,7 +16,7 @@ from hocket.planners.parallelism.partition.orders import Order
 from hocket.planners.parallelism.partition.tables import StageTables
 
 
-@compiled
+@kernel
 def _step(order: Order, tables: StageTables, state: CutState, step: int, limit_s: float) -> None:
     """Try every stage that one step of the order can add."""
     src, dst, row = order.src[step], order.dst[step], order.row[step]
@@ -37,11 +37,7 @@ def _step(order: Order, tables: StageTables, state: CutState, step: int, limit_s
                 state.came_step[dst, stop] = step
 
 
-@compiled_entry(
-    "hocket.planners.parallelism.partition.orders",
-    "hocket.planners.parallelism.partition.tables",
-    "hocket.planners.parallelism.partition.cut_state",
-)
+@kernel
 def least_sum(order: Order, tables: StageTables, state: CutState, limit_s: float) -> float:
     """The least sum of stage times and transfers with no stage above the limit; or infinite."""
     num_ways, width = state.sum_s.shape
@@ -61,7 +57,7 @@ class _Layers(NamedTuple):
     is_like_last: NDArray[np.bool_]
 
 
-@compiled
+@kernel
 def _stage_time(
     order: Order, layers: _Layers, choices: ChoiceState, row: int, start: int, stop: int
 ) -> float:
@@ -76,11 +72,7 @@ def _stage_time(
     return least_time(choices, stop - start, order.limit_bytes[row] - state_bytes, -1.0)
 
 
-@compiled_entry(
-    "hocket.planners.parallelism.partition.orders",
-    "hocket.planners.parallelism.partition.choices",
-    "hocket.planners.parallelism.partition.choice_kernels",
-)
+@kernel
 def fill_choices(
     order: Order, way_s: FloatArray, kept_bytes: ByteArray, state_sums: ByteArray,
     is_like_last: NDArray[np.bool_], choices: ChoiceState, stage_s: FloatArray,

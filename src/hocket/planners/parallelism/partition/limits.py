@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.cut_state import CutState, new_cuts
 from hocket.planners.parallelism.partition.orders import Order
 from hocket.planners.parallelism.partition.tables import StageTables

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray
-from hocket.compiled.containers import table
 from hocket.errors import UsageError
+from hocket.kernels.containers import table
 
 _MAX_STEPS = 20_000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.parallelism.partition.orders import Order
 from hocket.planners.parallelism.partition.paths import PathState, PathTable, stage_time
 from hocket.planners.parallelism.partition.tables import StageTables
@@ -11,10 +11,10 @@ _SAME = 1.0 + 1e-13
 """Sums in another order differ by rounding; they count as equal."""
 _MAX_PER_CELL = 512
 
-_stage_time = compiled(stage_time)
+_stage_time = kernel(stage_time)
 
 
-@compiled
+@kernel
 def _insert(state: PathState, start: int, fill: int, behind_s: float, step_s: float) -> int:
     """Where a point of a cell belongs: -1 if another beats it; those that it beats are removed."""
     for at in range(start, fill):
@@ -34,7 +34,7 @@ def _insert(state: PathState, start: int, fill: int, behind_s: float, step_s: fl
     return kept
 
 
-@compiled
+@kernel
 def _fill_cell(
     order: Order, tables: StageTables, paths: PathTable, state: PathState, way: int, start: int,
     first: int, limit_s: float,
@@ -70,11 +70,7 @@ def _fill_cell(
     return fill
 
 
-@compiled_entry(
-    "hocket.planners.parallelism.partition.orders",
-    "hocket.planners.parallelism.partition.tables",
-    "hocket.planners.parallelism.partition.paths",
-)
+@kernel
 def extend_paths(
     order: Order, tables: StageTables, paths: PathTable, state: PathState, limit_s: float
 ) -> None:

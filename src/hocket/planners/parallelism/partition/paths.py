@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import Cuts
 from hocket.planners.parallelism.partition.orders import Order

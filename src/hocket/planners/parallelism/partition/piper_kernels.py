@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.parallelism.partition.choice_kernels import least_time
 from hocket.planners.parallelism.partition.downsets import Stages
 from hocket.planners.parallelism.partition.piper_state import (
@@ -19,17 +19,10 @@ from hocket.planners.parallelism.partition.piper_state import (
 )
 from hocket.planners.parallelism.partition.piper_tables import PiperTable
 
-_MODULES = (
-    "hocket.planners.parallelism.partition.choices",
-    "hocket.planners.parallelism.partition.choice_kernels",
-    "hocket.planners.parallelism.partition.downsets",
-    "hocket.planners.parallelism.partition.piper_state",
-    "hocket.planners.parallelism.partition.piper_tables",
-)
 _MANY = 2**40
 
 
-@compiled
+@kernel
 def _fill_slots(tables: PiperTable, stages: Stages, state: StageState, stage: int) -> None:
     """Time and cut edges of each layer of a stage, for all degrees and ways."""
     start, stop = stages.slot_ptr[stage], stages.slot_ptr[stage + 1]
@@ -46,7 +39,7 @@ def _fill_slots(tables: PiperTable, stages: Stages, state: StageState, stage: in
                 state.slot_s[slot, degree, way] = time_s
 
 
-@compiled
+@kernel
 def _find_fastest(
     tables: PiperTable, stages: Stages, state: StageState, stage: int, degree: int, index: int
 ) -> None:
@@ -74,7 +67,7 @@ def _find_fastest(
         state.at_most[stage, degree, index] = most
 
 
-@compiled_entry(*_MODULES)
+@kernel
 def fill_stages(tables: PiperTable, stages: Stages, state: StageState) -> None:
     """Work out what all stages cost."""
     for stage in range(len(stages.after)):
@@ -84,7 +77,7 @@ def fill_stages(tables: PiperTable, stages: Stages, state: StageState) -> None:
                 _find_fastest(tables, stages, state, stage, degree, index)
 
 
-@compiled
+@kernel
 def _fill_choices(
     tables: PiperTable, stages: Stages, state: StageState, stage: int, degree: int, data: int,
     in_flight: int,
@@ -104,7 +97,7 @@ def _fill_choices(
     return stop - start
 
 
-@compiled
+@kernel
 def _most_that_fit(
     tables: PiperTable, stages: Stages, stage: int, degree: int, low: int, high: int
 ) -> int:
@@ -126,7 +119,7 @@ def _most_that_fit(
     return int(high)
 
 
-@compiled
+@kernel
 def _most_in_flight(
     tables: PiperTable, stages: Stages, state: StageState, stage: int, degree: int, index: int,
     low: int, limit_s: float,
@@ -151,7 +144,7 @@ def _most_in_flight(
     return int(first)
 
 
-@compiled
+@kernel
 def _find_options(
     tables: PiperTable, stages: Stages, state: StageState, fronts: FrontState, stage: int,
     room: int, limit_s: float,
@@ -188,7 +181,7 @@ def _find_options(
     return num_options
 
 
-@compiled
+@kernel
 def _extend(fronts: FrontState, stage: int, after: int, option: int, most_devices: int) -> None:
     """Put a stage before every point of a front that leaves it devices and memory."""
     data, devices = fronts.option[option, 1], fronts.option[option, 2]
@@ -204,7 +197,7 @@ def _extend(fronts: FrontState, stage: int, after: int, option: int, most_device
             fronts.row[replicas, DATA] = data
 
 
-@compiled
+@kernel
 def _close(fronts: FrontState, number: int) -> bool:
     """Keep the points of the set at hand that no other beats; False if there is no room."""
     fill, fewest = fronts.front_ptr[number], _MANY
@@ -221,7 +214,7 @@ def _close(fronts: FrontState, number: int) -> bool:
     return True
 
 
-@compiled_entry(*_MODULES)
+@kernel
 def find_fronts(
     tables: PiperTable, stages: Stages, state: StageState, fronts: FrontState, limit_s: float
 ) -> bool:

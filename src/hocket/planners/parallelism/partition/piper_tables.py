@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.downsets import Stages, bridged, find_stages
 from hocket.planners.parallelism.partition.piper_input import PiperInput, PiperNode, Variant
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.orders import Order

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.parallelism.schedules.greedy_tables import (
     GreedyState,
     PipelineTable,
@@ -23,7 +23,7 @@ _BY_TURNS = 2
 _NONE = -1
 
 
-@compiled
+@kernel
 def _could_finish(table: PipelineTable, state: GreedyState, device: int, stage: int) -> bool:
     """Whether a further forward of ``stage`` leaves room to finish all microbatches in turn."""
     free = table.room_bytes[device] - state.used_bytes[device] - table.held_bytes[stage]
@@ -57,7 +57,7 @@ def _could_finish(table: PipelineTable, state: GreedyState, device: int, stage: 
     return True
 
 
-@compiled
+@kernel
 def _forward_arrival_s(table: PipelineTable, state: GreedyState, stage: int) -> float:
     """When a stage's next forward can begin at the earliest; infinite if not known yet."""
     microbatch = state.num_done[0, stage]
@@ -71,7 +71,7 @@ def _forward_arrival_s(table: PipelineTable, state: GreedyState, stage: int) -> 
     return arrival_s
 
 
-@compiled
+@kernel
 def _backward_arrival_s(table: PipelineTable, state: GreedyState, stage: int) -> float:
     microbatch = state.num_done[1, stage]
     if microbatch >= state.num_done[0, stage]:
@@ -85,7 +85,7 @@ def _backward_arrival_s(table: PipelineTable, state: GreedyState, stage: int) ->
     return arrival_s
 
 
-@compiled
+@kernel
 def _rank(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, kind: int, stage: int
 ) -> int:
@@ -100,7 +100,7 @@ def _rank(
     return (microbatch // policy.group) * num_stages + along
 
 
-@compiled
+@kernel
 def _ready_backward(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, device: int, now: float
 ) -> int:
@@ -115,7 +115,7 @@ def _ready_backward(
     return found
 
 
-@compiled
+@kernel
 def _ready_forward(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, device: int, now: float
 ) -> int:
@@ -131,13 +131,13 @@ def _ready_forward(
     return found
 
 
-@compiled
+@kernel
 def _is_full(policy: PolicyTable, state: GreedyState, stage: int) -> bool:
     in_flight = state.num_done[0, stage] - state.num_done[1, stage]
     return bool(in_flight >= policy.max_in_flight[stage])
 
 
-@compiled
+@kernel
 def _next_arrival_s(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, device: int, now: float
 ) -> float:
@@ -153,7 +153,7 @@ def _next_arrival_s(
     return next_s
 
 
-@compiled
+@kernel
 def _late_stage(table: PipelineTable, state: GreedyState, device: int) -> int:
     """The stage whose gradient of weights has waited longest; -1 if none waits."""
     found, oldest_s = _NONE, np.inf
@@ -167,7 +167,7 @@ def _late_stage(table: PipelineTable, state: GreedyState, device: int) -> int:
     return found
 
 
-@compiled
+@kernel
 def _num_late(table: PipelineTable, state: GreedyState, device: int) -> int:
     waiting = 0
     for chunk in range(table.stage_of.shape[1]):
@@ -176,7 +176,7 @@ def _num_late(table: PipelineTable, state: GreedyState, device: int) -> int:
     return waiting
 
 
-@compiled
+@kernel
 def _perform(
     table: PipelineTable, state: GreedyState, device: int, work: int, stage: int, now: float
 ) -> None:
@@ -214,7 +214,7 @@ def _perform(
         state.try_s[other] = min(state.try_s[other], max(arrival_s, state.free_s[other]))
 
 
-@compiled
+@kernel
 def _wants_forward(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, device: int, forward: int,
     backward: int,
@@ -228,7 +228,7 @@ def _wants_forward(
     return bool(policy.preference == 0)
 
 
-@compiled
+@kernel
 def _choose(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, device: int, backward: int,
     now: float,
@@ -262,7 +262,7 @@ def _choose(
     return (backward if kind else _FORWARD) * num_stages + stage
 
 
-@compiled
+@kernel
 def _reset(state: GreedyState) -> None:
     state.num_done[:] = 0
     state.free_s[:] = 0.0
@@ -272,7 +272,7 @@ def _reset(state: GreedyState) -> None:
     state.last_work[:] = _BACKWARD
 
 
-@compiled_entry("hocket.planners.parallelism.schedules.greedy_tables")
+@kernel
 def list_schedule(
     table: PipelineTable, policy: PolicyTable, state: GreedyState, backward: int
 ) -> float:

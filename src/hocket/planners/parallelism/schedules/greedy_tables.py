@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.schedules.rows import stages_of_chunks
 from hocket.simulate.pipeline import stage_table

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
 from hocket.planners.placement.list_schedule.state import Net
 
 
-@compiled
+@kernel
 def copy_on(net: Net, tensor: int, device: int) -> int:
     """The copy of a tensor on a device; -1 for none."""
     row = net.tensors[tensor]
@@ -19,7 +19,7 @@ def copy_on(net: Net, tensor: int, device: int) -> int:
     return copy
 
 
-@compiled
+@kernel
 def home_of(net: Net, tensor: int) -> int:
     """The device on which a tensor first is; -1 while none is known."""
     row = net.tensors[tensor]
@@ -27,14 +27,14 @@ def home_of(net: Net, tensor: int) -> int:
     return home
 
 
-@compiled
+@kernel
 def is_missing(net: Net, tensor: int, device: int) -> bool:
     """Whether a tensor has a home, and neither that nor a copy is on the device."""
     home = home_of(net, tensor)
     return home >= 0 and home != device and copy_on(net, tensor, device) < 0
 
 
-@compiled
+@kernel
 def _free_s(net: Net, ready_s: float, src: int, dst: int) -> float:
     """From when on a transfer could run."""
     route = net.routes[src, dst]
@@ -45,7 +45,7 @@ def _free_s(net: Net, ready_s: float, src: int, dst: int) -> float:
     return max(ready_s, max(send_s, receive_s))
 
 
-@compiled
+@kernel
 def data_s(net: Net, op: int, device: int) -> float:
     """When all that an op reads could be on a device; its predecessors must be placed."""
     latest_s, sent_s, sender = 0.0, 0.0, -1
@@ -73,7 +73,7 @@ def data_s(net: Net, op: int, device: int) -> float:
     return latest_s
 
 
-@compiled
+@kernel
 def remote_s(net: Net, op: int) -> tuple[int, float]:
     """A tensor that an op reads, and when it could be where it is not: the latest over its reads.
 
@@ -96,7 +96,7 @@ def remote_s(net: Net, op: int) -> tuple[int, float]:
     return latest, latest_s
 
 
-@compiled
+@kernel
 def send(net: Net, copy: int, tensor: int, device: int) -> None:
     """Bring a tensor to a device, as the copy of the given number."""
     arrival_s, src = 0.0, home_of(net, tensor)

@@ -7,14 +7,14 @@ from typing import cast
 import numpy as np
 
 from hocket.arrays import ByteArray
-from hocket.compiled.containers import Heaps
-from hocket.compiled.heaps import pop, push
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.containers import Heaps
+from hocket.kernels.heaps import pop, push
 
 _ZERO = cast(int, np.int64(0))
 
 
-@compiled
+@kernel
 def _drain(freed: Heaps, order: ByteArray, size: int) -> int:
     while freed.size[0] > 0:
         order[size] = pop(freed, _ZERO)
@@ -22,7 +22,7 @@ def _drain(freed: Heaps, order: ByteArray, size: int) -> int:
     return size
 
 
-@compiled_entry()
+@kernel
 def walk(
     made_ptr: ByteArray,
     user_ptr: ByteArray,

@@ -6,8 +6,8 @@ from typing import cast
 
 import numpy as np
 
-from hocket.compiled.heaps import pop, push
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.heaps import pop, push
 from hocket.planners.placement.list_schedule.arrival import (
     data_s,
     home_of,
@@ -36,20 +36,20 @@ from hocket.planners.placement.list_schedule.state import (
 _ZERO = cast(int, np.int64(0))
 
 
-@compiled
+@kernel
 def _look_again(world: World, op: int, device: int) -> None:
     """Compute the key of an op anew."""
     move(world.queues, device, LATER, data_s(world.net, op, device), op)
 
 
-@compiled
+@kernel
 def _join(world: World, op: int, device: int) -> None:
     """A device can offer a ready op, if it may run it."""
     if world.queues.where[op, device] < 0 and may_run(world, op, device):
         _look_again(world, op, device)
 
 
-@compiled
+@kernel
 def _queue_up(world: World, op: int, now: float) -> None:
     """Put a ready op into the queues of the devices that could have its data by now.
 
@@ -70,7 +70,7 @@ def _queue_up(world: World, op: int, now: float) -> None:
         copy = net.copies[copy].older
 
 
-@compiled
+@kernel
 def _get_ready(world: World, op: int, now: float) -> None:
     """All predecessors of an op have ended."""
     row = world.net.ops[op]
@@ -83,7 +83,7 @@ def _get_ready(world: World, op: int, now: float) -> None:
         _queue_up(world, op, now)
 
 
-@compiled
+@kernel
 def _queue_up_remote(world: World, now: float) -> None:
     """Look again at ops whose data may be elsewhere by now."""
     while world.remote.size[0] > 0 and world.remote.key[0] <= now:
@@ -93,7 +93,7 @@ def _queue_up_remote(world: World, now: float) -> None:
             _queue_up(world, op, now)
 
 
-@compiled
+@kernel
 def _find_home(world: World, family: int, device: int) -> None:
     """A storage that exists before the step is on this device from now on."""
     where = world.queues.where
@@ -112,7 +112,7 @@ def _find_home(world: World, family: int, device: int) -> None:
                     _look_again(world, op, other)
 
 
-@compiled
+@kernel
 def _bind_group(world: World, number: int, device: int) -> None:
     """The first op of a group is placed: all of it goes to this device."""
     group = world.groups[number]
@@ -131,7 +131,7 @@ def _bind_group(world: World, number: int, device: int) -> None:
         _look_again(world, member, device)
 
 
-@compiled
+@kernel
 def _fetch(world: World, tensor: int, device: int) -> None:
     """Send a tensor; its other ready readers could start earlier here."""
     copy = world.counts[0].num_copies + 0
@@ -145,7 +145,7 @@ def _fetch(world: World, tensor: int, device: int) -> None:
             _look_again(world, user, device)
 
 
-@compiled
+@kernel
 def _commit(world: World, op: int, device: int, now: float) -> None:
     """Place an op: take its memory, bring what it reads, and start it."""
     net, row, place = world.net, world.net.ops[op], world.devices[device]
@@ -171,7 +171,7 @@ def _commit(world: World, op: int, device: int, now: float) -> None:
         add_result(world, tensor, device)
 
 
-@compiled
+@kernel
 def _end(world: World, op: int, now: float) -> None:
     """An op ends: release what nobody needs any more, and see which ops become ready."""
     net, row = world.net, world.net.ops[op]
@@ -192,7 +192,7 @@ def _end(world: World, op: int, now: float) -> None:
                 _get_ready(world, world.users[index], now)
 
 
-@compiled
+@kernel
 def _best_offer(world: World, now: float) -> tuple[int, int]:
     """The smallest (earliest start, rank, device) that free devices offer; -1 for none."""
     best, best_device, best_s = -1, -1, np.inf
@@ -206,7 +206,7 @@ def _best_offer(world: World, now: float) -> tuple[int, int]:
     return best, best_device
 
 
-@compiled
+@kernel
 def _next_event_s(world: World, now: float) -> float:
     """When something can change: an op ends, or data may be on a free device."""
     event_s = world.running.key[0] if world.running.size[0] > 0 else np.inf
@@ -219,7 +219,7 @@ def _next_event_s(world: World, now: float) -> float:
     return event_s
 
 
-@compiled
+@kernel
 def _report_stuck(world: World) -> None:
     """Nothing fits: name the first ready op, and what it lacks where it lacks least."""
     op = 0
@@ -233,13 +233,7 @@ def _report_stuck(world: World) -> None:
     world.counts[0].stuck_bytes = least
 
 
-@compiled_entry(
-    "hocket.planners.placement.list_schedule.arrival",
-    "hocket.planners.placement.list_schedule.memory",
-    "hocket.planners.placement.list_schedule.offers",
-    "hocket.planners.placement.list_schedule.queues",
-    "hocket.planners.placement.list_schedule.state",
-)
+@kernel
 def run(world: World) -> None:
     """Schedule every op; ``world`` then tells where, when, or what is stuck."""
     num_left = len(world.net.ops)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
 from hocket.planners.placement.list_schedule.arrival import copy_on, is_missing
 from hocket.planners.placement.list_schedule.state import World
 
 
-@compiled
+@kernel
 def _needs(world: World, op: int, device: int) -> tuple[int, int]:
     """Bytes that an op would take, and those of them that are there when the step begins."""
     net, row = world.net, world.net.ops[op]
@@ -31,7 +31,7 @@ def _needs(world: World, op: int, device: int) -> tuple[int, int]:
     return need, early
 
 
-@compiled
+@kernel
 def lacking_bytes(world: World, op: int, device: int) -> int:
     """Bytes that are missing for an op on a device; 0 or less where it fits."""
     row = world.devices[device]
@@ -43,7 +43,7 @@ def lacking_bytes(world: World, op: int, device: int) -> int:
     return lacking
 
 
-@compiled
+@kernel
 def fits_at_bytes(world: World, op: int, device: int) -> float:
     """How many free bytes would do for an op; infinite where no release can help."""
     need, early = _needs(world, op, device)
@@ -52,7 +52,7 @@ def fits_at_bytes(world: World, op: int, device: int) -> float:
     return float(need)
 
 
-@compiled
+@kernel
 def take(world: World, op: int, device: int) -> None:
     """Count what an op takes; before its tensors are sent and its group is bound."""
     row = world.devices[device]
@@ -61,7 +61,7 @@ def take(world: World, op: int, device: int) -> None:
     row.peak_bytes = max(row.peak_bytes + early, row.used_bytes)
 
 
-@compiled
+@kernel
 def add_copy(world: World, tensor: int, copy: int, device: int) -> None:
     """The storage of a copy."""
     storage = world.storages[copy + len(world.net.tensors)]
@@ -71,7 +71,7 @@ def add_copy(world: World, tensor: int, copy: int, device: int) -> None:
     storage.is_kept = world.net.tensors[tensor].is_everywhere
 
 
-@compiled
+@kernel
 def add_result(world: World, tensor: int, device: int) -> None:
     """The storage of what a placed op makes: its own, or that of the tensor it is an alias of."""
     row = world.net.tensors[tensor]
@@ -93,7 +93,7 @@ def add_result(world: World, tensor: int, device: int) -> None:
         storage.num_bytes = row.num_bytes
 
 
-@compiled
+@kernel
 def _leave(world: World, number: int) -> None:
     """One of the tensors in a storage is not needed any more."""
     storage = world.storages[number]
@@ -102,7 +102,7 @@ def _leave(world: World, number: int) -> None:
         world.devices[storage.device].used_bytes -= storage.num_bytes
 
 
-@compiled
+@kernel
 def release(world: World, tensor: int) -> None:
     """All readers of a tensor have ended."""
     row = world.net.tensors[tensor]

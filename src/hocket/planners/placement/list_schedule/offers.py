@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
 from hocket.planners.placement.list_schedule.arrival import data_s, home_of, remote_s
 from hocket.planners.placement.list_schedule.memory import fits_at_bytes, lacking_bytes
 from hocket.planners.placement.list_schedule.queues import move, num_in, op_at, top_key
@@ -19,7 +19,7 @@ from hocket.planners.placement.list_schedule.state import (
 )
 
 
-@compiled
+@kernel
 def may_run(world: World, op: int, device: int) -> bool:
     """Whether an op may run on a device, memory aside."""
     bound: int = world.groups[world.net.ops[op].group].bound
@@ -29,7 +29,7 @@ def may_run(world: World, op: int, device: int) -> bool:
     return seconds < np.inf
 
 
-@compiled
+@kernel
 def _earliest_s(world: World, op: int, device: int) -> float:
     """When an op could start on a device; infinite where it may not run or does not fit."""
     if not may_run(world, op, device) or lacking_bytes(world, op, device) > 0:
@@ -38,7 +38,7 @@ def _earliest_s(world: World, op: int, device: int) -> float:
     return max(data_s(world.net, op, device), avail_s)
 
 
-@compiled
+@kernel
 def _fits_or_parks(world: World, op: int, device: int) -> bool:
     """Whether an op fits now; if not, it is put aside until bytes are released."""
     if lacking_bytes(world, op, device) <= 0:
@@ -47,7 +47,7 @@ def _fits_or_parks(world: World, op: int, device: int) -> bool:
     return False
 
 
-@compiled
+@kernel
 def _sort_by_now(world: World, device: int, now: float) -> None:
     """Ops that may fit again, and ops whose data may have come, go to the heap that is theirs."""
     queues, row = world.queues, world.devices[device]
@@ -67,7 +67,7 @@ def _sort_by_now(world: World, device: int, now: float) -> None:
         move(queues, device, DUE, float(op), op)
 
 
-@compiled
+@kernel
 def _earliest(world: World, device: int, now: float) -> tuple[int, float]:
     """The op with the smallest (earliest start, rank) that could start by now, and its start."""
     queues, avail_s = world.queues, world.devices[device].avail_s
@@ -85,7 +85,7 @@ def _earliest(world: World, device: int, now: float) -> tuple[int, float]:
     return -1, np.inf
 
 
-@compiled
+@kernel
 def _awaited(world: World, device: int, now: float) -> int:
     """The favourite for which a device stays awake; -1 for none."""
     ops, last = world.net.ops, world.devices[device].last_op
@@ -104,7 +104,7 @@ def _awaited(world: World, device: int, now: float) -> int:
     return -1 if _starts_before(world, favourite, here_s) else favourite
 
 
-@compiled
+@kernel
 def _is_before(world: World, op: int, device: int, here_s: float) -> bool:
     """Whether a device could start an op before the given time."""
     if world.devices[device].avail_s >= here_s:
@@ -112,7 +112,7 @@ def _is_before(world: World, op: int, device: int, here_s: float) -> bool:
     return _earliest_s(world, op, device) < here_s
 
 
-@compiled
+@kernel
 def _starts_before(world: World, op: int, here_s: float) -> bool:
     """Whether some device could start an op before the given time."""
     net, found = world.net, False
@@ -130,7 +130,7 @@ def _starts_before(world: World, op: int, here_s: float) -> bool:
     return found
 
 
-@compiled
+@kernel
 def _urgent_s(world: World, op: int, now: float) -> float:
     """When an op could start on every device that can hold it; infinite if after now."""
     latest_s = 0.0
@@ -144,7 +144,7 @@ def _urgent_s(world: World, op: int, now: float) -> float:
     return latest_s
 
 
-@compiled
+@kernel
 def _only_bound_are_urgent(world: World, now: float) -> bool:
     """Whether a device that any op could wait for is busy: then no op can start everywhere."""
     for device in range(len(world.devices)):
@@ -155,7 +155,7 @@ def _only_bound_are_urgent(world: World, now: float) -> bool:
     return False
 
 
-@compiled
+@kernel
 def _most_urgent(world: World, device: int, now: float) -> int:
     """The op with the smallest (time when it can start everywhere, rank) by now; -1 for none."""
     queues, row = world.queues, world.devices[device]
@@ -178,7 +178,7 @@ def _most_urgent(world: World, device: int, now: float) -> int:
     return best
 
 
-@compiled
+@kernel
 def offer(world: World, device: int, now: float) -> tuple[int, float]:
     """The op that a free device would start now, and when; -1 for none."""
     row = world.devices[device]

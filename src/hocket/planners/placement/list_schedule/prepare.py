@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import new_heaps, table, zeros
 from hocket.graph.graph import Graph, distinct
+from hocket.kernels.containers import new_heaps, table, zeros
 from hocket.plan.problem import Problem
 from hocket.planners.placement.list_schedule import state
 from hocket.planners.placement.list_schedule.state import Net, Queues, Rows, World

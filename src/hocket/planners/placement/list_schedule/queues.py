@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
 from hocket.planners.placement.list_schedule.state import (
     ARRIVED,
     DUE,
@@ -18,7 +18,7 @@ from hocket.planners.placement.list_schedule.state import (
 )
 
 
-@compiled
+@kernel
 def _set(queues: Queues, base: int, place: int, device: int, key: float, op: int) -> None:
     entry = queues.entries[base + place // NUM_HEAPS]
     entry.key = key
@@ -26,7 +26,7 @@ def _set(queues: Queues, base: int, place: int, device: int, key: float, op: int
     queues.where[op, device] = place
 
 
-@compiled
+@kernel
 def _rise(queues: Queues, base: int, place: int, device: int, key: float, op: int) -> None:
     """Put an entry at a free place or above, where it belongs."""
     at, heap = place // NUM_HEAPS, place % NUM_HEAPS
@@ -40,7 +40,7 @@ def _rise(queues: Queues, base: int, place: int, device: int, key: float, op: in
     _set(queues, base, at * NUM_HEAPS + heap, device, key, op)
 
 
-@compiled
+@kernel
 def _sink(
     queues: Queues, base: int, size: int, place: int, device: int, key: float, op: int
 ) -> None:
@@ -61,7 +61,7 @@ def _sink(
     _set(queues, base, at * NUM_HEAPS + heap, device, key, op)
 
 
-@compiled
+@kernel
 def _insert(queues: Queues, device: int, heap: int, key: float, op: int) -> None:
     number = device * NUM_HEAPS + heap
     place = queues.size[number] * NUM_HEAPS + heap
@@ -69,7 +69,7 @@ def _insert(queues: Queues, device: int, heap: int, key: float, op: int) -> None
     _rise(queues, number * queues.where.shape[0], place, device, key, op)
 
 
-@compiled
+@kernel
 def remove(queues: Queues, device: int, op: int) -> None:
     """Take an op out of whichever of the device's heaps it is in."""
     place = queues.where[op, device] + 0
@@ -90,7 +90,7 @@ def remove(queues: Queues, device: int, op: int) -> None:
         _sink(queues, base, size, place, device, last.key, last.op)
 
 
-@compiled
+@kernel
 def move(queues: Queues, device: int, heap: int, key: float, op: int) -> None:
     """Put an op into one of the device's heaps, out of whichever it is in."""
     place, number = queues.where[op, device] + 0, device * NUM_HEAPS + heap
@@ -105,14 +105,14 @@ def move(queues: Queues, device: int, heap: int, key: float, op: int) -> None:
         _sink(queues, base, queues.size[number], place, device, key, op)
 
 
-@compiled
+@kernel
 def num_in(queues: Queues, device: int, heap: int) -> int:
     """How many ops are in a heap."""
     count: int = queues.size[device * NUM_HEAPS + heap]
     return count
 
 
-@compiled
+@kernel
 def op_at(queues: Queues, device: int, heap: int, at: int) -> int:
     """The op at a position of a heap; the first has the smallest (key, rank)."""
     number = device * NUM_HEAPS + heap
@@ -120,7 +120,7 @@ def op_at(queues: Queues, device: int, heap: int, at: int) -> int:
     return op
 
 
-@compiled
+@kernel
 def top_key(queues: Queues, device: int, heap: int) -> float:
     """The smallest key of a heap; infinite where it is empty."""
     number = device * NUM_HEAPS + heap
@@ -130,7 +130,7 @@ def top_key(queues: Queues, device: int, heap: int) -> float:
     return key
 
 
-@compiled
+@kernel
 def has_work(queues: Queues, device: int, now: float) -> bool:
     """Whether the device may have something to offer by now."""
     number = device * NUM_HEAPS

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import Heaps
+from hocket.kernels.containers import Heaps
 
 Rows = NDArray[np.void]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
 from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
 from hocket.planners.tables import TaskTable
@@ -24,20 +24,20 @@ _WASTE = 0.05
 """Weight of the sum of all peaks, against 1 for bytes above a limit."""
 
 
-@compiled
+@kernel
 def _draw(state: ByteArray, count: int) -> int:
     """A number below ``count`` (the linear congruential generator of POSIX drand48)."""
     state[0] = (state[0] * 25214903917 + 11) & ((1 << 48) - 1)
     return int((state[0] >> 17) % count)
 
 
-@compiled
+@kernel
 def _copy(values: ByteArray, to: ByteArray) -> None:
     for index in range(len(values)):
         to[index] = values[index]
 
 
-@compiled
+@kernel
 def _cost(ledger: Ledger, limit_bytes: ByteArray) -> float:
     total = 0.0
     for device in range(len(limit_bytes)):
@@ -46,7 +46,7 @@ def _cost(ledger: Ledger, limit_bytes: ByteArray) -> float:
     return total
 
 
-@compiled
+@kernel
 def _draw_unit(
     ledger: Ledger, device_of_unit: ByteArray, limit_bytes: ByteArray, state: ByteArray
 ) -> int:
@@ -59,7 +59,7 @@ def _draw_unit(
     return unit
 
 
-@compiled
+@kernel
 def _draw_from(device_of_unit: ByteArray, device: int, state: ByteArray) -> int:
     for _ in range(4 * _DRAWS):
         unit = _draw(state, len(device_of_unit))
@@ -68,7 +68,7 @@ def _draw_from(device_of_unit: ByteArray, device: int, state: ByteArray) -> int:
     return -1
 
 
-@compiled
+@kernel
 def _move(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units,
     device_of_unit: ByteArray, unit: int, target: int,
@@ -78,11 +78,7 @@ def _move(
     device_of_unit[unit] = target
 
 
-@compiled_entry(
-    "hocket.planners.placement.memory.kernel",
-    "hocket.planners.placement.memory.ledger",
-    "hocket.planners.tables",
-)
+@kernel
 def anneal(
     tasks: TaskTable,
     facts: LedgerTable,

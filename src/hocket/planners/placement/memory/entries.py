@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.placement.memory.kernel import (
     held_at,
     is_made,
@@ -20,21 +20,15 @@ from hocket.planners.placement.memory.kernel import (
 from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
 from hocket.planners.tables import TaskTable
 
-_MODULES = (
-    "hocket.planners.placement.memory.kernel",
-    "hocket.planners.placement.memory.ledger",
-    "hocket.planners.tables",
-)
 
-
-@compiled_entry(*_MODULES)
+@kernel
 def place_all(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, device_of: ByteArray) -> None:
     """Put every op on its device."""
     for op in range(len(device_of)):
         place_op(tasks, facts, ledger, op, device_of[op])
 
 
-@compiled_entry(*_MODULES)
+@kernel
 def fill(
     tasks: TaskTable,
     facts: LedgerTable,
@@ -80,7 +74,7 @@ def fill(
     return overflow(ledger, cap_bytes) == 0
 
 
-@compiled_entry(*_MODULES)
+@kernel
 def credit(
     tasks: TaskTable,
     facts: LedgerTable,
@@ -104,7 +98,7 @@ def credit(
     return instant
 
 
-@compiled
+@kernel
 def _credit_family(
     tasks: TaskTable,
     facts: LedgerTable,
@@ -133,7 +127,7 @@ def _credit_family(
         _visit_keepers(tasks, facts, ledger, units, root, device, instant, bytes_of_unit, share)
 
 
-@compiled
+@kernel
 def _visit_keepers(
     tasks: TaskTable,
     facts: LedgerTable,
@@ -178,7 +172,7 @@ def _visit_keepers(
     return num_keepers
 
 
-@compiled_entry(*_MODULES)
+@kernel
 def move_units(
     tasks: TaskTable,
     facts: LedgerTable,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from hocket.arrays import ByteArray
-from hocket.compiled.heaps import mark
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
+from hocket.kernels.heaps import mark
 from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
 from hocket.planners.tables import TaskTable
 
 # ── the tree of a device ─────────────────────────────────────────────────────────────────────────
 
 
-@compiled
+@kernel
 def _hold(ledger: Ledger, device: int, first: int, last: int, num_bytes: int) -> None:
     """Add bytes from one instant to another, both included."""
     if num_bytes == 0 or last < first:
@@ -34,7 +34,7 @@ def _hold(ledger: Ledger, device: int, first: int, last: int, num_bytes: int) ->
     _lift(top, pending, last + size)
 
 
-@compiled
+@kernel
 def _lift(top: ByteArray, pending: ByteArray, node: int) -> None:
     """Set the nodes above a leaf after a change below them."""
     node >>= 1
@@ -43,7 +43,7 @@ def _lift(top: ByteArray, pending: ByteArray, node: int) -> None:
         node >>= 1
 
 
-@compiled
+@kernel
 def held_at(ledger: Ledger, device: int, instant: int) -> int:
     """Bytes that the device holds at an instant."""
     top, pending = ledger.top[device], ledger.pending[device]
@@ -56,7 +56,7 @@ def held_at(ledger: Ledger, device: int, instant: int) -> int:
     return held
 
 
-@compiled
+@kernel
 def peak_instant(ledger: Ledger, device: int) -> int:
     """The first instant at which the device holds the most."""
     top = ledger.top[device]
@@ -69,7 +69,7 @@ def peak_instant(ledger: Ledger, device: int) -> int:
     return node - size
 
 
-@compiled
+@kernel
 def last_instant(ledger: Ledger) -> int:
     """The end of the axis."""
     num_nodes: int = ledger.top.shape[1]
@@ -79,7 +79,7 @@ def last_instant(ledger: Ledger) -> int:
 # ── where tensors live ───────────────────────────────────────────────────────────────────────────
 
 
-@compiled
+@kernel
 def is_made(tasks: TaskTable, ledger: Ledger, tensor: int, device: int) -> bool:
     """Whether the producer of a tensor is on a device."""
     producer = tasks.producer[tensor]
@@ -87,7 +87,7 @@ def is_made(tasks: TaskTable, ledger: Ledger, tensor: int, device: int) -> bool:
     return made
 
 
-@compiled
+@kernel
 def start(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, device: int) -> int:
     """First instant of a tensor on a device: a copy comes when the producer has ended."""
     producer = tasks.producer[tensor]
@@ -100,7 +100,7 @@ def start(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, dev
     return min(ended_at + 1, last_instant(ledger))
 
 
-@compiled
+@kernel
 def _keep(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, device: int, until: int
 ) -> None:
@@ -118,7 +118,7 @@ def _keep(
         return
 
 
-@compiled
+@kernel
 def _needed_until(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, op: int, device: int
 ) -> int:
@@ -130,7 +130,7 @@ def _needed_until(
     return until
 
 
-@compiled
+@kernel
 def made_until(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, op: int) -> int:
     """Last instant at which a tensor is at home because the op that made it is there."""
     until: int = max(facts.last[op], facts.sent[tensor])
@@ -139,7 +139,7 @@ def made_until(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int
     return until
 
 
-@compiled
+@kernel
 def place_op(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, op: int, device: int) -> None:
     """Put an op that is nowhere on a device."""
     ledger.device_of[op] = device
@@ -161,7 +161,7 @@ def place_op(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, op: int, devi
         _keep(tasks, facts, ledger, tensor, device, until)
 
 
-@compiled
+@kernel
 def place_unit(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units, unit: int, device: int
 ) -> None:
@@ -170,7 +170,7 @@ def place_unit(
         place_op(tasks, facts, ledger, units.ops[index], device)
 
 
-@compiled
+@kernel
 def _forget_family(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, root: int, device: int
 ) -> None:
@@ -186,7 +186,7 @@ def _forget_family(
         ledger.end[tensor, device] = -1
 
 
-@compiled
+@kernel
 def _keep_family(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, root: int, device: int
 ) -> None:
@@ -204,7 +204,7 @@ def _keep_family(
         _keep(tasks, facts, ledger, read_as, device, until)
 
 
-@compiled
+@kernel
 def take_unit(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units, unit: int, device: int
 ) -> None:
@@ -227,7 +227,7 @@ def take_unit(
     touched.size[0] = 0
 
 
-@compiled
+@kernel
 def overflow(ledger: Ledger, limit_bytes: ByteArray) -> int:
     """Bytes above the limits, summed over devices."""
     total = 0

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, IntArray
-from hocket.compiled.containers import Marks, new_marks, table
 from hocket.graph.graph import Graph
+from hocket.kernels.containers import Marks, new_marks, table
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 

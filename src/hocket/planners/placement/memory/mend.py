@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.arrays import ByteArray
-from hocket.compiled.containers import table
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Phase
+from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
 from hocket.graph.graph import Graph
+from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.memory.ledger import (

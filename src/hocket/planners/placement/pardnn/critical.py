@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table, zeros
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import Facts
 from hocket.planners.placement.pardnn.trial import Trial, Trials, faster
 from hocket.planners.placement.pardnn.work import Work
@@ -139,7 +139,7 @@ def _as_ran(timeline: Timeline) -> tuple[_Ran, FloatArray]:
     return ran, waited_s if len(waited_s) else np.zeros(1)
 
 
-@compiled
+@kernel
 def _find(keys: ByteArray, key: int) -> int:
     """Position of a key, or -1."""
     low, high = 0, len(keys)
@@ -152,7 +152,7 @@ def _find(keys: ByteArray, key: int) -> int:
     return low if low < len(keys) and keys[low] == key else -1
 
 
-@compiled
+@kernel
 def _step_back(facts: Facts, ran: _Ran, path: _Path, at: int) -> int:
     """Note why the op at one step of the path started then; returns the op before it, or -1."""
     op = path.op[at]
@@ -180,7 +180,7 @@ def _step_back(facts: Facts, ran: _Ran, path: _Path, at: int) -> int:
     return following
 
 
-@compiled_entry("hocket.planners.placement.pardnn.ledger")
+@kernel
 def _walk(facts: Facts, ran: _Ran, path: _Path) -> None:
     """Fill the path from the op that ends last to one that waited for no other op."""
     op = -1

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table, zeros
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
+from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.work import Devices, Work, pointers
 
@@ -141,7 +141,7 @@ def pieces_of(axis: Axis, number: ByteArray, first: ByteArray, stop: ByteArray) 
     )
 
 
-@compiled
+@kernel
 def _count_tensors(facts: Facts, ledger: Ledger, op: int, device: int, change: int) -> None:
     for index in range(facts.read_ptr[op], facts.read_ptr[op + 1]):
         ledger.num_touching[facts.reads[index], device] += change
@@ -149,7 +149,7 @@ def _count_tensors(facts: Facts, ledger: Ledger, op: int, device: int, change: i
         ledger.num_touching[tensor, device] += change
 
 
-@compiled
+@kernel
 def _count_work(facts: Facts, ledger: Ledger, op: int, device: int, change: int) -> None:
     at = facts.position[op] + 1
     seconds = change * facts.op_s[op, device]
@@ -158,7 +158,7 @@ def _count_work(facts: Facts, ledger: Ledger, op: int, device: int, change: int)
         at += at & -at
 
 
-@compiled
+@kernel
 def put(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, device: int) -> None:
     """Map the ops of a piece to a device, but for those that cannot run there."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
@@ -169,7 +169,7 @@ def put(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, device: int) -
             _count_work(facts, ledger, op, device, 1)
 
 
-@compiled
+@kernel
 def lift(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
     """Take the ops of a piece off their devices."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
@@ -181,7 +181,7 @@ def lift(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
             ledger.device[op] = -1
 
 
-@compiled
+@kernel
 def _save(ledger: Ledger, tensor: int, seconds: float) -> None:
     """Count the transfer of a tensor as saved wherever the tensor is, once per question."""
     if ledger.stamp[tensor] == ledger.question[0] or seconds == 0.0:
@@ -192,7 +192,7 @@ def _save(ledger: Ledger, tensor: int, seconds: float) -> None:
             ledger.saved_s[device] += seconds
 
 
-@compiled
+@kernel
 def weigh(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
     """Fill ``own_s`` and ``saved_s`` for a piece that is on no device."""
     ledger.question[0] += 1
@@ -208,7 +208,7 @@ def weigh(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
             _save(ledger, tensor, facts.tensor_s[tensor])
 
 
-@compiled
+@kernel
 def weigh_lifted(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, device: int) -> None:
     """Weigh a piece that is on one device as if it were on none."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
@@ -218,7 +218,7 @@ def weigh_lifted(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, devic
         _count_tensors(facts, ledger, pieces.op[index], device, 1)
 
 
-@compiled
+@kernel
 def _prefix_s(ledger: Ledger, stop: int, device: int) -> float:
     total_s, at = 0.0, stop
     while at > 0:
@@ -227,7 +227,7 @@ def _prefix_s(ledger: Ledger, stop: int, device: int) -> float:
     return total_s
 
 
-@compiled
+@kernel
 def load_s(ledger: Ledger, pieces: Pieces, piece: int, device: int) -> float:
     """Work of a device in the spans of a piece."""
     total_s = 0.0
@@ -238,7 +238,7 @@ def load_s(ledger: Ledger, pieces: Pieces, piece: int, device: int) -> float:
     return total_s
 
 
-@compiled
+@kernel
 def cost_s(
     facts: Facts,
     ledger: Ledger,

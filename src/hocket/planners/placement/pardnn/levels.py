@@ -8,13 +8,11 @@ O(ops + edges).
 from __future__ import annotations
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.jit import compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.placement.pardnn.work import Work
 
-_OWN = "hocket.planners.placement.pardnn.work"
 
-
-@compiled_entry(_OWN)
+@kernel
 def top_levels(work: Work, place: ByteArray, top_s: FloatArray) -> None:
     """Fill ``top_s``; edges inside one place (not -1) cost nothing."""
     for op in range(len(top_s)):
@@ -28,7 +26,7 @@ def top_levels(work: Work, place: ByteArray, top_s: FloatArray) -> None:
         top_s[op] = longest_s
 
 
-@compiled_entry(_OWN)
+@kernel
 def bottom_levels(work: Work, place: ByteArray, bottom_s: FloatArray) -> None:
     """Fill ``bottom_s``; edges inside one place (not -1) cost nothing."""
     for op in range(len(bottom_s) - 1, -1, -1):
@@ -42,7 +40,7 @@ def bottom_levels(work: Work, place: ByteArray, bottom_s: FloatArray) -> None:
         bottom_s[op] = longest_s + work.op_s[op]
 
 
-@compiled_entry(_OWN)
+@kernel
 def reverse_depths(work: Work, depth: ByteArray) -> None:
     """Fill ``depth`` with the most edges on a path from each op to an op without children."""
     for op in range(len(depth) - 1, -1, -1):

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table, zeros
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.ledger import (
     Axis,
@@ -35,8 +35,6 @@ from hocket.planners.placement.pardnn.ledger import (
 )
 from hocket.planners.placement.pardnn.slices import Slices
 from hocket.planners.placement.pardnn.work import Devices, Work
-
-_LEDGER = "hocket.planners.placement.pardnn.ledger"
 
 
 class Mapping(NamedTuple):
@@ -142,7 +140,7 @@ def _falling(weight_s: FloatArray, paths: Pieces, chosen: ByteArray) -> ByteArra
     return np.argsort(-rank, kind="stable").astype(np.int64)
 
 
-@compiled_entry(_LEDGER)
+@kernel
 def _map_primary(
     facts: Facts, ledger: Ledger, paths: Pieces, chosen: ByteArray, devices: ByteArray
 ) -> None:
@@ -150,7 +148,7 @@ def _map_primary(
         put(facts, ledger, paths, chosen[index], devices[index])
 
 
-@compiled
+@kernel
 def _crossing_s(facts: Facts, paths: Pieces, path_of: ByteArray, path: int) -> float:
     """The larger of the seconds of what comes into a path and of what leaves it."""
     incoming_s, outgoing_s = 0.0, 0.0
@@ -168,7 +166,7 @@ def _crossing_s(facts: Facts, paths: Pieces, path_of: ByteArray, path: int) -> f
     return max(incoming_s, outgoing_s)
 
 
-@compiled_entry(_LEDGER)
+@kernel
 def _merge(
     facts: Facts,
     ledger: Ledger,
@@ -192,7 +190,7 @@ def _merge(
             num_merged[0] += 1
 
 
-@compiled_entry(_LEDGER)
+@kernel
 def _balance(facts: Facts, ledger: Ledger, pieces: Pieces, order: ByteArray) -> None:
     """Level-aware load balancing of the pieces that are on no device yet."""
     for piece in order:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray
-from hocket.compiled.containers import table, zeros
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import (
     Facts,
     Ledger,
@@ -32,7 +32,6 @@ from hocket.planners.placement.pardnn.slices import Slices
 from hocket.planners.placement.pardnn.trial import Trial, Trials, faster, fitter
 from hocket.planners.placement.pardnn.work import Work
 
-_LEDGER = "hocket.planners.placement.pardnn.ledger"
 _STIFFNESS = (1.0, 2.0, 4.0, 8.0)
 """Weights of an even load against transfers."""
 _MAX_SWEEPS = 12
@@ -87,7 +86,7 @@ def _units_in_paths(work: Work, slices: Slices, mapping: Mapping) -> Pieces:
     )
 
 
-@compiled
+@kernel
 def _device_of(ledger: Ledger, pieces: Pieces, piece: int) -> int:
     """Where a piece is, or -1 where its ops are on several devices."""
     device: int = ledger.device[pieces.op[pieces.ptr[piece]]]
@@ -97,7 +96,7 @@ def _device_of(ledger: Ledger, pieces: Pieces, piece: int) -> int:
     return device
 
 
-@compiled
+@kernel
 def _mark_users(facts: Facts, pieces: Pieces, tensor: int, is_due: NDArray[np.bool_]) -> None:
     first, stop = facts.user_ptr[tensor], facts.user_ptr[tensor + 1]
     if stop - first > _MANY:
@@ -108,7 +107,7 @@ def _mark_users(facts: Facts, pieces: Pieces, tensor: int, is_due: NDArray[np.bo
         is_due[pieces.number[facts.producer[tensor]]] = True
 
 
-@compiled
+@kernel
 def _mark_near(facts: Facts, pieces: Pieces, piece: int, is_due: NDArray[np.bool_]) -> None:
     """Pieces that share a tensor with one that moved are to be looked at again."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
@@ -119,7 +118,7 @@ def _mark_near(facts: Facts, pieces: Pieces, piece: int, is_due: NDArray[np.bool
             _mark_users(facts, pieces, tensor, is_due)
 
 
-@compiled
+@kernel
 def _match(pieces: Pieces, one: int, other: int) -> bool:
     """Whether two pieces run at the same time and have about as many ops.
 
@@ -135,7 +134,7 @@ def _match(pieces: Pieces, one: int, other: int) -> bool:
     )
 
 
-@compiled
+@kernel
 def _pair_cost_s(
     facts: Facts,
     ledger: Ledger,
@@ -156,7 +155,7 @@ def _pair_cost_s(
     return cost + cost_s(facts, ledger, pieces, other, other_device, beside_s, stiffness)
 
 
-@compiled
+@kernel
 def _swap(
     facts: Facts, ledger: Ledger, pieces: Pieces, one: int, other: int, stiffness: float
 ) -> bool:
@@ -176,7 +175,7 @@ def _swap(
     return False
 
 
-@compiled_entry(_LEDGER)
+@kernel
 def _sweep_once(
     facts: Facts,
     ledger: Ledger,

@@ -18,12 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import zeros
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
+from hocket.kernels.containers import zeros
 from hocket.planners.placement.pardnn.levels import bottom_levels, reverse_depths, top_levels
 from hocket.planners.placement.pardnn.work import Work
-
-_OWN = "hocket.planners.placement.pardnn.work"
 
 
 class Slices(NamedTuple):
@@ -86,7 +84,7 @@ def slice_paths(work: Work, num_primary: int) -> Slices:
     )
 
 
-@compiled
+@kernel
 def _take(work: Work, cut: _Cut, op: int, path: int) -> None:
     """Put an op on a path, with the others of its unit beside it."""
     cut.is_trunk[op] = True
@@ -95,7 +93,7 @@ def _take(work: Work, cut: _Cut, op: int, path: int) -> None:
         cut.path[work.unit_op[index]] = path
 
 
-@compiled
+@kernel
 def _follow(work: Work, cut: _Cut, head: int, bottom_s: FloatArray) -> None:
     """A new path from ``head`` along the longest rests, over ops that no other path has."""
     path = cut.num_paths[0]
@@ -114,7 +112,7 @@ def _follow(work: Work, cut: _Cut, head: int, bottom_s: FloatArray) -> None:
         op = following
 
 
-@compiled
+@kernel
 def _lengthen(work: Work, cut: _Cut, bottom_s: FloatArray) -> int:
     """Bottom levels over the ops that are left; returns the op with the largest, or -1."""
     head, longest_s = -1, -1.0
@@ -132,7 +130,7 @@ def _lengthen(work: Work, cut: _Cut, bottom_s: FloatArray) -> int:
     return head
 
 
-@compiled_entry(_OWN)
+@kernel
 def _cut_primary(work: Work, cut: _Cut, num_primary: int, bottom_s: FloatArray) -> None:
     for _ in range(num_primary):
         head = _lengthen(work, cut, bottom_s)
@@ -141,7 +139,7 @@ def _cut_primary(work: Work, cut: _Cut, num_primary: int, bottom_s: FloatArray) 
         _follow(work, cut, head, bottom_s)
 
 
-@compiled_entry(_OWN)
+@kernel
 def _cut_secondary(work: Work, cut: _Cut, order: ByteArray, bottom_s: FloatArray) -> None:
     for op in order:
         if cut.path[op] < 0:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.work import Devices, Work

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.compiled.containers import table
 from hocket.graph.coarsen import bound_ops
+from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import elsewhere, workers
 from hocket.planners.tables import mean_transfer_s

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.containers import table
+from hocket.kernels.containers import table
 from hocket.planners.order.slack import latest_starts
 from hocket.planners.placement.search.state import NO_SLACK, Search
 from hocket.planners.placement.search.units import Units

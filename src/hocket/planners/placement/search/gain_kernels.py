@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hocket.arrays import ByteArray, FloatArray
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.simulate.bench import Fixed
 from hocket.simulate.tables import OpTable, PlaceTable
 
@@ -29,7 +29,7 @@ class Step(NamedTuple):
     """Seconds that the device worked before each of them."""
 
 
-@compiled
+@kernel
 def _transfer_s(fixed: Fixed, tensor: int, src: int, dst: int) -> float:
     if src == dst:
         return 0.0
@@ -40,7 +40,7 @@ def _transfer_s(fixed: Fixed, tensor: int, src: int, dst: int) -> float:
     return seconds
 
 
-@compiled
+@kernel
 def _busy_until(step: Step, ops: OpTable, device: int, time_s: float) -> float:
     """Seconds that a device works before a time."""
     first, low, high = ops.lineup_ptr[device], ops.lineup_ptr[device], ops.lineup_ptr[device + 1]
@@ -57,7 +57,7 @@ def _busy_until(step: Step, ops: OpTable, device: int, time_s: float) -> float:
     return busy_s
 
 
-@compiled
+@kernel
 def _path_s(
     fixed: Fixed, ops: OpTable, places: PlaceTable, step: Step, op: int, device: int
 ) -> float:
@@ -88,7 +88,7 @@ def _path_s(
     return head_s + duration_s + occupied_s + tail_s
 
 
-@compiled_entry("hocket.simulate.bench", "hocket.simulate.tables")
+@kernel
 def fill_gains(
     fixed: Fixed,
     ops: OpTable,

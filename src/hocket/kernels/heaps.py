@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hocket.compiled.containers import Heaps, Marks
-from hocket.compiled.jit import compiled
+from hocket.kernels import kernel
+from hocket.kernels.containers import Heaps, Marks
 
 
-@compiled
+@kernel
 def push(heaps: Heaps, which: int, key: float, item: int) -> None:
     """Add (key, item) to one of the heaps."""
     base, at = heaps.ptr[which], heaps.size[which]
@@ -23,7 +23,7 @@ def push(heaps: Heaps, which: int, key: float, item: int) -> None:
     heaps.item[base + at] = item
 
 
-@compiled
+@kernel
 def pop(heaps: Heaps, which: int) -> int:
     """Remove and return the item of the smallest (key, item)."""
     base = heaps.ptr[which]
@@ -49,7 +49,7 @@ def pop(heaps: Heaps, which: int) -> int:
     return top
 
 
-@compiled
+@kernel
 def mark(marks: Marks, item: int) -> None:
     """Add a number to the set."""
     if not marks.has[item]:

@@ -1,0 +1,65 @@
+"""Compiled kernels on disk, as the compiler's dispatcher wants its cache to be.
+
+Nothing that goes wrong here stops a kernel from being compiled: what cannot be read is compiled
+again, what cannot be written is compiled by the next process too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle  # noqa: TID251 - compiled code runs when it is loaded, whatever its form
+from typing import Any
+
+import numba
+import numpy as np
+from numba.core import serialize, types
+from numba.core.compiler import CompileResult
+
+from hocket.kernels import files
+from hocket.kernels.dependencies import Source
+
+# Parts of the compiler that have no types.
+_COMPILED: Any = CompileResult
+_SERIALIZE: Any = serialize
+
+
+class KernelCache:
+    """The compiled forms of one kernel, by the types of its arguments and the processor."""
+
+    cache_path = None
+
+    def __init__(self, source: Source, digest: str) -> None:
+        self._source, self._digest = source, digest
+
+    def load_overload(self, signature: Any, target: Any) -> Any:
+        """The compiled form for some types; None where it is not kept."""
+        target.refresh()
+        form = self._form(signature, target.codegen())
+        content = files.read(self._source, self._digest, form)
+        if content is None:
+            return None
+        try:
+            return _COMPILED._rebuild(target, *pickle.loads(content))  # noqa: S301
+        except Exception as error:
+            files.tell(f"a compiled kernel cannot be loaded ({error!r}): compiled again")
+            return None
+
+    def save_overload(self, signature: Any, result: Any) -> None:
+        """Keep what was compiled."""
+        form = self._form(signature, result.codegen)
+        files.write(self._source, self._digest, form, _SERIALIZE.dumps(result._reduce()))
+
+    def _form(self, signature: Any, codegen: Any) -> str:
+        arguments = signature.args if hasattr(signature, "args") else signature
+        parts = (
+            numba.__version__, np.__version__, codegen.magic_tuple(), *map(_describe, arguments)
+        )  # fmt: skip
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _describe(kind: Any) -> str:
+    """A type with the names of its fields, which its own name does not tell."""
+    if not isinstance(kind, types.BaseTuple):
+        return str(kind)
+    parts: Any = kind
+    return f"{kind} {getattr(kind, 'fields', ())} ({', '.join(map(_describe, parts))})"

@@ -1,0 +1,141 @@
+"""What enters the compiled form of a function, found from its code.
+
+A compiled function contains the functions that it calls, the constants that it names and the places
+of the fields of its tuples. All of them are global names or closures of its code, or of the code of
+what it calls: a walk over those finds everything, and a digest of what it finds tells whether a
+compiled form is still the one of this source. Names that are only attributes are looked up too,
+which can add what does not enter, never miss what does. O(names) over all functions reached.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+_BY_VERSION = frozenset({"builtins", "math", "numba", "numpy"})
+"""Packages that do not change without their version, which the compiled form is kept by."""
+
+
+@dataclass(eq=False)
+class Source:
+    """A function, and how it is to be compiled."""
+
+    function: FunctionType
+    allocates: bool = False
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """Something that enters a compiled form."""
+
+    module: str
+    """Where its name was looked up."""
+    name: str
+    text: str
+    """Changes whenever it does."""
+
+
+def digest(source: Source) -> str:
+    """A text that changes with everything that enters the compiled form."""
+    total = hashlib.sha256()
+    for found in dependencies(source):
+        total.update(f"{found.module} {found.name} {found.text}\n".encode())
+    return total.hexdigest()
+
+
+def dependencies(source: Source) -> list[Dependency]:
+    """All that enters, the function itself first, each thing once per name that it goes by."""
+    found: dict[tuple[int, str, str], Dependency] = {}
+    _add("", source.function.__module__, source.function.__qualname__, source, found)
+    return list(found.values())
+
+
+def _add(
+    user: str,
+    module: str,
+    name: str,
+    value: object,
+    found: dict[tuple[int, str, str], Dependency],
+) -> None:
+    place = (id(value), module, name)
+    if place in found:
+        return
+    found[place] = Dependency(module, name, _text(value, f"{name!r}, which {user or name} uses"))
+    if isinstance(value, Source):
+        function = value.function
+        for at, inner, entered in _entering(function):
+            _add(function.__qualname__, at, inner, entered, found)
+
+
+def _entering(function: FunctionType) -> Iterator[tuple[str, str, object]]:
+    """Values that the names of a function's code stand for: module, name, value."""
+    names = sorted(_names(function.__code__))
+    for name in names:
+        if name not in function.__globals__:
+            continue
+        value = function.__globals__[name]
+        if not isinstance(value, ModuleType):
+            yield function.__module__, name, value
+        elif value.__name__.partition(".")[0] not in _BY_VERSION:
+            for attribute in names:
+                if hasattr(value, attribute):
+                    yield value.__name__, attribute, getattr(value, attribute)
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        yield f"{function.__module__}.{function.__qualname__}", name, cell.cell_contents
+
+
+def _names(code: CodeType) -> set[str]:
+    inner = (_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+# ── texts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _text(value: Any, what: str) -> str:
+    if isinstance(value, Source):
+        return f"kernel allocates={value.allocates} {_code(value.function.__code__)}"
+    if isinstance(value, type):
+        # Of the classes, compiled code sees into named tuples only.
+        fields = getattr(value, "_fields", ())
+        return f"class {value.__module__}.{value.__qualname__} {fields}"
+    if isinstance(value, np.ndarray):
+        return f"array {value.dtype.str} {value.shape} {value.tobytes().hex()}"
+    if isinstance(value, tuple):
+        return f"({', '.join(_text(part, what) for part in value)})"
+    if isinstance(value, bool | int | float | complex | str | bytes | np.generic | None):
+        return f"{type(value).__name__} {value!r}"
+    if isinstance(value, FunctionType | BuiltinFunctionType | np.ufunc):
+        # Those of Python cannot be called from compiled code, the others come with their package.
+        return f"function {value.__module__}.{value.__name__}"
+    raise TypeError(f"compiled code cannot use {what}: it is a {type(value).__name__}")
+
+
+@functools.cache
+def _code(code: CodeType) -> str:
+    """All of a code but its lines."""
+    return repr(
+        (
+            code.co_name, code.co_code.hex(), code.co_exceptiontable.hex(), code.co_flags,
+            code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_names,
+            code.co_varnames, code.co_cellvars, code.co_freevars,
+            *map(_constant, code.co_consts),
+        )
+    )  # fmt: skip
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, frozenset):
+        return f"frozenset {sorted(map(_constant, value))}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_constant, value))})"
+    return f"{type(value).__name__} {value!r}"

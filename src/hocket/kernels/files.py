@@ -1,0 +1,84 @@
+"""Where compiled kernels are kept: bytes that are what was written, or nothing.
+
+A file holds the digest of its content, then the content: one that was cut or damaged is not used.
+Kernels are kept next to their sources, as Python keeps its own compiled form, or below the user's
+cache folder where that cannot be written, or in the folder that ``NUMBA_CACHE_DIR`` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+from hocket import config
+from hocket.atomic import write_atomically
+from hocket.errors import UsageError
+from hocket.kernels.dependencies import Source
+
+_DIGEST_BYTES = 32
+_told: list[str] = []
+
+
+def read(source: Source, digest: str, form: str) -> bytes | None:
+    """What was kept of a form of a kernel."""
+    name = f"{_stem(source, digest)}.{form}.kernel"
+    for folder in _folders(source):
+        path = folder / name
+        try:
+            if not path.is_file():
+                continue
+            data = path.read_bytes()
+        except OSError:
+            continue
+        content = data[_DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() == data[:_DIGEST_BYTES]:
+            return content
+        tell(f"the compiled kernel {str(path)!r} is damaged: compiled again")
+    return None
+
+
+def write(source: Source, digest: str, form: str, content: bytes) -> None:
+    """Keep a form of a kernel in the first folder that takes it; where none does, say so once."""
+    reasons = []
+    for folder in _folders(source):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{_stem(source, digest)}.{form}.kernel"
+            write_atomically(path, hashlib.sha256(content).digest() + content)
+            return
+        except UsageError as error:
+            reasons.append(error.message)
+        except OSError as error:
+            reasons.append(f"{error.strerror}: {str(folder)!r}")
+    reason = reasons[0] if reasons else "there is no folder for them"
+    tell(f"compiled kernels cannot be kept ({reason}): every run compiles them again")
+
+
+def is_kept(source: Source, digest: str) -> bool:
+    """Whether any form of a kernel is there."""
+    pattern = f"{_stem(source, digest)}.*.kernel"
+    return any(any(folder.glob(pattern)) for folder in _folders(source))
+
+
+def tell(message: str) -> None:
+    """Say something about the files of kernels: once, however many have the same trouble."""
+    if not _told:
+        sys.stderr.write(f"hocket: {message}\n")
+    _told.append(message)
+
+
+def _stem(source: Source, digest: str) -> str:
+    function = source.function
+    name = f"{function.__module__.removeprefix('hocket.')}.{function.__name__}"
+    return f"{name}.{sys.implementation.cache_tag}.{digest[:20]}"
+
+
+def _folders(source: Source) -> list[Path]:
+    chosen = config.kernel_folder()
+    if chosen is not None:
+        return [chosen]
+    file = Path(source.function.__code__.co_filename)
+    beside = [file.parent / "__pycache__"] if file.is_file() else []
+    own = config.cache_folder()
+    return beside if own is None else [*beside, own / "kernels"]
