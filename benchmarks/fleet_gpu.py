@@ -246,7 +246,7 @@ def _give_up(number: int, frame: object) -> None:
 
 
 def _logs(service: Service) -> str:
-    paths = [service.folder / "serve.log", *sorted(service.state.glob("jobs/*/attempt-*.log"))]
+    paths = [service.folder / "serve.log", *sorted(service.state.glob("logs/*/attempt-*.log"))]
     ends = [(path, path.read_text(errors="replace")[-1500:]) for path in paths if path.exists()]
     return "\n".join(f"== {path}\n{end}" for path, end in ends)
 

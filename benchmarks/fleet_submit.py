@@ -28,6 +28,7 @@ import uvicorn
 from hocket.service.outlook.process import ProcessOutlook
 from hocket.service.rest.app import make_app
 from hocket.service.serve import SWITCH_S, listening_socket, server_config
+from hocket.service.tokens import Tokens
 
 TOKEN = "token-of-a-benchmark-0123456789"
 PAUSE_S = 0.02
@@ -79,7 +80,9 @@ def measure(folder: Path, num_jobs: int, num_requests: int, num_curious: int) ->
     store, daemon, executor = fleet_service.filled(folder, num_jobs, 2.0)
     listener = listening_socket("127.0.0.1", 0)
     outlook = ProcessOutlook()
-    server = uvicorn.Server(server_config(make_app(daemon, TOKEN, outlook=outlook)))
+    tokens = Tokens()
+    tokens.take_over(TOKEN)
+    server = uvicorn.Server(server_config(make_app(daemon, tokens, outlook=outlook)))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     random = np.random.default_rng(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from service.rest_service import wait_until
 
 import hocket.cli
 
+SECRET = "swordfish-0123456789"
 HOSTILE = "evil\x1b[31m\n\u202e<script>$(touch pwned)"
 
 SCRIPT = """
@@ -44,6 +46,7 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, "PASSWORD_OF_THE_OPERATOR": SECRET},
         )
         assert self.process.stdout is not None
         lines = []

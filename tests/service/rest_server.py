@@ -6,7 +6,7 @@ import http.client
 import threading
 import time
 
-from service.rest_service import TOKEN, Service
+from service.rest_service import TOKEN, Service, tokens_of
 
 from hocket.service.rest.app import make_app
 from hocket.service.serve import _Server, listening_socket, server_config
@@ -19,7 +19,7 @@ class Served:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.app = make_app(service.daemon, TOKEN)
+        self.app = make_app(service.daemon, tokens_of(TOKEN))
         self.listener = listening_socket("127.0.0.1", 0)
         self.port = self.listener.getsockname()[1]
         ready = threading.Event()

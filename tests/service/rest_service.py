@@ -14,11 +14,23 @@ from starlette.testclient import TestClient
 
 from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import Daemon
+from hocket.service.daemon.assignment import log_file
 from hocket.service.rest.app import make_app
+from hocket.service.rest.credentials import Credentials
 from hocket.service.store import Store
+from hocket.service.tokens import Holder, Tokens
 
 TOKEN = "the-token-of-this-fleet-0123456789"
+COOKIE = "the-cookie-of-a-browser-0123456789"
 URL = "http://127.0.0.1:8080"
+
+
+def tokens_of(token: str) -> Tokens:
+    """Somebody who may do everything."""
+    tokens = Tokens()
+    tokens.take_over(token, "tester")
+    tokens._put(Holder(name="tester"), "cookie", COOKIE)
+    return tokens
 
 
 @dataclass
@@ -35,10 +47,20 @@ class Service:
         """A client of the same app without the token."""
         return TestClient(self.client.app, base_url=URL, headers=headers, follow_redirects=False)
 
+    @property
+    def credentials(self) -> Credentials:
+        return self.client.app.state.credentials  # type: ignore[attr-defined]
+
     def submit(self, **spec: Any) -> dict[str, Any]:
         answer = self.client.post("/v1/jobs", json={"name": "job", "command": ["true"], **spec})
         assert answer.status_code == 201, answer.text
         return answer.json()
+
+    def log_path(self, number: int, attempt: int = 1) -> Path:
+        """Where the output of an attempt is, for tests to write."""
+        path = log_file(self.folder, number, attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
 
     def job(self, number: int) -> dict[str, Any]:
         return self.client.get(f"/v1/jobs/{number}").json()
@@ -85,7 +107,7 @@ def serving(
     daemon.start()
     try:
         wait_until(lambda: len(daemon.state.device_names))
-        app = make_app(daemon, TOKEN, hosts=("fleet.example",))
+        app = make_app(daemon, tokens_of(TOKEN), hosts=("fleet.example",))
         headers = {"authorization": f"Bearer {TOKEN}"}
         with TestClient(
             app, base_url=URL, headers=headers, raise_server_exceptions=False,

@@ -49,7 +49,7 @@ def test_an_attempt_is_told_all_that_its_processes_must_know(rig, engine):
     assert told.environment["HOCKET_DEVICES"] == "v100-0"
     assert "HOCKET_CHECKPOINT" not in told.environment
     assert (told.kind, told.grace_s, str(told.work_folder)) == ("v100", 5.0, "/data")
-    assert told.log_file == rig.folder / "jobs" / "1" / "attempt-1.log"
+    assert told.log_file == rig.folder / "logs" / "1" / "attempt-1.log"
     rig.checkpoint(FIRST, 5.0)
     engine.exit(FIRST, 1)
     rig.look(2)

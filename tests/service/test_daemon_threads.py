@@ -50,14 +50,15 @@ def test_a_job_runs_reports_commits_and_ends(daemon, executor, tmp_path):
     assert daemon.commit_checkpoint(name, token, 3.0, "/c").step == 3.0
     assert [one.path for one in daemon.checkpoints(1)] == ["/c"]
     assert [one.jobs for one in daemon.devices()] in ([(1,), ()], [(), (1,)])
-    assert daemon.log_file(1, 1) == tmp_path / "jobs" / "1" / "attempt-1.log"
+    (tmp_path / "logs" / "1" / "attempt-1.log").write_bytes(b"printed")
+    assert daemon.log(1, 1).read(2, 9) == b"inted"
     executor.exit(name, 0)
     until(lambda: daemon.job(record.number).status == "succeeded")
     assert [one.number for one in daemon.jobs(status="succeeded")] == [1]
     assert daemon.attempts(1)[0].outcome == "finished"
     with pytest.raises(StaleAttemptError):
         daemon.report(name, token, 4.0)
-    for missing in (lambda: daemon.job(9), lambda: daemon.log_file(1, 2)):
+    for missing in (lambda: daemon.job(9), lambda: daemon.log(1, 2)):
         with pytest.raises(NotFoundError):
             missing()
     assert (daemon.is_running, daemon.trouble) == (True, "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -89,8 +88,6 @@ def test_no_service_is_told_in_one_sentence(fleet, monkeypatch):
     assert "no fleet was ever served" in fleet.said
     monkeypatch.setattr(clients, "PATIENCE_S", 0.0)
     fleet.state.mkdir()
-    (fleet.state / "token").write_text("t" * 40)
-    os.chmod(fleet.state / "token", 0o600)
     (fleet.state / "endpoint.json").write_text('{"url": "http://127.0.0.1:9"}')
     fleet.type("jobs", code=5)
     assert "no fleet service answers at http://127.0.0.1:9" in fleet.said

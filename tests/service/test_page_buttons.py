@@ -7,13 +7,19 @@ from html.parser import HTMLParser
 from urllib.parse import urlencode
 
 import pytest
-from service.rest_service import TOKEN, URL
+from service.rest_service import COOKIE, TOKEN, URL
 
-from hocket.service.rest.credentials import FORM_FIELD, PAGE_HEADER, Credentials, access_of
+from hocket.service.rest.credentials import FORM_FIELD, PAGE_HEADER, access_of, form_token
 
-CREDENTIALS = Credentials(TOKEN)
 FORM = {"content-type": "application/x-www-form-urlencoded"}
-SIGNED_IN = {"cookie": f"{CREDENTIALS.cookie_name}={CREDENTIALS.cookie_value}"}
+SIGNED_IN = {"cookie": f"NAME={COOKIE}"}
+"""NAME stands for that of the fleet's cookie."""
+
+
+def browser(service, **headers):
+    """A client with these headers and no token."""
+    cookie = headers.get("cookie", "").replace("NAME", service.credentials.cookie_name)
+    return service.bare(**{**headers, "cookie": cookie} if cookie else headers)
 
 
 class Forms(HTMLParser):
@@ -41,7 +47,7 @@ def job(service) -> int:
 
 
 def page_of(service, number: int) -> str:
-    answer = service.bare(**SIGNED_IN).get(f"/jobs/{number}")
+    answer = browser(service, **SIGNED_IN).get(f"/jobs/{number}")
     assert answer.status_code == 200
     return answer.text
 
@@ -50,7 +56,7 @@ def press(service, number: int, change: str, **headers: str):
     """Load the page, press the button and follow where it leads."""
     fields = Forms(page_of(service, number)).forms[f"/jobs/{number}/{change}"]
     sent = {**SIGNED_IN, **FORM, "origin": URL, **headers}
-    return service.bare(**sent).post(f"/jobs/{number}/{change}", content=urlencode(fields))
+    return browser(service, **sent).post(f"/jobs/{number}/{change}", content=urlencode(fields))
 
 
 def test_a_job_is_paused_resumed_and_cancelled_without_scripts(service, job):
@@ -72,7 +78,7 @@ def test_buttons_are_those_that_fit(service, job):
 
 def test_pressing_again_changes_nothing_more(service, job):
     fields = Forms(page_of(service, job)).forms[f"/jobs/{job}/cancel"]
-    client = service.bare(**SIGNED_IN, **FORM)
+    client = browser(service, **SIGNED_IN, **FORM)
     for _ in range(2):
         assert client.post(f"/jobs/{job}/cancel", content=urlencode(fields)).status_code == 303
     service.wait_for(job, "cancelled")
@@ -84,23 +90,24 @@ def test_pressing_again_changes_nothing_more(service, job):
         assert client.post(path, content=urlencode(fields)).status_code == 404
 
 
-GOOD = urlencode({FORM_FIELD: CREDENTIALS.form_token})
+FORM_TOKEN = form_token(COOKIE)
+GOOD = urlencode({FORM_FIELD: FORM_TOKEN})
 
 
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [
         ({}, GOOD, 401),
-        ({"cookie": f"{CREDENTIALS.cookie_name}=wrong"}, GOOD, 401),
-        ({"authorization": f"Bearer {CREDENTIALS.form_token}"}, GOOD, 401),
+        ({"cookie": "NAME=wrong"}, GOOD, 401),
+        ({"authorization": f"Bearer {FORM_TOKEN}"}, GOOD, 401),
         ({**SIGNED_IN, "origin": "https://evil.example"}, GOOD, 403),
         ({**SIGNED_IN, "origin": "null"}, GOOD, 403),
         ({**SIGNED_IN, "origin": "http://127.0.0.1:9999"}, GOOD, 403),
         ({**SIGNED_IN, "host": "evil.example"}, GOOD, 421),
         (SIGNED_IN, "", 403),
         (SIGNED_IN, urlencode({FORM_FIELD: ""}), 403),
-        (SIGNED_IN, urlencode({FORM_FIELD: CREDENTIALS.cookie_value}), 403),
-        (SIGNED_IN, urlencode({FORM_FIELD: CREDENTIALS.form_token[:-1]}), 403),
+        (SIGNED_IN, urlencode({FORM_FIELD: COOKIE}), 403),
+        (SIGNED_IN, urlencode({FORM_FIELD: FORM_TOKEN[:-1]}), 403),
         (SIGNED_IN, f"{GOOD}&{FORM_FIELD}=x", 403),
         (SIGNED_IN, f"{FORM_FIELD}=\u0131".encode(), 403),
         ({**SIGNED_IN, "content-type": "text/plain"}, GOOD, 403),
@@ -111,21 +118,21 @@ GOOD = urlencode({FORM_FIELD: CREDENTIALS.form_token})
 def test_nobody_else_can_press_a_button(service, job, headers, body, status):
     for change in ("pause", "cancel"):
         sent = {**FORM, **headers}
-        answer = service.bare(**sent).post(f"/jobs/{job}/{change}", content=body)
+        answer = browser(service, **sent).post(f"/jobs/{job}/{change}", content=body)
         assert answer.status_code == status
     assert service.wait_for(job, "running"), "nothing happened to it"
 
 
 def test_what_a_form_carries_opens_nothing_else(service, job):
     """The field stands in the page; it is neither the cookie nor the token, nor leads to them."""
-    assert len({TOKEN, CREDENTIALS.cookie_value, CREDENTIALS.form_token}) == 3
-    client = service.bare(**SIGNED_IN, **FORM)
+    assert len({TOKEN, COOKIE, FORM_TOKEN}) == 3
+    client = browser(service, **SIGNED_IN, **FORM)
     for method, path in (("POST", f"/v1/jobs/{job}:pause"), ("DELETE", f"/v1/jobs/{job}")):
         assert client.request(method, path, content=GOOD).status_code == 403
     for path in ("/", "/live", "/v1/jobs", f"/v1/jobs/{job}", "/login"):
-        assert CREDENTIALS.form_token not in client.get(path).text
-        assert CREDENTIALS.cookie_value not in client.get(path).text
-    assert page_of(service, job).count(CREDENTIALS.cookie_value) == 0
+        assert FORM_TOKEN not in client.get(path).text
+        assert COOKIE not in client.get(path).text
+    assert page_of(service, job).count(COOKIE) == 0
     assert access_of("POST", "/jobs/1/pause/x") == "user"
     assert access_of("GET", "/jobs/1/pause") == "user"
     assert access_of("POST", "/jobs/1/delete") == "user"

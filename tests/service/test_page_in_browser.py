@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from service.fake_executor import FakeExecutor, fleet_devices
 from service.page_fleets import HOSTILE
+from service.rest_service import tokens_of
 
 from hocket.fleet.rounds import Rules
 from hocket.service.daemon.daemon import Daemon
@@ -45,7 +46,7 @@ class Service:
         rules = Rules(round_s=3600.0)
         self.daemon = Daemon(self.store, self.executor, rules, ("v100", "k80"), poll_s=0.05)
         self.daemon.start()
-        self.app = make_app(self.daemon, TOKEN)
+        self.app = make_app(self.daemon, tokens_of(TOKEN))
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self.socket.getsockname()[1]}"
         config = uvicorn.Config(self.app, log_level="error", ws="none")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
-import stat
 
 import pytest
 from service.rest_service import is_problem
@@ -121,23 +119,6 @@ def test_an_unexpected_error_tells_nothing_of_the_inside(service, monkeypatch, c
     body = is_problem(service.client.get("/v1/devices"), 500)
     assert "secret" not in json.dumps(body)
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_the_token_file_is_private(tmp_path):
-    from hocket.errors import InputFileError
-    from hocket.service.token import make_token, read_token
-
-    assert read_token(tmp_path) is None
-    token = make_token(tmp_path)
-    assert make_token(tmp_path) == token == read_token(tmp_path)
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-    os.chmod(tmp_path / "token", 0o644)
-    with pytest.raises(InputFileError, match="others can read"):
-        make_token(tmp_path)
-    os.chmod(tmp_path / "token", 0o600)
-    (tmp_path / "token").write_text("short\n")
-    with pytest.raises(InputFileError, match="no token"):
-        make_token(tmp_path)
 
 
 def test_nothing_but_routes_is_run_in_threads():

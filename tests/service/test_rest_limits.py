@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import uvicorn
-from service.rest_service import TOKEN, serving, wait_until
+from service.rest_service import TOKEN, serving, tokens_of, wait_until
 
 from hocket.service.errors import UnavailableError
 from hocket.service.executors.bounded_log import BoundedLog
@@ -98,7 +98,7 @@ def test_whoever_submits_does_not_wait_for_those_who_look(service, monkeypatch):
     may_end = threading.Event()
     listener = listening_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = uvicorn.Server(server_config(make_app(service.daemon, TOKEN)))
+    server = uvicorn.Server(server_config(make_app(service.daemon, tokens_of(TOKEN))))
     serving_it = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     serving_it.start()
     monkeypatch.setattr(service.daemon, "devices", lambda: may_end.wait(20) and [])

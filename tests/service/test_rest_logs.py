@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +16,7 @@ pytestmark = pytest.mark.usefixtures("nobody_left")
 def test_logs_whole_tail_and_range(service):
     number = service.submit()["id"]
     service.wait_for(number, "running")
-    path = service.daemon.log_file(number, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = service.log_path(number)
     lines = [f"line {at} \x1b[31m\u2028<script>" for at in range(20_000)]
     text = "\n".join(lines) + "\n"
     path.write_text(text)
@@ -44,6 +40,19 @@ def test_logs_whole_tail_and_range(service):
     is_problem(service.client.get(f"/v1/jobs/{number}/log?attempt=2"), 404)
 
 
+class InMemory:
+    """A log without a file."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def size_bytes(self):
+        return len(self.data)
+
+    def read(self, start, length):
+        return self.data[start : start + length]
+
+
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.lists(st.binary(max_size=12), max_size=30), st.integers(0, 40), st.booleans())
 def test_the_last_lines_are_found_wherever_blocks_end(lines, num_lines, ends_with_break):
@@ -51,18 +60,15 @@ def test_the_last_lines_are_found_wherever_blocks_end(lines, num_lines, ends_wit
     parts = data.split(b"\n")
     kept = [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
     wanted = b"".join(kept[-num_lines:]) if num_lines else b""
-    with pytest.MonkeyPatch.context() as patch, tempfile.NamedTemporaryFile() as file:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logs, "_CHUNK_BYTES", 7)
-        file.write(data)
-        file.flush()
-        assert data[logs._tail_start(Path(file.name), num_lines) :] == wanted
+        assert data[logs._tail_start(InMemory(data), num_lines) :] == wanted
 
 
 def test_a_followed_log_ends_with_its_attempt(service):
     number = service.submit()["id"]
     service.wait_for(number, "running")
-    path = service.daemon.log_file(number, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = service.log_path(number)
     path.write_bytes(b"first\n")
     service.executor.exit(AttemptName(number, 1), 0)
     with path.open("ab") as file:

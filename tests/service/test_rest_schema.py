@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from service.rest_service import TOKEN, URL, serving
+from service.rest_service import TOKEN, URL, serving, tokens_of
 
 from hocket.service.rest.app import make_app
 
@@ -37,7 +37,7 @@ def api(schemathesis, tmp_path_factory):
                 # Requests without a token have a test of their own; here all carry it.
                 operation.pop("security", None)
         api = schemathesis.openapi.from_dict(schema)
-        api.app = make_app(service.daemon, TOKEN, hosts=("testserver",))
+        api.app = make_app(service.daemon, tokens_of(TOKEN), hosts=("testserver",))
         yield api
 
 

@@ -224,9 +224,7 @@ def test_the_end_of_the_service_ends_streams_at_once(served):
     # The last test of this file: those before share the service that ends here.
     number = served.service.submit()["id"]
     served.service.wait_for(number, "running")
-    path = served.service.daemon.log_file(number, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"some output\n")
+    served.service.log_path(number).write_bytes(b"some output\n")
     events = served.open("/v1/events")
     log = served.open(f"/v1/jobs/{number}/log?follow=true")
     assert log.readline() == b"some output\n"

@@ -18,8 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from hocket.config import fleet_token
 from hocket.errors import HocketError, RunError, UsageError
 from hocket.service.endpoint import read_endpoint
-from hocket.service.token import NAME as TOKEN_NAME
-from hocket.service.token import read_token
+from hocket.service.local_door import ask_at_the_door
 
 TIMEOUT_S = 60.0
 PATIENCE_S = 10.0
@@ -123,13 +122,16 @@ def find_service(folder: Path, url: str | None = None) -> FleetClient:
 
     def locate() -> Address:
         url = _checked_url(read_endpoint(folder))
-        token = _token_of_environment() or read_token(folder)
-        if token is None:
-            hint = "start the service again, which makes one"
-            raise UsageError(f"the state folder {str(folder)!r} has no token", hint=hint)
-        return Address(url, token)
+        return Address(url, _token_of_environment() or _token_of(folder, url))
 
     return FleetClient(locate)
+
+
+def _token_of(folder: Path, url: str) -> str:
+    try:
+        return ask_at_the_door(folder)
+    except OSError as error:
+        raise _unreachable(url, error) from None
 
 
 def job_path(number: int, rest: str = "") -> str:
@@ -153,7 +155,7 @@ def _checked_url(url: str) -> str:
 def _token_of_environment() -> str | None:
     token = fleet_token()
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-        hint = "copy the line of the file 'token' in the service's state folder"
+        hint = "put what hocket fleet token add printed there"
         raise UsageError("what HOCKET_FLEET_TOKEN holds is no token", hint=hint)
     return token
 
@@ -237,18 +239,20 @@ class _Exchange:
             ) from None
 
     def _unreachable(self, error: Exception) -> UnreachableError:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        hint = "start it with hocket fleet serve; accepted jobs are not lost while it is away"
-        return UnreachableError(
-            f"no fleet service answers at {self._address.url}: {reason}", hint=hint
-        )
+        return _unreachable(self._address.url, error)
+
+
+def _unreachable(url: str, error: Exception) -> UnreachableError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    hint = "start it with hocket fleet serve; accepted jobs are not lost while it is away"
+    return UnreachableError(f"no fleet service answers at {url}: {reason}", hint=hint)
 
 
 def _error_of(status: int, content: object, url: str) -> HocketError:
     told = content if isinstance(content, dict) else {}
     detail, hint = str(told.get("detail", f"status {status}")), str(told.get("hint", ""))
     if status == 401:
-        where = f"it is in the file {TOKEN_NAME!r} of the state folder"
+        where = "hocket fleet token add makes one, for whoever runs the service"
         if fleet_token() is not None:
             where = f"HOCKET_FLEET_TOKEN holds another; {where}"
         return _refused(status, f"the service at {url} refuses the token", where)

@@ -37,6 +37,8 @@ class JobRecord:
     """Why it ended, or why its last attempt did."""
     version: int = 1
     """Rises with every change but of ``done_steps``: an ETag."""
+    owner: str = ""
+    """Whose token it was submitted with."""
 
 
 def ending_of(record: JobRecord) -> str:

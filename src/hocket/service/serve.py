@@ -6,7 +6,9 @@ folder takes it over.
 
 from __future__ import annotations
 
+import getpass
 import ipaddress
+import os
 import signal
 import socket
 import sys
@@ -24,12 +26,14 @@ from hocket.fleet.rounds.state import Device, Rules
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
 from hocket.service.engines import check_engine, open_engine
+from hocket.service.executors.isolation import make_private
+from hocket.service.local_door import LocalDoor
 from hocket.service.outlook.process import ProcessOutlook
 from hocket.service.rest.app import make_app
 from hocket.service.rest.prompt import MAX_CONNECTIONS, PromptProtocol
 from hocket.service.rest.stream import Bell
 from hocket.service.store import Store
-from hocket.service.token import make_token
+from hocket.service.tokens import Tokens, open_tokens
 
 if TYPE_CHECKING:
     from hocket.service.executors.executor import Executor
@@ -61,8 +65,10 @@ class Settings:
     team_weights: Mapping[str, float] = field(default_factory=dict)
 
 
-def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
-    """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` is told the address once it answers."""
+def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
+    """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` is told the address once it answers, and
+    one that logs a browser in."""
+    make_private()
     check_engine(settings.on, settings.devices)
     _check_host(settings)
     # The daemon's thread decides for long; at the usual 5 ms every change of threads on the way of
@@ -70,12 +76,12 @@ def serve(settings: Settings, on_ready: Callable[[str], None]) -> None:
     sys.setswitchinterval(SWITCH_S)
     store = Store.open(settings.folder, discard=settings.discards_state)
     try:
-        token = make_token(store.folder)
+        tokens = open_tokens(store.folder, _user_name())
         listener = _bound(settings.host, settings.port, _last_port(store.folder))
         with listener:
             executor = open_engine(settings.on, store.folder, settings.devices, settings.kinds)
             try:
-                _run(settings, store, executor, token, listener, on_ready)
+                _run(settings, store, executor, tokens, listener, on_ready)
             finally:
                 executor.close()
     finally:
@@ -86,9 +92,9 @@ def _run(
     settings: Settings,
     store: Store,
     executor: Executor,
-    token: str,
+    tokens: Tokens,
     listener: socket.socket,
-    on_ready: Callable[[str], None],
+    on_ready: Callable[[str, str], None],
 ) -> None:
     url = _url(settings, listener)
     daemon = Daemon(
@@ -102,13 +108,24 @@ def _run(
     write_endpoint(store.folder, url)
     daemon.start()
     outlook = ProcessOutlook()
+    door = LocalDoor(store.folder, tokens.local_token)
     try:
         hosts = (settings.host, *settings.names)
-        app = make_app(daemon, token, hosts=hosts, outlook=outlook)
-        _Server(server_config(app), app.state.bell, lambda: on_ready(url)).serve_on(listener)
+        app = make_app(daemon, tokens, hosts=hosts, outlook=outlook)
+        link = f"{url}/login?code={tokens.make_link(tokens.local)}"
+        _Server(server_config(app), app.state.bell, lambda: on_ready(url, link)).serve_on(listener)
     finally:
+        door.close()
         outlook.close()
         daemon.close()
+
+
+def _user_name() -> str:
+    """Whose service this is."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"user {os.geteuid()}"
 
 
 def server_config(app: Any) -> uvicorn.Config:

@@ -13,7 +13,7 @@ from hocket.errors import unknown_name
 
 _NAMES = (
     "allocate", "simulate", "throughputs", "manifests", "serve", "submit", "jobs", "explain",
-    "logs", "cancel", "pause", "resume", "devices",
+    "logs", "cancel", "pause", "resume", "devices", "token", "login",
 )  # fmt: skip
 
 

@@ -17,4 +17,4 @@ def _cancel(client: FleetClient, job: int) -> dict[str, Any]:
     return found
 
 
-command = change_command("cancel", "End a job; one that runs is told to stop first.", _cancel)
+command = change_command("cancel", "End jobs; those that run are told to stop first.", _cancel)

@@ -45,6 +45,13 @@ def _job_number(ctx: click.Context, param: click.Parameter, text: str) -> int:
     return int(text)
 
 
+def _job_numbers(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> list[int]:
+    return list(dict.fromkeys(_job_number(ctx, param, text) for text in texts))
+
+
+jobs_argument = click.argument(
+    "jobs", type=str, nargs=-1, required=True, callback=_job_numbers, metavar="ID..."
+)
 job_argument = click.argument("job", type=str, callback=_job_number, metavar="ID")
 watch_option = click.option("--watch", is_flag=True, help="Go on showing it until Ctrl-C.")
 

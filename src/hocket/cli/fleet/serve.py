@@ -66,6 +66,24 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="A started job keeps its devices at least so long. [default: 0]",
 )
+@click.option(
+    "--slack",
+    "slack_rounds",
+    type=FiniteRange(min=0.0, max=1e6),
+    default=150.0,
+    show_default=True,
+    metavar="ROUNDS",
+    help="Rounds that a job may be made to wait by one that ends sooner; 0 for strict fairness.",
+)
+@click.option(
+    "--stickiness",
+    "stickiness_rounds",
+    type=FiniteRange(min=0.0, max=1e6),
+    default=4.0,
+    show_default=True,
+    metavar="ROUNDS",
+    help="How much more a waiting job must be owed before it takes the devices of a running one.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -105,6 +123,8 @@ def command(
     policy: str,
     round_s: float,
     min_run_s: float,
+    slack_rounds: float,
+    stickiness_rounds: float,
     host: str,
     port: int,
     names: tuple[str, ...],
@@ -116,7 +136,8 @@ def command(
     """Run jobs on devices until Ctrl-C. Jobs go on when the service ends, and are taken over by the
     next one on the same state folder.
 
-    The token that opens the service is in the file "token" of the state folder.
+    Commands of the same user find it by the state folder; others need a token (hocket fleet token
+    add). The link that is printed opens the page once; hocket fleet login prints another.
     """
     from hocket.cli.fleet.simulate import parse_cluster
     from hocket.extras import require
@@ -139,11 +160,12 @@ def command(
 
     folder = state_folder(state).absolute()
 
-    def tell(url: str) -> None:
+    def tell(url: str, link: str) -> None:
         if as_json:
-            emit({"url": url, "state": str(folder)})
+            emit({"url": url, "state": str(folder), "login": link})
         else:
             say(f"serving the fleet of {folder} at {url} (Ctrl-C ends it; jobs go on)")
+            say(f"open {link} within ten minutes; it works once")
 
     check_engine(on, found)
     if not kernels_are_compiled():
@@ -154,7 +176,13 @@ def command(
             on=on,
             devices=found,
             kinds=named,
-            rules=Rules(policy=policy, round_s=round_s, min_run_s=min_run_s),
+            rules=Rules(
+                policy=policy,
+                round_s=round_s,
+                min_run_s=min_run_s,
+                slack_rounds=slack_rounds,
+                stickiness_rounds=stickiness_rounds,
+            ),
             host=host,
             port=port,
             names=names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,13 @@ _JOB_COLUMNS = (
     Column(title="steps", align="right", rank=3),
     Column(title="attempt", align="right", rank=5),
     Column(title="age", align="right", rank=2),
-    Column(title="team", is_name=True, rank=6),
+    Column(title="team", is_name=True, rank=7),
+    Column(title="by", is_name=True, rank=6),
+)
+_TOKEN_COLUMNS = (
+    Column(title="name", is_name=True),
+    Column(title="may"),
+    Column(title="made"),
 )
 _DEVICE_COLUMNS = (
     Column(title="device", is_name=True),
@@ -59,6 +66,7 @@ def _job_row(job: Mapping[str, Any], now_s: float) -> list[Text]:
         str(job["attempt"]),
         words_for_seconds(max(until_s - job["submitted_s"], 0.0)),
         inert(spec["team"]),
+        inert(job.get("owner", "")),
     ]
     row = [Text(cell) for cell in cells]
     row[2].stylize(_STYLES.get(job["status"], ""))
@@ -67,6 +75,21 @@ def _job_row(job: Mapping[str, Any], now_s: float) -> list[Text]:
 
 def _steps(done: float, total: float | None) -> str:
     return f"{done:,.0f}" if total is None else f"{done:,.0f} of {total:,.0f}"
+
+
+def tokens_table(tokens: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A row per person."""
+    if not tokens:
+        return Text("nobody has a token but whoever runs the service")
+    rows = [
+        [
+            Text(inert(token["name"])),
+            Text("look" if token["read_only"] else "look and change"),
+            Text(time.strftime("%Y-%m-%d %H:%M", time.localtime(token["made_s"]))),
+        ]
+        for token in tokens
+    ]
+    return FittedTable(columns=_TOKEN_COLUMNS, rows=rows)
 
 
 def devices_table(devices: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -11,10 +11,13 @@ from hocket.service.executors.executor import Assignment
 from hocket.service.records import AttemptRecord
 from hocket.service.spec import JobSpec
 
+LOGS = "logs"
+"""Apart from the folders where jobs run: what they put there is not taken for their output."""
+
 
 def log_file(folder: Path, number: int, attempt: int) -> Path:
     """Where the output of an attempt goes."""
-    return folder / "jobs" / str(number) / f"attempt-{attempt}.log"
+    return folder / LOGS / str(number) / f"attempt-{attempt}.log"
 
 
 def assignment_of(
@@ -23,12 +26,15 @@ def assignment_of(
     """An attempt as the executor is told of it; makes the job's folder."""
     spec = world.jobs[record.job].spec
     log = log_file(folder, record.job, record.attempt)
-    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own = folder / "jobs" / str(record.job)
+    for made in (log.parent, own):
+        made.parent.mkdir(mode=0o700, exist_ok=True)
+        made.mkdir(mode=0o700, exist_ok=True)
     return Assignment(
         name=name_of(record),
         command=spec.command if record.attempt == 1 else (*spec.command, *spec.resume),
         environment=_environment(world, record, spec, folder, endpoint_url),
-        work_folder=log.parent if spec.folder is None else Path(spec.folder),
+        work_folder=own if spec.folder is None else Path(spec.folder),
         log_file=log,
         devices=record.devices,
         kind=record.kind,

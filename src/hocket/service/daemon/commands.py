@@ -56,6 +56,7 @@ def submit(
     key: str | None,
     team_weights: dict[str, float],
     find_key: FindKey,
+    owner: str = "",
 ) -> int:
     """A new job, or the one that the same key made before; its number."""
     if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
@@ -86,7 +87,9 @@ def submit(
         team=team,
     )
     rehearse_job(state, job)
-    record = JobRecord(number=number, spec=spec, status="queued", submitted_s=draft.time_s)
+    record = JobRecord(
+        number=number, spec=spec, status="queued", submitted_s=draft.time_s, owner=owner
+    )
     draft.happen(Submit(time_s=draft.time_s, jobs=(job,)), state=state, new_job=record)
     if key is not None:
         draft.keys[key] = KeyRecord(key=key, body_hash=body_hash, job=number)

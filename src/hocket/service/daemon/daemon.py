@@ -9,15 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hocket.fleet.rounds.state import Rules, State
 from hocket.service.daemon import commands
-from hocket.service.daemon.assignment import log_file
 from hocket.service.daemon.carry import Carrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Command, Decider
+from hocket.service.daemon.log import Log
 from hocket.service.daemon.loops import Loops
 from hocket.service.daemon.recovery import recovered
 from hocket.service.daemon.world import World
@@ -53,6 +52,8 @@ class Daemon:
         clock: Clock | None = None,
     ) -> None:
         self._store = store
+        self.endpoint_url = endpoint_url
+        """Under which people and processes reach it."""
         self._team_weights = dict(team_weights or {})
         world = recovered(store, rules, kinds, self._team_weights, time.time())
         self._clock = clock or Clock(world.state.time_s)
@@ -90,9 +91,14 @@ class Daemon:
         broken = self._decider.broken
         return str(broken or "") or self._loops.trouble or self._carrier.trouble
 
+    @property
+    def identity(self) -> str:
+        """Of this fleet, unlike that of any other."""
+        return self._store.identity
+
     # ── what changes something ──
 
-    def submit(self, spec: JobSpec, key: str | None = None) -> JobRecord:
+    def submit(self, spec: JobSpec, key: str | None = None, owner: str = "") -> JobRecord:
         """A new job; the same key and job again give the same record, so that asking twice is
         safe. Raises `KeyReusedError` for a key that came with another job."""
         number = self._answer(
@@ -100,6 +106,7 @@ class Daemon:
                 commands.submit,
                 spec=spec,
                 key=key,
+                owner=owner,
                 team_weights=self._team_weights,
                 find_key=self._store.key,
             )
@@ -209,11 +216,11 @@ class Daemon:
             for at, name in enumerate(state.device_names)
         ]
 
-    def log_file(self, number: int, attempt: int) -> Path:
-        """Where the output of an attempt is; raises `NotFoundError` where it had none yet."""
+    def log(self, number: int, attempt: int) -> Log:
+        """The output of an attempt; raises `NotFoundError` where there is no such attempt."""
         if all(record.attempt != attempt for record in self.attempts(number)):
             raise NotFoundError(f"job {number} has no attempt {attempt}")
-        return log_file(self._store.folder, number, attempt)
+        return Log(self._store.folder, number, attempt)
 
     def _change(self, command: Callable[..., None], number: int, version: int | None) -> JobRecord:
         self._answer(partial(command, number=number, version=version, find_job=self._store.job))

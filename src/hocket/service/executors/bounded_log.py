@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from hocket.service.plain_file import open_plain
+
 
 class BoundedLog:
     """Appends to a file; what cannot be written is dropped, for a full disk must not end a job.
@@ -18,7 +20,7 @@ class BoundedLog:
     """
 
     def __init__(self, path: str, limit_bytes: int) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._descriptor = open_plain(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._limit_bytes = limit_bytes
         self._dropped_bytes = 0
 

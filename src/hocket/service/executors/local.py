@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hocket import config
@@ -36,6 +36,7 @@ from hocket.service.executors.executor import (
     Status,
 )
 from hocket.service.executors.local_devices import with_cuda
+from hocket.service.executors.supervisor import INHERITED
 
 SUPERVISOR_DELAY_S = 5.0
 """A supervisor that has not ended its attempt so long after the grace is stuck, and is killed."""
@@ -190,7 +191,7 @@ class LocalExecutor:
                 stdout=complaints,
                 stderr=complaints,
                 cwd="/",
-                env=config.environment_anywhere(),
+                env=_for_supervisors(config.environment_anywhere()),
                 start_new_session=True,
             )
         self._supervisors.setdefault(name, []).append(handle)
@@ -202,6 +203,15 @@ class LocalExecutor:
             if None not in codes and not self._attempts.path(name).exists():
                 del self._supervisors[name]
                 self._num_supervisors.pop(name, None)
+
+
+def _for_supervisors(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a supervisor needs, which is hardly more than what its job is given: the job may find a
+    way to look at it, and secrets of the daemon must not be there."""
+    wanted = INHERITED | {"PYTHONPATH"}
+    return {
+        name: text for name, text in environment.items() if name in wanted or name.startswith("LC_")
+    }
 
 
 def end_set_aside(state_folder: Path) -> None:

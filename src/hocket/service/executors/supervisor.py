@@ -20,9 +20,10 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
-from hocket.service.executors import processes
+from hocket.service.executors import isolation, processes
 from hocket.service.executors.attempt_folder import (
     BEGUN,
     DAMAGED,
@@ -72,6 +73,8 @@ def run_attempt(folder: str | os.PathLike[str]) -> int:
     """
     # By its own name even when it is moved aside: another fleet may use the path afterwards.
     os.chdir(folder)
+    isolation.make_private()
+    isolation.name_supervisor()
     lock = _lock()
     if lock is None or os.path.exists(RESULT) or os.path.exists(BEGUN):
         return 0
@@ -186,11 +189,15 @@ class _Gang:
         self.trouble = ""
         """Why not all commands could be started."""
         self._handles: list[subprocess.Popen[bytes]] = []
+        self._starter = ThreadPoolExecutor(1, "starter", isolation.enter_domain)
+        """A thread inside the domain that all commands of the gang share: they may signal each
+        other, and not this process. It lives on, for the kernel kills them when it ends."""
 
     def start(self, order: Order, rank: int, port: int, output: int) -> None:
         """Start a command; raises OSError where it cannot be."""
         supervisor = os.getpid()
-        handle = subprocess.Popen(
+        handle = self._starter.submit(
+            subprocess.Popen,
             order.command,
             cwd=order.work_folder,
             env=_environment(order, rank, port),
@@ -199,7 +206,7 @@ class _Gang:
             stderr=output,
             start_new_session=True,
             preexec_fn=lambda: processes.die_with(supervisor),
-        )
+        ).result()
         self._handles.append(handle)
         self.rank_of[handle.pid] = rank
 
@@ -261,7 +268,7 @@ def _start(gang: _Gang, order: Order, output: int) -> None:
     try:
         for rank in range(num_ranks):
             gang.start(order, rank, port, output)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         place = getattr(error, "filename", None) or order.command[0]
         gang.trouble = f"cannot run {place!r}: {reason}"

@@ -9,6 +9,7 @@ import sys
 from typing import IO, Any
 
 from hocket.errors import HocketError
+from hocket.service.executors.isolation import make_private
 from hocket.service.outlook.questions import answered
 from hocket.service.store import snapshot
 
@@ -40,6 +41,7 @@ def _answer(head: dict[str, Any], packed: bytes) -> dict[str, Any]:
 
 def main() -> None:
     """Answer what comes in by standard input."""
+    make_private()
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     # What a library prints must not be taken for an answer.

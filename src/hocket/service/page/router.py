@@ -4,13 +4,11 @@
 /live          its changing parts, which the script puts in place
 /what-if       the answer alone
 /jobs/{number} one job; POST to /cancel, /pause or /resume below it changes the job
-/login         the form that the token is given to
 /static/...    style sheet, script, icon
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from fastapi import APIRouter, Request
@@ -34,6 +32,7 @@ from hocket.service.page.shown import LivePage
 from hocket.service.page.templating import render, static_files
 from hocket.service.page.what_if import WhatIfForm, answer_of, is_asked, what_if_form
 from hocket.service.records import ENDED, JobRecord
+from hocket.service.rest.credentials import Credentials, form_token
 from hocket.view.names import inert
 from hocket.view.wording import sentence
 
@@ -77,12 +76,13 @@ def page_router(daemon: Daemon, outlook: Outlook) -> APIRouter:
 
     @router.get("/jobs/{number}")
     def show_job(number: str, request: Request) -> HTMLResponse:
-        form_token: str = request.app.state.credentials.form_token
+        credentials: Credentials = request.app.state.credentials
+        cookie = credentials.cookie_in(request.headers.getlist("cookie"))
         try:
             page = _job_now(daemon, outlook, _job_number(number))
         except UsageError as error:
             return _refusal(error)
-        return HTMLResponse(render("job.html", page=page, form_token=form_token))
+        return HTMLResponse(render("job.html", page=page, form_token=form_token(cookie)))
 
     @router.post("/jobs/{number}/{change}")
     def change_job(number: str, change: str) -> Response:
@@ -95,10 +95,6 @@ def page_router(daemon: Daemon, outlook: Outlook) -> APIRouter:
             return _refusal(error)
         # Loading the answer again must not change anything again.
         return RedirectResponse(f"/jobs/{record.number}", 303)
-
-    @router.get("/login")
-    def show_login(request: Request) -> HTMLResponse:
-        return HTMLResponse(render("login.html", is_wrong="wrong" in request.query_params))
 
     @router.get("/static/{name}")
     def show_file(name: str) -> Response:
@@ -190,10 +186,7 @@ def _explained(state: State, number: int, outlook: Outlook) -> Explanation:
 
 def _last_output(daemon: Daemon, record: JobRecord) -> bytes:
     try:
-        path = daemon.log_file(record.number, record.attempt)
-        with open(path, "rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(file.tell() - MAX_LOG_BYTES, 0))
-            return file.read(MAX_LOG_BYTES)
+        log = daemon.log(record.number, record.attempt)
+        return log.read(max(log.size_bytes() - MAX_LOG_BYTES, 0), MAX_LOG_BYTES)
     except (OSError, HocketError):
         return b""

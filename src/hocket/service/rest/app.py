@@ -15,11 +15,13 @@ from hocket import __version__
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.outlook.outlook import HereOutlook, Outlook
 from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
+from hocket.service.rest import tokens as token_routes
 from hocket.service.rest.context import Decisions
 from hocket.service.rest.credentials import Credentials
 from hocket.service.rest.guard import Guard
 from hocket.service.rest.problems import Problem, handle_errors
 from hocket.service.rest.stream import Bell
+from hocket.service.tokens import Tokens
 
 _DESCRIPTION = (
     "Jobs of many people on a mixed cluster. Errors are problem details (RFC 9457); changes take "
@@ -28,7 +30,7 @@ _DESCRIPTION = (
 
 
 def make_app(
-    daemon: Daemon, token: str, *, hosts: Iterable[str] = (), outlook: Outlook | None = None
+    daemon: Daemon, tokens: Tokens, *, hosts: Iterable[str] = (), outlook: Outlook | None = None
 ) -> FastAPI:
     """The service of a daemon that was started; ``hosts`` are names beside the loopback ones,
     ``outlook`` answers what is asked about the future (this process does where None).
@@ -46,11 +48,11 @@ def make_app(
         lifespan=_lifespan,
     )
     app.state.daemon = daemon
-    app.state.credentials = Credentials(token)
+    app.state.credentials = Credentials(tokens, daemon.identity)
     app.state.bell = Bell(daemon)
     app.state.outlook = outlook or HereOutlook()
     app.state.decisions = Decisions()
-    for module in (jobs, logs, attempts, fleet, rounds, health, login):
+    for module in (jobs, logs, attempts, fleet, rounds, health, token_routes, login):
         app.include_router(module.router)
     _mount_page(app, daemon, app.state.outlook)
     handle_errors(app)

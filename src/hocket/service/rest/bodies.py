@@ -15,6 +15,7 @@ from hocket.service.records import (
     JobStatus,
 )
 from hocket.service.spec import JobSpec, Name, Text
+from hocket.service.tokens import Entry
 
 MAX_NUMBER = 2**53 - 1
 """Numbers of jobs and events that JSON and sqlite both hold exactly."""
@@ -45,6 +46,7 @@ class JobBody(BaseModel):
     devices: list[str]
     message: str = Field(description="Why it ended, or why its last attempt did")
     version: int = Field(description="Rises with every change; the ETag")
+    owner: str = Field(description="Whose token it was submitted with")
 
 
 def job_body(record: JobRecord) -> JobBody:
@@ -63,6 +65,7 @@ def job_body(record: JobRecord) -> JobBody:
         devices=list(record.devices),
         message=record.message,
         version=record.version,
+        owner=record.owner,
     )
 
 
@@ -279,6 +282,46 @@ class ExplanationBody(BaseModel):
     estimated_start_s: float | None
     not_before_s: float | None = Field(description="How far was looked where no start was found")
     evidence: dict[str, Any]
+
+
+class TokenRequest(_Body):
+    """Who shall have a token."""
+
+    name: Name
+    read_only: bool = False
+
+
+class TokenBody(BaseModel):
+    """Somebody who has a token."""
+
+    name: str
+    read_only: bool
+    made_s: float
+
+
+def token_body(entry: Entry) -> TokenBody:
+    """A token as people see it."""
+    return TokenBody(name=entry.name, read_only=not entry.may_change, made_s=entry.made_s)
+
+
+class TokenList(BaseModel):
+    """Everybody who has one."""
+
+    tokens: list[TokenBody]
+
+
+class NewTokenBody(BaseModel):
+    """A token that is told this once."""
+
+    name: str
+    read_only: bool
+    token: str
+
+
+class LinkBody(BaseModel):
+    """An address for a browser."""
+
+    url: str
 
 
 class HealthBody(BaseModel):

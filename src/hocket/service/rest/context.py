@@ -18,12 +18,13 @@ from hocket.service.daemon.daemon import Daemon
 from hocket.service.outlook.outlook import Outlook
 from hocket.service.rest.problems import RefusedError
 from hocket.service.rest.stream import Bell
+from hocket.service.tokens import Holder, Tokens
 
 # Dependencies are coroutines, though they wait for nothing: each plain function would be run in a
 # thread, and every change of threads can cost milliseconds while the daemon decides.
 
 # The guard has checked the token before a route is asked; these only tell OpenAPI of it.
-_user = HTTPBearer(auto_error=False, scheme_name="user", description="Token of the state folder")
+_user = HTTPBearer(auto_error=False, scheme_name="user", description="Token of a person")
 _attempt = HTTPBearer(
     auto_error=False, scheme_name="attempt", description="HOCKET_TOKEN of a running attempt"
 )
@@ -82,6 +83,17 @@ async def _outlook(request: Request) -> Outlook:
     return outlook
 
 
+async def _tokens(request: Request) -> Tokens:
+    tokens: Tokens = request.app.state.credentials.tokens
+    return tokens
+
+
+async def _holder(request: Request) -> Holder:
+    """Whose request it is: the guard has found that out."""
+    holder: Holder = request.scope["hocket.holder"]
+    return holder
+
+
 async def _token(
     credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_attempt)],
 ) -> str:
@@ -92,4 +104,6 @@ TheDaemon = Annotated[Daemon, Depends(_daemon)]
 TheDecisions = Annotated[Decisions, Depends(_decisions)]
 TheOutlook = Annotated[Outlook, Depends(_outlook)]
 TheBell = Annotated[Bell, Depends(_bell)]
+TheTokens = Annotated[Tokens, Depends(_tokens)]
+TheHolder = Annotated[Holder, Depends(_holder)]
 AttemptToken = Annotated[str, Depends(_token)]

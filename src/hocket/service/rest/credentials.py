@@ -1,12 +1,13 @@
-"""Who may do what: the token of people, its cookie in a browser, the token of an attempt.
+"""Who may do what: the tokens of people, cookies in browsers, the token of an attempt.
 
-* People send ``Authorization: Bearer <token>``; that opens everything but the routes of attempts.
-* A browser gets a cookie for the token (``POST /login``, form field ``token``). The cookie is
-  derived from the token, so that it outlives a restart and does not tell the token. It is HttpOnly
-  and SameSite=Strict; a request that changes something must also carry the header `PAGE_HEADER`,
-  which no form and no foreign page can add.
+* People send ``Authorization: Bearer <token>``; that opens everything but the routes of attempts,
+  and where the token only reads, nothing that changes anything.
+* A browser gets a cookie for a token (``POST /login``, form field ``token``) or for a link that
+  logs in once (``GET /login?code=...``). It is a secret of its own, HttpOnly and SameSite=Strict; a
+  request that changes something must also carry the header `PAGE_HEADER`, which no form and no
+  foreign page can add.
 * The page's own forms, which work without scripts, carry the field `FORM_FIELD` instead. Its value
-  is derived from the token as well, and stands only in pages that nobody else's page can read.
+  is derived from the cookie, and stands only in pages that nobody else's page can read.
 * The processes of an attempt send the token of the attempt as bearer; the daemon checks it.
 """
 
@@ -16,9 +17,12 @@ import hashlib
 import hmac
 import re
 import urllib.parse
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Literal
+
+from hocket.service.tokens import Tokens
 
 PAGE_HEADER = "x-hocket-page"
 FORM_FIELD = "form-token"
@@ -29,7 +33,16 @@ _ATTEMPT_PATH = re.compile(r"/v1/jobs/[^/]+/attempts/[^/]+/(report|checkpoints)"
 _FORM_PATH = re.compile(r"/jobs/[^/]+/(cancel|pause|resume)")
 _FORM_TYPE = "application/x-www-form-urlencoded"
 
+_ASKING_PATHS = frozenset({"/v1/simulate"})
+"""Sent with a body, though they change nothing."""
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
 Access = Literal["open", "attempt", "form", "user"]
+
+
+def changes_something(method: str, path: str) -> bool:
+    """Whether a request needs more than the right to look."""
+    return method not in _SAFE and path not in _ASKING_PATHS
 
 
 def access_of(method: str, path: str) -> Access:
@@ -51,53 +64,42 @@ def bearer(authorization: str) -> str:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What the token of people opens."""
+    """What tokens and cookies open; ``identity`` is that of the fleet."""
 
-    token: str = field(repr=False)
-
-    def is_token(self, given: str) -> bool:
-        """Whether this is the token, in time that tells nothing about it."""
-        return _equal(given, self.token)
+    tokens: Tokens = field(repr=False)
+    identity: str = ""
 
     @property
     def cookie_name(self) -> str:
         """Browsers send cookies to all ports of a host: each fleet has a name of its own."""
-        return f"hocket-{self._derived('name')[:12]}"
+        return f"hocket-{hashlib.sha256(self.identity.encode()).hexdigest()[:12]}"
 
-    @property
-    def cookie_value(self) -> str:
-        """What the cookie of somebody who knew the token holds."""
-        return self._derived("value")
-
-    @property
-    def form_token(self) -> str:
-        """What the forms of the page hold."""
-        return self._derived("form")
-
-    def is_own_form(self, content_type: str, body: bytes) -> bool:
-        """Whether a body was sent by a form of the page."""
-        if content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
-            return False
-        try:
-            text = body.decode("ascii")
-            fields = urllib.parse.parse_qs(text, strict_parsing=True, max_num_fields=10)
-        except ValueError:
-            return False
-        given = fields.get(FORM_FIELD, [])
-        return len(given) == 1 and _equal(given[0], self.form_token)
-
-    def has_cookie(self, cookie_header: str) -> bool:
-        """Whether a ``Cookie`` header holds the right cookie."""
-        try:
-            cookie = SimpleCookie(cookie_header).get(self.cookie_name)
-        except CookieError:
-            return False
-        return cookie is not None and _equal(cookie.value, self.cookie_value)
-
-    def _derived(self, purpose: str) -> str:
-        message = f"hocket fleet page {purpose}".encode()
-        return hmac.new(self.token.encode(), message, hashlib.sha256).hexdigest()
+    def cookie_in(self, cookie_headers: Iterable[str]) -> str:
+        """The cookie of this fleet in ``Cookie`` headers; empty where there is none."""
+        for header in cookie_headers:
+            try:
+                cookie = SimpleCookie(header).get(self.cookie_name)
+            except CookieError:
+                continue
+            if cookie is not None:
+                return cookie.value
+        return ""
 
 
-def _equal(given: str, right: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), right.encode())
+def form_token(cookie: str) -> str:
+    """What the forms of the page hold, for the browser with this cookie."""
+    return hmac.new(cookie.encode(), b"hocket fleet page form", hashlib.sha256).hexdigest()
+
+
+def is_own_form(cookie: str, content_type: str, body: bytes) -> bool:
+    """Whether a body was sent by a form of the page that was made for this browser."""
+    if not cookie or content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
+        return False
+    try:
+        text = body.decode("ascii")
+        fields = urllib.parse.parse_qs(text, strict_parsing=True, max_num_fields=10)
+    except ValueError:
+        return False
+    given = fields.get(FORM_FIELD, [])
+    right = form_token(cookie).encode()
+    return len(given) == 1 and hmac.compare_digest(given[0].encode("utf-8", "replace"), right)

@@ -19,14 +19,21 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hocket.config import debug
-from hocket.service.rest.credentials import PAGE_HEADER, Credentials, access_of, bearer
+from hocket.service.rest.credentials import (
+    PAGE_HEADER,
+    Credentials,
+    access_of,
+    bearer,
+    changes_something,
+    is_own_form,
+)
 from hocket.service.rest.problems import problem
+from hocket.service.tokens import Holder
 
 MAX_BODY_BYTES = 1_000_000
 BODY_TIMEOUT_S = 20.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _SINGLE = ("host", "origin", "authorization", "content-length")
-_SAFE = ("GET", "HEAD", "OPTIONS")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -93,15 +100,19 @@ class Guard:
         given = bearer(headers.get("authorization", ""))
         if access == "open" or (access == "attempt" and given):
             return None
-        if access != "attempt" and given and self._credentials.is_token(given):
-            return None
-        if access != "attempt" and not given and self._has_cookie(headers):
-            if method in _SAFE or PAGE_HEADER in headers or access == "form":
+        holder = None if access == "attempt" else self._holder(given, headers)
+        if holder is not None:
+            scope["hocket.holder"] = holder
+            if not changes_something(method, path):
+                return None
+            if not holder.may_change:
+                return problem(403, f"the token of {holder.name!r} may look, not change anything")
+            if given or PAGE_HEADER in headers or access == "form":
                 return None
             return problem(403, f"changes by cookie need the header {PAGE_HEADER}")
         if method == "GET" and not path.startswith("/v1/") and _wants_page(headers):
             return RedirectResponse("/login", 303)
-        hint = "send Authorization: Bearer with the token of the state folder"
+        hint = "send Authorization: Bearer with a token of hocket fleet token add"
         challenge = {"www-authenticate": 'Bearer realm="hocket fleet"'}
         return problem(401, "this needs the token", hint=hint, headers=challenge)
 
@@ -109,11 +120,20 @@ class Guard:
         """Whether a change was sent by a form of somebody else, who has made a browser do it."""
         if access_of(scope["method"], scope["path"]) != "form":
             return False
-        content_type = Headers(scope=scope).get("content-type", "")
-        return not self._credentials.is_own_form(content_type, body)
+        headers = Headers(scope=scope)
+        if bearer(headers.get("authorization", "")):
+            # No page of somebody else can send that.
+            return False
+        cookie = self._credentials.cookie_in(headers.getlist("cookie"))
+        return not is_own_form(cookie, headers.get("content-type", ""), body)
 
-    def _has_cookie(self, headers: Headers) -> bool:
-        return any(map(self._credentials.has_cookie, headers.getlist("cookie")))
+    def _holder(self, token: str, headers: Headers) -> Holder | None:
+        """Whose request it is; a wrong token is not made good by a cookie."""
+        tokens = self._credentials.tokens
+        if token:
+            return tokens.holder_of(token)
+        cookie = self._credentials.cookie_in(headers.getlist("cookie"))
+        return tokens.holder_of_cookie(cookie) if cookie else None
 
 
 def _host_name(host: str) -> str:

@@ -25,7 +25,13 @@ from hocket.service.rest.bodies import (
     checkpoint_body,
     job_body,
 )
-from hocket.service.rest.context import FOR_USERS, TheDaemon, TheDecisions, TheOutlook
+from hocket.service.rest.context import (
+    FOR_USERS,
+    TheDaemon,
+    TheDecisions,
+    TheHolder,
+    TheOutlook,
+)
 from hocket.service.rest.problems import RefusedError, answers
 from hocket.service.spec import JobSpec
 
@@ -57,10 +63,11 @@ async def submit(
     response: Response,
     daemon: TheDaemon,
     decisions: TheDecisions,
+    holder: TheHolder,
     idempotency_key: Key = None,
 ) -> JobBody:
     """Submit a job. Once this is answered, the job is never lost."""
-    record = await decisions.of(daemon.submit, spec, idempotency_key)
+    record = await decisions.of(daemon.submit, spec, idempotency_key, owner=holder.name)
     response.headers["location"] = f"/v1/jobs/{record.number}"
     return _tagged(record, response)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 from starlette.concurrency import run_in_threadpool
 
 from hocket.service.daemon.daemon import Daemon
+from hocket.service.daemon.log import Log
 from hocket.service.errors import NotFoundError
 from hocket.service.rest.bodies import MAX_NUMBER, Number
 from hocket.service.rest.context import FOR_USERS, TheBell, TheDaemon
@@ -48,14 +48,14 @@ async def read_log(
 ) -> Response:
     """What an attempt printed, standard output and error together."""
     number = await run_in_threadpool(_attempt, daemon, job, attempt)
-    path = await run_in_threadpool(daemon.log_file, job, number)
-    size_bytes = await run_in_threadpool(_size, path)
-    start = 0 if tail is None else await run_in_threadpool(_tail_start, path, tail)
+    log = await run_in_threadpool(daemon.log, job, number)
+    size_bytes = await run_in_threadpool(log.size_bytes)
+    start = 0 if tail is None else await run_in_threadpool(_tail_start, log, tail)
     headers = {"hocket-attempt": str(number), "accept-ranges": "bytes"}
     wanted = _RANGE.fullmatch(range.strip()) if range and tail is None else None
     if follow:
         start = int(wanted[1] or 0) if wanted else start
-        content = _followed(daemon, bell, job, number, path, start)
+        content = _followed(daemon, bell, job, number, log, start)
         return TimedStream(content, _TEXT, bell=bell, headers=headers)
     status, stop = 200, size_bytes
     if wanted and wanted[0] != "bytes=-":
@@ -66,7 +66,7 @@ async def read_log(
         status = 206
         headers["content-range"] = f"bytes {start}-{stop - 1}/{size_bytes}"
     headers["content-length"] = str(stop - start)
-    return TimedStream(_part(path, start, stop), _TEXT, status_code=status, headers=headers)
+    return TimedStream(_part(log, start, stop), _TEXT, status_code=status, headers=headers)
 
 
 def _attempt(daemon: Daemon, number: int, attempt: int | None) -> int:
@@ -78,13 +78,6 @@ def _attempt(daemon: Daemon, number: int, attempt: int | None) -> int:
     return attempt or newest
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
 def _span(first: str, last: str, size_bytes: int) -> tuple[int, int]:
     """First byte and the one after the last, of ``first-last``, ``first-`` or ``-length``."""
     if not first:
@@ -92,23 +85,14 @@ def _span(first: str, last: str, size_bytes: int) -> tuple[int, int]:
     return int(first), min(int(last) + 1, size_bytes) if last else size_bytes
 
 
-def _read(path: Path, start: int, length: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            return file.read(length)
-    except FileNotFoundError:
-        return b""
-
-
-def _tail_start(path: Path, num_lines: int) -> int:
+def _tail_start(log: Log, num_lines: int) -> int:
     """Where the last lines begin; looks at the end of the file only, as far as a bound."""
-    size_bytes = _size(path)
-    end = size_bytes - int(_read(path, size_bytes - 1, 1) == b"\n") if size_bytes else 0
+    size_bytes = log.size_bytes()
+    end = size_bytes - int(log.read(size_bytes - 1, 1) == b"\n") if size_bytes else 0
     start = end
     while start > max(size_bytes - _MAX_TAIL_BYTES, 0) and num_lines > 0:
         length = min(_CHUNK_BYTES, start)
-        block = _read(path, start - length, length)
+        block = log.read(start - length, length)
         breaks = [at for at, byte in enumerate(block) if byte == 10]
         if len(breaks) >= num_lines:
             return start - length + breaks[-num_lines] + 1
@@ -117,29 +101,37 @@ def _tail_start(path: Path, num_lines: int) -> int:
     return start if num_lines else size_bytes
 
 
-async def _part(path: Path, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+async def _part(log: Log, start: int, stop: int) -> AsyncGenerator[bytes, None]:
     while start < stop:
-        block = await run_in_threadpool(_read, path, start, min(stop - start, _CHUNK_BYTES))
-        # A promised length must be kept, even if the file was cut meanwhile.
-        block = block or b"\n" * min(stop - start, _CHUNK_BYTES)
+        length = min(stop - start, _CHUNK_BYTES)
+        try:
+            block = await run_in_threadpool(log.read, start, length)
+        except NotFoundError:
+            block = b""
+        # A promised length must be kept, even if the file was cut or replaced meanwhile.
+        block = block or b"\n" * length
         start += len(block)
         yield block
 
 
 async def _followed(
-    daemon: Daemon, bell: Bell, job: int, attempt: int, path: Path, start: int
+    daemon: Daemon, bell: Bell, job: int, attempt: int, log: Log, start: int
 ) -> AsyncGenerator[bytes, None]:
     while True:
         # Asked before reading: what came before the end is read after it.
         is_over = await run_in_threadpool(_has_ended, daemon, job, attempt)
-        size_bytes = await run_in_threadpool(_size, path)
-        if size_bytes < start:
-            # It reached its limit and lost its middle: what was there is somewhere else now.
-            start = size_bytes
-            yield _CUT
-        while block := await run_in_threadpool(_read, path, start, _CHUNK_BYTES):
-            start += len(block)
-            yield block
+        try:
+            size_bytes = await run_in_threadpool(log.size_bytes)
+            if size_bytes < start:
+                # It reached its limit and lost its middle: what was there is somewhere else now.
+                start = size_bytes
+                yield _CUT
+            while block := await run_in_threadpool(log.read, start, _CHUNK_BYTES):
+                start += len(block)
+                yield block
+        except NotFoundError as error:
+            yield f"\n[hocket: {error.message}]\n".encode()
+            return
         if is_over or bell.is_closed:
             return
         await asyncio.sleep(_LOOK_S)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 import time
 from pathlib import Path
 
 from hocket.errors import InputFileError
+from hocket.service.plain_file import whose_trouble
 from hocket.service.store import lock, witness
 
 DATABASE = "fleet.db"
@@ -17,12 +19,41 @@ _TRACES = ("jobs", "attempts")
 
 
 def prepared(folder: Path) -> None:
-    """Make the folder where it is missing, for its owner only."""
+    """Make the folder where it is missing, for its owner only; one that was there is taken as it
+    is, or refused where others own it or may write to it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(folder, 0o700)
+        trouble = whose_trouble(os.stat(folder), is_secret=False)
     except OSError as error:
         raise unusable(folder, error) from None
+    if trouble:
+        hint = "name a folder of your own with --state; one that is missing is made"
+        raise InputFileError(
+            f"the state folder cannot be trusted: {trouble}", hint=hint, where=str(folder)
+        )
+    for name in PRIVATE:
+        check_private(folder / name)
+
+
+PRIVATE = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", witness.NAME, lock.NAME)
+
+
+def check_private(path: Path) -> None:
+    """Refuse a file of the state that others own, can read or may write, or that is no plain file;
+    one that is missing is none of these."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise unusable(path.parent, error) from None
+    is_plain = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+    trouble = whose_trouble(found, is_secret=True) if is_plain else "it is no plain file"
+    if trouble:
+        hint = f"look at it, then chmod 600 {path}" if is_plain else "look who put it there"
+        raise InputFileError(
+            f"this file of the state cannot be trusted: {trouble}", hint=hint, where=str(path)
+        )
 
 
 def synced(folder: Path) -> None:

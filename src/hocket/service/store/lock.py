@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from hocket.errors import InputFileError
+from hocket.service.plain_file import open_plain
 
 NAME = "lock"
 
@@ -18,7 +19,7 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         path = folder / NAME
         # Not inherited by programs that this one starts, which would hold the lock after its end.
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

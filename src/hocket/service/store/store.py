@@ -19,6 +19,7 @@ from pathlib import Path
 from hocket.errors import InputFileError
 from hocket.fleet.rounds.state import State
 from hocket.service.errors import UnavailableError
+from hocket.service.plain_file import open_plain
 from hocket.service.records import (
     LIVE,
     AttemptRecord,
@@ -266,6 +267,9 @@ class Store:
 def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     """A connection that waits for disks, not for luck."""
     path = folder / folders.DATABASE
+    if mode == "rwc":
+        # Made here: sqlite would let others read it, and a mode set later leaves time for that.
+        os.close(open_plain(path, os.O_RDWR | os.O_CREAT))
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode={mode}",
         uri=True,
@@ -275,7 +279,6 @@ def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA synchronous = FULL")
     if mode != "ro":
-        os.chmod(path, 0o600)
         # Most of a commit is the state, hundreds of kilobytes: large pages, seldom moved from the
         # log, take half the time of the defaults.
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")

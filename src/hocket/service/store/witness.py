@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 
 from hocket.errors import InputFileError
+from hocket.service.plain_file import open_plain
 
 NAME = "witness"
 _SLOT_BYTES = 512
@@ -35,9 +36,8 @@ class Witness:
     def create(cls, folder: Path, identity: bytes) -> Witness:
         """A new witness that has seen no commit. It appears whole or not at all: one that was cut
         would be taken for damage, though nothing was ever promised."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
         path = folder / f"{NAME}.new"
-        witness = cls(os.open(path, flags, 0o600), identity, 0)
+        witness = cls(open_plain(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), identity, 0)
         os.pwrite(witness._descriptor, 2 * witness._slot(0), 0)
         os.fsync(witness._descriptor)
         os.rename(path, folder / NAME)
@@ -46,7 +46,7 @@ class Witness:
     @classmethod
     def open(cls, folder: Path) -> Witness:
         """The witness of a folder; raises `InputFileError` where both slots are damaged."""
-        descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_plain(folder / NAME, os.O_RDWR)
         data = os.pread(descriptor, 2 * _SLOT_BYTES + 1, 0)
         slots = [_read(data[slot * _SLOT_BYTES :][:_SLOT_BYTES]) for slot in range(2)]
         known = [slot for slot in slots if slot is not None]

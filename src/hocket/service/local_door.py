@@ -1,0 +1,99 @@
+"""How commands of the person whose service it is get in: a socket that only that person can open.
+
+The service listens at a socket in its state folder. Whoever connects is known to the kernel by user
+and process (`SO_PEERCRED`); the same user, or root, is handed the token that lives in the memory of
+the service. Processes of jobs are the same user too, so one that descends from the supervisor of an
+attempt is refused. The token is on no disk, so there is no file from which a job could read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from hocket.errors import InputFileError, RunError
+from hocket.service.executors.isolation import is_part_of_a_job
+
+NAME = "door"
+_MAX_BYTES = 1000
+_TIMEOUT_S = 5.0
+_PEER = struct.Struct("3i")
+_REFUSED = b"-"
+
+
+class LocalDoor:
+    """Open from its making to `close`."""
+
+    def __init__(self, folder: Path, token: str) -> None:
+        self._token = token
+        self._path = folder / NAME
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with _short(folder) as place:
+                self._socket.bind(place)
+            os.chmod(self._path, 0o600)
+            self._socket.listen(64)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise InputFileError(f"cannot listen here: {reason}", where=str(self._path)) from None
+        threading.Thread(target=self._open, name="fleet-door", daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        # Closing alone would leave the thread in its wait.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _open(self) -> None:
+        while True:
+            try:
+                caller, _ = self._socket.accept()
+            except OSError:
+                return
+            with caller, contextlib.suppress(OSError):
+                caller.settimeout(_TIMEOUT_S)
+                caller.sendall(self._token.encode() if _may_enter(caller) else _REFUSED)
+
+
+def _may_enter(caller: socket.socket) -> bool:
+    data = caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    pid, user, _ = _PEER.unpack(data)
+    return user in (os.geteuid(), 0) and not is_part_of_a_job(pid)
+
+
+def ask_at_the_door(folder: Path) -> str:
+    """The token of the service of a state folder; raises `RunError` where it is refused, and
+    `OSError` where nobody listens."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(_TIMEOUT_S)
+        with _short(folder) as place:
+            caller.connect(place)
+        data = b""
+        while part := caller.recv(_MAX_BYTES):
+            data += part
+    if data == _REFUSED:
+        raise RunError(
+            "jobs of a fleet cannot command it",
+            hint="give the job a token of its own: hocket fleet token add, and HOCKET_FLEET_TOKEN",
+        )
+    return data.decode("ascii", "replace")
+
+
+@contextlib.contextmanager
+def _short(folder: Path) -> Iterator[str]:
+    """A path of the door that is short enough for a socket, wherever the folder is."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}/{NAME}"
+    finally:
+        os.close(descriptor)

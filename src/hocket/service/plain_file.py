@@ -1,0 +1,72 @@
+"""Files in folders that a job may write to, opened so that none of them can mislead or hold up.
+
+A job can put anything where its output, or the memory of its service, is expected: a link to a file
+that it may not read, a pipe that nobody writes to, another name of a file that is elsewhere. So
+links are not followed, nothing is waited for, and only plain files with one name count. Only the
+standard library is imported: every supervisor loads this file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class NotPlainError(OSError):
+    """Something is there that is no plain file of its own."""
+
+    def __init__(self, path: object) -> None:
+        super().__init__(errno.EINVAL, "it is no plain file", str(path))
+
+
+def open_plain(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+    """A descriptor of a plain file; raises `OSError` (`NotPlainError`) for anything else."""
+    try:
+        descriptor = os.open(path, flags | _FLAGS, mode)
+    except OSError as error:
+        # A link, or a pipe or socket with nobody at its other end.
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise NotPlainError(path) from None
+        raise
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        os.close(descriptor)
+        raise NotPlainError(path)
+    return descriptor
+
+
+def open_plain_below(folder: Path, *names: str) -> int:
+    """The same for a file below a folder, none of the folders between being a link either."""
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in names[:-1]:
+            below = _folder_in(opened, name)
+            os.close(opened)
+            opened = below
+        # Through the descriptor: a path would be walked anew, by what is there then.
+        return open_plain(f"/proc/self/fd/{opened}/{names[-1]}")
+    finally:
+        os.close(opened)
+
+
+def _folder_in(descriptor: int, name: str) -> int:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(name, flags, dir_fd=descriptor)
+    except NotADirectoryError:
+        raise NotPlainError(name) from None
+
+
+def whose_trouble(found: os.stat_result, *, is_secret: bool) -> str:
+    """Why a file or folder cannot be trusted, in words; empty where it can."""
+    if found.st_uid != os.geteuid():
+        return f"it belongs to another user (number {found.st_uid})"
+    if found.st_mode & 0o022:
+        return "others may write to it"
+    if is_secret and found.st_mode & 0o077:
+        return "others can read it"
+    return ""

@@ -1,0 +1,47 @@
+"""Routes of those who may use the service: who they are, a new one, one less, a link to log in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+
+from hocket.service.rest.bodies import (
+    LinkBody,
+    NewTokenBody,
+    TokenList,
+    TokenRequest,
+    token_body,
+)
+from hocket.service.rest.context import FOR_USERS, TheDaemon, TheHolder, TheTokens
+from hocket.service.rest.problems import answers
+
+router = APIRouter(prefix="/v1", tags=["tokens"], dependencies=FOR_USERS)
+
+PersonName = Annotated[str, Path(min_length=1, max_length=100)]
+
+
+@router.get("/tokens", responses=answers())
+def list_tokens(tokens: TheTokens) -> TokenList:
+    """Everybody who was given a token; the tokens themselves are known to nobody."""
+    return TokenList(tokens=[token_body(entry) for entry in tokens.people()])
+
+
+@router.post("/tokens", status_code=201, responses=answers(409, 415))
+def add_token(body: TokenRequest, tokens: TheTokens) -> NewTokenBody:
+    """A token for somebody; it is told this once."""
+    token = tokens.add(body.name, may_change=not body.read_only)
+    return NewTokenBody(name=body.name, read_only=body.read_only, token=token)
+
+
+@router.delete("/tokens/{name}", status_code=204, responses=answers(404))
+def remove_token(name: PersonName, tokens: TheTokens) -> Response:
+    """Let a token open nothing any more, nor the browsers that logged in with it."""
+    tokens.remove(name)
+    return Response(status_code=204)
+
+
+@router.post("/login-links", status_code=201, responses=answers())
+def make_login_link(tokens: TheTokens, holder: TheHolder, daemon: TheDaemon) -> LinkBody:
+    """An address that logs a browser in as the caller, once and within ten minutes."""
+    return LinkBody(url=f"{daemon.endpoint_url}/login?code={tokens.make_link(holder)}")

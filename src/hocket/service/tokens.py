@@ -1,0 +1,269 @@
+"""Who may use a service: named secrets, of which only hashes are kept on disk.
+
+A token is a random text of 256 bits that was shown once, when it was made; a cookie is one that a
+browser keeps. What is stored (`tokens.json` in the state folder) is the SHA-256 of each with the
+name of the person and whether they may change anything: who reads the file learns no token. For the
+person whose service it is there is one more, which lives in the memory of the service alone; see
+`hocket.service.local_door`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hocket.errors import InputFileError, UsageError
+from hocket.jsonfile import parse_json
+from hocket.service.errors import NotFoundError
+from hocket.service.plain_file import open_plain
+from hocket.service.store.folder import check_private
+
+NAME = "tokens.json"
+FORMER = "token"
+"""The file of the one token that a fleet had, in clear."""
+OWNER = "owner"
+"""Whose jobs those are that were submitted with the former token."""
+COOKIE_AGE_S = 30 * 24 * 3600
+LINK_AGE_S = 600.0
+MAX_COOKIES = 500
+MAX_TOKENS = 1000
+_MAX_BYTES = 1_000_000
+_MAX_NAME = 60
+
+Kind = Literal["token", "cookie"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Somebody who may use the service."""
+
+    name: str
+    may_change: bool = True
+    """False for one who may look at everything and change nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A secret as it is kept."""
+
+    name: str
+    may_change: bool
+    kind: Kind
+    sha256: str
+    made_s: float
+
+    @property
+    def holder(self) -> Holder:
+        """Whose it is."""
+        return Holder(name=self.name, may_change=self.may_change)
+
+
+class Tokens:
+    """All secrets of a service; may be used from any thread. Without a folder nothing is stored."""
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        local: Holder | None = None,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._folder = folder
+        self._now_s = now_s
+        self._changing = threading.Lock()
+        self._links: dict[str, tuple[Holder, float]] = {}
+        """Hashes of links that log in once, whom, and until when."""
+        entries = () if folder is None else _read(folder / NAME)
+        self._entries = {entry.sha256: entry for entry in entries}
+        self.local = local or Holder(name=OWNER)
+        self.local_token = secrets.token_urlsafe(32)
+        """Opens the service for its own person; never on disk."""
+
+    # ── who it is ──
+
+    def holder_of(self, token: str) -> Holder | None:
+        """Whose token this is; None where it is nobody's."""
+        # Hashes are compared, so that the time it takes tells nothing about a token.
+        if _hash(token) == _hash(self.local_token):
+            return self.local
+        return self._found(token, "token")
+
+    def holder_of_cookie(self, cookie: str) -> Holder | None:
+        """Whose browser has this cookie."""
+        return self._found(cookie, "cookie")
+
+    def _found(self, secret: str, kind: Kind) -> Holder | None:
+        entry = self._entries.get(_hash(secret))
+        return entry.holder if entry is not None and entry.kind == kind else None
+
+    # ── people ──
+
+    def people(self) -> list[Entry]:
+        """All tokens, in order of their names."""
+        tokens = [entry for entry in self._entries.values() if entry.kind == "token"]
+        return sorted(tokens, key=lambda entry: entry.name)
+
+    def add(self, name: str, *, may_change: bool) -> str:
+        """A new token, which is shown to nobody again."""
+        _check_name(name)
+        with self._changing:
+            if any(entry.name == name for entry in self.people()) or name == self.local.name:
+                hint = f"take another name, or first hocket fleet token remove {name}"
+                raise UsageError(f"{name!r} has a token", hint=hint)
+            if len(self.people()) >= MAX_TOKENS:
+                raise UsageError(f"there are {MAX_TOKENS} tokens already")
+            token = secrets.token_urlsafe(32)
+            self._put(Holder(name=name, may_change=may_change), "token", token)
+        return token
+
+    def remove(self, name: str) -> None:
+        """Let a token, and the cookies that were given for it, open nothing any more."""
+        with self._changing:
+            kept = {key: entry for key, entry in self._entries.items() if entry.name != name}
+            if len(kept) == len(self._entries):
+                raise NotFoundError(f"nobody of the name {name!r} has a token")
+            self._store(kept)
+            self._links = {k: link for k, link in self._links.items() if link[0].name != name}
+
+    def take_over(self, token: str, name: str = OWNER) -> None:
+        """Let a token open the service that was made elsewhere."""
+        with self._changing:
+            self._put(Holder(name=name), "token", token)
+
+    # ── browsers ──
+
+    def make_cookie(self, holder: Holder) -> str:
+        """A secret for a browser of somebody; the oldest ones are forgotten."""
+        cookie = secrets.token_urlsafe(32)
+        with self._changing:
+            self._put(holder, "cookie", cookie)
+        return cookie
+
+    def forget_cookie(self, cookie: str) -> None:
+        """Let a browser open nothing any more."""
+        with self._changing:
+            kept = {key: one for key, one in self._entries.items() if key != _hash(cookie)}
+            if len(kept) < len(self._entries):
+                self._store(kept)
+
+    def make_link(self, holder: Holder) -> str:
+        """A text for the address bar of a browser, good for one login within ten minutes."""
+        code = secrets.token_urlsafe(24)
+        with self._changing:
+            now_s = self._now_s()
+            links = {key: link for key, link in self._links.items() if link[1] > now_s}
+            self._links = {**links, _hash(code): (holder, now_s + LINK_AGE_S)}
+        return code
+
+    def use_link(self, code: str) -> Holder | None:
+        """Whom a link logs in; None where it was used, is too old, or never was."""
+        with self._changing:
+            holder, until_s = self._links.pop(_hash(code), (None, 0.0))
+        return holder if self._now_s() < until_s else None
+
+    # ── the file ──
+
+    def _put(self, holder: Holder, kind: Kind, secret: str) -> None:
+        entry = Entry(
+            name=holder.name,
+            may_change=holder.may_change,
+            kind=kind,
+            sha256=_hash(secret),
+            made_s=self._now_s(),
+        )
+        self._store({**self._entries, entry.sha256: entry})
+
+    def _store(self, entries: dict[str, Entry]) -> None:
+        entries = _without_old_cookies(entries, self._now_s())
+        if self._folder is not None:
+            _write(self._folder / NAME, list(entries.values()))
+        self._entries = entries
+
+
+def open_tokens(folder: Path, local_name: str) -> Tokens:
+    """The secrets of a state folder. The token that an older version kept there in clear goes on
+    working, and its file is removed."""
+    tokens = Tokens(folder, local=Holder(name=local_name))
+    former = folder / FORMER
+    check_private(former)
+    try:
+        descriptor = open_plain(former)
+    except FileNotFoundError:
+        return tokens
+    except OSError as error:
+        raise InputFileError(f"cannot be read: {error.strerror}", where=str(former)) from None
+    with open(descriptor, "rb") as file:
+        token = file.read(1000).decode("ascii", "replace").strip()
+    if len(token) >= 20:
+        tokens.take_over(token)
+    os.unlink(former)
+    return tokens
+
+
+def _check_name(name: str) -> None:
+    if not (0 < len(name) <= _MAX_NAME and name.isprintable() and name == name.strip()):
+        raise UsageError(f"a name is a short text of at most {_MAX_NAME} characters")
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _without_old_cookies(entries: dict[str, Entry], now_s: float) -> dict[str, Entry]:
+    cookies = sorted(
+        (entry for entry in entries.values() if entry.kind == "cookie"),
+        key=lambda entry: entry.made_s,
+    )
+    gone = {one.sha256 for one in cookies if one.made_s + COOKIE_AGE_S < now_s}
+    gone |= {one.sha256 for one in cookies[: max(len(cookies) - MAX_COOKIES, 0)]}
+    return {key: entry for key, entry in entries.items() if key not in gone}
+
+
+def _read(path: Path) -> list[Entry]:
+    check_private(path)
+    try:
+        with open(open_plain(path), "rb") as file:
+            content = parse_json(file.read(_MAX_BYTES), str(path))
+        assert isinstance(content, dict)
+        return [_entry(one) for one in content["tokens"]]
+    except FileNotFoundError:
+        return []
+    except (OSError, KeyError, TypeError, ValueError, AssertionError):
+        hint = "delete it; people then need new tokens (hocket fleet token add)"
+        raise InputFileError("these are no tokens", hint=hint, where=str(path)) from None
+
+
+def _entry(content: dict[str, Any]) -> Entry:
+    entry = Entry(
+        name=str(content["name"]),
+        may_change=content["may_change"] is True,
+        kind="cookie" if content["kind"] == "cookie" else "token",
+        sha256=str(content["sha256"]),
+        made_s=float(content["made_s"]),
+    )
+    if len(entry.sha256) != 64:
+        raise ValueError("this is no hash")
+    return entry
+
+
+def _write(path: Path, entries: list[Entry]) -> None:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    data = json.dumps({"tokens": [asdict(entry) for entry in entries]}, indent=1).encode()
+    try:
+        # Private from its first moment: a mode set afterwards leaves time to read it.
+        with open(open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputFileError(f"cannot be written: {reason}", where=str(path)) from None
