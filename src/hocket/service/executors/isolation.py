@@ -4,7 +4,8 @@ Jobs run as the user of the service, and Linux lets a user look into all of his 
 environment, memory and open files. Two things stand against that. A process that declares itself
 private (`PR_SET_DUMPABLE` 0) is closed to all but root. And a job is put into a Landlock domain of
 its own (kernel 6.12 and later) whose only rule is that nothing outside of it can be traced, read
-through ``/proc`` or signalled, which also holds for root. Files are not restricted.
+through ``/proc`` or signalled. Jobs of root lose the three capabilities that would undo that. Files
+are not restricted.
 Only light modules are imported: every supervisor loads this file.
 """
 
@@ -18,7 +19,10 @@ _LIBRARY = ctypes.CDLL(None, use_errno=True)
 """Loaded here, because between fork and exec nothing should be."""
 _SET_DUMPABLE = 4
 _SET_NAME = 15
+_DROP_CAPABILITY = 24
 _SET_NO_NEW_PRIVILEGES = 38
+_LOOKS_ANYWHERE = (19, 21, 38)
+"""CAP_SYS_PTRACE, CAP_SYS_ADMIN and CAP_PERFMON, with which root reads every process."""
 _CREATE_RULESET = 444
 _RESTRICT_SELF = 446
 _ASK_VERSION = 1
@@ -50,6 +54,9 @@ def can_isolate() -> bool:
 def enter_domain() -> None:
     """Put this thread, and all that it starts from now on, into a domain of its own, for good; does
     nothing where the kernel has none. Other threads stay outside."""
+    for capability in _LOOKS_ANYWHERE:
+        # Only root can drop what only root has; it is gone from the next program on.
+        _LIBRARY.prctl(_DROP_CAPABILITY, capability, 0, 0, 0)
     if not can_isolate():
         return
     rules = ctypes.create_string_buffer(_RULESET.pack(0, 0, _SCOPE_SIGNALS), _RULESET.size)
