@@ -78,7 +78,7 @@ def test_a_start_that_was_killed_while_making_the_store_can_be_repeated(tmp_path
     store.close()
     (tmp_path / "half").mkdir()
     Witness.create(tmp_path / "half", b"0" * 16).close()
-    (tmp_path / "half" / "fleet.db").write_bytes(b"")
+    (tmp_path / "half" / "fleet.db").touch(mode=0o600)
     store = Store.open(tmp_path / "half")
     assert (store.jobs(), store.load().state) == ([], None)
     store.close()

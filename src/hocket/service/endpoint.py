@@ -23,7 +23,8 @@ def write_endpoint(folder: Path, url: str) -> None:
 def read_endpoint(folder: Path) -> str:
     """The address of the service; raises `UsageError` where none was ever started."""
     path = folder / NAME
-    if not path.exists():
+    # Not Path.exists, which raises for names that are too long.
+    if not os.path.exists(path):
         hint = "start one with hocket fleet serve, or name its folder with --state"
         raise UsageError(f"no fleet was ever served from {str(folder)!r}", hint=hint)
     content = read_json(path, _MAX_BYTES)

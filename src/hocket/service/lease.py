@@ -238,7 +238,8 @@ class Lease:
         """Commit what is not yet committed, then report; raises `AwayError`."""
         if not self._try_commit(channel):
             raise AwayError("the checkpoint is not committed")
-        answer = channel.report(self._done_steps, is_finished=is_finished)
+        can_save = self._save is not None
+        answer = channel.report(self._done_steps, is_finished=is_finished, can_save=can_save)
         if answer.get("may_run") is False:
             self._must_leave = True
 

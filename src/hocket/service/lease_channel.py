@@ -50,9 +50,13 @@ class Channel(NamedTuple):
             return None
         return cls(url, endpoint, job, attempt, token)
 
-    def report(self, done_steps: float, *, is_finished: bool) -> dict[str, Any]:
+    def report(
+        self, done_steps: float, *, is_finished: bool, can_save: bool = False
+    ) -> dict[str, Any]:
         """Tell how far the job is; the answer says whether it may go on (``may_run``)."""
         body = {"done_steps": done_steps, "is_finished": is_finished}
+        if can_save:
+            body["can_save"] = True
         return self._post("report", body, expected="may_run")
 
     def commit(self, step: float, path: str) -> dict[str, Any]:

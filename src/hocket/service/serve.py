@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +105,7 @@ def _run(
         settings.kinds or tuple(sorted({device.kind for device in executor.poll().devices})),
         team_weights=dict(settings.team_weights),
         endpoint_url=url,
+        capacity=_capacity(settings),
     )
     write_endpoint(store.folder, url)
     daemon.start()
@@ -118,6 +120,13 @@ def _run(
         door.close()
         outlook.close()
         daemon.close()
+
+
+def _capacity(settings: Settings) -> dict[str, int] | None:
+    """Devices of each kind of this machine; None where more may come (Ray, Slurm)."""
+    if settings.on != "local":
+        return None
+    return dict(Counter(device.kind for device in settings.devices))
 
 
 def _user_name() -> str:

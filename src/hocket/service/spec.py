@@ -13,6 +13,8 @@ p100 = 4.2
 
 from __future__ import annotations
 
+import os
+import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated
@@ -68,15 +70,37 @@ class JobSpec(BaseModel):
     """From its submission."""
     grace_s: Annotated[float, Field(ge=0.0, le=3600.0, strict=True)] = 30.0
     """Time from SIGTERM to SIGKILL."""
+    preemptible: Annotated[bool, Field(strict=True)] | None = None
+    """Whether it may be stopped for others and started again. None: where it has arguments to
+    resume with, or once it has shown that it saves (a lease with ``save``, or a checkpoint that it
+    committed). One that may not keeps its devices from its start to its end."""
     silence_s: Annotated[float, Field(ge=1.0, le=1e9, strict=True)] | None = None
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
 
 
+def is_preemptible(spec: JobSpec) -> bool:
+    """Whether a job may be stopped for others, as far as its file tells."""
+    return bool(spec.resume) if spec.preemptible is None else spec.preemptible
+
+
+def _is_pipe(path: str | Path) -> bool:
+    """Whether a file is a pipe that somebody made: nobody may ever write to it. Those that a shell
+    makes (``<(...)``) have a writer."""
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode) and not str(path).startswith("/dev/")
+    except (OSError, ValueError):
+        return False
+
+
 def read_spec(path: str | Path) -> JobSpec:
     """The job of a TOML file; raises `InputFileError` where it cannot be used."""
+    if _is_pipe(path):
+        hint = "write it to a file first"
+        raise InputFileError("this is a pipe, which may never end", hint=hint, where=str(path))
     data = read_bounded(path, MAX_FILE_BYTES, lambda head: b"\x00" not in head, "TOML")
     try:
         content = tomllib.loads(data.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
+        # ValueError: also of whole numbers with more digits than Python reads.
         raise InputFileError(f"this is no TOML: {error}", where=str(path)) from None
     return checked(JobSpec, content, str(path), hint="docs/fleet_service.md shows a job file")

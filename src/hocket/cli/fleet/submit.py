@@ -29,6 +29,8 @@ def command(
     gang = 1                             # devices that it needs, all together
     total_steps = 450000
     resume = ["--resume", "latest"]      # added from the second attempt on
+    preemptible = true                   # may be stopped for others [default: where it has resume
+                                         # or a lease; else it runs from its start to its end]
     [throughputs]                        # steps per second, where known
     v100 = 10.5
     """

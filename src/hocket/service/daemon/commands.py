@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -20,6 +20,7 @@ from hocket.fleet.rounds.events import (
     Cancel,
     Fail,
     Finish,
+    Lose,
     Pause,
     Progress,
     RemoveDevices,
@@ -40,12 +41,16 @@ from hocket.service.errors import (
 )
 from hocket.service.executors.executor import LOST, AttemptName, Status
 from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, Lease
-from hocket.service.spec import JobSpec
+from hocket.service.spec import JobSpec, is_preemptible
 from hocket.service.store.batch import KeyRecord
 
 FindKey = Callable[[str], KeyRecord | None]
 FindJob = Callable[[int], JobRecord | None]
 _MAX_KEY = 200
+NEVER_RAN = (126, 127)
+"""Exit codes of a command that is not there or cannot be executed, as shells have it."""
+MADE_WAY = ("preempted", "moved")
+"""Why rounds stop an attempt whose job goes on."""
 
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -57,6 +62,7 @@ def submit(
     team_weights: dict[str, float],
     find_key: FindKey,
     owner: str = "",
+    capacity: Mapping[str, int] | None = None,
 ) -> int:
     """A new job, or the one that the same key made before; its number."""
     if key is not None and not (0 < len(key) <= _MAX_KEY and key.isascii() and key.isprintable()):
@@ -74,6 +80,13 @@ def submit(
         # One of several may be unknown: a job file may serve more clusters than this one.
         name = next(iter(spec.throughputs), "")
         raise unknown_name("kind of device", name, kinds, where="throughputs")
+    most = max((num for kind, num in (capacity or {}).items() if speed_on(spec, kind)), default=0)
+    if capacity is not None and spec.gang > most:
+        raise UsageError(
+            f"no kind that this job may use has {spec.gang} devices; the most is {most}",
+            hint="lower gang, or serve with more devices",
+            where="gang",
+        )
     number = draft.last_number + 1
     state, team = with_team(draft.state, spec.team, team_weights)
     job = Job(
@@ -85,6 +98,7 @@ def submit(
         weight=spec.weight,
         deadline_s=math.inf if spec.deadline_s is None else draft.time_s + spec.deadline_s,
         team=team,
+        preemptible=is_preemptible(spec),
     )
     rehearse_job(state, job)
     record = JobRecord(
@@ -98,9 +112,12 @@ def submit(
 
 def steps_per_s(spec: JobSpec, kinds: tuple[str, ...]) -> tuple[float, ...]:
     """What is known of a job's speed on each kind; the same everywhere where nothing is."""
-    if spec.throughputs is None:
-        return (1.0,) * len(kinds)
-    return tuple(spec.throughputs.get(kind, 0.0) for kind in kinds)
+    return tuple(speed_on(spec, kind) for kind in kinds)
+
+
+def speed_on(spec: JobSpec, kind: str) -> float:
+    """Steps per second on a kind of devices; 0 where the job must not run there."""
+    return 1.0 if spec.throughputs is None else spec.throughputs.get(kind, 0.0)
 
 
 def with_team(state: State, team: str, weights: dict[str, float]) -> tuple[State, int]:
@@ -168,12 +185,19 @@ def _refuse_ended(record: JobRecord) -> None:
 
 
 def report(
-    draft: Draft, name: AttemptName, token: str, done_steps: float, is_finished: bool
+    draft: Draft,
+    name: AttemptName,
+    token: str,
+    done_steps: float,
+    is_finished: bool,
+    can_save: bool = False,
 ) -> Lease:
     """What an attempt did so far; answers whether it may go on."""
     _check_steps(done_steps)
     attempt = _proven(draft, name, token)
     if phase_of(draft.state, name.job) != ENDED:
+        if can_save:
+            draft.note_that_it_saves(name.job)
         if attempt.stopping_since_s is None:
             draft.happen(
                 Progress(
@@ -217,9 +241,15 @@ def lease(draft: Draft, name: AttemptName) -> Lease:
 def commit_checkpoint(
     draft: Draft, name: AttemptName, token: str, step: float, path: str
 ) -> CheckpointRecord:
-    """A checkpoint that the next attempt begins with; also of an attempt that is being stopped."""
+    """A checkpoint that the next attempt begins with; also of an attempt that is being stopped. One
+    of fewer steps than the newest does not count, which is then answered."""
     _check_steps(step)
     attempt = _proven(draft, name, token)
+    newest = draft.checkpoints.get(name.job)
+    if newest is not None and step < newest.step:
+        # Whatever it is for, the job would lose work if it went on from there.
+        return newest
+    draft.note_that_it_saves(name.job)
     if attempt.stopping_since_s is None:
         # Of two jobs that may be displaced, the one that would lose less work is.
         draft.happen(
@@ -292,9 +322,34 @@ def _end(draft: Draft, attempt: AttemptRecord, status: Status) -> None:
     name = status.name
     if attempt.stopping_since_s is not None:
         draft.close(name, attempt.outcome, status.exit_code)
+        if attempt.outcome in MADE_WAY and phase_of(draft.state, name.job) != ENDED:
+            _count_loss(draft, name.job, status)
+        return
+    draft.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
+    if status.exit_code in NEVER_RAN:
+        _give_up(draft, name.job, _complaint(status))
     else:
-        draft.close(name, "lost" if status.phase == LOST else "failed", status.exit_code)
         _fail(draft, name, _complaint(status))
+
+
+def _count_loss(draft: Draft, number: int, status: Status) -> None:
+    """Tell the rounds of an attempt that made way for others and left less than it had done: did
+    not end by itself, or reported more steps than it saved."""
+    job, checkpoint = draft.jobs[number], draft.checkpoints.get(number)
+    saved_steps = 0.0 if checkpoint is None else checkpoint.step
+    if status.exit_code == 0 and job.done_steps <= saved_steps:
+        return
+    draft.happen(Lose(time_s=draft.time_s, number=number, saved_steps=saved_steps))
+    draft.put_job(replace(draft.jobs[number], done_steps=saved_steps))
+    draft.note("work-lost", number, attempt=status.name.attempt, saved_steps=saved_steps)
+
+
+def _give_up(draft: Draft, number: int, message: str) -> None:
+    """A job whose command cannot be run: trying again would not help."""
+    job = draft.jobs[number]
+    draft.happen(Cancel(time_s=draft.time_s, numbers=(number,)))
+    draft.put_job(replace(job, failures=job.failures + 1, message=message))
+    draft.end(number, "given up")
 
 
 def silent(draft: Draft, name: AttemptName, silence_s: float) -> None:

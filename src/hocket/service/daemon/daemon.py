@@ -50,11 +50,14 @@ class Daemon:
         team_weights: Mapping[str, float] | None = None,
         endpoint_url: str = "",
         clock: Clock | None = None,
+        capacity: Mapping[str, int] | None = None,
     ) -> None:
         self._store = store
         self.endpoint_url = endpoint_url
         """Under which people and processes reach it."""
         self._team_weights = dict(team_weights or {})
+        self._capacity = capacity
+        """Devices of each kind, where no more can come: no larger gang is accepted."""
         world = recovered(store, rules, kinds, self._team_weights, time.time())
         self._clock = clock or Clock(world.state.time_s)
         self._began_s = self._clock.now_s()
@@ -109,6 +112,7 @@ class Daemon:
                 owner=owner,
                 team_weights=self._team_weights,
                 find_key=self._store.key,
+                capacity=self._capacity,
             )
         )
         return self.job(number)
@@ -126,7 +130,12 @@ class Daemon:
         return self._change(commands.resume, number, expected_version)
 
     def report(
-        self, name: AttemptName, token: str, done_steps: float, is_finished: bool = False
+        self,
+        name: AttemptName,
+        token: str,
+        done_steps: float,
+        is_finished: bool = False,
+        can_save: bool = False,
     ) -> Lease:
         """What an attempt has done; raises `StaleAttemptError` where it does not hold the job."""
         lease: Lease = self._answer(
@@ -136,6 +145,7 @@ class Daemon:
                 token=token,
                 done_steps=done_steps,
                 is_finished=is_finished,
+                can_save=can_save,
             )
         )
         self._hear(name)

@@ -15,6 +15,7 @@ from hocket.fleet.rounds.events import Event
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
 from hocket.fleet.rounds.state import PAUSED, RUNNING, State
 from hocket.fleet.rounds.step import step
+from hocket.service.daemon.preemptible import with_preemptible
 from hocket.service.daemon.world import World, find, name_of, phase_of
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import (
@@ -117,6 +118,12 @@ class Draft:
         """An attempt that is being stopped hears of it from here."""
         if not attempt.knows_it_must_leave:
             self._put(replace(attempt, knows_it_must_leave=True))
+
+    def note_that_it_saves(self, number: int) -> None:
+        """A job has shown that it saves its work: from now on it may be stopped for others, unless
+        it was said that it may not."""
+        if self.jobs[number].spec.preemptible is None:
+            self.state = with_preemptible(self.state, number)
 
     def close(self, name: AttemptName, outcome: str, exit_code: int | None = None) -> None:
         """Nothing of an attempt runs any more: its devices are free."""

@@ -36,7 +36,9 @@ async def report(
 ) -> LeaseBody:
     """Tell how far the job is, and hear whether it may go on."""
     name = AttemptName(job, attempt)
-    lease = await decisions.of(daemon.report, name, token, body.done_steps, body.is_finished)
+    lease = await decisions.of(
+        daemon.report, name, token, body.done_steps, body.is_finished, body.can_save
+    )
     return LeaseBody(
         attempt=lease.attempt,
         may_run=lease.may_run,

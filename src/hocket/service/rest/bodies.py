@@ -129,6 +129,7 @@ class ReportRequest(_Body):
 
     done_steps: Annotated[float, Field(ge=0.0, le=1e15, allow_inf_nan=False)]
     is_finished: bool = False
+    can_save: bool = Field(False, description="Whether it saves its work when it has to leave")
 
 
 class LeaseBody(BaseModel):
