@@ -15,7 +15,7 @@ from hocket.service.daemon.decider import Command, Decider, Request
 from hocket.service.daemon.recovery import recovered
 from hocket.service.daemon.world import World, violations
 from hocket.service.executors.executor import AttemptName, Executor
-from hocket.service.records import JobRecord, Lease
+from hocket.service.records import CheckpointRecord, JobRecord, Lease
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 from hocket.service.store.batch import Batch
@@ -116,7 +116,8 @@ class Rig:
         return self.post(lambda draft: command(draft, **values)).result()
 
     def submit(self, key: str | None = None, **spec: Any) -> int:
-        values = {"name": key or "job", "command": ("python", "train.py"), **spec}
+        given = {"name": key or "job", "command": ("python", "train.py"), "preemptible": True}
+        values = {**given, **spec}
         number: int = self.ask(
             commands.submit,
             spec=JobSpec(**values),
@@ -134,14 +135,17 @@ class Rig:
         lease: Lease = self.ask(commands.report, name=name, done_steps=done_steps, **values)
         return lease
 
-    def checkpoint(self, name: AttemptName, step: float, token: str | None = None) -> None:
-        self.ask(
+    def checkpoint(
+        self, name: AttemptName, step: float, token: str | None = None
+    ) -> CheckpointRecord:
+        counts: CheckpointRecord = self.ask(
             commands.commit_checkpoint,
             name=name,
             token=token or self.token(name),
             step=step,
             path=f"/checkpoints/{step}",
         )
+        return counts
 
     def token(self, name: AttemptName) -> str:
         (record,) = [one for one in self.store.attempts(name.job) if one.attempt == name.attempt]

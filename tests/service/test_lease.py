@@ -74,7 +74,7 @@ def test_a_loop_reports_saves_at_its_end_and_leaves_the_verdict_to_its_exit_code
     assert list(lease(save=saves).steps(3, 10)) == list(range(3, 10))
     assert saves.steps == [10]
     assert in_fleet.checkpoints == [{"step": 10, "path": os.path.abspath("step-10")}]
-    assert in_fleet.reports[-1] == {"done_steps": 10, "is_finished": False}
+    assert in_fleet.reports[-1] == {"done_steps": 10, "is_finished": False, "can_save": True}
 
 
 def test_a_loop_that_ends_although_it_was_asked_to_leave_says_that_it_finished(in_fleet):
@@ -142,7 +142,7 @@ def test_sigterm_saves_commits_and_leaves(in_fleet):
     assert (done, code) == (list(range(7)), 0)
     assert saves.steps == [7]
     assert in_fleet.checkpoints == [{"step": 7, "path": os.path.abspath("step-7")}]
-    assert in_fleet.reports[-1] == {"done_steps": 7, "is_finished": False}
+    assert in_fleet.reports[-1] == {"done_steps": 7, "is_finished": False, "can_save": True}
 
 
 def test_an_answer_of_the_daemon_makes_it_leave_too(in_fleet):
@@ -164,7 +164,7 @@ def test_a_loop_that_did_nothing_saves_nothing(in_fleet):
     with pytest.raises(SystemExit):
         list(made.steps(5, 10))
     assert saves.steps == []
-    assert in_fleet.reports[-1] == {"done_steps": 5, "is_finished": False}
+    assert in_fleet.reports[-1] == {"done_steps": 5, "is_finished": False, "can_save": True}
 
 
 def test_a_handler_that_was_there_is_called_too(in_fleet):
