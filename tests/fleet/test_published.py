@@ -114,6 +114,10 @@ def _job(number: int, fast: float = 4.0, slow: float = 1.0) -> Job:
     return Job(number=number, name=str(number), steps_per_s=(fast, slow), total_steps=1e6)
 
 
+def _gang(number: int, gang: int, slow: float = 1.0) -> Job:
+    return replace(_job(number, slow=slow), gang=gang)
+
+
 @pytest.mark.parametrize(("policy", "fills"), [("fifo", False), ("las", True)])
 def test_first_come_first_served_of_gavel_leaves_devices_idle(policy: str, fills: bool) -> None:
     state = _gavel(policy, 1, 1, _job(0), _job(1), _job(2))
@@ -124,6 +128,13 @@ def test_first_come_first_served_of_gavel_leaves_devices_idle(policy: str, fills
     while state.time_s < 2500.0:
         state, _ = step(state, Tick(time_s=state.next_tick_s))
     assert np.all(state.holders[:, 0] >= 0), "the next allocation gives it out"
+
+
+def test_first_come_first_served_of_gavel_passes_over_who_cannot_run_on_what_is_left() -> None:
+    state = _gavel("fifo", 2, 2, _job(0), _gang(1, 2, slow=0.0), _job(2, slow=0.0), _job(3))
+    assert state.jobs.rows["kind"].tolist() == [0, -1, 0, 1], "the gang cannot run on the slow ones"
+    state = _gavel("fifo", 2, 1, _job(0), _gang(1, 2), _job(2))
+    assert state.jobs.rows["kind"].tolist() == [0, -1, -1], "nowhere is room for the gang"
 
 
 @pytest.mark.parametrize(("policy", "rate"), [("finish-time-fairness", 2.5), ("ftf-agnostic", 4.0)])

@@ -62,7 +62,7 @@ def test_no_gang_waits_for_ever(
 
 def test_devices_are_not_kept_for_a_gang_that_finds_no_server() -> None:
     first = (gang(0, 3), gang(1, 3))
-    state = step(fleet(2, 4, Rules(policy="fifo")), Submit(time_s=0.0, jobs=first))[0]
+    state = step(fleet(2, 4, Rules(policy="shortest-job-first")), Submit(time_s=0.0, jobs=first))[0]
     late = (gang(2, 2), gang(3, 1), gang(4, 1))
     state, actions = step(state, Submit(time_s=1.0, jobs=late))
     assert sorted(start.number for start in actions.starts) == [3, 4]

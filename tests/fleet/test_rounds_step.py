@@ -185,19 +185,99 @@ def test_what_cannot_be_preempted_runs_to_its_end(mechanism: str, policy: str) -
 
 def test_a_job_that_loses_its_work_too_often_is_let_finish() -> None:
     state = submit(fleet(1), *(job(number, slow=0.0) for number in range(2)))
-    losses, longest = [0, 0], [0, 0]
+    losses, num_held = [0, 0], 0
     for _ in range(60):
         holder = int(state.holders[0, 0])
         state, actions = step(state, Tick(time_s=state.next_tick_s))
-        longest = [longest[i] + 1 if holder == i else 0 for i in range(2)]
+        num_held = num_held + 1 if state.holders[0, 0] == holder else 0
         for stop in actions.stops:
             losses[stop.number] += 1
             state, _ = step(state, Lose(time_s=state.time_s, number=stop.number))
             assert state.jobs.rows["done_steps"][stop.number] == 0.0
-    assert max(losses) == state.rules.max_losses
-    assert max(longest) > 40, "one of both runs on"
+    assert 1 <= max(losses) <= state.rules.max_losses
+    assert num_held > 30, "one of both runs on"
     row = int(state.holders[0, 0])
-    assert state.jobs.rows["done_steps"][row] >= 2.0 * 360.0 * 40
+    assert state.jobs.rows["done_steps"][row] >= 2.0 * 360.0 * 30
+
+
+def preemptions(state: State, rounds: int) -> int:
+    num_stopped = 0
+    for _ in range(rounds):
+        state, actions = step(state, Tick(time_s=state.next_tick_s))
+        num_stopped += len(actions.stopped)
+    return num_stopped
+
+
+@pytest.mark.parametrize("policy", ["las", "las-agnostic", "finish-time-fairness", "makespan"])
+def test_nobody_is_moved_between_kinds_that_are_equally_fast(policy: str) -> None:
+    rules = Rules(policy=policy)
+    alone = submit(fleet(2, 1, rules), job(0, fast=1.0, slow=1.0))
+    assert preemptions(alone, 60) == 0
+    full = submit(fleet(2, 1, rules), *(job(number, fast=1.0, slow=1.0) for number in range(3)))
+    assert preemptions(full, 60) == 0
+
+
+def test_a_job_stays_on_a_kind_that_nobody_else_wants() -> None:
+    # The first is owed time on both kinds; when the other has ended it is on the faster one.
+    both = submit(fleet(1, 1, Rules(policy="las-agnostic")), job(0))
+    assert both.holders[:, 0].tolist() == [0, -1]
+    assert preemptions(both, 60) == 0
+    cheap = fleet(1, 1, Rules(policy="min-cost")).but(price_per_hour=np.array([9.0, 1.0]))
+    cheap = submit(cheap, job(0, fast=1.0, slow=1.0))
+    assert cheap.holders[:, 0].tolist() == [-1, 0], "but not where the other costs less"
+
+
+def test_what_a_stop_costs_counts_like_a_debt() -> None:
+    def first_stop(restart_s: float) -> int:
+        rules = Rules(slack_rounds=0.0, stickiness_rounds=0.0, restart_s=restart_s)
+        state = submit(fleet(1, rules=rules), job(0, slow=0.0), job(1, slow=0.0))
+        for number in range(40):
+            state, actions = step(state, Tick(time_s=state.next_tick_s))
+            if len(actions.stopped):
+                return number
+        return -1
+
+    assert [first_stop(rounds * 360.0) for rounds in (0.0, 4.0, 8.0)] == [0, 4, 8]
+
+
+def test_a_job_that_said_to_end_soon_and_does_not_loses_its_slack() -> None:
+    state = fleet(1, rules=Rules())
+    liar, honest = job(0, slow=0.0, steps=1.0), job(1, slow=0.0)
+    state = submit(state, liar, honest)
+    assert state.holders[0, 0] == 0
+    rounds = 0
+    while state.holders[0, 0] == 0 and rounds < 200:
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        done = Progress(time_s=state.time_s, number=0, attempt=1, done_steps=0.0)
+        state, _ = step(state, done)
+        rounds += 1
+    assert rounds <= 12, "as one that said nothing"
+
+
+def test_first_come_first_served_neither_overtakes_nor_preempts() -> None:
+    rules = Rules(policy="fifo")
+    state = submit(fleet(4, 4, rules), job(0, gang=3), job(1, gang=4), job(2, gang=4), job(3))
+    assert state.jobs.rows["phase"].tolist() == [1, 1, 0, 0], "the last would fit"
+    assert preemptions(state, 60) == 0
+    state, _ = step(state, Finish(time_s=state.time_s, numbers=(0,)))
+    assert state.jobs.rows["phase"].tolist() == [3, 1, 1, 0]
+    assert state.jobs.rows["kind"].tolist()[1:3] == [1, 0], "who runs stays, though slower there"
+
+
+def test_a_job_that_waits_for_a_kind_does_not_hold_up_those_of_others() -> None:
+    state = submit(fleet(2, 1, Rules(policy="fifo")), job(0, gang=1), job(1, gang=2, slow=0.0))
+    state = submit(state, job(2, slow=0.0), job(3))
+    assert state.jobs.rows["kind"].tolist() == [0, -1, -1, 1]
+
+
+def test_short_jobs_do_not_go_first_where_the_last_end_counts() -> None:
+    def first(policy: str) -> int:
+        state = submit(fleet(1, rules=Rules(policy=policy)), job(0, slow=0.0, steps=1e6))
+        state = submit(state, job(1, slow=0.0, steps=1e4))
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        return int(state.holders[0, 0])
+
+    assert (first("las"), first("makespan")) == (1, 0)
 
 
 def test_gangs_sit_on_few_servers() -> None:

@@ -56,6 +56,19 @@ def test_gavel_is_slower_to_start(trace: Path) -> None:
     assert gavels > ours
 
 
+@pytest.mark.parametrize("policy", ["finish-time-fairness", "ftf-agnostic", "fifo-agnostic"])
+def test_what_cannot_be_compared_with_gavel_is_refused(trace: Path, policy: str) -> None:
+    with pytest.raises(UsageError, match="cannot be run as Gavel does"):
+        run(trace, "--policy", policy, "--compatible", "gavel")
+
+
+def test_a_lone_job_is_never_preempted(tmp_path: Path) -> None:
+    lone = tmp_path / "lone.csv"
+    lone.write_text("name,job_type,arrival_s,gang,duration_s\nlone,x,0,1,36000\n")
+    figures = json.loads(run(lone, "--json", "--cluster", "v100:2,p100:1"))
+    assert (figures["num_preemptions"], figures["num_starts"]) == (0, 1)
+
+
 def test_the_report_is_one_inert_file(trace: Path, tmp_path: Path) -> None:
     run(trace, "--html", str(tmp_path / "report.html"), "--policy", "las", "--policy", "fifo")
     page = (tmp_path / "report.html").read_text()

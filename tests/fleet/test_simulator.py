@@ -124,10 +124,10 @@ def one_job(steps: float, num: int = 1, arrival_s: float = 0.0) -> Work:
 OUTCOMES = {
     "gavel las 0 1": ("e3a64b6214ab52fc", 2281),
     "gavel las-agnostic 20 1": ("5c57227e3f72172e", 3904),
-    "improved las 0 1": ("635cf38a5f4d873f", 173),
-    "improved las 30 2": ("376e37bc1064acdd", 171),
-    "improved las-agnostic 0 4": ("d4f3d18879c06e37", 516),
-    "improved fifo 10 2": ("d265ffc6a946db76", 198),
+    "improved las 0 1": ("1de80d95fbe78e8c", 154),
+    "improved las 30 2": ("91489bb3ab7e9b35", 155),
+    "improved las-agnostic 0 4": ("3b4238e0ecbcb65f", 304),
+    "improved fifo 10 2": ("b62efba83bba382f", 0),
 }
 """By mechanism, policy, seconds of a restart and devices per server: digest and preemptions."""
 

@@ -125,12 +125,15 @@ def command(
     name, job_type, arrival_s, gang, weight, total_steps, duration_s, slo_s.
     """
     from hocket.fleet.policies import find_policy
+    from hocket.fleet.rounds.gavel import refuse_unlike_gavel
     from hocket.fleet.rounds.state import Rules
     from hocket.fleet.simulator import bind, simulate
     from hocket.fleet.traces import read_trace
 
     for name in policies:
         find_policy(name)
+        if compatible == "gavel":
+            refuse_unlike_gavel(name)
     kinds, devices = parse_cluster(cluster)
     work_trace = _with_arrivals(read_trace(trace), arrivals_per_hour, seed)
     table = _table(throughputs, trace)

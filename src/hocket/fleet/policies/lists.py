@@ -1,9 +1,10 @@
 """First come, first served, and shortest job first: jobs in order, each to the best free devices.
 
-Each job in turn takes the kind on which it is fastest among those with enough free devices; the
-first that finds none ends the list, so that nobody overtakes. Where jobs may share devices, waiting
-jobs then join running ones of equal gang, if both together do more than 1.5 of what each does alone
-(the rule of the baselines of OSDI 2020). O(jobs that run x kinds), plus pairs.
+Each job in turn takes the kind on which it is fastest among those with enough free devices. One
+that finds none closes the kinds that it could run on to all behind it, so that nobody overtakes.
+Where jobs may share devices, waiting jobs then join running ones of equal gang, if both together do
+more than 1.5 of what each does alone (the rule of the baselines of OSDI 2020).
+O(jobs that run x kinds), plus pairs.
 """
 
 from __future__ import annotations
@@ -25,19 +26,30 @@ _WORTH_SHARING = 1.5
 
 
 def fifo(market: Market, warm: Warm | None = None) -> Allocation:
-    """Jobs in order of arrival, each where it is fastest."""
+    """Jobs in order of arrival, each where it is fastest; those who had a kind stay."""
+    order, liking = _stay(market, market.usable_steps_per_s)
+    return _listed("fifo", market, order, liking)
+
+
+def fifo_as_gavel(market: Market, warm: Warm | None = None) -> Allocation:
+    """Gavel's: a job that cannot run on any kind that has room for it is passed over."""
     order = np.argsort(market.arrival, kind="stable")
-    return _listed("fifo", market, order, market.usable_steps_per_s)
+    return _listed("fifo", market, order, market.usable_steps_per_s, is_strict=False)
 
 
 def fifo_agnostic(market: Market, warm: Warm | None = None) -> Allocation:
     """Jobs in order of arrival, each to any kind with free devices; those who had one stay."""
-    stays_on = staying_on(market)
-    order = np.lexsort((market.arrival, stays_on < 0))
-    liking = _drawn(market.ids, market.num_kinds)
-    stay = np.flatnonzero(stays_on >= 0)
-    liking[stay, stays_on[stay]] = np.inf
+    order, liking = _stay(market, _drawn(market.ids, market.num_kinds))
     return _listed("fifo-agnostic", market, order, np.where(market.steps_per_s > 0.0, liking, 0.0))
+
+
+def _stay(market: Market, liking: FloatArray) -> tuple[Counts, FloatArray]:
+    """Jobs that had a kind first, then by arrival, and how much each likes a kind."""
+    stays_on = staying_on(market)
+    stay = np.flatnonzero(stays_on >= 0)
+    liking = liking.copy()
+    liking[stay, stays_on[stay]] = np.inf
+    return np.lexsort((market.arrival, stays_on < 0)), liking
 
 
 def shortest_job_first(market: Market, warm: Warm | None = None) -> Allocation:
@@ -60,17 +72,22 @@ def _draw(name: str, num_kinds: int) -> bytes:
     return shake_128(name.encode(errors="surrogatepass")).digest(4 * num_kinds)
 
 
-def _listed(name: str, market: Market, order: Counts, speed: FloatArray) -> Allocation:
+def _listed(
+    name: str, market: Market, order: Counts, speed: FloatArray, *, is_strict: bool = True
+) -> Allocation:
     order = order[market.usable_steps_per_s[order].any(axis=1)]
     shares = np.zeros(market.steps_per_s.shape)
-    kind_of, num_placed = _place(market, order, speed)
-    running = order[:num_placed]
+    kind_of = _place(market, order, speed, is_strict)
+    running = order[kind_of[order] >= 0]
     shares[running, kind_of[running]] = 1.0
-    shared = None if market.pairs is None else _join(market, order, num_placed, kind_of, shares)
+    shared = None if market.pairs is None else _join(market, order, kind_of, shares)
     fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
     served = (per_unit(market.usable_steps_per_s, fastest) * shares).sum(axis=1)
     objective = float((served[order] * np.arange(len(order), 0, -1)).sum())
-    notes = {"rule": "jobs in order; there is no better answer to the rule", "run": str(num_placed)}
+    notes = {
+        "rule": "jobs in order; there is no better answer to the rule",
+        "run": str(len(running)),
+    }
     return Allocation(
         policy=name,
         shares=shares,
@@ -81,33 +98,37 @@ def _listed(name: str, market: Market, order: Counts, speed: FloatArray) -> Allo
     )
 
 
-def _place(market: Market, order: Counts, speed: FloatArray) -> tuple[Counts, int]:
-    """The kind of each job that runs, and how many of the first jobs do."""
+def _place(market: Market, order: Counts, speed: FloatArray, is_strict: bool) -> Counts:
+    """The kind of each job that runs, -1 for the others."""
     free = market.num_devices.astype(np.int64)
     pool_of = market.pool_of
     kind_of = np.full(market.num_jobs, -1)
-    for position, job in enumerate(order):
+    can_run = (speed > 0.0) & (market.usable_steps_per_s > 0.0)
+    for job in order:
         gang = market.gang[job]
-        fits = (speed[job] > 0.0) & (free[pool_of] >= gang)
+        has_room = free[pool_of] >= gang
+        fits = can_run[job] & has_room
         if not fits.any():
-            return kind_of, position
+            if is_strict:
+                free[pool_of[can_run[job]]] = 0
+            if not (free if is_strict else has_room).any():
+                break
+            continue
         best = fits & (speed[job] == speed[job][fits].max())
         kind = int(np.argmax(np.where(best, free[pool_of], -1)))
         kind_of[job] = kind
         free[pool_of[kind]] -= gang
-    return kind_of, len(order)
+    return kind_of
 
 
-def _join(
-    market: Market, order: Counts, num_placed: int, kind_of: Counts, shares: FloatArray
-) -> SharedTime:
+def _join(market: Market, order: Counts, kind_of: Counts, shares: FloatArray) -> SharedTime:
     """Waiting jobs join the running job beside which both do most; those lose their own time."""
     assert market.pairs is not None
     profile, beside = market.pairs.profile_of, market.pairs.steps_per_s
     alone = np.where(market.usable_steps_per_s > 0.0, market.usable_steps_per_s, np.inf)
-    single = order[:num_placed]
+    single = order[kind_of[order] >= 0]
     joined: list[tuple[int, int, int]] = []
-    for job in order[num_placed:]:
+    for job in order[kind_of[order] < 0]:
         kind = kind_of[single]
         mine = beside[profile[job], profile[single], kind] / alone[job, kind]
         theirs = beside[profile[single], profile[job], kind] / alone[single, kind]

@@ -21,7 +21,7 @@ def assign(state: State, jobs: Jobs, asked: Asked, *, keeps_running: bool) -> tu
     layout, num_kinds = state.layout, state.num_kinds
     num_devices = len(state.device_names)
     room = new_room(len(jobs.rows), num_kinds, num_devices, len(layout.server_kind), asked)
-    pace = _pace(state.rules, keeps_running)
+    pace = _pace(state.rules, keeps_running, keeps_line(state))
     play(state.time_s, jobs, asked, pace, speeds_of(state), layout, state.holders, room)
     sizes = room.few[2 * num_kinds : 2 * num_kinds + 3].tolist()
     stopped, started = room.by_job[2:5, : sizes[0]], room.by_job[5:8, : sizes[1]]
@@ -40,23 +40,39 @@ def assign(state: State, jobs: Jobs, asked: Asked, *, keeps_running: bool) -> tu
 
 
 @lru_cache(maxsize=64)
-def _pace(rules: Rules, keeps_running: bool) -> Pace:
+def _pace(rules: Rules, keeps_running: bool, keeps_line: bool) -> Pace:
     # A rule that is given as a whole number would compile everything once more.
     round_s, patience_s = float(rules.round_s), float(rules.patience_rounds * rules.round_s)
     min_run_s = float(rules.min_run_s)
     return Pace(
         round_s=round_s,
         stickiness_rounds=float(rules.stickiness_rounds),
-        slack_rounds=float(rules.slack_rounds),
+        slack_rounds=slack_rounds(rules),
         patience_s=patience_s,
         most_owed_s=2.0 * patience_s,
         restart_s=float(rules.restart_s),
+        keeps_line=keeps_line,
+        # Kinds that are equally fast may differ in price.
+        keeps_equal=not rules.policy.startswith("min-cost"),
         min_run_s=min_run_s,
         max_losses=int(rules.max_losses),
         min_turn_s=max(min_run_s, rules.stickiness_rounds * round_s),
         keeps_running=keeps_running,
         by_share=rules.mechanism == "gavel",
     )
+
+
+def slack_rounds(rules: Rules) -> float:
+    """What short jobs may take before others; nothing where the last job's end or a deadline is
+    what counts."""
+    is_about_ends = rules.policy.startswith("makespan") or rules.policy == "min-cost-slo"
+    return 0.0 if is_about_ends else float(rules.slack_rounds)
+
+
+def keeps_line(state: State) -> bool:
+    """Whether jobs run to their end in order of arrival; Gavel's move, and those who share do."""
+    is_improved = state.rules.mechanism != "gavel" and state.pair_table is None
+    return is_improved and state.rules.policy.startswith("fifo")
 
 
 def speeds_of(state: State) -> Speeds:

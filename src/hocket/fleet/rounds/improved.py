@@ -2,13 +2,15 @@
 
 Shares earn credit in seconds for a kind of device, holding devices spends it, and the largest
 credit goes first (deficit round robin: Shreedhar and Varghese, SIGCOMM 1995). A running job keeps
-its devices until another is owed some rounds more, which saves preemptions, and within a slack the
-job that ends sooner goes first, which shortens the average; one that is owed too much goes before
-all, and what does not suffice for its gang is kept for it. Of running jobs that are owed the same,
-the one is stopped that did least since its last checkpoint. Devices that nobody is owed go to
-whoever is fastest there. Between rounds, free devices are given out at once, by shares that know of
-the change. Credits are compared in coarse units, so that noise of the solver decides nothing.
-O(jobs x kinds log) per round.
+its devices until another is owed some rounds more, and as many as a stop would cost it, which saves
+preemptions; within a slack the job that ends sooner goes first, which shortens the average, unless
+it has long had the time that it said to need. One that is owed too much goes before all, and what
+does not suffice for its gang is kept for it. Of running jobs that are owed the same, the one is
+stopped that did least since its last checkpoint, and nobody is moved who gains nothing by it: kinds
+that are equally fast are one kind to a job. Devices that nobody is owed go to whoever is fastest
+there. Between rounds, free devices are given out at once, by shares that know of the change.
+Credits are compared in coarse units, so that noise of the solver decides nothing.
+O(jobs x kinds (kinds + log)) per round.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
-from hocket.fleet.rounds.assign import assign
+from hocket.fleet.rounds.assign import assign, slack_rounds
 from hocket.fleet.rounds.share import share
 from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rules, State
-from hocket.fleet.rounds.tables import HALF_ROUNDS, NO_PAIRS, UNITS_PER_ROUND, Asked
+from hocket.fleet.rounds.tables import HALF_ROUNDS, LONGEST, NO_PAIRS, UNITS_PER_ROUND, Asked
 
 Counts = NDArray[np.int64]
 
@@ -118,7 +120,11 @@ def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[Counts, Counts
 def _slack_rounds(rules: Rules, jobs: Jobs, some: Counts) -> FloatArray:
     """Rounds by which jobs go before others, more for those that end sooner, as for one alone."""
     rows = jobs.rows
+    speeds = jobs.steps_per_s[some]
     left = np.maximum(rows["total_steps"][some] - rows["done_steps"][some], 0.0)
-    best = np.maximum(jobs.steps_per_s[some].max(axis=1, initial=0.0), 1e-300)
-    rounds_left = left / (best * rules.round_s)
-    return np.asarray(rules.slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left))
+    slowest = np.where(speeds > 0.0, speeds, np.inf).min(axis=1, initial=np.inf)
+    most_s = LONGEST * rows["total_steps"][some] / slowest + rules.round_s
+    worked_s = rows["held_s"][some] - rows["attempt"][some] * rules.restart_s
+    best = np.maximum(speeds.max(axis=1, initial=0.0), 1e-300)
+    rounds_left = np.where(worked_s > most_s, np.inf, left) / (best * rules.round_s)
+    return np.asarray(slack_rounds(rules) * HALF_ROUNDS / (HALF_ROUNDS + rounds_left))

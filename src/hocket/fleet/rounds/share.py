@@ -13,7 +13,9 @@ from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import find_policy
 from hocket.fleet.policies.agnostic import all_fastest
 from hocket.fleet.policies.las_central import CENTRAL
+from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
+from hocket.fleet.rounds.assign import keeps_line
 from hocket.fleet.rounds.class_shares import class_shares, group_jobs
 from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rows, State, some_rows
 
@@ -21,6 +23,8 @@ Counts = NDArray[np.int64]
 
 _ISOLATING = ("finish-time-fairness", "ftf-agnostic")
 """Policies that look at how far a job would be on its own part of the cluster."""
+_AS_GAVEL = {**CENTRAL, "fifo": fifo_as_gavel}
+"""Policies whose answers Gavel's program gives in its own way."""
 _GRID = 1e6
 """Shares are rounded to a millionth, so that noise of a solver decides nothing."""
 
@@ -35,13 +39,11 @@ def share(state: State, jobs: Jobs) -> State:
     if by_class is not None:
         return by_class
     wanting = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
-    # Gavel's baselines leave jobs where they are; the improved rounds weigh moves themselves.
-    last_shares = jobs.shares[wanting] if state.rules.mechanism == "gavel" else None
+    last_shares = _last_shares(state, jobs, wanting)
     jobs.shares[:] = 0.0
     jobs.rows["pair_share"] = 0.0
-    # Gavel's first come, first served leaves devices idle rather than let anybody overtake.
-    keeps_line = state.rules.mechanism == "gavel" and state.rules.policy.startswith("fifo")
-    jobs.rows["has_share"] = 2 if keeps_line else 1
+    # First come, first served leaves devices idle rather than let anybody overtake.
+    jobs.rows["has_share"] = 2 if state.rules.policy.startswith("fifo") else 1
     if not len(wanting) or not has_devices:
         return state.but(pair_plan=_no_pairs(state))
     seen = seen_steps_per_s(state, jobs, wanting)
@@ -58,12 +60,22 @@ def share(state: State, jobs: Jobs) -> State:
     )
 
 
+def _last_shares(state: State, jobs: Jobs, wanting: Counts) -> FloatArray | None:
+    """Where jobs are that a policy leaves there; the improved rounds weigh moves themselves."""
+    if state.rules.mechanism == "gavel":
+        return jobs.shares[wanting]
+    if not keeps_line(state):
+        return None
+    on = jobs.rows["kind"][wanting][:, None] == np.arange(state.num_kinds)
+    return np.asarray(on, dtype=float)
+
+
 def _policy(state: State) -> Callable[[Market, Warm | None], Allocation]:
-    """Gavel's rounds take max-min fairness as its solver answers it."""
+    """Gavel's rounds take what its own program would answer."""
     policy = find_policy(state.rules.policy)
     if state.rules.mechanism != "gavel" or state.pair_table is not None:
         return policy
-    return CENTRAL.get(state.rules.policy, policy)
+    return _AS_GAVEL.get(state.rules.policy, policy)
 
 
 def _share_by_class(state: State, jobs: Jobs) -> State | None:

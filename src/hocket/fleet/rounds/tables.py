@@ -15,6 +15,8 @@ UNITS_PER_ROUND = 16.0
 """Debts are compared in coarse units, so that noise of a solver decides nothing."""
 HALF_ROUNDS = 300.0
 """Rounds that a job still needs where it may take half of the slack."""
+LONGEST = 2.0
+"""Times that a job may need of what it said; from there on it has no slack."""
 
 
 class Pace(NamedTuple):
@@ -27,6 +29,10 @@ class Pace(NamedTuple):
     most_owed_s: float
     """Debts that could not be paid for long are not paid all at once."""
     restart_s: float
+    keeps_line: bool
+    """Whether running jobs keep what they have in every round too."""
+    keeps_equal: bool
+    """Whether a job stays on a kind that is as good to it as the one that it was given."""
     min_run_s: float
     """A job that was started so lately stays where it is,"""
     max_losses: int

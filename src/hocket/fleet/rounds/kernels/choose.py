@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hocket.fleet.rounds.kernels.order import sort_part
+from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Choice, Wishes
 from hocket.kernels import kernel
+
+Counts = NDArray[np.int64]
 
 
 @kernel
@@ -25,6 +31,28 @@ def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: Choice) -> None:
         if num_free > 0:
             sort_part(wishes, start, stop)
             _grant(jobs, start, stop, wishes, choice)
+
+
+@kernel
+def stay(jobs: Jobs, largest_server: Counts, choice: Choice) -> bool:
+    """Take back moves by which nobody gains; returns whether there were any.
+
+    A job alone that was given another kind, on which it is no faster, stays where it is if nobody
+    else was given its devices.
+    """
+    is_changed = False
+    for i in range(jobs.rows.shape[0]):
+        before, kind = choice.before[i], choice.kind[i]
+        if before < 0 or kind < 0 or kind == before:
+            continue
+        is_alone = jobs.rows.partner[i] < 0 and choice.partner[i] < 0
+        gains = speed_on(jobs, i, kind, largest_server) > jobs.rows.rate[i]
+        if is_alone and not gains and jobs.rows.gang[i] <= choice.free[before]:
+            choice.free[kind] += jobs.rows.gang[i]
+            choice.free[before] -= jobs.rows.gang[i]
+            choice.kind[i] = before
+            is_changed = True
+    return is_changed
 
 
 @kernel

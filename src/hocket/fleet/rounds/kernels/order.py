@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import HALF_ROUNDS, UNITS_PER_ROUND, Pace, Wishes
+from hocket.fleet.rounds.tables import HALF_ROUNDS, LONGEST, UNITS_PER_ROUND, Pace, Wishes
 from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
@@ -121,28 +121,48 @@ def _rank_by_debt(
         phase, gang = jobs.rows.phase[i], jobs.rows.gang[i]
         if phase > _RUNNING or wishes.is_kept[i]:
             continue
-        best, is_reserved = 1e-300, False
+        here = jobs.rows.kind[i] if jobs.rows.partner[i] < 0 else -1
+        best, slowest, is_reserved = 1e-300, np.inf, False
         for j in range(num_kinds):
             speeds = jobs.steps_per_s if gang <= largest_server[j] else jobs.spread_steps_per_s
-            best = max(best, speeds[i, j])
-            if jobs.credit_s[i, j] > pace.patience_s and jobs.shares[i, j] > 0.0:
+            speed = speeds[i, j]
+            best = max(best, speed)
+            slowest = min(slowest, speed) if speed > 0.0 else slowest
+            # Kinds that are equally fast are one kind to a job: it is owed time on any of them.
+            owed_s = jobs.credit_s[i, j]
+            for k in range(num_kinds):
+                if k != j and (jobs.shares[i, k] > 0.0 or k == here):
+                    speeds = (
+                        jobs.steps_per_s if gang <= largest_server[k] else jobs.spread_steps_per_s
+                    )
+                    if speeds[i, k] == speed:
+                        owed_s += jobs.credit_s[i, k]
+            wishes.keys[0, i * num_kinds + j] = owed_s
+            if owed_s > pace.patience_s and jobs.shares[i, j] > 0.0:
                 is_reserved = True
         wishes.is_reserved[i] = is_reserved
-        here = jobs.rows.kind[i] if jobs.rows.partner[i] < 0 else -1
         left = max(jobs.rows.total_steps[i] - jobs.rows.done_steps[i], 0.0)
+        # A job that has long had the time that it said to need is not about to end.
+        most_s = LONGEST * jobs.rows.total_steps[i] / slowest + pace.round_s
+        if jobs.rows.held_s[i] - jobs.rows.attempt[i] * pace.restart_s > most_s:
+            left = np.inf
         waited_s = time_s - jobs.rows.waiting_since_s[i]
-        lost = 0.0
+        lost, cost = 0.0, 0.0
         if phase == _RUNNING and jobs.rows.rate[i] > 0.0:
             lost_s = (jobs.rows.done_steps[i] - jobs.rows.saved_steps[i]) / jobs.rows.rate[i]
             lost = np.floor(lost_s / pace.round_s * UNITS_PER_ROUND)
+            # Rounds that a stop costs: the restart, and what a job did that saves nothing by then.
+            cost_s = pace.restart_s + (lost_s if jobs.rows.losses[i] > 0 else 0.0)
+            cost = cost_s / pace.round_s
         for j in range(num_kinds):
             speeds = jobs.steps_per_s if gang <= largest_server[j] else jobs.spread_steps_per_s
             wish, speed = i * num_kinds + j, speeds[i, j]
             if speed <= 0.0:
                 continue
             if jobs.shares[i, j] > 0.0:
-                credit_s = jobs.credit_s[i, j]
-                urgency = _rounds_owed(credit_s, left, speed, here == j, pace)
+                credit_s = wishes.keys[0, wish]
+                stays = pace.stickiness_rounds + cost if here == j else 0.0
+                urgency = _rounds_owed(credit_s, left, speed, stays, pace)
                 if is_reserved:
                     urgency += _FIRST
                     # Debts end at a limit, where a gang that fits beside nobody looks like all
@@ -151,6 +171,8 @@ def _rank_by_debt(
                     has_waited = waited_s >= pace.stickiness_rounds * pace.round_s
                     if is_at_limit and has_waited and phase == _WAITING:
                         urgency += _FIRST
+            elif jobs.rows.has_share[i] == _ONLY_SHARE:
+                continue
             else:
                 urgency = _LAST + np.rint(speed / best * 1e6) / 1e6 + (0.5 if here == j else 0.0)
             wishes.keys[0, wish] = urgency
@@ -161,12 +183,10 @@ def _rank_by_debt(
 
 @kernel
 def _rounds_owed(
-    credit_s: float, left_steps: float, speed: float, is_here: bool, pace: Pace
+    credit_s: float, left_steps: float, speed: float, stays_rounds: float, pace: Pace
 ) -> float:
     """Rounds that a job with a share is owed on a kind, with what favours it."""
-    owed = credit_s / pace.round_s
-    if is_here:
-        owed += pace.stickiness_rounds
+    owed = credit_s / pace.round_s + stays_rounds
     rounds_left = left_steps / (speed * pace.round_s)
     owed += pace.slack_rounds * HALF_ROUNDS / (HALF_ROUNDS + rounds_left)
     return float(np.floor(owed * UNITS_PER_ROUND) / UNITS_PER_ROUND)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hocket.fleet.rounds.kernels.choose import choose
+from hocket.fleet.rounds.kernels.choose import choose, stay
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Changes, Choice, Floor, Pace, Speeds, Wishes
 from hocket.kernels import kernel
+
+Counts = NDArray[np.int64]
 
 _WAITING, _RUNNING = 0, 1
 _PREEMPTED, _MOVED = 0, 1
@@ -23,6 +26,7 @@ def hand_out(
     wishes: Wishes,
     pace: Pace,
     is_final: bool,
+    largest_server: Counts,
     speeds: Speeds,
     choice: Choice,
     floor: Floor,
@@ -43,6 +47,11 @@ def hand_out(
             choice.partner[i] = row_of(jobs, jobs.rows.partner[i])
     _count_kept(wishes, floor, choice)
     choose(jobs, num_parts, wishes, choice)
+    if pace.keeps_equal and not pace.by_share:
+        is_changed = stay(jobs, largest_server, choice)
+        # Others may want what is free now; a pair would be granted once more.
+        if is_changed and wishes.pairs.shape[0] == 0:
+            choose(jobs, num_parts, wishes, choice)
     if pace.by_share:
         for i in range(jobs.rows.shape[0]):
             if jobs.rows.has_share[i] == 0 and not wishes.is_kept[i]:

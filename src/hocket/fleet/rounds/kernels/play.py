@@ -86,7 +86,17 @@ def play(
         _clear(asked, layout, holders, wishes, choice, floor, changes)
         is_final = tries_left == 0
         if hand_out(
-            time_s, jobs, num_parts, wishes, pace, is_final, speeds, choice, floor, changes
+            time_s,
+            jobs,
+            num_parts,
+            wishes,
+            pace,
+            is_final,
+            layout.largest_server,
+            speeds,
+            choice,
+            floor,
+            changes,
         ):
             break
 
@@ -113,11 +123,12 @@ def _order(
 @kernel
 def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> None:
     """Mark running jobs that nobody may stop or move, and those beside them."""
+    keeps_all = pace.keeps_running or pace.keeps_line
     for i in range(jobs.rows.shape[0]):
         is_fresh = time_s - jobs.rows.started_s[i] < pace.min_run_s
         is_bound = jobs.rows.preemptible[i] == 0 or jobs.rows.losses[i] >= pace.max_losses
         is_running = jobs.rows.phase[i] == _RUNNING
-        is_kept[i] = is_running and (pace.keeps_running or is_fresh or is_bound)
+        is_kept[i] = is_running and (keeps_all or is_fresh or is_bound)
     for i in range(jobs.rows.shape[0]):
         if is_kept[i] and jobs.rows.partner[i] >= 0:
             is_kept[row_of(jobs, jobs.rows.partner[i])] = True
