@@ -1,0 +1,1 @@
+"""Sections of a plan: small frozen values with to_data, from_data and verify."""

@@ -1,0 +1,276 @@
+"""The communication section: one collective as weighted trees over the links of a cluster.
+
+A tree carries a share of the message. Its ``reduce`` sends lead to the root, its ``broadcast``
+sends away from it; an all-reduce has both, a broadcast or an all-gather only the second, a reduce
+or a reduce-scatter only the first, and an all-to-all has one way per pair. Rings, chains, stars and
+packed trees are all of this form. `interpret` carries the sends out one by one without knowing who
+made them, and `rate_bps` is what the links allow for these shares, exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from hocket import fields
+from hocket.errors import CheckError, InputFileError
+from hocket.hardware.cluster import Cluster, Link
+
+COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")
+MAX_TREES = 100_000
+Hop = tuple[str, str, str]
+"""A link and the places from which and to which it is crossed."""
+
+
+@dataclass(frozen=True)
+class Send:
+    """One rank's data passed on to another, over the links of a way."""
+
+    src: str
+    dst: str
+    hops: tuple[Hop, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A share of the message and the sends that move it, in an order that works."""
+
+    root: str
+    share: Fraction
+    reduce: tuple[Send, ...] = ()
+    broadcast: tuple[Send, ...] = ()
+
+
+@dataclass(frozen=True)
+class Communication:
+    """How one collective is carried out."""
+
+    collective: str
+    algorithm: str
+    """What made it, such as ``packed trees`` or ``ring``; shown, never interpreted."""
+    ranks: tuple[str, ...]
+    """Names of devices in the order of the ranks."""
+    root: str
+    """Of broadcast and reduce; the first rank otherwise."""
+    trees: tuple[Tree, ...]
+    num_chunks: int = 1
+    """Pieces in which each tree's share is sent one after the other."""
+
+    def loads(self, cluster: Cluster) -> dict[tuple[str, str], Fraction]:
+        """What each channel carries of every byte of the message; shared links have one channel."""
+        links = {link.name: link for link in cluster.links}
+        loads: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
+        for tree in self.trees:
+            for send in (*tree.reduce, *tree.broadcast):
+                for link, src, _ in send.hops:
+                    loads[channel(links[link], src)] += tree.share
+        return dict(loads)
+
+    def rate_bps(self, cluster: Cluster) -> Fraction:
+        """Bytes of the message per second while all trees are busy: what the fullest link gives."""
+        links = {link.name: link for link in cluster.links}
+        return min(
+            round(links[name].bandwidth_bps) / load
+            for (name, _), load in self.loads(cluster).items()
+        )
+
+    def limiting_links(self, cluster: Cluster) -> tuple[str, ...]:
+        """Channels that are full at the rate, such as ``gpu0-gpu1 from gpu0``."""
+        links = {link.name: link for link in cluster.links}
+        rate = self.rate_bps(cluster)
+        return tuple(
+            f"{name} from {src}" if src else name
+            for (name, src), load in self.loads(cluster).items()
+            if round(links[name].bandwidth_bps) / load == rate
+        )
+
+    def verify(self, cluster: Cluster) -> None:
+        """Raise `CheckError` unless every way exists and every rank ends with what it should."""
+        places = {*cluster.device_names, *cluster.hosts, *cluster.switches}
+        links = {link.name: link for link in cluster.links}
+        if self.collective not in COLLECTIVES:
+            raise CheckError(f"unknown collective {self.collective!r}")
+        if len(set(self.ranks)) != len(self.ranks) or not places.issuperset(self.ranks):
+            raise CheckError("ranks must be different devices of the cluster")
+        if self.root not in self.ranks:
+            raise CheckError(f"the root {self.root!r} is no rank")
+        for number, tree in enumerate(self.trees):
+            for send in (*tree.reduce, *tree.broadcast):
+                _check_way(send, links, f"trees[{number}]")
+        interpret(self)
+
+    def to_data(self) -> dict[str, Any]:
+        """The section as plain data."""
+        ways: dict[Send, int] = {}
+        for tree in self.trees:
+            for send in (*tree.reduce, *tree.broadcast):
+                ways.setdefault(send, len(ways))
+        return {
+            "collective": self.collective,
+            "algorithm": self.algorithm,
+            "ranks": list(self.ranks),
+            "root": self.root,
+            "num_chunks": self.num_chunks,
+            "ways": [
+                {"from": way.src, "to": way.dst, "hops": [list(hop) for hop in way.hops]}
+                for way in ways
+            ],
+            "trees": [
+                {
+                    "root": tree.root,
+                    "share": str(tree.share),
+                    "reduce": [ways[send] for send in tree.reduce],
+                    "broadcast": [ways[send] for send in tree.broadcast],
+                }
+                for tree in self.trees
+            ],
+        }
+
+    @classmethod
+    def from_data(cls, data: object) -> Communication:
+        """The section of plain data, read strictly; raises `InputFileError`."""
+        keys = ("collective", "algorithm", "ranks", "root", "num_chunks", "ways", "trees")
+        top = fields.record(data, "communication", required=keys)
+        ways = [_way(item, f"ways[{n}]") for n, item in enumerate(fields.items(top["ways"], "ways"))]
+        trees = fields.items(top["trees"], "trees")
+        if len(trees) > MAX_TREES:
+            raise InputFileError(f"trees: more than {MAX_TREES}")
+        return cls(
+            collective=fields.choice(top["collective"], "collective", COLLECTIVES),
+            algorithm=fields.text(top["algorithm"], "algorithm"),
+            ranks=tuple(fields.text_column(top["ranks"], "ranks")),
+            root=fields.text(top["root"], "root"),
+            num_chunks=fields.integer(top["num_chunks"], "num_chunks", 1, 2**31),
+            trees=tuple(_tree(item, f"trees[{n}]", ways) for n, item in enumerate(trees)),
+        )
+
+
+def channel(link: Link, src: str) -> tuple[str, str]:
+    """What transfers over a link contend for: its direction, or the whole link where shared."""
+    return (link.name, "" if link.is_bus or link.duplex == "half" else src)
+
+
+# ── the interpreter ──────────────────────────────────────────────────────────────────────────────
+
+
+def interpret(section: Communication) -> None:
+    """Carry out every send on sets of contributions; raise `CheckError` where the end is wrong."""
+    total: dict[str, Fraction] = defaultdict(Fraction)
+    pairs: dict[tuple[str, str], Fraction] = defaultdict(Fraction)
+    for number, tree in enumerate(section.trees):
+        where = f"trees[{number}]"
+        if tree.share <= 0 or tree.root not in section.ranks:
+            raise CheckError("shares are positive and roots are ranks", where=where)
+        total[tree.root] += tree.share
+        _run(section, tree, where)
+        if section.collective == "alltoall" and tree.broadcast:
+            pairs[tree.root, tree.broadcast[-1].dst] += tree.share
+    count = len(section.ranks)
+    if section.collective == "alltoall":
+        wanted = {(a, b): Fraction(1, count * count) for a in section.ranks for b in section.ranks
+                  if a != b}  # fmt: skip
+        if dict(pairs) != wanted:
+            raise CheckError("the shares of the pairs are not all 1 / ranks²")
+        return
+    if section.collective in ("broadcast", "reduce") and set(total) != {section.root}:
+        raise CheckError(f"all trees of a {section.collective} have its root")
+    if section.collective in ("allgather", "reducescatter"):
+        if any(total[rank] != Fraction(1, count) for rank in section.ranks):
+            raise CheckError("each rank must be the root of an equal share of the message")
+    elif sum(total.values()) != 1:
+        raise CheckError(f"the shares add up to {sum(total.values())}, not to 1")
+
+
+def _run(section: Communication, tree: Tree, where: str) -> None:
+    """Follow whose contributions each rank holds of a tree's share, send by send."""
+    everyone = frozenset(section.ranks)
+    reduces = section.collective in ("reduce", "reducescatter", "allreduce")
+    held: dict[str, frozenset[str]] = {
+        rank: frozenset((rank,)) if reduces or rank == tree.root else frozenset()
+        for rank in section.ranks
+    }
+    if tree.reduce and not reduces:
+        raise CheckError(f"a {section.collective} reduces nothing", where=where)
+    for send in tree.reduce:
+        if held[send.src] & held[send.dst]:
+            raise CheckError(
+                f"{send.src} adds to {send.dst} what it already has of "
+                f"{', '.join(sorted(held[send.src] & held[send.dst]))}",
+                where=where,
+            )
+        held[send.dst] |= held[send.src]
+        # What was passed on is spent: sending it again would add it twice.
+        held[send.src] = frozenset()
+    if reduces and held[tree.root] != everyone:
+        missing = ", ".join(sorted(everyone - held[tree.root]))
+        raise CheckError(f"{tree.root} never gets the part of {missing}", where=where)
+    complete = held[tree.root]
+    for send in tree.broadcast:
+        if held[send.src] != complete:
+            raise CheckError(f"{send.src} passes on what it does not have yet", where=where)
+        if held[send.dst] == complete:
+            raise CheckError(f"{send.dst} gets the same twice", where=where)
+        held[send.dst] = complete
+    if section.collective in ("broadcast", "allgather", "allreduce"):
+        lacking = sorted(rank for rank in section.ranks if held[rank] != complete)
+        if lacking:
+            raise CheckError(f"{', '.join(lacking)} never get it", where=where)
+    elif tree.broadcast and section.collective != "alltoall":
+        raise CheckError(f"a {section.collective} broadcasts nothing", where=where)
+
+
+def _check_way(send: Send, links: Mapping[str, Link], where: str) -> None:
+    at = send.src
+    for name, src, dst in send.hops:
+        link = links.get(name)
+        if link is None or src not in link.ends or dst not in link.ends or src == dst:
+            raise CheckError(f"no link {name!r} leads from {src!r} to {dst!r}", where=where)
+        if src != at:
+            raise CheckError(f"the way of {send.src} to {send.dst} breaks at {at!r}", where=where)
+        at = dst
+    if at != send.dst or not send.hops:
+        raise CheckError(f"the way of {send.src} to {send.dst} ends at {at!r}", where=where)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _way(item: object, path: str) -> Send:
+    data = fields.record(item, path, required=("from", "to", "hops"))
+    hops = []
+    for number, hop in enumerate(fields.items(data["hops"], f"{path}.hops")):
+        texts = fields.text_column(hop, f"{path}.hops[{number}]")
+        if len(texts) != 3:
+            raise InputFileError(f"{path}.hops[{number}]: must be a link and two places")
+        hops.append((texts[0], texts[1], texts[2]))
+    src, dst = fields.text(data["from"], f"{path}.from"), fields.text(data["to"], f"{path}.to")
+    return Send(src, dst, tuple(hops))
+
+
+def _tree(item: object, path: str, ways: list[Send]) -> Tree:
+    keys = ("root", "share", "reduce", "broadcast")
+    data = fields.record(item, path, required=keys)
+
+    def sends(key: str) -> tuple[Send, ...]:
+        chosen = fields.int_column(data[key], f"{path}.{key}", 0, len(ways) - 1)
+        return tuple(ways[index] for index in chosen.tolist())
+
+    return Tree(
+        root=fields.text(data["root"], f"{path}.root"),
+        share=_fraction(data["share"], f"{path}.share"),
+        reduce=sends("reduce"),
+        broadcast=sends("broadcast"),
+    )
+
+
+def _fraction(value: object, path: str) -> Fraction:
+    text = fields.text(value, path)
+    above, _, below = text.partition("/")
+    if len(text) > 2000 or not above.isdecimal() or not (below or "1").isdecimal():
+        raise InputFileError(f"{path}: {text[:50]!r} is no fraction", hint="write it like '3/16'")
+    if int(below or "1") == 0:
+        raise InputFileError(f"{path}: division by 0")
+    return Fraction(int(above), int(below or "1"))

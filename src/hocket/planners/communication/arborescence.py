@@ -1,0 +1,72 @@
+"""The cheapest tree away from a root in a directed graph (Chu and Liu, 1965; Edmonds, 1967).
+
+Every node takes its cheapest incoming arc; where these form a cycle it becomes one node whose
+incoming arcs cost what they would change, and the search goes on in the smaller graph. Costs may be
+exact fractions. O(nodes³).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+NEVER = float("inf")
+
+
+def cheapest_arborescence(cost: Sequence[Sequence[Any]], root: int) -> list[int]:
+    """The parent of each node (-1 for the root); ``cost[a][b]`` is that of the arc from a to b."""
+    count = len(cost)
+    parent = [-1] * count
+    for node in range(count):
+        if node != root:
+            parent[node] = min(
+                (other for other in range(count) if other != node),
+                key=lambda other, node=node: (cost[other][node], other),  # type: ignore[misc]
+            )
+    cycle = _cycle(parent, root)
+    if not cycle:
+        return parent
+    inside = set(cycle)
+    outside = [node for node in range(count) if node not in inside]
+    number = {node: index for index, node in enumerate(outside)}
+    joined = len(outside)
+    smaller: list[list[Any]] = [[NEVER] * (joined + 1) for _ in range(joined + 1)]
+    enters: dict[int, int] = {}
+    leaves: dict[int, int] = {}
+    for a in outside:
+        for b in outside:
+            smaller[number[a]][number[b]] = cost[a][b]
+        entry = min(cycle, key=lambda b: (_change(cost, parent, a, b), b))
+        enters[a], smaller[number[a]][joined] = entry, _change(cost, parent, a, entry)
+        leave = min(cycle, key=lambda b: (cost[b][a], b))
+        leaves[a], smaller[joined][number[a]] = leave, cost[leave][a]
+    found = cheapest_arborescence(smaller, number[root])
+    for a in outside:
+        if a != root:
+            above = found[number[a]]
+            parent[a] = leaves[a] if above == joined else outside[above]
+    above = outside[found[joined]]
+    parent[enters[above]] = above
+    return parent
+
+
+def _change(cost: Sequence[Sequence[Any]], parent: list[int], a: int, b: int) -> Any:
+    """What entering a cycle from a to its node b costs more than b's arc in the cycle."""
+    return NEVER if cost[a][b] == NEVER else cost[a][b] - cost[parent[b]][b]
+
+
+def _cycle(parent: list[int], root: int) -> list[int]:
+    """Nodes of a cycle of parents; none where all lead to the root."""
+    state = [0] * len(parent)
+    state[root] = 2
+    for start in range(len(parent)):
+        node, walk = start, []
+        while state[node] == 0:
+            state[node] = 1
+            walk.append(node)
+            node = parent[node]
+        if state[node] == 1:
+            return walk[walk.index(node) :]
+        for seen in walk:
+            state[seen] = 2
+    return []

@@ -1,0 +1,79 @@
+"""Why no schedule can be faster: a cut, a partition, or prices of the channels.
+
+Each states the bound in the fabric's units (of algorithm bandwidth: bytes of the whole message per
+second) together with what proves it; `hocket.planners.communication.check` proves it again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+Collective = Literal[
+    "broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall"
+]
+COLLECTIVES: tuple[Collective, ...] = (
+    "broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cut:
+    """All that must leave ``side`` (enter it, for reductions) crosses links of ``crossing``."""
+
+    bound: Fraction
+    side: tuple[str, ...]
+    crossing: int
+    """Units that leave the side."""
+
+    def to_data(self) -> dict[str, Any]:
+        """The certificate as a plan file and ``--json`` show it."""
+        return {
+            "kind": "cut",
+            "bound": str(self.bound),
+            "side": list(self.side),
+            "crossing": self.crossing,
+        }
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Every tree crosses between p parts at least p - 1 times, and ``crossing`` units are there."""
+
+    bound: Fraction
+    parts: tuple[tuple[str, ...], ...]
+    crossing: int
+    """Units between different parts, one direction."""
+
+    def to_data(self) -> dict[str, Any]:
+        """The certificate as a plan file and ``--json`` show it."""
+        return {
+            "kind": "partition",
+            "bound": str(self.bound),
+            "parts": [list(part) for part in self.parts],
+            "crossing": self.crossing,
+        }
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices under which one unit of the collective costs 1 or more however it is done."""
+
+    bound: Fraction
+    """What all channels cost together."""
+    price: tuple[Fraction, ...]
+    """Per channel of the fabric."""
+    demand: tuple[tuple[str, str, Fraction], ...] = ()
+    """All-to-all alone: what a unit from one rank to another is paid."""
+
+    def to_data(self) -> dict[str, Any]:
+        """The certificate as a plan file and ``--json`` show it."""
+        return {
+            "kind": "prices",
+            "bound": str(self.bound),
+            "price": [str(price) for price in self.price],
+        }
+
+
+Certificate = Cut | Partition | Prices

@@ -1,0 +1,238 @@
+"""The links among the devices of one job, as a directed graph with whole capacities.
+
+Ranks come first, then the places that only forward: switches, hosts and, where allowed, devices
+that are not in the job. A full-duplex link gives two arcs with a channel each, a half-duplex link
+or a bus arcs that share one channel. By default only the peer links are used where they connect
+the ranks: those between devices, and switches that no host hangs on (NVLink, xGMI, NVSwitch),
+since a pair that is enabled for them does not use PCIe at the same time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import gcd
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.errors import NoFeasiblePlanError, UsageError
+from hocket.hardware.cluster import Cluster, Link
+
+Whole = NDArray[np.int64]
+LinkChoice = Literal["auto", "peer", "all"]
+
+
+@dataclass(frozen=True)
+class Arc:
+    """One direction of a link between two places."""
+
+    tail: int
+    head: int
+    channel: int
+    link: str
+    latency_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fabric:
+    """What the ranks can send over, in units of ``unit_bps``."""
+
+    places: tuple[str, ...]
+    """Names; the first ``num_ranks`` are the devices of the job."""
+    num_ranks: int
+    arcs: tuple[Arc, ...]
+    capacity: tuple[int, ...]
+    """Units of each channel."""
+    unit_bps: int
+    is_peer_only: bool
+    """Whether links of the hosts were left out."""
+
+    @property
+    def num_places(self) -> int:
+        """Ranks and places that forward."""
+        return len(self.places)
+
+    @cached_property
+    def matrix(self) -> Whole:
+        """[tail, head]: units from one place to another, links in parallel added up."""
+        units = np.zeros((self.num_places, self.num_places), dtype=np.int64)
+        for arc in self.arcs:
+            units[arc.tail, arc.head] += self.capacity[arc.channel]
+        return units
+
+    @cached_property
+    def has_shared_channels(self) -> bool:
+        """Whether some arcs share what they carry (half duplex, buses)."""
+        return len(self.arcs) != len(self.capacity)
+
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Whether every channel is one arc and as much flows back over each pair."""
+        return not self.has_shared_channels and bool(np.array_equal(self.matrix, self.matrix.T))
+
+    @cached_property
+    def is_balanced(self) -> bool:
+        """Whether each place can send what it can receive, so that switches can be split off."""
+        return not self.has_shared_channels and bool(
+            np.array_equal(self.matrix.sum(axis=0), self.matrix.sum(axis=1))
+        )
+
+    @cached_property
+    def opposite(self) -> tuple[int, ...]:
+        """For each arc the one that leads back over the same link; -1 where there is none."""
+        number = {(arc.link, arc.tail, arc.head): index for index, arc in enumerate(self.arcs)}
+        return tuple(number.get((arc.link, arc.head, arc.tail), -1) for arc in self.arcs)
+
+    def turned_around(self) -> Fabric:
+        """The fabric with every arc in the other direction, in the same order."""
+        arcs = tuple(replace(arc, tail=arc.head, head=arc.tail) for arc in self.arcs)
+        return replace(self, arcs=arcs)
+
+    @property
+    def has_switches(self) -> bool:
+        """Whether some places only forward."""
+        return self.num_places > self.num_ranks
+
+
+def fabric_of(
+    cluster: Cluster, ranks: Sequence[str], *, relay: bool = False, links: LinkChoice = "auto"
+) -> Fabric:
+    """The fabric among devices of a cluster; other devices forward only where ``relay`` says so."""
+    used = _usable(cluster, ranks, relay)
+    peer = _peer_links(cluster, used)
+    chosen, is_peer_only = used, False
+    if links == "peer" or (links == "auto" and _connected(peer, ranks)):
+        chosen, is_peer_only = peer, len(peer) < len(used)
+    if not _connected(chosen, ranks):
+        raise NoFeasiblePlanError(
+            f"{', '.join(ranks)} are not connected by the links that may be used",
+            hint="allow all links (--links all), relays (--relay), or choose other devices",
+            where=cluster.name,
+        )
+    return _build(_needed(chosen, ranks), ranks, is_peer_only)
+
+
+def chosen_ranks(cluster: Cluster, text: str | None) -> tuple[str, ...]:
+    """Device names of ``0,1,2,4``, ``0-3``, ``gpu0,gpu5`` or ``host0.gpu1``; all where None."""
+    if text is None:
+        return cluster.device_names
+    names: list[str] = []
+    for part in text.split(","):
+        names += _device_names(cluster, part.strip())
+    if len(set(names)) != len(names):
+        raise UsageError(f"--gpus {text!r} names a device twice", hint="name each device once")
+    if len(names) < 2:
+        raise UsageError("a collective needs two devices or more", hint="write --gpus 0,1,2,3")
+    return tuple(names)
+
+
+def _device_names(cluster: Cluster, part: str) -> Iterable[str]:
+    from hocket.errors import did_you_mean
+
+    first, dash, last = part.partition("-")
+    if part in cluster.device_names:
+        return (part,)
+    if first.isdecimal() and (not dash or last.isdecimal()) and len(part) < 20:
+        start, stop = int(first), int(last or first) + 1
+        if start < stop <= cluster.num_devices:
+            return cluster.device_names[start:stop]
+        raise UsageError(
+            f"no device has the number {part}",
+            hint=f"numbers go from 0 to {cluster.num_devices - 1}",
+            where=cluster.name,
+        )
+    hint = did_you_mean(part, cluster.device_names[:2000])
+    raise UsageError(f"unknown device {part[:100]!r}", hint=hint, where=cluster.name)
+
+
+def _usable(cluster: Cluster, ranks: Sequence[str], relay: bool) -> list[Link]:
+    """Links without the devices that may not be used; a bus keeps its other ends."""
+    gone = set() if relay else set(cluster.device_names).difference(ranks)
+    kept = []
+    for link in cluster.links:
+        ends = tuple(end for end in link.ends if end not in gone)
+        if len(ends) >= 2:
+            kept.append(link if ends == link.ends else _with_ends(link, ends))
+    return kept
+
+
+def _with_ends(link: Link, ends: tuple[str, ...]) -> Link:
+    # A bus with two ends left is still one channel for both directions.
+    return Link(
+        name=link.name, ends=ends, bandwidth_bps=link.bandwidth_bps, latency_s=link.latency_s,
+        duplex="half" if link.is_bus else link.duplex,
+    )  # fmt: skip
+
+
+def _peer_links(cluster: Cluster, links: Sequence[Link]) -> list[Link]:
+    """Links between devices, and those of switches from which no host can be reached."""
+    devices = set(cluster.device_names)
+    near: dict[str, set[str]] = defaultdict(set)
+    for link in links:
+        between = [end for end in link.ends if end not in devices]
+        for place in between:
+            near[place].update(between)
+    reached, stack = set(cluster.hosts), list(cluster.hosts)
+    while stack:
+        for place in near[stack.pop()] - reached:
+            reached.add(place)
+            stack.append(place)
+    return [link for link in links if reached.isdisjoint(link.ends)]
+
+
+def _connected(links: Sequence[Link], ranks: Sequence[str]) -> bool:
+    near: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for link in links:
+        for end in link.ends:
+            near[end].append(link.ends)
+    reached, stack = {ranks[0]}, [ranks[0]]
+    while stack:
+        for ends in near[stack.pop()]:
+            fresh = [end for end in ends if end not in reached]
+            reached.update(fresh)
+            stack += fresh
+    return reached.issuperset(ranks)
+
+
+def _needed(links: list[Link], ranks: Sequence[str]) -> list[Link]:
+    """Links without dead ends: places that are no rank and have one link only, repeatedly."""
+    while True:
+        count: dict[str, int] = defaultdict(int)
+        for link in links:
+            for end in link.ends:
+                count[end] += 1
+        ends = {place for place, number in count.items() if number == 1} - set(ranks)
+        kept = [link for link in links if link.is_bus or ends.isdisjoint(link.ends)]
+        if len(kept) == len(links):
+            return links
+        links = kept
+
+
+def _build(links: Sequence[Link], ranks: Sequence[str], is_peer_only: bool) -> Fabric:
+    inner = dict.fromkeys(end for link in links for end in link.ends)
+    places = (*ranks, *(place for place in inner if place not in set(ranks)))
+    number = {place: index for index, place in enumerate(places)}
+    arcs: list[Arc] = []
+    rates: list[int] = []
+    for link in links:
+        # Rates below a byte per second are not believable; whole bytes keep every sum exact.
+        rate = max(1, round(link.bandwidth_bps))
+        is_shared = link.is_bus or link.duplex == "half"
+        if is_shared:
+            rates.append(rate)
+        for src in link.ends:
+            for dst in link.ends:
+                if src == dst:
+                    continue
+                if not is_shared:
+                    rates.append(rate)
+                arcs.append(
+                    Arc(number[src], number[dst], len(rates) - 1, link.name, link.latency_s)
+                )
+    unit = gcd(*rates)
+    capacity = tuple(rate // unit for rate in rates)
+    return Fabric(places, len(ranks), tuple(arcs), capacity, unit, is_peer_only)

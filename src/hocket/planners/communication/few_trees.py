@@ -1,0 +1,100 @@
+"""Fewer trees for the same all-reduce: the trees of a mix, packed anew with large weights first.
+
+Undirected spanning trees, all hung up at one root, leave capacities in one direction per link that
+hold rooted trees of the same total (Edmonds); so does any way of giving a direction to what they
+left unused. Packing with the largest weight first merges trees that a linear program keeps apart.
+Repeated from the trees found so far with another root, another order and other directions: a walk
+with a fixed seed that keeps the fewest. Fabrics without switches only. One packing per step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fractions import Fraction
+from math import lcm
+from typing import TypeVar
+
+import numpy as np
+
+from hocket.planners.communication.columns import Mix
+from hocket.planners.communication.fabric import Fabric, Whole
+from hocket.planners.communication.packing import PackedTree, pack_trees
+from hocket.planners.communication.spanning import UndirectedTree
+
+T = TypeVar("T")
+Edges = tuple[tuple[int, int], ...]
+ENOUGH = 2
+"""So few trees are not worth a search."""
+_STEPS = 32
+_LARGEST = 2**40
+"""Units up to which sums of capacities stay exact in 64 bits."""
+
+
+def fewer_trees(fabric: Fabric, mix: Mix[UndirectedTree]) -> list[tuple[Fraction, Edges]]:
+    """Undirected trees with the weights and the total of the mix, or fewer of the same total."""
+    scale = lcm(*(weight.denominator for weight, _ in mix.weighted))
+    now = [
+        (int(weight * scale), tuple((a, b) for a, b, _ in pattern.payload.edges))
+        for weight, pattern in mix.weighted
+    ]
+    if fabric.has_switches or mix.value * scale * fabric.num_ranks**2 > _LARGEST:
+        return [(Fraction(weight, scale), edges) for weight, edges in now]
+    best, random = now, np.random.default_rng(0)
+    for step in range(_STEPS):
+        if len(best) <= ENOUGH:
+            break
+        found = _packed_anew(fabric.matrix * scale, now, random)
+        # The program's own trees are many but hard to leave: the first steps go anywhere, and
+        # every fourth may go up by one.
+        if step < 2 or len(found) <= len(now) + (step % 4 == 0):
+            now = found
+        if len(now) < len(best):
+            best = now
+    return [(Fraction(weight, scale), edges) for weight, edges in best]
+
+
+def _packed_anew(
+    capacity: Whole, trees: list[tuple[int, Edges]], random: np.random.Generator
+) -> list[tuple[int, Edges]]:
+    """The same total from a random root, with random directions of what is unused."""
+    count = len(capacity)
+    root, order = int(random.integers(count)), random.permutation(count)
+    taken = np.zeros_like(capacity)
+    for weight, edges in trees:
+        for tail, head in hung_up(edges, root):
+            taken[tail, head] += weight
+    unused = capacity - taken - taken.T
+    above = np.triu(random.random((count, count)) < 0.5, 1)
+    directed = above | np.tril(~above.T, -1)
+    matrix = taken + np.where(directed, unused, 0)
+    number = np.argsort(order)
+    demand = np.zeros(count, dtype=np.int64)
+    demand[number[root]] = sum(weight for weight, _ in trees)
+    shuffled = np.ascontiguousarray(matrix[np.ix_(order, order)])
+    return [(tree.weight, _edges(tree, order.tolist())) for tree in pack_trees(shuffled, demand)]
+
+
+def _edges(tree: PackedTree, order: list[int]) -> Edges:
+    return tuple((order[a], order[b]) for b, a in enumerate(tree.parent) if a >= 0)
+
+
+def hung_up(edges: Edges, root: int) -> list[tuple[int, int]]:
+    """The edges of an undirected tree, away from a root, those near it first."""
+    near: dict[int, list[int]] = defaultdict(list)
+    for a, b in edges:
+        near[a].append(b)
+        near[b].append(a)
+    found: list[tuple[int, int]] = []
+    line, seen = [root], {root}
+    for tail in line:
+        for head in near[tail]:
+            if head not in seen:
+                seen.add(head)
+                line.append(head)
+                found.append((tail, head))
+    return found
+
+
+def heaviest(trees: list[tuple[Fraction, T]], limit: int) -> list[tuple[Fraction, T]]:
+    """At most ``limit`` trees, the heaviest; what is lost is the weight of the others."""
+    return sorted(trees, key=lambda tree: -tree[0])[:limit]

@@ -1,0 +1,122 @@
+"""Packing of rooted spanning trees in whole numbers (Edmonds, 1973; proof by Lovász, 1976).
+
+Given how many trees each rank is the root of, trees are grown one after the other with the largest
+weight that is still possible, so that equal trees are one. An arc (a, b) out of the tree can carry
+weight up to what a maximum flow into b, from the roots of all other trees and from a, exceeds those
+other trees by; Lovász's argument promises such an arc while the tree does not span. Where only a
+smaller weight can go on, the tree goes on with it and the rest is given back. One flow per arc that
+is tried; arcs near the root come first, which keeps the trees shallow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.compiled.jit import compiled, compiled_entry
+from hocket.planners.communication.fabric import Whole
+from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, push_flow
+
+
+@dataclass(frozen=True)
+class PackedTree:
+    """A spanning tree that carries ``weight`` units from its root."""
+
+    weight: int
+    root: int
+    parent: tuple[int, ...]
+    """Of each rank; the root's is -1."""
+
+
+def pack_trees(matrix: Whole, demand: Whole) -> list[PackedTree]:
+    """Trees with ``demand[r]`` units from each root r that use each arc within ``matrix``.
+
+    Such trees exist exactly when every rank is reached by a flow of all demands; the caller has
+    made sure of that.
+    """
+    count = len(matrix)
+    tails, heads = np.nonzero(np.triu(matrix + matrix.T))
+    feeds = np.stack((np.full(count, count), np.arange(count)), axis=1)
+    pairs = np.concatenate((np.stack((tails, heads), axis=1), feeds)).astype(np.int64)
+    graph, place = flow_graph(count + 1, pairs)
+    capacity = np.zeros(len(graph.arc_head), dtype=np.int64)
+    inner, feed = place[: len(tails)], np.ascontiguousarray(place[len(tails) :])
+    capacity[inner] = matrix[tails, heads]
+    capacity[graph.arc_reverse[inner]] = matrix[heads, tails]
+    capacity[feed] = demand
+    trees: list[PackedTree] = []
+    parent = np.zeros(count, dtype=np.int64)
+    room = np.zeros_like(capacity)
+    order = np.zeros(count, dtype=np.int64)
+    arc_of = np.zeros(count, dtype=np.int64)
+    left = int(demand.sum())
+    while left > 0:
+        root = int(np.argmax(capacity[feed]))
+        weight = int(grow_tree(graph, capacity, room, feed, root, left, parent, order, arc_of))
+        if weight <= 0:
+            raise AssertionError("no arc can be added though the flows promise one")
+        trees.append(PackedTree(weight, root, tuple(parent.tolist())))
+        left -= weight
+    return trees
+
+
+@compiled
+def _most(
+    graph: FlowGraph, capacity: Whole, room: Whole, feed_a: int, source: int, b: int,
+    others: int, wanted: int,
+) -> int:  # fmt: skip
+    """The weight, up to ``wanted``, that an arc from a to b can carry."""
+    for arc in range(len(capacity)):
+        room[arc] = capacity[arc]
+    room[feed_a] = UNLIMITED
+    return push_flow(graph, room, source, b, others + wanted) - others
+
+
+@compiled_entry("hocket.planners.communication.flow")
+def grow_tree(
+    graph: FlowGraph, capacity: Whole, room: Whole, feed: Whole, root: int, left: int,
+    parent: Whole, order: Whole, arc_of: Whole,
+) -> int:  # fmt: skip
+    """Take one tree out of ``capacity``; its weight, or 0 where none can be grown."""
+    count = len(feed)
+    weight = capacity[feed[root]]
+    capacity[feed[root]] = 0
+    others = left - weight
+    for node in range(count):
+        parent[node] = -2
+    parent[root] = -1
+    order[0] = root
+    size = 1
+    while size < count:
+        best, best_arc, best_from = 0, -1, -1
+        for index in range(size):
+            a = order[index]
+            for arc in range(graph.arc_ptr[a], graph.arc_ptr[a + 1]):
+                b = graph.arc_head[arc]
+                if b == count or parent[b] != -2:
+                    continue
+                wanted = min(weight, capacity[arc])
+                if wanted <= best:
+                    continue
+                most = _most(graph, capacity, room, feed[a], count, b, others, wanted)
+                if most > best:
+                    best, best_arc, best_from = most, arc, a
+            if best == weight:
+                break
+        if best <= 0:
+            return 0
+        if best < weight:
+            surplus = weight - best
+            for index in range(1, size):
+                capacity[arc_of[order[index]]] += surplus
+            capacity[feed[root]] += surplus
+            others += surplus
+            weight = best
+        b = graph.arc_head[best_arc]
+        capacity[best_arc] -= weight
+        parent[b] = best_from
+        arc_of[b] = best_arc
+        order[size] = b
+        size += 1
+    return weight

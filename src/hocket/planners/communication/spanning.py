@@ -1,0 +1,76 @@
+"""All-reduce at the optimum: a fractional packing of undirected spanning trees.
+
+On full-duplex links each tree reduces towards its root in one direction and broadcasts in the
+other, so an undirected link is taken once per unit. An edge of a tree is a link, or a way over
+switches; the cheapest tree under prices of the links is a minimum spanning tree over the cheapest
+ways. Without switches the optimum is the strength of the graph (Nash-Williams, Tutte), with them
+the prices prove it. `docs/design/018-collectives-as-packed-trees.md` has the derivation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from hocket.planners.communication.columns import Mix, Pattern, best_mix
+from hocket.planners.communication.fabric import Fabric
+from hocket.planners.communication.ways import Path, Ways
+
+
+@dataclass(frozen=True)
+class UndirectedTree:
+    """Edges of a spanning tree of the ranks; each is the links that it crosses."""
+
+    edges: tuple[tuple[int, int, Path], ...]
+    """(rank, rank, arcs of the fabric from the first to the second)."""
+
+
+def best_spanning_trees(fabric: Fabric) -> tuple[Mix[UndirectedTree], tuple[Fraction, ...]]:
+    """The mix of spanning trees with the largest rate, and the price of every channel."""
+    links = _Links(fabric)
+    mix = best_mix(links.capacity, links.cheapest_tree)
+    # Both directions of a link share its price, since a tree uses both.
+    price = [mix.price[row] / 2 for row in links.row_of_channel]
+    return mix, tuple(price)
+
+
+class _Links:
+    """The undirected links of a symmetric fabric as rows."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric = fabric
+        row: dict[tuple[str, int, int], int] = {}
+        self.capacity: list[int] = []
+        self.row_of_arc: list[int] = []
+        self.row_of_channel = [0] * len(fabric.capacity)
+        for arc in fabric.arcs:
+            key = (arc.link, min(arc.tail, arc.head), max(arc.tail, arc.head))
+            if key not in row:
+                row[key] = len(row)
+                self.capacity.append(fabric.capacity[arc.channel])
+            self.row_of_arc.append(row[key])
+            self.row_of_channel[arc.channel] = row[key]
+
+    def cheapest_tree(self, price: Sequence[Any]) -> Pattern[UndirectedTree]:
+        """The minimum spanning tree of the ranks (Prim, 1957)."""
+        ways = Ways(self.fabric, [price[row] for row in self.row_of_arc])
+        count = self.fabric.num_ranks
+        near: list[Any] = list(ways.cost[0][:count])
+        joined = [0] * count
+        waiting = set(range(1, count))
+        edges: list[tuple[int, int, Path]] = []
+        usage: dict[int, int] = {}
+        while waiting:
+            rank = min(waiting, key=lambda other: (near[other], other))
+            waiting.remove(rank)
+            path = ways.path(joined[rank], rank)
+            edges.append((joined[rank], rank, path))
+            for arc in path:
+                usage[self.row_of_arc[arc]] = usage.get(self.row_of_arc[arc], 0) + 1
+            row = ways.cost[rank]
+            for other in waiting:
+                if row[other] < near[other]:
+                    near[other], joined[other] = row[other], rank
+        return Pattern(usage, UndirectedTree(tuple(edges)))
