@@ -23,7 +23,7 @@ from hocket.errors import NoFeasiblePlanError, UsageError
 from hocket.hardware.cluster import Cluster, Link
 
 Whole = NDArray[np.int64]
-LinkChoice = Literal["auto", "peer", "all"]
+LinkChoice = Literal["auto", "peer", "host", "all"]
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,8 @@ def fabric_of(
     chosen, is_peer_only = used, False
     if links == "peer" or (links == "auto" and _connected(peer, ranks)):
         chosen, is_peer_only = peer, len(peer) < len(used)
+    elif links == "host":
+        chosen = [link for link in used if link not in peer]
     if not _connected(chosen, ranks):
         raise NoFeasiblePlanError(
             f"{', '.join(ranks)} are not connected by the links that may be used",

@@ -1,0 +1,220 @@
+"""A collective planned: the bound, the best schedule, the plain ones, and which to use for a size.
+
+Packing is done once per class of topologies: on the canonical form of the fabric, whose trees are
+then given the names of the actual devices and links. Of all offers the one with the least simulated
+time is chosen, or, where no size is given, the one with the largest rate; equals go to the one with
+fewer trees, so the plan is never slower than a baseline that was considered.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from hocket.errors import NoFeasiblePlanError
+from hocket.hardware.cluster import Cluster
+from hocket.plan.sections.communication import Communication, Send, Tree
+from hocket.planners.communication import chains, rings
+from hocket.planners.communication.certificate import Certificate, Collective, Cut, Partition
+from hocket.planners.communication.classes import canonical_form, renamed
+from hocket.planners.communication.cuts import best_root
+from hocket.planners.communication.fabric import Fabric, LinkChoice, fabric_of
+from hocket.planners.communication.schedule import Scheduled, best_schedule
+from hocket.simulate.collective import CollectiveTimes
+
+_MAX_KEPT = 256
+_planned: dict[tuple[object, ...], Scheduled] = {}
+_LARGE_BYTES = 2**30
+"""Size for which offers are compared where their rates are equal and none was given."""
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """One way to carry out the collective."""
+
+    section: Communication
+    rate_bps: Fraction
+    times: CollectiveTimes
+
+    @property
+    def name(self) -> str:
+        """The algorithm."""
+        return self.section.algorithm
+
+    @property
+    def latency_s(self) -> float:
+        """What even an empty message takes."""
+        return float(self.times.latency_s.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class CollectivePlan:
+    """What was found for one collective among some devices."""
+
+    cluster: Cluster
+    fabric: Fabric
+    collective: Collective
+    root: int
+    size_bytes: int | None
+    bound_bps: Fraction
+    certificate: Certificate
+    offers: tuple[Offer, ...]
+    """The packed trees first, then the plain ones."""
+    chosen: Offer
+    plan_s: float
+    """Processor time of bound and packing."""
+
+    @property
+    def gap(self) -> float:
+        """How far the chosen rate is below the bound."""
+        return float(1 - self.chosen.rate_bps / self.bound_bps)
+
+
+def plan_collective(
+    cluster: Cluster,
+    collective: Collective,
+    ranks: Sequence[str],
+    *,
+    root: str | None = None,
+    size_bytes: int | None = None,
+    relay: bool = False,
+    links: LinkChoice = "auto",
+    max_trees: int | None = None,
+) -> CollectivePlan:
+    """Bound, offers and choice; without a root the one from which the collective is fastest."""
+    fabric = fabric_of(cluster, ranks, relay=relay, links=links)
+    start_s = time.process_time()
+    at = _root(fabric, collective, root)
+    planned = planned_once(fabric, collective, at, max_trees)
+    plan_s = time.process_time() - start_s
+    found = [planned.section, *_plain(cluster, fabric, collective, at, relay)]
+    offers = tuple(_offer(section, cluster) for section in found)
+    chosen = _choose(offers, size_bytes)
+    size = size_bytes if size_bytes is not None else _LARGE_BYTES
+    section = replace(chosen.section, num_chunks=chosen.times.num_chunks(size))
+    return CollectivePlan(
+        cluster=cluster,
+        fabric=fabric,
+        collective=collective,
+        root=at,
+        size_bytes=size_bytes,
+        bound_bps=planned.certificate.bound * fabric.unit_bps,
+        certificate=planned.certificate,
+        offers=offers,
+        chosen=replace(chosen, section=section),
+        plan_s=plan_s,
+    )
+
+
+def planned_once(
+    fabric: Fabric, collective: Collective, root: int, max_trees: int | None = None
+) -> Scheduled:
+    """`best_schedule`, found once for all fabrics of a class."""
+    form = canonical_form(fabric)
+    plain, places, links = renamed(fabric, form)
+    place = form.order.index(root)
+    key = (form.key, collective, place, max_trees)
+    if key not in _planned:
+        if len(_planned) >= _MAX_KEPT:
+            _planned.clear()
+        _planned[key] = best_schedule(plain, collective, place, max_trees=max_trees)
+    return _named(_planned[key], fabric, places, links)
+
+
+def _named(
+    scheduled: Scheduled, fabric: Fabric, places: dict[str, str], links: dict[str, str]
+) -> Scheduled:
+    """A schedule of the canonical fabric in the names of this one."""
+    known: dict[Send, Send] = {}
+
+    def named(send: Send) -> Send:
+        if send not in known:
+            hops = tuple((links[link], places[a], places[b]) for link, a, b in send.hops)
+            known[send] = Send(places[send.src], places[send.dst], hops)
+        return known[send]
+
+    section = scheduled.section
+    trees = tuple(
+        Tree(
+            places[tree.root],
+            tree.share,
+            tuple(map(named, tree.reduce)),
+            tuple(map(named, tree.broadcast)),
+        )
+        for tree in section.trees
+    )
+    certificate = scheduled.certificate
+    if isinstance(certificate, Cut):
+        certificate = replace(certificate, side=tuple(places[p] for p in certificate.side))
+    elif isinstance(certificate, Partition):
+        parts = tuple(tuple(places[p] for p in part) for part in certificate.parts)
+        certificate = replace(certificate, parts=parts)
+    else:
+        # Channels of the canonical fabric come in another order than those of this one.
+        order = _channel_order(fabric, places, links)
+        certificate = replace(certificate, price=tuple(certificate.price[c] for c in order))
+    ranks = fabric.places[: fabric.num_ranks]
+    root = places[section.root]
+    return Scheduled(replace(section, ranks=ranks, root=root, trees=trees), certificate)
+
+
+def _channel_order(fabric: Fabric, places: dict[str, str], links: dict[str, str]) -> list[int]:
+    """For each channel of the fabric its number in the canonical one."""
+    plain, _, _ = renamed(fabric, canonical_form(fabric))
+    number = {
+        (links[arc.link], places[plain.places[arc.tail]], places[plain.places[arc.head]]): arc.channel
+        for arc in plain.arcs
+    }
+    order = [0] * len(fabric.capacity)
+    for arc in fabric.arcs:
+        order[arc.channel] = number[arc.link, fabric.places[arc.tail], fabric.places[arc.head]]
+    return order
+
+
+def _root(fabric: Fabric, collective: Collective, root: str | None) -> int:
+    ranks = fabric.places[: fabric.num_ranks]
+    if root is not None:
+        return ranks.index(root)
+    if collective in ("broadcast", "reduce") and fabric.is_balanced:
+        return best_root(fabric, is_reduce=collective == "reduce")
+    return 0
+
+
+def _plain(
+    cluster: Cluster, fabric: Fabric, collective: Collective, root: int, relay: bool
+) -> Iterator[Communication]:
+    """The plain ways that exist on this fabric."""
+    found = (
+        rings.ring(fabric, collective, root),
+        chains.chain(fabric, collective, root),
+        chains.double_binary_tree(fabric, collective, root),
+        chains.one_hop(fabric, collective, root),
+        chains.shallow_tree(fabric, collective, root),
+    )
+    yield from (section for section in found if section is not None)
+    if fabric.is_peer_only:
+        ranks = fabric.places[: fabric.num_ranks]
+        try:
+            host = fabric_of(cluster, ranks, relay=relay, links="host")
+        except NoFeasiblePlanError:
+            return
+        yield rings.ring_in_order(host, collective, root, algorithm="ring over PCIe")
+
+
+def _offer(section: Communication, cluster: Cluster) -> Offer:
+    return Offer(section, section.rate_bps(cluster), CollectiveTimes(section, cluster))
+
+
+def _choose(offers: Sequence[Offer], size_bytes: int | None) -> Offer:
+    if size_bytes is None:
+        return min(
+            offers,
+            key=lambda offer: (
+                -offer.rate_bps, offer.times.time_s(_LARGE_BYTES), len(offer.section.trees),
+            ),
+        )  # fmt: skip
+    return min(
+        offers, key=lambda offer: (offer.times.time_s(size_bytes), len(offer.section.trees))
+    )
