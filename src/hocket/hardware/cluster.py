@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hocket.hardware.network import Network
     from hocket.hardware.routes import Routes
 
-Duplex = Literal["full", "half"]
+Duplex = Literal["full", "half", "one-way"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,8 @@ class Link:
     ends: tuple[str, ...]
     """Names of devices, hosts or switches; more than two make a shared bus."""
     bandwidth_bps: float
-    """Bytes per second in each direction (full duplex), or in all (half duplex, bus)."""
+    """Bytes per second in each direction (full duplex), in all together (half duplex, bus), or from
+    the first end to the second alone (one-way)."""
     latency_s: float
     duplex: Duplex = "full"
 

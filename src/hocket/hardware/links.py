@@ -17,6 +17,7 @@ from hocket.hardware.tables import BANDWIDTH, SECONDS, Table
 MAX_LINKS = 1_000_000
 MAX_PATTERNS = 1000
 
+_DUPLEX: Mapping[str, Duplex] = {"full": "full", "half": "half", "one-way": "one-way"}
 _KEYS = ("name", "ends", "between", "bandwidth", "latency", "duplex")
 
 
@@ -33,7 +34,7 @@ def read_links(
             raise table.error("name", "links made by 'between' get their names from their ends")
         bandwidth_bps = float(table.quantity("bandwidth", BANDWIDTH))
         latency_s = float(table.quantity("latency", SECONDS, 0.0))
-        duplex: Duplex = "half" if table.choice("duplex", ("full", "half")) == "half" else "full"
+        duplex = _DUPLEX[table.choice("duplex", tuple(_DUPLEX))]
         for ends in _ends(table, find, MAX_LINKS - len(links)):
             own_name = names.next(ends)
             links.append(

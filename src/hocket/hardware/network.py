@@ -157,7 +157,10 @@ class _Links:
                 channel = (link.name, "" if shared else place)
                 longer = _Path((*path.channels, channel), path.latency_s + link.latency_s)
                 time_s = link.latency_s + REFERENCE_BYTES / link.bandwidth_bps
-                for end in link.ends:
+                ends = link.ends[1:] if link.duplex == "one-way" else link.ends
+                if link.duplex == "one-way" and place != link.ends[0]:
+                    continue
+                for end in ends:
                     if end not in done and self._owner.get(end, src) in (*near, src):
                         counter += 1
                         heapq.heappush(queue, (cost + time_s, counter, end, longer))

@@ -37,7 +37,9 @@ def _rates(kind: DeviceKind) -> str:
 
 
 def _figures(link: Link) -> tuple[str, str, str]:
-    form = "bus" if link.is_bus else f"{link.duplex} duplex"
+    form = (
+        "bus" if link.is_bus else "one way" if link.duplex == "one-way" else f"{link.duplex} duplex"
+    )
     return form, format_rate(link.bandwidth_bps, "B/s"), format_seconds(link.latency_s)
 
 

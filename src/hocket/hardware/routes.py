@@ -124,7 +124,7 @@ def _channels(cluster: Cluster) -> tuple[list[str], list[float], list[list[_Step
                     _Step(len(names) - 1, dst, link, reference_s) for dst in ends if dst != src
                 ]
             continue
-        for src, dst in (ends, ends[::-1]):
+        for src, dst in (ends,) if link.duplex == "one-way" else (ends, ends[::-1]):
             names.append(f"{link.name} {places[src]}→{places[dst]}")
             bandwidth.append(link.bandwidth_bps)
             steps[src].append(_Step(len(names) - 1, dst, link, reference_s))
@@ -182,7 +182,7 @@ def _queues(cluster: Cluster) -> tuple[IntArray, IntArray]:
     two_way = {
         end
         for link in cluster.links
-        if not link.is_bus and link.duplex == "full"
+        if not link.is_bus and link.duplex != "half"
         for end in link.ends
     }
     for index, name in enumerate(cluster.device_names):

@@ -126,8 +126,8 @@ def _figures(link: Link) -> dict[str, Any]:
         "bandwidth": _rate(link.bandwidth_bps, "B/s", BANDWIDTH),
         "latency": _seconds(link.latency_s),
     }
-    if link.duplex == "half":
-        data["duplex"] = "half"
+    if link.duplex != "full":
+        data["duplex"] = link.duplex
     return data
 
 

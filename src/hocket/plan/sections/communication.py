@@ -134,7 +134,9 @@ class Communication:
         """The section of plain data, read strictly; raises `InputFileError`."""
         keys = ("collective", "algorithm", "ranks", "root", "num_chunks", "ways", "trees")
         top = fields.record(data, "communication", required=keys)
-        ways = [_way(item, f"ways[{n}]") for n, item in enumerate(fields.items(top["ways"], "ways"))]
+        ways = [
+            _way(item, f"ways[{n}]") for n, item in enumerate(fields.items(top["ways"], "ways"))
+        ]
         trees = fields.items(top["trees"], "trees")
         if len(trees) > MAX_TREES:
             raise InputFileError(f"trees: more than {MAX_TREES}")

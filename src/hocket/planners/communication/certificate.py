@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-Collective = Literal[
-    "broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall"
-]
+Collective = Literal["broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall"]
 COLLECTIVES: tuple[Collective, ...] = (
     "broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall",
 )  # fmt: skip

@@ -41,9 +41,7 @@ def double_binary_tree(fabric: Fabric, collective: Collective, root: int) -> Com
     second = [(turn[a], turn[b]) for a, b in first]
     if not all(are_neighbours(ways, a, b) for a, b in (*first, *second)):
         return None
-    weighted = [
-        (Fraction(1, 2), pairs[0][0], pairs) for pairs in (first, second)
-    ]
+    weighted = [(Fraction(1, 2), pairs[0][0], pairs) for pairs in (first, second)]
     trees = trees_of(fabric, collective, root, ways, weighted)
     return section_of(fabric, collective, root, "double binary tree", trees)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-
 from hocket.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
 from hocket.planners.communication.fabric import Arc, Fabric, LinkChoice, fabric_of
@@ -31,10 +30,12 @@ class Form:
     key: tuple[object, ...]
 
 
-def canonical_form(fabric: Fabric) -> Form:
-    """The same key for every renaming of a fabric, up to the unit of its rates."""
+def canonical_form(fabric: Fabric, root: int | None = None) -> Form:
+    """The same key for every renaming of a fabric (with a root), up to the unit of its rates."""
     around = _relations(fabric)
-    kind = [0 if place < fabric.num_ranks else 1 for place in range(fabric.num_places)]
+    kind = [int(place >= fabric.num_ranks) for place in range(fabric.num_places)]
+    if root is not None:
+        kind[root] = -1
     best: tuple[tuple[object, ...], tuple[int, ...]] | None = None
     leaves = 0
     stack = [_refined(around, kind)]

@@ -112,19 +112,25 @@ def planned_once(
     fabric: Fabric, collective: Collective, root: int, max_trees: int | None = None
 ) -> Scheduled:
     """`best_schedule`, found once for all fabrics of a class."""
-    form = canonical_form(fabric)
+    has_root = collective in ("broadcast", "reduce")
+    form = canonical_form(fabric, root if has_root else None)
     plain, places, links = renamed(fabric, form)
-    place = form.order.index(root)
-    key = (form.key, collective, place, max_trees)
+    # The root is the first place of the form, where there is one.
+    key = (form.key, collective, max_trees)
     if key not in _planned:
         if len(_planned) >= _MAX_KEPT:
             _planned.clear()
-        _planned[key] = best_schedule(plain, collective, place, max_trees=max_trees)
-    return _named(_planned[key], fabric, places, links)
+        _planned[key] = best_schedule(plain, collective, 0, max_trees=max_trees)
+    named = _named(_planned[key], plain, fabric, places, links)
+    return replace(named, section=replace(named.section, root=fabric.places[root]))
 
 
 def _named(
-    scheduled: Scheduled, fabric: Fabric, places: dict[str, str], links: dict[str, str]
+    scheduled: Scheduled,
+    plain: Fabric,
+    fabric: Fabric,
+    places: dict[str, str],
+    links: dict[str, str],
 ) -> Scheduled:
     """A schedule of the canonical fabric in the names of this one."""
     known: dict[Send, Send] = {}
@@ -153,18 +159,22 @@ def _named(
         certificate = replace(certificate, parts=parts)
     else:
         # Channels of the canonical fabric come in another order than those of this one.
-        order = _channel_order(fabric, places, links)
+        order = _channel_order(plain, fabric, places, links)
         certificate = replace(certificate, price=tuple(certificate.price[c] for c in order))
     ranks = fabric.places[: fabric.num_ranks]
-    root = places[section.root]
-    return Scheduled(replace(section, ranks=ranks, root=root, trees=trees), certificate)
+    return Scheduled(replace(section, ranks=ranks, trees=trees), certificate)
 
 
-def _channel_order(fabric: Fabric, places: dict[str, str], links: dict[str, str]) -> list[int]:
+def _channel_order(
+    plain: Fabric, fabric: Fabric, places: dict[str, str], links: dict[str, str]
+) -> list[int]:
     """For each channel of the fabric its number in the canonical one."""
-    plain, _, _ = renamed(fabric, canonical_form(fabric))
     number = {
-        (links[arc.link], places[plain.places[arc.tail]], places[plain.places[arc.head]]): arc.channel
+        (
+            links[arc.link],
+            places[plain.places[arc.tail]],
+            places[plain.places[arc.head]],
+        ): arc.channel
         for arc in plain.arcs
     }
     order = [0] * len(fabric.capacity)
@@ -177,7 +187,7 @@ def _root(fabric: Fabric, collective: Collective, root: str | None) -> int:
     ranks = fabric.places[: fabric.num_ranks]
     if root is not None:
         return ranks.index(root)
-    if collective in ("broadcast", "reduce") and fabric.is_balanced:
+    if collective in ("broadcast", "reduce") and not fabric.has_shared_channels:
         return best_root(fabric, is_reduce=collective == "reduce")
     return 0
 
@@ -212,9 +222,7 @@ def _choose(offers: Sequence[Offer], size_bytes: int | None) -> Offer:
         return min(
             offers,
             key=lambda offer: (
-                -offer.rate_bps, offer.times.time_s(_LARGE_BYTES), len(offer.section.trees),
+                -offer.rate_bps, len(offer.section.trees), offer.times.time_s(_LARGE_BYTES),
             ),
         )  # fmt: skip
-    return min(
-        offers, key=lambda offer: (offer.times.time_s(size_bytes), len(offer.section.trees))
-    )
+    return min(offers, key=lambda offer: (offer.times.time_s(size_bytes), len(offer.section.trees)))

@@ -26,9 +26,7 @@ class _Fed:
         self.num_places = len(matrix)
         self.matrix = matrix
         tails, heads = np.nonzero(np.triu(matrix + matrix.T))
-        feeds = np.stack(
-            (np.full(num_ranks, self.num_places), np.arange(num_ranks)), axis=1
-        )
+        feeds = np.stack((np.full(num_ranks, self.num_places), np.arange(num_ranks)), axis=1)
         pairs = np.concatenate((np.stack((tails, heads), axis=1), feeds)).astype(np.int64)
         self.graph, place = flow_graph(self.num_places + 1, pairs)
         self.feed = place[len(tails) :]
@@ -70,8 +68,7 @@ def broadcast_bound(fabric: Fabric, root: int, *, is_reduce: bool = False) -> Cu
 def best_root(fabric: Fabric, *, is_reduce: bool = False) -> int:
     """The rank from which a broadcast is fastest; the first of equals."""
     bounds = [
-        broadcast_bound(fabric, rank, is_reduce=is_reduce).bound
-        for rank in range(fabric.num_ranks)
+        broadcast_bound(fabric, rank, is_reduce=is_reduce).bound for rank in range(fabric.num_ranks)
     ]
     return bounds.index(max(bounds))
 
@@ -103,5 +100,3 @@ def gather_bound(fabric: Fabric, *, is_reduce: bool = False) -> Cut:
 
 def _names(fabric: Fabric, side: Whole) -> tuple[str, ...]:
     return tuple(fabric.places[place] for place in side.tolist())
-
-

@@ -71,14 +71,10 @@ class Fabric:
 
     @cached_property
     def is_symmetric(self) -> bool:
-        """Whether every channel is one arc and as much flows back over each pair."""
-        return not self.has_shared_channels and bool(np.array_equal(self.matrix, self.matrix.T))
-
-    @cached_property
-    def is_balanced(self) -> bool:
-        """Whether each place can send what it can receive, so that switches can be split off."""
-        return not self.has_shared_channels and bool(
-            np.array_equal(self.matrix.sum(axis=0), self.matrix.sum(axis=1))
+        """Whether every link is full duplex: two arcs with a channel of the same rate each."""
+        return not self.has_shared_channels and all(
+            back >= 0 and self.capacity[self.arcs[back].channel] == self.capacity[arc.channel]
+            for arc, back in zip(self.arcs, self.opposite, strict=True)
         )
 
     @cached_property
@@ -109,7 +105,7 @@ def fabric_of(
         chosen, is_peer_only = peer, len(peer) < len(used)
     elif links == "host":
         chosen = [link for link in used if link not in peer]
-    if not _connected(chosen, ranks):
+    if not (_connected(chosen, ranks) and _connected(chosen, ranks, backwards=True)):
         raise NoFeasiblePlanError(
             f"{', '.join(ranks)} are not connected by the links that may be used",
             hint="allow all links (--links all), relays (--relay), or choose other devices",
@@ -186,11 +182,13 @@ def _peer_links(cluster: Cluster, links: Sequence[Link]) -> list[Link]:
     return [link for link in links if reached.isdisjoint(link.ends)]
 
 
-def _connected(links: Sequence[Link], ranks: Sequence[str]) -> bool:
+def _connected(links: Sequence[Link], ranks: Sequence[str], *, backwards: bool = False) -> bool:
+    """Whether the first rank reaches all others, or is reached by them."""
     near: dict[str, list[tuple[str, ...]]] = defaultdict(list)
     for link in links:
         for end in link.ends:
-            near[end].append(link.ends)
+            if link.duplex != "one-way" or end == link.ends[-1 if backwards else 0]:
+                near[end].append(link.ends)
     reached, stack = {ranks[0]}, [ranks[0]]
     while stack:
         for ends in near[stack.pop()]:
@@ -228,7 +226,7 @@ def _build(links: Sequence[Link], ranks: Sequence[str], is_peer_only: bool) -> F
             rates.append(rate)
         for src in link.ends:
             for dst in link.ends:
-                if src == dst:
+                if src == dst or (link.duplex == "one-way" and src != link.ends[0]):
                     continue
                 if not is_shared:
                     rates.append(rate)

@@ -25,7 +25,10 @@ T = TypeVar("T")
 Edges = tuple[tuple[int, int], ...]
 ENOUGH = 2
 """So few trees are not worth a search."""
-_STEPS = 32
+FEW = 6
+"""With so many trees or fewer the search gives up early."""
+_STEPS, _IDLE_STEPS = 256, 6
+"""Packings of a search, divided by the ranks; those without a gain after which few are enough."""
 _LARGEST = 2**40
 """Units up to which sums of capacities stay exact in 64 bits."""
 
@@ -39,9 +42,9 @@ def fewer_trees(fabric: Fabric, mix: Mix[UndirectedTree]) -> list[tuple[Fraction
     ]
     if fabric.has_switches or mix.value * scale * fabric.num_ranks**2 > _LARGEST:
         return [(Fraction(weight, scale), edges) for weight, edges in now]
-    best, random = now, np.random.default_rng(0)
-    for step in range(_STEPS):
-        if len(best) <= ENOUGH:
+    best, last_gain, random = now, 0, np.random.default_rng(0)
+    for step in range(_STEPS // fabric.num_ranks):
+        if len(best) <= ENOUGH or (len(best) <= FEW and step - last_gain > _IDLE_STEPS):
             break
         found = _packed_anew(fabric.matrix * scale, now, random)
         # The program's own trees are many but hard to leave: the first steps go anywhere, and
@@ -49,7 +52,7 @@ def fewer_trees(fabric: Fabric, mix: Mix[UndirectedTree]) -> list[tuple[Fraction
         if step < 2 or len(found) <= len(now) + (step % 4 == 0):
             now = found
         if len(now) < len(best):
-            best = now
+            best, last_gain = now, step
     return [(Fraction(weight, scale), edges) for weight, edges in best]
 
 

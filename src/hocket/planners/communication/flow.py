@@ -1,4 +1,4 @@
-"""Maximum flow in whole numbers on a graph whose arcs stay and whose capacities change (Dinic, 1970).
+"""Maximum flow in whole numbers on a graph whose capacities change (Dinic, 1970).
 
 Breadth-first levels from the source, then augmenting paths along rising levels until none is left;
 the nodes that the last search reached are the source side of a minimum cut. Each pair of nodes is
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 
 Whole = NDArray[np.int64]
 UNLIMITED = 2**62
@@ -61,7 +61,7 @@ def flow_graph(num_nodes: int, pairs: Whole) -> tuple[FlowGraph, Whole]:
     return graph, place[:num_pairs]
 
 
-@compiled
+@kernel
 def _find_levels(graph: FlowGraph, capacity: Whole, source: int, sink: int) -> bool:
     """Distances from the source over arcs with capacity; whether the sink was reached."""
     level, queue = graph.level, graph.path
@@ -83,10 +83,8 @@ def _find_levels(graph: FlowGraph, capacity: Whole, source: int, sink: int) -> b
     return reached
 
 
-@compiled
-def _fill_levels(
-    graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: int
-) -> int:
+@kernel
+def _fill_levels(graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: int) -> int:
     """Augment along rising levels until no path is left or ``limit`` flows."""
     path, total, length, node = graph.path, 0, 0, source
     while True:
@@ -126,8 +124,8 @@ def _fill_levels(
             graph.next_arc[node] += 1
 
 
-@compiled
-def push_flow(graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: int) -> int:
+@kernel
+def max_flow(graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: int) -> int:
     """Flow from source to sink, at most ``limit``; ``capacity`` becomes what is left of it.
 
     When less than the limit flows, ``level >= 0`` afterwards marks a minimum cut's source side.
@@ -138,9 +136,3 @@ def push_flow(graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: 
             graph.next_arc[node] = graph.arc_ptr[node]
         total += _fill_levels(graph, capacity, source, sink, limit - total)
     return total
-
-
-@compiled_entry()
-def max_flow(graph: FlowGraph, capacity: Whole, source: int, sink: int, limit: int) -> int:
-    """As `push_flow`, called from Python."""
-    return push_flow(graph, capacity, source, sink, limit)

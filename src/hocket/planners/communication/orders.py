@@ -7,6 +7,7 @@ Exact up to eight ranks or so; above `MAX_ORDERS` of them the best of those list
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -45,7 +46,7 @@ def most_orders(fabric: Fabric, ways: Ways, *, is_ring: bool) -> list[tuple[Frac
 
 def pairs_of(order: Order, *, is_ring: bool) -> list[tuple[int, int]]:
     """Neighbours in an order."""
-    pairs = list(zip(order, order[1:], strict=False))
+    pairs = list(itertools.pairwise(order))
     return [*pairs, (order[-1], order[0])] if is_ring else pairs
 
 
@@ -70,9 +71,7 @@ def _orders(count: int, ways: Ways, is_ring: bool) -> Iterator[Order]:
             stack += [(*walk, b) for b in reversed(near[walk[-1]]) if b not in walk]
 
 
-def _usage(
-    fabric: Fabric, ways: Ways, order: Order, is_ring: bool
-) -> tuple[tuple[int, int], ...]:
+def _usage(fabric: Fabric, ways: Ways, order: Order, is_ring: bool) -> tuple[tuple[int, int], ...]:
     """What one order takes of each channel, used in both directions."""
     taken: Counter[int] = Counter()
     for a, b in pairs_of(order, is_ring=is_ring):

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.communication.fabric import Whole
-from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, push_flow
+from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def pack_trees(matrix: Whole, demand: Whole) -> list[PackedTree]:
     return trees
 
 
-@compiled
+@kernel
 def _most(
     graph: FlowGraph, capacity: Whole, room: Whole, feed_a: int, source: int, b: int,
     others: int, wanted: int,
@@ -70,17 +70,17 @@ def _most(
     for arc in range(len(capacity)):
         room[arc] = capacity[arc]
     room[feed_a] = UNLIMITED
-    return push_flow(graph, room, source, b, others + wanted) - others
+    return max_flow(graph, room, source, b, others + wanted) - others
 
 
-@compiled_entry("hocket.planners.communication.flow")
+@kernel
 def grow_tree(
     graph: FlowGraph, capacity: Whole, room: Whole, feed: Whole, root: int, left: int,
     parent: Whole, order: Whole, arc_of: Whole,
 ) -> int:  # fmt: skip
     """Take one tree out of ``capacity``; its weight, or 0 where none can be grown."""
     count = len(feed)
-    weight = capacity[feed[root]]
+    weight: int = capacity[feed[root]]
     capacity[feed[root]] = 0
     others = left - weight
     for node in range(count):

@@ -6,6 +6,7 @@ reduced and once more to be spread: 2(n-1) steps of 1/n of a ring's part (Patara
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 from hocket.plan.sections.communication import Communication, Tree
@@ -59,9 +60,9 @@ def _tree(
 ) -> Tree:
     """Around the ring to its first rank, and around from there once more."""
     root = order[0]
-    spread = tuple((a, b, ways.path(a, b)) for a, b in zip(order, order[1:], strict=False))
+    spread = tuple((a, b, ways.path(a, b)) for a, b in itertools.pairwise(order))
     last = (*order[1:], root)
-    collect = tuple((a, b, ways.path(a, b)) for a, b in zip(last, last[1:], strict=False))
+    collect = tuple((a, b, ways.path(a, b)) for a, b in itertools.pairwise(last))
     into = one_way(fabric, RoutedTree(weight, root, collect), is_reduce=True, is_turned=True)
     out = one_way(fabric, RoutedTree(weight, root, spread), is_reduce=False)
     return Tree(

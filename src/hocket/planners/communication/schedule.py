@@ -7,7 +7,8 @@ Anything else (buses, half duplex, one-way links) goes through column generation
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -18,9 +19,10 @@ from hocket.planners.communication.certificate import Certificate, Collective, P
 from hocket.planners.communication.cuts import broadcast_bound, gather_bound
 from hocket.planners.communication.directed import best_bundles
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.few_trees import fewer_trees, heaviest
+from hocket.planners.communication.few_trees import Edges, fewer_trees, heaviest
 from hocket.planners.communication.packing import PackedTree, pack_trees
 from hocket.planners.communication.sends import (
+    Edge,
     RoutedTree,
     both_ways,
     one_way,
@@ -28,11 +30,12 @@ from hocket.planners.communication.sends import (
     section_of,
 )
 from hocket.planners.communication.spanning import best_spanning_trees
-from hocket.planners.communication.splitting import Logical, remove_switches
+from hocket.planners.communication.splitting import CannotSplitError, Logical, remove_switches
 from hocket.planners.communication.strength import strength_bound
-from hocket.planners.communication.ways import Path, Ways
+from hocket.planners.communication.ways import Path
 
 PACKED = "packed trees"
+Weighted = tuple[Fraction, tuple[Edge, ...]]
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,20 @@ def best_schedule(
     fabric: Fabric, collective: Collective, root: int, *, max_trees: int | None = None
 ) -> Scheduled:
     """The schedule with the largest rate; of an all-reduce at most ``max_trees``, the heaviest."""
-    if not fabric.is_balanced or (collective == "allreduce" and not fabric.is_symmetric):
-        return _by_columns(fabric, collective, root)
-    if collective == "allreduce":
+    if collective == "allreduce" and fabric.is_symmetric:
         return _all_reduce(fabric, root, max_trees)
-    return _by_packing(fabric, collective, root)
+    if collective != "allreduce" and not fabric.has_shared_channels:
+        # Full-duplex links balance every switch, which then splits; others may or may not.
+        with suppress(CannotSplitError):
+            return _by_packing(fabric, collective, root)
+    return _by_columns(fabric, collective, root)
 
 
 def bound_of(fabric: Fabric, collective: Collective, root: int) -> Certificate:
     """The bound alone, for fabrics too large to pack."""
-    if fabric.is_balanced and collective in ("broadcast", "reduce"):
+    if fabric.is_symmetric and collective in ("broadcast", "reduce"):
         return broadcast_bound(fabric, root, is_reduce=collective == "reduce")
-    if fabric.is_balanced and collective in ("allgather", "reducescatter"):
+    if fabric.is_symmetric and collective in ("allgather", "reducescatter"):
         return gather_bound(fabric, is_reduce=collective == "reducescatter")
     return best_schedule(fabric, collective, root).certificate
 
@@ -80,28 +85,50 @@ def _by_packing(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
     return Scheduled(section_of(fabric, collective, root, PACKED, trees), certificate)
 
 
-def _routed(logical: Logical, packed: Sequence[PackedTree]) -> Iterator[RoutedTree]:
-    """Trees with a way for each edge; one whose edges need several ways becomes several."""
-    left = {pair: {path: units for units, path in _merged(ways)}
-            for pair, ways in logical.routes.items()}  # fmt: skip
-    for tree in packed:
-        weight = tree.weight
-        pairs = [(a, b) for b, a in enumerate(tree.parent) if a >= 0]
+class _Routes:
+    """What is left of the ways between pairs of ranks."""
+
+    def __init__(self, ways: Iterable[tuple[tuple[int, int], int, Path]]) -> None:
+        self._left: dict[tuple[int, int], dict[Path, Fraction]] = {}
+        for pair, units, path in ways:
+            paths = self._left.setdefault(pair, {})
+            paths[path] = paths.get(path, Fraction(0)) + units
+
+    def take(
+        self, weight: Fraction, pairs: Sequence[tuple[int, int]]
+    ) -> Iterator[tuple[Fraction, tuple[Edge, ...]]]:
+        """Ways for the edges of a tree; one that needs several of a pair becomes several trees."""
         while weight > 0:
-            paths = [max(left[pair], key=left[pair].__getitem__) for pair in pairs]
-            edges = tuple((a, b, path) for (a, b), path in zip(pairs, paths, strict=True))
-            piece = min(weight, *(left[a, b][path] for a, b, path in edges))
+            edges = tuple(
+                (*pair, max(self._left[pair], key=self._left[pair].__getitem__)) for pair in pairs
+            )
+            piece = min(weight, *(self._left[a, b][path] for a, b, path in edges))
             for a, b, path in edges:
-                left[a, b][path] -= piece
+                self._left[a, b][path] -= piece
             weight -= piece
-            yield RoutedTree(Fraction(piece), tree.root, edges)
+            yield piece, edges
 
 
-def _merged(ways: Sequence[tuple[int, Path]]) -> list[tuple[int, Path]]:
-    units: dict[Path, int] = {}
-    for amount, path in ways:
-        units[path] = units.get(path, 0) + amount
-    return [(amount, path) for path, amount in units.items()]
+def _routed(logical: Logical, packed: Sequence[PackedTree]) -> Iterator[RoutedTree]:
+    """Packed trees with the ways that the splitting of switches left."""
+    routes = _Routes(
+        (pair, units, path) for pair, ways in logical.routes.items() for units, path in ways
+    )
+    for tree in packed:
+        pairs = [(a, b) for b, a in enumerate(tree.parent) if a >= 0]
+        for piece, edges in routes.take(Fraction(tree.weight), pairs):
+            yield RoutedTree(piece, tree.root, edges)
+
+
+def _over_links(fabric: Fabric, trees: Sequence[tuple[Fraction, Edges]]) -> Iterator[Weighted]:
+    """Undirected trees of a fabric without switches, over its links in parallel."""
+    routes = _Routes(
+        ((arc.tail, arc.head), fabric.capacity[arc.channel], (index,))
+        for index, arc in enumerate(fabric.arcs)
+        if arc.tail < arc.head
+    )
+    for weight, edges in trees:
+        yield from routes.take(weight, [(min(pair), max(pair)) for pair in edges])
 
 
 def _all_reduce(fabric: Fabric, root: int, max_trees: int | None) -> Scheduled:
@@ -112,11 +139,7 @@ def _all_reduce(fabric: Fabric, root: int, max_trees: int | None) -> Scheduled:
         routed = [(weight, pattern.payload.edges) for weight, pattern in mix.weighted]
     else:
         certificate = strength_bound(fabric)
-        direct = Ways(fabric, [0] * len(fabric.arcs))
-        routed = [
-            (weight, tuple((a, b, direct.path(a, b)) for a, b in edges))
-            for weight, edges in fewer_trees(fabric, mix)
-        ]
+        routed = list(_over_links(fabric, fewer_trees(fabric, mix)))
     if max_trees is not None:
         routed = heaviest(routed, max_trees)
     trees = [both_ways(fabric, rooted_at_centre(weight, edges)) for weight, edges in routed]
@@ -132,7 +155,8 @@ def _by_columns(fabric: Fabric, collective: Collective, root: int) -> Scheduled:
     for weight, pattern in mix.weighted:
         if collective == "allreduce":
             into, out = (
-                RoutedTree(weight, tree_root, sends) for tree_root, sends, _ in pattern.payload.trees
+                RoutedTree(weight, tree_root, sends)
+                for tree_root, sends, _ in pattern.payload.trees
             )
             first = one_way(fabric, into, is_reduce=True, is_turned=True)
             second = one_way(fabric, out, is_reduce=False)

@@ -51,21 +51,19 @@ def section_of(
     )
 
 
-def one_way(
-    fabric: Fabric, tree: RoutedTree, *, is_reduce: bool, is_turned: bool = False
-) -> Tree:
+def one_way(fabric: Fabric, tree: RoutedTree, *, is_reduce: bool, is_turned: bool = False) -> Tree:
     """A tree of a collective that only spreads or only gathers.
 
     The edges of a reduction come from the fabric turned around, unless ``is_turned`` says that they
     already lead towards the root.
     """
-    away = {
-        ((b, a) if is_turned else (a, b)): path for a, b, path in tree.edges
-    }
+    away = {((b, a) if is_turned else (a, b)): path for a, b, path in tree.edges}
     order = hung_up(tuple(away), tree.root)
     name = fabric.places[tree.root]
     if not is_reduce:
-        return Tree(name, tree.weight, broadcast=_sends(fabric, [(a, b, away[a, b]) for a, b in order]))
+        return Tree(
+            name, tree.weight, broadcast=_sends(fabric, [(a, b, away[a, b]) for a, b in order])
+        )
     towards = [(b, a, away[a, b] if is_turned else away[a, b][::-1]) for a, b in reversed(order)]
     return Tree(name, tree.weight, reduce=_sends(fabric, towards))
 
@@ -105,7 +103,11 @@ def _sends(fabric: Fabric, edges: Sequence[Edge]) -> tuple[Send, ...]:
             places[a],
             places[b],
             tuple(
-                (fabric.arcs[arc].link, places[fabric.arcs[arc].tail], places[fabric.arcs[arc].head])
+                (
+                    fabric.arcs[arc].link,
+                    places[fabric.arcs[arc].tail],
+                    places[fabric.arcs[arc].head],
+                )
                 for arc in path
             ),
         )

@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.compiled.jit import compiled, compiled_entry
+from hocket.kernels import kernel
 from hocket.planners.communication.fabric import Fabric, Whole
-from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, push_flow
+from hocket.planners.communication.flow import UNLIMITED, FlowGraph, flow_graph, max_flow
 from hocket.planners.communication.ways import Path
 
+
+class CannotSplitError(Exception):
+    """A switch that cannot send what it receives, and has no splitting without loss."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,7 @@ class _State:
             self.needed, made,
         )  # fmt: skip
         if number < 0:
-            raise AssertionError("a switch of a balanced graph cannot be split off")
+            raise CannotSplitError
         for u, t, units in made[:number].tolist():
             self._join(u, switch, t, units)
 
@@ -144,7 +147,7 @@ class _State:
         return Logical(matrix, self.scale, routes)
 
 
-@compiled_entry("hocket.planners.communication.flow")
+@kernel
 def reaches_all(
     graph: FlowGraph, capacity: Whole, room: Whole, source: int, num_ranks: int, needed: int
 ) -> bool:
@@ -152,12 +155,12 @@ def reaches_all(
     for rank in range(num_ranks):
         for arc in range(len(capacity)):
             room[arc] = capacity[arc]
-        if push_flow(graph, room, source, rank, needed) < needed:
+        if max_flow(graph, room, source, rank, needed) < needed:
             return False
     return True
 
 
-@compiled
+@kernel
 def _slack(
     graph: FlowGraph, capacity: Whole, room: Whole, arc: Whole, count: int, num_ranks: int,
     u: int, w: int, t: int, needed: int, most: int,
@@ -172,7 +175,7 @@ def _slack(
             room[arc[source, t]] = UNLIMITED
             room[arc[w, sink]] = UNLIMITED
             room[arc[rank, sink]] = UNLIMITED
-            most = min(most, push_flow(graph, room, source, sink, needed + most) - needed)
+            most = min(most, max_flow(graph, room, source, sink, needed + most) - needed)
             if most <= 0:
                 return 0
         for a in range(len(capacity)):
@@ -181,13 +184,13 @@ def _slack(
         room[arc[u, sink]] = UNLIMITED
         room[arc[t, sink]] = UNLIMITED
         room[arc[rank, sink]] = UNLIMITED
-        most = min(most, push_flow(graph, room, source, sink, needed + most) - needed)
+        most = min(most, max_flow(graph, room, source, sink, needed + most) - needed)
         if most <= 0:
             return 0
     return most
 
 
-@compiled_entry("hocket.planners.communication.flow")
+@kernel
 def split_switch(
     graph: FlowGraph, capacity: Whole, room: Whole, arc: Whole, count: int, num_ranks: int,
     w: int, needed: int, made: Whole,
@@ -203,9 +206,7 @@ def split_switch(
                 most = min(capacity[arc[u, w]], capacity[arc[w, t]])
                 if most <= 0:
                     continue
-                most = _slack(
-                    graph, capacity, room, arc, count, num_ranks, u, w, t, needed, most
-                )
+                most = _slack(graph, capacity, room, arc, count, num_ranks, u, w, t, needed, most)
                 if most <= 0:
                     continue
                 capacity[arc[u, w]] -= most

@@ -1,0 +1,216 @@
+"""A machine from the XML that NCCL and RCCL dump (``NCCL_TOPO_DUMP_FILE``).
+
+The file is the PCIe tree as the driver sees it, with NVLink or xGMI links of each GPU and network
+cards. Rates are those that NCCL's own model gives these links: PCIe at three quarters of nominal,
+NVLink and xGMI per generation of the GPU, processors by vendor. Switches without a fork are kept,
+since they may be slower than what hangs on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
+
+from hocket.errors import InputFileError
+from hocket.fields import shown
+from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
+
+_LANE_GBPS = {"2.5": 0.1875, "5": 0.375, "8": 0.75, "16": 1.5, "32": 3.0, "64": 6.0}
+"""PCIe, one lane, by the speed that the file states in GT/s."""
+_NVLINK_GBPS = ((100, 40.1), (90, 20.6), (86, 12.0), (70, 20.0), (60, 18.0))
+"""From which compute capability on one NVLink has which rate, the largest first."""
+_XGMI_GBPS = (("94", 48.0), ("95", 57.0), ("910", 36.0), ("90a", 36.0), ("", 24.0))
+"""One xGMI link, by what the name of the GPU's architecture holds."""
+_KINDS = (
+    ("950", "mi300x-192g"), ("94", "mi300x-192g"), ("910", "mi250-64g"), ("90a", "mi250-64g"),
+    ("908", "mi100-32g"), ("", "mi50-16g"),
+)  # fmt: skip
+_NVIDIA_KINDS = ((90, "h100-80g"), (80, "a100-40g"), (70, "v100-16g"), (60, "p100-16g"))
+_NVSWITCH = "0x068000"
+_PCIE_LATENCY_S, _PEER_LATENCY_S, _SOCKET_LATENCY_S = 1e-6, 2e-6, 1e-6
+_MAX_NETWORK_GBPS = 100.0
+"""Cards that state more are virtual: what they give is unknown, so they get this."""
+
+
+def read_nccl_machine(path: str | Path) -> Machine:
+    """The machine of a topology file; raises `InputFileError` that names the file."""
+    where = str(path)
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise InputFileError(f"cannot be read: {error.strerror or error}", where=where) from None
+    if len(content) > MAX_FILE_BYTES:
+        raise InputFileError(f"is larger than {MAX_FILE_BYTES // 10**6} MB", where=where)
+    if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
+        raise InputFileError("defines a document type, which a topology never does", where=where)
+    try:
+        top = ElementTree.fromstring(content)
+    except (ElementTree.ParseError, ValueError, RecursionError) as error:
+        raise InputFileError(f"is not XML: {error}", where=where) from None
+    if top.tag != "system":
+        raise InputFileError(
+            f"the top element is {shown(top.tag)}, not 'system'",
+            hint="dump a topology with NCCL_TOPO_DUMP_FILE=topology.xml",
+            where=where,
+        )
+    return machine_from_dict(_Tree(top, where).as_data(), where, default_name=Path(path).stem)
+
+
+class _Tree:
+    """Walks the elements and gathers devices, switches and links."""
+
+    def __init__(self, top: Element, where: str) -> None:
+        self.where = where
+        self.gpus: list[tuple[int, str, Element]] = []
+        """(number, bus id, element)."""
+        self.switches: list[str] = []
+        self.links: list[dict[str, Any]] = []
+        self.cards: dict[str, float] = {}
+        self.parent: dict[str, tuple[str, float]] = {}
+        """Of each GPU by its bus id: where it hangs, and at which rate."""
+        cpus = top.findall("cpu")
+        if not cpus:
+            raise InputFileError("has no 'cpu' element", where=where)
+        names = ["host"] if len(cpus) == 1 else [f"socket{n}" for n in range(len(cpus))]
+        for name, cpu in zip(names, cpus, strict=True):
+            for child in cpu:
+                self._walk(child, name)
+        if len(cpus) > 1:
+            self._join_sockets(names, cpus)
+
+    def _join_sockets(self, names: list[str], cpus: list[Element]) -> None:
+        self.switches = [*names, *self.switches]
+        for first, name in enumerate(names):
+            for second in range(first + 1, len(names)):
+                rate = min(_socket_gbps(cpus[first]), _socket_gbps(cpus[second]))
+                self._link(name, names[second], rate, _SOCKET_LATENCY_S)
+        # Host memory, at the first socket only: a second link would let traffic avoid the others.
+        self._link(names[0], "host", 100.0, 0.0)
+
+    def _walk(self, element: Element, above: str) -> None:
+        if element.tag == "nic":
+            for net in element.findall("net"):
+                gbps = self._number(net, "speed", 10_000) / 8000
+                best = max(self.cards.get(above, 0.0), min(gbps, _MAX_NETWORK_GBPS))
+                self.cards[above] = best
+            return
+        if element.tag != "pci":
+            return
+        bus = element.get("busid", "")
+        rate = _pcie_gbps(element)
+        gpu = element.find("gpu")
+        if gpu is not None:
+            self.gpus.append((int(self._number(gpu, "dev", len(self.gpus))), bus.lower(), gpu))
+            self.parent[bus.lower()] = (above, rate)
+            return
+        if element.find("nic") is not None:
+            self._walk(element.find("nic"), above)  # type: ignore[arg-type]
+            return
+        name = "pci-" + bus.replace(":", ".").lower()
+        self.switches.append(name)
+        self._link(name, above, rate, _PCIE_LATENCY_S)
+        for child in element:
+            self._walk(child, name)
+
+    def as_data(self) -> dict[str, Any]:
+        """The machine in the schema of the TOML files."""
+        if not self.gpus:
+            raise InputFileError("has no GPU", where=self.where)
+        self.gpus.sort(key=lambda gpu: gpu[0])
+        name_of = {bus: f"gpu{n}" for n, (_, bus, _) in enumerate(self.gpus)}
+        self._peer_links(name_of)
+        for _, bus, _ in self.gpus:
+            above, rate = self.parent[bus]
+            self._link(name_of[bus], above, rate, 2.5 * _PCIE_LATENCY_S)
+        data: dict[str, Any] = {
+            "devices": [{"kind": _kind(gpu), "count": 1} for _, _, gpu in self.gpus],
+            "hosts": ["host"],
+            "switches": self.switches,
+            "links": self.links,
+        }
+        if self.cards:
+            rate = min(self.cards.values())
+            network = {"at": sorted(self.cards), "bandwidth": rate * 1e9, "latency": 2.5e-6}
+            data["network"] = network
+        return data
+
+    def _peer_links(self, name_of: dict[str, str]) -> None:
+        """Links between GPUs once each, and one switch for all NVSwitches."""
+        counts: dict[tuple[str, str], float] = {}
+        for _, bus, gpu in self.gpus:
+            for target, gbps in self._peers(gpu, name_of):
+                key = (min(name_of[bus], target), max(name_of[bus], target))
+                if target == "nvswitch":
+                    counts[name_of[bus], target] = counts.get((name_of[bus], target), 0.0) + gbps
+                else:
+                    # Both ends list a link; where they differ it has what one of them saw.
+                    counts[key] = max(counts.get(key, 0.0), gbps)
+        if any("nvswitch" in key for key in counts):
+            self.switches.append("nvswitch")
+        for (a, b), gbps in counts.items():
+            latency_s = _PEER_LATENCY_S / 2 if b == "nvswitch" else _PEER_LATENCY_S
+            self._link(a, b, gbps, latency_s)
+
+    def _peers(self, gpu: Element, name_of: dict[str, str]) -> Iterator[tuple[str, float]]:
+        for link in gpu:
+            if link.tag not in ("nvlink", "xgmi"):
+                continue
+            gbps = self._number(link, "count", 1) * _peer_gbps(gpu, link.tag)
+            target = link.get("target", "").lower()
+            if target in name_of:
+                yield name_of[target], gbps
+            elif link.get("tclass", "").lower().startswith(_NVSWITCH):
+                yield "nvswitch", gbps
+
+    def _link(self, a: str, b: str, gbps: float, latency_s: float) -> None:
+        self.links.append({"ends": [a, b], "bandwidth": gbps * 1e9, "latency": latency_s})
+
+    def _number(self, element: Element, key: str, default: float) -> float:
+        text = element.get(key)
+        if text is None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < 1e12:
+            raise InputFileError(
+                f"{key}={shown(text)} of <{element.tag}> is not a number", where=self.where
+            )
+        return value
+
+
+def _pcie_gbps(element: Element) -> float:
+    speed = element.get("link_speed", "8").split(" ")[0]
+    speed = speed.removesuffix(".0")
+    width = element.get("link_width", "16")
+    lanes = int(width) if width.isdecimal() and 1 <= int(width) <= 32 else 16
+    return lanes * _LANE_GBPS.get(speed, 0.75)
+
+
+def _socket_gbps(cpu: Element) -> float:
+    if cpu.get("vendor") == "AuthenticAMD":
+        return 16.0
+    model = cpu.get("modelid", "0")
+    return 10.0 if model.isdecimal() and int(model) >= 0x55 else 6.0
+
+
+def _peer_gbps(gpu: Element, tag: str) -> float:
+    if tag == "xgmi":
+        architecture = gpu.get("gcn", "")
+        return next(gbps for part, gbps in _XGMI_GBPS if part in architecture)
+    capability = gpu.get("sm", "70")
+    number = int(capability) if capability.isdecimal() else 70
+    return next((gbps for least, gbps in _NVLINK_GBPS if number >= least), 18.0)
+
+
+def _kind(gpu: Element) -> str:
+    architecture = gpu.get("gcn")
+    if architecture is not None:
+        return next(kind for part, kind in _KINDS if part in architecture)
+    capability = gpu.get("sm", "70")
+    number = int(capability) if capability.isdecimal() else 70
+    return next((kind for least, kind in _NVIDIA_KINDS if number >= least), "p100-16g")
