@@ -9,7 +9,7 @@ planned.run(RunOptions(steps=20, model="package.module:function"))
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,14 @@ from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
 from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, TransferMode
+from hocket.units import format_seconds
 
 if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.plan.parallel import ParallelPlan
     from hocket.planners.compare import Comparison
     from hocket.planners.parallelism.candidates import Training
+    from hocket.runtime.rebuild import ModelSource
     from hocket.runtime.session import RunOptions, RunResult
     from hocket.simulate.timeline import Timeline
     from hocket.transformer import Transformer
@@ -46,6 +48,8 @@ class Planned:
     comparison: Comparison
     plan: Plan
     timeline: Timeline
+    source: ModelSource | None = None
+    """The model that was planned, where it was given itself."""
 
     @property
     def problem(self) -> Problem:
@@ -67,10 +71,11 @@ class Planned:
         """Why this plan, and what limits it."""
         return self.comparison.why
 
-    def run(self, options: RunOptions | None = None) -> RunResult:
-        """Carry out the plan for some steps, one by default.
+    def run(self, options: RunOptions | None = None, **changes: Any) -> RunResult:
+        """Carry out the plan for some steps, one by default: ``run(steps=3, backend="single")``.
 
-        The model is built anew, so ``options.model`` must name it (a model of the zoo or
+        A model that was given to `hocket.auto` starts from its own weights and is not changed.
+        Else the model is built anew: ``model`` must name it (a model of the zoo or
         ``package.module:function``) unless the name given to `hocket.capture` does.
         """
         from hocket.extras import require
@@ -78,7 +83,19 @@ class Planned:
         require("torch", "running a plan")
         from hocket.runtime.session import RunOptions, run_plan
 
-        return run_plan(self.problem, self.plan, options or RunOptions())
+        known = [field.name for field in fields(RunOptions)]
+        for name in changes:
+            if name not in known:
+                raise unknown_name("option of a run", name, known)
+        options = replace(options or RunOptions(), **changes)
+        return run_plan(self.problem, self.plan, options, source=self.source)
+
+    def __repr__(self) -> str:
+        names = [name for name, peak in self.peak_bytes.items() if peak]
+        return (
+            f"Planned({self.problem.graph.name!r} on {self.problem.cluster.name!r} by "
+            f"{self.plan.planner!r}: step {format_seconds(self.step_s)} on {len(names)} devices)"
+        )
 
     def save(self, path: str | Path, *, graph_file: str | Path | None = None) -> None:
         """Write the plan; the graph is put inside unless its file is named."""
@@ -116,16 +133,24 @@ def auto(
     batch: Any,
     on: str | Path | Cluster = ON_THIS_MACHINE,
     *,
-    loss: Callable[[Any], Any] | None = None,
-    optimizer: str | None = "adamw",
+    loss: Callable[[Any], Any] | str | None = None,
+    optimizer: Any = "adamw",
+    headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
-    """Capture a model's training step and plan it on a cluster."""
+    """Capture a model's training step and plan it on a cluster.
+
+    ``loss`` and ``optimizer`` are as `hocket.capture` takes them.
+    """
     from hocket.capture import capture
+    from hocket.runtime.rebuild import ModelSource
 
     graph = capture(model, batch, loss=loss, optimizer=optimizer)
-    return plan_graph(graph, on, profile=profile, calibration=calibration)
+    planned = plan_graph(
+        graph, on, headroom_bytes=headroom_bytes, profile=profile, calibration=calibration
+    )
+    return replace(planned, source=ModelSource(model, batch, loss))
 
 
 def plan_graph(
@@ -136,6 +161,7 @@ def plan_graph(
     transfers: TransferMode = "shared",
     objective: Objective = "latency",
     contiguous: bool = False,
+    headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
@@ -145,7 +171,7 @@ def plan_graph(
     names = (planners,) if isinstance(planners, str) else planners
     problem = make_problem(
         graph, on, transfers=transfers, objective=objective, contiguous=contiguous,
-        profile=profile, calibration=calibration,
+        headroom_bytes=headroom_bytes, profile=profile, calibration=calibration,
     )  # fmt: skip
     return best_of(compare(problem, names))
 
@@ -154,9 +180,11 @@ def best_of(comparison: Comparison) -> Planned:
     """The winner of a comparison; raises `NoFeasiblePlanError` where nothing fits."""
     winner = comparison.winner
     if winner is None or winner.plan is None or winner.timeline is None:
+        has_headroom = any(kind.headroom_bytes for kind in comparison.problem.cluster.kinds)
         raise NoFeasiblePlanError(
             f"no candidate fits {comparison.problem.cluster.name}: {comparison.why}",
-            hint="use more or larger devices, a smaller batch, or 16-bit parameters",
+            hint="use more or larger devices, a smaller batch, or 16-bit parameters"
+            + (", or keep less free with --headroom" if has_headroom else ""),
         )
     return Planned(comparison, winner.plan, winner.timeline)
 
@@ -168,11 +196,15 @@ def make_problem(
     transfers: TransferMode = "shared",
     objective: Objective = "latency",
     contiguous: bool = False,
+    headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
     seed: int = 0,
 ) -> Problem:
-    """A problem from a graph and a cluster, or the text or path that names one."""
+    """A problem from a graph and a cluster, or the text or path that names one.
+
+    ``headroom_bytes`` of each device stay empty; by default what its kind states.
+    """
     if transfers not in TRANSFER_MODES:
         raise unknown_name("transfer mode", str(transfers), TRANSFER_MODES)
     if objective not in OBJECTIVES:
@@ -184,6 +216,8 @@ def make_problem(
         graph = on_file_terms(graph)
     else:
         cluster = _cluster(on)
+    if headroom_bytes is not None:
+        cluster = cluster.with_headroom(headroom_bytes)
     graph = as_profiled(graph, cluster, profile)
     costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
     return Problem(

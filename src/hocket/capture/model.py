@@ -23,12 +23,18 @@ from hocket.capture.blocks import find_runs
 from hocket.capture.coarse import merge_modules
 from hocket.capture.fake import all_tensors, batch_tensors
 from hocket.capture.link import link
-from hocket.capture.optimizer import append_optimizer, require_optimizer
+from hocket.capture.loss import ChosenLoss, Loss
+from hocket.capture.optimizer import (
+    Optimizer,
+    append_optimizer,
+    as_optimizer,
+    refuse_sparse_gradients,
+)
 from hocket.capture.program import Program
 from hocket.capture.recording import Recording
 from hocket.capture.repeat import expand
 from hocket.capture.splice import without_stand_ins
-from hocket.capture.step import Loss, record_fake_step, record_real_step
+from hocket.capture.step import record_fake_step, record_real_step
 from hocket.capture.trouble import reason, user_line
 from hocket.errors import HocketError, UsageError
 from hocket.graph import Graph
@@ -50,8 +56,8 @@ def capture(
     model: nn.Module,
     batch: Any,
     *,
-    loss: Loss | None = None,
-    optimizer: str | None = "adamw",
+    loss: Loss | str | None = None,
+    optimizer: str | torch.optim.Optimizer | Optimizer | None = "adamw",
     name: str = "",
     repeat: bool = True,
     device: str = ACCELERATOR,
@@ -59,8 +65,9 @@ def capture(
     """The graph of one training step, or of inference with ``optimizer=None``.
 
     ``batch`` is a tensor, a tuple (positional) or a mapping (by keyword) of tensors. ``loss`` maps
-    the output to a scalar; without it, the output's ``loss``, the output itself if it is a scalar,
-    or the mean of its first floating-point tensor is taken. Neither model nor batch is changed, and
+    the output to a scalar or names one (see `hocket.capture.loss`); without it, the output's
+    ``loss``, the output itself if it is a scalar, or the mean of its first floating-point tensor is
+    taken. ``graph.meta["loss"]`` says which. Neither model nor batch is changed, and
     nothing is computed: only shapes are read. ``device`` says whose kernels are recorded, wherever
     the model is: an ``accelerator`` (which need not be there), ``cuda`` of this machine, or
     ``cpu``. ``repeat=False`` records identical blocks one by one.
@@ -72,15 +79,15 @@ def capture(
                                    repeat=repeat, device=device)  # fmt: skip
         return graph
     except UntraceableError as error:
-        return _capture_modules(model, batch, loss, optimizer, name, error)
+        return _capture_modules(model, batch, loss, as_optimizer(optimizer, model), name, error)
 
 
 def capture_program(
     model: nn.Module,
     batch: Any,
     *,
-    loss: Loss | None = None,
-    optimizer: str | None = "adamw",
+    loss: Loss | str | None = None,
+    optimizer: str | torch.optim.Optimizer | Optimizer | None = "adamw",
     name: str = "",
     repeat: bool = True,
     device: str = "cpu",
@@ -89,12 +96,16 @@ def capture_program(
     batch = _plain_batch(batch)
     _require_model(model, batch)
     _require_device(device)
-    require_optimizer(optimizer)
-    options = {"loss": loss, "training": optimizer is not None, "device": device}
+    update = as_optimizer(optimizer, model)
+    if update is not None:
+        refuse_sparse_gradients(model)
+    chosen = ChosenLoss(loss)
+    options = {"loss": chosen, "training": update is not None, "device": device}
     name = name or type(model).__name__
-    traced = _trace_repeated(model, batch, options, optimizer, name) if repeat else None
-    graph, program, num_stamped = traced or _trace(model, batch, options, optimizer, name)
-    meta = _meta(model, batch, optimizer, graph.name, device) | {
+    traced = _trace_repeated(model, batch, options, update, name) if repeat else None
+    graph, program, num_stamped = traced or _trace(model, batch, options, update, name)
+    meta = _meta(model, batch, update, graph.name, device) | {
+        "loss": chosen.name or None,
         "level": "op",
         "recorded_ops": graph.num_ops - num_stamped,
         "stamped_ops": num_stamped,
@@ -103,7 +114,7 @@ def capture_program(
 
 
 def _trace(
-    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: str | None, name: str
+    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
 ) -> tuple[Graph, Program, int]:
     """The graph and the Program of a step of which every block is recorded."""
     try:
@@ -121,7 +132,7 @@ def _trace(
 
 
 def _trace_repeated(
-    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: str | None, name: str
+    model: nn.Module, batch: Any, options: dict[str, Any], optimizer: Optimizer | None, name: str
 ) -> tuple[Graph, Program, int] | None:
     """As `_trace`, with identical blocks recorded once, and the number of stamped calls.
 
@@ -147,7 +158,7 @@ def _trace_repeated(
         return None
 
 
-def _linked(recording: Recording, optimizer: str | None) -> Program:
+def _linked(recording: Recording, optimizer: Optimizer | None) -> Program:
     if optimizer is not None:
         append_optimizer(recording, optimizer)
     return link(recording)
@@ -156,8 +167,8 @@ def _linked(recording: Recording, optimizer: str | None) -> Program:
 def _capture_modules(
     model: nn.Module,
     batch: Any,
-    loss: Loss | None,
-    optimizer: str | None,
+    loss: Loss | str | None,
+    optimizer: Optimizer | None,
     name: str,
     error: UntraceableError,
 ) -> Graph:
@@ -166,8 +177,9 @@ def _capture_modules(
     tensors = [tensor for _, _, tensor in all_tensors(model, batch)]
     if any(tensor.is_meta or isinstance(tensor, FakeTensor) for tensor in tensors):
         raise error
+    chosen = ChosenLoss(loss)
     try:
-        recording = record_real_step(model, batch, loss=loss, training=optimizer is not None)
+        recording = record_real_step(model, batch, loss=chosen, training=optimizer is not None)
     except HocketError:
         raise
     except Exception as failure:
@@ -179,6 +191,7 @@ def _capture_modules(
     graph = graph_of(_linked(recording, optimizer), name or type(model).__name__, {})
     classes = {path: type(module).__name__ for path, module in model.named_modules()}
     meta = _meta(model, batch, optimizer, graph.name, str(tensors[0].device)) | {
+        "loss": chosen.name or None,
         "level": "module",
         "why": f"{error.where}: {error.message}",
         "recorded_ops": graph.num_ops,
@@ -226,7 +239,7 @@ def _require_device(device: str) -> None:
 
 
 def _meta(
-    model: nn.Module, batch: Any, optimizer: str | None, name: str, device: str
+    model: nn.Module, batch: Any, optimizer: Optimizer | None, name: str, device: str
 ) -> dict[str, Any]:
     """Where a graph came from."""
     inputs = dict(batch_tensors(batch))
@@ -238,7 +251,7 @@ def _meta(
         "batch": int(first.shape[0]) if first is not None and first.dim() else None,
         "seq": int(tokens[0].shape[1]) if tokens else None,
         "dtype": str(floating[0].dtype).removeprefix("torch.") if floating else None,
-        "optimizer": optimizer,
+        **({"optimizer": None} if optimizer is None else optimizer.to_meta()),
         "device": device,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "torch": torch.__version__,

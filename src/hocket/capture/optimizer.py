@@ -1,38 +1,166 @@
 """Optimizer steps as one fused call per parameter, appended to a recording.
 
 A fused implementation reads parameter, gradient and states once, writes in place and needs no
-workspace, so one op per parameter with its bytes is the whole cost.
+workspace, so one op per parameter with its bytes is the whole cost. What is carried out are the
+updates of ``torch.optim``, with its defaults or with the settings of an optimizer that was given.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
 from hocket.capture.describe import dtype_index, layout_text
 from hocket.capture.recording import Cost, RawCall, Recording, Ref, Source, Value
-from hocket.errors import unknown_name
+from hocket.errors import UsageError, unknown_name
 from hocket.graph import Phase, Role
 
-OPTIMIZER_STATES: dict[str, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
+OPTIMIZER_STATES: dict[str, tuple[str, ...]] = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "sgd": (),
+    "sgd-momentum": ("momentum_buffer",),
+}
 """Optimizers that capture knows, and the states that each keeps per parameter."""
 
+_ADAM: Mapping[str, float] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+DEFAULTS: Mapping[str, Mapping[str, float]] = {
+    "adamw": {**_ADAM, "weight_decay": 1e-2},
+    "adam": {**_ADAM, "weight_decay": 0.0},
+    "sgd": {"lr": 1e-3, "weight_decay": 0.0},
+    "sgd-momentum": {"lr": 1e-3, "weight_decay": 0.0, "momentum": 0.9},
+}
+"""Settings of each; those of ``torch.optim`` where it has defaults."""
+_REFUSED = ("amsgrad", "maximize", "nesterov", "dampening", "decoupled_weight_decay")
+"""Settings that must be off."""
 
-def require_optimizer(name: str | None) -> None:
-    """Refuse an optimizer that is not known; None means inference."""
-    if name is not None and name not in OPTIMIZER_STATES:
-        raise unknown_name("optimizer", name, OPTIMIZER_STATES)
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The update of a step."""
+
+    name: str
+    settings: Mapping[str, float] = field(default_factory=dict)
+    """Those that are not the defaults."""
+    only: frozenset[str] | None = None
+    """Names of the parameters that are updated; None means all that have a gradient."""
+
+    @property
+    def all_settings(self) -> dict[str, float]:
+        """The settings with the defaults of what is not set."""
+        return {**DEFAULTS[self.name], **self.settings}
+
+    def to_meta(self) -> dict[str, Any]:
+        """What a graph notes, so that the step can be captured again."""
+        meta: dict[str, Any] = {"optimizer": self.name}
+        if self.settings:
+            meta["optimizer_settings"] = dict(self.settings)
+        if self.only is not None:
+            meta["optimizer_parameters"] = sorted(self.only)
+        return meta
 
 
-def append_optimizer(recording: Recording, optimizer: str) -> None:
+def optimizer_of_meta(meta: Mapping[str, Any]) -> Optimizer | None:
+    """The optimizer that a graph notes; anyone may have written it."""
+    name = meta.get("optimizer")
+    if name is None:
+        return None
+    as_optimizer(name, None)
+    settings, only = meta.get("optimizer_settings", {}), meta.get("optimizer_parameters")
+    are_settings = isinstance(settings, Mapping) and all(
+        key in DEFAULTS[name] and isinstance(value, (int, float)) for key, value in settings.items()
+    )
+    are_names = only is None or (
+        isinstance(only, list) and all(isinstance(item, str) for item in only)
+    )
+    if not are_settings or not are_names:
+        raise UsageError("the graph's notes about its optimizer make no sense", hint="plan again")
+    return Optimizer(name, dict(settings), None if only is None else frozenset(only))
+
+
+def as_optimizer(given: Any, model: nn.Module | None) -> Optimizer | None:
+    """The optimizer that a name or one of ``torch.optim`` means; None is inference."""
+    if given is None or isinstance(given, Optimizer):
+        return given
+    if isinstance(given, str):
+        if given not in OPTIMIZER_STATES:
+            raise unknown_name("optimizer", given, OPTIMIZER_STATES)
+        return Optimizer(given)
+    if not isinstance(given, torch.optim.Optimizer) or model is None:
+        raise UsageError(
+            f"an optimizer cannot be of type {type(given).__name__!r}",
+            hint=f"name one ({', '.join(OPTIMIZER_STATES)}) or pass one of torch.optim",
+        )
+    return _of_torch(given, model)
+
+
+def _of_torch(given: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
+    kind = type(given).__name__
+    groups = given.param_groups
+    first = {key: value for key, value in groups[0].items() if key != "params"}
+    name = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd"}.get(kind, "")
+    if name == "sgd" and first["momentum"]:
+        name = "sgd-momentum"
+    if not name or type(given).__module__.partition(".")[0] != "torch":
+        raise UsageError(
+            f"{kind} cannot be captured", hint="use AdamW, Adam or SGD of torch.optim, or name one"
+        )
+    for group in groups[1:]:
+        if any(group[key] != value for key, value in first.items()):
+            raise UsageError(
+                f"the groups of {kind} have different settings", hint="give all the same ones"
+            )
+    used = [key for key in _REFUSED if first.get(key) and (name, key) != _DECOUPLED]
+    if used:
+        raise UsageError(f"{kind} with {used[0]} cannot be captured", hint=f"leave out {used[0]}")
+    if "betas" in first:
+        first["beta1"], first["beta2"] = first["betas"]
+    settings = {key: float(first[key]) for key in DEFAULTS[name]}
+    changed = {key: value for key, value in settings.items() if value != DEFAULTS[name][key]}
+    updated = {id(parameter) for group in groups for parameter in group["params"]}
+    names = {key: id(parameter) for key, parameter in model.named_parameters()}
+    if not updated <= set(names.values()):
+        raise UsageError(
+            f"{kind} updates parameters that are not the model's",
+            hint="make the optimizer from model.parameters()",
+        )
+    only = frozenset(key for key, number in names.items() if number in updated)
+    return Optimizer(name, changed, None if len(only) == len(names) else only)
+
+
+_DECOUPLED = ("adamw", "decoupled_weight_decay")
+"""What AdamW is by definition."""
+
+
+def refuse_sparse_gradients(model: nn.Module) -> None:
+    """Gradients of sparse embeddings have no fixed size, so a recorded step cannot hold them."""
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UsageError(
+                f"{path or type(module).__name__!r} makes sparse gradients, whose size depends on "
+                "the data",
+                hint="build it with sparse=False and AdamW, Adam or SGD: SparseAdam and other "
+                "updates of sparse gradients are not supported",
+            )
+
+
+def append_optimizer(recording: Recording, optimizer: Optimizer) -> None:
     """Add the update of every parameter that has a gradient, in the order of the parameters."""
     parameters = [source for source in recording.sources if source.value in recording.gradients]
     for source in parameters:
-        _append_update(recording, optimizer, source)
+        if optimizer.only is None or source.name in optimizer.only:
+            _append_update(recording, optimizer, source)
 
 
-def _append_update(recording: Recording, optimizer: str, parameter: Source) -> None:
+def _append_update(recording: Recording, optimizer: Optimizer, parameter: Source) -> None:
     layout = recording.values[parameter.value].layout
     gradient = recording.gradients[parameter.value]
     states = []
-    for state in OPTIMIZER_STATES[optimizer]:
+    for state in OPTIMIZER_STATES[optimizer.name]:
         recording.storage_bytes.append(layout.size_bytes)
         number = len(recording.values)
         own = layout._replace(offset=0)
@@ -44,12 +172,12 @@ def _append_update(recording: Recording, optimizer: str, parameter: Source) -> N
     read = (parameter.value, gradient, *states)
     # Everything but the gradient is also written.
     touched = layout.size_bytes * (2 * len(read) - 1)
-    kind = f"optimizer.{optimizer}"
+    kind = f"optimizer.{optimizer.name}"
     cost = Cost(kind, f"{kind}({layout_text(layout)})", dtype_index(layout.dtype), 0.0, touched)
     call = RawCall(
         function=kind,
         args=tuple(Ref(number) for number in read),
-        kwargs={},
+        kwargs=optimizer.all_settings,
         reads=read,
         outputs=(),
         writes=(parameter.value,),

@@ -1,7 +1,7 @@
 """Carry out one recorded call on real tensors: look up its arguments, run it, keep its results.
 
 A call is bound once to the device that it runs on and performed once per step. The updates are
-those of ``torch.optim`` with its default settings. A call that draws random numbers is given its
+those of ``torch.optim``. A call that draws random numbers is given its
 own seed, so that it draws the same ones wherever and in whatever order calls run.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class BoundCall:
             found = {k: map_tree(kwargs[k], lambda leaf: _given(leaf, known)) for k in self.named}
             kwargs = {**kwargs, **found}
         if self.update is not None:
-            self.update(step, *args)
+            self.update(step, *args, **kwargs)
         else:
             results = flat_results(self.function(*args, **kwargs))
             for output, result in zip(self.outputs, results, strict=True):
@@ -111,14 +112,16 @@ def _adamw(
     gradient: torch.Tensor,
     mean: torch.Tensor,
     square: torch.Tensor,
+    *,
+    fused: Callable[..., None] = torch._fused_adamw_,
+    **settings: float,
 ) -> None:
     tensors = [parameter, gradient, mean, square]
     dense = tensors if _march_in_step(tensors) else [t.contiguous() for t in tensors]
     count = torch.full((), float(step), device=parameter.device)
-    torch._fused_adamw_(
+    fused(
         [dense[0]], [dense[1]], [dense[2]], [dense[3]], [], [count],
-        lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=1e-2, eps=1e-8, amsgrad=False,
-        maximize=False,
+        amsgrad=False, maximize=False, **settings,
     )  # fmt: skip
     for tensor, updated in zip(tensors, dense, strict=True):
         if updated is not tensor and tensor is not gradient:
@@ -137,8 +140,29 @@ def _march_in_step(tensors: Sequence[torch.Tensor]) -> bool:
     return all(tensor.permute(order).is_contiguous() for tensor in tensors)
 
 
-def _sgd(step: int, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-    parameter.add_(gradient, alpha=-1e-3)
+_adam = partial(_adamw, fused=torch._fused_adam_)
 
 
-_UPDATES: dict[str, Callable[..., None]] = {"optimizer.adamw": _adamw, "optimizer.sgd": _sgd}
+def _sgd(
+    step: int,
+    parameter: torch.Tensor,
+    gradient: torch.Tensor,
+    buffer: torch.Tensor | None = None,
+    *,
+    lr: float,
+    weight_decay: float,
+    momentum: float = 0.0,
+) -> None:
+    if weight_decay:
+        gradient = gradient.add(parameter, alpha=weight_decay)
+    if buffer is not None:
+        gradient = buffer.mul_(momentum).add_(gradient)
+    parameter.add_(gradient, alpha=-lr)
+
+
+_UPDATES: dict[str, Callable[..., None]] = {
+    "optimizer.adamw": _adamw,
+    "optimizer.adam": _adam,
+    "optimizer.sgd": _sgd,
+    "optimizer.sgd-momentum": _sgd,
+}

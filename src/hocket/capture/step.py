@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -26,20 +26,19 @@ from hocket.capture.fake import (
     hollow_twins,
     map_batch,
 )
+from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording
 from hocket.capture.standin import put_stand_ins
 from hocket.errors import UsageError
 from hocket.graph import Phase, Role
 
-Loss = Callable[[Any], torch.Tensor]
-
 
 def record_fake_step(
     model: nn.Module,
     batch: Any,
     *,
-    loss: Loss | None,
+    loss: Loss,
     training: bool,
     device: str,
     runs: Sequence[Run] = (),
@@ -77,9 +76,7 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.disabled = before
 
 
-def record_real_step(
-    model: nn.Module, batch: Any, *, loss: Loss | None, training: bool
-) -> Recording:
+def record_real_step(model: nn.Module, batch: Any, *, loss: Loss, training: bool) -> Recording:
     """Record a step that is really computed, on a copy of the model."""
     real_model = copy.deepcopy(model)
     sources = all_tensors(real_model, batch)
@@ -90,7 +87,7 @@ def _record(
     model: nn.Module,
     batch: Any,
     sources: Sequence[NamedTensor],
-    loss: Loss | None,
+    loss: Loss,
     training: bool,
     runs: Sequence[Run],
 ) -> Recording:
@@ -102,7 +99,7 @@ def _record(
     with _module_hooks(recorder), torch.autograd.set_multithreading_enabled(False), recorder:
         with nullcontext() if training else torch.no_grad():
             output = _call(model, batch)
-            kept = [scalar_loss(output, loss)] if training else _tensors_of(output)
+            kept = [loss(output)] if training else tensors_of(output)
         if training:
             _run_backward(recorder, kept[0])
     if training:
@@ -148,35 +145,3 @@ def _call(model: nn.Module, batch: Any) -> Any:
     if isinstance(batch, tuple | list):
         return model(*batch)
     return model(batch)
-
-
-def scalar_loss(output: Any, loss: Loss | None) -> torch.Tensor:
-    """The scalar to minimise: the given loss, or the one that the output suggests."""
-    if loss is not None:
-        value: Any = loss(output)
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise UsageError(
-                "the loss function must return a tensor with one element",
-                hint="end it with .mean() or .sum()",
-            )
-        return value
-    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if isinstance(own, torch.Tensor):
-        return own
-    floating = [tensor for tensor in _tensors_of(output) if tensor.is_floating_point()]
-    if not floating:
-        raise UsageError(
-            "the model returns no floating-point tensor to take a loss of",
-            hint="pass loss=, a function from the output to a scalar",
-        )
-    return floating[0] if floating[0].numel() == 1 else floating[0].mean()
-
-
-def _tensors_of(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, dict):
-        output = list(output.values())
-    if isinstance(output, list | tuple):
-        return [tensor for item in output for tensor in _tensors_of(item)]
-    return []

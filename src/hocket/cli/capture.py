@@ -33,6 +33,7 @@ def command(
     seq: int | None,
     dtype: str | None,
     optimizer: str | None,
+    loss: str | None,
     as_json: bool,
 ) -> None:
     """Capture one step of a model, without weights, memory or downloads.
@@ -46,7 +47,7 @@ def command(
     require_folder(output)
     started = time.perf_counter()
     graph = capture_model(
-        model, ModelOptions(batch, seq, dtype, optimizer), full=full, device=device
+        model, ModelOptions(batch, seq, dtype, optimizer, loss), full=full, device=device
     )
     elapsed_s = time.perf_counter() - started
     write_graph(graph, output)

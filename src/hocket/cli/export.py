@@ -1,12 +1,16 @@
-"""``hocket export``: a parallel plan in the words of a training program."""
+"""``hocket export``: a plan in the words of a training program."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hocket.cli.output import emit, json_option
+from hocket.cli.output import emit, json_option, say
+
+if TYPE_CHECKING:
+    from hocket.export.accelerate import DeviceMap
 
 
 @click.command("export")
@@ -14,9 +18,9 @@ from hocket.cli.output import emit, json_option
 @click.option(
     "--to",
     "target",
-    type=click.Choice(["megatron", "torchtitan", "deepspeed", "torch"]),
+    type=click.Choice(["megatron", "torchtitan", "deepspeed", "torch", "accelerate"]),
     required=True,
-    help="The training program.",
+    help="The training program; accelerate takes placements, the others parallel plans.",
 )
 @click.option(
     "-o",
@@ -27,17 +31,20 @@ from hocket.cli.output import emit, json_option
 )
 @json_option
 def command(plan_file: Path, target: str, output: Path | None, as_json: bool) -> None:
-    """Write the parallel PLAN as flags, configuration or script of a training program.
+    """Write PLAN as flags, configuration or script of a training program.
 
-    What the program cannot say is refused, never left out.
+    What the program cannot say is refused, never left out; a placement for Accelerate becomes the
+    device_map that is nearest to it, and the difference is told.
     """
-    from hocket.export import export_plan
-    from hocket.plan.parallel_files import read_parallel_plan
-
-    files = export_plan(read_parallel_plan(plan_file), target)
+    extra: dict[str, Any] = {}
+    if target == "accelerate":
+        found = _device_map(plan_file)
+        files, extra = found.files, {"elsewhere_share": found.elsewhere_share}
+    else:
+        files = _parallel(plan_file, target)
     written = {} if output is None else _write(output, files)
     if as_json:
-        emit({"target": target, "files": files, "written": list(written.values())})
+        emit({"target": target, "files": files, "written": list(written.values()), **extra})
         return
     for name, text in files.items():
         if output is not None:
@@ -45,6 +52,41 @@ def command(plan_file: Path, target: str, output: Path | None, as_json: bool) ->
         else:
             # A plan's names must not steer the terminal; files hold printable text only.
             click.echo(f"# ── {name} ──\n{text}")
+
+
+def _device_map(plan_file: Path) -> DeviceMap:
+    from hocket.cli.sources import load_plan
+    from hocket.errors import UsageError
+    from hocket.export.accelerate import device_map
+    from hocket.plan.parallel_files import holds_parallel_plan
+    from hocket.units import format_percent
+
+    if holds_parallel_plan(plan_file):
+        raise UsageError(
+            "a device_map places modules; a parallel plan divides them",
+            hint="export it --to megatron, torchtitan, deepspeed or torch",
+        )
+    saved = load_plan(plan_file, None)
+    found = device_map(saved.problem, saved.plan)
+    if found.elsewhere_share > 0:
+        say(
+            f"note: {format_percent(found.elsewhere_share)} of the computing time is planned on "
+            "another device than its module's; Accelerate keeps modules whole"
+        )
+    return found
+
+
+def _parallel(plan_file: Path, target: str) -> dict[str, str]:
+    from hocket.errors import UsageError
+    from hocket.export import export_plan
+    from hocket.plan.parallel_files import holds_placement, read_parallel_plan
+
+    if holds_placement(plan_file):
+        raise UsageError(
+            f"{target} takes parallel plans, and {str(plan_file)!r} is a placement",
+            hint="export it --to accelerate, or plan with hocket parallel",
+        )
+    return export_plan(read_parallel_plan(plan_file), target)
 
 
 def _write(folder: Path, files: dict[str, str]) -> dict[str, str]:

@@ -72,10 +72,15 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show on a terminal that something is under way; silent elsewhere."""
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal that something is under way; silent elsewhere.
+
+    What it gives changes the text, to tell how far the work is.
+    """
     if not sys.stderr.isatty():
-        yield
+        yield lambda text: None
         return
-    with console(stderr=True).status(what):
-        yield
+    from rich.markup import escape
+
+    with console(stderr=True).status(escape(what)) as status:
+        yield lambda text: status.update(escape(text))

@@ -26,6 +26,18 @@ LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
 
 
+def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """The value of an option that takes a size."""
+    from hocket.units import parse_bytes
+
+    if text is None:
+        return None
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 @click.command("plan")
 @click.argument("source", metavar="MODEL_OR_GRAPH")
 @click.option(
@@ -54,6 +66,15 @@ LARGE_TRACE_OPS = 20_000
     "--contiguous",
     is_flag=True,
     help="No path of forward ops may leave a device and come back to it.",
+)
+@click.option(
+    "--headroom",
+    "headroom_bytes",
+    default=None,
+    callback=_size,
+    metavar="SIZE",
+    help="Memory that every device keeps free for context, workspaces and fragmentation, such as "
+    "2GiB or 0B. [default: what its kind states]",
 )
 @click.option(
     "-o",
@@ -92,12 +113,14 @@ def command(
     transfers: Any,
     objective: Any,
     contiguous: bool,
+    headroom_bytes: int | None,
     profile: Path | None,
     calibration: Path | None,
     batch: int | None,
     seq: int | None,
     dtype: str | None,
     optimizer: str | None,
+    loss: str | None,
     as_json: bool,
 ) -> None:
     """Plan MODEL_OR_GRAPH on a cluster: compare the candidates, write the best.
@@ -116,8 +139,10 @@ def command(
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
-    graph, graph_file = load_graph(source, ModelOptions(batch, seq, dtype, optimizer))
-    problem = make_problem(graph, on, transfers, profile, calibration, objective, contiguous)
+    graph, graph_file = load_graph(source, ModelOptions(batch, seq, dtype, optimizer, loss))
+    problem = make_problem(
+        graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
+    )
     announce_compilation()
     with working("planning"):
         comparison = compare(problem, planners)

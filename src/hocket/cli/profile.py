@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hocket.cli.output import emit, json_option, output_option, working
-from hocket.cli.sources import ModelOptions, build_model, model_options, require_folder
+from hocket.cli.sources import ModelOptions, build_model, model_options, require_folder, say_loss
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import DeviceKind
@@ -42,6 +42,7 @@ def command(
     seq: int | None,
     dtype: str | None,
     optimizer: str | None,
+    loss: str | None,
     as_json: bool,
 ) -> None:
     """Time every distinct op of a model's step on this machine and store the times."""
@@ -49,14 +50,16 @@ def command(
     from hocket.cost.measure import profile_program
     from hocket.cost.profile import write_profile
 
-    options = ModelOptions(batch, seq, dtype, optimizer)
+    options = ModelOptions(batch, seq, dtype, optimizer, loss)
     require_folder(output)
     place, kind = _local_kind(device)
     with working(f"capturing {model}"):
         module, tensors = build_model(model, options)
         graph, program = capture_program(
-            module, tensors, optimizer=options.optimizer_name, name=model, device=place
-        )
+            module, tensors, loss=options.loss, optimizer=options.optimizer_name, name=model,
+            device=place,
+        )  # fmt: skip
+    say_loss(graph)
     with working(f"timing the ops of {model}"):
         profile = profile_program(graph, program, kind, device=place, budget_s=budget_s)
     write_profile(profile, output)

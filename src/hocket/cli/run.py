@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +49,15 @@ if TYPE_CHECKING:
     help="The plan's model, where its name does not lead to it any more.",
 )
 @click.option(
+    "--scale",
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="PART",
+    help="Part of the planned batch that each step takes, such as 0.25: a trial of the same plan "
+    "on a smaller machine.",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0, 2**31 - 1),
     default=0,
@@ -89,6 +97,7 @@ def command(
     steps: int,
     backend: Any,
     model: str | None,
+    scale: float,
     seed: int,
     threads: int | None,
     slowdown: tuple[str, ...],
@@ -105,7 +114,7 @@ def command(
 
     require("torch", "running a plan")
     if _holds_parallel_plan(plan_file, graph_file, check_only=check_only, only_placement={
-        "--model": model, "--slowdown": slowdown, "--trace": trace_file,
+        "--model": model, "--slowdown": slowdown, "--trace": trace_file, "--scale": scale != 1,
         "--backend single": backend == "single",
     }):  # fmt: skip
         from hocket.cli import run_parallel
@@ -122,6 +131,7 @@ def command(
         seed=seed,
         threads=threads,
         model=model,
+        scale=scale,
         slowdown=_factors(slowdown),
     )
     if trace_file is None and not as_json:
@@ -130,14 +140,13 @@ def command(
         require_folder(trace_file)
     saved = load_plan(plan_file, graph_file)
     announce_compilation()
-    with ExitStack() as until_first_step:
-        until_first_step.enter_context(working(f"building {saved.problem.graph.name}"))
+    with working(f"building {saved.problem.graph.name}") as progress:
 
         def show(number: int, record: StepRecord) -> None:
-            until_first_step.close()
             _show(number, record, as_json)
 
-        result = run_plan(saved.problem, saved.plan, options, on_step=show)
+        result = run_plan(saved.problem, saved.plan, options, on_step=show, on_progress=progress)
+    _say_what_is_minimised(saved.problem)
     _say_what_stood_in(saved.problem, result)
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
@@ -213,6 +222,15 @@ def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
             f"note: {', '.join(names)} run on the processor here, so times are not those of the "
             "planned devices"
         )
+
+
+def _say_what_is_minimised(problem: Problem) -> None:
+    from hocket.capture.loss import MEAN, told
+
+    loss = problem.graph.meta.get("loss")
+    if isinstance(loss, str):
+        warning = "warning: " if loss == MEAN else ""
+        say(f"{warning}loss: {told(loss)}")
 
 
 def _table(problem: Problem, result: RunResult) -> RenderableType:

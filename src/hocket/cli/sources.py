@@ -28,6 +28,7 @@ class ModelOptions:
     seq: int | None
     dtype: str | None
     optimizer: str | None
+    loss: str | None = None
 
     @property
     def optimizer_name(self) -> str | None:
@@ -51,8 +52,14 @@ def model_options(command: F) -> F:
     options = (
         click.option(
             "--optimizer",
-            type=click.Choice(["adamw", "sgd", "none"]),
+            type=click.Choice(["adamw", "adam", "sgd", "sgd-momentum", "none"]),
             help="The step's optimizer; 'none' captures inference. [default: adamw]",
+        ),
+        click.option(
+            "--loss",
+            metavar="NAME_OR_FUNCTION",
+            help="What to minimise: cross-entropy, mse or mean of the model's output, or "
+            "package.module:function of it. [default: the loss that the model returns]",
         ),
         click.option(
             "--dtype",
@@ -119,15 +126,31 @@ def capture_model(
         graph = capture(
             model,
             batch,
+            loss=options.loss,
             optimizer=options.optimizer_name,
             name=text,
             repeat=not full,
             device=device,
         )
+    say_loss(graph)
     for warning in caught:
         if issubclass(warning.category, CaptureWarning):
             say(f"warning: {warning.message}")
     return graph
+
+
+def say_loss(graph: Graph) -> None:
+    """Say what a captured step minimises, with a warning where the model does not say it."""
+    from hocket.capture.loss import MEAN, OWN, told
+
+    loss = graph.meta.get("loss")
+    if loss == MEAN:
+        say(
+            f"warning: the step minimises {told(loss)}: times and memory are right, losses mean "
+            "nothing; name one with --loss"
+        )
+    elif isinstance(loss, str) and loss != OWN:
+        say(f"loss: {told(loss)}")
 
 
 def make_problem(
@@ -138,6 +161,7 @@ def make_problem(
     calibration: Path | None,
     objective: Objective = "latency",
     contiguous: bool = False,
+    headroom_bytes: int | None = None,
 ) -> Problem:
     """A problem from a graph and the texts of the options."""
     from hocket import api
@@ -151,6 +175,7 @@ def make_problem(
         transfers=transfers,
         objective=objective,
         contiguous=contiguous,
+        headroom_bytes=headroom_bytes,
         profile=read_profile(profile) if profile else None,
         calibration=read_calibration(calibration) if calibration else None,
     )

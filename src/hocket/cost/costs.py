@@ -58,6 +58,9 @@ class Costs:
             zeros = np.zeros(len(self.kind_names), dtype=np.int64)
             object.__setattr__(self, "reserved_bytes", zeros)
 
+    def __repr__(self) -> str:
+        return f"Costs({self.op_s.shape[1]} ops on {', '.join(self.kind_names)})"
+
     def transfer_s(self, tensor: int, src: int, dst: int) -> float:
         """Seconds to move one tensor between two devices when nothing else is on the way."""
         if src == dst:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.errors import InputFileError
+from hocket.errors import InputFileError, UsageError
+from hocket.units import format_bytes
 
 if TYPE_CHECKING:
     from hocket.hardware.network import Network
@@ -28,6 +29,8 @@ class DeviceKind:
 
     name: str
     memory_bytes: int
+    headroom_bytes: int = 0
+    """Of these: what no plan may fill, for context, library workspaces and fragmentation."""
     peak_flops: Mapping[str, float]
     """Arithmetic type (see `hocket.graph.DTYPES`, plus ``tf32``) to operations per second."""
     memory_bandwidth_bps: float
@@ -48,7 +51,12 @@ class Device:
     kind: DeviceKind
     host: str
     memory_bytes: int
-    """Usable bytes; may be less than the kind has."""
+    """May be less than the kind has."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What tensors may fill: all but the headroom of the kind."""
+        return max(0, self.memory_bytes - self.kind.headroom_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +166,19 @@ class Cluster:
             links=tuple(link for link in self.links if gone.isdisjoint(link.ends)),
         )
 
+    def with_headroom(self, headroom_bytes: int) -> Cluster:
+        """The cluster with this headroom on every device instead of that of its kind."""
+        least = min(device.memory_bytes for device in self.devices)
+        if not 0 <= headroom_bytes < least:
+            raise UsageError(
+                f"a headroom of {format_bytes(headroom_bytes)} leaves nothing of the "
+                f"{format_bytes(least)} of the smallest device",
+                hint="keep less free",
+            )
+        kinds = {kind.name: replace(kind, headroom_bytes=headroom_bytes) for kind in self.kinds}
+        devices = tuple(replace(device, kind=kinds[device.kind.name]) for device in self.devices)
+        return replace(self, devices=devices)
+
     @property
     def price_per_hour(self) -> float:
         """US dollars per hour for all devices together."""
@@ -186,4 +207,6 @@ def _kind_content(kind: DeviceKind) -> tuple[object, ...]:
         float(kind.launch_s),
         float(kind.price_per_hour),
         kind.is_cpu,
+        # Without headroom the hash is that of files which state none.
+        *((int(kind.headroom_bytes),) if kind.headroom_bytes else ()),
     )

@@ -54,6 +54,8 @@ _NVLINKS: Mapping[str, tuple[int, float]] = {
 _UNKNOWN_NVLINKS = (18, 25e9)
 _LANE_BPS: Mapping[int, float] = {1: 1.875e8, 2: 3.75e8, 3: 7.5e8, 4: 1.5e9, 5: 3e9, 6: 6e9}
 """PCIe, one lane, one direction, as NCCL rates it."""
+PROCESS_BYTES = 300_000_000
+"""What a process with PyTorch takes of the host's memory before it holds anything."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,18 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
     return {"name": NAME, "meta": meta, "kinds": kinds, "devices": devices, **wiring}
 
 
+def unstated_headroom_bytes(memory_bytes: int) -> int:
+    """Headroom of a GPU of which nothing is stated, by the rule of ``presets/kinds.toml``.
+
+    Context and libraries, and of the memory 1 % for the driver and 1.5 % for fragmentation.
+    """
+    return round(0.8 * 2**30 + 0.025 * memory_bytes)
+
+
 def _unknown_kind(gpu: Gpu) -> dict[str, Any]:
     return {
         "memory": f"{gpu.memory_bytes}B",
+        "headroom": f"{min(unstated_headroom_bytes(gpu.memory_bytes), gpu.memory_bytes // 2)}B",
         "memory_bandwidth": "400GB/s",
         "peak": {"float32": "10TFLOP/s"},
         "launch": "5us",
@@ -165,12 +176,14 @@ def _unknown_kind(gpu: Gpu) -> dict[str, Any]:
 def _cpu_machine() -> dict[str, Any]:
     flops, bandwidth_bps = _measured()
     model = _cpu_model()
+    memory_bytes = usable_memory_bytes()
     source = (
         f"{model}, {usable_cores()} cores: float32 and bandwidth measured with numpy, "
         "float64 taken as half"
     )
     kind = {
-        "memory": f"{usable_memory_bytes()}B",
+        "memory": f"{memory_bytes}B",
+        "headroom": f"{min(PROCESS_BYTES, memory_bytes // 2)}B",
         "memory_bandwidth": bandwidth_bps,
         "peak": {"float32": flops, "float64": flops / 2},
         "launch": "2us",

@@ -23,7 +23,8 @@ PEAK_TYPES = (
 """Arithmetic types that a kind may state a peak rate for."""
 
 _KEYS = (
-    "memory", "memory_bandwidth", "peak", "launch", "price_per_hour", "cpu", "source", "host_link",
+    "memory", "headroom", "memory_bandwidth", "peak", "launch", "price_per_hour", "cpu", "source",
+    "host_link",
 )  # fmt: skip
 
 
@@ -50,9 +51,14 @@ def kind_entry(name: str, data: Any) -> KindEntry:
     table.require("peak", 'write peak = { float32 = "15.7TFLOP/s" }')
     peak = table.table("peak", PEAK_TYPES)
     assert peak is not None
+    memory_bytes = round(table.quantity("memory", BYTES))
+    headroom_bytes = round(table.quantity("headroom", BYTES, 0))
+    if headroom_bytes >= memory_bytes:
+        raise table.error("headroom", "leaves nothing of the memory", "state a smaller one")
     kind = DeviceKind(
         name=name,
-        memory_bytes=round(table.quantity("memory", BYTES)),
+        memory_bytes=memory_bytes,
+        headroom_bytes=headroom_bytes,
         peak_flops={key: float(peak.quantity(key, FLOPS)) for key in peak.data},
         memory_bandwidth_bps=float(table.quantity("memory_bandwidth", BANDWIDTH)),
         launch_s=float(table.quantity("launch", SECONDS, 0.0)),

@@ -57,6 +57,7 @@ def cluster_to_toml(cluster: Cluster) -> str:
 def _kind(kind: DeviceKind) -> dict[str, Any]:
     data: dict[str, Any] = {
         "memory": _bytes(kind.memory_bytes),
+        **({"headroom": _bytes(kind.headroom_bytes)} if kind.headroom_bytes else {}),
         "memory_bandwidth": _rate(kind.memory_bandwidth_bps, "B/s", BANDWIDTH),
         "peak": {
             dtype: _rate(kind.peak_flops[dtype], "FLOP/s", FLOPS)

@@ -19,6 +19,7 @@ from hocket.hardware.files import cluster_from_dict, cluster_to_dict
 from hocket.jsonfile import dump_json, looks_like_json, read_bounded, read_json
 from hocket.plan.parallel import PARALLEL_SCHEMA, ParallelPlan, StageCosts
 from hocket.plan.parallel_verify import require_parallel_structure
+from hocket.plan.plan import PLAN_SCHEMA
 from hocket.plan.schedule import Schedule, Work
 from hocket.transformer import Division, Transformer
 from hocket.transformer.files import check_model
@@ -37,7 +38,7 @@ LETTERS = {
     Work.WEIGHT_GRADIENT: "W",
 }
 _WORKS = {letter: int(work) for work, letter in LETTERS.items()}
-_STATED_SCHEMA = re.compile(rb'"schema"\s*:\s*"' + re.escape(PARALLEL_SCHEMA.encode()) + rb'"')
+_STATED_SCHEMA = re.compile(rb'"schema"\s*:\s*"(hocket\.[a-z_/0-9]{1,40})"')
 _ACTION = re.compile(r"([FBIW])([0-9]{1,9})\.([0-9]{1,9})")
 
 
@@ -52,15 +53,25 @@ def read_parallel_plan(path: str | Path) -> ParallelPlan:
 
 
 def holds_parallel_plan(path: str | Path) -> bool:
-    """Whether a file says that it is a parallel plan; False for one that cannot be read.
+    """Whether a file says that it is a parallel plan; False for one that cannot be read."""
+    return PARALLEL_SCHEMA in stated_schemas(path)
+
+
+def holds_placement(path: str | Path) -> bool:
+    """Whether a file says that it is the plan of a placement; False for one that cannot be read."""
+    return PLAN_SCHEMA in stated_schemas(path)
+
+
+def stated_schemas(path: str | Path) -> set[str]:
+    """What a file says that it is: its schema, and those of parts that it carries.
 
     Only its bytes are looked at: inside a text of JSON the quotes would be escaped.
     """
     try:
         data = read_bounded(path, MAX_SEARCHED_BYTES, looks_like_json)
     except InputFileError:
-        return False
-    return _STATED_SCHEMA.search(data) is not None
+        return set()
+    return {schema.decode() for schema in _STATED_SCHEMA.findall(data)}
 
 
 def parallel_plan_to_dict(plan: ParallelPlan) -> dict[str, Any]:

@@ -32,3 +32,9 @@ class Plan:
     smallest value first; without either, the smallest position in the graph."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the planner wants to tell (bounds, counts); shown, never interpreted."""
+
+    def __repr__(self) -> str:
+        if self.device_of is None:
+            return f"Plan({self.planner!r}, nothing placed)"
+        num_devices = len(set(self.device_of.tolist()))
+        return f"Plan({self.planner!r}, {len(self.device_of)} ops on {num_devices} devices)"

@@ -35,9 +35,12 @@ class Problem:
     """Whether no path of forward ops may leave a device and come back to it."""
     seed: int = 0
 
+    def __repr__(self) -> str:
+        return f"Problem({self.graph!r} on {self.cluster!r}, {self.objective})"
+
     @property
     def memory_bytes(self) -> ByteArray:
-        """Usable bytes per device: what it has, less what libraries keep for themselves."""
-        has = np.array([d.memory_bytes for d in self.cluster.devices], dtype=np.int64)
+        """Usable bytes per device: all but its headroom and what a profile saw libraries keep."""
+        has = np.array([d.usable_bytes for d in self.cluster.devices], dtype=np.int64)
         usable: ByteArray = has - self.costs.reserved_bytes[self.costs.device_row]
         return usable

@@ -31,6 +31,10 @@ class Comparison:
     bound: LowerBound
     """What no plan can beat."""
 
+    def __repr__(self) -> str:
+        chosen = None if self.winner is None else self.winner.planner
+        return f"Comparison({len(self.candidates)} candidates, chosen {chosen!r})"
+
     @property
     def winner(self) -> Candidate | None:
         """The chosen candidate."""

@@ -11,7 +11,10 @@ import numpy as np
 import torch
 
 from hocket.capture import capture_program, load_model, named_tensors
+from hocket.capture.loss import MEAN, OWN, Loss
+from hocket.capture.optimizer import optimizer_of_meta
 from hocket.capture.program import Program
+from hocket.capture.real import BuiltForReal, made_real
 from hocket.errors import UsageError
 from hocket.graph.graph import Graph
 
@@ -24,19 +27,40 @@ _KINDS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True, eq=False)
+class ModelSource:
+    """A model that is at hand, such as a notebook's, with what its step was captured from."""
+
+    model: torch.nn.Module
+    batch: Any
+    loss: Loss | str | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Rebuilt:
     """A model as it can be run."""
 
+    graph: Graph
+    """The planned graph, or that of a smaller batch."""
     program: Program
     values: Mapping[str, torch.Tensor]
     """Parameters, buffers and batch, under the names of the program."""
 
 
-def rebuild(graph: Graph, *, model: str | None = None, seed: int = 0) -> Rebuilt:
+def rebuild(
+    graph: Graph,
+    *,
+    model: str | None = None,
+    source: ModelSource | None = None,
+    seed: int = 0,
+    scale: float = 1.0,
+) -> Rebuilt:
     """The model and batch that ``graph`` was captured from, with weights drawn from ``seed``.
 
-    ``model`` names it where the graph's own name does not lead to it any more.
+    ``model`` names it where the graph's own name does not lead to it any more; ``source`` is the
+    model itself, which is not changed. ``scale`` below 1 takes that part of the batch.
     """
+    if model is None and source is not None:
+        return _from_source(graph, source, seed, scale)
     meta = graph.meta
     name = model or str(meta.get("model") or "")
     if meta.get("level") != "op" or not name:
@@ -46,15 +70,36 @@ def rebuild(graph: Graph, *, model: str | None = None, seed: int = 0) -> Rebuilt
         )
     _check_types(graph)
     read_off = {key: meta[key] for key in ("batch", "seq", "dtype") if meta.get(key) is not None}
+    if scale < 1:
+        read_off["batch"] = scaled_batch(graph, scale)
     if ":" not in name:
-        return _rebuilt(graph, name, read_off, seed, is_named=model is not None)
+        return _rebuilt(graph, name, read_off, seed, is_named=model is not None, scale=scale)
     try:
-        return _rebuilt(graph, name, read_off, seed)
+        return _rebuilt(graph, name, read_off, seed, scale=scale)
     except UsageError:
         # The sizes were read off the batch; to the user's function they may mean something else.
-        with suppress(UsageError):
-            return _rebuilt(graph, name, {}, seed)
+        if scale == 1:
+            with suppress(UsageError):
+                return _rebuilt(graph, name, {}, seed)
         raise
+
+
+def scaled_batch(graph: Graph, scale: float) -> int:
+    """Samples of a part of the planned batch, at least one."""
+    batch = graph.meta.get("batch")
+    if not isinstance(batch, int):
+        raise UsageError("the plan does not say how large its batch is", hint="leave out --scale")
+    return max(1, round(batch * scale))
+
+
+def _from_source(graph: Graph, source: ModelSource, seed: int, scale: float) -> Rebuilt:
+    if scale < 1:
+        raise UsageError(
+            "only a model that hocket builds can have a smaller batch",
+            hint="plan the smaller batch itself, or name a function that builds the model",
+        )
+    model, batch = made_real(source.model, source.batch, seed)
+    return _captured(graph, model, batch, graph.name, source.loss)
 
 
 def _check_types(graph: Graph) -> None:
@@ -67,23 +112,51 @@ def _check_types(graph: Graph) -> None:
 
 
 def _rebuilt(
-    graph: Graph, name: str, options: Mapping[str, Any], seed: int, *, is_named: bool = True
-) -> Rebuilt:
+    graph: Graph, name: str, options: Mapping[str, Any], seed: int,
+    *, is_named: bool = True, scale: float = 1.0,
+) -> Rebuilt:  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         built, batch = _load(name, dict(options), is_named=is_named)
+    built, batch = made_real(built, batch, seed)
+    return _captured(graph, built, batch, name, _noted_loss(graph), is_scaled=scale < 1)
+
+
+def _captured(
+    graph: Graph, model: Any, batch: Any, name: str, loss: Loss | str | None,
+    *, is_scaled: bool = False,
+) -> Rebuilt:  # fmt: skip
     meta = graph.meta
     captured, program = capture_program(
-        built, batch, optimizer=meta.get("optimizer"), name=name, device=str(meta.get("device"))
-    )
-    require_same(graph, captured, name)
-    return Rebuilt(program, named_tensors(built, batch))
+        model, batch, loss=loss, optimizer=optimizer_of_meta(meta), name=name,
+        device=str(meta.get("device")),
+    )  # fmt: skip
+    if is_scaled:
+        _require_same_shape(graph, captured, name)
+    else:
+        require_same(graph, captured, name)
+    return Rebuilt(captured if is_scaled else graph, program, named_tensors(model, batch))
+
+
+def _noted_loss(graph: Graph) -> str | None:
+    """The loss that the graph was captured with, as it can be found again."""
+    noted = graph.meta.get("loss")
+    if noted is None or noted in (OWN, MEAN):
+        return None
+    if not isinstance(noted, str) or noted.startswith("function "):
+        raise UsageError(
+            f"the plan's loss is a function of the program that made it ({noted})",
+            hint="run it from that program (hocket.auto(…).run()), or plan with --loss "
+            "package.module:function",
+        )
+    return noted
 
 
 def _load(name: str, options: dict[str, Any], *, is_named: bool) -> tuple[Any, Any]:
     while True:
         try:
-            return load_model(name, **options, device="cpu")
+            with BuiltForReal():
+                return load_model(name, **options, device="cpu")
         except UsageError as error:
             # The user's function decides by itself what it was not asked for.
             refusals = {key: (f"has no parameter {key!r}", f"unknown {key} ") for key in options}
@@ -98,6 +171,19 @@ def _load(name: str, options: dict[str, Any], *, is_named: bool) -> tuple[Any, A
                     hint="name it with --model: a model of the zoo or package.module:function",
                 ) from None
             raise
+
+
+def _require_same_shape(planned: Graph, captured: Graph, name: str) -> None:
+    """Refuse a smaller batch whose ops are not those of the plan, which places them by position."""
+    are_same = planned.op_names == captured.op_names and all(
+        np.array_equal(getattr(planned, array), getattr(captured, array))
+        for array in ("read_ptr", "reads", "tensor_producer", "alias_of", "group")
+    )
+    if not are_same:
+        raise UsageError(
+            f"with a smaller batch {name!r} is another graph: {_difference(planned, captured)}",
+            hint="take a larger part of the batch, or plan the smaller batch itself",
+        )
 
 
 def require_same(planned: Graph, captured: Graph, name: str) -> None:

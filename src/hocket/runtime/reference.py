@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hocket.capture.loss import ChosenLoss, Loss
 from hocket.capture.perform import draw_seed, seed_device
-from hocket.capture.step import Loss, scalar_loss
 
 _OPTIMIZERS: Mapping[str, Any] = {
     # Fused as in a captured step: the other implementations round differently.
@@ -67,11 +67,11 @@ def reference_steps(
     """Train a copy of ``model`` for some steps on one batch."""
     model = copy.deepcopy(model)
     update = _OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
-    losses = []
+    losses, chosen = [], ChosenLoss(loss)
     for step in range(1, steps + 1):
         update.zero_grad(set_to_none=True)
         with torch.autograd.set_multithreading_enabled(False), _SeededDraws(seed, step):
-            value = scalar_loss(_output(model, batch), loss)
+            value = chosen(_output(model, batch))
             value.backward()  # type: ignore[no-untyped-call]
         update.step()
         losses.append(float(value.detach()))

@@ -6,17 +6,21 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
 import torch
 
+from hocket.cost.roofline import costs_from_settings
 from hocket.errors import UsageError
+from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
-from hocket.runtime.rebuild import Rebuilt, rebuild
+from hocket.runtime.rebuild import ModelSource, Rebuilt, rebuild
 from hocket.runtime.record import StepRecord, measured_timeline
+from hocket.runtime.room import require_room
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.spawn import RankOptions, run_ranks
@@ -42,6 +46,8 @@ class RunOptions:
     slowdown: Mapping[str, float] = field(default_factory=dict)
     """By device: how many times as long its ops take; a testing aid for `gloo`."""
     model: str | None = None
+    scale: float = 1.0
+    """Part of the planned batch that each step takes: what is placed where stays the same."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -71,6 +77,7 @@ class RunResult:
 
 OnStep = Callable[[int, StepRecord], None]
 OnStart = Callable[[list[int]], None]
+OnProgress = Callable[[str], None]
 
 
 def run_plan(
@@ -78,25 +85,44 @@ def run_plan(
     plan: Plan,
     options: RunOptions,
     *,
+    source: ModelSource | None = None,
     on_start: OnStart = lambda process_ids: None,
     on_step: OnStep = lambda number, record: None,
+    on_progress: OnProgress = lambda what: None,
 ) -> RunResult:
     """Carry out a plan for some steps; ``on_step`` is told each one when it is done.
 
-    ``on_start`` is told the process ids of the ranks, where there are any.
+    ``on_start`` is told the process ids of the ranks, where there are any, ``on_progress`` what is
+    being done. ``source`` is the planned model where it is at hand.
     """
+    if not 0 < options.scale <= 1:
+        raise UsageError(
+            f"--scale {options.scale:g} is no part of the batch", hint="give one above 0, up to 1"
+        )
     if plan.device_of is None:
         raise UsageError("the plan does not say where ops run", hint="run a placement planner")
     found = list(structure_violations(plan, problem))
     found += [] if found else update_violations(plan.device_of, problem)
     raise_violations(found, plan.planner)
     predicted = simulate(problem, plan)
-    rebuilt = rebuild(problem.graph, model=options.model, seed=options.seed)
+    used = np.unique(plan.device_of).tolist() or [0]
+    backend, places = choose_backend(options.backend, problem, used)
+    _check_slowdown(options, problem, backend)
+    num_processes = 1 + (len(used) if backend != "single" else 0)
+    if options.scale == 1:
+        # Before the model takes memory itself; a smaller batch is known only once it is captured.
+        require_room(problem, predicted, places, num_processes=num_processes)
+    on_progress(f"building {problem.graph.name}")
+    rebuilt = rebuild(
+        problem.graph, model=options.model, source=source, seed=options.seed, scale=options.scale
+    )
+    if options.scale < 1:
+        problem = _of_graph(problem, rebuilt.graph)
+        predicted = simulate(problem, plan)
+        require_room(problem, predicted, places, num_processes=num_processes)
     parts = split(problem.graph, plan.device_of, problem.cluster.num_devices, timeline=predicted,
                   order=plan.order)  # fmt: skip
     setup = Setup(problem.graph, rebuilt.program, plan.device_of, parts)
-    backend, places = choose_backend(options.backend, problem, parts.used_devices)
-    _check_slowdown(options, problem, backend)
     seen: list[StepRecord] = []
     losses: list[float | None] = []
     step_s: list[float] = []
@@ -109,9 +135,9 @@ def run_plan(
         on_step(number, record)
 
     if backend == "single":
-        _run_single(setup, rebuilt, places, options, note)
+        _run_single(setup, rebuilt, places, options, note, on_progress)
     else:
-        _run_in_ranks(problem, setup, rebuilt, backend, options, on_start, note)
+        _run_in_ranks(problem, setup, rebuilt, backend, options, on_start, note, on_progress)
     middle = sorted(seen, key=lambda record: record.step_s)[len(seen) // 2]
     names = problem.cluster.device_names
     return RunResult(
@@ -152,8 +178,9 @@ def choose_backend(
 
 
 def _run_single(
-    setup: Setup, rebuilt: Rebuilt, places: Mapping[int, str], options: RunOptions, note: OnStep
-) -> None:
+    setup: Setup, rebuilt: Rebuilt, places: Mapping[int, str], options: RunOptions, note: OnStep,
+    on_progress: OnProgress,
+) -> None:  # fmt: skip
     devices = [torch.device(places.get(d, "cpu")) for d in range(setup.split.num_devices)]
     before = torch.get_num_threads()
     if options.threads is not None:
@@ -161,6 +188,7 @@ def _run_single(
     try:
         process = SingleProcess(setup, rebuilt.values, devices, seed=options.seed)
         for number in range(1, options.steps + 1):
+            on_progress(f"step {number} of {options.steps}")
             note(number, process.step(number))
     finally:
         torch.set_num_threads(before)
@@ -174,6 +202,7 @@ def _run_in_ranks(
     options: RunOptions,
     on_start: OnStart,
     note: OnStep,
+    on_progress: OnProgress,
 ) -> None:
     names = problem.cluster.device_names
     num_ranks = len(setup.split.used_devices)
@@ -190,7 +219,14 @@ def _run_in_ranks(
         ),
         on_start=on_start,
         on_step=note,
+        on_progress=on_progress,
     )
+
+
+def _of_graph(problem: Problem, graph: Graph) -> Problem:
+    """The same problem with another graph of the same ops."""
+    costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
+    return replace(problem, graph=graph, costs=costs)
 
 
 def _check_slowdown(options: RunOptions, problem: Problem, backend: str) -> None:

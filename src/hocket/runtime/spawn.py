@@ -18,6 +18,7 @@ from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.supervise import SILENCE_S, RankSpec, Supervisor
 from hocket.runtime.wire import encode_call, encode_spec, from_raw, raw
+from hocket.units import format_percent
 
 Backend = Literal["gloo", "nccl"]
 
@@ -45,10 +46,12 @@ def run_ranks(
     *,
     on_start: Callable[[list[int]], None] = lambda process_ids: None,
     on_step: Callable[[int, StepRecord], None] = lambda number, record: None,
+    on_progress: Callable[[str], None] = lambda what: None,
 ) -> dict[int, torch.Tensor]:
     """Run all steps; the tensors that are held at the end, where they are wanted.
 
-    ``on_start`` is told the process ids of the ranks, ``on_step`` each step when it is done.
+    ``on_start`` is told the process ids of the ranks, ``on_step`` each step when it is done, and
+    ``on_progress`` now and then how far the ranks are.
     """
     store = Store()
     try:
@@ -58,7 +61,13 @@ def run_ranks(
         ]
         results: dict[int, torch.Tensor] = {}
         parts: dict[int, list[StepRecord]] = {}
-        with Supervisor(specs, silence_s=options.silence_s) as supervisor:
+        on_progress(f"starting {len(specs)} processes")
+        counts = [len(setup.split.of_device(device)) for device in setup.split.used_devices]
+
+        def tell(positions: Sequence[Position]) -> None:
+            on_progress(_how_far(positions, counts, options.steps))
+
+        with Supervisor(specs, silence_s=options.silence_s, on_wait=tell) as supervisor:
             on_start(supervisor.process_ids)
             for _, header, buffers in supervisor.messages():
                 if header["what"] == "results":
@@ -72,6 +81,18 @@ def run_ranks(
         return results
     finally:
         store.close()
+
+
+def _how_far(positions: Sequence[Position], counts: Sequence[int], steps: int) -> str:
+    """The step that the slowest rank is in, and how much of it all have done."""
+    step = min(position.step for position in positions)
+    if not step:
+        return "starting the processes"
+    done = sum(
+        count if position.step > step else min(position.instruction, count)
+        for position, count in zip(positions, counts, strict=True)
+    )
+    return f"step {step} of {steps}: {format_percent(done / max(sum(counts), 1))}"
 
 
 def _rank_spec(

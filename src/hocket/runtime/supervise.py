@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from hocket.errors import RunError
@@ -28,7 +29,7 @@ from hocket.runtime.wire import read_frame, write_frame
 START_LIMIT_S = 120.0
 """Within this time a process must show its first sign of life."""
 SILENCE_S = 5.0
-"""A rank that gives no sign of life for this long counts as stopped."""
+"""A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
 STOPPED_S = 2.0
 """The same for a rank of which the system says that it is stopped, whatever it was doing."""
 _START_PATIENCE = 4
@@ -132,6 +133,17 @@ class _Rank:
             return os.waitid(os.P_PID, self.process.pid, options) is not None
         return False
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether some thread runs, wants to run, or waits for the disk: slow is not dead."""
+        with suppress(OSError):
+            for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+                # The name of a thread may hold anything; its state stands behind the last bracket.
+                state = (task / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+                if state in "RD":
+                    return True
+        return False
+
     def silent_s(self) -> float:
         """How long there has been no sign of life."""
         return time.monotonic() - max(self.progress.read().beat_s, self.started_s)
@@ -140,8 +152,15 @@ class _Rank:
 class Supervisor:
     """The ranks of one run; use it as a context."""
 
-    def __init__(self, specs: Sequence[RankSpec], *, silence_s: float = SILENCE_S) -> None:
-        self._specs, self._silence_s = specs, silence_s
+    def __init__(
+        self,
+        specs: Sequence[RankSpec],
+        *,
+        silence_s: float = SILENCE_S,
+        on_wait: Callable[[Sequence[Position]], None] = lambda positions: None,
+    ) -> None:
+        """``on_wait`` is told where the ranks are whenever none has anything to report."""
+        self._specs, self._silence_s, self._on_wait = specs, silence_s, on_wait
         self._inbox: queue.Queue[tuple[int, Message | None]] = queue.Queue(_MAX_WAITING)
         self._ranks: list[_Rank] = []
         self._life: tuple[int, int] | None = None
@@ -178,6 +197,7 @@ class Supervisor:
                 number, frame = self._inbox.get(timeout=_LOOK_S)
             except queue.Empty:
                 self._look_after()
+                self._on_wait([rank.progress.read() for rank in self._ranks])
                 continue
             message = self._take(number, frame)
             if message is not None:
@@ -208,7 +228,11 @@ class Supervisor:
         elif not position.step:
             # Loading large libraries keeps a process from showing that it lives.
             limit_s = _START_PATIENCE * limit_s if position.beat_s else START_LIMIT_S
-        return rank.silent_s() > limit_s
+        if rank.silent_s() <= limit_s:
+            return False
+        # The sign of life comes from a thread of its own, but on a busy machine, or beside an op
+        # that keeps the interpreter to itself, that thread does not get its turn either.
+        return rank.is_stopped or not rank.is_at_work
 
     # ── who is to blame ──────────────────────────────────────────────────────────────────────
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.units import format_seconds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,6 +37,12 @@ class Timeline:
     whose highest value is not its last is seen in ``peak_bytes``, not in the curve."""
     peak_bytes: ByteArray
     """Highest bytes held on each device."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Timeline({format_seconds(self.makespan_s)}, {len(self.op_device)} ops and "
+            f"{len(self.transfer_tensor)} transfers on {self.num_devices} devices)"
+        )
 
     @property
     def num_devices(self) -> int:

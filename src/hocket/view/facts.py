@@ -9,6 +9,7 @@ import numpy as np
 
 from hocket.arrays import ByteArray, IntArray
 from hocket.graph.graph import Phase
+from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import (
@@ -20,9 +21,12 @@ from hocket.simulate.analysis import (
     device_busy_s,
 )
 from hocket.simulate.timeline import Timeline
+from hocket.units import format_percent
 from hocket.view.names import inert
 
 NUM_TOP_OPS = 12
+MAX_MODULES = 24
+"""Lines that the table of modules takes, where the outermost modules are not more."""
 COMPUTE, TRANSFERS, SHARING, OTHER = "compute", "transfers", "sharing links", "between"
 """What the critical path spends its time on."""
 
@@ -38,6 +42,9 @@ class DeviceFacts:
     busy_share: float
     peak_bytes: int
     capacity_bytes: int
+    """What tensors may fill."""
+    headroom_bytes: int
+    """What the device has beyond that."""
 
     @property
     def fits(self) -> bool:
@@ -48,6 +55,17 @@ class DeviceFacts:
     def fullness(self) -> float:
         """Peak over capacity."""
         return fullness(self.peak_bytes, self.capacity_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModuleFacts:
+    """Modules that are together on one device, or one that is divided."""
+
+    name: str
+    """``transformer.h.0 … 5``, or the path of a single module."""
+    on: str
+    """The device, or devices with their parts of the time."""
+    num_ops: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +129,8 @@ class Facts:
     price_per_hour: float | None
     """Of the devices that compute; None where a price is unknown."""
     devices: tuple[DeviceFacts, ...]
+    modules: tuple[ModuleFacts, ...]
+    """Which layers are where, in the order in which they first run."""
     links: tuple[LinkFacts, ...]
     """The used ones, busiest first."""
     top_ops: tuple[OpFacts, ...]
@@ -143,6 +163,7 @@ def facts_of(problem: Problem, plan: Plan, timeline: Timeline) -> Facts:
         moved_bytes=int(moved.sum()),
         price_per_hour=price_per_hour(problem, timeline),
         devices=_devices(problem, timeline),
+        modules=module_facts(problem, timeline.op_device),
         links=_links(problem, timeline),
         top_ops=_top_ops(problem, timeline),
         path=path,
@@ -178,6 +199,7 @@ def transferred_bytes(problem: Problem, timeline: Timeline) -> ByteArray:
 
 def _devices(problem: Problem, timeline: Timeline) -> tuple[DeviceFacts, ...]:
     busy_s = device_busy_s(timeline)
+    usable = problem.memory_bytes.tolist()
     num_ops = np.bincount(timeline.op_device, minlength=timeline.num_devices)
     return tuple(
         DeviceFacts(
@@ -187,10 +209,38 @@ def _devices(problem: Problem, timeline: Timeline) -> tuple[DeviceFacts, ...]:
             busy_s=float(busy_s[index]),
             busy_share=_share(busy_s[index], timeline.makespan_s),
             peak_bytes=int(timeline.peak_bytes[index]),
-            capacity_bytes=device.memory_bytes,
+            capacity_bytes=usable[index],
+            headroom_bytes=device.memory_bytes - usable[index],
         )
         for index, device in enumerate(problem.cluster.devices)
     )
+
+
+def module_facts(problem: Problem, device_of: IntArray) -> tuple[ModuleFacts, ...]:
+    """Which modules are on which device; nothing where the graph names no module."""
+    if not len(problem.graph.modules):
+        return ()
+    names = [inert(name) for name in problem.cluster.device_names]
+    return tuple(
+        ModuleFacts(
+            name=_module_name(place), on=_module_device(place, names), num_ops=place.num_ops
+        )
+        for place in module_places(problem, device_of, MAX_MODULES)
+    )
+
+
+def _module_name(place: ModulePlace) -> str:
+    if place.last == place.path:
+        name = inert(place.path) or "(no module)"
+        return f"{name} itself" if place.is_own and place.path else name
+    return f"{inert(place.path)} … {place.last.rpartition('.')[2]}"
+
+
+def _module_device(place: ModulePlace, names: list[str]) -> str:
+    if place.is_whole:
+        return names[place.device]
+    used = [d for d in np.argsort(-place.share, kind="stable").tolist() if place.share[d] > 0]
+    return ", ".join(f"{names[d]} {format_percent(float(place.share[d]))}" for d in used)
 
 
 def _links(problem: Problem, timeline: Timeline) -> tuple[LinkFacts, ...]:

@@ -64,6 +64,7 @@ def report_html(
         "picture": draw_timeline(problem, timeline, facts, width=1080, styled=False),
         "legend": _legend(facts),
         "timeline_note": _thinned_note(data),
+        "modules": sections.modules(facts),
         "memory": sections.memory(problem, timeline, facts),
         "links": sections.links(facts),
         "path": sections.critical_path(problem, timeline, facts),

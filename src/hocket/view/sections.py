@@ -27,7 +27,7 @@ from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
-from hocket.view.story import advice, longest_steps
+from hocket.view.story import advice, headroom_sentence, longest_steps
 from hocket.view.wording import count_of, dollars, of_capacity, sentence
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hocket.planners.compare import Comparison
 
 STEPS_PRICED = 1000
-MAX_LINKS, MAX_STEPS = 40, 16
+MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400
 _CAUSE_CLASSES = {
     COMPUTE: "compute",
     TRANSFERS: "transfer",
@@ -219,9 +219,28 @@ def memory(problem: Problem, timeline: Timeline, facts: Facts) -> str:
     )
     note = (
         '<p class="note">Bytes held over the step; the dashed line is the capacity. The bar '
-        "divides the highest point by kind of memory.</p>"
+        "divides the highest point by kind of memory."
+        f"{escape(_headroom(facts))}</p>"
     )
     return section("memory", "Memory", f'<div class="devices">{cards}</div>', note)
+
+
+def _headroom(facts: Facts) -> str:
+    text = headroom_sentence(facts)
+    return f" {sentence(text)}" if text else ""
+
+
+def modules(facts: Facts) -> str:
+    """The decision itself: which layers are on which device."""
+    if not facts.modules:
+        return ""
+    heads = (Head("Modules", "name code"), Head("On"), Head("Ops", "number wide"))
+    rows: list[list[Cell]] = [
+        [module.name, module.on, f"{module.num_ops:,}"] for module in facts.modules[:MAX_MODULES]
+    ]
+    hidden = len(facts.modules) - MAX_MODULES
+    note = f'<p class="note">and {hidden} more</p>' if hidden > 0 else ""
+    return section("modules", "Modules", table(heads, rows), note)
 
 
 def _memory_card(

@@ -86,6 +86,19 @@ def reason_text(step: PathStep) -> str:
     return f"data, idle {waited}" if step.reason == "data" else f"{step.reason}, late by {waited}"
 
 
+def headroom_sentence(facts: Facts) -> str:
+    """What each kind of device keeps free beside what tensors may fill; empty where nothing."""
+    kept: dict[tuple[str, int], int] = {}
+    for device in facts.devices:
+        if device.headroom_bytes > 0:
+            key = (device.kind, device.headroom_bytes)
+            kept[key] = max(kept.get(key, 0), device.capacity_bytes + device.headroom_bytes)
+    parts = [f"{of_capacity(size, total)} on {kind}" for (kind, size), total in kept.items()]
+    if not parts:
+        return ""
+    return f"headroom for context, workspaces and fragmentation: {', '.join(parts)}"
+
+
 def advice(facts: Facts) -> tuple[str, ...]:
     """What would shorten the step, as far as the timeline tells."""
     return tuple(line for line in (_compute(facts), _transfers(facts), _memory(facts)) if line)

@@ -14,7 +14,7 @@ from hocket.units import format_bytes, format_percent, format_rate, format_secon
 from hocket.view.facts import Facts, facts_of, fullest_device, price_per_hour
 from hocket.view.memory import memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.story import advice, longest_steps, path_sentence
+from hocket.view.story import advice, headroom_sentence, longest_steps, path_sentence
 from hocket.view.table import Column, FittedTable
 from hocket.view.wording import count_of, dollars, of_capacity
 
@@ -115,6 +115,8 @@ def plan_summary(problem: Problem, plan: Plan, timeline: Timeline) -> Renderable
     """What ``hocket show`` prints: each device, each used link, the longest ops."""
     facts = facts_of(problem, plan, timeline)
     parts: list[RenderableType] = [_headline(facts), Text(), _device_table(facts)]
+    parts += _headroom_line(facts)
+    parts += _module_table(facts)
     parts += [Text(), _memory_table(problem, facts, memory_by_role(problem, timeline))]
     if facts.links:
         parts += [Text(), _link_table(facts)]
@@ -156,6 +158,31 @@ def _device_table(facts: Facts) -> FittedTable:
             for device in facts.devices
         ],
     )
+
+
+def _headroom_line(facts: Facts) -> list[RenderableType]:
+    sentence = headroom_sentence(facts)
+    return [Text(sentence, style="dim")] if sentence else []
+
+
+def _module_table(facts: Facts, max_rows: int = 24) -> list[RenderableType]:
+    """The decision itself: which layers are on which device."""
+    if not facts.modules:
+        return []
+    table = FittedTable(
+        columns=(
+            Column(title="modules", is_name=True),
+            Column(title="on", is_name=True),
+            Column(title="ops", align="right", rank=1),
+        ),
+        rows=[
+            [Text(module.name), Text(module.on), Text(f"{module.num_ops:,}")]
+            for module in facts.modules[:max_rows]
+        ],
+    )
+    hidden = len(facts.modules) - max_rows
+    more = [Text(f"  and {hidden} more, all in the report", style="dim")] if hidden > 0 else []
+    return [Text(), table, *more]
 
 
 def _memory_table(problem: Problem, facts: Facts, held: dict[str, tuple[int, ...]]) -> FittedTable:
@@ -231,7 +258,8 @@ def _top_table(facts: Facts, max_rows: int = 10) -> FittedTable:
 def explanation(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints: where the time goes, what limits it, what would help."""
     facts = facts_of(problem, plan, timeline)
-    parts: list[RenderableType] = [_headline(facts)]
+    parts: list[RenderableType] = [_headline(facts), *_headroom_line(facts)]
+    parts += _module_table(facts)
     parts += [Text(), Text(path_sentence(facts)), Text()]
     rows = [
         [

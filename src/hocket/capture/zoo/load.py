@@ -115,7 +115,8 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 # ── the user's own function ──────────────────────────────────────────────────────────────────────
 
 
-def _from_function(spec: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+def find_function(spec: str) -> Callable[..., Any]:
+    """The function that ``package.module:function`` or ``path/file.py:function`` names."""
     module_text, _, name = spec.rpartition(":")
     module = _import(module_text, spec)
     function = getattr(module, name, None)
@@ -124,6 +125,12 @@ def _from_function(spec: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
         raise UsageError(
             f"{module_text!r} has no function {name!r}", hint=did_you_mean(name, callables)
         )
+    found: Callable[..., Any] = function
+    return found
+
+
+def _from_function(spec: str, options: dict[str, Any]) -> tuple[nn.Module, Any]:
+    function = find_function(spec)
     accepted = _accepted(function, options)
     try:
         result = function(**accepted)

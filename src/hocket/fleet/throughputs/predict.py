@@ -43,7 +43,7 @@ class DeviceStep:
     @property
     def obstacle(self) -> str:
         """Why the model cannot run there; empty where it can."""
-        has_bytes = self.servers.server.devices[0].memory_bytes
+        has_bytes = self.servers.server.devices[0].usable_bytes
         if not np.isfinite(self.step_s):
             return f"an op cannot run on {self.servers.hardware}"
         if self.peak_bytes > has_bytes and not self.is_measured:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import suppress
-from pathlib import Path
-
 import torch
 
 from hocket.errors import UsageError
-from hocket.hardware.detect import usable_memory_bytes
+from hocket.hardware.detect import PROCESS_BYTES
 from hocket.runtime.parallel.model import Block, Embedding, Head
+from hocket.runtime.room import available_bytes
 from hocket.transformer import Division, Transformer
 from hocket.units import format_bytes
 
 _MAX_PROCESSES = 64
-_PROCESS_BYTES = 300_000_000
-"""What a process with PyTorch takes before it holds anything."""
 _INSTEAD = (
     "compare the division with one device at toy size (--check-only), or export the plan and start "
     "it where it is to run (hocket export … --to torch)"
@@ -31,7 +26,7 @@ def require_memory(model: Transformer, division: Division, dtype: torch.dtype) -
             f"{_MAX_PROCESSES} processes are started",
             hint=_INSTEAD,
         )
-    needed = state_bytes(model, division, dtype) + division.num_devices * _PROCESS_BYTES
+    needed = state_bytes(model, division, dtype) + division.num_devices * PROCESS_BYTES
     available = available_bytes()
     if needed > available:
         raise UsageError(
@@ -39,20 +34,6 @@ def require_memory(model: Transformer, division: Division, dtype: torch.dtype) -
             f"optimizer alone, and {format_bytes(available)} are free",
             hint=_INSTEAD,
         )
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that may still be taken; what only caches files may be, too.
-
-    ``root`` stands in for the file system's root in tests. Where the system does not tell, all
-    memory counts.
-    """
-    usable = usable_memory_bytes(root)
-    with suppress(OSError):
-        text = (root / "proc/meminfo").read_text()
-        if match := re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE):
-            return min(usable, int(match[1]) * 1024)
-    return usable
 
 
 def state_bytes(model: Transformer, division: Division, dtype: torch.dtype) -> int:

@@ -1,0 +1,116 @@
+"""The loss of a captured step: the model's own, one that is named, or the mean of its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from hocket.errors import UsageError, unknown_name
+
+Loss = Callable[[Any], torch.Tensor]
+
+OWN, MEAN = "model", "mean"
+"""What is minimised where nothing is named: what the model says, or else the mean of its output."""
+
+
+def _cross_entropy(output: Any) -> torch.Tensor:
+    """Against the first class everywhere: costs what it costs against real labels."""
+    logits = first_floating(output)
+    rows = logits.reshape(-1, logits.shape[-1])
+    return functional.cross_entropy(rows.float(), rows.new_zeros(len(rows), dtype=torch.long))
+
+
+def _squares(output: Any) -> torch.Tensor:
+    return first_floating(output).square().mean()
+
+
+def _mean(output: Any) -> torch.Tensor:
+    return first_floating(output).mean()
+
+
+LOSSES: Mapping[str, Loss] = {"cross-entropy": _cross_entropy, "mse": _squares, MEAN: _mean}
+"""Losses that can be named: against class 0, against zeros, and of the output alone."""
+
+
+class ChosenLoss:
+    """A loss that knows, once it was used, what it was."""
+
+    def __init__(self, loss: Loss | str | None) -> None:
+        self.name = ""
+        """`OWN`, a name of `LOSSES`, or ``package.module:function``."""
+        self._given = find_loss(loss) if isinstance(loss, str) and loss != OWN else loss
+        self._given_name = loss if isinstance(loss, str) else _name_of(loss)
+
+    def __call__(self, output: Any) -> torch.Tensor:
+        """The scalar to minimise."""
+        if self._given is not None and not isinstance(self._given, str):
+            value: Any = self._given(output)
+            self.name = self._given_name
+            if not isinstance(value, torch.Tensor) or value.numel() != 1:
+                raise UsageError(
+                    "the loss function must return a tensor with one element",
+                    hint="end it with .mean() or .sum()",
+                )
+            return value
+        own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
+        self.name = OWN
+        if isinstance(own, torch.Tensor):
+            return own
+        first = first_floating(output)
+        if first.numel() == 1:
+            return first
+        self.name = MEAN
+        return first.mean()
+
+
+def find_loss(name: str) -> Loss:
+    """The loss that a text names: one of `LOSSES`, or a function of the user's."""
+    if ":" in name:
+        from hocket.capture.zoo.load import find_function
+
+        found: Loss = find_function(name)
+        return found
+    if name not in LOSSES:
+        raise unknown_name("loss", name, [*LOSSES, "package.module:function"])
+    return LOSSES[name]
+
+
+def told(name: str) -> str:
+    """What a loss is, for people."""
+    known = {
+        OWN: "the model's own",
+        MEAN: "the mean of the model's output, since it returns no loss",
+        "cross-entropy": "cross-entropy of the model's output against class 0",
+        "mse": "mean square of the model's output",
+    }
+    return known.get(name, name)
+
+
+def first_floating(output: Any) -> torch.Tensor:
+    """The first tensor of an output that a loss can be taken of."""
+    for tensor in tensors_of(output):
+        if tensor.is_floating_point():
+            return tensor
+    raise UsageError(
+        "the model returns no floating-point tensor to take a loss of",
+        hint="pass loss=, a function from the output to a scalar",
+    )
+
+
+def tensors_of(output: Any) -> list[torch.Tensor]:
+    """All tensors of an output, in order."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = list(output.values())
+    if isinstance(output, list | tuple):
+        return [tensor for item in output for tensor in tensors_of(item)]
+    return []
+
+
+def _name_of(loss: Loss | None) -> str:
+    """How a function of a program is called in its place; it cannot be found again by that."""
+    return "" if loss is None else f"function {getattr(loss, '__qualname__', type(loss).__name__)}"

@@ -1,0 +1,106 @@
+"""A placement as a ``device_map`` of Hugging Face Accelerate: modules to devices.
+
+Accelerate moves whole modules, and their gradients follow. A module goes where the plan keeps its
+parameters, or where it spends most of its time where it has none; what the plan does elsewhere is
+counted and told, since a map has no words for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.arrays import FloatArray
+from hocket.errors import UsageError
+from hocket.graph.graph import Role
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.simulate import home_devices
+
+
+@dataclass(frozen=True)
+class DeviceMap:
+    """What Accelerate takes, and how much of the plan it cannot say."""
+
+    device_of: dict[str, int | str]
+    """Module to the number of an accelerator, or ``"cpu"``; the empty name is the whole model."""
+    elsewhere_share: float
+    """Part of the computing time that the plan spends on another device than the module's."""
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The map as a file by name."""
+        return {"device_map.json": json.dumps(self.device_of, indent=1) + "\n"}
+
+
+def device_map(problem: Problem, plan: Plan) -> DeviceMap:
+    """The map of a placement; raises `UsageError` where the graph names no modules."""
+    graph, costs = problem.graph, problem.costs
+    if plan.device_of is None or not len(graph.modules):
+        raise UsageError(
+            "a device_map names modules, and the plan's graph has none",
+            hint="plan a model (hocket plan gpt2 …) or a graph that hocket capture wrote",
+        )
+    op_s = costs.op_s[costs.device_row[plan.device_of], np.arange(graph.num_ops)]
+    spent = np.zeros((len(graph.modules) + 1, problem.cluster.num_devices))
+    np.add.at(spent, (graph.op_module, plan.device_of), op_s)
+    held = _held_bytes(problem, plan)
+    home: dict[str, int] = {}
+    for module, path in enumerate(graph.modules):
+        if path and spent[module].any():
+            home[path] = int(np.argmax(held.get(path, spent[module])))
+    home |= {path: int(np.argmax(sizes)) for path, sizes in held.items()}
+    inside = [home.get(path, -1) for path in graph.modules]
+    own = np.array([spent[module, device] for module, device in enumerate(inside) if device >= 0])
+    named = np.array([spent[module].sum() for module, device in enumerate(inside) if device >= 0])
+    elsewhere = 1 - own.sum() / named.sum() if named.sum() > 0 else 0.0
+    names = _names(problem)
+    found = {path: names[device] for path, device in _collapsed(home)}
+    return DeviceMap(found, float(elsewhere))
+
+
+def _held_bytes(problem: Problem, plan: Plan) -> dict[str, FloatArray]:
+    """Per module with parameters or buffers of its own, their bytes on each device."""
+    graph = problem.graph
+    assert plan.device_of is not None
+    homes = home_devices(graph, plan.device_of)
+    is_weight = np.isin(graph.tensor_role, (Role.PARAMETER, Role.BUFFER))
+    held: dict[str, FloatArray] = {}
+    for tensor in np.flatnonzero(is_weight & (graph.tensor_producer < 0)).tolist():
+        path = graph.tensor_names[tensor].rpartition(".")[0]
+        sizes = held.setdefault(path, np.zeros(problem.cluster.num_devices))
+        sizes[homes[tensor]] += float(graph.held_bytes[tensor])
+    return held
+
+
+def _collapsed(home: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """The fewest modules that say the same: one stands for all inside of it on its device."""
+    inside: dict[str, set[int]] = {}
+    for path, device in home.items():
+        for end in _prefixes(path):
+            inside.setdefault(end, set()).add(device)
+    told: set[str] = set()
+    for path, device in home.items():
+        top = next((end for end in _prefixes(path) if len(inside[end]) == 1), path)
+        if top not in told:
+            told.add(top)
+            yield top, device
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """The module and those around it, outermost first."""
+    parts = path.split(".") if path else []
+    for count in range(len(parts) + 1):
+        yield ".".join(parts[:count])
+
+
+def _names(problem: Problem) -> list[int | str]:
+    """Accelerators by number, as PyTorch counts them, and the processor by name."""
+    names: list[int | str] = []
+    for device in problem.cluster.devices:
+        count = sum(isinstance(name, int) for name in names)
+        names.append("cpu" if device.kind.is_cpu else count)
+    return names

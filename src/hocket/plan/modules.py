@@ -1,0 +1,145 @@
+"""A placement by modules: which layer is on which device, as few lines as that can be said in.
+
+Modules form a tree by the dots of their paths. A module whose time is spent on one device, all but
+a little, is one line; any other is told by its parts, as deep as the number of lines allows.
+O(ops + modules x depth).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hocket.arrays import FloatArray, IntArray
+from hocket.plan.problem import Problem
+
+NEARLY_ALL = 0.98
+"""Part of a module's time that must be on one device for the module to be one line."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModulePlace:
+    """A module, or what a module does itself, and the devices that do it."""
+
+    path: str
+    """Empty for what belongs to no module."""
+    last: str
+    """The last of equal neighbours that the line stands for; ``path`` where it stands alone."""
+    share: FloatArray
+    """Per device, its part of the module's time."""
+    num_ops: int
+    is_own: bool = False
+    """Whether the line tells only what the module does itself, its parts having their own."""
+
+    @property
+    def device(self) -> int:
+        """The device that does most of it."""
+        return int(np.argmax(self.share))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all but a little is on one device."""
+        return bool(self.share[self.device] >= NEARLY_ALL)
+
+
+@dataclass(frozen=True, eq=False)
+class _Tree:
+    """Seconds per device and ops of each module, with all that is inside of it."""
+
+    seconds: dict[str, FloatArray]
+    own_seconds: dict[str, FloatArray]
+    num_ops: dict[str, int]
+    own_ops: dict[str, int]
+    parts: dict[str, list[str]]
+
+
+def module_places(problem: Problem, device_of: IntArray, max_lines: int) -> tuple[ModulePlace, ...]:
+    """Lines in the order in which the modules first run; together they cover every op.
+
+    More than ``max_lines`` only where the outermost modules are more.
+    """
+    tree = _tree(problem, device_of)
+    deepest = max(path.count(".") + 1 for path in tree.seconds)
+    told = tuple(_joined(_lines(tree, "", 1)))
+    for depth in range(2, deepest + 1):
+        deeper = tuple(_joined(_lines(tree, "", depth)))
+        if len(deeper) > max_lines:
+            break
+        told = deeper
+    return told
+
+
+def _tree(problem: Problem, device_of: IntArray) -> _Tree:
+    graph, costs = problem.graph, problem.costs
+    op_s = costs.op_s[costs.device_row[device_of], np.arange(graph.num_ops)]
+    table = np.zeros((len(graph.modules) + 1, problem.cluster.num_devices))
+    # An op without a time still is somewhere.
+    np.add.at(table, (graph.op_module, device_of), np.maximum(op_s, 1e-12))
+    count = np.bincount(graph.op_module % len(table), minlength=len(table))
+    first = np.full(len(table), graph.num_ops)
+    np.minimum.at(first, graph.op_module, np.arange(graph.num_ops))
+    tree = _Tree({}, {}, {}, {}, {})
+    for module in np.argsort(first, kind="stable").tolist():
+        if not count[module]:
+            continue
+        path = graph.modules[module] if module < len(graph.modules) else ""
+        tree.own_seconds[path] = table[module]
+        tree.own_ops[path] = int(count[module])
+        inner = path
+        while True:
+            is_known = inner in tree.seconds
+            tree.seconds[inner] = tree.seconds.get(inner, _nothing(table)) + table[module]
+            tree.num_ops[inner] = tree.num_ops.get(inner, 0) + int(count[module])
+            if not inner:
+                break
+            outer = inner.rpartition(".")[0]
+            if not is_known:
+                tree.parts.setdefault(outer, []).append(inner)
+            inner = outer
+    return tree
+
+
+def _nothing(table: FloatArray) -> FloatArray:
+    return np.zeros(table.shape[1])
+
+
+def _lines(tree: _Tree, path: str, depth: int) -> Iterator[ModulePlace]:
+    whole = _place(path, tree.seconds[path], tree.num_ops[path])
+    if path not in tree.parts or (path and (whole.is_whole or not depth)):
+        yield whole
+        return
+    if path in tree.own_seconds:
+        yield replace(_place(path, tree.own_seconds[path], tree.own_ops[path]), is_own=True)
+    for part in tree.parts[path]:
+        yield from _lines(tree, part, depth - 1)
+
+
+def _place(path: str, seconds: FloatArray, num_ops: int) -> ModulePlace:
+    return ModulePlace(path, path, seconds / seconds.sum(), num_ops)
+
+
+def _joined(lines: Iterator[ModulePlace]) -> Iterator[ModulePlace]:
+    """Neighbours of one list (``h.0``, ``h.1``, …) on the same device become one line."""
+    run: ModulePlace | None = None
+    for line in lines:
+        if run is not None and _follows(run, line):
+            total = run.num_ops + line.num_ops
+            run = ModulePlace(run.path, line.path, np.minimum(run.share, line.share), total)
+            continue
+        if run is not None:
+            yield run
+        run = line
+    if run is not None:
+        yield run
+
+
+def _follows(before: ModulePlace, line: ModulePlace) -> bool:
+    outer, _, number = before.last.rpartition(".")
+    other, _, next_number = line.path.rpartition(".")
+    are_neighbours = number.isdigit() and next_number.isdigit() and outer == other
+    in_turn = are_neighbours and int(next_number) == int(number) + 1
+    if before.is_own or line.is_own:
+        return False
+    return in_turn and before.is_whole and line.is_whole and before.device == line.device

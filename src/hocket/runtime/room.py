@@ -1,0 +1,85 @@
+"""Whether this machine has room for a run, known before anything is started."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hocket.errors import UsageError
+from hocket.graph.graph import Graph, Role
+from hocket.hardware.detect import PROCESS_BYTES, usable_memory_bytes
+from hocket.plan.problem import Problem
+from hocket.simulate import Timeline
+from hocket.units import format_bytes
+
+
+def require_room(
+    problem: Problem, predicted: Timeline, places: Mapping[int, str], *, num_processes: int
+) -> None:
+    """Refuse a run whose predicted peaks are more than is free where it would run.
+
+    ``places`` says by device of the plan what it is carried out on. The process that starts the
+    others holds the model as well, until they have it.
+    """
+    graph = problem.graph
+    held = persistent_bytes(graph, (Role.PARAMETER, Role.BUFFER))
+    needed: dict[str, int] = {}
+    for device, place in places.items():
+        needed[place] = needed.get(place, 0) + int(predicted.peak_bytes[device])
+    for place, peak_bytes in needed.items():
+        if place == "cpu":
+            peak_bytes += held + num_processes * PROCESS_BYTES
+            free_bytes = available_bytes()
+        else:
+            free_bytes = torch.cuda.mem_get_info(torch.device(place))[0]
+        if peak_bytes > free_bytes:
+            raise UsageError(
+                f"running {graph.name} here takes {format_bytes(peak_bytes)} on {place}, and "
+                f"{format_bytes(free_bytes)} are free",
+                hint=_instead(graph, peak_bytes, free_bytes),
+            )
+
+
+_KEPT = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
+
+
+def persistent_bytes(graph: Graph, roles: Sequence[Role] = _KEPT) -> int:
+    """What a step finds and leaves, of whatever size the batch is."""
+    stays = np.isin(graph.tensor_role, roles) & (graph.tensor_producer < 0)
+    return int(graph.held_bytes[stays].sum())
+
+
+def _instead(graph: Graph, needed_bytes: int, free_bytes: int) -> str:
+    """The largest part of the batch that should fit, or what else can be done."""
+    batch = graph.meta.get("batch")
+    kept = 2 * persistent_bytes(graph)
+    if isinstance(batch, int) and batch > 1 and free_bytes > kept:
+        # A tenth less than what would just fit: other programs take memory as well.
+        share = 0.9 * (free_bytes - kept) / max(needed_bytes - kept, 1)
+        samples = 2 ** math.floor(math.log2(share * batch)) if share * batch >= 1 else 0
+        if samples:
+            return (
+                f"run a smaller batch of the same plan with --scale {samples / batch:.3g} "
+                f"({samples} of {batch} samples), or on a machine with more memory"
+            )
+    return "run it on a machine with more memory, or plan a smaller model"
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that may still be taken; what only caches files may be, too.
+
+    ``root`` stands in for the file system's root in tests. Where the system does not tell, all
+    memory counts.
+    """
+    usable = usable_memory_bytes(root)
+    with suppress(OSError):
+        text = (root / "proc/meminfo").read_text()
+        if match := re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE):
+            return min(usable, int(match[1]) * 1024)
+    return usable

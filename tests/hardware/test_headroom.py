@@ -1,0 +1,79 @@
+"""Memory that no plan may fill: stated by the kind, subtracted once, changed by a person."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from cli.terminal import hocket
+
+from hocket.api import make_problem, plan_graph
+from hocket.errors import InputFileError, UsageError
+from hocket.graph.generators.chain import chain
+from hocket.hardware.detect import unstated_headroom_bytes
+from hocket.hardware.files import cluster_from_dict, cluster_to_dict
+from hocket.hardware.kinds import preset_kinds
+from hocket.hardware.shorthand import cluster_from_text
+
+GIB = 2**30
+
+
+def test_every_gpu_that_is_known_keeps_room_for_context_and_fragmentation():
+    for entry in preset_kinds().values():
+        kind = entry.kind
+        if kind.is_cpu:
+            assert 0 < kind.headroom_bytes < GIB
+            continue
+        # Measured on an H200: 773 MiB of context and libraries, 64 MiB of workspace; 1.5 % beside.
+        assert kind.headroom_bytes >= 0.8 * GIB + 0.015 * kind.memory_bytes - 0.05 * GIB
+        assert kind.headroom_bytes <= unstated_headroom_bytes(kind.memory_bytes) + 0.4 * GIB
+
+
+def test_a_problem_has_the_memory_of_its_devices_less_their_headroom():
+    cluster = cluster_from_text("1xrtx3090+1xt4")
+    usable = make_problem(chain(3, seed=0), cluster).memory_bytes.tolist()
+    for has, device in zip(usable, cluster.devices, strict=True):
+        assert has == device.memory_bytes - device.kind.headroom_bytes == device.usable_bytes
+    chosen = make_problem(chain(3, seed=0), cluster, headroom_bytes=GIB).memory_bytes.tolist()
+    assert chosen == [device.memory_bytes - GIB for device in cluster.devices]
+
+
+def test_headroom_is_part_of_the_file_and_of_the_hash():
+    cluster = cluster_from_text("2xv100-16g")
+    again = cluster_from_dict(json.loads(json.dumps(cluster_to_dict(cluster))))
+    assert again.devices == cluster.devices
+    assert again.content_hash == cluster.content_hash
+    other = cluster.with_headroom(2 * GIB)
+    assert other.content_hash != cluster.content_hash
+    assert {device.kind.headroom_bytes for device in other.devices} == {2 * GIB}
+
+
+@pytest.mark.parametrize("headroom", ["16GiB", "20GiB"])
+def test_headroom_that_leaves_nothing_is_refused(headroom):
+    kind = {"memory": "16GiB", "headroom": headroom, "memory_bandwidth": "1GB/s",
+            "peak": {"float32": "1TFLOP/s"}}  # fmt: skip
+    with pytest.raises(InputFileError, match="headroom: leaves nothing"):
+        cluster_from_dict({"kinds": {"x": kind}, "devices": [{"kind": "x"}]})
+    with pytest.raises(UsageError, match="leaves nothing"):
+        cluster_from_text("1xv100-16g").with_headroom(16 * GIB)
+
+
+def test_a_device_smaller_than_its_headroom_holds_nothing():
+    device = cluster_from_text("1xv100-16g").devices[0]
+    assert replace(device, memory_bytes=GIB).usable_bytes == 0
+
+
+def test_plan_keeps_it_free_and_show_explain_and_report_name_it(tmp_path):
+    graph = chain(30, seed=1)
+    peak = max(plan_graph(graph, "1xv100-16g").peak_bytes.values())
+    tight = 16 * GIB - peak
+    from hocket.graph.files import write_graph
+
+    write_graph(graph, tmp_path / "g.json")
+    on = ["plan", "g.json", "--on", "1xv100-16g", "--headroom"]
+    hocket(*on, f"{tight}B", cwd=tmp_path)
+    assert "headroom" in hocket("show", "plan.json", cwd=tmp_path).stdout
+    assert "headroom" in hocket("explain", "plan.json", cwd=tmp_path).stdout
+    assert "Headroom for context" in (tmp_path / "report.html").read_text()
+    refused = hocket(*on, f"{tight + 1}B", cwd=tmp_path, expect=4)
+    assert "--headroom" in refused.stderr
+    assert "is not a number with a unit" in hocket(*on, "much", cwd=tmp_path, expect=2).stderr
