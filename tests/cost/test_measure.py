@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 from hocket.capture.model import capture_program  # noqa: E402
 from hocket.capture.recording import Layout  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
-from hocket.cost import timing  # noqa: E402
+from hocket.cost import measure, timing  # noqa: E402
 from hocket.cost.dispatch import measure_host_overhead  # noqa: E402
 from hocket.cost.families import family_of  # noqa: E402
 from hocket.cost.inputs import filled, index_bound, make_arguments  # noqa: E402
@@ -133,6 +133,44 @@ def test_profile_without_time_names_what_it_lacks_and_is_not_used(captured):
     assert set(profile.missing.values()) == {"not measured: the time budget was used up"}
     with pytest.raises(UsageError, match="no measured times"):
         estimate_costs(graph, cluster_of(HERE), profile=profile)
+
+
+def test_a_profile_goes_on_from_what_is_known_of_this_machine_and_no_other(captured):
+    graph, program = captured["gpt2"]
+    whole = profile_program(graph, program, HERE)
+    part = replace(whole, entries=tuple(replace(e, seconds=7.0) for e in whole.entries[::2]))
+    kept = {entry.signature for entry in part.entries}
+    timed = []
+    again = profile_program(graph, program, HERE, known=part, on_op=lambda *at: timed.append(at))
+    assert {e.signature for e in again.entries if e.seconds == 7.0} == kept
+    assert len(timed) == len(whole.entries) - len(kept)
+    assert {total for _, total in timed} == {len(whole.entries)}
+    other = replace(part, versions={"torch": "1.0"})
+    fresh = profile_program(graph, program, HERE, known=other)
+    assert not any(entry.seconds == 7.0 for entry in fresh.entries)
+
+
+def test_an_op_without_room_is_named_with_what_it_needs(captured, monkeypatch):
+    graph, program = captured["gpt2"]
+    monkeypatch.setattr(measure, "available_bytes", lambda: 20_000)
+    profile = profile_program(graph, program, HERE)
+    assert profile.entries
+    large = [text for text in profile.missing.values() if text.startswith(measure.OUT_OF_MEMORY)]
+    assert large
+    assert all("needs" in text and "19.5 KiB are free" in text for text in large)
+
+
+def test_a_slow_op_is_timed_once_and_leaves_time_for_the_rest(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(timing, "host_clock", lambda: lambda: clock[0])
+    calls = []
+
+    def slow():
+        calls.append(None)
+        clock[0] += 5.0
+
+    assert timing.call_s([slow], torch.device("cpu"), limit_s=8.0) == 5.0
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize("device", ["cuda", "meta", "abacus"])

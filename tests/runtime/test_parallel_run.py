@@ -13,8 +13,9 @@ from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
 from hocket.cli import main
 from hocket.errors import MissingExtraError, RunError, UsageError
+from hocket.hardware import detect
 from hocket.plan.parallel_files import write_parallel_plan
-from hocket.runtime import connect, room
+from hocket.runtime import connect
 from hocket.runtime.parallel import check, fits, pipeline
 from hocket.runtime.parallel import rank as rank_module
 from hocket.runtime.parallel.build import build_stage, whole_model
@@ -143,11 +144,11 @@ def test_memory_that_caches_files_can_be_taken(tmp_path):
     (tmp_path / "proc/meminfo").write_text(
         "MemTotal: 8000000 kB\nMemFree: 1000 kB\nMemAvailable: 6000000 kB\n"
     )
-    assert room.available_bytes(tmp_path) == 6_000_000 * 1024
+    assert detect.available_bytes(tmp_path) == 6_000_000 * 1024
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (group / "memory.max").write_text("4000000\n")
-    assert room.available_bytes(tmp_path) == 4_000_000
+    assert detect.available_bytes(tmp_path) == 4_000_000
 
 
 def test_state_follows_from_parameters_and_zero():

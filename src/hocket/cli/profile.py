@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from hocket.cli.output import emit, json_option, output_option, working
+from hocket.cli.output import emit, json_option, output_option, say, working
 from hocket.cli.sources import ModelOptions, build_model, model_options, require_folder, say_loss
 
 if TYPE_CHECKING:
+    from hocket.cost.profile import Profile
     from hocket.hardware.cluster import DeviceKind
+
+MAX_REASONS = 6
+"""Reasons that are shown; the file has all."""
 
 
 @click.command("profile")
@@ -31,6 +37,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds to spend on timing; the most expensive ops come first.",
 )
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Time everything again; else a profile of this machine in the file is gone on from.",
+)
 @model_options
 @json_option
 def command(
@@ -38,6 +49,7 @@ def command(
     output: Path,
     device: str | None,
     budget_s: float,
+    fresh: bool,
     batch: int | None,
     seq: int | None,
     dtype: str | None,
@@ -60,8 +72,12 @@ def command(
             device=place,
         )  # fmt: skip
     say_loss(graph)
-    with working(f"timing the ops of {model}"):
-        profile = profile_program(graph, program, kind, device=place, budget_s=budget_s)
+    known = None if fresh else _known(output)
+    with working(f"timing the ops of {model}") as progress:
+        profile = profile_program(
+            graph, program, kind, device=place, budget_s=budget_s, known=known,
+            on_op=lambda number, total: progress(f"timing op {number} of {total} of {model}"),
+        )  # fmt: skip
     write_profile(profile, output)
     if as_json:
         emit(
@@ -77,7 +93,38 @@ def command(
         f"wrote {output}: {len(profile.entries)} distinct ops on {profile.device_kind}, "
         f"{len(profile.missing)} without a time"
     )
+    for line in _reasons(profile, output):
+        say(line)
     click.echo(f"next: hocket calibrate {output} -o calibration.json")
+
+
+def _known(output: Path) -> Profile | None:
+    """What an earlier run left in the file, where that is a profile."""
+    from hocket.cost.profile import read_profile
+    from hocket.errors import InputFileError
+
+    try:
+        return read_profile(output) if output.is_file() else None
+    except InputFileError:
+        return None
+
+
+def _reasons(profile: Profile, output: Path) -> Iterator[str]:
+    """Why ops have no time, one line per reason, and what can be done about it."""
+    from hocket.cost.measure import OUT_OF_MEMORY, OUT_OF_TIME
+
+    reasons = Counter(
+        OUT_OF_MEMORY if text.startswith(OUT_OF_MEMORY) else text
+        for text in profile.missing.values()
+    )
+    for reason, count in reasons.most_common(MAX_REASONS):
+        yield f"  {count} x {reason}"
+    if len(reasons) > MAX_REASONS:
+        yield f"  and {len(reasons) - MAX_REASONS} other reasons, in {output}"
+    if OUT_OF_TIME in reasons:
+        yield "  run the command again to go on, or give it more time with --budget"
+    if OUT_OF_MEMORY in reasons:
+        yield "  a smaller --batch needs less memory; its times are other ops'"
 
 
 def _local_kind(device: str | None) -> tuple[str, DeviceKind]:

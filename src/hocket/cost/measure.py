@@ -1,8 +1,10 @@
 """Profile a captured program: time each distinct op signature on the device at hand.
 
 Signatures are taken in the order of the time that the roofline expects of them, so that a budget
-that runs out leaves only what matters least. An op that fails is noted as missing and priced by the
-roofline fitted to the rest. One timing per signature, not per op: seconds for a model of any depth.
+that runs out leaves only what matters least; none may take more than a few times its share of the
+time that is left. An op that fails or has no room is noted as missing with the reason and priced by
+the roofline fitted to the rest; a profile that knows some signatures is gone on from. One timing
+per signature, not per op: seconds for a model of any depth.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,9 +28,11 @@ from hocket.cost.efficiency import roofline_s, work_of
 from hocket.cost.inputs import argument_bytes, filled, make_arguments
 from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.timing import call_s
-from hocket.errors import UsageError
+from hocket.errors import HocketError, UsageError
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
+from hocket.hardware.detect import available_bytes
+from hocket.units import format_bytes
 
 CPU_CACHE_BYTES = 32 * 2**20
 """Last-level cache that inputs must not fit into, where it is not known."""
@@ -36,6 +41,14 @@ MAX_COPIES = 8
 MAX_FUSED = 32
 """Parameters of one fused optimizer call."""
 MAX_FUSED_BYTES = 4 * 2**30
+SHARES = 4
+"""How many times its share of the time that is left one signature may take."""
+OUT_OF_TIME = "not measured: the time budget was used up"
+OUT_OF_MEMORY = "not measured: too little memory"
+
+
+class NoRoomError(HocketError):
+    """An op's tensors do not fit into the memory that is free."""
 
 
 def profile_program(
@@ -45,15 +58,24 @@ def profile_program(
     *,
     device: str = "cpu",
     budget_s: float = 120.0,
+    known: Profile | None = None,
+    on_op: Callable[[int, int], None] = lambda number, total: None,
 ) -> Profile:
-    """Time every op signature of a captured step on ``device``, which is of the given kind."""
+    """Time every op signature of a captured step on ``device``, which is of the given kind.
+
+    ``known`` is an earlier profile of this device, whose times are kept; ``on_op`` is told the
+    number of each signature before it is timed, and how many there are.
+    """
     place = _usable_device(device)
+    if known is not None and not is_of_this_machine(known, kind, place):
+        known = None
     deadline = time.perf_counter() + budget_s
     on_cuda = place.type == "cuda"
     current = torch.cuda.device(place) if on_cuda else nullcontext()
     with torch.random.fork_rng([place] if on_cuda else []), torch.no_grad(), current:
         host, reserved_bytes = _host_and_reserved(place)
-        entries, missing = _measure_all(graph, program, kind, place, deadline)
+        times = {} if known is None else dict(known.by_signature)
+        entries, missing = _measure_all(graph, program, kind, place, deadline, times, on_op)
     return Profile(
         device_kind=kind.name,
         device=_device_text(place),
@@ -65,23 +87,38 @@ def profile_program(
     )
 
 
+def is_of_this_machine(profile: Profile, kind: DeviceKind, device: torch.device) -> bool:
+    """Whether times of a profile would be measured here again."""
+    here = (kind.name, _device_text(device), _versions(device))
+    return (profile.device_kind, profile.device, dict(profile.versions)) == here
+
+
 def _measure_all(
-    graph: Graph, program: Program, kind: DeviceKind, device: torch.device, deadline: float
-) -> tuple[list[ProfileEntry], dict[str, str]]:
+    graph: Graph, program: Program, kind: DeviceKind, device: torch.device, deadline: float,
+    known: dict[str, ProfileEntry], on_op: Callable[[int, int], None],
+) -> tuple[list[ProfileEntry], dict[str, str]]:  # fmt: skip
     """What could be timed before the deadline, and why the rest could not."""
     entries: list[ProfileEntry] = []
     missing: dict[str, str] = {}
     first_op, count = _by_signature(graph, kind)
-    for op in first_op:
+    for number, op in enumerate(first_op):
         signature = graph.signatures[int(graph.op_signature[op])]
+        if signature in known:
+            entries.append(replace(known[signature], count=count[op]))
+            continue
+        on_op(number + 1, len(first_op))
         left_s = deadline - time.perf_counter()
         if left_s <= 0:
-            missing[signature] = "not measured: the time budget was used up"
+            missing[signature] = OUT_OF_TIME
             continue
+        limit_s = min(left_s, SHARES * left_s / (len(first_op) - number))
         try:
             seconds, workspace_bytes = _measure(
-                program.calls[op], program, device, count[op], left_s
+                program.calls[op], program, device, count[op], limit_s
             )
+        except NoRoomError as error:
+            missing[signature] = f"{OUT_OF_MEMORY}: {error.message}"
+            continue
         # Whatever one op of a stranger's model raises must not lose the other measurements.
         except Exception as error:
             text = str(error).strip().partition("\n")[0]
@@ -121,7 +158,12 @@ def _measure(
         run, num_parameters = _fused_update(call, program, device, count, generator)
         return call_s([run], device, left_s) / num_parameters, 0
     size_bytes = max(argument_bytes(call, program), 1)
-    num_copies = max(1, min(MAX_COPIES, -(-2 * _cache_bytes(device) // size_bytes)))
+    free_bytes = _free_bytes(device) - _result_bytes(call, program)
+    if size_bytes > free_bytes:
+        needed = format_bytes(size_bytes + _result_bytes(call, program))
+        raise NoRoomError(f"needs {needed}, {format_bytes(_free_bytes(device))} are free")
+    enough = -(-2 * _cache_bytes(device) // size_bytes)
+    num_copies = max(1, min(MAX_COPIES, enough, free_bytes // (2 * size_bytes)))
     calls = []
     for _ in range(num_copies):
         args, kwargs = make_arguments(call, program, device, generator)
@@ -134,23 +176,26 @@ def _fused_update(
 ) -> tuple[Callable[[], Any], int]:
     """An update of several parameters of one shape, as fused optimizers launch them."""
     layout = program.tensors[call.args[0].number].layout
-    if layout is None or call.function not in ("optimizer.adamw", "optimizer.sgd"):
+    if layout is None:
         raise UsageError(f"no fused update for {call.function}")
     num = max(1, min(count, MAX_FUSED, MAX_FUSED_BYTES // max(4 * layout.size_bytes, 1)))
     own: Layout = layout._replace(offset=0)
     tensors, grads, first, second = (
         [filled(own, device, 1, generator) for _ in range(num)] for _ in range(4)
     )
-    if call.function == "optimizer.sgd":
+    if call.function.startswith("optimizer.sgd"):
+        has_momentum = call.function == "optimizer.sgd-momentum"
         return partial(
-            torch._fused_sgd_, tensors, grads, [], weight_decay=0.0, momentum=0.0, lr=1e-3,
-            dampening=0.0, nesterov=False, maximize=False, is_first_step=False,
+            torch._fused_sgd_, tensors, grads, first if has_momentum else [], weight_decay=0.0,
+            momentum=0.9 if has_momentum else 0.0, lr=1e-3, dampening=0.0, nesterov=False,
+            maximize=False, is_first_step=False,
         ), num  # fmt: skip
     for state in second:
         state.abs_()
     steps = [torch.ones((), dtype=torch.float32, device=device) for _ in range(num)]
+    fused = torch._fused_adamw_ if call.function == "optimizer.adamw" else torch._fused_adam_
     return partial(
-        torch._fused_adamw_, tensors, grads, first, second, [], steps, lr=1e-3, beta1=0.9,
+        fused, tensors, grads, first, second, [], steps, lr=1e-3, beta1=0.9,
         beta2=0.999, weight_decay=0.01, eps=1e-8, amsgrad=False, maximize=False,
     ), num  # fmt: skip
 
@@ -177,6 +222,17 @@ def _host_and_reserved(device: torch.device) -> tuple[Any, int]:
         return host, 0
     gc.collect()
     return host, max(0, torch.cuda.memory_allocated() - before)
+
+
+def _result_bytes(call: Call, program: Program) -> int:
+    layouts = (program.tensors[t].layout for t in call.outputs if t is not None)
+    return sum(layout.size_bytes for layout in layouts if layout is not None)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return available_bytes()
 
 
 def _cache_bytes(device: torch.device) -> int:

@@ -245,6 +245,17 @@ def usable_memory_bytes(root: Path = Path("/")) -> int:
     return max(min([total, *_group_limits(root)]), 2**20)
 
 
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that may still be taken; what only caches files may be, too.
+
+    ``root`` stands in for the file system's root in tests. Where the system does not tell, all
+    memory counts.
+    """
+    usable = usable_memory_bytes(root)
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    return min(usable, int(match[1]) * 1024) if match else usable
+
+
 def _group_limits(root: Path) -> Iterable[int]:
     """Limits of the control groups that hold this process, of either version."""
     own = [line.split(":", 2)[-1] for line in _text(root / "proc/self/cgroup").splitlines()]

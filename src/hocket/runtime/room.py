@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from hocket.errors import UsageError
 from hocket.graph.graph import Graph, Role
-from hocket.hardware.detect import PROCESS_BYTES, usable_memory_bytes
+from hocket.hardware.detect import PROCESS_BYTES, available_bytes
 from hocket.plan.problem import Problem
 from hocket.simulate import Timeline
 from hocket.units import format_bytes
@@ -69,17 +66,3 @@ def _instead(graph: Graph, needed_bytes: int, free_bytes: int) -> str:
                 f"({samples} of {batch} samples), or on a machine with more memory"
             )
     return "run it on a machine with more memory, or plan a smaller model"
-
-
-def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that may still be taken; what only caches files may be, too.
-
-    ``root`` stands in for the file system's root in tests. Where the system does not tell, all
-    memory counts.
-    """
-    usable = usable_memory_bytes(root)
-    with suppress(OSError):
-        text = (root / "proc/meminfo").read_text()
-        if match := re.search(r"^MemAvailable:\s*(\d+) kB", text, re.MULTILINE):
-            return min(usable, int(match[1]) * 1024)
-    return usable

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from hocket.errors import UsageError
-from hocket.hardware.detect import PROCESS_BYTES
+from hocket.hardware.detect import PROCESS_BYTES, available_bytes
 from hocket.runtime.parallel.model import Block, Embedding, Head
-from hocket.runtime.room import available_bytes
 from hocket.transformer import Division, Transformer
 from hocket.units import format_bytes
 
