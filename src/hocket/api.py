@@ -110,6 +110,28 @@ class Planned:
             peak_bytes=self.peak_bytes,
         )
 
+    def save_all(
+        self,
+        path: str | Path,
+        *,
+        report: str | Path,
+        trace: str | Path,
+        graph_file: str | Path | None = None,
+    ) -> None:
+        """Write plan, report and trace, all or none of them."""
+        from hocket.atomic import write_together
+        from hocket.plan.files import plan_bytes
+        from hocket.view.report import report_html
+        from hocket.view.trace import trace_bytes, trace_events
+
+        plan = plan_bytes(
+            path, self.problem, self.plan, graph_file=graph_file, step_s=self.step_s,
+            peak_bytes=self.peak_bytes,
+        )  # fmt: skip
+        page = report_html(self.problem, self.plan, self.timeline, self.comparison).encode()
+        events = trace_events(self.problem, self.plan, self.timeline, label="predicted")
+        write_together({path: plan, report: page, trace: trace_bytes(trace, events)})
+
     def save_report(self, path: str | Path) -> None:
         """Write the one-file HTML report."""
         from hocket.view.report import write_report

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hocket.errors import UsageError
@@ -18,12 +19,42 @@ def write_atomically(path: str | Path, data: bytes) -> None:
     Devices and pipes (``/dev/stdout``) cannot be replaced and are written directly; a pipe whose
     reader went away raises `BrokenPipeError`.
     """
+    write_together({path: data})
+
+
+def write_together(contents: Mapping[str | Path, bytes]) -> None:
+    """As `write_atomically` for files that belong together: all are replaced, or none.
+
+    All contents are on the disk before the first name changes, so a full disk changes nothing.
+    """
+    prepared: dict[Path, Path] = {}
     try:
-        if _is_special(path):
-            # Not the real path: a pipe has none, only a text such as ``pipe:[4711]``.
-            _write_directly(path, data)
-        else:
-            _replace(Path(os.path.realpath(path)), data)
+        for path, data in contents.items():
+            with _told(path):
+                if not _is_special(path):
+                    target = Path(os.path.realpath(path))
+                    prepared[target] = _prepared(target, data)
+        for path, data in contents.items():
+            with _told(path):
+                if _is_special(path):
+                    # Not the real path: a pipe has none, only a text such as ``pipe:[4711]``.
+                    _write_directly(path, data)
+        for target in [*prepared]:
+            with _told(target):
+                os.replace(prepared[target], target)
+            del prepared[target]
+            _sync_folder(target.parent)
+    finally:
+        for temporary in prepared.values():
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def _told(path: str | Path) -> Iterator[None]:
+    """Errors of the system as what a person can do about them."""
+    try:
+        yield
     except BrokenPipeError:
         # The reader went away, as `| head` does: for the caller no wrong path, but the end.
         raise
@@ -48,7 +79,8 @@ def _write_directly(path: str | Path, data: bytes) -> None:
         file.write(data)
 
 
-def _replace(target: Path, data: bytes) -> None:
+def _prepared(target: Path, data: bytes) -> Path:
+    """A file beside the target that holds its new content, durably."""
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     # Not tempfile: its files are private to the user whatever the umask says.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -59,12 +91,11 @@ def _replace(target: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(descriptor)
-        os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_folder(target.parent)
+    return temporary
 
 
 def _sync_folder(folder: Path) -> None:

@@ -104,3 +104,26 @@ def test_capture_model_that_fails_on_its_batch_is_refused():
     assert caught.value.where == line_of(Branchy, "self.first(x)")
     with pytest.raises(UsageError, match="positional arguments"):
         capture(Branchy(), (torch.randn(3, 4), torch.randn(3, 4)))
+
+
+def test_a_model_that_skips_layers_at_random_is_told_what_to_switch(tmp_path, monkeypatch):
+    from cli.terminal import hocket
+
+    (tmp_path / "opt.py").write_text(
+        "import torch\nfrom transformers import OPTConfig, OPTForCausalLM\n"
+        "def make(batch=2, training=True):\n"
+        "    config = OPTConfig(vocab_size=64, hidden_size=16, num_hidden_layers=2, ffn_dim=16,\n"
+        "        num_attention_heads=2, max_position_embeddings=32, word_embed_proj_dim=16)\n"
+        "    tokens = torch.zeros(batch, 8, dtype=torch.long)\n"
+        "    model = OPTForCausalLM(config).train(training)\n"
+        "    return model, {'input_ids': tokens, 'labels': tokens}\n"
+        "def still(batch=2):\n    return make(batch, False)\n"
+    )
+    plan = ["--on", "1xcpu-core", "--planner", "one-device"]
+    coarse = hocket("plan", "opt.py:make", *plan, cwd=tmp_path).stderr
+    assert "layerdrop" in coarse
+    assert "model.eval()" in coarse
+    assert "hocket run" not in coarse
+    fine = hocket("plan", "opt.py:still", *plan, cwd=tmp_path).stderr
+    assert "layerdrop" not in fine
+    assert "hocket run plan.json" in fine

@@ -35,7 +35,7 @@ from hocket.capture.recording import Recording
 from hocket.capture.repeat import expand
 from hocket.capture.splice import without_stand_ins
 from hocket.capture.step import record_fake_step, record_real_step
-from hocket.capture.trouble import reason, user_line
+from hocket.capture.trouble import reason, remedy, user_line
 from hocket.errors import HocketError, UsageError
 from hocket.graph import Graph
 
@@ -125,7 +125,7 @@ def _trace(
         raise UntraceableError(
             f"cannot trace {type(model).__name__}: {reason(error)}",
             where=user_line(error),
-            hint="keep the step independent of data values, or give the model real weights",
+            hint=remedy(model),
         ) from error
     program = _linked(recording, optimizer)
     return graph_of(program, name, {}), program, 0
@@ -199,7 +199,10 @@ def _capture_modules(
     }
     merged = merge_modules(graph, classes, {})
     warnings.warn(
-        f"{error.where}: {error.message}; the graph has one op per module", CaptureWarning, 3
+        f"{error.where}: {error.message}; the graph has one op per module and cannot be run; "
+        f"hint: {error.hint}",
+        CaptureWarning,
+        3,
     )
     return replace(merged, meta=meta)
 

@@ -36,6 +36,20 @@ def reason(error: BaseException) -> str:
     return f"{cause} (in {text!r})" if text else cause
 
 
+def remedy(model: torch.nn.Module) -> str:
+    """What to switch so that a model can be traced, as far as its modules tell."""
+    for path, module in model.named_modules():
+        config = getattr(module, "config", None)
+        if module.training and (hasattr(module, "layerdrop") or hasattr(config, "layerdrop")):
+            place = f"{path!r}" if path else type(module).__name__
+            return (
+                f"{place} draws in each step whether to skip a layer (layerdrop): call "
+                "model.eval() before, which switches that and dropout off, or build it without "
+                "layerdrop"
+            )
+    return "keep the step independent of data values, or give the model real weights"
+
+
 def _explanation(error: BaseException) -> str:
     """What torch's own tracing errors mean."""
     from torch._subclasses import fake_tensor as fake

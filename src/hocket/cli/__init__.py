@@ -6,6 +6,7 @@ instant; what a command needs is imported when it runs.
 
 from __future__ import annotations
 
+import io
 import sys
 
 from hocket.cli.output import fail, wants_json
@@ -22,6 +23,7 @@ def main(argv: list[str] | None = None) -> None:
 
     arguments = sys.argv[1:] if argv is None else argv
     as_json, stdout = wants_json(arguments), sys.stdout
+    _write_what_cannot_be_encoded()
     try:
         root.main(args=arguments, prog_name="hocket", standalone_mode=False)
     except HocketError as error:
@@ -46,6 +48,17 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(1)
     except Exception as error:
         sys.exit(fail(_unexpected(error), as_json=as_json))
+
+
+def _write_what_cannot_be_encoded() -> None:
+    """A terminal that has no ✔ gets a question mark, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not _is_utf8(stream):
+            stream.reconfigure(errors="replace")
+
+
+def _is_utf8(stream: io.TextIOWrapper) -> bool:
+    return stream.encoding.lower().replace("-", "") == "utf8"
 
 
 def _unexpected(error: Exception) -> Exception:

@@ -40,7 +40,9 @@ def wants_json(arguments: list[str]) -> bool:
 
 def emit(result: Mapping[str, Any]) -> None:
     """Print a result as one JSON object on stdout."""
-    told = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    # Where not every character can be written, JSON's escapes lose nothing.
+    is_ascii = "utf" not in (sys.stdout.encoding or "").lower()
+    told = json.dumps(result, indent=2, ensure_ascii=is_ascii, allow_nan=False)
     # Half a pair of surrogates, which JSON files may hold, can only be written as it was there.
     click.echo(told.encode(errors="backslashreplace").decode())
 

@@ -9,7 +9,12 @@ import click
 from click.core import ParameterSource
 
 from hocket.cli.output import console, emit, fail, json_option, say, working
-from hocket.cli.sources import require_folder, say_joining
+from hocket.cli.sources import (
+    overwrite_option,
+    require_folder,
+    require_own_kind,
+    say_joining,
+)
 
 if TYPE_CHECKING:
     from hocket.plan.parallel import ParallelPlan
@@ -56,6 +61,7 @@ NUM_SYNTHESISED = 3
               help="Also write the HTML report here.")  # fmt: skip
 @click.option("--predict", "config", type=click.Path(path_type=Path), default=None,
               metavar="CONFIG", help="Predict the one division of a TOML file.")  # fmt: skip
+@overwrite_option
 @json_option
 def command(
     model: str | None,
@@ -73,6 +79,7 @@ def command(
     output: Path | None,
     report: Path | None,
     config: Path | None,
+    overwrite: bool,
     as_json: bool,
 ) -> None:
     """Divide the training of MODEL over a cluster: data x tensor x pipeline, and how.
@@ -81,6 +88,8 @@ def command(
     """
     from hocket.planners.parallelism.recheck import Effort
 
+    if output is not None or (config is None and not as_json):
+        require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
     if config is not None:
         _refuse_besides_predict()
         _predict(config, output, report, as_json)
@@ -146,18 +155,17 @@ def _require_folders(*paths: Path | None) -> None:
 def _write(
     plan: ParallelPlan, comparison: ParallelComparison, output: Path | None, report: Path | None
 ) -> list[Path]:
-    from hocket.plan.parallel_files import write_parallel_plan
+    from hocket.atomic import write_together
+    from hocket.plan.parallel_files import parallel_plan_bytes
+    from hocket.view.parallel_report import parallel_report_html
 
-    written = []
+    contents: dict[str | Path, bytes] = {}
     if output is not None:
-        write_parallel_plan(output, plan)
-        written.append(output)
+        contents[output] = parallel_plan_bytes(plan)
     if report is not None:
-        from hocket.view.parallel_report import write_parallel_report
-
-        write_parallel_report(report, plan, comparison)
-        written.append(report)
-    return written
+        contents[report] = parallel_report_html(plan, comparison).encode()
+    write_together(contents)
+    return [Path(path) for path in contents]
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────
@@ -250,7 +258,7 @@ def _limits(
 # ── one division ─────────────────────────────────────────────────────────────────────────────────
 
 
-_BESIDES_PREDICT = frozenset({"config", "output", "report", "as_json"})
+_BESIDES_PREDICT = frozenset({"config", "output", "report", "overwrite", "as_json"})
 
 
 def _refuse_besides_predict() -> None:

@@ -14,7 +14,9 @@ from hocket.cli.sources import (
     load_graph,
     make_problem,
     model_options,
+    overwrite_option,
     require_folder,
+    require_own_kind,
 )
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
+CARRIED_OPS = 20_000
+"""Up to this many ops a plan carries the graph of a file inside; above, it names the file."""
 
 
 def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -103,6 +107,7 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
     default=None,
     help="Fitted efficiencies from hocket calibrate.",
 )
+@overwrite_option
 @model_options
 @json_option
 def command(
@@ -116,6 +121,7 @@ def command(
     headroom_bytes: int | None,
     profile: Path | None,
     calibration: Path | None,
+    overwrite: bool,
     batch: int | None,
     seq: int | None,
     dtype: str | None,
@@ -139,6 +145,7 @@ def command(
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
+        require_own_kind(output, "placement", overwrite=overwrite)
     graph, graph_file = load_graph(source, ModelOptions(batch, seq, dtype, optimizer, loss))
     problem = make_problem(
         graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
@@ -157,7 +164,9 @@ def command(
         emit({**_as_dict(comparison), "written": [str(path) for path in written]})
     elif written:
         names = ", ".join(path.name for path in written)
-        commands = ["show", "explain"] + ["run"] * ("model" in problem.graph.meta)
+        meta = problem.graph.meta
+        can_run = "model" in meta and meta.get("level", "op") == "op"
+        commands = ["show", "explain"] + ["run"] * can_run
         following = ", ".join(f"hocket {command} {written[0]}" for command in commands)
         say(f"wrote {names} — next: {following}")
 
@@ -169,9 +178,10 @@ def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path
     # A trace takes some 500 bytes per op; Perfetto opens it packed as well.
     packed = ".gz" if planned.problem.graph.num_ops > LARGE_TRACE_OPS else ""
     trace = output.with_name(f"{prefix}trace.json{packed}")
-    planned.save(output, graph_file=graph_file)
-    planned.save_report(report)
-    planned.save_trace(trace)
+    is_carried = planned.problem.graph.num_ops <= CARRIED_OPS
+    planned.save_all(
+        output, report=report, trace=trace, graph_file=None if is_carried else graph_file
+    )
     return [output, report, trace]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -215,6 +216,35 @@ def require_folder(output: Path) -> None:
             f"there is no folder {str(output.parent)!r}",
             hint="make the folder, or write elsewhere with -o",
         )
+
+
+def overwrite_option(command: F) -> F:
+    """The option that lets a plan take the place of one of the other kind."""
+    option = click.option(
+        "--overwrite",
+        is_flag=True,
+        help="Replace a plan of the other kind (placement or parallel) without asking.",
+    )
+    return option(command)
+
+
+def require_own_kind(
+    output: Path, kind: Literal["placement", "parallel"], *, overwrite: bool
+) -> None:
+    """Ask before a plan takes the place of one of the other kind, which has another command."""
+    from hocket.errors import UsageError
+    from hocket.plan.parallel_files import holds_parallel_plan, holds_placement
+
+    holds_other = holds_parallel_plan if kind == "placement" else holds_placement
+    if overwrite or not output.is_file() or not holds_other(output):
+        return
+    other = "a parallel plan" if kind == "placement" else "the plan of a placement"
+    question = f"{output} holds {other}. Replace it?"
+    if sys.stdin.isatty() and sys.stderr.isatty() and click.confirm(question, err=True):
+        return
+    raise UsageError(
+        f"{str(output)!r} holds {other}", hint="write elsewhere with -o, or say --overwrite"
+    )
 
 
 def announce_compilation() -> None:

@@ -26,7 +26,7 @@ from hocket.plan.plan import PLAN_SCHEMA, Plan
 from hocket.plan.problem import Problem
 
 if TYPE_CHECKING:
-    from hocket.plan.schema import PlanFile
+    from hocket.plan.schema import GraphReference, PlanFile
 
 MAX_PLAN_BYTES = 2 * 2**30
 
@@ -50,6 +50,22 @@ def write_plan(
     peak_bytes: dict[str, int],
 ) -> None:
     """Write a plan. With ``graph_file`` the graph is named by its path, else it is put inside."""
+    data = plan_bytes(
+        path, problem, plan, graph_file=graph_file, step_s=step_s, peak_bytes=peak_bytes
+    )
+    write_atomically(path, data)
+
+
+def plan_bytes(
+    path: str | Path,
+    problem: Problem,
+    plan: Plan,
+    *,
+    graph_file: str | Path | None = None,
+    step_s: float,
+    peak_bytes: dict[str, int],
+) -> bytes:
+    """What `write_plan` writes to ``path``."""
     from hocket import __version__
 
     assert plan.device_of is not None, "only a plan with a placement is written"
@@ -85,7 +101,7 @@ def write_plan(
         "notes": dict(plan.notes),
         "predicted": {"step_s": step_s, "peak_bytes": peak_bytes},
     }
-    write_atomically(path, dump_json(content))
+    return dump_json(content)
 
 
 def read_plan(path: str | Path, *, graph_file: str | Path | None = None) -> SavedPlan:
@@ -163,17 +179,31 @@ def _graph(content: PlanFile, cluster: Cluster, path: Path, graph_file: str | Pa
     if graph_file is None:
         if reference.file is None:
             raise InputFileError("the plan names no graph", where=str(path))
-        try:
-            graph = read_graph(path.parent / reference.file)
-        except InputFileError as error:
-            raise InputFileError(
-                f"the plan's graph {shown(reference.file)}: {error.message}",
-                hint="give its place with --graph PATH",
-                where=str(path),
-            ) from None
+        graph = _found_again(reference, path)
     else:
         graph = read_graph(graph_file)
     return on_file_terms(graph) if cluster.uses_stated_times else graph
+
+
+def _found_again(reference: GraphReference, path: Path) -> Graph:
+    """The graph that a plan names: where it was, or beside the plan, or in the current folder."""
+    assert reference.file is not None
+    name = Path(reference.file).name
+    first: InputFileError | None = None
+    for place in (path.parent / reference.file, path.parent / name, Path(name)):
+        try:
+            graph = read_graph(place)
+        except InputFileError as error:
+            first = first or error
+            continue
+        if place == path.parent / reference.file or graph.content_hash == reference.hash:
+            return graph
+    assert first is not None
+    raise InputFileError(
+        f"the plan's graph {shown(reference.file)}: {first.message}",
+        hint="give its place with --graph PATH",
+        where=str(path),
+    )
 
 
 def _profile(content: PlanFile, where: str) -> Profile | None:

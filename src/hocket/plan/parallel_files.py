@@ -44,7 +44,12 @@ _ACTION = re.compile(r"([FBIW])([0-9]{1,9})\.([0-9]{1,9})")
 
 def write_parallel_plan(path: str | Path, plan: ParallelPlan) -> None:
     """Write a plan; equal plans give equal bytes."""
-    write_atomically(path, dump_json(parallel_plan_to_dict(plan)))
+    write_atomically(path, parallel_plan_bytes(plan))
+
+
+def parallel_plan_bytes(plan: ParallelPlan) -> bytes:
+    """What `write_parallel_plan` writes."""
+    return dump_json(parallel_plan_to_dict(plan))
 
 
 def read_parallel_plan(path: str | Path) -> ParallelPlan:

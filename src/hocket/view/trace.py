@@ -73,7 +73,8 @@ def write_trace(
     label: str = "predicted",
 ) -> None:
     """Write the trace, compressed where the name ends in ``.gz``."""
-    _write(path, trace_events(problem, plan, timeline, label=label))
+    events = trace_events(problem, plan, timeline, label=label)
+    write_atomically(path, trace_bytes(path, events))
 
 
 def write_traces(
@@ -93,7 +94,7 @@ def write_traces(
             for event in trace["traceEvents"]
         ],
     }
-    _write(path, merged)
+    write_atomically(path, trace_bytes(path, merged))
 
 
 def _shifted(event: Event, position: int, num_traces: int, problem: Problem) -> Event:
@@ -107,10 +108,11 @@ def _shifted(event: Event, position: int, num_traces: int, problem: Problem) -> 
     return event
 
 
-def _write(path: str | Path, trace: dict[str, Any]) -> None:
+def trace_bytes(path: str | Path, trace: dict[str, Any]) -> bytes:
+    """The file of a trace, compressed where the name ends in ``.gz``."""
     data = json.dumps(trace, separators=(",", ":")).encode()
     # A fixed time stamp keeps equal traces equal byte for byte.
-    write_atomically(path, gzip.compress(data, 6, mtime=0) if str(path).endswith(".gz") else data)
+    return gzip.compress(data, 6, mtime=0) if str(path).endswith(".gz") else data
 
 
 def _ns(time_s: NDArray[np.float64]) -> Nanoseconds:

@@ -1,0 +1,87 @@
+"""Files that belong together: written all or none, never over the other kind, found again."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from cli.terminal import hocket
+
+from hocket import atomic
+from hocket.errors import UsageError
+from hocket.graph.files import write_graph
+from hocket.graph.generators import generate
+
+ON = ("--on", "2xv100-16g", "--planner", "m-topo")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_graph(generate("chain", 12, 0), tmp_path / "g.json")
+    return tmp_path
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_full_disk_changes_no_file(folder, monkeypatch):
+    hocket("plan", "g.json", *ON, cwd=folder)
+    before = content(folder)
+    write_graph(generate("chain", 13, 0), folder / "g.json")
+    before["g.json"] = (folder / "g.json").read_bytes()
+    synced = []
+
+    def full(descriptor):
+        synced.append(descriptor)
+        if len(synced) == 3:  # plan and report have fitted
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused = hocket("plan", "g.json", *ON, cwd=folder, expect=2)
+    assert "No space left on device" in refused.stderr
+    assert content(folder) == before
+
+
+def test_files_are_replaced_together_or_not_at_all(tmp_path):
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(UsageError, match="cannot write"):
+        atomic.write_together({tmp_path / "a": b"new", tmp_path / "none" / "b": b"new"})
+    assert content(tmp_path) == {"a": b"old"}
+    atomic.write_together({tmp_path / "a": b"new", tmp_path / "b": b"too"})
+    assert content(tmp_path) == {"a": b"new", "b": b"too"}
+
+
+def test_neither_kind_of_plan_replaces_the_other_without_being_told(folder):
+    parallel = ["parallel", "gpt2", "--on", "4xv100-16g", "--batch", 8]
+    hocket("plan", "g.json", *ON, cwd=folder)
+    placement = (folder / "plan.json").read_bytes()
+    refused = hocket(*parallel, cwd=folder, expect=2)
+    assert "holds the plan of a placement" in refused.stderr
+    assert "--overwrite" in refused.stderr
+    assert (folder / "plan.json").read_bytes() == placement
+    hocket("plan", "g.json", *ON, cwd=folder)  # its own kind is replaced as before
+    hocket(*parallel, "--overwrite", cwd=folder)
+    refused = hocket("plan", "g.json", *ON, cwd=folder, expect=2)
+    assert "holds a parallel plan" in refused.stderr
+    hocket("plan", "g.json", *ON, "--overwrite", cwd=folder)
+
+
+def test_a_small_graph_travels_inside_and_a_large_one_is_found_again(folder, monkeypatch):
+    hocket("plan", "g.json", *ON, cwd=folder)
+    assert "inline" in json.loads((folder / "plan.json").read_text())["graph"]
+    monkeypatch.setattr("hocket.cli.plan.CARRIED_OPS", 5)
+    (folder / "data").mkdir()
+    (folder / "g.json").rename(folder / "data" / "g.json")
+    hocket("plan", "data/g.json", *ON, "-o", "p.json", cwd=folder)
+    assert json.loads((folder / "p.json").read_text())["graph"]["file"] == "data/g.json"
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "p.json").rename(elsewhere / "p.json")
+    hocket("show", "elsewhere/p.json", cwd=folder, expect=3)
+    (elsewhere / "g.json").write_bytes((folder / "data" / "g.json").read_bytes())
+    hocket("show", "elsewhere/p.json", cwd=folder)
+    write_graph(generate("chain", 13, 0), elsewhere / "g.json")  # another graph of that name
+    lost = hocket("show", "elsewhere/p.json", cwd=folder, expect=3)
+    assert "--graph" in lost.stderr
+    assert Path("data/g.json").name in lost.stderr
