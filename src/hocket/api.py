@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.plan.parallel import ParallelPlan
     from hocket.planners.compare import Comparison
+    from hocket.planners.goal import Goal
     from hocket.planners.parallelism.candidates import Training
     from hocket.runtime.rebuild import ModelSource
     from hocket.runtime.session import RunOptions, RunResult
@@ -183,19 +184,26 @@ def plan_graph(
     transfers: TransferMode = "shared",
     objective: Objective = "latency",
     contiguous: bool = False,
+    goal: Goal = "time",
     headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
-    """Compare planners (the portfolio of ``auto`` by default) and return the best plan."""
+    """Compare planners (the portfolio of ``auto`` by default) and return the best plan.
+
+    ``goal`` says what is best: the shortest step, or the step that costs least.
+    """
     from hocket.planners.compare import compare
+    from hocket.planners.goal import GOALS
 
     names = (planners,) if isinstance(planners, str) else planners
     problem = make_problem(
         graph, on, transfers=transfers, objective=objective, contiguous=contiguous,
         headroom_bytes=headroom_bytes, profile=profile, calibration=calibration,
     )  # fmt: skip
-    return best_of(compare(problem, names))
+    if goal not in GOALS:
+        raise unknown_name("goal", str(goal), GOALS)
+    return best_of(compare(problem, names, goal))
 
 
 def best_of(comparison: Comparison) -> Planned:

@@ -67,6 +67,14 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
     help="What to make small: the time of one step, or the load of the busiest device.",
 )
 @click.option(
+    "--goal",
+    type=click.Choice(["time", "cost"]),
+    default="time",
+    show_default=True,
+    help="Which candidate to choose: the fastest, or the one whose steps cost least money (device "
+    "time where a price is unknown).",
+)
+@click.option(
     "--contiguous",
     is_flag=True,
     help="No path of forward ops may leave a device and come back to it.",
@@ -117,6 +125,7 @@ def command(
     output: Path | None,
     transfers: Any,
     objective: Any,
+    goal: Any,
     contiguous: bool,
     headroom_bytes: int | None,
     profile: Path | None,
@@ -152,7 +161,7 @@ def command(
     )
     announce_compilation()
     with working("planning"):
-        comparison = compare(problem, planners)
+        comparison = compare(problem, planners, goal)
     if not as_json:
         console().print(candidate_table(comparison))
     try:
@@ -186,6 +195,8 @@ def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path
 
 
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
+    from hocket.planners.goal import num_devices
+
     problem, winner = comparison.problem, comparison.winner
     result: dict[str, Any] = {
         "graph": {
@@ -201,6 +212,7 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
                 "feasible": candidate.feasible,
                 "step_s": candidate.step_s,
                 "peak_bytes": _peaks(comparison, candidate),
+                "devices": num_devices(candidate),
                 "reason": candidate.reason,
                 "plan_seconds": candidate.plan_seconds,
             }

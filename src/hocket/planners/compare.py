@@ -12,8 +12,10 @@ from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, propose
+from hocket.planners.goal import TIED, Goal, num_devices, thrifty
+from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.memory import explain_shortage, fit_memory
-from hocket.planners.registry import BASE, LAST_RESORT, MENDED
+from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE
 from hocket.simulate.analysis import bottleneck
 from hocket.units import format_percent
 
@@ -49,26 +51,29 @@ class Comparison:
         return max(0.0, 1 - self.bound.seconds / value_s)
 
 
-def compare(problem: Problem, names: Sequence[str] = ()) -> Comparison:
-    """Run the named planners (``auto`` by default) and choose the best feasible plan.
+def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") -> Comparison:
+    """Run the named planners (``auto`` by default) and choose the feasible plan that is wanted.
 
     ``auto`` stands for all planners of its portfolio, each a candidate, and itself. Ties go to
-    the planner that stands first, so that the answer does not hang on noise.
+    fewer devices, less money and less memory, then to the planner that stands first. On a single
+    device there is nothing to compare, unless it has too little memory for the plain order.
     """
     tried: list[Candidate] = []
-    for name in names or (AUTO,):
+    if not names and problem.cluster.num_devices == 1:
+        alone = propose(problem, ONE_DEVICE, BASE[ONE_DEVICE])
+        tried, names = ([alone], ()) if alone.feasible else ([], (AUTO,))
+    elif not names:
+        names = (AUTO,)
+    for name in names:
         tried += portfolio(problem) if name == AUTO else _single(problem, name)
     bound = _bound(problem, tried)
-    ranked = sorted(
-        (i for i, c in enumerate(tried) if c.value_s is not None),
-        key=lambda i: (tried[i].value_s, i),
-    )
+    ranked = rank(problem, tried, goal)
     if not ranked:
         return Comparison(
             problem=problem, candidates=tuple(tried), chosen=None, bound=bound,
             why=_shortage(problem, tried),
         )  # fmt: skip
-    why = _sentence(problem, tried, ranked)
+    why = _sentence(problem, tried, ranked, goal)
     return Comparison(
         problem=problem, candidates=_with_reasons(tried, ranked), chosen=ranked[0], why=why,
         bound=bound,
@@ -129,10 +134,21 @@ def _with_reasons(tried: list[Candidate], ranked: list[int]) -> tuple[Candidate,
     return tuple(told)
 
 
-def _sentence(problem: Problem, tried: list[Candidate], ranked: list[int]) -> str:
+def _sentence(problem: Problem, tried: list[Candidate], ranked: list[int], goal: Goal) -> str:
     best = tried[ranked[0]]
     assert best.timeline is not None
-    parts = [f"chosen because {_advantage(best, [tried[i] for i in ranked[1:]], tried)}"]
+    if goal == "cost":
+        parts = [f"chosen because its steps cost least ({_devices(num_devices(best))})"]
+    else:
+        parts = [f"chosen because {_advantage(best, [tried[i] for i in ranked[1:]], tried)}"]
+    cheaper = thrifty(problem, tried, ranked[0])
+    if cheaper is not None:
+        longer = format_percent(_ratio(tried[cheaper], best) - 1)
+        parts.append(
+            f"{tried[cheaper].planner} takes {longer} longer on "
+            f"{_devices(num_devices(tried[cheaper]))} instead of {num_devices(best)} "
+            "(--goal cost)"
+        )
     made_from = best.plan.notes.get("made_from") if best.plan is not None else None
     if made_from:
         parts.append(f"made from {made_from}")
@@ -146,9 +162,15 @@ def _advantage(best: Candidate, others: list[Candidate], tried: list[Candidate])
         return "nothing else fits" if len(tried) > 1 else "it is the only candidate"
     what = "step" if best.max_load_s is None else "busiest device's load"
     shorter = 1 - 1 / _ratio(others[0], best)
-    if shorter < 0.005:
-        return f"its {what} is as short as that of {others[0].planner}"
+    if shorter < TIED:
+        fewer = num_devices(best) < num_devices(others[0])
+        on = f" on {_devices(num_devices(best))} instead of {num_devices(others[0])}"
+        return f"its {what} is as short as that of {others[0].planner}{on if fewer else ''}"
     return f"its {what} is {format_percent(shorter)} shorter than the next ({others[0].planner})"
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
 
 
 def _ratio(other: Candidate, best: Candidate) -> float:

@@ -70,6 +70,8 @@ MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are mended where they lack memory; what baselines and experts lack is
 shown as it is."""
 
+ONE_DEVICE = "one-device"
+"""All there is to plan on a single device."""
 LAST_RESORT = "memory-split"
 """What fits where little fits."""
 

@@ -25,7 +25,9 @@ __all__ = [
     "critical_path",
     "crossings",
     "device_busy_s",
+    "price_per_hour",
     "summarize",
+    "used_devices",
 ]
 
 _MOSTLY = 0.5
@@ -131,3 +133,16 @@ def _path_channel(
             on_path_s[narrow] += step.end_s - step.start_s
     channel = int(np.argmax(on_path_s))
     return routes.channel_names[channel], float(busy_s[channel])
+
+
+def used_devices(timeline: Timeline) -> list[int]:
+    """Devices that compute."""
+    used: list[int] = np.unique(timeline.op_device).tolist()
+    return used
+
+
+def price_per_hour(problem: Problem, timeline: Timeline) -> float | None:
+    """Dollars per hour of the devices that compute; None where one of them has no price."""
+    devices = problem.cluster.devices
+    prices = [devices[device].kind.price_per_hour for device in used_devices(timeline)]
+    return sum(prices) if prices and all(price > 0 for price in prices) else None

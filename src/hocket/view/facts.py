@@ -19,6 +19,7 @@ from hocket.simulate.analysis import (
     critical_path,
     crossings,
     device_busy_s,
+    price_per_hour,
 )
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_percent
@@ -183,13 +184,6 @@ def fullest_device(problem: Problem, timeline: Timeline) -> int:
     capacity = problem.memory_bytes.tolist()
     peaks = timeline.peak_bytes.tolist()
     return max(range(len(peaks)), key=lambda d: (fullness(peaks[d], capacity[d]), -d))
-
-
-def price_per_hour(problem: Problem, timeline: Timeline) -> float | None:
-    """Dollars per hour of the devices that compute; None where one of them has no price."""
-    used = np.unique(timeline.op_device)
-    prices = [problem.cluster.devices[device].kind.price_per_hour for device in used.tolist()]
-    return sum(prices) if prices and all(price > 0 for price in prices) else None
 
 
 def transferred_bytes(problem: Problem, timeline: Timeline) -> ByteArray:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.plan.plan import PLAN_SCHEMA, Plan
 from hocket.plan.problem import Problem
+from hocket.simulate.analysis import price_per_hour
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.view.facts import (
@@ -20,7 +21,6 @@ from hocket.view.facts import (
     DeviceFacts,
     Facts,
     fullest_device,
-    price_per_hour,
 )
 from hocket.view.memory import KINDS, memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert

@@ -9,9 +9,10 @@ from rich.text import Text
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_percent, format_rate, format_seconds
-from hocket.view.facts import Facts, facts_of, fullest_device, price_per_hour
+from hocket.view.facts import Facts, facts_of, fullest_device
 from hocket.view.memory import memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.story import advice, headroom_sentence, longest_steps, path_sentence
@@ -31,8 +32,16 @@ STEPS_PRICED = 1000
 def candidate_table(comparison: Comparison) -> RenderableType:
     """A line per candidate (step, fullest device, price where known, ✔ chosen), then the reason."""
     problem = comparison.problem
+    alone_s = min(
+        (
+            c.timeline.makespan_s
+            for c in comparison.candidates
+            if c.feasible and c.timeline is not None and len(used_devices(c.timeline)) == 1
+        ),
+        default=None,
+    )
     lines = [
-        _candidate_cells(problem, candidate, index == comparison.chosen)
+        _candidate_cells(problem, candidate, index == comparison.chosen, alone_s)
         for index, candidate in enumerate(comparison.candidates)
     ]
     columns = [
@@ -42,6 +51,8 @@ def candidate_table(comparison: Comparison) -> RenderableType:
         Column(title="step", align="right"),
         Column(title="fullest", is_name=True),
         Column(title="peak memory  ", align="right"),
+        Column(title="devices", align="right", rank=3),
+        Column(title="speed-up", align="right", rank=4),
         Column(title="per hour", align="right", rank=2),
         Column(title=f"{STEPS_PRICED:,} steps", align="right", rank=1),
     ]
@@ -70,17 +81,27 @@ def _bound_line(comparison: Comparison) -> list[Text]:
     return [Text(line, style="dim")]
 
 
-def _candidate_cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
+def _candidate_cells(
+    problem: Problem, candidate: Candidate, chosen: bool, alone_s: float | None
+) -> list[Text]:
+    """Cells of one line; ``alone_s`` is the shortest step on one device, where it fits."""
     style = "bold" if chosen else "" if candidate.feasible else "dim"
     step = "–" if candidate.step_s is None else format_seconds(candidate.step_s)
     load = "" if candidate.max_load_s is None else format_seconds(candidate.max_load_s)
-    device, hourly, per_steps = "", "", ""
+    device, hourly, per_steps, count, speed_up = "", "", "", "", ""
     memory = Text()
     if candidate.timeline is not None:
         worst = fullest_device(problem, candidate.timeline)
         peak, capacity = int(candidate.timeline.peak_bytes[worst]), problem.memory_bytes[worst]
         device = inert(problem.cluster.device_names[worst])
         memory = _memory_cell(peak, int(capacity), style)
+        if problem.cluster.num_devices > 1:
+            used = len(used_devices(candidate.timeline))
+            count = str(used)
+            if alone_s is not None and candidate.step_s:
+                # Of each device that computes: 1.0 would be twice as fast on twice as many.
+                per_device = alone_s / candidate.step_s / max(used, 1)
+                speed_up = f"{per_device:.2f} each"
         price = price_per_hour(problem, candidate.timeline)
         if price is not None and candidate.step_s is not None:
             hourly = dollars(price)
@@ -92,6 +113,8 @@ def _candidate_cells(problem: Problem, candidate: Candidate, chosen: bool) -> li
         Text(step, style=style),
         Text(device, style=style),
         memory,
+        Text(count, style=style),
+        Text(speed_up, style=style),
         Text(hourly, style=style),
         Text(per_steps, style=style),
     ]

@@ -1,0 +1,79 @@
+"""Which of several feasible plans is wanted: the fastest, or the one whose steps cost least.
+
+Steps that differ by less than a simulator can know are tied; ties go to fewer devices, then to less
+money, then to less memory. O(candidates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from hocket.plan.problem import Problem
+from hocket.planners.candidates import Candidate
+from hocket.simulate.analysis import price_per_hour, used_devices
+from hocket.simulate.timeline import Timeline
+
+Goal = Literal["time", "cost"]
+GOALS: tuple[Goal, ...] = ("time", "cost")
+TIED = 0.005
+"""Steps whose lengths differ by less than this part are tied."""
+WORTHWHILE = 1.5
+"""How many times as many devices a faster plan must take for a cheaper one to be told beside it."""
+
+
+def ranked(problem: Problem, tried: Sequence[Candidate], goal: Goal) -> list[int]:
+    """Positions of the candidates that fit, the wanted one first."""
+    values = {i: _value(problem, c, tried, goal) for i, c in enumerate(tried) if _fits(c)}
+    best = min(values.values(), default=0.0)
+    tied = [i for i in values if values[i] <= best * (1 + TIED)]
+    rest = [i for i in values if i not in tied]
+    return [
+        *sorted(tied, key=lambda i: (*_thrift(problem, tried[i]), values[i], i)),
+        *sorted(rest, key=lambda i: (values[i], i)),
+    ]
+
+
+def thrifty(problem: Problem, tried: Sequence[Candidate], chosen: int) -> int | None:
+    """The candidate that gives most of the chosen one's speed per device, where that is telling."""
+    fitting = [i for i, candidate in enumerate(tried) if _fits(candidate)]
+    cheapest = min(fitting, key=lambda i: (_device_s(tried[i]), i))
+    if num_devices(tried[chosen]) < WORTHWHILE * num_devices(tried[cheapest]):
+        return None
+    gain = _device_s(tried[chosen]) / max(_device_s(tried[cheapest]), 1e-30)
+    return cheapest if gain >= WORTHWHILE else None
+
+
+def num_devices(candidate: Candidate) -> int:
+    """Devices that compute."""
+    return 0 if candidate.timeline is None else len(used_devices(candidate.timeline))
+
+
+def _fits(candidate: Candidate) -> bool:
+    return candidate.value_s is not None and candidate.timeline is not None
+
+
+def _value(problem: Problem, candidate: Candidate, tried: Sequence[Candidate], goal: Goal) -> float:
+    """What the goal makes small: the step or load, or what it costs."""
+    assert candidate.value_s is not None
+    if goal == "time":
+        return candidate.value_s
+    prices = [price_per_hour(problem, c.timeline) for c in tried if c.timeline is not None]
+    if any(price is None for price in prices):
+        return num_devices(candidate) * candidate.value_s  # device seconds
+    return _price(problem, candidate.timeline) * candidate.value_s
+
+
+def _thrift(problem: Problem, candidate: Candidate) -> tuple[int, float, int]:
+    """Devices, money per hour, bytes: what a tie is decided by."""
+    timeline = candidate.timeline
+    assert timeline is not None
+    return num_devices(candidate), _price(problem, timeline), int(timeline.peak_bytes.sum())
+
+
+def _device_s(candidate: Candidate) -> float:
+    return num_devices(candidate) * (candidate.value_s or 0.0)
+
+
+def _price(problem: Problem, timeline: Timeline | None) -> float:
+    return 0.0 if timeline is None else price_per_hour(problem, timeline) or 0.0

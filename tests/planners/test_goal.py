@@ -1,0 +1,77 @@
+"""Which of several plans is chosen: ties to the thrifty, money where it is asked for."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hocket.api import make_problem, plan_graph
+from hocket.errors import UsageError
+from hocket.graph.generators import generate
+from hocket.plan.plan import Plan
+from hocket.planners.candidates import judge
+from hocket.planners.compare import compare
+from hocket.planners.goal import num_devices, ranked, thrifty
+
+GRAPH = generate("chain", 8, 0)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return make_problem(GRAPH, "1xv100-16g+2xt4")
+
+
+def placed(problem, devices, step_s=None):
+    """A candidate on some devices, its step stretched to a length."""
+    device_of = np.array([devices[op % len(devices)] for op in range(GRAPH.num_ops)], np.int32)
+    candidate = judge(problem, f"on {devices}", Plan(device_of=device_of), 0.0)
+    if step_s is None:
+        return candidate
+    return replace(candidate, timeline=replace(candidate.timeline, makespan_s=step_s))
+
+
+def first(problem, tried, goal="time"):
+    return ranked(problem, tried, goal)[0]
+
+
+def test_ties_go_to_fewer_devices_then_less_money_then_less_memory(problem):
+    many, few = placed(problem, [0, 1, 2], 1.0), placed(problem, [0], 1.004)
+    assert first(problem, [many, few]) == 1
+    assert first(problem, [many, placed(problem, [0], 1.006)]) == 0
+    # A V100 costs more than a T4.
+    assert first(problem, [placed(problem, [0], 1.0), placed(problem, [1], 1.0)]) == 1
+    full = placed(problem, [1], 1.0)
+    lean = replace(full, timeline=replace(full.timeline, peak_bytes=full.timeline.peak_bytes // 2))
+    assert first(problem, [full, lean]) == 1
+    assert first(problem, [full, full]) == 0
+
+
+def test_the_cheapest_step_is_chosen_where_that_is_the_goal(problem):
+    fast, slow = placed(problem, [0, 1, 2], 1.0), placed(problem, [1], 2.0)
+    assert first(problem, [fast, slow]) == 0
+    assert first(problem, [fast, slow], "cost") == 1
+    # Without prices, device time counts: 3 x 1.0 against 1 x 3.5.
+    unknown = make_problem(GRAPH, "3xrtx3090")
+    tried = [placed(unknown, [0, 1, 2], 1.0), placed(unknown, [0], 3.5)]
+    assert first(unknown, tried, "cost") == 0
+    assert first(unknown, [tried[0], placed(unknown, [0], 2.9)], "cost") == 1
+
+
+def test_a_plan_that_is_nearly_as_fast_on_far_fewer_devices_is_told(problem):
+    tried = [placed(problem, [0, 1, 2], 1.0), placed(problem, [0], 1.2)]
+    assert thrifty(problem, tried, 0) == 1
+    assert thrifty(problem, [tried[0], placed(problem, [0], 2.9)], 0) is None
+    assert thrifty(problem, tried, 1) is None
+
+
+def test_one_device_is_one_row_unless_only_another_order_fits():
+    alone = compare(make_problem(GRAPH, "1xv100-16g"))
+    assert [c.planner for c in alone.candidates] == ["one-device"]
+    assert num_devices(alone.candidates[0]) == 1
+    asked = compare(make_problem(GRAPH, "1xv100-16g"), ["m-topo", "m-etf"])
+    assert [c.planner for c in asked.candidates] == ["m-topo", "m-etf"]
+
+
+def test_a_goal_that_is_not_known_is_refused():
+    with pytest.raises(UsageError, match="unknown goal 'tim'"):
+        plan_graph(GRAPH, "2xt4", goal="tim")
