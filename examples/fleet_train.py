@@ -31,14 +31,19 @@ class Model:
         self.weights = np.zeros(num_columns)
         self.momentum = np.zeros(num_columns)
 
+    def loss(self, rows: np.ndarray, labels: np.ndarray) -> float:
+        """Cross-entropy; finite also where a guess rounds to 0 or 1."""
+        scores = rows @ self.weights
+        return float(np.mean(np.logaddexp(0.0, scores) - labels * scores))
+
     def train(self, rows: np.ndarray, labels: np.ndarray) -> float:
         """One step; answers the loss before it."""
+        loss = self.loss(rows, labels)
         guesses = 1.0 / (1.0 + np.exp(-rows @ self.weights))
-        loss = -np.mean(labels * np.log(guesses) + (1.0 - labels) * np.log(1.0 - guesses))
         self.momentum = 0.9 * self.momentum + rows.T @ (guesses - labels) / len(rows)
         self.weights = self.weights - 0.1 * self.momentum
         self.step += 1
-        return float(loss)
+        return loss
 
     def save(self, folder: Path) -> None:
         np.savez(folder / "model.npz", **vars(self))
@@ -65,7 +70,7 @@ def main() -> None:
     lease = hocket.lease(save=save)
     if lease.checkpoint is not None:
         model.load(Path(lease.checkpoint))
-    loss = float("nan")
+    loss = model.loss(rows, labels)
     for step in lease.steps(model.step, arguments.steps):
         loss = model.train(rows, labels)
         time.sleep(arguments.step_seconds)

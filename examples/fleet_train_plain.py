@@ -31,7 +31,7 @@ def main() -> None:
         with np.load(arguments.checkpoint, allow_pickle=False) as file:
             model.step = int(file["step"])
             model.weights, model.momentum = file["weights"], file["momentum"]
-    loss = float("nan")
+    loss = model.loss(rows, labels)
     while model.step < arguments.steps:
         loss = model.train(rows, labels)
         time.sleep(arguments.step_seconds)
