@@ -73,7 +73,7 @@ def test_capture_ignores_frozen_parameters_in_updates():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"optimizer": "adam"}, "unknown optimizer 'adam'"),
+        ({"optimizer": "adamx"}, "unknown optimizer 'adamx'"),
         ({"device": "gpu"}, "no device 'gpu'"),
         ({"loss": lambda output: output}, "one element"),
         ({"loss": lambda output: output.detach().sum()}, "does not depend on any parameter"),

@@ -76,7 +76,7 @@ def test_commands_say_the_loss_warn_about_logits_and_run_what_was_planned(tmp_pa
     said = hocket(
         "plan", "m.py:logits", *plan, "--loss", "m.py:halved", "-o", "h.json", cwd=tmp_path
     )
-    assert "loss: m.py:halved" in said.stderr
+    assert "minimised: m.py:halved" in said.stderr
     run = hocket("run", "h.json", "--steps", 2, cwd=tmp_path)
-    assert "loss: m.py:halved" in run.stderr
-    assert "warning: loss: the mean" in hocket("run", "plan.json", cwd=tmp_path).stderr
+    assert "minimised: m.py:halved" in run.stderr
+    assert "warning: minimised: the mean" in hocket("run", "plan.json", cwd=tmp_path).stderr

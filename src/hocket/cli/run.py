@@ -161,7 +161,14 @@ def command(
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         written = {"trace": None if trace_file is None else str(trace_file)}
-        emit({"planner": saved.plan.planner, **_as_dict(saved.problem, result), **written})
+        emit(
+            {
+                "planner": saved.plan.planner,
+                "loss": saved.problem.graph.meta.get("loss"),
+                **_as_dict(saved.problem, result),
+                **written,
+            }
+        )
 
 
 def _holds_parallel_plan(
@@ -230,7 +237,7 @@ def _say_what_is_minimised(problem: Problem) -> None:
     loss = problem.graph.meta.get("loss")
     if isinstance(loss, str):
         warning = "warning: " if loss == MEAN else ""
-        say(f"{warning}loss: {told(loss)}")
+        say(f"{warning}minimised: {told(loss)}")
 
 
 def _table(problem: Problem, result: RunResult) -> RenderableType:

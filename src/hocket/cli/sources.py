@@ -151,7 +151,7 @@ def say_loss(graph: Graph) -> None:
             "nothing; name one with --loss"
         )
     elif isinstance(loss, str) and loss != OWN:
-        say(f"loss: {told(loss)}")
+        say(f"minimised: {told(loss)}")
 
 
 def make_problem(
