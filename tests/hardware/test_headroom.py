@@ -69,7 +69,7 @@ def test_plan_keeps_it_free_and_show_explain_and_report_name_it(tmp_path):
     from hocket.graph.files import write_graph
 
     write_graph(graph, tmp_path / "g.json")
-    on = ["plan", "g.json", "--on", "1xv100-16g", "--headroom"]
+    on = ["plan", "g.json", "--on", "1xv100-16g", "--planner", "one-device", "--headroom"]
     hocket(*on, f"{tight}B", cwd=tmp_path)
     assert "headroom" in hocket("show", "plan.json", cwd=tmp_path).stdout
     assert "headroom" in hocket("explain", "plan.json", cwd=tmp_path).stdout

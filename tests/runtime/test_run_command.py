@@ -171,8 +171,8 @@ def test_what_a_graph_says_of_its_capture_is_not_trusted(plan_file, meta):
 
 
 def test_a_wrong_name_for_the_model_gets_a_suggestion(plan_file):
-    with pytest.raises(UsageError, match="unknown model 'gpt3'") as caught:
-        rebuild(read_plan(plan_file).problem.graph, model="gpt3")
+    with pytest.raises(UsageError, match="unknown model 'gpt22'") as caught:
+        rebuild(read_plan(plan_file).problem.graph, model="gpt22")
     assert "gpt2" in caught.value.hint
 
 
