@@ -183,7 +183,7 @@ def test_the_highest_level_is_where_the_least_load_is_one(seed):
 @SETTINGS
 def test_root_finds_where_a_rising_function_is_zero(place, power):
     found = root(lambda x: x**power - place**power, 0.0, -(place**power), 1.0, 1 - place**power)
-    assert found == pytest.approx(place, rel=1e-6)
+    assert found == pytest.approx((place, place), rel=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -35,6 +35,17 @@ class SharedTime:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class PairedTime:
+    """The same time as each job sees it: a row per job, profile of the other, and kind."""
+
+    job: Counts
+    profile: Counts
+    kind: Counts
+    amount: FloatArray
+    """Part of its time."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Allocation:
     """Shares of time, and how good they are proven to be."""
 
@@ -43,6 +54,8 @@ class Allocation:
     """``[job, kind]``: part of its time that a job has devices of a kind alone."""
     shared: SharedTime | None = None
     """Time spent two on a device."""
+    paired: PairedTime | None = None
+    """Whose time that is."""
     objective: float
     """What the policy makes large or small, in its own unit."""
     bound: float

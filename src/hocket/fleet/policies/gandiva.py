@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.fleet.allocation import Allocation, SharedTime, Warm
+from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
-from hocket.fleet.policies.lists import shared_by_profile
+from hocket.fleet.policies.lists import time_of_couples
 
 Counts = NDArray[np.int64]
 
@@ -36,10 +36,12 @@ def gandiva(market: Market, warm: Warm | None = None) -> Allocation:
     shares = np.zeros(can_use.shape)
     shares[singles] = time[: len(singles)]
     least = float(time.sum(axis=1)[usable.any(axis=1)].min(initial=1.0))
+    shared, paired = _together(market, couples, time[len(singles) :])
     return Allocation(
         policy="gandiva",
         shares=shares,
-        shared=_shared(market, couples, time[len(singles) :]) if market.pairs else None,
+        shared=shared,
+        paired=paired,
         objective=least,
         bound=least,
         notes={"rule": "equal time, no better answer to it", "pairs": str(len(couples))},
@@ -73,9 +75,10 @@ def _couples(market: Market) -> Counts:
     return np.stack([left[stays], right[stays]], axis=1)
 
 
-def _shared(market: Market, couples: Counts, time: FloatArray) -> SharedTime:
-    assert market.pairs is not None
-    profile = np.sort(market.pairs.profile_of[couples], axis=1)
+def _together(
+    market: Market, couples: Counts, time: FloatArray
+) -> tuple[SharedTime | None, PairedTime | None]:
+    if market.pairs is None:
+        return None, None
     at, kind = np.nonzero(time)
-    triples = np.stack([profile[at, 0], profile[at, 1], kind], axis=1)
-    return shared_by_profile(triples.reshape(-1, 3), time[at, kind])
+    return time_of_couples(market, couples[at], kind, time[at, kind])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
-from hocket.fleet.allocation import Allocation, SharedTime, Warm
+from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit
 from hocket.fleet.policies.staying import staying_on
@@ -80,7 +80,10 @@ def _listed(
     kind_of = _place(market, order, speed, is_strict)
     running = order[kind_of[order] >= 0]
     shares[running, kind_of[running]] = 1.0
-    shared = None if market.pairs is None else _join(market, order, kind_of, shares)
+    shared = paired = None
+    if market.pairs is not None:
+        couples, kind = _join(market, order, kind_of, shares)
+        shared, paired = time_of_couples(market, couples, kind, np.ones(len(kind)))
     fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
     served = (per_unit(market.usable_steps_per_s, fastest) * shares).sum(axis=1)
     objective = float((served[order] * np.arange(len(order), 0, -1)).sum())
@@ -92,6 +95,7 @@ def _listed(
         policy=name,
         shares=shares,
         shared=shared,
+        paired=paired,
         objective=objective,
         bound=objective,
         notes=notes,
@@ -121,13 +125,19 @@ def _place(market: Market, order: Counts, speed: FloatArray, is_strict: bool) ->
     return kind_of
 
 
-def _join(market: Market, order: Counts, kind_of: Counts, shares: FloatArray) -> SharedTime:
-    """Waiting jobs join the running job beside which both do most; those lose their own time."""
+def _join(
+    market: Market, order: Counts, kind_of: Counts, shares: FloatArray
+) -> tuple[Counts, Counts]:
+    """Waiting jobs join the running job beside which both do most; those lose their own time.
+
+    Couples of jobs, and the kind of each.
+    """
     assert market.pairs is not None
     profile, beside = market.pairs.profile_of, market.pairs.steps_per_s
     alone = np.where(market.usable_steps_per_s > 0.0, market.usable_steps_per_s, np.inf)
     single = order[kind_of[order] >= 0]
-    joined: list[tuple[int, int, int]] = []
+    couples: list[tuple[int, int]] = []
+    kinds: list[int] = []
     for job in order[kind_of[order] < 0]:
         kind = kind_of[single]
         mine = beside[profile[job], profile[single], kind] / alone[job, kind]
@@ -137,17 +147,30 @@ def _join(market: Market, order: Counts, kind_of: Counts, shares: FloatArray) ->
         if not len(gain) or gain.max() <= _WORTH_SHARING:
             continue
         partner = int(np.argmax(gain))
-        low, high = sorted((int(profile[job]), int(profile[single[partner]])))
-        joined.append((low, high, int(kind[partner])))
+        couples.append((int(job), int(single[partner])))
+        kinds.append(int(kind[partner]))
         shares[single[partner], kind[partner]] = 0.0
         single = np.delete(single, partner)
         if not len(single):
             break
-    return shared_by_profile(np.array(joined, dtype=np.int64).reshape(-1, 3), np.ones(len(joined)))
+    return np.array(couples, dtype=np.int64).reshape(-1, 2), np.array(kinds, dtype=np.int64)
 
 
-def shared_by_profile(triples: Counts, amount: FloatArray) -> SharedTime:
-    """Time in pairs, summed over equal (profile, profile, kind)."""
-    keys, at = np.unique(triples, axis=0, return_inverse=True)
+def time_of_couples(
+    market: Market, couples: Counts, kind: Counts, amount: FloatArray
+) -> tuple[SharedTime, PairedTime]:
+    """Time of couples of jobs ``[couple, 2]``, summed by profiles and as each job sees it."""
+    assert market.pairs is not None
+    profile = market.pairs.profile_of[couples]
+    keys, at = np.unique(
+        np.column_stack([np.sort(profile, axis=1), kind]), axis=0, return_inverse=True
+    )
     total = np.asarray(np.bincount(at.reshape(-1), amount, len(keys)), dtype=float)
-    return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=total)
+    shared = SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=total)
+    paired = PairedTime(
+        job=couples.T.ravel(),
+        profile=profile[:, ::-1].T.ravel(),
+        kind=np.tile(kind, 2),
+        amount=np.tile(amount, 2),
+    )
+    return shared, paired

@@ -106,7 +106,7 @@ def _nth_slack(profile: Counts, nth: Counts, queue_at: Counts, slack: FloatArray
 def _queues(rules: Rules, jobs: Jobs, num_profiles: int) -> tuple[Counts, Counts, FloatArray]:
     """Jobs of each profile that want to share, the neediest first; where a queue begins and ends,
     and the slack of those in it."""
-    wants = np.flatnonzero(jobs.rows["phase"] <= RUNNING)
+    wants = np.flatnonzero((jobs.rows["phase"] <= RUNNING) & (jobs.rows["pair_share"] > 0.0))
     slack = _slack_rounds(rules, jobs, wants)
     stays = (jobs.rows["partner"][wants] >= 0) * rules.stickiness_rounds
     owed = jobs.rows["pair_credit_s"][wants] / rules.round_s

@@ -164,9 +164,7 @@ def _pair_plan(state: State, jobs: Jobs, wanting: Counts, answer: Allocation) ->
         low = np.minimum(shared.profile_a, shared.profile_b)
         high = np.maximum(shared.profile_a, shared.profile_b)
         np.add.at(amount, (low, high, shared.kind), _coarse(shared.amount))
-        profile = jobs.rows["profile"][wanting]
-        both = amount.sum(axis=2)
-        per_profile = both.sum(axis=1) + both.sum(axis=0)
-        size = np.maximum(np.bincount(profile, minlength=len(per_profile)), 1)
-        jobs.rows["pair_share"][wanting] = (per_profile / size)[profile]
+    if answer.paired is not None:
+        time = np.bincount(answer.paired.job, answer.paired.amount, len(wanting))
+        jobs.rows["pair_share"][wanting] = _coarse(time)
     return PairPlan(amount=amount, credit_s=np.where(amount > 0.0, plan.credit_s, 0.0))

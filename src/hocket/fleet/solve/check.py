@@ -36,37 +36,43 @@ def violations(market: Market, allocation: Allocation) -> list[str]:
 
 
 def throughputs(market: Market, allocation: Allocation) -> FloatArray:
-    """Steps per second of each job; jobs of one profile share its time in pairs equally."""
+    """Steps per second of each job."""
     alone = (market.steps_per_s * allocation.shares).sum(axis=1)
-    shared, pairs = allocation.shared, market.pairs
-    if shared is None or pairs is None:
+    paired, pairs = allocation.paired, market.pairs
+    if paired is None or pairs is None:
         return np.asarray(alone)
-    beside = np.zeros(len(pairs.steps_per_s))
-    a, b, kind = shared.profile_a, shared.profile_b, shared.kind
-    np.add.at(beside, a, shared.amount * pairs.steps_per_s[a, b, kind])
-    np.add.at(beside, b, shared.amount * pairs.steps_per_s[b, a, kind])
-    num_jobs = np.bincount(pairs.profile_of, minlength=len(beside))
-    return np.asarray(alone + (beside / np.maximum(num_jobs, 1))[pairs.profile_of])
+    beside = pairs.steps_per_s[pairs.profile_of[paired.job], paired.profile, paired.kind]
+    return np.asarray(alone + np.bincount(paired.job, paired.amount * beside, market.num_jobs))
 
 
 def _too_much_time(market: Market, allocation: Allocation) -> list[str]:
     times = allocation.shares.sum(axis=1)
+    if allocation.paired is not None:
+        times = times + np.bincount(
+            allocation.paired.job, allocation.paired.amount, market.num_jobs
+        )
     found = [
         f"job {market.ids[job]!r} has {times[job]:.12g} of its time"
         for job in np.flatnonzero(times > 1.0 + TOLERANCE)
     ]
-    shared, pairs = allocation.shared, market.pairs
-    if shared is None or pairs is None:
-        return found
-    num_profiles = len(pairs.steps_per_s)
-    taken = np.bincount(pairs.profile_of, times, num_profiles)
-    taken += np.bincount(shared.profile_a, shared.amount, num_profiles)
-    taken += np.bincount(shared.profile_b, shared.amount, num_profiles)
-    num_jobs = np.bincount(pairs.profile_of, minlength=num_profiles)
-    is_over = taken > num_jobs * (1.0 + TOLERANCE) + TOLERANCE
-    return found + [
-        f"the {num_jobs[one]} jobs of profile {one} have {taken[one]:.12g} of their time"
-        for one in np.flatnonzero(is_over)
+    return found + _parted(market, allocation)
+
+
+def _parted(market: Market, allocation: Allocation) -> list[str]:
+    """Whether jobs and profiles tell the same of time two on a device."""
+    shared, paired, pairs = allocation.shared, allocation.paired, market.pairs
+    if shared is None or paired is None or pairs is None:
+        return [] if shared is paired else ["time in pairs is told of jobs or of profiles only"]
+    together = np.zeros((2, *pairs.steps_per_s.shape))
+    both = ((shared.profile_a, shared.profile_b), (shared.profile_b, shared.profile_a))
+    for one, other in both:
+        np.add.at(together[0], (one, other, shared.kind), shared.amount)
+    profile = pairs.profile_of[paired.job]
+    np.add.at(together[1], (profile, paired.profile, paired.kind), paired.amount)
+    is_off = np.abs(together[0] - together[1]) > TOLERANCE * (1.0 + together[0])
+    return [
+        f"jobs of profile {one} have another time beside {other} than is told of profiles"
+        for one, other, _ in np.argwhere(is_off)
     ]
 
 

@@ -21,6 +21,7 @@ _LOAD = -1
 """The variable of the simplex method that stands for the load of the fullest pool."""
 _MAX_PIVOTS = 200
 _TINY = 1e-13
+_SMALLEST_PIVOT = 1e-9
 _REST = -1
 """In place of a column: no progress, for nothing."""
 _MAX_TURNS = 64
@@ -199,12 +200,15 @@ def pivot(search: Search, num_pools: int, entering: int, load_at: int) -> bool:
         for k in range(rows):
             step += search.inverse[row, k] * search.entering[k]
         search.step[row] = step
-        if row != load_at and step > _TINY:
+        if row != load_at and step > _SMALLEST_PIVOT:
             length = max(search.inverse[row, num_pools], 0.0) / step
-            # Among ties the lowest variable leaves, so that no circle is run through.
-            if length < shortest or (
-                length == shortest and search.basis[row] < search.basis[leaving]
-            ):
+            # Among ties the largest pivot, which spoils the inverse least, then the lowest
+            # variable, so that no circle is run through.
+            is_tie = leaving >= 0 and abs(length - shortest) <= _TINY
+            is_larger = is_tie and step > 2.0 * search.step[leaving]
+            is_alike = is_tie and step > 0.5 * search.step[leaving]
+            is_lower = is_alike and search.basis[row] < search.basis[leaving]
+            if length < shortest - _TINY or is_larger or is_lower:
                 leaving, shortest = row, length
     if leaving < 0:
         return False
@@ -219,14 +223,16 @@ def pivot(search: Search, num_pools: int, entering: int, load_at: int) -> bool:
 
 
 @kernel
-def settle(search: Search, num_pools: int, num_asked: int) -> float:
-    """Pivot to the mix of questions with the least load; returns that load."""
+def settle(search: Search, num_pools: int, num_asked: int) -> tuple[float, int]:
+    """Pivot to the mix of questions with the least load; returns that load and the pivots."""
     row = load_row(search, num_pools)
-    for _ in range(_MAX_PIVOTS):
+    num_pivots = 0
+    while num_pivots < _MAX_PIVOTS:
         entering = pick_entering(search, num_pools, num_asked, row)
         if entering == _LOAD or not pivot(search, num_pools, entering, row):
             break
-    return float(search.inverse[row, num_pools])
+        num_pivots += 1
+    return float(search.inverse[row, num_pools]), num_pivots
 
 
 @kernel
@@ -246,10 +252,15 @@ def propose(search: Search, num_pools: int, caution: float) -> None:
 def read_weights(search: Search, num_pools: int, num_asked: int) -> None:
     """The weight of each question in the mix."""
     search.weight[:num_asked] = 0.0
+    total = 0.0
     for row in range(num_pools + 1):
         if search.basis[row] >= num_pools:
             weight = max(search.inverse[row, num_pools], 0.0)
             search.weight[search.basis[row] - num_pools] = weight
+            total += weight
+    # Rounding adds up over many pivots; a mix is one of whole weight all the same.
+    for question in range(num_asked):
+        search.weight[question] /= total
 
 
 @kernel
@@ -260,20 +271,22 @@ def find_load(
 
     Returns the number of questions asked, the load of the mix and the highest bill: no way to
     serve the demands has a load below that bill. Stops where the two meet, or where both are so
-    far above 1 that the demands are certainly too high.
+    far above 1 that the demands are certainly too high. Where throughputs tie, many mixes have one
+    load, and answers change the mix without lowering it: such steps ask for the duals themselves,
+    and only an answer to these that changes nothing ends the search.
     """
     num_pools, room = crowd.capacity.shape[0], search.prices.shape[0]
     highest, num_asked = -1.0, 0
     caution = 0.0
     load = np.inf
-    is_mispriced = False
+    is_stalled = False
     forget_purchases(search)
     while num_asked < room:
         if num_asked < num_known:
             for pool in range(num_pools):
                 search.asked[pool] = search.prices[num_asked, pool]
         else:
-            propose(search, num_pools, 0.0 if is_mispriced else caution)
+            propose(search, num_pools, 0.0 if is_stalled else caution)
         bill = ask(crowd, demand, search, num_asked)
         if bill > highest:
             highest = bill
@@ -285,13 +298,13 @@ def find_load(
         if num_asked == num_known:
             start_basis(search, num_pools)
             caution = 0.5
-            load = settle(search, num_pools, num_asked)
+            load, _ = settle(search, num_pools, num_asked)
         else:
             before = load
-            load = settle(search, num_pools, num_asked)
-            is_mispriced = not is_mispriced and load >= before - tolerance
-            if load >= before - tolerance and not is_mispriced:
+            load, num_pivots = settle(search, num_pools, num_asked)
+            if is_stalled and num_pivots == 0:
                 break
+            is_stalled = load >= before - tolerance
         gap = load - highest
         if gap <= tolerance or gap < 0.1 * (highest - 1.0 - tolerance):
             break

@@ -24,6 +24,7 @@ Counts = NDArray[np.int64]
 
 MAX_QUESTIONS = 400
 TOLERANCE = 1e-12
+_MAX_STEPS = 300
 FREE = 1e-11
 """Price below which a pool costs nothing."""
 
@@ -112,7 +113,7 @@ def _find_level(
         # A bill may stay at 1 while jobs rise for nothing: the end of that is looked for.
         return float(find_bill(crowd, demand_at(level), search, best, slope)) - 1.0 - TOLERANCE
 
-    level, asked = _fall(excess, *start), 0
+    level, asked = _fall(excess, *start)[0], 0
     for turn in range(MAX_FALLS):
         search.demand[:] = demand_at(level)
         asked, load, bill = find_load(crowd, search.demand, search, num_known, TOLERANCE)
@@ -120,7 +121,7 @@ def _find_level(
         if is_done or turn == MAX_FALLS - 1:
             break
         best[:] = search.best
-        lower = _fall(excess, level, level / bill)
+        lower = _fall(excess, level, level / bill)[0]
         if lower >= level:
             break
         num_known, level = _keep_mixed(search, asked), lower
@@ -195,11 +196,12 @@ def top_level(demand_at: DemandAt, cap: FloatArray) -> float:
     return level
 
 
-def _fall(excess: Callable[[float], float], high: float, hint: float) -> float:
-    """The level up to ``high`` where the excess is 0; near ``hint``, unless that is 0."""
+def _fall(excess: Callable[[float], float], high: float, hint: float) -> tuple[float, float]:
+    """Two levels next to each other up to ``high`` between which the excess is 0, or ``high`` twice
+    where there is none; looked for near ``hint``, unless that is 0."""
     over = excess(high)
     if over <= 0.0:
-        return high
+        return high, high
     low = hint if 0.0 < hint < high else high / 2.0
     under = excess(low)
     while under > 0.0:
@@ -207,12 +209,13 @@ def _fall(excess: Callable[[float], float], high: float, hint: float) -> float:
         low /= 2.0
         under = excess(low)
         if low < 1e-300:
-            return 0.0
+            return 0.0, high
     return root(excess, low, under, high, over)
 
 
 def proven_level(crowd: Crowd, demand_at: DemandAt, duals: Duals, top: float) -> float:
-    """The level at which demands are worth all that time and devices are: none higher is served.
+    """A level at which demands are worth more than all that time and devices are: none is served
+    there or higher, however badly the search for the lowest such level ended.
 
     For duals at which no way to spend time earns more than its rent and devices cost.
     """
@@ -220,23 +223,22 @@ def proven_level(crowd: Crowd, demand_at: DemandAt, duals: Duals, top: float) ->
     all_there_is = float(crowd.num_jobs @ duals.rent + crowd.capacity @ duals.price)
     # Demands may be worth all there is over many levels: the highest of them is looked for.
     most = max(all_there_is, 1e-300) * (1.0 + TOLERANCE)
-    return _fall(lambda level: float(worth @ demand_at(level)) / most - 1.0, top, 0.0)
+    return _fall(lambda level: float(worth @ demand_at(level)) / most - 1.0, top, 0.0)[1]
 
 
 def root(
     function: Callable[[float], float], low: float, under: float, high: float, over: float
-) -> float:
-    """Where a rising function is 0 between two places (method of Illinois; O(log) evaluations)."""
+) -> tuple[float, float]:
+    """The last place where a rising function is not above 0 and the first where it is, of two that
+    it is between (method of Illinois, every third step a bisection: O(log) evaluations)."""
     kept = 0
-    for _ in range(100):
+    for turn in range(_MAX_STEPS):
         if high - low <= 1e-15 * high:
             break
         middle = low - under * (high - low) / (over - under)
-        if not low < middle < high:
+        if turn % 3 == 2 or not low < middle < high:
             middle = 0.5 * (low + high)
         value = function(middle)
-        if abs(value) <= 1e-14:
-            return middle
         # An end that stays twice counts half, or it would stay for ever.
         if value > 0.0:
             under = 0.5 * under if kept < 0 else under
@@ -244,4 +246,9 @@ def root(
         else:
             over = 0.5 * over if kept > 0 else over
             low, under, kept = middle, value, 1
-    return low
+            if value >= -1e-14:
+                # Close enough, unless the function stays there: that end is looked for.
+                beyond = middle * (1.0 + 1e-13)
+                if beyond < high and function(beyond) > 0.0:
+                    return low, beyond
+    return low, high

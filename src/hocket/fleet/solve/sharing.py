@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hocket.arrays import FloatArray
 from hocket.errors import NoFeasiblePlanError
-from hocket.fleet.allocation import SharedTime, Warm
+from hocket.fleet.allocation import PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import DemandAt, reached_level
@@ -272,6 +272,25 @@ def shared_time(pairs: PairTime, profile_of: Counts) -> SharedTime:
     keys, at = np.unique(np.stack([low, high, pairs.column], axis=1), axis=0, return_inverse=True)
     amount = np.asarray(np.bincount(at.reshape(-1), pairs.amount, len(keys)), dtype=float)
     return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=amount)
+
+
+def paired_time(pairs: PairTime, setup: Setup, profile_of: Counts) -> PairedTime:
+    """Time in pairs of each job, the same for all of a class."""
+    of, num_jobs = setup.classes.of, setup.crowd.num_jobs
+    one = np.concatenate([pairs.class_a, pairs.class_b])
+    other = np.concatenate([pairs.class_b, pairs.class_a])
+    column, amount = np.tile(pairs.column, 2), np.tile(pairs.amount, 2) / num_jobs[one]
+    by_class = np.argsort(of, kind="stable")
+    size = np.bincount(of, minlength=len(num_jobs))
+    start = np.cumsum(size) - size
+    row = np.repeat(np.arange(len(one)), size[one])
+    nth = np.arange(len(row)) - np.repeat(np.cumsum(size[one]) - size[one], size[one])
+    return PairedTime(
+        job=by_class[start[one[row]] + nth],
+        profile=profile_of[other[row]],
+        kind=column[row],
+        amount=amount[row],
+    )
 
 
 def all_columns(pairs: PairRates) -> PairColumns:

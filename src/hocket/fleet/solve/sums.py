@@ -10,7 +10,13 @@ from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import Ladder, owed
 from hocket.fleet.solve.linear import Program, maximise
 from hocket.fleet.solve.setup import Setup, set_up, trim
-from hocket.fleet.solve.sharing import all_columns, pair_rates, pair_time, shared_time
+from hocket.fleet.solve.sharing import (
+    all_columns,
+    pair_rates,
+    pair_time,
+    paired_time,
+    shared_time,
+)
 from hocket.fleet.solve.water_filling import search_in
 
 
@@ -29,15 +35,18 @@ def best_sum(
     rounding = 1e-12 if market.pairs is None else 1e-8
     solved = maximise(program, step_value[first], needed[first] * (1.0 - rounding))
     shares = trim(setup.expand(solved.alone / setup.crowd.num_jobs[:, None]))
-    objective, shared = float((step_value * market.steps_per_s * shares).sum()), None
+    objective = float((step_value * market.steps_per_s * shares).sum())
+    shared = paired = None
     if market.pairs is not None and program.columns is not None:
         time = pair_time(setup.crowd, pairs, program.columns, solved)
-        shared = shared_time(time, market.pairs.profile_of[first])
+        profile_of = market.pairs.profile_of[first]
+        shared, paired = shared_time(time, profile_of), paired_time(time, setup, profile_of)
         objective += solved.pair_value
     return Allocation(
         policy=name,
         shares=shares,
         shared=shared,
+        paired=paired,
         objective=objective,
         bound=solved.bound * (1.0 + 2.0 * setup.snapping),
         notes={"classes": str(len(first))},

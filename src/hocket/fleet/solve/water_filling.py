@@ -16,13 +16,19 @@ import numpy as np
 
 from hocket.arrays import FloatArray
 from hocket.errors import NoFeasiblePlanError
-from hocket.fleet.allocation import Allocation, SharedTime, Warm
+from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level
 from hocket.fleet.solve.many import highest_rung_of_many, pair_table
 from hocket.fleet.solve.prices import Rung, highest_rung
 from hocket.fleet.solve.setup import Setup, set_up, trim
-from hocket.fleet.solve.sharing import highest_shared_rung, no_pairs, pair_rates, shared_time
+from hocket.fleet.solve.sharing import (
+    highest_shared_rung,
+    no_pairs,
+    pair_rates,
+    paired_time,
+    shared_time,
+)
 
 NOT_HIGHER = 1e-11
 """Part by which a job must be able to rise for another rung to be worth it."""
@@ -47,10 +53,12 @@ def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -
         progress = progress + rungs[-1].pairs.progress[setup.classes.of]
     rounding = _ROUNDING if market.pairs is None else _ROUNDING_SHARED
     objective, bound = _measure(setup, ladder, progress, rungs[0], rounding)
+    shared, paired = _together(market, setup, rungs[-1])
     return Allocation(
         policy=name,
         shares=shares,
-        shared=_shared(market, setup, rungs[-1]),
+        shared=shared,
+        paired=paired,
         objective=objective,
         bound=bound,
         notes=_notes(market, setup, rungs),
@@ -139,10 +147,13 @@ def _held(rung: Rung) -> FloatArray:
     return np.minimum(rung.demand, rung.cap) * (1.0 - ROOM)
 
 
-def _shared(market: Market, setup: Setup, rung: Rung) -> SharedTime | None:
+def _together(
+    market: Market, setup: Setup, rung: Rung
+) -> tuple[SharedTime | None, PairedTime | None]:
     if market.pairs is None or rung.pairs is None:
-        return None
-    return shared_time(rung.pairs, market.pairs.profile_of[setup.classes.first])
+        return None, None
+    profile_of = market.pairs.profile_of[setup.classes.first]
+    return shared_time(rung.pairs, profile_of), paired_time(rung.pairs, setup, profile_of)
 
 
 def _notes(market: Market, setup: Setup, rungs: list[Rung]) -> dict[str, str]:
