@@ -165,6 +165,7 @@ def _pair_plan(state: State, jobs: Jobs, wanting: Counts, answer: Allocation) ->
         high = np.maximum(shared.profile_a, shared.profile_b)
         np.add.at(amount, (low, high, shared.kind), _coarse(shared.amount))
     if answer.paired is not None:
-        time = np.bincount(answer.paired.job, answer.paired.amount, len(wanting))
+        time = np.zeros(len(wanting))
+        np.add.at(time, answer.paired.job, answer.paired.amount)
         jobs.rows["pair_share"][wanting] = _coarse(time)
     return PairPlan(amount=amount, credit_s=np.where(amount > 0.0, plan.credit_s, 0.0))

@@ -61,8 +61,10 @@ def _too_much_time(market: Market, allocation: Allocation) -> list[str]:
 def _parted(market: Market, allocation: Allocation) -> list[str]:
     """Whether jobs and profiles tell the same of time two on a device."""
     shared, paired, pairs = allocation.shared, allocation.paired, market.pairs
+    if (shared is None) != (paired is None):
+        return ["time in pairs is told of jobs or of profiles only"]
     if shared is None or paired is None or pairs is None:
-        return [] if shared is paired else ["time in pairs is told of jobs or of profiles only"]
+        return []
     together = np.zeros((2, *pairs.steps_per_s.shape))
     both = ((shared.profile_a, shared.profile_b), (shared.profile_b, shared.profile_a))
     for one, other in both:
