@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 IntArray = NDArray[np.int32]
 ByteArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+
+def pointers(sizes: ArrayLike) -> NDArray[np.int64]:
+    """Where each of several parts of one array begins, and at last where they all end."""
+    ptr = np.zeros(np.size(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=ptr[1:])
+    return ptr

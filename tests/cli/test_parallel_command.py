@@ -385,3 +385,17 @@ def test_list_names_what_other_commands_take(what, names, hocket):
     assert all(entry["is"] for entry in listed)
     out, _ = hocket("list", what)
     assert all(name in out for name in names)
+
+
+def test_show_writes_the_trace_of_a_parallel_plan(hocket, plan_file, tmp_path):
+    trace = tmp_path / "trace.json"
+    out, _ = hocket("show", plan_file, "--json", "--trace", trace)
+    written = json.loads(trace.read_text())
+    assert written["otherData"]["step_s"] == pytest.approx(json.loads(out)["step_s"])
+    slices = [event for event in written["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"][1:2] for event in slices if event["name"][0].isdigit()} == {"F", "B"}
+    named = [e["args"]["name"] for e in written["traceEvents"] if e["name"] == "process_name"]
+    assert [name.split(" (")[0] for name in named if name.startswith("rank")] == [
+        "rank 0",
+        "rank 1",
+    ]

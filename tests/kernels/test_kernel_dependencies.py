@@ -139,7 +139,7 @@ def test_the_key_of_every_kernel_changes_with_each_dependency() -> None:
 
 
 def test_the_key_of_a_kernel_changes_with_what_its_callees_use() -> None:
-    from hocket.simulate.kernel import run
+    from hocket.simulate.events import run
 
     each: Any = run
     reached, todo = {}, [each]

@@ -137,7 +137,7 @@ def test_threads_may_call_a_kernel_for_the_first_time_together() -> None:
 
 def test_the_compiler_is_imported_by_the_first_call() -> None:
     code = (
-        "import sys, hocket.simulate.kernel, hocket.kernels.heaps as heaps\n"
+        "import sys, hocket.simulate.events, hocket.kernels.heaps as heaps\n"
         "from hocket.kernels import is_compiled\n"
         "assert isinstance(is_compiled(heaps.push), bool)\n"
         "assert 'numba' not in sys.modules\n"

@@ -15,7 +15,8 @@ from hocket.graph import Graph, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import structure_violations
-from hocket.simulate.engine import home_devices, simulate
+from hocket.simulate.engine import simulate
+from hocket.simulate.lowering import home_devices
 from hocket.simulate.verify import update_violations
 
 

@@ -19,6 +19,7 @@ from hocket.runtime.reference import reference_steps
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import split
+from hocket.simulate.lowering import lower
 from hocket.simulate.verify import update_violations
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def place(model, batch, seed, optimizer="adamw", device="cpu", num_devices=NUM_D
     device_of = random_placement(graph, num_devices, seed)
     problem = problem_of(graph, joined(num_devices), 1.0)
     assert not list(update_violations(device_of, problem))
-    parts = split(graph, device_of, num_devices)
+    parts = split(graph, lower(problem, device_of))
     return Setup(graph, program, device_of, parts)
 
 

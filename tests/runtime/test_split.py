@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulate.problems import joined, plans, problems
+from simulate.problems import joined, plans, problem_of, problems
 
 from hocket.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.runtime.split import Do, split
 from hocket.simulate import simulate
+from hocket.simulate.engine import instructions_of
+from hocket.simulate.lowering import lower
 
 
 @st.composite
@@ -20,13 +22,8 @@ def cases(draw):
     problem = draw(problems(max_ops=14, max_devices=4))
     plan = draw(plans(problem))
     timeline = simulate(problem, plan) if draw(st.booleans()) or plan.order is None else None
-    made = split(
-        problem.graph,
-        plan.device_of,
-        problem.cluster.num_devices,
-        timeline=timeline,
-        order=plan.order,
-    )
+    tables = instructions_of(problem, plan)
+    made = split(problem.graph, tables, timeline=timeline, order=plan.order)
     return problem, plan, timeline, made
 
 
@@ -142,6 +139,6 @@ def test_an_order_against_the_dependencies_is_refused():
     first = builder.op("first")
     made = builder.tensor("made", 8, producer=first)
     builder.op("second", reads=[made])
-    order = (np.array([1, 0]),)
+    order, graph = (np.array([1, 0]),), builder.build()
     with pytest.raises(CheckError, match="'first' would wait forever"):
-        split(builder.build(), np.zeros(2, np.int32), joined(1).num_devices, order=order)
+        split(graph, lower(problem_of(graph, joined(1), 1.0), np.zeros(2, np.int32)), order=order)

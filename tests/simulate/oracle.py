@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from hocket.graph import Graph, Role
+from hocket.graph import Graph, Role, Stream
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 
@@ -272,8 +273,12 @@ class Oracle:
                 route.since, route.rate = self.now, rate
 
     def start_ops(self) -> None:
-        for device in range(self.num_devices):
-            own = [op for op in range(self.graph.num_ops) if self.device_of[op] == device]
+        for device, stream in itertools.product(range(self.num_devices), Stream):
+            own = [
+                op
+                for op in range(self.graph.num_ops)
+                if self.device_of[op] == device and self.graph.op_stream[op] == stream
+            ]
             if any(self.op_due[op] < math.inf for op in own):
                 continue
             waiting = [op for op in own if math.isnan(self.op_start[op])]

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hocket.cost.costs import Costs, Source, device_rows
-from hocket.graph import Graph, GraphBuilder, Role
+from hocket.graph import Graph, GraphBuilder, Role, Stream
 from hocket.hardware import Cluster, Device, DeviceKind, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES, Problem
@@ -21,6 +21,7 @@ MADE_ROLES = (Role.ACTIVATION, Role.ACTIVATION, Role.GRADIENT, Role.OUTPUT, Role
 def graphs(draw: Any, max_ops: int = 10, max_before: int = 4) -> Graph:
     """Graphs with aliases, control tensors, unread tensors and every role."""
     builder = GraphBuilder("generated")
+    streams = st.sampled_from(draw(st.sampled_from([(Stream.COMPUTE,), tuple(Stream)])))
     tensors: list[int] = []
     for index in range(draw(st.integers(0, max_before))):
         base = draw(st.sampled_from([-1, -1, *tensors]))
@@ -29,7 +30,9 @@ def graphs(draw: Any, max_ops: int = 10, max_before: int = 4) -> Graph:
     for index in range(draw(st.sampled_from([1, max_ops // 2, max_ops, max_ops]))):
         choice = st.lists(st.sampled_from(tensors), unique=True, min_size=1, max_size=3)
         reads = draw(choice) if tensors and draw(st.integers(0, 3)) else []
-        op = builder.op(f"op{index}", reads=reads, workspace_bytes=draw(SIZES))
+        op = builder.op(
+            f"op{index}", reads=reads, workspace_bytes=draw(SIZES), stream=draw(streams)
+        )
         for number in range(draw(st.sampled_from([1, 1, 0, 2]))):
             base = draw(st.sampled_from([-1, *reads]))
             roles = MADE_ROLES if base < 0 else (*MADE_ROLES, *BEFORE_ROLES)

@@ -9,7 +9,7 @@ from simulate.pipelines import CASES, even_costs, schedules, stage_costs, twin, 
 from hocket.errors import CheckError, UsageError
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.engine import simulate
-from hocket.simulate.pipeline import simulate_pipeline
+from hocket.simulate.pipeline import after_s, simulate_pipeline
 from hocket.simulate.pipeline_graph import pipeline_problem
 
 
@@ -24,9 +24,11 @@ def test_quick_path_equals_event_engine(data):
     engine = simulate(problem, plan)
     assert quick.makespan_s == pytest.approx(engine.makespan_s, rel=1e-12)
     np.testing.assert_array_equal(quick.peak_bytes, engine.peak_bytes)
-    actions = np.concatenate([row[:-1] for row in plan.order])
-    np.testing.assert_allclose(quick.start_s, engine.op_start_s[actions], rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(quick.end_s, engine.op_end_s[actions], rtol=1e-12, atol=1e-12)
+    works = np.concatenate([*(row[:-1] for row in plan.order), [row[-1] for row in plan.order]])
+    np.testing.assert_allclose(quick.start_s, engine.op_start_s[works], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(quick.end_s, engine.op_end_s[works], rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(quick.device, engine.op_device[works])
+    np.testing.assert_allclose(quick.busy_s, engine.busy_s, rtol=1e-12, atol=1e-12)
 
 
 @settings(derandomize=True, deadline=None, max_examples=150)
@@ -52,7 +54,7 @@ def test_any_order_equals_plain_twin_and_deadlocks_with_it(data):
             simulate_pipeline(changed, costs)
         return
     timeline = simulate_pipeline(changed, costs)
-    np.testing.assert_allclose(timeline.end_s, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(timeline.end_s[: len(work)], expected[0], rtol=1e-12)
     assert timeline.peak_bytes.tolist() == expected[1]
 
 
@@ -61,8 +63,8 @@ def test_busy_time_and_bubble_add_up(name, chunks):
     schedule = make_schedule(name, 4, 8, chunks)
     timeline = simulate_pipeline(schedule, even_costs(4, chunks, (1.0, 1.5, 0.5)))
     np.testing.assert_allclose(timeline.busy_s, 24.0)
-    assert timeline.bubble_share == pytest.approx(1 - 24 / timeline.makespan_s)
-    assert timeline.bubble_ratio == pytest.approx(timeline.makespan_s / 24 - 1)
+    assert timeline.idle_share == pytest.approx(1 - 24 / timeline.makespan_s)
+    assert timeline.idle_ratio == pytest.approx(timeline.makespan_s / 24 - 1)
 
 
 def test_what_follows_the_last_action_counts_on_its_own_device():
@@ -71,7 +73,9 @@ def test_what_follows_the_last_action_counts_on_its_own_device():
     plain = simulate_pipeline(schedule, costs)
     late = replace(costs, after_s=(0.0, 5.0))
     last_device_end_s = plain.end_s[-1]
-    assert simulate_pipeline(schedule, late).makespan_s == last_device_end_s + 5.0
+    delayed = simulate_pipeline(schedule, late)
+    assert delayed.makespan_s == last_device_end_s + 5.0
+    assert after_s(delayed).tolist() == [0.0, 5.0]
 
 
 def test_costs_of_other_stages_are_refused():

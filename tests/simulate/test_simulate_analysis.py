@@ -18,7 +18,6 @@ from hocket.simulate import (
     bottleneck,
     channel_busy_s,
     critical_path,
-    device_busy_s,
     simulate,
     summarize,
 )
@@ -107,7 +106,7 @@ def test_busy_times_equal_the_union_of_spans(data):
     timeline = simulate(problem, data.draw(plans(problem)))
     length_s = timeline.op_end_s - timeline.op_start_s
     expected = [length_s[timeline.op_device == d].sum() for d in range(timeline.num_devices)]
-    np.testing.assert_allclose(device_busy_s(timeline), expected, rtol=1e-12)
+    np.testing.assert_allclose(timeline.busy_s, expected, rtol=1e-12)
     busy_s = channel_busy_s(timeline, problem)
     times = np.unique(np.concatenate((timeline.transfer_start_s, timeline.transfer_end_s)))
     for channel in range(len(busy_s)):

@@ -9,9 +9,9 @@ from simulate.problems import joined, plans, problem_of, problems
 from hocket.errors import UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
-from hocket.simulate.bench import Changes
 from hocket.simulate.engine import simulate
-from hocket.simulate.evaluate import Evaluator, Score, changes_of, order_priority
+from hocket.simulate.evaluate import Changes, Evaluator, Score, changes_of
+from hocket.simulate.lowering import order_priority
 
 
 def _simulated(problem, plan):
@@ -75,8 +75,8 @@ def test_first_better_stops_at_the_first_change_that_the_simulator_finds_better(
     left = plan.device_of.copy()
     if found >= 0:
         left[op[found]] = device[found]
-    np.testing.assert_array_equal(evaluate.bench.ops.device, left)
-    np.testing.assert_array_equal(evaluate.bench.ops.priority, plan.priority)
+    np.testing.assert_array_equal(evaluate.runs.device, left)
+    np.testing.assert_array_equal(evaluate.runs.priority, plan.priority)
 
 
 @given(st.data())

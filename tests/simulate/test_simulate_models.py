@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulate.problems import costs_of, joined, placements, plans, problems
 from simulate.simpy_model import simpy_times
 
-from hocket.graph import GraphBuilder, Role
+from hocket.graph import GraphBuilder, Role, Stream
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate import simulate
@@ -111,9 +111,10 @@ def test_timeline_keeps_the_rules(data):
     duration_s = problem.costs.op_s[row, np.arange(graph.num_ops)]
     np.testing.assert_array_equal(timeline.op_end_s, timeline.op_start_s + duration_s)
     for device in range(problem.cluster.num_devices):
-        ops = np.flatnonzero(plan.device_of == device)
-        ops = ops[np.lexsort((timeline.op_end_s[ops], timeline.op_start_s[ops]))]
-        assert np.all(timeline.op_end_s[ops][:-1] <= timeline.op_start_s[ops][1:])
+        for stream in Stream:
+            ops = np.flatnonzero((plan.device_of == device) & (graph.op_stream == stream))
+            ops = ops[np.lexsort((timeline.op_end_s[ops], timeline.op_start_s[ops]))]
+            assert np.all(timeline.op_end_s[ops][:-1] <= timeline.op_start_s[ops][1:])
         times, held = timeline.memory_curve(device)
         assert times[0] == 0
         assert np.all(np.diff(times) > 0)

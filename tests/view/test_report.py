@@ -26,7 +26,7 @@ from view.view_samples import (
 
 from hocket.graph import Graph, OpColumns, TensorColumns, assemble
 from hocket.plan.plan import Plan
-from hocket.simulate.timeline import Timeline
+from hocket.simulate.timeline import step_timeline
 from hocket.units import format_percent, format_seconds
 from hocket.view.drawing import tick_step
 from hocket.view.facts import facts_of
@@ -157,8 +157,9 @@ def test_report_of_a_step_without_ops_or_time_is_still_a_page():
     made = random_sample(3, 2, seed=0)
     graph = made.problem.graph
     zero = np.zeros(graph.num_ops)
-    nothing = replace(
-        made.timeline, makespan_s=0.0, op_start_s=zero, op_end_s=zero,
+    nothing = step_timeline(
+        op_device=made.timeline.op_device, op_stream=graph.op_stream, op_ready_s=zero,
+        op_start_s=zero, op_end_s=zero,
         transfer_tensor=np.empty(0, np.int32), transfer_src=np.empty(0, np.int32),
         transfer_dst=np.empty(0, np.int32), transfer_ready_s=np.empty(0),
         transfer_start_s=np.empty(0), transfer_end_s=np.empty(0),
@@ -193,8 +194,9 @@ def huge(num_ops: int, num_devices: int) -> Sample:
     reader = np.arange(num_devices, num_ops)
     moved = reader[device_of[reader - num_devices] != device_of[reader]] - num_devices
     curve = np.arange(num_ops // num_devices)
-    timeline = Timeline(
-        makespan_s=float(end[-1]), op_device=device_of, op_start_s=start, op_end_s=end,
+    timeline = step_timeline(
+        op_device=device_of, op_stream=graph.op_stream, op_ready_s=start, op_start_s=start,
+        op_end_s=end,
         transfer_tensor=moved.astype(np.int32), transfer_src=device_of[moved],
         transfer_dst=device_of[moved + num_devices], transfer_ready_s=end[moved],
         transfer_start_s=end[moved], transfer_end_s=start[moved + num_devices],

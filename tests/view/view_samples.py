@@ -18,7 +18,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.bounds import LowerBound
 from hocket.planners.candidates import Candidate
 from hocket.planners.compare import Comparison
-from hocket.simulate.timeline import Timeline
+from hocket.simulate.timeline import Timeline, step_timeline
 
 HOSTILE = (
     "<img src=x onerror=document.title='owned'>",
@@ -143,9 +143,10 @@ def listed_timeline(problem: Problem, plan: Plan) -> Timeline:
     columns = list(zip(*transfers, strict=True)) if transfers else [()] * 6
     curves = [_curve(problem, device_of, start, end, sent, d)
               for d in range(problem.cluster.num_devices)]  # fmt: skip
-    return Timeline(
-        makespan_s=float(max([*end, *(s[2] for s in sent.values())], default=0.0)),
+    return step_timeline(
         op_device=device_of,
+        op_stream=graph.op_stream,
+        op_ready_s=start,
         op_start_s=start,
         op_end_s=end,
         transfer_tensor=np.array(columns[1], dtype=np.int32),

@@ -10,21 +10,26 @@ from hocket.cli.output import console, emit, say
 
 if TYPE_CHECKING:
     from hocket.plan.parallel import ParallelPlan
-    from hocket.simulate.pipeline import PipelineTimeline
+    from hocket.simulate.timeline import Timeline
 
 
 def show_parallel(path: Path, report: Path | None, trace: Path | None, as_json: bool) -> None:
     """``hocket show`` of a parallel plan."""
-    from hocket.errors import UsageError
+    from hocket.simulate.engine import simulate
+    from hocket.simulate.pipeline_graph import pipeline_problem
     from hocket.view.parallel_report import write_parallel_report
     from hocket.view.parallel_text import parallel_summary
+    from hocket.view.trace import write_trace
 
-    if trace is not None:
-        raise UsageError("a parallel plan has no trace", hint="--report has its timeline")
     plan, timeline = _loaded(path)
     if report is not None:
         write_parallel_report(report, plan)
         say(f"wrote {report}")
+    if trace is not None:
+        ranks = tuple(f"rank {rank} ({names[0]})" for rank, names in enumerate(plan.devices))
+        problem, placed = pipeline_problem(plan.schedule, plan.costs, ranks)
+        write_trace(trace, problem, placed, simulate(problem, placed))
+        say(f"wrote {trace}")
     if as_json:
         emit(_as_dict(plan, timeline))
         return
@@ -57,7 +62,7 @@ def explain_parallel(path: Path, as_json: bool) -> None:
     console().print(parallel_explanation(plan, timeline))
 
 
-def _loaded(path: Path) -> tuple[ParallelPlan, PipelineTimeline]:
+def _loaded(path: Path) -> tuple[ParallelPlan, Timeline]:
     from hocket.plan.parallel_files import read_parallel_plan
     from hocket.simulate.pipeline import simulate_pipeline
 
@@ -65,7 +70,7 @@ def _loaded(path: Path) -> tuple[ParallelPlan, PipelineTimeline]:
     return plan, simulate_pipeline(plan.schedule, plan.costs)
 
 
-def _as_dict(plan: ParallelPlan, timeline: PipelineTimeline) -> dict[str, Any]:
+def _as_dict(plan: ParallelPlan, timeline: Timeline) -> dict[str, Any]:
     from hocket.view.parallel import rank_facts
 
     return {
@@ -74,7 +79,7 @@ def _as_dict(plan: ParallelPlan, timeline: PipelineTimeline) -> dict[str, Any]:
         "division": asdict(plan.division),
         "step_s": timeline.makespan_s,
         "predicted_step_s": plan.step_s,
-        "bubble": timeline.bubble_share,
+        "bubble": timeline.idle_share,
         "peak_bytes": max(timeline.peak_bytes.tolist()),
         "ranks": [asdict(fact) for fact in rank_facts(plan, timeline)],
     }

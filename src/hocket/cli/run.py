@@ -253,10 +253,9 @@ def _table(problem: Problem, result: RunResult) -> RenderableType:
 
 
 def _as_dict(problem: Problem, result: RunResult) -> dict[str, Any]:
-    from hocket.simulate.analysis import device_busy_s
 
     losses = [_number(loss) for loss in result.losses]
-    busy = device_busy_s(result.predicted), device_busy_s(result.measured)
+    busy = result.predicted.busy_s, result.measured.busy_s
     return {
         "backend": result.backend,
         "steps": [

@@ -31,7 +31,7 @@ def command(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: b
         refuse_graph(graph_file)
         simulate_parallel(plan_file, as_json)
         return
-    from hocket.simulate.analysis import bottleneck, channel_busy_s, device_busy_s
+    from hocket.simulate.analysis import bottleneck, channel_busy_s
     from hocket.simulate.engine import simulate
     from hocket.simulate.verify import violations
 
@@ -49,7 +49,7 @@ def command(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: b
         "predicted_step_s": saved.predicted_step_s,
         "peak_bytes": dict(zip(names, timeline.peak_bytes.tolist(), strict=True)),
         "feasible": not violations(saved.plan, problem, timeline),
-        "device_busy": dict(zip(names, (device_busy_s(timeline) / span_s).tolist(), strict=True)),
+        "device_busy": dict(zip(names, (timeline.busy_s / span_s).tolist(), strict=True)),
         "link_busy": dict(
             zip(
                 routes.channel_names,

@@ -4,7 +4,7 @@ from hocket.graph.build import GraphBuilder, OpColumns, TensorColumns, assemble
 from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph, write_graph
 from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.generators import FAMILIES, generate
-from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes
+from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream
 from hocket.graph.verify import verify_graph
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Phase",
     "Role",
     "StatedTimes",
+    "Stream",
     "TensorColumns",
     "assemble",
     "generate",

@@ -16,7 +16,7 @@ import numpy as np
 
 from hocket.arrays import IntArray
 from hocket.errors import InputFileError
-from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, distinct
+from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream, distinct
 from hocket.graph.verify import verify_graph
 
 
@@ -34,6 +34,7 @@ class OpColumns:
     partner: Any = ()
     group: Any = ()
     rng_order: Any = ()
+    stream: Any = ()
     module: Sequence[str] = ()
     signature: Sequence[str] = ()
 
@@ -101,6 +102,7 @@ def assemble(
         partner=op_links(ops.partner),
         group=op_column(ops.group, -1, np.int32),
         rng_order=op_column(ops.rng_order, -1, np.int32),
+        op_stream=op_column(ops.stream, Stream.COMPUTE, np.int8),
         tensor_names=tuple(_taken(tensors.name, tensor_order)),
         tensor_bytes=_column(tensors.bytes, num_tensors, 0, np.int64)[tensor_order],
         tensor_role=_column(tensors.role, num_tensors, Role.ACTIVATION, np.int8)[tensor_order],
@@ -161,6 +163,7 @@ class GraphBuilder:
         partner: int = -1,
         group: int = -1,
         rng_order: int = -1,
+        stream: Stream = Stream.COMPUTE,
         module: str = "",
         signature: str = "",
     ) -> int:
@@ -177,6 +180,7 @@ class GraphBuilder:
                 "partner": partner,
                 "group": group,
                 "rng_order": rng_order,
+                "stream": stream,
                 "module": module,
                 "signature": signature,
             }

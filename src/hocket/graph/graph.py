@@ -31,6 +31,20 @@ class Phase(IntEnum):
     OPTIMIZER = 2
 
 
+class Stream(IntEnum):
+    """Which of a device's streams an op runs on; each runs one op at a time, beside the others."""
+
+    COMPUTE = 0
+    COPY_IN = 1
+    """What comes from the host's memory."""
+    COPY_OUT = 2
+    """What goes to the host's memory."""
+    COMMUNICATION = 3
+    """What devices do together."""
+    SECOND = 4
+    """A second lane of compute."""
+
+
 class Role(IntEnum):
     """What a tensor is, which decides how long its bytes are held."""
 
@@ -121,11 +135,15 @@ class Graph:
     read_ptr: ByteArray
     """Op i reads tensors ``reads[read_ptr[i]:read_ptr[i + 1]]``, each once, ascending."""
     reads: IntArray
+    op_stream: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
+    """A `Stream`; all compute where not given."""
     stated: StatedTimes | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Where the graph came from (model, batch, versions); not part of the content hash."""
 
     def __post_init__(self) -> None:
+        if not len(self.op_stream):
+            object.__setattr__(self, "op_stream", np.zeros(self.num_ops, dtype=np.int8))
         for spec in fields(self):
             value = getattr(self, spec.name)
             if isinstance(value, np.ndarray):
@@ -259,6 +277,8 @@ class Graph:
     def _content(self) -> Iterator[tuple[str, bytes]]:
         for spec in fields(self):
             value = getattr(self, spec.name)
+            if spec.name == "op_stream" and not value.any():
+                continue  # graphs without further streams keep the hash that they always had
             if isinstance(value, np.ndarray):
                 yield spec.name, _canonical_bytes(value)
             elif isinstance(value, tuple):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hocket.errors import InputFileError
-from hocket.graph.graph import DTYPES, PERSISTENT_ROLES, Graph, Phase, Role
+from hocket.graph.graph import DTYPES, PERSISTENT_ROLES, Graph, Phase, Role, Stream
 
 MAX_BYTES = 2**50
 """A tensor or workspace beyond one pebibyte is taken for a mistake."""
@@ -35,6 +35,7 @@ _OP_COLUMNS = (
     "partner",
     "group",
     "rng_order",
+    "op_stream",
 )
 _TENSOR_COLUMNS = ("tensor_bytes", "tensor_role", "tensor_producer", "alias_of")
 _NO_LIMIT = 2**31
@@ -134,6 +135,7 @@ def _verify_indices(graph: Graph) -> None:
         ("partner", graph.partner, -1, num_ops),
         ("group", graph.group, -1, _NO_LIMIT),
         ("rng_order", graph.rng_order, -1, _NO_LIMIT),
+        ("stream", graph.op_stream, 0, len(Stream)),
     ):
         _require_range(graph.op_names, "op", label, values, low, stop)
     for label, values, low, stop in (

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
 from hocket.runtime.split import Transfer
-from hocket.simulate.timeline import Timeline
+from hocket.simulate.timeline import Timeline, step_timeline
 
 _TABLES = ("op_start_s", "op_end_s", "sent_s", "posted_s", "arrived_s", "peak_bytes")
 """Fields of a record that are numbers by number."""
@@ -94,10 +94,10 @@ def measured_timeline(
     columns = np.array(transfers, dtype=np.int32).reshape(-1, 3)
     order = np.lexsort((columns[:, 2], columns[:, 0], begun_s))
     memory_ptr, memory_time_s, memory_bytes = _curves(record, num_devices)
-    last_s = max(float(end_s.max(initial=0.0)), float(done_s.max(initial=0.0)))
-    return Timeline(
-        makespan_s=max(last_s, record.step_s),
+    return step_timeline(
         op_device=device_of,
+        op_stream=np.zeros(len(device_of), dtype=np.int8),
+        op_ready_s=start_s,
         op_start_s=start_s,
         op_end_s=end_s,
         transfer_tensor=columns[order, 0],
@@ -112,6 +112,7 @@ def measured_timeline(
         peak_bytes=np.array(
             [record.peak_bytes.get(device, 0) for device in range(num_devices)], dtype=np.int64
         ),
+        least_s=record.step_s,
     )
 
 

@@ -26,6 +26,7 @@ from hocket.runtime.single import SingleProcess
 from hocket.runtime.spawn import RankOptions, run_ranks
 from hocket.runtime.split import split
 from hocket.simulate import Timeline, simulate
+from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations
 
 BackendChoice = Literal["auto", "single", "gloo", "nccl"]
@@ -120,8 +121,8 @@ def run_plan(
         problem = _of_graph(problem, rebuilt.graph)
         predicted = simulate(problem, plan)
         require_room(problem, predicted, places, num_processes=num_processes)
-    parts = split(problem.graph, plan.device_of, problem.cluster.num_devices, timeline=predicted,
-                  order=plan.order)  # fmt: skip
+    tables = instructions_of(problem, plan)
+    parts = split(problem.graph, tables, timeline=predicted, order=plan.order)
     setup = Setup(problem.graph, rebuilt.program, plan.device_of, parts)
     seen: list[StepRecord] = []
     losses: list[float | None] = []

@@ -1,4 +1,4 @@
-"""Split a placed graph into one list of instructions per device.
+"""Split the instructions of a step into one list per device.
 
 All ops and transfers are put into one global order that respects every dependency; the list of a
 device is its part of that order. A transfer stands in the lists of both its devices at the same
@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.arrays import ByteArray, FloatArray, IntArray
 from hocket.errors import CheckError
 from hocket.graph.graph import Graph, Role
-from hocket.simulate.places import find_places
+from hocket.simulate.instructions import Instructions
 from hocket.simulate.timeline import Timeline
 
 
@@ -78,30 +78,28 @@ class Split:
 
 def split(
     graph: Graph,
-    device_of: IntArray,
-    num_devices: int,
+    tables: Instructions,
     *,
     timeline: Timeline | None = None,
     order: Sequence[IntArray] | None = None,
 ) -> Split:
-    """The instructions of every device.
+    """What every device does, one thing after another.
 
     ``timeline`` is the simulated step: things happen in the order of its times, and a device gets
     ready to receive when the transfer is predicted to start. Without it, ops go by their position.
     ``order`` is kept where the plan has one.
     """
-    places = find_places(graph, device_of, num_devices)
-    away = places.transfer_place
-    home = places.device[: graph.num_tensors]
+    places, device_of = tables.places, tables.runs.device
+    num_devices, home = len(places.start_bytes), places.device[: graph.num_tensors]
     transfers = [
-        Transfer(tensor, int(home[tensor]), device)
-        for tensor, device in zip(
-            places.tensor[away].tolist(), places.device[away].tolist(), strict=True
+        Transfer(tensor, int(home[tensor]), int(places.device[place]))
+        for tensor, place in zip(
+            tables.transfers.tensor.tolist(), tables.transfers.place.tolist(), strict=True
         )
     ]
     op_key, transfer_key = _keys(graph, transfers, timeline)
     nodes = _in_order(graph, device_of, transfers, order, op_key, transfer_key)
-    before = np.flatnonzero(places.is_before)
+    before = np.flatnonzero(~places.is_copy & (graph.tensor_producer[places.tensor] < 0))
     present: list[list[int]] = [[] for _ in range(num_devices)]
     for tensor, device in zip(places.tensor[before], places.device[before], strict=True):
         present[device].append(int(tensor))
@@ -134,7 +132,7 @@ def _keys(
 
 def _in_order(
     graph: Graph,
-    device_of: IntArray,
+    device_of: ByteArray,
     transfers: Sequence[Transfer],
     order: Sequence[IntArray] | None,
     op_key: FloatArray,
@@ -189,7 +187,7 @@ class _Emitter:
     """Turns the global order into instructions, with drops where uses run out."""
 
     def __init__(
-        self, graph: Graph, device_of: IntArray, home: IntArray, transfers: Sequence[Transfer]
+        self, graph: Graph, device_of: ByteArray, home: ByteArray, transfers: Sequence[Transfer]
     ) -> None:
         self.graph, self.transfers = graph, transfers
         self.device_of, self.home = device_of.tolist(), home.tolist()

@@ -6,10 +6,10 @@ from hocket.simulate.analysis import (
     bottleneck,
     channel_busy_s,
     critical_path,
-    device_busy_s,
     summarize,
 )
-from hocket.simulate.engine import home_devices, kernels_are_compiled, simulate
+from hocket.simulate.engine import kernels_are_compiled, simulate
+from hocket.simulate.lowering import home_devices
 from hocket.simulate.timeline import Timeline
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "bottleneck",
     "channel_busy_s",
     "critical_path",
-    "device_busy_s",
     "home_devices",
     "kernels_are_compiled",
     "simulate",

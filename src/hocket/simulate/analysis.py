@@ -24,7 +24,6 @@ __all__ = [
     "channel_busy_s",
     "critical_path",
     "crossings",
-    "device_busy_s",
     "price_per_hour",
     "summarize",
     "used_devices",
@@ -53,13 +52,6 @@ def summarize(path: Sequence[PathStep]) -> PathSummary:
         if step.reason != "start":
             wait_s[step.reason] += step.wait_s
     return PathSummary(compute_s=length_s["op"], transfer_s=length_s["transfer"], wait_s=wait_s)
-
-
-def device_busy_s(timeline: Timeline) -> FloatArray:
-    """Seconds that each device computes."""
-    length_s = timeline.op_end_s - timeline.op_start_s
-    busy_s = np.bincount(timeline.op_device, weights=length_s, minlength=timeline.num_devices)
-    return busy_s.astype(np.float64)
 
 
 def channel_busy_s(timeline: Timeline, problem: Problem) -> FloatArray:
@@ -103,7 +95,7 @@ def bottleneck(timeline: Timeline, problem: Problem, path: Sequence[PathStep] | 
     if summary.transfer_s > summary.compute_s:
         channel, busy_s = _path_channel(timeline, problem, path)
         return f"limited by the link {channel} ({format_percent(busy_s / whole_s)} busy)"
-    compute_s = device_busy_s(timeline)
+    compute_s = timeline.busy_s
     device = int(np.argmax(compute_s))
     name, share = problem.cluster.device_names[device], float(compute_s[device]) / whole_s
     if share >= _MOSTLY:

@@ -13,8 +13,8 @@ import numpy as np
 from hocket.arrays import FloatArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import mark, pop, push
+from hocket.simulate.instructions import RouteTable
 from hocket.simulate.state import Flow
-from hocket.simulate.tables import RouteTable
 
 
 @kernel

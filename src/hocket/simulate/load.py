@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hocket.arrays import FloatArray, IntArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
-from hocket.simulate.places import home_devices
+from hocket.simulate.lowering import home_devices
 
 
 class LinkTimes(NamedTuple):

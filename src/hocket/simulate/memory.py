@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hocket.kernels import kernel
+from hocket.simulate.instructions import PlaceTable
 from hocket.simulate.state import Memory
-from hocket.simulate.tables import PlaceTable
 
 
 @kernel

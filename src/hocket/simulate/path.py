@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.arrays import FloatArray
+from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 
@@ -103,7 +104,8 @@ class _Causes:
         self.read_ptr: list[int] = graph.read_ptr.tolist()
         self.read_from: list[int] = _read_from(timeline, problem).tolist()
         ops = np.arange(graph.num_ops)
-        self.on_device = _Ended(ops, timeline.op_device, op_start_s, op_end_s)
+        queue = timeline.op_device.astype(np.int64) * len(Stream) + graph.op_stream
+        self.on_stream = _Ended(ops, queue, op_start_s, op_end_s)
         self.queues: list[_Ended] = []
         if problem.transfers == "queued":
             routes = problem.costs.routes
@@ -125,7 +127,7 @@ class _Causes:
         start_s, end_s = self.start_s[op], self.end_s
         reads = self.read_from[self.read_ptr[op] : self.read_ptr[op + 1]]
         arrivals = [item for item in reads if item >= 0]
-        before = self.on_device.last_before(op, op)
+        before = self.on_stream.last_before(op, op)
         data_s = max((end_s[item] for item in arrivals), default=0.0)
         free_s = end_s[before[0]] if before else 0.0
         if arrivals and data_s >= free_s:
@@ -161,14 +163,18 @@ def _read_from(timeline: Timeline, problem: Problem) -> NDArray[np.int64]:
 
 
 class _Ended:
-    """Items by group (a device, a queue) and end; finds those that ended last before a start.
+    """Items by group (a stream, a queue) and end; finds those that ended last before a start.
 
     A thing of no length may end when another starts and yet have run after it, so all that ended
     then are found; one with a length surely ran before, and then is found alone.
     """
 
     def __init__(
-        self, items: NDArray[np.int64], group: IntArray, start_s: FloatArray, end_s: FloatArray
+        self,
+        items: NDArray[np.int64],
+        group: NDArray[np.integer],
+        start_s: FloatArray,
+        end_s: FloatArray,
     ) -> None:
         has_length = end_s > start_s
         order = np.lexsort((has_length, end_s, group))

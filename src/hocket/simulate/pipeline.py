@@ -8,61 +8,26 @@ engine by `hocket.simulate.pipeline_graph`, with equal results. O(actions).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.arrays import FloatArray
 from hocket.errors import CheckError, UsageError
 from hocket.kernels.containers import table
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule, Work
-from hocket.simulate.pipeline_tables import ActionTable, StageTable, new_progress
+from hocket.simulate.pipeline_tables import ActionTable, Progress, StageTable, new_progress
+from hocket.simulate.timeline import Timeline
 
 WORK_LETTERS = "FBIW"
 """One letter per `Work`, in which actions are named: ``2F0`` is stage 2, microbatch 0."""
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PipelineTimeline:
-    """When a pipeline's actions run; arrays over actions are in the schedule's order."""
+def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
+    """What carrying out ``schedule`` would be like: its actions, then what follows on each device.
 
-    schedule: Schedule
-    start_s: FloatArray
-    end_s: FloatArray
-    after_s: FloatArray
-    """Per device: what follows its last action."""
-    busy_s: FloatArray
-    """Per device: time of its actions."""
-    peak_bytes: ByteArray
-    """Per device: the most that it holds at once, with its state."""
-
-    @cached_property
-    def makespan_s(self) -> float:
-        """Until every device has done its actions and what follows them."""
-        last = np.zeros(self.schedule.num_devices)
-        stop = self.schedule.start[1:]
-        works = stop > self.schedule.start[:-1]
-        last[works] = self.end_s[stop[works] - 1]
-        return float((last + self.after_s).max(initial=0.0))
-
-    @property
-    def bubble_share(self) -> float:
-        """Share of all devices' time in which they wait."""
-        total_s = self.schedule.num_devices * self.makespan_s
-        return 1 - float((self.busy_s + self.after_s).sum()) / total_s if total_s else 0.0
-
-    @property
-    def bubble_ratio(self) -> float:
-        """Waiting time of the busiest device over its work: the bubble as papers state it."""
-        work_s = float((self.busy_s + self.after_s).max(initial=0.0))
-        return (self.makespan_s - work_s) / work_s if work_s else 0.0
-
-
-def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> PipelineTimeline:
-    """What carrying out ``schedule`` would be like.
+    The instance of an action is its microbatch, and it does work ``work * stages + stage``. Memory
+    is told by the peaks alone.
 
     Raises `UsageError` where costs are of other stages, `CheckError` where actions wait for each
     other in a circle.
@@ -75,14 +40,39 @@ def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> PipelineTimeline
 
     if run(actions, stages, progress, schedule.num_microbatches) < len(schedule.work):
         raise deadlock(schedule, progress.cursor)
-    return PipelineTimeline(
-        schedule=schedule,
-        start_s=progress.start_s,
-        end_s=progress.end_s,
-        after_s=np.array(costs.after_s, dtype=np.float64),
-        busy_s=progress.busy_s,
+    return _timeline(schedule, progress, costs)
+
+
+def _timeline(schedule: Schedule, progress: Progress, costs: StageCosts) -> Timeline:
+    num_devices, num_actions = schedule.num_devices, len(schedule.work)
+    after_start_s = progress.free_s
+    end_s = np.concatenate((progress.end_s, after_start_s + np.array(costs.after_s)))
+    num_works = num_actions + num_devices
+    every = np.arange(num_devices)
+    work = schedule.work.astype(np.int64) * schedule.num_stages + schedule.stage
+    start_s = np.concatenate((progress.start_s, after_start_s))
+    return Timeline(
+        makespan_s=float(end_s.max(initial=0.0)),
+        num_works=num_works,
+        device=np.append(np.repeat(every, np.diff(schedule.start)), every).astype(np.int32),
+        stream=np.zeros(num_works, dtype=np.int8),
+        what=np.append(work, len(Work) * schedule.num_stages + every).astype(np.int32),
+        instance=np.append(schedule.microbatch, np.zeros(num_devices)).astype(np.int32),
+        src=np.full(num_works, -1, dtype=np.int32),
+        ready_s=start_s,
+        start_s=start_s,
+        end_s=end_s,
+        memory_ptr=np.zeros(num_devices + 1, dtype=np.int64),
+        memory_time_s=np.zeros(0),
+        memory_bytes=np.zeros(0, dtype=np.int64),
         peak_bytes=progress.peak_bytes + np.array(costs.state_bytes, dtype=np.int64),
     )
+
+
+def after_s(timeline: Timeline) -> FloatArray:
+    """Per device of a simulated pipeline: how long what follows its last action takes."""
+    last = slice(timeline.num_works - timeline.num_devices, timeline.num_works)
+    return timeline.end_s[last] - timeline.start_s[last]
 
 
 def check_costs(costs: StageCosts, num_stages: int, num_devices: int) -> None:

@@ -28,17 +28,21 @@ _HOST, _KIND = "host", "pipeline rank"
 _MEMORY_BYTES = 2**50
 
 
-def pipeline_problem(schedule: Schedule, costs: StageCosts) -> tuple[Problem, Plan]:
+def pipeline_problem(
+    schedule: Schedule, costs: StageCosts, rank_names: tuple[str, ...] = ()
+) -> tuple[Problem, Plan]:
     """What `hocket.simulate.simulate` takes to simulate ``schedule``.
 
-    Devices have no limit of memory here; transfers do not notice each other.
+    ``rank_names`` name its devices, which are numbered by default. Devices have no limit of memory
+    here; transfers do not notice each other.
     """
     check_costs(costs, schedule.num_stages, schedule.num_devices)
     draft = _Draft(schedule, costs)
     for action in _runnable_order(schedule).tolist():
         draft.add(action)
     line_up = draft.finish()
-    graph, cluster = draft.builder.build(), _cluster(schedule.num_devices)
+    names = rank_names or tuple(f"rank{index}" for index in range(schedule.num_devices))
+    graph, cluster = draft.builder.build(), _cluster(names)
     problem = Problem(
         graph=graph,
         cluster=cluster,
@@ -142,12 +146,11 @@ class _Draft:
         return tuple(rows)
 
 
-def _cluster(num_devices: int) -> Cluster:
+def _cluster(names: tuple[str, ...]) -> Cluster:
     """Devices on one link that is as fast as each transfer's stated time."""
     kind = DeviceKind(
         name=_KIND, memory_bytes=_MEMORY_BYTES, peak_flops={}, memory_bandwidth_bps=1.0
     )
-    names = tuple(f"rank{index}" for index in range(num_devices))
     link = Link(name="link", ends=names, bandwidth_bps=1.0, latency_s=0.0)
     return Cluster(
         name="pipeline",
@@ -155,7 +158,7 @@ def _cluster(num_devices: int) -> Cluster:
             Device(name=name, kind=kind, host=_HOST, memory_bytes=_MEMORY_BYTES) for name in names
         ),
         hosts=(_HOST,),
-        links=(link,) if num_devices > 1 else (),
+        links=(link,) if len(names) > 1 else (),
         uses_stated_times=True,
     )
 

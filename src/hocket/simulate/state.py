@@ -12,12 +12,14 @@ from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray
 from hocket.kernels.containers import Heaps, Marks, new_heaps, new_marks, zeros
-from hocket.simulate.tables import OpTable, PlaceTable, RouteTable, TransferTable
+from hocket.simulate.instructions import Instructions, PlaceTable, RouteTable
 
 
 class Spans(NamedTuple):
     """When ops and transfers ran; NaN for those that could not."""
 
+    op_ready_s: FloatArray
+    """When all that the op reads was there."""
     op_start_s: FloatArray
     op_end_s: FloatArray
     transfer_ready_s: FloatArray
@@ -78,12 +80,12 @@ class Schedule(NamedTuple):
     """Ops that read at place p: ``users[user_ptr[p]:user_ptr[p + 1]]``."""
     events: Heaps
     ready: Heaps
-    """Per device: ops whose tensors are there, by priority."""
+    """Per queue: ops whose tensors are there, by priority."""
     touched: Marks
-    """Devices that may have something to start."""
+    """Queues that may have something to start."""
     is_free: NDArray[np.bool_]
     cursor: ByteArray
-    """With a strict order: the next position of each device in the line-up."""
+    """With a strict order: the next position of each queue in the line-up."""
     queue_free_s: FloatArray
     starting: ByteArray
     """Events of transfers that start, or begin to flow, in this round."""
@@ -99,33 +101,37 @@ class State(NamedTuple):
     schedule: Schedule
 
 
-def new_state(
-    ops: OpTable, places: PlaceTable, transfers: TransferTable, routes: RouteTable
-) -> State:
+def new_state(tables: Instructions) -> State:
     """The state before anything has happened."""
-    num_ops, num_transfers = len(ops.device), len(transfers.place)
-    num_devices = len(places.start_bytes)
+    runs, places, transfers, routes = tables
+    num_ops, num_transfers = len(runs.device), len(transfers.place)
+    num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
     return State(
         spans=Spans(
-            *(np.full(num_ops, np.nan) for _ in range(2)),
+            *(np.full(num_ops, np.nan) for _ in range(3)),
             *(np.full(num_transfers, np.nan) for _ in range(3)),
         ),
         memory=_new_memory(places, num_devices + 2 * (num_ops + num_transfers)),
-        flow=_new_flow(routes),
+        flow=_new_flow(routes, num_transfers),
         schedule=Schedule(
-            waits=ops.num_waits.copy(),
+            waits=runs.num_waits.copy(),
             user_ptr=zeros(len(places.device) + 2),
             users=zeros(len(places.reader)),
-            events=new_heaps(np.array([0, num_devices + num_transfers])),
-            ready=new_heaps(ops.lineup_ptr.copy()),
-            touched=new_marks(num_devices),
-            is_free=np.ones(num_devices, dtype=np.bool_),
-            cursor=ops.lineup_ptr.copy(),
+            events=new_heaps(np.array([0, num_queues + num_transfers])),
+            ready=_heaps(runs.lineup_ptr, num_ops),
+            touched=new_marks(num_queues),
+            is_free=np.ones(num_queues, dtype=np.bool_),
+            cursor=runs.lineup_ptr.copy(),
             queue_free_s=np.zeros(2 * num_devices),
             starting=zeros(num_transfers),
             num_starting=zeros(1),
         ),
     )
+
+
+def _heaps(ptr: ByteArray, num_items: int) -> Heaps:
+    """Heaps with room for so many entries in all; plans move their borders."""
+    return new_heaps(ptr.copy())._replace(key=np.zeros(num_items + 1), item=zeros(num_items + 1))
 
 
 def _new_memory(places: PlaceTable, log_size: int) -> Memory:
@@ -145,11 +151,11 @@ def _new_memory(places: PlaceTable, log_size: int) -> Memory:
     )
 
 
-def _new_flow(routes: RouteTable) -> Flow:
+def _new_flow(routes: RouteTable, num_transfers: int) -> Flow:
     num_routes, num_channels = len(routes.size_ptr) - 1, len(routes.capacity)
     num_leaves = 1 << max(num_routes - 1, 0).bit_length()
     return Flow(
-        heaps=new_heaps(routes.size_ptr.copy()),
+        heaps=_heaps(routes.size_ptr, num_transfers),
         clock=np.zeros(num_routes),
         rate=np.zeros(num_routes),
         since_s=np.zeros(num_routes),

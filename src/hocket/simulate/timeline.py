@@ -1,8 +1,16 @@
-"""The Timeline: what happened or would happen, as arrays of spans and memory curves."""
+"""The Timeline: what happened or would happen, as columns of spans and memory curves.
+
+One form for all pictures: a simulated step, a measured one, a pipeline, a fleet. Spans of work come
+first, in the order of whoever made the timeline (ops by number, actions as scheduled); transfers
+follow by start.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hocket.arrays import ByteArray, FloatArray, IntArray
 from hocket.units import format_seconds
@@ -10,24 +18,26 @@ from hocket.units import format_seconds
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Timeline:
-    """Spans of ops and transfers, and the bytes held on each device over time.
-
-    Made by the simulator, and in the same form by a measured run. Times start at 0.
-    """
+    """Spans of work and transfers, and the bytes held on each device over time. Starts at 0."""
 
     makespan_s: float
-    """End of the last op or transfer."""
-    op_device: IntArray
-    op_start_s: FloatArray
-    op_end_s: FloatArray
-    transfer_tensor: IntArray
-    """Transfers in order of (start, tensor, destination); a tensor goes to a device once."""
-    transfer_src: IntArray
-    transfer_dst: IntArray
-    transfer_ready_s: FloatArray
-    """When the tensor was there to be sent."""
-    transfer_start_s: FloatArray
-    transfer_end_s: FloatArray
+    """When everything is over."""
+    num_works: int
+    """The first spans are work; those behind them are transfers, by (start, what, device)."""
+    device: IntArray
+    """Where each span is; a transfer is where it arrives."""
+    stream: NDArray[np.int8]
+    """`hocket.graph.graph.Stream` of work; 0 for transfers."""
+    what: IntArray
+    """The op or the stage's work; the tensor that is sent."""
+    instance: IntArray
+    """Which time that is done: the microbatch, the attempt; 0 where once."""
+    src: IntArray
+    """Where a transfer comes from; -1 for work."""
+    ready_s: FloatArray
+    """When what the span needs was there."""
+    start_s: FloatArray
+    end_s: FloatArray
     memory_ptr: ByteArray
     """Curve of device d: entries ``memory_ptr[d]`` up to ``memory_ptr[d + 1]``."""
     memory_time_s: FloatArray
@@ -53,3 +63,112 @@ class Timeline:
         """Times and bytes held from each of them on."""
         part = slice(int(self.memory_ptr[device]), int(self.memory_ptr[device + 1]))
         return self.memory_time_s[part], self.memory_bytes[part]
+
+    @property
+    def busy_s(self) -> FloatArray:
+        """Seconds of work on each device, those of its streams added up."""
+        length_s = self.op_end_s - self.op_start_s
+        busy_s = np.bincount(self.op_device, weights=length_s, minlength=self.num_devices)
+        return busy_s.astype(np.float64)
+
+    @property
+    def idle_share(self) -> float:
+        """Share of all devices' time in which they do nothing: in a pipeline, its bubble."""
+        total_s = self.num_devices * self.makespan_s
+        return max(0.0, 1 - float(self.busy_s.sum()) / total_s) if total_s else 0.0
+
+    @property
+    def idle_ratio(self) -> float:
+        """Idle time of the busiest device over its work: the bubble as papers state it."""
+        work_s = float(self.busy_s.max(initial=0.0))
+        return (self.makespan_s - work_s) / work_s if work_s else 0.0
+
+    # ── work ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def op_device(self) -> IntArray:
+        """Device of each op."""
+        return self.device[: self.num_works]
+
+    @property
+    def op_start_s(self) -> FloatArray:
+        """Start of each op."""
+        return self.start_s[: self.num_works]
+
+    @property
+    def op_end_s(self) -> FloatArray:
+        """End of each op."""
+        return self.end_s[: self.num_works]
+
+    # ── transfers ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def transfer_tensor(self) -> IntArray:
+        """What is sent; a tensor goes to a device once."""
+        return self.what[self.num_works :]
+
+    @property
+    def transfer_src(self) -> IntArray:
+        """Where it comes from."""
+        return self.src[self.num_works :]
+
+    @property
+    def transfer_dst(self) -> IntArray:
+        """Where it goes to."""
+        return self.device[self.num_works :]
+
+    @property
+    def transfer_ready_s(self) -> FloatArray:
+        """When the tensor was there to be sent."""
+        return self.ready_s[self.num_works :]
+
+    @property
+    def transfer_start_s(self) -> FloatArray:
+        """When it leaves."""
+        return self.start_s[self.num_works :]
+
+    @property
+    def transfer_end_s(self) -> FloatArray:
+        """When it has arrived."""
+        return self.end_s[self.num_works :]
+
+
+def step_timeline(
+    *,
+    op_device: NDArray[np.integer],
+    op_stream: NDArray[np.integer],
+    op_ready_s: FloatArray,
+    op_start_s: FloatArray,
+    op_end_s: FloatArray,
+    transfer_tensor: NDArray[np.integer],
+    transfer_src: NDArray[np.integer],
+    transfer_dst: NDArray[np.integer],
+    transfer_ready_s: FloatArray,
+    transfer_start_s: FloatArray,
+    transfer_end_s: FloatArray,
+    memory_ptr: ByteArray,
+    memory_time_s: FloatArray,
+    memory_bytes: ByteArray,
+    peak_bytes: ByteArray,
+    least_s: float = 0.0,
+) -> Timeline:
+    """The timeline of one step of a graph; it lasts ``least_s`` at least."""
+    num_ops, num_transfers = len(op_device), len(transfer_tensor)
+    end_s = np.concatenate((op_end_s, transfer_end_s))
+    whole = np.arange(num_ops)
+    return Timeline(
+        makespan_s=max(float(np.nanmax(end_s, initial=0.0)), least_s),
+        num_works=num_ops,
+        device=np.concatenate((op_device, transfer_dst)).astype(np.int32),
+        stream=np.concatenate((op_stream, np.zeros(num_transfers))).astype(np.int8),
+        what=np.concatenate((whole, transfer_tensor)).astype(np.int32),
+        instance=np.zeros(num_ops + num_transfers, dtype=np.int32),
+        src=np.concatenate((np.full(num_ops, -1), transfer_src)).astype(np.int32),
+        ready_s=np.concatenate((op_ready_s, transfer_ready_s)),
+        start_s=np.concatenate((op_start_s, transfer_start_s)),
+        end_s=end_s,
+        memory_ptr=memory_ptr,
+        memory_time_s=memory_time_s,
+        memory_bytes=memory_bytes,
+        peak_bytes=peak_bytes,
+    )

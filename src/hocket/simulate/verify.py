@@ -19,7 +19,8 @@ from hocket.plan.verify import (
     raise_violations,
     structure_violations,
 )
-from hocket.simulate.engine import home_devices, simulate
+from hocket.simulate.engine import simulate
+from hocket.simulate.lowering import home_devices
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes
 

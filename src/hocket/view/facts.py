@@ -18,7 +18,6 @@ from hocket.simulate.analysis import (
     channel_busy_s,
     critical_path,
     crossings,
-    device_busy_s,
     price_per_hour,
 )
 from hocket.simulate.timeline import Timeline
@@ -192,7 +191,7 @@ def transferred_bytes(problem: Problem, timeline: Timeline) -> ByteArray:
 
 
 def _devices(problem: Problem, timeline: Timeline) -> tuple[DeviceFacts, ...]:
-    busy_s = device_busy_s(timeline)
+    busy_s = timeline.busy_s
     usable = problem.memory_bytes.tolist()
     num_ops = np.bincount(timeline.op_device, minlength=timeline.num_devices)
     return tuple(

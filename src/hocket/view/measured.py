@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.plan.problem import Problem
-from hocket.simulate.analysis import device_busy_s
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.names import inert
@@ -40,7 +39,7 @@ def run_table(
         Column(title="peak: predicted", align="right"),
         Column(title="measured", align="right"),
     )
-    busy_s = device_busy_s(predicted), device_busy_s(measured)
+    busy_s = predicted.busy_s, measured.busy_s
     rows = [
         [
             Text(inert(name)),

@@ -10,7 +10,7 @@ import numpy as np
 
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
-from hocket.simulate.places import find_places
+from hocket.simulate.lowering import lower
 from hocket.simulate.timeline import Timeline
 
 _LABELS = {
@@ -28,14 +28,12 @@ KINDS = (*_LABELS.values(), REST)
 def memory_by_role(problem: Problem, timeline: Timeline) -> dict[str, tuple[int, ...]]:
     """Kind of memory to bytes per device at its peak; kinds that hold nothing are left out."""
     num_devices = timeline.num_devices
-    places = find_places(problem.graph, timeline.op_device, num_devices)
+    places = lower(problem, timeline.op_device).places
     role = problem.graph.tensor_role[places.tensor]
     producer = problem.graph.tensor_producer[places.tensor]
     made_s = np.where(producer >= 0, timeline.op_start_s[producer], 0.0)
     peak_s = np.array([_peak_time_s(timeline, device) for device in range(num_devices)])
-    is_copy = np.zeros(len(role), dtype=np.bool_)
-    is_copy[places.transfer_place] = True
-    is_there = places.is_kept & ~is_copy & (made_s <= peak_s[places.device])
+    is_there = places.is_kept & ~places.is_copy & (made_s <= peak_s[places.device])
     rest = timeline.peak_bytes.copy()
     held: dict[str, tuple[int, ...]] = {}
     for kind, label in _LABELS.items():

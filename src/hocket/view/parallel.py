@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.plan.parallel import ParallelPlan
-from hocket.simulate.pipeline import PipelineTimeline
+from hocket.simulate.timeline import Timeline
 from hocket.transformer import Division
 from hocket.units import format_percent, format_seconds
 from hocket.view.names import inert
@@ -187,7 +187,7 @@ class RankFacts:
     capacity_bytes: int
 
 
-def rank_facts(plan: ParallelPlan, timeline: PipelineTimeline) -> list[RankFacts]:
+def rank_facts(plan: ParallelPlan, timeline: Timeline) -> list[RankFacts]:
     """Facts of each pipeline rank."""
     devices = {device.name: device for device in plan.cluster.devices}
     layers = plan.division.layers or (
@@ -206,7 +206,7 @@ def rank_facts(plan: ParallelPlan, timeline: PipelineTimeline) -> list[RankFacts
                 first_device=names[0],
                 stages=stages,
                 num_layers=sum(layers[stage] for stage in stages),
-                busy_share=float(timeline.busy_s[rank] + timeline.after_s[rank]) / step_s,
+                busy_share=float(timeline.busy_s[rank]) / step_s,
                 state_bytes=plan.costs.state_bytes[rank],
                 peak_bytes=int(timeline.peak_bytes[rank]),
                 capacity_bytes=min(devices[name].memory_bytes for name in names),

@@ -14,7 +14,8 @@ from hocket import __version__
 from hocket.atomic import write_atomically
 from hocket.plan.parallel import ParallelPlan
 from hocket.planners.parallelism.why import PARTS, label
-from hocket.simulate.pipeline import PipelineTimeline, simulate_pipeline
+from hocket.simulate.pipeline import simulate_pipeline
+from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
@@ -67,7 +68,7 @@ def parallel_report_html(plan: ParallelPlan, comparison: ParallelComparison | No
         "lead": escape(sentence(lead)),
         "stats": _stats(plan, timeline, facts),
         "candidates": _candidates(comparison),
-        "pipeline": _pipeline(timeline),
+        "pipeline": _pipeline(plan, timeline),
         "parts": _parts(plan),
         "ranks": _ranks(facts),
         "plan": _plan(plan),
@@ -86,13 +87,13 @@ def write_parallel_report(
 # ── sections ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stats(plan: ParallelPlan, timeline: PipelineTimeline, facts: list[RankFacts]) -> str:
+def _stats(plan: ParallelPlan, timeline: Timeline, facts: list[RankFacts]) -> str:
     division, numbers = plan.division, plan_numbers(plan)
     tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
     full = max(facts, key=lambda fact: fact.peak_bytes / max(fact.capacity_bytes, 1))
     entries = [
         ("Step", format_seconds(timeline.makespan_s), f"{tokens:,.0f} tokens per second"),
-        ("Bubble", format_percent(timeline.bubble_share), "of the devices' time"),
+        ("Bubble", format_percent(timeline.idle_share), "of the devices' time"),
         (
             "Fullest rank",
             of_capacity(full.peak_bytes, full.capacity_bytes),
@@ -147,10 +148,10 @@ def _candidate(candidate: ParallelCandidate, cells: list[str], chosen: bool) -> 
     return [tick, division, *cells, memory, reason]
 
 
-def _pipeline(timeline: PipelineTimeline) -> str:
-    if timeline.schedule.num_devices == 1:
+def _pipeline(plan: ParallelPlan, timeline: Timeline) -> str:
+    if plan.schedule.num_devices == 1:
         return ""
-    picture = pipeline_svg(timeline, width=1080, styled=False)
+    picture = pipeline_svg(plan.schedule, timeline, width=1080, styled=False)
     note = '<p class="note">Pipeline ranks over one step; what is empty is the bubble.</p>'
     region = 'class="scroll" tabindex="0" role="region" aria-label="Pipeline, picture"'
     return section("pipeline", "Pipeline", f"<div {region}>{picture}</div>", note)

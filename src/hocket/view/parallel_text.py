@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.plan.parallel import ParallelPlan
-from hocket.simulate.pipeline import PipelineTimeline
+from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
@@ -101,12 +101,12 @@ def _counts(comparison: ParallelComparison) -> str:
 # ── plans ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parallel_summary(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+def parallel_summary(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
     """What ``hocket show`` prints of a parallel plan."""
     return Group(headline(plan, timeline), Text(), _rank_table(plan, timeline))
 
 
-def headline(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+def headline(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
     """The model, how it is divided, and the step."""
     division = plan.division
     title = Text(f"{inert(plan.model.name)} on {inert(plan.cluster.name)}", style="bold")
@@ -125,12 +125,12 @@ def headline(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
     numbers = [f"step {format_seconds(timeline.makespan_s)}", f"{tokens:,.0f} tokens/s"]
     mfu = plan_numbers(plan).get("mfu")
     numbers += [f"MFU {format_percent(mfu)}"] if mfu is not None else []
-    numbers.append(f"bubble {format_percent(timeline.bubble_share)}")
+    numbers.append(f"bubble {format_percent(timeline.idle_share)}")
     numbers.append(count_of(division.num_devices, "device"))
     return Group(title, *(Text(" · ".join(words)) for words in (degrees, modes, numbers)))
 
 
-def _rank_table(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+def _rank_table(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
     facts = rank_facts(plan, timeline)
     rows = [
         [
@@ -164,7 +164,7 @@ def _rank_table(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableTyp
     return Group(table, Text(f"  and {hidden} ranks more", style="dim"))
 
 
-def parallel_explanation(plan: ParallelPlan, timeline: PipelineTimeline) -> RenderableType:
+def parallel_explanation(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
     from hocket.planners.parallelism.why import PARTS
 
@@ -187,7 +187,7 @@ def parallel_explanation(plan: ParallelPlan, timeline: PipelineTimeline) -> Rend
     told = [Text(inert(why, LONGEST_SENTENCE))] if isinstance(why, str) else []
     busiest = (
         f"pipeline rank {slowest.rank} is busiest ({format_percent(slowest.busy_share)}); devices "
-        f"wait {format_percent(timeline.bubble_share)} of their time"
+        f"wait {format_percent(timeline.idle_share)} of their time"
     )
     table: list[RenderableType] = [FittedTable(columns=columns, rows=rows), Text()] if rows else []
     return Group(headline(plan, timeline), Text(), *table, Text(busiest), *told)

@@ -13,8 +13,9 @@ from html import escape
 import numpy as np
 from rich.text import Text
 
-from hocket.plan.schedule import Work
-from hocket.simulate.pipeline import PipelineTimeline
+from hocket.plan.schedule import Schedule, Work
+from hocket.simulate.pipeline import after_s
+from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.drawing import (
     AXIS_PX,
@@ -48,9 +49,10 @@ LETTERS = {
 }
 
 
-def pipeline_svg(timeline: PipelineTimeline, *, width: int = 960, styled: bool = True) -> str:
+def pipeline_svg(
+    schedule: Schedule, timeline: Timeline, *, width: int = 960, styled: bool = True
+) -> str:
     """The picture, ``width`` pixels wide; without ``styled`` the page brings `picture_css`."""
-    schedule = timeline.schedule
     scale = Scale(width, timeline.makespan_s, LABEL_PX)
     bottom = MARGIN_PX + AXIS_PX + schedule.num_devices * (BAR_PX + GAP_PX)
     height = bottom + LEGEND_PX
@@ -60,8 +62,10 @@ def pipeline_svg(timeline: PipelineTimeline, *, width: int = 960, styled: bool =
     )
     body = [*time_axis(scale, bottom)]
     for device in range(schedule.num_devices):
-        body += _device(timeline, device, scale, MARGIN_PX + AXIS_PX + device * (BAR_PX + GAP_PX))
-    body += _legend(timeline, height - 10)
+        body += _device(
+            schedule, timeline, device, scale, MARGIN_PX + AXIS_PX + device * (BAR_PX + GAP_PX)
+        )
+    body += _legend(schedule, timeline, height - 10)
     style = f"<style>{picture_css()}</style>" if styled else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket hocket-svg" role="img" '
@@ -71,28 +75,30 @@ def pipeline_svg(timeline: PipelineTimeline, *, width: int = 960, styled: bool =
     )
 
 
-def _device(timeline: PipelineTimeline, device: int, scale: Scale, top: float) -> Iterator[str]:
+def _device(
+    schedule: Schedule, timeline: Timeline, device: int, scale: Scale, top: float
+) -> Iterator[str]:
     left, right = scale.x(0), scale.width - MARGIN_PX
     yield svg_rect("lane", left, top, right - left, BAR_PX)
     yield svg_text(MARGIN_PX, top + 14, f"device {device}", "")
     peak = format_bytes(int(timeline.peak_bytes[device]))
     yield svg_text(left - 10, top + 14, peak, "muted", "end")
-    row = _row(timeline, device)
+    row = _row(schedule, timeline, device)
     if not row.num_marks or not scale.px_per_s:
         return
     shown = thinned(row, 1 / scale.px_per_s)
-    work, chunk = _kinds(timeline, shown)
+    work, chunk = _kinds(schedule, timeline, shown)
     for kind in Work:
         for own in np.unique(chunk[work == kind]).tolist():
             marks = part(shown, np.flatnonzero((work == kind) & (chunk == own)))
             yield _marks(COLOURS[kind][0], _opacity(own), marks, scale, top)
-    yield from _numbers(timeline, shown, chunk, scale, top)
-    yield from _after(timeline, device, scale, top)
+    yield from _numbers(schedule, timeline, shown, chunk, scale, top)
+    yield from _after(schedule, timeline, device, scale, top)
 
 
-def _row(timeline: PipelineTimeline, device: int) -> Row:
+def _row(schedule: Schedule, timeline: Timeline, device: int) -> Row:
     """A device's actions that take time."""
-    start, stop = timeline.schedule.start[device : device + 2].tolist()
+    start, stop = schedule.start[device : device + 2].tolist()
     own = np.arange(start, stop)
     own = own[timeline.end_s[own] > timeline.start_s[own]]
     return Row(
@@ -108,9 +114,8 @@ def _row(timeline: PipelineTimeline, device: int) -> Row:
     )
 
 
-def _kinds(timeline: PipelineTimeline, row: Row) -> tuple[np.ndarray, np.ndarray]:
+def _kinds(schedule: Schedule, timeline: Timeline, row: Row) -> tuple[np.ndarray, np.ndarray]:
     """Work and chunk of each mark."""
-    schedule = timeline.schedule
     own = np.flatnonzero(schedule.device_of_stage == row.index)
     return schedule.work[row.span], np.searchsorted(own, schedule.stage[row.span])
 
@@ -139,13 +144,13 @@ def _marks(name: str, opacity: float, row: Row, scale: Scale, top: float) -> str
 
 
 def _numbers(
-    timeline: PipelineTimeline, row: Row, chunk: np.ndarray, scale: Scale, top: float
+    schedule: Schedule, timeline: Timeline, row: Row, chunk: np.ndarray, scale: Scale, top: float
 ) -> Iterator[str]:
-    if len(timeline.schedule.work) > MAX_NUMBERS:
+    if len(schedule.work) > MAX_NUMBERS:
         return
-    digits = SPACE_PX + DIGIT_PX * len(str(timeline.schedule.num_microbatches - 1))
+    digits = SPACE_PX + DIGIT_PX * len(str(schedule.num_microbatches - 1))
     wide = (row.end_s - row.start_s) * scale.px_per_s
-    microbatch = timeline.schedule.microbatch[row.span]
+    microbatch = schedule.microbatch[row.span]
     for mark in np.flatnonzero((wide >= digits) & (row.count == 1)).tolist():
         x = scale.x(float(row.start_s[mark] + row.end_s[mark]) / 2)
         # On full colours the number has that of the paper, on pale ones that of ink.
@@ -156,63 +161,68 @@ def _numbers(
         )
 
 
-def _after(timeline: PipelineTimeline, device: int, scale: Scale, top: float) -> Iterator[str]:
+def _after(
+    schedule: Schedule, timeline: Timeline, device: int, scale: Scale, top: float
+) -> Iterator[str]:
     """What follows a device's last action."""
-    after_s = float(timeline.after_s[device])
-    stop = int(timeline.schedule.start[device + 1])
-    if after_s > 0:
+    length_s = float(after_s(timeline)[device])
+    stop = int(schedule.start[device + 1])
+    if length_s > 0:
         end_s = float(timeline.end_s[stop - 1])
-        yield svg_rect("memory", scale.x(end_s), top, after_s * scale.px_per_s, BAR_PX)
+        yield svg_rect("memory", scale.x(end_s), top, length_s * scale.px_per_s, BAR_PX)
 
 
-def _legend(timeline: PipelineTimeline, y: float) -> Iterator[str]:
-    used = set(timeline.schedule.work.tolist())
+def _legend(schedule: Schedule, timeline: Timeline, y: float) -> Iterator[str]:
+    used = set(schedule.work.tolist())
     entries = [COLOURS[kind] for kind in Work if kind in used]
-    if timeline.after_s.any():
+    if after_s(timeline).any():
         entries.append(("memory", "after the last backward"))
     x = float(MARGIN_PX + LABEL_PX)
     for name, label in entries:
         yield svg_rect(name, x, y - 9, 10, 10)
         yield svg_text(x + 15, y, label, "muted")
         x += 15 + 6.2 * len(label) + 18
-    bubble = f"devices wait {format_percent(timeline.bubble_share)} of the time"
+    bubble = f"devices wait {format_percent(timeline.idle_share)} of the time"
     yield svg_text(x, y, bubble, "muted")
 
 
 # ── for the terminal ─────────────────────────────────────────────────────────────────────────────
 
 
-def pipeline_text(timeline: PipelineTimeline, *, width: int = 72, max_devices: int = 16) -> Text:
+def pipeline_text(
+    schedule: Schedule, timeline: Timeline, *, width: int = 72, max_devices: int = 16
+) -> Text:
     """A line per device, a letter per moment: F, B, I or W, and a dot where the device waits.
 
     What follows the last backward is a line.
     """
-    schedule = timeline.schedule
     digits = len(str(schedule.num_devices - 1))
     text = Text(no_wrap=True)
     for device in range(min(schedule.num_devices, max_devices)):
         text.append(f"{device:>{digits}} ", style="dim")
-        for letter, style in _letters(timeline, device, width - digits - 1):
+        for letter, style in _letters(schedule, timeline, device, width - digits - 1):
             text.append(letter, style=style)
         text.append("\n")
     if schedule.num_devices > max_devices:
         text.append(f"and {schedule.num_devices - max_devices} more devices\n", style="dim")
-    share = format_percent(timeline.bubble_share)
+    share = format_percent(timeline.idle_share)
     text.append(f"{format_seconds(timeline.makespan_s)}, devices wait {share} of it", style="dim")
     return text
 
 
-def _letters(timeline: PipelineTimeline, device: int, width: int) -> list[tuple[str, str]]:
+def _letters(
+    schedule: Schedule, timeline: Timeline, device: int, width: int
+) -> list[tuple[str, str]]:
     """What the device does in the middle of each moment."""
-    start, stop = timeline.schedule.start[device : device + 2].tolist()
+    start, stop = schedule.start[device : device + 2].tolist()
     moments = (np.arange(width) + 0.5) * timeline.makespan_s / max(width, 1)
     at = np.searchsorted(timeline.start_s[start:stop], moments, side="right") - 1 + start
     letters = []
     for moment_s, action in zip(moments.tolist(), at.tolist(), strict=True):
         late_s = moment_s - float(timeline.end_s[action]) if action >= start else np.inf
         if late_s <= 0:
-            letters.append(LETTERS[Work(int(timeline.schedule.work[action]))])
-        elif action == stop - 1 and late_s <= timeline.after_s[device]:
+            letters.append(LETTERS[Work(int(schedule.work[action]))])
+        elif action == stop - 1 and late_s <= after_s(timeline)[device]:
             letters.append(("─", "dim"))
         else:
             letters.append(("·", "dim"))

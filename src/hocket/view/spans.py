@@ -64,13 +64,14 @@ def lanes(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
 
 
 def device_rows(timeline: Timeline) -> tuple[Row, ...]:
-    """One row per device with its ops; ops that take no time leave no mark."""
+    """One row per device, a lane per stream that it uses; what takes no time leaves no mark."""
     rows = []
     for device in range(timeline.num_devices):
         lasting = timeline.op_end_s > timeline.op_start_s
         ops = np.flatnonzero((timeline.op_device == device) & lasting)
         ops = ops[np.argsort(timeline.op_start_s[ops], kind="stable")]
-        rows.append(_row(device, ops, timeline.op_start_s, timeline.op_end_s, None, is_link=False))
+        lane = np.unique(timeline.stream[ops], return_inverse=True)[1].astype(np.int32)
+        rows.append(_row(device, ops, timeline.op_start_s, timeline.op_end_s, lane, is_link=False))
     return tuple(rows)
 
 
@@ -93,11 +94,10 @@ def _row(
     span: NDArray[Any],
     start: FloatArray,
     end: FloatArray,
-    lane: IntArray | None,
+    lane: IntArray,
     *,
     is_link: bool,
 ) -> Row:
-    lane = np.zeros(len(span), dtype=np.int32) if lane is None else lane
     return Row(
         is_link=is_link,
         index=index,

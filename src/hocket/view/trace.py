@@ -1,6 +1,6 @@
 """A timeline as a trace that Perfetto and chrome://tracing open.
 
-One process per device with a row for its ops and a counter for its memory; one process for the
+One process per device with a row for each of its streams and a counter for its memory; one for the
 links with a row per channel and lane, since slices of one row must not overlap; arrows from the op
 that makes a tensor over the channels to the op that first reads it. Times are whole nanoseconds,
 written in µs, so that rounding cannot make neighbours overlap. O(spans log spans).
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.atomic import write_atomically
-from hocket.graph.graph import Phase
+from hocket.graph.graph import Phase, Stream
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import crossings
@@ -29,7 +29,7 @@ from hocket.view.spans import lanes
 Event = dict[str, Any]
 Nanoseconds = NDArray[np.int64]
 
-COMPUTE_ROW = 1
+FIRST_STREAM_ROW = 1
 FIRST_LINK_ROW = 1
 
 
@@ -39,7 +39,7 @@ def trace_events(
     """The trace as the JSON object of Chrome's trace event format; ``label`` names its rows."""
     slices, rows = _link_slices(problem, timeline)
     events = [
-        *_names(problem, label, rows),
+        *_names(problem, timeline, label, rows),
         *_ops(problem, timeline),
         *slices,
         *_flows(problem, timeline, slices),
@@ -131,7 +131,10 @@ def _links_pid(problem: Problem) -> int:
     return problem.cluster.num_devices + 1
 
 
-def _names(problem: Problem, label: str, link_rows: list[str]) -> Iterator[Event]:
+def _names(
+    problem: Problem, timeline: Timeline, label: str, link_rows: list[str]
+) -> Iterator[Event]:
+    streams = [Stream(stream) for stream in np.unique(timeline.stream).tolist()]
     processes = [f"{inert(d.name)} ({inert(d.kind.name)})" for d in problem.cluster.devices]
     if link_rows:
         processes.append("links")
@@ -140,7 +143,9 @@ def _names(problem: Problem, label: str, link_rows: list[str]) -> Iterator[Event
         yield _metadata("process_name", pid, 0, {"name": f"{name} · {label}"})
         yield _metadata("process_sort_index", pid, 0, {"sort_index": index})
         if index < problem.cluster.num_devices:
-            yield _metadata("thread_name", pid, COMPUTE_ROW, {"name": "compute"})
+            for stream in streams or (Stream.COMPUTE,):
+                name = stream.name.lower().replace("_", " ")
+                yield _metadata("thread_name", pid, FIRST_STREAM_ROW + stream, {"name": name})
     for index, name in enumerate(link_rows):
         row = FIRST_LINK_ROW + index
         yield _metadata("thread_name", _links_pid(problem), row, {"name": name})
@@ -159,9 +164,12 @@ def _ops(problem: Problem, timeline: Timeline) -> Iterator[Event]:
     phases = [phase.name.lower() for phase in Phase]
     # Of ops that start together the one without duration comes first, as it ended first.
     order = np.lexsort((end, start, timeline.op_device))
-    columns = (graph.op_kind, graph.op_module, graph.op_phase, timeline.op_device, start, end)
+    columns = (graph.op_kind, graph.op_module, graph.op_phase, timeline.op_device,
+               timeline.stream[: graph.num_ops], start, end)  # fmt: skip
     listed = (column[order].tolist() for column in columns)
-    for op, kind, module, phase, device, begin, finish in zip(order.tolist(), *listed, strict=True):
+    for op, kind, module, phase, device, stream, begin, finish in zip(
+        order.tolist(), *listed, strict=True
+    ):
         args = {"op": op, "kind": kinds[kind]}
         if module >= 0:
             args["module"] = modules[module]
@@ -170,7 +178,7 @@ def _ops(problem: Problem, timeline: Timeline) -> Iterator[Event]:
             "name": inert(graph.op_names[op]),
             "cat": phases[phase],
             "pid": _pid(device),
-            "tid": COMPUTE_ROW,
+            "tid": FIRST_STREAM_ROW + stream,
             "ts": _us(begin),
             "dur": _us(finish - begin),
             "args": args,
@@ -236,6 +244,7 @@ def _flows(problem: Problem, timeline: Timeline, slices: list[Event]) -> Iterato
     for event in slices:
         crossed.setdefault(event["args"]["transfer"], []).append(event)
     start, end = _ns(timeline.op_start_s), _ns(timeline.op_end_s)
+    row = (FIRST_STREAM_ROW + problem.graph.op_stream).tolist()
     for transfer, events in sorted(crossed.items()):
         tensor, dst = timeline.transfer_tensor[transfer], timeline.transfer_dst[transfer]
         producer = int(problem.graph.tensor_producer[tensor])
@@ -246,10 +255,10 @@ def _flows(problem: Problem, timeline: Timeline, slices: list[Event]) -> Iterato
             # An arrow belongs to the slice that is open at its time: the last instant of the op.
             leaves = max(int(end[producer]) - 1, int(start[producer]))
             pid = _pid(int(timeline.op_device[producer]))
-            points.insert(0, (pid, COMPUTE_ROW, _us(leaves)))
+            points.insert(0, (pid, row[producer], _us(leaves)))
         if len(readers):
             reader = int(readers[np.argmin(timeline.op_start_s[readers])])
-            points.append((_pid(int(dst)), COMPUTE_ROW, _us(int(start[reader]))))
+            points.append((_pid(int(dst)), row[reader], _us(int(start[reader]))))
         if len(points) > 1:
             yield from _arrow(transfer, points)
 

@@ -135,6 +135,7 @@ class Nodes:
             "op_signature": np.where(is_single, fine.op_signature[chief], -1).astype(np.int32),
             "op_phase": fine.op_phase[chief],
             "op_dtype": fine.op_dtype[chief],
+            "op_stream": fine.op_stream[chief],
             "flops": self.summed(fine.flops),
             "bytes_touched": self.summed(fine.bytes_touched),
             "rng_order": np.where(first_drawn < np.iinfo(np.int32).max, first_drawn, -1).astype(

@@ -15,7 +15,7 @@ import numpy as np
 from hocket import fields
 from hocket.arrays import ByteArray, FloatArray
 from hocket.errors import InputFileError
-from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes
+from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
 
 GRAPH_SCHEMA = "hocket.graph/1"
@@ -47,6 +47,7 @@ _OP_COLUMNS = (
     _Column("partner", "partner", np.int32, -1, _MAX_INDEX, -1),
     _Column("group", "group", np.int32, -1, _MAX_INDEX, -1),
     _Column("rng_order", "rng_order", np.int32, -1, _MAX_INDEX, -1),
+    _Column("stream", "op_stream", np.int8, 0, len(Stream) - 1, Stream.COMPUTE),
 )
 _TENSOR_COLUMNS = (
     _Column("bytes", "tensor_bytes", np.int64, 0, MAX_BYTES, None),

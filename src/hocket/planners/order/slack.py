@@ -20,14 +20,15 @@ def latest_starts(evaluator: Evaluator, *, keeps_order: bool) -> FloatArray:
     """
     from hocket.planners.order.slack_kernels import fill_latest
 
-    bench, spans = evaluator.bench, evaluator.state.spans
+    given, spans = evaluator.draft.given, evaluator.state.spans
+    runs, places, transfers, _ = evaluator.draft.tables
     # Of things of no length at one instant the graph's own order says which came first.
     by_start = np.lexsort((spans.op_end_s, spans.op_start_s))
     latest_s = np.zeros(len(by_start))
-    free_s = np.full(len(evaluator.peak_bytes), evaluator.score.step_s)
-    arrival_s = np.zeros(len(bench.places.device))
+    free_s = np.full(len(runs.lineup_ptr) - 1, evaluator.score.step_s)
+    arrival_s = np.zeros(len(places.device))
     fill_latest(
-        bench.fixed, bench.ops, bench.places, bench.transfers, spans.op_end_s,
-        spans.transfer_end_s, by_start, arrival_s, free_s, latest_s, keeps_order,
+        given, runs, places, transfers, spans.op_end_s, spans.transfer_end_s, by_start, arrival_s,
+        free_s, latest_s, keeps_order,
     )  # fmt: skip
     return latest_s

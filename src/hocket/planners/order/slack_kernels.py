@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from hocket.arrays import ByteArray, FloatArray
 from hocket.kernels import kernel
-from hocket.simulate.bench import Fixed
-from hocket.simulate.tables import OpTable, PlaceTable, TransferTable
+from hocket.simulate.instructions import Given, PlaceTable, RunTable, TransferTable
 
 
 @kernel
 def fill_latest(
-    fixed: Fixed,
-    ops: OpTable,
+    given: Given,
+    runs: RunTable,
     places: PlaceTable,
     transfers: TransferTable,
     op_end_s: FloatArray,
@@ -25,19 +24,19 @@ def fill_latest(
     """Latest start of every op, from the last to the first.
 
     ``by_start`` lists ops so that readers follow producers; ``free_s`` comes in with the end of
-    the step for each device, and moves forward if ops that share a device are to keep their order.
+    the step for each queue, and moves forward if the ops of a queue are to keep their order.
     """
-    for transfer in range(ops.send_ptr[len(ops.device)]):
+    for transfer in range(runs.send_ptr[len(runs.device)]):
         arrival_s[transfers.place[transfer]] = transfer_end_s[transfer]
     for index in range(len(by_start) - 1, -1, -1):
         op = by_start[index]
-        limit_s = free_s[ops.device[op]]
-        for tensor in range(ops.made_ptr[op], ops.made_ptr[op + 1]):
-            for user in range(fixed.user_ptr[tensor], fixed.user_ptr[tensor + 1]):
-                read = fixed.user_read[user]
+        limit_s = free_s[runs.queue[op]]
+        for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
+            for user in range(given.user_ptr[tensor], given.user_ptr[tensor + 1]):
+                read = given.user_read[user]
                 place = places.read_place[read]
                 sent_s = 0.0 if place == tensor else arrival_s[place] - op_end_s[op]
                 limit_s = min(limit_s, latest_s[places.reader[read]] - sent_s)
-        latest_s[op] = limit_s - ops.duration_s[op]
+        latest_s[op] = limit_s - runs.duration_s[op]
         if keeps_order:
-            free_s[ops.device[op]] = latest_s[op]
+            free_s[runs.queue[op]] = latest_s[op]

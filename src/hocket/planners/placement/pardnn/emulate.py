@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.arrays import FloatArray, IntArray
-from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.simulate.engine import simulate
-from hocket.simulate.places import Places, find_places
+from hocket.simulate.engine import simulate_instructions
+from hocket.simulate.instructions import PlaceTable
+from hocket.simulate.lowering import lower
 from hocket.simulate.timeline import Timeline
 
 
@@ -25,7 +25,7 @@ class Emulation:
 
     device_of: IntArray
     timeline: Timeline
-    places: Places
+    places: PlaceTable
     start_s: FloatArray
     """Per place: when its bytes are taken."""
     end_s: FloatArray
@@ -41,19 +41,20 @@ class Emulation:
 
 def emulate(problem: Problem, device_of: IntArray, priority: FloatArray | None) -> Emulation:
     """Run a placement and follow its storages."""
-    timeline = simulate(problem, Plan(device_of=device_of, priority=priority))
+    tables = lower(problem, device_of, priority)
+    timeline = simulate_instructions(problem, tables)
     graph, num_devices = problem.graph, problem.cluster.num_devices
-    places = find_places(graph, timeline.op_device, num_devices)
+    places, transfers = tables.places, tables.transfers
     sent = timeline.transfer_tensor.astype(np.int64) * num_devices + timeline.transfer_dst
     by_place = np.argsort(sent, kind="stable")
     start_s, end_s = np.zeros(len(places.tensor)), np.zeros(len(places.tensor))
     made = np.flatnonzero(graph.tensor_producer >= 0)
     producer = graph.tensor_producer[made]
     start_s[made] = timeline.op_start_s[producer]
-    start_s[places.transfer_place] = timeline.transfer_start_s[by_place]
+    start_s[transfers.place] = timeline.transfer_start_s[by_place]
     np.maximum.at(end_s, places.storage[made], timeline.op_end_s[producer])
     np.maximum.at(end_s, places.storage[places.read_place], timeline.op_end_s[places.reader])
-    source = places.storage[places.tensor[places.transfer_place]]
+    source = places.storage[places.tensor[transfers.place]]
     np.maximum.at(end_s, source, timeline.transfer_end_s[by_place])
     end_s[places.is_kept] = np.inf
     return Emulation(

@@ -21,7 +21,7 @@ from hocket.planners.placement.devices import workers
 from hocket.planners.placement.pardnn.emulate import Emulation, emulate
 from hocket.planners.placement.pardnn.potential import Candidates, candidates_at
 from hocket.planners.placement.pardnn.work import units
-from hocket.simulate.places import home_devices
+from hocket.simulate.lowering import home_devices
 
 _MAX_ROUNDS = 30
 _EMULATED_OPS = 600_000

@@ -173,7 +173,8 @@ def _holds(
     live = (places.device == device) & (places.num_bytes > 0)
     live &= (run.start_s <= moment_s) & (run.end_s > moment_s)
     # A variable at home stays for all of its readers, whenever they run.
-    is_always = places.is_kept & places.is_before
+    is_before = ~places.is_copy & (graph.tensor_producer[places.tensor] < 0)
+    is_always = places.is_kept & is_before
     read_from = places.storage[places.read_place]
     reads = live[read_from] & (is_always[read_from] | (end_s[places.reader] > moment_s))
     made = np.flatnonzero(graph.tensor_producer >= 0)

@@ -16,7 +16,7 @@ from hocket.arrays import ByteArray, FloatArray
 from hocket.planners.placement.search.clusters import cluster, neighbours
 from hocket.planners.placement.search.state import Search
 from hocket.planners.placement.search.units import Units
-from hocket.simulate.bench import Changes
+from hocket.simulate.evaluate import Changes
 
 _COOLING = 1 / 40
 """How much less willing the walk is at its end than at its start."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.arrays import ByteArray, FloatArray, pointers
 from hocket.kernels.containers import table
 from hocket.planners.order.slack import latest_starts
 from hocket.planners.placement.search.state import NO_SLACK, Search
@@ -41,21 +41,23 @@ def find_critical(search: Search, units: Units) -> Critical:
     from hocket.planners.placement.search.gain_kernels import Step, fill_gains
 
     search.show()
-    evaluator, bench = search.evaluator, search.evaluator.bench
+    evaluator = search.evaluator
+    runs, places, _, _ = evaluator.draft.tables
     start_s, end_s, step_s = evaluator.op_start_s, evaluator.op_end_s, search.score.step_s
     latest_s = latest_starts(evaluator, keeps_order=True)
     slack_s = latest_s - start_s
     is_critical = slack_s <= NO_SLACK * step_s
     is_critical |= _is_overfull(search)[search.device_of]
     by_device = np.lexsort((end_s, start_s, search.device_of))
-    device_ptr = bench.ops.lineup_ptr.copy()
-    duration_s = bench.ops.duration_s[by_device]
+    num_devices = search.problem.cluster.num_devices
+    device_ptr = pointers(np.bincount(search.device_of, minlength=num_devices))
+    duration_s = runs.duration_s[by_device]
     before_s = np.concatenate(([0.0], np.cumsum(duration_s)))[:-1]
     before_s -= np.append(before_s, 0.0)[device_ptr[:-1]][search.device_of[by_device]]
     chosen = np.unique(units.unit_of[is_critical]).astype(np.int64)
     listed_op, listed_row = units.ops_of_all(chosen)
     matters = is_critical[listed_op] | (slack_s[listed_op] < _NEARLY * step_s)
-    every = 1 + int(matters.sum()) * search.problem.cluster.num_devices // _MAX_GUESSES
+    every = 1 + int(matters.sum()) * num_devices // _MAX_GUESSES
     listed_op, listed_row = listed_op[matters][::every], listed_row[matters][::every]
     gain_s = np.zeros((len(chosen), len(device_ptr) - 1))
     step = Step(
@@ -65,10 +67,11 @@ def find_critical(search: Search, units: Units) -> Critical:
         is_critical=table(is_critical, np.int64),
         step_s=np.array([step_s]),
         by_device=by_device,
+        device_ptr=device_ptr,
         started_s=start_s[by_device],
         busy_s=before_s,
     )
-    fill_gains(bench.fixed, bench.ops, bench.places, step, listed_op, listed_row, gain_s)
+    fill_gains(evaluator.draft.given, runs, places, step, listed_op, listed_row, gain_s)
     gain_s[~units.can_run[:, chosen].T] = -np.inf
     first = units.ops[units.ptr[chosen]]
     gain_s[np.arange(len(chosen)), search.device_of[first]] = -np.inf
@@ -83,6 +86,6 @@ def find_critical(search: Search, units: Units) -> Critical:
 
 def _is_overfull(search: Search) -> NDArray[np.bool_]:
     """Devices that hold more than they have: everything there is worth moving."""
-    has = search.evaluator.bench.fixed.memory_bytes
+    has = search.evaluator.draft.given.memory_bytes
     is_overfull: NDArray[np.bool_] = search.evaluator.peak_bytes > has
     return is_overfull

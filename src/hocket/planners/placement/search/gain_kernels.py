@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from hocket.arrays import ByteArray, FloatArray
 from hocket.kernels import kernel
-from hocket.simulate.bench import Fixed
-from hocket.simulate.tables import OpTable, PlaceTable
+from hocket.simulate.instructions import Given, PlaceTable, RunTable
 
 
 class Step(NamedTuple):
@@ -22,7 +21,9 @@ class Step(NamedTuple):
     step_s: FloatArray
     """One number."""
     by_device: ByteArray
-    """Ops of each device in the order of their starts; `OpTable.lineup_ptr` parts them."""
+    """Ops of each device in the order of their starts."""
+    device_ptr: ByteArray
+    """Where those of each device begin in ``by_device``."""
     started_s: FloatArray
     """Their starts."""
     busy_s: FloatArray
@@ -30,20 +31,21 @@ class Step(NamedTuple):
 
 
 @kernel
-def _transfer_s(fixed: Fixed, tensor: int, src: int, dst: int) -> float:
+def _transfer_s(given: Given, tensor: int, src: int, dst: int) -> float:
     if src == dst:
         return 0.0
-    pair = src * len(fixed.row) + dst
+    pair = src * len(given.row) + dst
     seconds: float = (
-        fixed.latency_s[pair] + fixed.work[tensor] * fixed.hops[pair] / fixed.slowest[pair]
+        given.latency_s[pair] + given.work[tensor] * given.hops[pair] / given.slowest[pair]
     )
     return seconds
 
 
 @kernel
-def _busy_until(step: Step, ops: OpTable, device: int, time_s: float) -> float:
+def _busy_until(step: Step, runs: RunTable, device: int, time_s: float) -> float:
     """Seconds that a device works before a time."""
-    first, low, high = ops.lineup_ptr[device], ops.lineup_ptr[device], ops.lineup_ptr[device + 1]
+    first, high = step.device_ptr[device], step.device_ptr[device + 1]
+    low = first
     while low < high:
         middle = (low + high) >> 1
         if step.started_s[middle] < time_s:
@@ -52,46 +54,46 @@ def _busy_until(step: Step, ops: OpTable, device: int, time_s: float) -> float:
             high = middle
     if low == first:
         return 0.0
-    last_s = ops.duration_s[step.by_device[low - 1]]
+    last_s = runs.duration_s[step.by_device[low - 1]]
     busy_s: float = step.busy_s[low - 1] + min(last_s, time_s - step.started_s[low - 1])
     return busy_s
 
 
 @kernel
 def _path_s(
-    fixed: Fixed, ops: OpTable, places: PlaceTable, step: Step, op: int, device: int
+    given: Given, runs: RunTable, places: PlaceTable, step: Step, op: int, device: int
 ) -> float:
     """The longest path through an op if it ran on a device, and what is in its way there."""
     unit, head_s, tail_s = step.unit_of[op], 0.0, 0.0
-    for index in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
-        tensor = fixed.reads[index]
-        producer = fixed.home_reader[tensor]
-        if not fixed.is_made[tensor]:
+    for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
+        tensor = given.reads[index]
+        producer = given.home_op[tensor]
+        if not given.is_made[tensor]:
             continue
         sent_s = 0.0
         if step.unit_of[producer] != unit:
-            sent_s = _transfer_s(fixed, tensor, ops.device[producer], device)
+            sent_s = _transfer_s(given, tensor, runs.device[producer], device)
         head_s = max(head_s, step.end_s[producer] + sent_s)
-    for tensor in range(ops.made_ptr[op], ops.made_ptr[op + 1]):
-        for index in range(fixed.user_ptr[tensor], fixed.user_ptr[tensor + 1]):
-            user = places.reader[fixed.user_read[index]]
+    for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
+        for index in range(given.user_ptr[tensor], given.user_ptr[tensor + 1]):
+            user = places.reader[given.user_read[index]]
             sent_s = 0.0
             if step.unit_of[user] != unit:
-                sent_s = _transfer_s(fixed, tensor, device, ops.device[user])
+                sent_s = _transfer_s(given, tensor, device, runs.device[user])
             tail_s = max(tail_s, step.step_s[0] - step.latest_s[user] + sent_s)
-    duration_s: float = fixed.op_s[fixed.row[device], op]
+    duration_s: float = given.op_s[given.row[device], op]
     occupied_s = 0.0
-    if device != ops.device[op]:
-        occupied_s = _busy_until(step, ops, device, head_s + duration_s) - _busy_until(
-            step, ops, device, head_s
+    if device != runs.device[op]:
+        occupied_s = _busy_until(step, runs, device, head_s + duration_s) - _busy_until(
+            step, runs, device, head_s
         )
     return head_s + duration_s + occupied_s + tail_s
 
 
 @kernel
 def fill_gains(
-    fixed: Fixed,
-    ops: OpTable,
+    given: Given,
+    runs: RunTable,
     places: PlaceTable,
     step: Step,
     listed_op: ByteArray,
@@ -105,6 +107,6 @@ def fill_gains(
     """
     for index in range(len(listed_op)):
         op = listed_op[index]
-        for device in range(len(fixed.row)):
-            gain = step.step_s[0] - _path_s(fixed, ops, places, step, op, device)
+        for device in range(len(given.row)):
+            gain = step.step_s[0] - _path_s(given, runs, places, step, op, device)
             gain_s[listed_row[index], device] += gain if step.is_critical[op] else min(gain, 0.0)

@@ -184,7 +184,7 @@ def _near(search: Search, units: Units, op: int, is_last: bool) -> ByteArray:
 
 def _merged(search: Search, units: Units) -> Iterator[Move]:
     """All units of one device on another: for plans that send more than they can gain."""
-    duration_s = search.evaluator.bench.ops.duration_s
+    duration_s = search.evaluator.runs.duration_s
     first = units.ops[units.ptr[:-1]]
     on = search.device_of[first]
     used = np.unique(on).tolist()
@@ -200,7 +200,7 @@ def _merged(search: Search, units: Units) -> Iterator[Move]:
 
 def _split(search: Search, units: Units) -> Iterator[Move]:
     """The last half, quarter, eighth of the busiest device's units on the idlest that can."""
-    duration_s = search.evaluator.bench.ops.duration_s
+    duration_s = search.evaluator.runs.duration_s
     busy_s = np.bincount(search.device_of, duration_s, minlength=len(units.can_run))
     src = int(busy_s.argmax())
     first = units.ops[units.ptr[:-1]]

@@ -12,8 +12,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels
 from hocket.planners.order.slack import latest_starts
-from hocket.simulate.bench import Changes
-from hocket.simulate.evaluate import Evaluator, Score, changes_of
+from hocket.simulate.evaluate import Changes, Evaluator, Score, changes_of
 
 NO_SLACK = 1e-9
 """Share of the step below which slack is rounding."""
@@ -47,7 +46,7 @@ class Search:
         self.evaluator = Evaluator(problem)
         self.score = self.evaluator.plan(plan)
         self.device_of: IntArray = np.array(plan.device_of, dtype=np.int32)
-        self.priority: FloatArray = self.evaluator.bench.ops.priority.copy()
+        self.priority: FloatArray = self.evaluator.runs.priority.copy()
         self.is_strict = plan.order is not None
         if self.is_strict:
             self._number_by_start()
@@ -155,12 +154,12 @@ class Search:
         return self.evaluator(device_of, priority, is_strict=is_strict)
 
     def _draft(self) -> None:
-        ops = self.evaluator.bench.ops
+        ops = self.evaluator.runs
         ops.device[:] = self.device_of
         ops.priority[:] = self.priority
 
     def _take(self) -> None:
-        ops = self.evaluator.bench.ops
+        ops = self.evaluator.runs
         self.score = self.evaluator.score
         self.device_of = ops.device.astype(np.int32)
         self.priority = ops.priority.copy()

@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 
 from hocket.kernels import kernel
+from hocket.kernels.containers import Heaps
 from hocket.kernels.heaps import mark, pop, push
 from hocket.simulate.flow import (
     begin_flow,
@@ -21,16 +22,17 @@ from hocket.simulate.flow import (
     set_next,
     share_channels,
 )
-from hocket.simulate.memory import hold, use_up
-from hocket.simulate.state import Memory, Schedule, Spans, State
-from hocket.simulate.tables import (
+from hocket.simulate.instructions import (
     QUEUED,
     SHARED,
-    OpTable,
+    Instructions,
     PlaceTable,
     RouteTable,
+    RunTable,
     TransferTable,
 )
+from hocket.simulate.memory import hold, use_up
+from hocket.simulate.state import Memory, Schedule, Spans, State
 
 _OP_END, _TRANSFER_END, _TRANSFER_START, _FLOW_START = 0, 1, 2, 3
 _KIND = 1 << 40
@@ -40,15 +42,18 @@ _ZERO = cast(int, np.int64(0))
 
 
 @kernel
-def _arrive(schedule: Schedule, ops: OpTable, place: int, strict: bool) -> None:
+def _arrive(
+    schedule: Schedule, spans: Spans, runs: RunTable, place: int, strict: bool, now: float
+) -> None:
     """A tensor is at a place now."""
     for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
         op = schedule.users[index]
         schedule.waits[op] -= 1
         if schedule.waits[op] == 0:
-            mark(schedule.touched, ops.device[op])
+            spans.op_ready_s[op] = now
+            mark(schedule.touched, runs.queue[op])
             if not strict:
-                push(schedule.ready, ops.device[op], ops.priority[op], op)
+                push(schedule.ready, runs.queue[op], runs.priority[op], op)
 
 
 @kernel
@@ -111,83 +116,69 @@ def _start_transfers(
 
 
 @kernel
-def _next_op(schedule: Schedule, ops: OpTable, device: int, strict: bool) -> int:
-    """Take the op that a free device starts now; -1 for none."""
+def _next_op(schedule: Schedule, runs: RunTable, queue: int, strict: bool) -> int:
+    """Take the op that a free stream starts now; -1 for none."""
     if not strict:
-        return pop(schedule.ready, device) if schedule.ready.size[device] > 0 else -1
-    at = schedule.cursor[device]
-    if at == ops.lineup_ptr[device + 1]:
+        return pop(schedule.ready, queue) if schedule.ready.size[queue] > 0 else -1
+    at = schedule.cursor[queue]
+    if at == runs.lineup_ptr[queue + 1]:
         return -1
-    op: int = ops.lineup[at]
+    op: int = runs.lineup[at]
     if schedule.waits[op] > 0:
         return -1
-    schedule.cursor[device] += 1
+    schedule.cursor[queue] += 1
     return op
 
 
 @kernel
 def _start_ops(
-    schedule: Schedule, spans: Spans, memory: Memory, ops: OpTable, strict: bool, now: float
+    schedule: Schedule, spans: Spans, memory: Memory, runs: RunTable, strict: bool, now: float
 ) -> None:
     for index in range(schedule.touched.size[0]):
-        device = schedule.touched.item[index]
-        schedule.touched.has[device] = False
-        if not schedule.is_free[device]:
+        queue = schedule.touched.item[index]
+        schedule.touched.has[queue] = False
+        if not schedule.is_free[queue]:
             continue
-        op = _next_op(schedule, ops, device, strict)
+        op = _next_op(schedule, runs, queue, strict)
         if op < 0:
             continue
-        schedule.is_free[device] = False
+        schedule.is_free[queue] = False
         spans.op_start_s[op] = now
-        hold(memory, device, ops.alloc_bytes[op], now)
-        push(schedule.events, _ZERO, now + ops.duration_s[op], _OP_END * _KIND + op)
+        hold(memory, runs.device[op], runs.alloc_bytes[op], now)
+        push(schedule.events, _ZERO, now + runs.duration_s[op], _OP_END * _KIND + op)
     schedule.touched.size[0] = 0
 
 
 @kernel
 def _end_op(
-    schedule: Schedule,
-    memory: Memory,
-    ops: OpTable,
-    places: PlaceTable,
-    op: int,
-    strict: bool,
-    now: float,
+    state: State, runs: RunTable, places: PlaceTable, op: int, strict: bool, now: float
 ) -> None:
-    device = ops.device[op]
-    schedule.is_free[device] = True
-    mark(schedule.touched, device)
-    hold(memory, device, -ops.workspace_bytes[op], now)
-    for index in range(ops.read_ptr[op], ops.read_ptr[op + 1]):
+    schedule, memory, queue = state.schedule, state.memory, runs.queue[op]
+    state.spans.op_end_s[op] = now
+    schedule.is_free[queue] = True
+    mark(schedule.touched, queue)
+    hold(memory, runs.device[op], -runs.workspace_bytes[op], now)
+    for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
         use_up(memory, places, places.read_place[index], now)
-    for tensor in range(ops.made_ptr[op], ops.made_ptr[op + 1]):
+    for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
         if places.storage[tensor] == tensor:
             use_up(memory, places, tensor, now)
-        _arrive(schedule, ops, tensor, strict)
+        _arrive(schedule, state.spans, runs, tensor, strict, now)
 
 
 @kernel
-def _end_events(
-    state: State,
-    ops: OpTable,
-    places: PlaceTable,
-    transfers: TransferTable,
-    routes: RouteTable,
-    mode: int,
-    strict: bool,
-    now: float,
-) -> None:
+def _end_events(state: State, tables: Instructions, mode: int, strict: bool, now: float) -> None:
     """Everything that ends now; what is due to start is only noted."""
     schedule, flow = state.schedule, state.flow
+    runs, places, transfers, routes = tables
     while True:
         transfer = -1
         if schedule.events.size[0] > 0 and schedule.events.key[0] == now:
             event = pop(schedule.events, _ZERO)
             kind, index = event // _KIND, event % _KIND
             if kind == _OP_END:
-                state.spans.op_end_s[index] = now
-                _end_op(schedule, state.memory, ops, places, index, strict, now)
-                for sent in range(ops.send_ptr[index], ops.send_ptr[index + 1]):
+                _end_op(state, runs, places, index, strict, now)
+                for sent in range(runs.send_ptr[index], runs.send_ptr[index + 1]):
                     _offer(schedule, state.spans, transfers, sent, mode, now)
                 continue
             if kind != _TRANSFER_END:
@@ -205,7 +196,7 @@ def _end_events(
             break
         state.spans.transfer_end_s[transfer] = now
         use_up(state.memory, places, transfers.tensor[transfer], now)
-        _arrive(schedule, ops, transfers.place[transfer], strict)
+        _arrive(schedule, state.spans, runs, transfers.place[transfer], strict, now)
 
 
 @kernel
@@ -224,33 +215,40 @@ def _group_users(schedule: Schedule, places: PlaceTable) -> None:
 
 
 @kernel
-def run(
-    state: State,
-    ops: OpTable,
-    places: PlaceTable,
-    transfers: TransferTable,
-    routes: RouteTable,
-    mode: int,
-    strict: bool,
-) -> None:
+def _line_up(runs: RunTable, ready: Heaps) -> None:
+    """The ops of each queue by priority; the heaps are empty before and after."""
+    for op in range(len(runs.device)):
+        push(ready, runs.queue[op], runs.priority[op], op)
+    for queue in range(len(ready.size)):
+        for at in range(runs.lineup_ptr[queue], runs.lineup_ptr[queue + 1]):
+            runs.lineup[at] = pop(ready, queue)
+
+
+@kernel
+def run(state: State, tables: Instructions, mode: int, strict: bool) -> None:
     """Run the step from ``state``, which then tells what happened."""
     schedule = state.schedule
+    runs, places, transfers, routes = tables
     _group_users(schedule, places)
-    for device in range(len(places.start_bytes)):
-        mark(schedule.touched, device)
-    for op in range(len(ops.device)):
-        if schedule.waits[op] == 0 and not strict:
-            push(schedule.ready, ops.device[op], ops.priority[op], op)
-    for transfer in range(ops.send_ptr[0]):
+    if strict:
+        _line_up(runs, schedule.ready)
+    for queue in range(len(runs.lineup_ptr) - 1):
+        mark(schedule.touched, queue)
+    for op in range(len(runs.device)):
+        if schedule.waits[op] == 0:
+            state.spans.op_ready_s[op] = 0.0
+            if not strict:
+                push(schedule.ready, runs.queue[op], runs.priority[op], op)
+    for transfer in range(runs.send_ptr[0]):
         _offer(schedule, state.spans, transfers, transfer, mode, 0.0)
     now = 0.0
     while True:
         _start_transfers(state, places, transfers, routes, mode, now)
-        _start_ops(schedule, state.spans, state.memory, ops, strict, now)
+        _start_ops(schedule, state.spans, state.memory, runs, strict, now)
         share_channels(state.flow, routes, now)
         now = state.flow.next_s[1]
         if schedule.events.size[0] > 0:
             now = min(now, schedule.events.key[0])
         if now == np.inf:
             break
-        _end_events(state, ops, places, transfers, routes, mode, strict, now)
+        _end_events(state, tables, mode, strict, now)

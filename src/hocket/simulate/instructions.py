@@ -1,0 +1,158 @@
+"""Instructions: a plan carried down to what every device does, as tables of arrays.
+
+Runs of ops on streams, places where tensors are, transfers that fill them, routes that transfers
+take. `hocket.simulate.lowering` makes them from a problem and a plan; the simulator times them and
+the runtime carries them out, so that the two cannot disagree. All whole numbers are 64 bits wide:
+each further width would compile the engine's functions once more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.arrays import ByteArray, FloatArray
+
+SHARED, QUEUED, PARALLEL = 0, 1, 2
+"""How transfers affect each other; positions in ``hocket.plan.problem.TRANSFER_MODES``."""
+
+
+class RunTable(NamedTuple):
+    """Ops: where they run, what they take, wait for and send."""
+
+    device: ByteArray
+    queue: ByteArray
+    """Stream s of device d is queue ``d * num_streams + s``, which runs one op at a time."""
+    duration_s: FloatArray
+    alloc_bytes: ByteArray
+    """Bytes taken at the start: made storages and workspace."""
+    workspace_bytes: ByteArray
+    num_waits: ByteArray
+    """How many of the tensors that it reads are not there when the step begins."""
+    made_ptr: ByteArray
+    read_ptr: ByteArray
+    send_ptr: ByteArray
+    """The end of op i makes transfers ``send_ptr[i]`` up to ``send_ptr[i + 1]`` ready; those before
+    ``send_ptr[0]`` are ready when the step begins."""
+    priority: FloatArray
+    """Of the ops that are ready, a queue runs the one with the smallest value first."""
+    lineup_ptr: ByteArray
+    """Queue q has ``lineup_ptr[q + 1] - lineup_ptr[q]`` ops."""
+    lineup: ByteArray
+    """With a strict order, queue q runs ``lineup[lineup_ptr[q]:lineup_ptr[q + 1]]``."""
+
+
+class PlaceTable(NamedTuple):
+    """Pairs (tensor, device): tensors at their homes, then the others by (tensor, device)."""
+
+    tensor: ByteArray
+    device: ByteArray
+    is_copy: NDArray[np.bool_]
+    """Whether a transfer brings the tensor there."""
+    storage: ByteArray
+    """The place whose bytes this one lives in: itself unless it is an alias."""
+    num_bytes: ByteArray
+    """Bytes that come with the place: 0 where it lives in another's."""
+    is_kept: NDArray[np.bool_]
+    """Whether the bytes stay until the end of the step."""
+    num_uses: ByteArray
+    """How many ends release the bytes: of the producer, of each read, of each transfer out."""
+    reader: ByteArray
+    """The op of each entry of ``graph.reads``."""
+    read_place: ByteArray
+    """The place of each entry of ``graph.reads``."""
+    start_bytes: ByteArray
+    """Bytes on each device when the step begins."""
+
+
+class TransferTable(NamedTuple):
+    """Transfers in order of (tensor, destination); a tensor leaves from its home."""
+
+    place: ByteArray
+    """The place that it fills."""
+    tensor: ByteArray
+    send_queue: ByteArray
+    receive_queue: ByteArray
+    latency_s: FloatArray
+    work: FloatArray
+    duration_s: FloatArray
+    """With nothing else on the way."""
+    route: ByteArray
+
+
+class RouteTable(NamedTuple):
+    """Routes that transfers take, told apart by their channels."""
+
+    size_ptr: ByteArray
+    """Route r carries ``size_ptr[r + 1] - size_ptr[r]`` transfers."""
+    path_ptr: ByteArray
+    path: ByteArray
+    """Route r crosses channels ``path[path_ptr[r]:path_ptr[r + 1]]``."""
+    hop_route: ByteArray
+    """The route of each hop, that is of each entry of ``path``."""
+    on_ptr: ByteArray
+    """Channel c is crossed by ``on_ptr[c + 1] - on_ptr[c]`` routes."""
+    capacity: FloatArray
+    """Work per second of each channel."""
+
+
+class Instructions(NamedTuple):
+    """What every device does in one step."""
+
+    runs: RunTable
+    places: PlaceTable
+    transfers: TransferTable
+    routes: RouteTable
+
+
+class Given(NamedTuple):
+    """What does not depend on the plan."""
+
+    home_op: ByteArray
+    """Per tensor: the op at whose device it first is; -1 for none."""
+    is_made: NDArray[np.bool_]
+    is_input: NDArray[np.bool_]
+    is_held: NDArray[np.bool_]
+    alias_of: ByteArray
+    tensor_bytes: ByteArray
+    work: FloatArray
+    """Per tensor: bytes, or stated seconds per link."""
+    reads: ByteArray
+    user_ptr: ByteArray
+    user_read: ByteArray
+    """Reads of tensor t: ``user_read[user_ptr[t]:user_ptr[t + 1]]`` are positions in ``reads``."""
+    op_stream: ByteArray
+    """Per op: the stream of its device that it runs on."""
+    op_s: FloatArray
+    """[kind, op]."""
+    row: ByteArray
+    """Row of ``op_s`` for each device."""
+    memory_bytes: ByteArray
+    latency_s: FloatArray
+    """Per pair ``src * devices + dst``, as the following."""
+    hops: ByteArray
+    """Links on the way where seconds are stated per link, else 1."""
+    slowest: FloatArray
+    """Least capacity on the way."""
+    route: ByteArray
+    send_queue: ByteArray
+    receive_queue: ByteArray
+    mode: ByteArray
+    """One number: how transfers affect each other."""
+    num_streams: ByteArray
+    """One number: streams of each device."""
+
+
+class Scratch(NamedTuple):
+    """Passing results of one lowering."""
+
+    away_ptr: ByteArray
+    """Places of tensor t away from home: ``away_ptr[t]`` up to ``away_ptr[t + 1]``."""
+    transfer_ptr: ByteArray
+    """Transfers of tensor t, likewise."""
+    place_on: ByteArray
+    """Per device: the place there of the tensor at hand."""
+    num_found: ByteArray
+    """Two numbers: how many places and how many transfers there are."""

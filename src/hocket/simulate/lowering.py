@@ -1,0 +1,379 @@
+"""Lowering: from a problem and a plan to instructions.
+
+Every tensor is at its home, and on each other device with an op that reads it; a transfer fills
+these further places unless the tensor is the batch. An alias lives in the bytes of its base where
+both are on the device from the start or made there. What does not depend on the plan is prepared
+once (`Draft`), so that many plans of one problem can be lowered into the same arrays.
+O(ops + reads + tensors + routes), compiled.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.arrays import ByteArray, FloatArray, IntArray, pointers
+from hocket.cost.costs import Costs
+from hocket.graph.graph import Graph, Role
+from hocket.kernels import kernel
+from hocket.kernels.containers import table, zeros
+from hocket.plan.problem import TRANSFER_MODES, Problem
+from hocket.simulate.instructions import (
+    Given,
+    Instructions,
+    PlaceTable,
+    RouteTable,
+    RunTable,
+    Scratch,
+    TransferTable,
+)
+
+
+class Draft(NamedTuple):
+    """What is known of a problem, and the tables that each lowering fills.
+
+    They have room for the placement with the most transfers: every tensor sent to every device on
+    which some op reads it.
+    """
+
+    given: Given
+    tables: Instructions
+    scratch: Scratch
+
+
+def new_draft(problem: Problem, devices: IntArray | None = None) -> Draft:
+    """Room for the plans of a problem; ``devices`` are those that they use, all by default."""
+    graph, num_devices = problem.graph, problem.cluster.num_devices
+    used = np.arange(num_devices) if devices is None else np.unique(devices)
+    routes, route_of_pair = _routes(problem.costs, used.tolist(), num_devices)
+    num_away = int(np.minimum(np.diff(graph.user_ptr), max(len(used) - 1, 0)).sum())
+    given = _given(problem, route_of_pair)
+    num_queues = num_devices * int(given.num_streams[0])
+    return Draft(
+        given=given,
+        tables=Instructions(
+            runs=_run_room(graph, num_queues),
+            places=_place_room(graph, graph.num_tensors + num_away, num_devices),
+            transfers=_transfer_room(num_away),
+            routes=routes,
+        ),
+        scratch=Scratch(
+            away_ptr=zeros(graph.num_tensors + 1),
+            transfer_ptr=zeros(graph.num_tensors + 1),
+            place_on=np.full(num_devices, -1, dtype=np.int64),
+            num_found=zeros(2),
+        ),
+    )
+
+
+def home_devices(graph: Graph, device_of: IntArray) -> IntArray:
+    """The device on which each tensor first is: that of its `Graph.home_op`, or device 0."""
+    return np.append(device_of, 0)[graph.home_op].astype(np.int32)
+
+
+def lower(
+    problem: Problem, device_of: IntArray, priority: FloatArray | None = None
+) -> Instructions:
+    """The instructions of a placement, in arrays of their own.
+
+    Every op must be on a device that exists. ``priority`` is the position in the graph by default.
+    """
+    draft = new_draft(problem, device_of)
+    runs = draft.tables.runs
+    runs.device[:] = device_of
+    runs.priority[:] = np.arange(len(runs.device)) if priority is None else priority
+    lower_draft(draft.given, draft.tables, draft.scratch)
+    return _trimmed(draft)
+
+
+def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
+    """Priorities that say the same as strict orders: the position of each op on its device."""
+    priority = np.zeros(sum(len(ops) for ops in order))
+    for ops in order:
+        priority[ops] = np.arange(len(ops))
+    return priority
+
+
+def _trimmed(draft: Draft) -> Instructions:
+    """The tables without the room that was not needed."""
+    num_places, num_transfers = draft.scratch.num_found.tolist()
+    runs, places, transfers, routes = draft.tables
+    columns = ("tensor", "device", "is_copy", "storage", "num_bytes", "is_kept", "num_uses")
+    return Instructions(
+        runs=runs,
+        places=places._replace(**{name: getattr(places, name)[:num_places] for name in columns}),
+        transfers=TransferTable._make(column[:num_transfers] for column in transfers),
+        routes=routes,
+    )
+
+
+# ── room ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _given(problem: Problem, route_of_pair: ByteArray) -> Given:
+    graph, costs = problem.graph, problem.costs
+    routes = costs.routes
+    is_stated = costs.tensor_s is not None
+    hops = routes.hops.ravel() if is_stated else np.ones(routes.hops.size)
+    return Given(
+        home_op=table(graph.home_op, np.int64),
+        is_made=table(graph.tensor_producer >= 0, np.bool_),
+        is_input=table(graph.tensor_role == Role.INPUT, np.bool_),
+        is_held=table(graph.is_held, np.bool_),
+        alias_of=table(graph.alias_of, np.int64),
+        tensor_bytes=table(graph.tensor_bytes, np.int64),
+        work=table(costs.tensor_bytes if costs.tensor_s is None else costs.tensor_s, np.float64),
+        reads=table(graph.reads, np.int64),
+        user_ptr=table(graph.user_ptr, np.int64),
+        user_read=table(np.argsort(graph.reads, kind="stable"), np.int64),
+        op_stream=table(graph.op_stream, np.int64),
+        op_s=table(costs.op_s, np.float64),
+        row=table(costs.device_row, np.int64),
+        memory_bytes=table(problem.memory_bytes, np.int64),
+        latency_s=table(routes.latency_s.ravel(), np.float64),
+        hops=table(hops, np.int64),
+        slowest=table(_slowest(costs), np.float64),
+        route=table(route_of_pair, np.int64),
+        send_queue=table(routes.send_queue, np.int64),
+        receive_queue=table(routes.receive_queue, np.int64),
+        mode=table([TRANSFER_MODES.index(problem.transfers)], np.int64),
+        num_streams=table([int(graph.op_stream.max(initial=0)) + 1], np.int64),
+    )
+
+
+def _slowest(costs: Costs) -> FloatArray:
+    ptr, path = costs.routes.path_ptr, costs.routes.path_channels
+    slowest = np.full(len(ptr) - 1, np.inf)
+    pair = np.repeat(np.arange(len(slowest)), np.diff(ptr))
+    np.minimum.at(slowest, pair, costs.channel_capacity()[path])
+    return slowest
+
+
+def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTable, ByteArray]:
+    """Routes between the devices, told apart by their channels, and which of them a pair takes."""
+    number: dict[tuple[int, ...], int] = {}
+    route_of_pair = zeros(num_devices * num_devices)
+    for src in devices:
+        for dst in devices:
+            if src != dst:
+                path = tuple(costs.routes.path(src, dst).tolist())
+                route_of_pair[src * num_devices + dst] = number.setdefault(path, len(number))
+    capacity = np.array(costs.channel_capacity(), dtype=np.float64)
+    lengths = np.array([len(path) for path in number], dtype=np.int64)
+    flat = np.array([channel for path in number for channel in path], dtype=np.int64)
+    return RouteTable(
+        size_ptr=zeros(len(number) + 1),
+        path_ptr=pointers(lengths),
+        path=flat,
+        hop_route=np.repeat(np.arange(len(number)), lengths),
+        on_ptr=pointers(np.bincount(flat, minlength=len(capacity))),
+        capacity=capacity,
+    ), route_of_pair
+
+
+def _run_room(graph: Graph, num_queues: int) -> RunTable:
+    num_ops = graph.num_ops
+    return RunTable(
+        device=zeros(num_ops),
+        queue=zeros(num_ops),
+        duration_s=np.zeros(num_ops),
+        alloc_bytes=zeros(num_ops),
+        workspace_bytes=graph.workspace_bytes.astype(np.int64),
+        num_waits=zeros(num_ops),
+        made_ptr=graph.made_ptr.astype(np.int64),
+        read_ptr=graph.read_ptr.astype(np.int64),
+        send_ptr=zeros(num_ops + 1),
+        priority=np.zeros(num_ops),
+        lineup_ptr=zeros(num_queues + 1),
+        lineup=zeros(num_ops),
+    )
+
+
+def _place_room(graph: Graph, num_places: int, num_devices: int) -> PlaceTable:
+    return PlaceTable(
+        tensor=zeros(num_places),
+        device=zeros(num_places),
+        is_copy=np.zeros(num_places, dtype=np.bool_),
+        storage=zeros(num_places),
+        num_bytes=zeros(num_places),
+        is_kept=np.zeros(num_places, dtype=np.bool_),
+        num_uses=zeros(num_places),
+        reader=np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr)),
+        read_place=zeros(len(graph.reads)),
+        start_bytes=zeros(num_devices),
+    )
+
+
+def _transfer_room(count: int) -> TransferTable:
+    return TransferTable(
+        place=zeros(count),
+        tensor=zeros(count),
+        send_queue=zeros(count),
+        receive_queue=zeros(count),
+        latency_s=np.zeros(count),
+        work=np.zeros(count),
+        duration_s=np.zeros(count),
+        route=zeros(count),
+    )
+
+
+# ── lowering ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@kernel
+def _find_places(given: Given, device_of: ByteArray, places: PlaceTable, scratch: Scratch) -> int:
+    """Places of every tensor: its home, then the others by (tensor, device); how many there are."""
+    here, num_tensors = scratch.place_on, len(given.alias_of)
+    end = num_tensors
+    scratch.away_ptr[0] = end
+    for tensor in range(num_tensors):
+        keeper, first = given.home_op[tensor], end
+        home = device_of[keeper] if keeper >= 0 else 0
+        places.device[tensor] = home
+        places.tensor[tensor] = tensor
+        places.is_copy[tensor] = False
+        for index in range(given.user_ptr[tensor], given.user_ptr[tensor + 1]):
+            read = given.user_read[index]
+            device = device_of[places.reader[read]]
+            if device != home and here[device] < 0:
+                # Few devices read one tensor, so sorting by insertion is the quickest.
+                at = end
+                while at > first and places.device[at - 1] > device:
+                    places.device[at] = places.device[at - 1]
+                    at -= 1
+                places.device[at] = device
+                here[device] = 0
+                end += 1
+        here[home] = tensor
+        for place in range(first, end):
+            here[places.device[place]] = place
+            places.tensor[place] = tensor
+            places.is_copy[place] = given.is_made[tensor] or not given.is_input[tensor]
+        for index in range(given.user_ptr[tensor], given.user_ptr[tensor + 1]):
+            read = given.user_read[index]
+            places.read_place[read] = here[device_of[places.reader[read]]]
+        here[home] = -1
+        for place in range(first, end):
+            here[places.device[place]] = -1
+        scratch.away_ptr[tensor + 1] = end
+    return end
+
+
+@kernel
+def _find_base(given: Given, places: PlaceTable, scratch: Scratch, place: int) -> int:
+    """The place next in line in whose bytes an alias lives; itself where it has own bytes."""
+    tensor, device = places.tensor[place], places.device[place]
+    base: int = given.alias_of[tensor]
+    if base < 0 or places.is_copy[place]:
+        return place
+    if places.device[base] == device:
+        return base
+    for away in range(scratch.away_ptr[base], scratch.away_ptr[base + 1]):
+        if places.device[away] == device:
+            # Before the step a copy has not come yet, so nothing can live in it: own bytes then.
+            return place if places.is_copy[away] and not given.is_made[tensor] else away
+    return place
+
+
+@kernel
+def _find_storages(given: Given, places: PlaceTable, scratch: Scratch, num_places: int) -> None:
+    for place in range(num_places):
+        places.storage[place] = _find_base(given, places, scratch, place)
+        places.num_uses[place] = 0
+        places.is_kept[place] = False
+    for device in range(len(places.start_bytes)):
+        places.start_bytes[device] = 0
+    for place in range(num_places):
+        root = place
+        while places.storage[root] != root:
+            root = places.storage[root]
+        places.storage[place] = root
+        tensor, is_copy = places.tensor[place], places.is_copy[place]
+        owns = root == place
+        places.num_bytes[place] = given.tensor_bytes[tensor] if owns else 0
+        if given.is_input[tensor] if is_copy else given.is_held[tensor]:
+            places.is_kept[root] = True
+        if owns and given.is_made[tensor] and not is_copy:
+            places.num_uses[place] += 1
+        if not given.is_made[tensor] and not is_copy:
+            places.start_bytes[places.device[place]] += places.num_bytes[place]
+
+
+@kernel
+def _list_transfers(
+    given: Given,
+    places: PlaceTable,
+    transfers: TransferTable,
+    size_ptr: ByteArray,
+    scratch: Scratch,
+) -> int:
+    """One transfer for each place that is a copy; returns how many there are."""
+    num_devices = len(places.start_bytes)
+    for route in range(len(size_ptr)):
+        size_ptr[route] = 0
+    count = 0
+    for tensor in range(len(given.alias_of)):
+        scratch.transfer_ptr[tensor] = count
+        src = places.device[tensor]
+        for place in range(scratch.away_ptr[tensor], scratch.away_ptr[tensor + 1]):
+            if not places.is_copy[place]:
+                continue
+            places.num_uses[places.storage[tensor]] += 1
+            dst = places.device[place]
+            pair = src * num_devices + dst
+            work = given.work[tensor] * given.hops[pair]
+            slowest = given.slowest[pair]
+            transfers.place[count] = place
+            transfers.tensor[count] = tensor
+            transfers.send_queue[count] = given.send_queue[src]
+            transfers.receive_queue[count] = given.receive_queue[dst]
+            transfers.latency_s[count] = given.latency_s[pair]
+            transfers.work[count] = 0.0 if slowest == np.inf else work
+            transfers.duration_s[count] = given.latency_s[pair] + transfers.work[count] / slowest
+            transfers.route[count] = given.route[pair]
+            size_ptr[given.route[pair] + 1] += 1
+            count += 1
+    scratch.transfer_ptr[len(given.alias_of)] = count
+    for route in range(1, len(size_ptr)):
+        size_ptr[route] += size_ptr[route - 1]
+    return count
+
+
+@kernel
+def _list_runs(given: Given, runs: RunTable, places: PlaceTable, scratch: Scratch) -> None:
+    ptr, num_streams = runs.lineup_ptr, given.num_streams[0]
+    for queue in range(len(ptr)):
+        ptr[queue] = 0
+    for op in range(len(runs.device)):
+        device = runs.device[op]
+        runs.queue[op] = device * num_streams + given.op_stream[op]
+        ptr[runs.queue[op] + 1] += 1
+        runs.duration_s[op] = given.op_s[given.row[device], op]
+        num_bytes = runs.workspace_bytes[op]
+        for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
+            num_bytes += places.num_bytes[tensor]
+        runs.alloc_bytes[op] = num_bytes
+        num_waits = 0
+        for index in range(runs.read_ptr[op], runs.read_ptr[op + 1]):
+            place = places.read_place[index]
+            places.num_uses[places.storage[place]] += 1
+            if given.is_made[given.reads[index]] or places.is_copy[place]:
+                num_waits += 1
+        runs.num_waits[op] = num_waits
+        runs.send_ptr[op] = scratch.transfer_ptr[runs.made_ptr[op]]
+    runs.send_ptr[len(runs.device)] = scratch.transfer_ptr[runs.made_ptr[len(runs.device)]]
+    for queue in range(1, len(ptr)):
+        ptr[queue] += ptr[queue - 1]
+
+
+@kernel
+def lower_draft(given: Given, tables: Instructions, scratch: Scratch) -> None:
+    """Fill the tables from the devices that stand in ``tables.runs``."""
+    runs, places, transfers = tables.runs, tables.places, tables.transfers
+    num_places = _find_places(given, runs.device, places, scratch)
+    _find_storages(given, places, scratch, num_places)
+    size_ptr = tables.routes.size_ptr
+    scratch.num_found[0] = num_places
+    scratch.num_found[1] = _list_transfers(given, places, transfers, size_ptr, scratch)
+    _list_runs(given, runs, places, scratch)
