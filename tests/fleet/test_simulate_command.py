@@ -69,6 +69,29 @@ def test_a_lone_job_is_never_preempted(tmp_path: Path) -> None:
     assert (figures["num_preemptions"], figures["num_starts"]) == (0, 1)
 
 
+def told(trace: Path, *arguments: str) -> str:
+    result = CliRunner().invoke(command, [str(trace), *arguments])
+    assert result.exit_code == 0
+    return result.stderr
+
+
+def test_a_gang_that_can_never_fit_is_told(trace: Path) -> None:
+    text = told(trace, "--cluster", "a:1x2,b:2", "--json")
+    assert "1 of 3 jobs are left out ('three'): no kind of the cluster has enough devices" in text
+
+
+def test_what_a_trace_says_and_is_not_followed_is_told(tmp_path: Path) -> None:
+    path, table = tmp_path / "shock.trace", tmp_path / "table.json"
+    line = "x\tpython3 main.py\tfolder\t--steps\t1\t1000\t1\t{}\t1\t-1.0\t{}\t0\n"
+    path.write_text(line.format("static", 100) + line.format("gns", 100) + line.format("gns", 200))
+    table.write_text(json.dumps({"v100": {"('x', 1)": {"null": 10.0}}}))
+    text = told(path, "--cluster", "v100:2", "--throughputs", str(table))
+    assert "2 of 3 jobs change their batch size while they run (gns)" in text
+    assert "1 of 3 jobs take other times than the trace says" in text
+    path.write_text(line.format("static", 100))
+    assert "jobs" not in told(path, "--cluster", "v100:2", "--throughputs", str(table))
+
+
 def test_the_report_is_one_inert_file(trace: Path, tmp_path: Path) -> None:
     run(trace, "--html", str(tmp_path / "report.html"), "--policy", "las", "--policy", "fifo")
     page = (tmp_path / "report.html").read_text()

@@ -24,6 +24,9 @@ from hocket.jsonfile import read_json
 
 _MAX_JOBS = 1_000_000
 _MAX_DEVICES = 10_000_000
+_MAX_KINDS = 1000
+_MAX_CELLS = 20_000_000
+"""Jobs times kinds of devices: each is a number in several tables."""
 _LARGE = 1e15
 _JOB_KEYS = ("gang", "weight", "remaining_steps", "elapsed_s", "deadline_s", "isolated_s", "team")
 
@@ -40,6 +43,8 @@ def parse_problem(value: object) -> Market:
     devices = mapping(top["devices"], "devices")
     if not devices:
         raise InputFileError("devices is empty", hint="name at least one kind of device")
+    if len(devices) > _MAX_KINDS:
+        raise InputFileError(f"devices has {len(devices):,} kinds", hint=f"at most {_MAX_KINDS:,}")
     num_devices, price_per_hour = _devices(devices)
     jobs = [
         record(job, f"jobs[{index}]", required=("id", "throughputs"), optional=_JOB_KEYS)
@@ -47,6 +52,11 @@ def parse_problem(value: object) -> Market:
     ]
     if len(jobs) > _MAX_JOBS:
         raise InputFileError(f"jobs has {len(jobs)} entries", hint=f"at most {_MAX_JOBS}")
+    if len(jobs) * len(devices) > _MAX_CELLS:
+        raise InputFileError(
+            f"{len(jobs):,} jobs on {len(devices):,} kinds of devices are too many",
+            hint=f"at most {_MAX_CELLS:,} jobs times kinds",
+        )
     kinds, teams = tuple(devices), _team_weights(top.get("teams"), jobs)
     return Market(
         kinds=kinds,

@@ -74,8 +74,18 @@ def _as_json(market: Market, answer: Allocation, solve_seconds: float) -> dict[s
         "bound": _number(answer.bound),
         "gap": _number(answer.gap),
         "solve_seconds": solve_seconds,
-        "notes": answer.notes,
+        "notes": _notes(market, answer),
     }
+
+
+def _notes(market: Market, answer: Allocation) -> dict[str, str]:
+    """What the policy tells, and who can never run, whatever the policy."""
+    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0).tolist()
+    never = [job for job, speed in zip(market.ids, fastest, strict=True) if speed <= 0.0]
+    if not never:
+        return answer.notes
+    names = ", ".join(never[:20]) + (", …" if len(never) > 20 else "")
+    return {**answer.notes, "cannot run": f"{names}: no kind has enough devices that it can use"}
 
 
 def _number(value: float) -> float | None:
@@ -106,7 +116,7 @@ def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
     out.print(FittedTable(columns=columns, rows=rows))
     if market.num_jobs > _MAX_SHOWN:
         out.print(f"  … and {market.num_jobs - _MAX_SHOWN} more jobs; --json has all of them")
-    for note, value in answer.notes.items():
+    for note, value in _notes(market, answer).items():
         out.print(Text(f"  {note}: {inert(value, 400)}"))
     out.print(
         f"  {answer.policy}: objective {answer.objective:.6g}, gap {answer.gap:.1e}, "

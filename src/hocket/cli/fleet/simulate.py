@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,13 @@ from hocket.errors import UsageError
 
 if TYPE_CHECKING:
     from hocket.fleet.rounds.state import Device
-    from hocket.fleet.simulator import FleetRun
+    from hocket.fleet.simulator import FleetRun, Work
     from hocket.fleet.simulator.simulate import OnProgress
     from hocket.fleet.throughputs import Throughputs
     from hocket.fleet.traces import Trace
 
 _MAX_DEVICES = 1_000_000
+_MAX_KINDS = 1000
 _TABLES = ("throughputs.json", "simulation_throughputs.json", "tacc_throughputs.json")
 """Tables that are looked for beside a trace, and in the folder ``gavel`` beside its folder."""
 
@@ -138,6 +140,8 @@ def command(
     work_trace = _with_arrivals(read_trace(trace), arrivals_per_hour, seed)
     table = _table(throughputs, trace)
     work = bind(work_trace, kinds, table)
+    for note in (*work.notes, *_never_fits(work, devices)):
+        say(note)
     measured = _range(jobs, len(work_trace))
     runs = []
     for name in policies:
@@ -171,6 +175,24 @@ def command(
     _show(runs, as_json)
 
 
+def _never_fits(work: Work, devices: tuple[Device, ...]) -> tuple[str, ...]:
+    """Jobs that no kind of the cluster can ever run, in words."""
+    import numpy as np
+
+    num_devices = Counter(device.kind for device in devices)
+    largest = np.array([num_devices[kind] for kind in work.kinds])
+    fits = (work.steps_per_s > 0.0) & (work.trace.gang[:, None] <= largest)
+    never = np.flatnonzero(~fits.any(axis=1))
+    if not len(never):
+        return ()
+    names = ", ".join(repr(work.trace.names[job]) for job in never[:5])
+    more = ", …" if len(never) > 5 else ""
+    return (
+        f"{len(never)} of {len(work.trace)} jobs are left out ({names}{more}): no kind of the "
+        "cluster has enough devices that they can run on",
+    )
+
+
 def parse_cluster(
     text: str, option: str = "--cluster"
 ) -> tuple[tuple[str, ...], tuple[Device, ...]]:
@@ -193,6 +215,8 @@ def parse_cluster(
         per_server = int(size or 1)
         if len(devices) + int(count) * per_server > _MAX_DEVICES:
             raise UsageError(f"{option} has more than {_MAX_DEVICES:,} devices")
+        if len(kinds) == _MAX_KINDS:
+            raise UsageError(f"{option} has more than {_MAX_KINDS} kinds")
         kinds.append(kind)
         devices += [
             Device(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")

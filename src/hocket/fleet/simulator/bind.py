@@ -21,6 +21,9 @@ from hocket.fleet.traces.trace import Trace
 
 Counts = NDArray[np.int64]
 
+_SAME_TIME = 1.05
+"""Factor up to which a stated duration and one that follows from a table are the same."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Work:
@@ -37,6 +40,8 @@ class Work:
     """Row of ``beside``; -1 for none."""
     beside: FloatArray
     """``[profile, profile, kind]``: steps per second two on a device."""
+    notes: tuple[str, ...] = ()
+    """What the trace says of its jobs that is not followed."""
 
 
 def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) -> Work:
@@ -69,14 +74,35 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
             total_steps[job] = trace.duration_s[job]
         steps_per_s[:, job] = rows
     beside = np.zeros((0, 0, len(kinds))) if table is None else table.beside
+    notes = trace.notes + _other_durations(trace, kinds, steps_per_s[0], total_steps)
     return Work(
         trace=trace,
+        notes=notes,
         kinds=kinds,
         steps_per_s=steps_per_s[0],
         spread_steps_per_s=steps_per_s[1],
         total_steps=np.maximum(total_steps, 1e-9),
         profile=profile,
         beside=beside,
+    )
+
+
+def _other_durations(
+    trace: Trace, kinds: tuple[str, ...], steps_per_s: FloatArray, total_steps: FloatArray
+) -> tuple[str, ...]:
+    """Whether jobs that say steps and seconds take other seconds by the table, in words."""
+    says_both = (trace.total_steps > 0.0) & (trace.duration_s > 0.0)
+    is_known = (steps_per_s > 0.0) & (total_steps > 0.0)[:, None] & says_both[:, None]
+    claimed = np.where(says_both, trace.duration_s, 1.0)[:, None] * steps_per_s
+    ratio = np.where(is_known, total_steps[:, None] / np.where(is_known, claimed, 1.0), 1.0)
+    # Traces do not say which kind they mean: one that fits is enough.
+    off = np.where(is_known, np.abs(np.log(ratio)), np.inf).min(axis=1, initial=np.inf)
+    count = int((is_known.any(axis=1) & (off > math.log(_SAME_TIME))).sum())
+    if not count:
+        return ()
+    return (
+        f"{count} of {len(trace)} jobs take other times than the trace says on any of "
+        f"{', '.join(kinds)}: the table of throughputs and their steps decide",
     )
 
 

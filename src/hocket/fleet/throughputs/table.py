@@ -24,6 +24,8 @@ from hocket.fields import inside, items, located, mapping, number, shown
 from hocket.jsonfile import read_json
 
 _MAX_STEPS_PER_S = 1e12
+_MAX_CELLS = 20_000_000
+"""Numbers in the table of pairs."""
 _MAX_GANG = 1_000_000
 _MAX_KEY = 1000
 """Characters of the name of a profile in a file."""
@@ -160,6 +162,13 @@ def _repeated(profiles: tuple[Profile, ...]) -> Profile | None:
 def _parse(tables: dict[str, object]) -> Throughputs:
     kinds = tuple(tables)
     keys = list(dict.fromkeys(key for rows in tables.values() for key in mapping(rows, "kind")))
+    num_cells = len(keys) ** 2 * len(kinds)
+    if num_cells > _MAX_CELLS:
+        raise InputFileError(
+            f"the table has {len(keys):,} kinds of jobs on {len(kinds):,} kinds of devices, which "
+            f"makes {num_cells:,} pairs",
+            hint=f"at most {_MAX_CELLS:,}; leave out jobs that do not occur",
+        )
     profiles = tuple(_profile(key) for key in keys)
     repeated = _repeated(profiles)
     if repeated is not None:

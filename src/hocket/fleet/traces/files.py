@@ -16,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from hocket.fleet.traces.trace import COLUMNS, Trace
 from hocket.jsonfile import read_bounded
 
 _MAX_BYTES = 256 * 2**20
+_MAX_LINES = 1_000_000
+"""Each takes a kilobyte while it is read, however short it is."""
 _MAX_GANG = 1_000_000
 _LARGEST = 1e15
 
@@ -59,8 +62,8 @@ _BY_WIDTH = {
     ),
     7: _headless("gavel", 7, job_type=0, total_steps=4, arrival_s=5, gang=6),
     12: _headless(
-        "shockwave", 12, job_type=0, total_steps=5, gang=6, weight=8, slo_s=9, duration_s=10,
-        arrival_s=11,
+        "shockwave", 12, job_type=0, total_steps=5, gang=6, mode=7, weight=8, slo_s=9,
+        duration_s=10, arrival_s=11,
     ),
 }  # fmt: skip
 
@@ -87,6 +90,10 @@ FORMATS = ("hocket", "gavel", "gavel-generated", "shockwave", "tiresias", "phill
 def read_trace(path: str | Path) -> Trace:
     """The jobs of a file in order of arrival; raises `InputFileError` with file and line."""
     data = read_bounded(path, _MAX_BYTES, _looks_like_text, "a trace")
+    num_lines = max(data.count(b"\n"), data.count(b"\r"))
+    if num_lines > _MAX_LINES:
+        hint = f"at most {_MAX_LINES:,}; cut the trace"
+        raise InputFileError(f"the trace has {num_lines:,} lines", hint=hint, where=str(path))
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -100,7 +107,21 @@ def read_trace(path: str | Path) -> Trace:
     ]
     if not jobs:
         raise InputFileError("the trace has no jobs", where=str(path))
-    return _trace(jobs)
+    return _trace(jobs, _left_out(how, rows[has_header:]))
+
+
+def _left_out(how: Format, rows: list[tuple[int, list[str]]]) -> tuple[str, ...]:
+    """What a trace says of its jobs that is not followed here, in words."""
+    column = how.columns.get("mode", -1)
+    modes = Counter(row[column].strip() for _, row in rows) if column >= 0 else Counter()
+    names = sorted(mode for mode in modes if mode != "static")
+    if not names:
+        return ()
+    count = sum(modes[mode] for mode in names)
+    return (
+        f"{count} of {len(rows)} jobs change their batch size while they run "
+        f"({', '.join(names)}); here they keep the first",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +232,7 @@ def _pollux_duration_s(application: str, gang: int, where: str) -> float:
     return POLLUX_GPU_HOURS[application] * 3600.0 / gang
 
 
-def _trace(jobs: list[_Job]) -> Trace:
+def _trace(jobs: list[_Job], notes: tuple[str, ...]) -> Trace:
     jobs = sorted(jobs, key=lambda job: job.arrival_s)
 
     def column(name: str) -> np.ndarray:
@@ -226,4 +247,5 @@ def _trace(jobs: list[_Job]) -> Trace:
         total_steps=column("total_steps"),
         duration_s=column("duration_s"),
         slo_s=column("slo_s"),
+        notes=notes,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -35,13 +35,16 @@ class Trace:
     """On the reference device; NaN where unknown."""
     slo_s: FloatArray
     """Allowed time from arrival to end; infinite for none."""
+    notes: tuple[str, ...] = ()
+    """What its file says of the jobs that is not followed."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     def first(self, count: int) -> Trace:
         """The first jobs."""
-        return Trace(
+        return replace(
+            self,
             names=self.names[:count],
             job_types=self.job_types[:count],
             arrival_s=self.arrival_s[:count],

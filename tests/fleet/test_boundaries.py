@@ -1,0 +1,111 @@
+"""Places where one device more or less, or one term, decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fleet.markets import make_market, random_market, shared_market
+from fleet.round_fleets import NO_SLACK, fleet, job, submit
+
+from hocket.fleet.policies import POLICIES
+from hocket.fleet.rounds import Device, Finish, Rules, State, Submit, Tick, step
+from hocket.fleet.simulator import bind, simulate
+from hocket.fleet.solve.ladder import Ladder
+from hocket.fleet.solve.linear import Program, _Parts, maximise
+from hocket.fleet.solve.setup import set_up
+from hocket.fleet.solve.sharing import all_columns, pair_rates
+from hocket.fleet.traces import Trace
+
+
+@pytest.mark.parametrize("name", ["las", "makespan", "finish-time-fairness", "fifo"])
+def test_a_gang_that_fills_a_pool_exactly_runs_all_the_time(name: str) -> None:
+    market = make_market([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [5, 2], gang=[4, 1, 2])
+    assert POLICIES[name](market).shares.sum(axis=1) == pytest.approx(np.ones(3))
+
+
+def test_the_last_free_device_is_given_out_at_once() -> None:
+    state = submit(fleet(4), job(0, gang=3, slow=0.0))
+    state, actions = step(state, Submit(time_s=10.0, jobs=(job(1, slow=0.0),)))
+    assert [start.number for start in actions.starts] == [1]
+    state, _ = step(state, Finish(time_s=20.0, numbers=(0,)))
+    state, actions = step(state, Submit(time_s=30.0, jobs=(job(2, gang=3, slow=0.0),)))
+    assert [start.number for start in actions.starts] == [2]
+    assert (state.holders[:, 0] >= 0).all()
+
+
+def gang_behind_bound_jobs(patience_rounds: float) -> State:
+    """Four jobs that cannot be stopped hold all devices; a gang of four waits, and one job more."""
+    rules = replace(NO_SLACK, patience_rounds=patience_rounds)
+    held = (job(number, slow=0.0, preemptible=False) for number in range(4))
+    state = submit(fleet(4, rules=rules), *held)
+    state = submit(state, job(4, gang=4, slow=0.0))
+    for _ in range(20):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    return submit(state, job(5, slow=0.0))
+
+
+@pytest.mark.parametrize(("patience_rounds", "is_kept"), [(2.0, True), (1e6, False)])
+def test_devices_are_kept_for_a_gang_that_waited_too_long(
+    patience_rounds: float, is_kept: bool
+) -> None:
+    state = gang_behind_bound_jobs(patience_rounds)
+    for number in range(4):
+        state, _ = step(state, Finish(time_s=state.time_s + 1.0, numbers=(number,)))
+        if number < 3:
+            assert (state.devices_of(5) == ()) == is_kept
+            state, _ = step(state, Tick(time_s=state.next_tick_s))
+            assert (state.devices_of(5) == ()) == is_kept
+    assert (len(state.devices_of(4)) == 4) == is_kept
+
+
+def test_slowdowns_are_those_of_a_closed_form() -> None:
+    count = 3
+    trace = Trace(
+        names=tuple("abc"),
+        job_types=("",) * count,
+        arrival_s=np.zeros(count),
+        gang=np.ones(count, dtype=np.int64),
+        weight=np.ones(count),
+        total_steps=np.full(count, np.nan),
+        duration_s=np.full(count, 1000.0),
+        slo_s=np.full(count, np.inf),
+    )
+    devices = (Device(name="d", kind="a"),)
+    run = simulate(bind(trace, ("a",), None), devices, Rules(policy="fifo"))
+    figures = run.figures()
+    assert run.slowdown == pytest.approx([1.0, 2.0, 3.0])
+    assert figures["worst_slowdown"] == pytest.approx(3.0)
+    parts = np.array([1.0, 1 / 2, 1 / 3])
+    assert figures["fairness"] == pytest.approx(parts.sum() ** 2 / (3 * (parts**2).sum()))
+    assert figures["share_received_over_target"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("shares", [False, True])
+def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
+    """Weak duality: whatever a solver says of prices, the bound is one."""
+    market = shared_market(seed, 10) if shares else random_market(seed, max_jobs=10)
+    ladder = Ladder(rates=market.usable_steps_per_s, marks=np.arange(market.num_jobs)[:, None])
+    setup = set_up(market, ladder, pools_kinds=False)
+    program = Program(crowd=setup.crowd)
+    if shares:
+        pairs = pair_rates(market, setup, market.usable_steps_per_s)
+        program = Program(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
+    random = np.random.default_rng(seed)
+    value = random.uniform(0.1, 1.0, setup.crowd.rates.shape)
+    num_jobs, zeros = setup.crowd.num_jobs, np.zeros(len(setup.crowd.gang))
+    solved = maximise(program, value, zeros)
+    best = float((value * setup.crowd.rates * solved.alone).sum()) + solved.pair_value
+    assert best <= solved.bound * (1.0 + 1e-9)
+    assert best == pytest.approx(solved.bound, rel=1e-6)
+    parts = _Parts(program)
+    matrix = parts.matrix(level_column=zeros)
+    limits = np.concatenate([zeros, num_jobs, setup.crowd.capacity])
+    alone = (value * setup.crowd.rates)[parts.one, parts.at]
+    cost = -np.concatenate([alone, parts.pair_values(value), [0.0]])
+    duals = np.concatenate([zeros, solved.duals.rent, solved.duals.price])
+    for scale in (0.0, 0.3, 0.9, 1.0, 2.0):
+        shaken = scale * duals * random.uniform(0.5, 1.0, len(duals))
+        assert parts._bound(cost, matrix, limits, shaken) >= best * (1.0 - 1e-9)
