@@ -21,13 +21,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from hocket.contrib.piper import piper_plan, read_piper
 from hocket.errors import NoFeasiblePlanError
-from hocket.planners.parallelism.partition import (
-    LayerCosts,
-    partition_layers,
-    piper_plan,
-    read_piper,
-)
+from hocket.planners.parallelism.partition import LayerCosts, partition_layers
 
 INPUTS = Path(__file__).parents[2] / "shared" / "data" / "parallelism" / "piper" / "inputs"
 GIB = 2.0**30

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.kernels import kernel
-from hocket.planners.parallelism.partition.choice_kernels import least_time
-from hocket.planners.parallelism.partition.downsets import Stages
-from hocket.planners.parallelism.partition.piper_state import (
+from hocket.contrib.piper.downsets import Stages
+from hocket.contrib.piper.state import (
     BEHIND,
     DATA,
     DEVICES,
@@ -17,7 +15,9 @@ from hocket.planners.parallelism.partition.piper_state import (
     FrontState,
     StageState,
 )
-from hocket.planners.parallelism.partition.piper_tables import PiperTable
+from hocket.contrib.piper.tables import PiperTable
+from hocket.kernels import kernel
+from hocket.planners.parallelism.partition.choice_kernels import least_time
 
 _MANY = 2**40
 

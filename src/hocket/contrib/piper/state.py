@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
+from hocket.contrib.piper.tables import Prepared
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
-from hocket.planners.parallelism.partition.piper_tables import Prepared
 
 _MAX_POINTS = 4_000_000
 

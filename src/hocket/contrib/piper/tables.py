@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.arrays import ByteArray, FloatArray
+from hocket.contrib.piper.downsets import Stages, bridged, find_stages
+from hocket.contrib.piper.input import PiperInput, PiperNode, Variant
 from hocket.kernels.containers import table
-from hocket.planners.parallelism.partition.downsets import Stages, bridged, find_stages
-from hocket.planners.parallelism.partition.piper_input import PiperInput, PiperNode, Variant
 
 
 class PiperTable(NamedTuple):

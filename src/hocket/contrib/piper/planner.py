@@ -20,15 +20,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.errors import NoFeasiblePlanError, UsageError
-from hocket.planners.parallelism.partition.piper_input import MAX_DEVICES, PiperInput
-from hocket.planners.parallelism.partition.piper_state import (
+from hocket.contrib.piper.input import MAX_DEVICES, PiperInput
+from hocket.contrib.piper.state import (
     FrontState,
     StageState,
     new_fronts,
     new_stage_state,
 )
-from hocket.planners.parallelism.partition.piper_tables import Prepared, prepare
+from hocket.contrib.piper.tables import Prepared, prepare
+from hocket.errors import NoFeasiblePlanError, UsageError
 from hocket.units import format_bytes
 
 _PRECISION = 1e-11
@@ -102,7 +102,7 @@ class _Search:
 
     def run(self) -> list[_Pick] | None:
         """The best division; None where no limit helps."""
-        from hocket.planners.parallelism.partition.piper_kernels import fill_stages
+        from hocket.contrib.piper.kernels import fill_stages
 
         if not len(self.prepared.table.tensor):
             return None
@@ -129,7 +129,7 @@ class _Search:
 
     def within(self, limit_s: float) -> list[_Pick] | None:
         """A division with no stage above the limit."""
-        from hocket.planners.parallelism.partition.piper_kernels import find_fronts
+        from hocket.contrib.piper.kernels import find_fronts
 
         tables, stages, fronts = self.prepared.table, self.prepared.stages, self.fronts
         # What a test learns holds below its limit if it succeeds and above it if it fails.

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from contrib.piper_oracle import check_plan, every_division, full_table, greedy_time
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from planners.piper_oracle import check_plan, every_division, full_table, greedy_time
 
+from hocket.contrib.piper import piper_plan, read_piper
+from hocket.contrib.piper.input import piper_input
 from hocket.errors import InputFileError, NoFeasiblePlanError, UsageError
-from hocket.planners.parallelism.partition import piper_plan, read_piper
-from hocket.planners.parallelism.partition.piper_input import piper_input
 
 INPUTS = Path(__file__).parents[3] / "shared" / "data" / "parallelism" / "piper" / "inputs"
 needs_inputs = pytest.mark.skipif(not INPUTS.exists(), reason="no ../shared/data at hand")

@@ -1,0 +1,1 @@
+"""Seldom needed, or behind an extra: nothing outside imports from here but the command line."""
