@@ -1,0 +1,257 @@
+"""Reading a loop body: abstract interpretation of its statements into array accesses.
+
+Every name is mapped to a value: a number with its index form, or the views of arrays that it may
+be. Inner loops run to a fixed point and branches join, so the accesses found are all that any
+execution can make.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from hocket.loops.expressions import Environment, Expressions, indexed, not_understood
+from hocket.loops.form import (
+    UNKNOWN, Access, Array, Atom, Body, Inner, Linear, Refusal, Scalar, Tuple, Value,
+)  # fmt: skip
+from hocket.loops.numbers import merged
+from hocket.loops.scope import Scope
+
+_MAX_ROUNDS = 6
+Range = tuple[Scalar, Scalar, Scalar]
+"""Start, stop and step."""
+
+
+class Level:
+    """One loop of a nest: its variable, its range, and what stands before the next loop."""
+
+    def __init__(self, node: ast.For, prelude: Sequence[ast.stmt] = ()) -> None:
+        assert isinstance(node.target, ast.Name)
+        self.node = node
+        self.name = node.target.id
+        self.prelude = tuple(prelude)
+
+
+def read_nest(
+    levels: Sequence[Level], body: Sequence[ast.stmt], scope: Scope, carried: Iterable[str]
+) -> tuple[Body, tuple[Range, ...], tuple[Access, ...], dict[str, str]]:
+    """The accesses of one iteration of a nest, the range of each loop, what was read between them.
+
+    ``carried`` names the scalars that go from one iteration to the next (reductions); the last
+    result says what kind of number each of them adds. Two passes: which arrays are written must be
+    known before their elements can be keys.
+    """
+    dims = tuple(level.name for level in levels)
+    written: frozenset[str] = frozenset()
+    for _ in range(2):
+        reader = _Reader(scope, dims, written, scope.names)
+        reader.added = {name: [] for name in carried}
+        environment: Environment = dict.fromkeys(carried, UNKNOWN)
+        ranges = []
+        for level in levels:
+            ranges.append(reader.range_of(level.node.iter, environment))
+            if len(ranges) == 1:
+                reader.accesses.clear()  # the outermost range is taken once, before the loop
+            environment[level.name] = Scalar(Linear.of(Atom("dim", level.name)), level.name, "int")
+            reader.block(level.prelude, environment)
+        heads = tuple(reader.accesses)
+        reader.block(body, environment)
+        accesses = tuple(dict.fromkeys(reader.accesses))
+        found = Body(dims, accesses, reader.inner, reader.has_local_arrays)
+        written = found.written
+    kinds = {
+        name: kinds[0] if kinds and len(set(kinds)) == 1 else "unknown"
+        for name, kinds in reader.added.items()
+    }
+    return found, tuple(ranges), heads, kinds
+
+
+class _Reader(Expressions):
+    added: dict[str, list[str]]
+
+    def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
+        for statement in statements:
+            self.statement(statement, environment)
+
+    def statement(self, node: ast.stmt, environment: Environment) -> None:
+        match node:
+            case ast.Assign([ast.Subscript() as target], ast.BinOp() as value) if (
+                added := _added(target, value)
+            ) is not None:
+                self.update(target, value.op, added, environment)
+            case ast.Assign(targets, value):
+                result = self.value(value, environment)
+                self.note_carried(targets, value, environment)
+                for bound in targets:
+                    self.assign(bound, result, environment)
+            case ast.AnnAssign(target, _, value) if value is not None:
+                self.assign(target, self.value(value, environment), environment)
+            case ast.AugAssign(target, op, value):
+                self.update(target, op, value, environment)
+            case ast.If(test, body, orelse):
+                self.consume(self.value(test, environment), test)
+                other = dict(environment)
+                self.block(body, environment)
+                self.block(orelse, other)
+                _join(environment, other)
+            case ast.For():
+                self.for_loop(node, environment)
+            case ast.While(test, body, []):
+                self.loop(node, body, environment)
+            case ast.Expr(value):
+                self.value(value, environment)
+            case ast.Pass() | ast.Continue():
+                pass
+            case ast.Break() if self.loop_depth:
+                pass
+            case ast.Return(value) if self.call_depth:
+                self.returns.append(self.value(value, environment) if value else UNKNOWN)
+            case ast.Break() | ast.Return():
+                what = type(node).__name__.lower()
+                raise Refusal(
+                    f"{what} at line {node.lineno} makes later iterations depend on earlier ones",
+                    node.lineno,
+                )
+            case _:
+                raise not_understood(node)
+
+    def for_loop(self, node: ast.For, environment: Environment) -> None:
+        if node.orelse or not isinstance(node.target, ast.Name):
+            raise not_understood(node)
+        self.protect(node.target)
+        start, stop, step = self.range_of(node.iter, environment)
+        atom = f"{node.target.id}@{node.lineno}:{node.col_offset}"
+        is_plain = step.linear == Linear(const=1)
+        self.inner[atom] = Inner(start.text if is_plain else None, stop.text if is_plain else None)
+        environment[node.target.id] = Scalar(Linear.of(Atom("inner", atom)), None, "int")
+        self.loop(node, node.body, environment)
+
+    def range_of(self, node: ast.expr, environment: Environment) -> tuple[Scalar, Scalar, Scalar]:
+        if not isinstance(node, ast.Call) or self.library(node.func) not in (
+            "builtins.range",
+            "numba.prange",
+        ):
+            raise Refusal(
+                f"loop over {ast.unparse(node)} at line {node.lineno} is not understood: only "
+                "range() and arrays are",
+                node.lineno,
+            )
+        values = [self.consume(self.value(arg, environment), arg) for arg in node.args]
+        zero, one = Scalar(Linear(), "0", "int"), Scalar(Linear(const=1), "1", "int")
+        if len(values) == 1:
+            return zero, values[0], one
+        return values[0], values[1], values[2] if len(values) == 3 else one
+
+    def loop(
+        self, node: ast.For | ast.While, body: Sequence[ast.stmt], environment: Environment
+    ) -> None:
+        """Run a body until nothing changes; only the accesses of the stable round are kept."""
+        kept = list(self.accesses)
+        variable = node.target.id if isinstance(node, ast.For) else None  # type: ignore[attr-defined]
+        self.loop_depth += 1
+        for _ in range(_MAX_ROUNDS):
+            self.accesses = list(kept)
+            after = dict(environment)
+            if isinstance(node, ast.While):
+                self.consume(self.value(node.test, after), node.test)
+            self.block(body, after)
+            last = after.get(variable) if variable is not None else None
+            if variable is not None:
+                after[variable] = environment[variable]
+            before = dict(environment)
+            _join(environment, after)
+            if environment == before:
+                break
+        else:
+            raise Refusal(f"names keep changing in the loop at line {node.lineno}", node.lineno)
+        self.loop_depth -= 1
+        if variable is not None and last is not None:
+            # After the loop the variable is some number of the range, or what the body made it.
+            environment[variable] = merged([Scalar(None, None, "int"), last])
+
+    def note_carried(
+        self, targets: Sequence[ast.expr], value: ast.expr, environment: Environment
+    ) -> None:
+        """The kind of what ``s = s + e`` or ``s = max(s, e)`` brings to a carried s."""
+        target = targets[0]
+        if not isinstance(target, ast.Name) or target.id not in self.added or self.call_depth:
+            return
+        sides = (
+            [value.left, value.right] if isinstance(value, ast.BinOp)
+            else value.args if isinstance(value, ast.Call) else [value]
+        )  # fmt: skip
+        for side in sides:
+            if not (isinstance(side, ast.Name) and side.id == target.id):
+                self.added[target.id].append(self.consume(self.value(side, environment), side).kind)
+
+    def protect(self, target: ast.Name) -> None:
+        if target.id in self.dims and not self.call_depth:
+            raise Refusal(
+                f"loop variable {target.id} is assigned at line {target.lineno}", target.lineno
+            )
+
+    def assign(self, target: ast.expr, value: Value, environment: Environment) -> None:
+        match target:
+            case ast.Name(name):
+                self.protect(target)
+                is_carried = name in self.added and not self.call_depth
+                environment[name] = UNKNOWN if is_carried else value
+            case ast.Tuple(elts) | ast.List(elts):
+                self.assign_each(target, elts, value, environment)
+            case ast.Subscript():
+                kind = self.consume(value, target).kind
+                self.touch(self.subscript(target, environment), "write", target, "", kind)
+            case _:
+                raise not_understood(target)
+
+    def assign_each(
+        self, target: ast.expr, elts: list[ast.expr], value: Value, environment: Environment
+    ) -> None:
+        if any(isinstance(element, ast.Starred) for element in elts):
+            raise not_understood(target)
+        items: Sequence[Value] = [UNKNOWN] * len(elts)
+        if isinstance(value, Tuple) and len(value.items) == len(elts):
+            items = value.items
+        elif isinstance(value, Array):
+            numbers = [Scalar(Linear(const=k), str(k), "int") for k in range(len(elts))]
+            items = [self.loaded(indexed(value, [number]), target) for number in numbers]
+        for element, item in zip(elts, items, strict=True):
+            self.assign(element, item, environment)
+
+    def update(
+        self, target: ast.expr, op: ast.operator, value: ast.expr, environment: Environment
+    ) -> None:
+        right = self.value(value, environment)
+        name = type(op).__name__
+        if isinstance(target, ast.Subscript):
+            kind = self.consume(right, value).kind
+            self.touch(self.subscript(target, environment), "update", target, name, kind)
+            return
+        if not isinstance(target, ast.Name):
+            raise not_understood(target)
+        self.protect(target)
+        if target.id in self.added and not self.call_depth:
+            self.added[target.id].append(self.consume(right, value).kind)
+            return
+        left = self.lookup(target.id, environment, target)
+        if isinstance(left, Array):
+            kind = self.consume(right, value).kind
+            self.touch(left, "update", target, name, kind)
+        environment[target.id] = (
+            left if isinstance(left, Array) else self.combine(op, left, right, target)
+        )
+
+
+def _added(target: ast.Subscript, value: ast.BinOp) -> ast.expr | None:
+    """``A[k] = A[k] + e`` is an update of A[k] by e."""
+    text = ast.unparse(target)
+    if isinstance(value.op, (ast.Add, ast.Sub)) and ast.unparse(value.left) == text:
+        return value.right
+    if isinstance(value.op, ast.Add) and ast.unparse(value.right) == text:
+        return value.left
+    return None
+
+
+def _join(environment: Environment, other: Environment) -> None:
+    for name, value in other.items():
+        environment[name] = merged([environment[name], value]) if name in environment else value

@@ -1,0 +1,199 @@
+"""The cheapest legal schedule of a call, by bytes moved and imbalance.
+
+Every option is cut into tiles for the actual data; its time is the longest chain of tiles at a rate
+per iteration, plus the bytes that change hands, plus what each step costs to begin.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hocket.loops.evaluate import CannotEvaluate, evaluate, number
+from hocket.loops.form import Refusal
+from hocket.loops.legal import Shape
+from hocket.loops.nest import Reading
+from hocket.loops.space import Space
+from hocket.loops.tiles import Tiling, tiling_of
+from hocket.loops.verdict import Option
+
+STEP_S = 30e-6
+"""Waking the workers for a step."""
+BYTES_PER_S = 5e9
+"""Memory that one core moves."""
+OPERATION_S = 1e-9
+_LISTED_BYTES = 64
+"""Bytes that picking an iteration from a list costs: its numbers, and columns read with gaps."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An option with its tiles and what they cost."""
+
+    option: Option
+    space: Space
+    tiling: Tiling
+    moved_bytes: int
+    work_s: float
+    """Predicted time of the loop on one worker."""
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted time of one pass."""
+        shared = self.work_s * self.tiling.imbalance / self.tiling.num_workers
+        tiles = len(self.tiling.tiles) / self.tiling.num_workers
+        return shared + self.moved_bytes / BYTES_PER_S + STEP_S * max(tiles, 1)
+
+    @property
+    def speed_up(self) -> float:
+        """Predicted, over one worker."""
+        return self.work_s / self.predicted_s if self.predicted_s else 1.0
+
+
+def choose(
+    options: Sequence[Option], values: Mapping[str, Any], num_workers: int, max_delay: int | None
+) -> tuple[Candidate | None, list[Refusal]]:
+    """The best option whose conditions hold, and why others do not."""
+    spaces: dict[int, Space | Refusal] = {}
+    candidates: list[Candidate] = []
+    refusals: list[Refusal] = []
+    for option in options:
+        depth = option.reading.depth
+        try:
+            if depth not in spaces:
+                spaces[depth] = _checked(option.reading, values)
+            space = spaces[depth]
+            if isinstance(space, Refusal):
+                raise space
+            _check_private(option, values)
+            for turned in _orientations(option):
+                steps = _num_steps(turned, space, num_workers, max_delay)
+                tiling = tiling_of(space, turned.shape, num_workers, steps)
+                candidates.append(
+                    Candidate(turned, space, tiling, _moved(turned, space, tiling), work_s(space))
+                )
+        except Refusal as refusal:
+            spaces.setdefault(depth, refusal)
+            refusals.append(refusal)
+    return _best(candidates), refusals
+
+
+def _best(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The cheapest; one that gives the loop's own bits wins unless it costs half as much again.
+
+    Permission to deviate is used only where there is nothing else.
+    """
+    allowed = [each for each in candidates if not each.option.buffered] or candidates
+    cheapest = min(allowed, key=lambda each: each.predicted_s, default=None)
+    exact = [each for each in allowed if each.option.is_exact]
+    faithful = min(exact, key=lambda each: each.predicted_s, default=None)
+    if cheapest is None or faithful is None:
+        return cheapest
+    return faithful if faithful.predicted_s <= 1.5 * cheapest.predicted_s else cheapest
+
+
+def _checked(reading: Reading, values: Mapping[str, Any]) -> Space:
+    space = Space.of(reading, values)
+    space.check()
+    return space
+
+
+def _orientations(option: Option) -> list[Option]:
+    shape = option.shape
+    if shape.kind != "rotation":
+        return [option]
+    turned = Shape("rotation", shape.time, shape.space)
+    if shape.is_listed:
+        return [option, replace(option, shape=turned)]
+    # Two real loops: blocks of rows stay, blocks of columns move.
+    first = option.reading.dims[0]
+    return [option if shape.space == first else replace(option, shape=turned)]
+
+
+def _check_private(option: Option, values: Mapping[str, Any]) -> None:
+    line = option.reading.levels[0].node.lineno
+    is_listed_or_rows = option.shape.is_listed or option.shape.kind in ("independent", "rotation") or (
+        option.shape.space == option.reading.dims[0] and option.shape.kind == "1d"
+    )
+    for name in sorted(option.private):
+        if not is_listed_or_rows:
+            raise Refusal(f"{name} keeps the last iteration's content", line)
+        covers = option.reading.private[name]
+        if covers is None:
+            continue
+        try:
+            filled = number(covers.stop, values)
+        except CannotEvaluate as error:
+            raise Refusal(f"how much of {name} is filled is not known: {error}", line) from error
+        if filled < len(values[name]):
+            raise Refusal(
+                f"{name} holds {len(values[name])} but only {filled} are filled by each iteration; "
+                "the rest goes from one iteration to the next",
+                line,
+            )
+
+
+def _num_steps(option: Option, space: Space, num_workers: int, max_delay: int | None) -> int:
+    """Steps between which buffered arrays are exchanged."""
+    if not option.buffered or option.shape.kind not in ("independent", "1d"):
+        return 1
+    delay = max_delay or max(space.num_iterations // 16, 1)
+    return max(1, min(-(-space.num_iterations // (delay * num_workers)), 4096))
+
+
+def _bytes(values: Mapping[str, Any], name: str) -> int:
+    value = values[name]
+    return int(value.nbytes) if isinstance(value, np.ndarray) else 0
+
+
+def _moved(option: Option, space: Space, tiling: Tiling) -> int:
+    """Bytes that go from one worker to another in a pass."""
+    values = space.values
+    workers = tiling.num_workers
+    copies = sum(_bytes(values, name) for name in option.summed) * 2 * workers
+    copies += sum(_bytes(values, name) for name in option.private)
+    copies += sum(_bytes(values, name) for name in option.buffered) * 2 * workers * tiling.num_steps
+    if option.shape.is_listed:
+        copies += _LISTED_BYTES * space.num_iterations // workers
+    if option.shape.kind == "rotation":
+        hidden = option.private | option.summed | option.buffered
+        moving = {
+            vector.first.array
+            for vector in option.reading.vectors
+            if vector.at(option.shape.space) != 0 and vector.first.array not in hidden  # type: ignore[arg-type]
+        }
+        copies += sum(_bytes(values, name) for name in moving) * (workers - 1) // workers
+    return copies
+
+
+def work_s(space: Space) -> float:
+    """A rough time of the whole loop on one core: operations at one per nanosecond."""
+    body = sum(_operations(statement, space) for statement in space.reading.statements)
+    return space.num_iterations * body * OPERATION_S
+
+
+def _operations(node: ast.AST, space: Space) -> float:
+    """Operations of a statement; an inner loop counts as often as it turns."""
+    if isinstance(node, (ast.For, ast.While)):
+        inside = sum(_operations(child, space) for child in node.body) + 1
+        return inside * (_turns(node, space) if isinstance(node, ast.For) else 8)
+    kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.Call, ast.AugAssign, ast.UnaryOp)
+    return sum(1 for part in ast.walk(node) if isinstance(part, kinds))
+
+
+def _turns(loop: ast.For, space: Space) -> float:
+    assert isinstance(loop.target, ast.Name)
+    inner = space.reading.body.inner.get(f"{loop.target.id}@{loop.lineno}:{loop.col_offset}")
+    if inner is None or inner.start is None or inner.stop is None:
+        return 8.0
+    names = [level.name for level in space.reading.levels]
+    env = {**space.values, names[0]: space.outer_values}
+    try:
+        length = evaluate(f"({inner.stop}) - ({inner.start})", env)
+    except CannotEvaluate:
+        return 8.0
+    return float(np.maximum(np.mean(length), 0)) if np.size(length) else 0.0

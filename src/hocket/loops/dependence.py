@@ -1,0 +1,187 @@
+"""Dependence vectors: which iterations may touch the same cell.
+
+After Banerjee and Wolfe, with the virtual dimensions of Orion (Wei et al., EuroSys 2019): for each
+pair of accesses of one array, of which one writes, every subscript position gives an equation
+between the two iterations. Equal forms fix the distance along a dimension, real or virtual;
+different numbers or disjoint ranges prove that there is no conflict; anything else says nothing.
+O(accesses² × rank).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hocket.loops.body import Range
+from hocket.loops.form import Access, Atom, Body, Linear, Sub
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Condition: the cells ``[start, stop)`` of different values of ``dim`` do not overlap."""
+
+    dim: str
+    start: str
+    stop: str
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Iterations whose dimensions differ by ``distance`` may meet at one cell.
+
+    ``distance[x]`` is x at the iteration of ``second`` minus x at the iteration of ``first``; a
+    dimension that is not there may differ by anything.
+    """
+
+    first: Access
+    second: Access
+    distance: Mapping[Atom, int]
+
+    def at(self, atom: Atom) -> int | None:
+        """The distance along a dimension; None for any."""
+        return self.distance.get(atom)
+
+    def text(self, dims: Sequence[Atom]) -> str:
+        """For people: ``(0, *)``."""
+        parts = ["*" if self.at(dim) is None else f"{self.at(dim):+d}" for dim in dims]
+        return f"({', '.join('0' if part == '+0' else part for part in parts)})"
+
+
+class _NoConflict(Exception):  # noqa: N818
+    pass
+
+
+def dependence_vectors(
+    body: Body, ranges: Sequence[Range], *, use_segments: bool = True
+) -> tuple[tuple[Vector, ...], frozenset[Segments]]:
+    """All vectors between different iterations, and the conditions on which others were left out.
+
+    Vectors within one iteration (0 along every loop) are harmless.
+    """
+    dims = [Atom("dim", name) for name in body.dims]
+    bounds = _Bounds(dict(zip(body.dims, ranges, strict=True)), body.dims)
+    vectors: dict[tuple[str, tuple[tuple[Atom, int], ...]], Vector] = {}
+    needs: set[Segments] = set()
+    for number, first in enumerate(body.accesses):
+        for second in body.accesses[number:]:
+            if first.array != second.array or not (first.writes or second.writes):
+                continue
+            distance = _between(first, second, bounds)
+            if distance is None or all(distance.get(dim) == 0 for dim in dims):
+                continue
+            if use_segments:
+                segments = _segments(first, second, body.dims)
+                needs |= segments
+                distance |= {Atom("dim", each.dim): 0 for each in segments}
+            if all(distance.get(dim) == 0 for dim in dims):
+                continue
+            key = (first.array, tuple(sorted(distance.items())))
+            vectors.setdefault(key, Vector(first, second, distance))
+    return tuple(vectors.values()), frozenset(needs)
+
+
+def _between(first: Access, second: Access, bounds: _Bounds) -> dict[Atom, int] | None:
+    """The distances at which two accesses may meet; None if they never do."""
+    distance: dict[Atom, int] = {}
+    try:
+        for one, other in zip(first.subs, second.subs, strict=True):
+            found = _equation(one, other, bounds)
+            if found is None:
+                continue
+            atom, value = found
+            if distance.setdefault(atom, value) != value:
+                return None
+    except _NoConflict:
+        return None
+    return distance
+
+
+def _segments(first: Access, second: Access, dims: Sequence[str]) -> frozenset[Segments]:
+    """Positions at which both touch the same run of cells, one run per value of a loop variable."""
+    pairs = zip(first.subs, second.subs, strict=True)
+    found = (_same_segment(one, other, dims) for one, other in pairs)
+    return frozenset(each for each in found if each is not None)
+
+
+def _equation(one: Sub, other: Sub, bounds: _Bounds) -> tuple[Atom, int] | None:
+    """What ``one`` = ``other`` says about the distance between the two iterations."""
+    left, right = one.index, other.index
+    if left is None or right is None or left.has("inner") or right.has("inner"):
+        return None
+    shift = left.invariant - right.invariant
+    if left.varying == right.varying and shift.is_const:
+        if not left.varying:
+            if shift.const:
+                raise _NoConflict
+            return None
+        if len(left.varying) > 1:
+            return Atom("key", Linear(left.varying).text()), shift.const
+        ((atom, factor),) = left.varying
+        if shift.const % factor or bounds.skips(atom, shift.const // factor):
+            raise _NoConflict
+        return atom, shift.const // factor
+    if bounds.apart(left, right):
+        raise _NoConflict
+    return None
+
+
+def _same_segment(one: Sub, other: Sub, dims: Sequence[str]) -> Segments | None:
+    if one.segment is None or one.segment != other.segment:
+        return None
+    start, stop = one.segment
+    names = {
+        node.id
+        for node in ast.walk(ast.parse(f"({start}, {stop})"))
+        if isinstance(node, ast.Name) and node.id in dims
+    }
+    return Segments(names.pop(), start, stop) if len(names) == 1 else None
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """The ranges of the loop variables, as forms."""
+
+    ranges: Mapping[str, Range]
+    dims: Sequence[str]
+
+    def skips(self, atom: Atom, distance: int) -> bool:
+        """Whether no two values of a strided loop differ by this much."""
+        if atom.kind != "dim":
+            return False
+        start, _, step = self.ranges[atom.name]
+        if start.linear is None or start.linear.has("dim") or start.linear.has("key"):
+            return False
+        if step.linear is None or not step.linear.is_const or step.linear.const == 0:
+            return False
+        return distance % step.linear.const != 0
+
+    def apart(self, left: Linear, right: Linear) -> bool:
+        """Whether the two forms never meet, whatever the two iterations are."""
+        for one, other in ((left, right), (right, left)):
+            low, high = self.extreme(one, -1), self.extreme(other, +1)
+            if low is not None and high is not None:
+                gap = low - high
+                if gap.is_const and gap.const > 0:
+                    return True
+        return False
+
+    def extreme(self, form: Linear, side: int) -> Linear | None:
+        """The form's least (-1) or greatest (+1) value as a form of invariants."""
+        for name in reversed(self.dims):
+            factor = dict(form.terms).get(Atom("dim", name), 0)
+            if not factor:
+                continue
+            end = self.end_of(name, side if factor > 0 else -side)
+            if end is None:
+                return None
+            form = form + (end - Linear.of(Atom("dim", name))).scaled(factor)
+        return None if form.varying else form
+
+    def end_of(self, name: str, side: int) -> Linear | None:
+        start, stop, step = (part.linear for part in self.ranges[name])
+        if start is None or stop is None or step is None or not step.is_const or not step.const:
+            return None
+        if step.const > 0:
+            return start if side < 0 else stop - Linear(const=1)
+        return stop + Linear(const=1) if side < 0 else start

@@ -1,0 +1,81 @@
+"""Evaluating index expressions before the loop runs, for all iterations at once.
+
+Only integers: loop variables as arrays, invariants, lengths, and elements of arrays that the loop
+does not write. The tree is walked; no text is ever run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+_OPERATORS = {
+    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.remainder, ast.BitAnd: np.bitwise_and, ast.BitOr: np.bitwise_or,
+    ast.BitXor: np.bitwise_xor, ast.LShift: np.left_shift, ast.RShift: np.right_shift,
+}  # fmt: skip
+
+
+class CannotEvaluate(Exception):  # noqa: N818
+    """The expression's value is not known before the loop."""
+
+
+def evaluate(text: str, values: Mapping[str, Any]) -> Any:
+    """The value of an expression: an int64 number or array."""
+    try:
+        with np.errstate(all="raise"):
+            return _value(ast.parse(text, mode="eval").body, values)
+    except (IndexError, FloatingPointError, KeyError, TypeError, ValueError) as error:
+        raise CannotEvaluate(str(error)) from error
+
+
+def number(text: str, values: Mapping[str, Any]) -> int:
+    """The value of an expression without loop variables."""
+    result = evaluate(text, values)
+    if np.ndim(result):
+        raise CannotEvaluate(f"{text} is not one number")
+    return int(result)
+
+
+def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Constant(int() as constant):
+            return constant
+        case ast.Name(name):
+            return _integers(values[name], name)
+        case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, values), _value(right, values))
+        case ast.UnaryOp(ast.USub(), operand):
+            return np.negative(_value(operand, values))
+        case ast.Call(ast.Name("len"), [ast.Name(name)]):
+            return len(values[name])
+        case ast.Call(ast.Name("min" | "max" as name), arguments):
+            choose = np.minimum if name == "min" else np.maximum
+            return functools.reduce(choose, (_value(argument, values) for argument in arguments))
+        case ast.Attribute(ast.Name(name), "size"):
+            return values[name].size
+        case ast.Attribute(ast.Name(name), "ndim"):
+            return values[name].ndim
+        case ast.Subscript(ast.Attribute(ast.Name(name), "shape"), ast.Constant(int() as axis)):
+            return values[name].shape[axis]
+        case ast.Subscript(ast.Name(name), place):
+            parts = place.elts if isinstance(place, ast.Tuple) else [place]
+            indices = tuple(_value(part, values) for part in parts)
+            if any(np.size(index) and np.min(index) < 0 for index in indices):
+                raise CannotEvaluate(f"{ast.unparse(node)} counts from the end")
+            return _integers(values[name][indices], name)
+        case _:
+            raise CannotEvaluate(ast.unparse(node))
+
+
+def _integers(value: Any, name: str) -> Any:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iub":
+        raise CannotEvaluate(f"{name} holds no integers")
+    if array.dtype.kind == "u" and array.dtype.itemsize == 8:
+        raise CannotEvaluate(f"{name} holds unsigned 64-bit integers")
+    return array.astype(np.int64, copy=False) if array.ndim else int(array)

@@ -1,0 +1,423 @@
+"""Reading expressions: what number or view each one is, and which array cells it reads.
+
+Plain helpers are followed through their calls with the actual arguments, so what they read and
+write is seen at the caller's arrays. What is not understood raises `Refusal`, never a guess.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hocket.loops.calls import VIEW_METHODS, WRITE_METHODS, pure_call, pure_method
+from hocket.loops.flow import stored_names
+from hocket.loops.form import (
+    ANY_SLICE, FRESH, UNKNOWN, WHOLE, Access, Array, Atom, Inner, Kind, Linear, Mode,
+    Refusal, Scalar, Sub, Tuple, Value, View, fresh,
+)  # fmt: skip
+from hocket.loops.names import Helper, Library, Names, Number
+from hocket.loops.numbers import arithmetic, known_before, merged, result_kind, views_in
+from hocket.loops.scope import Scope
+
+_MAX_CALL_DEPTH = 8
+_CONSTANTS = frozenset(
+    f"{module}.{name}" for module in ("math", "numpy") for name in ("pi", "e", "inf", "nan")
+)
+Environment = dict[str, Value]
+Index = Scalar | Sub | None
+"""One part of a subscript: a number, a slice, or None for what changes the shape (None, masks)."""
+
+
+@dataclass
+class Expressions:
+    """Evaluates expressions in an environment and records the accesses that they make."""
+
+    scope: Scope
+    dims: tuple[str, ...]
+    written: frozenset[str]
+    names: Names
+    accesses: list[Access] = field(default_factory=list)
+    inner: dict[str, Inner] = field(default_factory=dict)
+    returns: list[Value] = field(default_factory=list)
+    call_depth: int = 0
+    loop_depth: int = 0
+    has_local_arrays: bool = False
+
+    def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:
+        """Run statements; the reader of statements does that."""
+        raise NotImplementedError
+
+    # ── values ──────────────────────────────────────────────────────────────────────────────────
+
+    def value(self, node: ast.expr, environment: Environment) -> Value:
+        """What an expression is."""
+        match node:
+            case ast.Constant(bool()):
+                return Scalar(None, None, "bool")
+            case ast.Constant(int() as constant):
+                return Scalar(Linear(const=constant), str(constant), "int")
+            case ast.Constant(constant):
+                return Scalar(None, None, "float" if isinstance(constant, float) else "unknown")
+            case ast.Name(name):
+                return self.lookup(name, environment, node)
+            case ast.Tuple(elts):
+                return Tuple(tuple(self.value(element, environment) for element in elts))
+            case ast.Subscript():
+                return self.loaded(self.subscript(node, environment), node)
+            case ast.BinOp(left, op, right):
+                sides = self.value(left, environment), self.value(right, environment)
+                return self.combine(op, *sides, node)
+            case ast.UnaryOp(op, operand):
+                return self.unary(op, self.value(operand, environment), node)
+            case ast.Compare(left, _, comparators):
+                for side in (left, *comparators):
+                    self.consume(self.value(side, environment), side)
+                return Scalar(None, None, "bool")
+            case ast.BoolOp(_, values):
+                return merged([self.value(value, environment) for value in values])
+            case ast.IfExp(test, body, orelse):
+                self.consume(self.value(test, environment), test)
+                return merged([self.value(body, environment), self.value(orelse, environment)])
+            case ast.Attribute():
+                return self.attribute(node, environment)
+            case ast.Call():
+                return self.call(node, environment)
+            case _:
+                raise not_understood(node)
+
+    def lookup(self, name: str, environment: Environment, node: ast.AST) -> Value:
+        """What a name is."""
+        if name in environment:
+            return environment[name]
+        line = getattr(node, "lineno", 0)
+        if self.call_depth:
+            meaning = self.names.meaning(name)
+            if isinstance(meaning, Number):
+                return Scalar(None, None, "float" if isinstance(meaning.value, float) else "int")
+            raise Refusal(f"helper reads the global {name} at line {line}", line)
+        if name in self.scope.arrays:
+            info = self.scope.arrays[name]
+            return Array(frozenset({View(info.owner, (WHOLE,) * info.rank)}))
+        if name in self.scope.scalars:
+            kind = self.scope.scalars[name]
+            return Scalar(Linear.of(Atom("invariant", name)), name, kind)
+        raise Refusal(f"name {name} at line {line} is not understood", line)
+
+    def attribute(self, node: ast.Attribute, environment: Environment) -> Value:
+        """Shapes, transposes and the constants of libraries."""
+        if self.library(node) in _CONSTANTS:
+            return Scalar(None, None, "float")
+        value = self.value(node.value, environment)
+        if isinstance(value, Array):
+            if node.attr in ("size", "ndim"):
+                return self.length(f"{ast.unparse(node)}", value)
+            if node.attr == "shape":
+                return self.shape(value)
+            if node.attr == "T":
+                return opaque(value)
+        raise not_understood(node)
+
+    def whole_input(self, value: Array) -> str:
+        """The name of the input array that a value is the whole of; empty for others."""
+        view = next(iter(value.views))
+        is_whole = len(value.views) == 1 and not view.is_opaque and all(s == WHOLE for s in view.subs)
+        return view.base if is_whole else ""
+
+    def length(self, text: str, value: Array) -> Scalar:
+        """A length: fixed while the loop runs, and known before if it is one of an input's."""
+        base = self.whole_input(value)
+        if not base or self.call_depth:
+            return Scalar(None, None, "int")
+        return Scalar(Linear.of(Atom("invariant", text)), text, "int")
+
+    def shape(self, value: Array) -> Value:
+        """The lengths of an input, each known before the loop."""
+        base = self.whole_input(value)
+        if not base:
+            return UNKNOWN
+        texts = [f"{base}.shape[{axis}]" for axis in range(self.scope.info(base).rank)]
+        return Tuple(tuple(Scalar(Linear.of(Atom("invariant", t)), t, "int") for t in texts))
+
+    def combine(self, op: ast.operator, left: Value, right: Value, node: ast.AST) -> Value:
+        """A binary operator: numbers stay numbers, arrays give fresh memory."""
+        if isinstance(left, Scalar) and isinstance(right, Scalar):
+            return arithmetic(op, left, right, self.dims)
+        kind = result_kind(op, self.consume(left, node).kind, self.consume(right, node).kind)
+        if isinstance(op, ast.MatMult) and _is_row(left) and _is_row(right):
+            return Scalar(None, None, kind)
+        return fresh(kind)
+
+    def unary(self, op: ast.unaryop, operand: Value, node: ast.AST) -> Value:
+        """A sign, an inversion or a negation."""
+        if isinstance(operand, Scalar) and isinstance(op, ast.USub):
+            zero = Scalar(Linear(), "0", operand.kind)
+            return arithmetic(ast.Sub(), zero, operand, self.dims)
+        if isinstance(operand, Scalar) and isinstance(op, ast.UAdd):
+            return operand
+        self.consume(operand, node)
+        return FRESH if views_in(operand) else UNKNOWN
+
+    # ── arrays ──────────────────────────────────────────────────────────────────────────────────
+
+    def subscript(self, node: ast.Subscript, environment: Environment) -> Value:
+        """The view that a subscript names; nothing of it is read yet."""
+        base = self.value(node.value, environment)
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        indices: list[Index] = []
+        for part in parts:
+            indices += self.index(part, environment)
+        if isinstance(base, Scalar):
+            self.has_local_arrays = True
+            return FRESH
+        if isinstance(base, Array) and any(not view.base for view in base.views):
+            self.has_local_arrays = True
+        if isinstance(base, Tuple):
+            place = node.slice
+            if isinstance(place, ast.Constant) and isinstance(place.value, int):
+                if 0 <= place.value < len(base.items):
+                    return base.items[place.value]
+            return merged(base.items) if base.items else UNKNOWN
+        return indexed(base, indices)
+
+    def index(self, node: ast.expr, environment: Environment) -> list[Index]:
+        """The parts that one expression gives: a tuple gives several."""
+        if isinstance(node, ast.Slice):
+            return [self.slice(node, environment)]
+        value = self.value(node, environment)
+        if isinstance(value, Tuple):
+            return [item if isinstance(item, Scalar) else None for item in value.items]
+        if isinstance(value, Array):
+            self.consume(value, node)
+            return [None]
+        if value.kind == "bool" or isinstance(node, ast.Constant) and value.linear is None:
+            return [None]
+        return [value]
+
+    def slice(self, node: ast.Slice, environment: Environment) -> Sub:
+        """A slice, with its ends where they are known before the loop."""
+        if node.lower is None and node.upper is None and node.step is None:
+            return WHOLE
+        texts = [
+            self.consume(self.value(bound, environment), bound).text if bound else default
+            for bound, default in ((node.lower, "0"), (node.upper, None), (node.step, "1"))
+        ]
+        start, stop, step = texts
+        known = start is not None and stop is not None and step == "1"
+        return Sub(segment=(start, stop) if known else None, is_slice=True)  # type: ignore[arg-type]
+
+    def loaded(self, value: Value, node: ast.expr) -> Value:
+        """A number where every position is an index, else the view itself."""
+        if not isinstance(value, Array) or any(view.keeps_dimensions for view in value.views):
+            return value
+        only = next(iter(value.views))
+        if not only.base and len(value.views) == 1:
+            return value if _has_slice(node) else UNKNOWN
+        self.touch(value, "read", node)
+        info = self.scope.arrays.get(only.base)
+        if len(value.views) > 1 or info is None:
+            return UNKNOWN
+        text = self.key_text(only) if info.kind in ("int", "unknown") else None
+        return known_before(text, info.kind, self.dims) if text else Scalar(None, None, info.kind)
+
+    def key_text(self, view: View) -> str | None:
+        """The element's expression, if the loop never writes it and its place is known before."""
+        if view.base in self.written:
+            return None
+        indices = [sub.index for sub in view.subs]
+        if any(index is None or index.has("inner") for index in indices):
+            return None
+        return f"{view.base}[{', '.join(index.text() for index in indices if index)}]"
+
+    def consume(self, value: Value, node: ast.AST) -> Scalar:
+        """The value is used as a whole: its views are read."""
+        if isinstance(value, Scalar):
+            return value
+        if isinstance(value, Tuple):
+            for item in value.items:
+                self.consume(item, node)
+            return UNKNOWN
+        self.touch(value, "read", node)
+        kinds = {self.scope.info(v.base).kind if v.base else v.kind for v in value.views}
+        return Scalar(None, None, kinds.pop() if len(kinds) == 1 else "unknown")
+
+    def touch(
+        self, value: Value, mode: Mode, node: ast.AST, op: str = "", kind: Kind = "unknown"
+    ) -> None:
+        """Record an access of all memory that a value may be."""
+        for view in sorted(views_in(value), key=repr):
+            if not view.base:
+                continue
+            text = ast.unparse(node)
+            if isinstance(node, ast.Name) and view.base != node.id:
+                text = f"{node.id} of {view.base}"
+            subs = tuple(self.segmented(sub) for sub in view.subs)
+            line = getattr(node, "lineno", 0)
+            self.accesses.append(Access(view.base, subs, mode, line, text, op, kind))
+
+    def segmented(self, sub: Sub) -> Sub:
+        """An inner loop's variable as index covers the loop's range."""
+        if sub.index is None or len(sub.index.terms) != 1 or sub.index.const:
+            return sub
+        ((atom, factor),) = sub.index.terms
+        loop = self.inner.get(atom.name) if atom.kind == "inner" and factor == 1 else None
+        if loop is None or loop.start is None or loop.stop is None:
+            return sub
+        return Sub(index=sub.index, segment=(loop.start, loop.stop))
+
+    # ── calls ───────────────────────────────────────────────────────────────────────────────────
+
+    def library(self, node: ast.expr) -> str | None:
+        """The dotted path of a library name; None for anything else."""
+        if isinstance(node, ast.Name):
+            meaning = self.names.meaning(node.id)
+            return meaning.path if isinstance(meaning, Library) else None
+        if isinstance(node, ast.Attribute):
+            parent = self.library(node.value)
+            return f"{parent}.{node.attr}" if parent else None
+        return None
+
+    def call(self, node: ast.Call, environment: Environment) -> Value:
+        """Pure library functions, methods of arrays, plain helpers."""
+        keywords = {keyword.arg or "**" for keyword in node.keywords}
+        if any(isinstance(argument, ast.Starred) for argument in node.args):
+            raise not_understood(node)
+        root = node.func
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        is_local = isinstance(root, ast.Name) and (
+            root.id in environment or (not self.call_depth and root.id in self.scope.arrays)
+        )
+        path = None if is_local else self.library(node.func)
+        if path is None and isinstance(node.func, ast.Attribute):
+            return self.method(node, keywords, environment)
+        if path is None and isinstance(node.func, ast.Name) and not is_local:
+            meaning = self.names.meaning(node.func.id)
+            if isinstance(meaning, Helper) and not keywords:
+                return self.helper(meaning, node, environment)
+        pure = pure_call(path, len(node.args), keywords) if path else None
+        if pure is None:
+            raise Refusal(_impure(ast.unparse(node), node.lineno), node.lineno)
+        values = [self.value(argument, environment) for argument in node.args]
+        if path == "builtins.len" and isinstance(values[0], Array):
+            return self.length(ast.unparse(node), values[0])
+        numbers = [self.consume(value, node) for value in values]
+        if pure[0] == "fresh" or (pure[0] == "elementwise" and any(map(views_in, values))):
+            return FRESH
+        if path == "builtins.int" and len(numbers) == 1 and numbers[0].kind == "int":
+            return numbers[0]
+        if path in ("builtins.min", "builtins.max", "builtins.abs"):
+            texts = [number.text for number in numbers]
+            found = merged([Scalar(None, None, number.kind) for number in numbers])
+            if path != "builtins.abs" and len(texts) > 1 and None not in texts:
+                text = f"{path.partition('.')[2]}({', '.join(map(str, texts))})"
+                return known_before(text, self.consume(found, node).kind, self.dims)
+            return found
+        return Scalar(None, None, pure[1])
+
+    def method(self, node: ast.Call, keywords: set[str], environment: Environment) -> Value:
+        """A method of an array."""
+        assert isinstance(node.func, ast.Attribute)
+        base, name = self.value(node.func.value, environment), node.func.attr
+        for argument in node.args:
+            self.consume(self.value(argument, environment), node)
+        if isinstance(base, Array):
+            if name in VIEW_METHODS:
+                return opaque(base)
+            if name in WRITE_METHODS and not keywords:
+                self.touch(base, "write", node)
+                return UNKNOWN
+            result = pure_method(name, len(node.args), keywords)
+            if result is not None:
+                self.consume(base, node)
+                return FRESH if result == "fresh" else UNKNOWN
+        raise Refusal(_impure(ast.unparse(node), node.lineno), node.lineno)
+
+    def helper(self, helper: Helper, node: ast.Call, environment: Environment) -> Value:
+        """Follow a call with its actual arguments, so that what it writes is seen."""
+        parameters = helper.node.args
+        plain = [argument.arg for argument in parameters.args]
+        is_plain = not (parameters.vararg or parameters.kwarg or parameters.kwonlyargs)
+        if not is_plain or len(plain) != len(node.args) or self.call_depth >= _MAX_CALL_DEPTH:
+            raise Refusal(
+                f"call of {helper.name} at line {node.lineno} is not understood: "
+                "give every argument by position, and do not recurse",
+                node.lineno,
+            )
+        frame: Environment = {
+            name: self.value(argument, environment)
+            for name, argument in zip(plain, node.args, strict=True)
+        }
+        for name in stored_names(helper.node.body):
+            frame.setdefault(name, UNKNOWN)
+        kept = self.names, self.returns, self.loop_depth
+        self.names, self.returns, self.loop_depth = helper.names, [], 0
+        self.call_depth += 1
+        self.block(helper.node.body, frame)
+        self.call_depth -= 1
+        returned = self.returns
+        self.names, self.returns, self.loop_depth = kept
+        return merged(returned) if returned else UNKNOWN
+
+
+def indexed(base: Array, indices: Sequence[Index]) -> Array:
+    """The parts of views that some indices select."""
+    views: set[View] = set()
+    for view in base.views:
+        free = [position for position, sub in enumerate(view.subs) if sub.is_slice]
+        if not view.base:
+            views.add(view)
+        elif view.is_opaque or any(index is None for index in indices) or len(indices) > len(free):
+            views |= opaque(Array(frozenset({view}))).views
+        else:
+            subs = list(view.subs)
+            for position, index in zip(free, indices, strict=False):
+                subs[position] = _narrowed(subs[position], index)
+            views.add(View(view.base, tuple(subs)))
+    return Array(frozenset(views))
+
+
+def _narrowed(sub: Sub, index: Index) -> Sub:
+    """A position of a view after one more subscript; within a part it stays within that part."""
+    if isinstance(index, Sub):
+        return index if sub.whole else sub
+    assert index is not None
+    linear = index.linear if sub.whole else None
+    if linear is not None and linear.is_const and linear.const < 0:
+        linear = None  # counts from the end: another cell than the same number elsewhere
+    return Sub(index=linear, segment=sub.segment)
+
+
+def _is_row(value: Value) -> bool:
+    """Whether a value is a view of rank one."""
+    return isinstance(value, Array) and all(
+        view.base and not view.is_opaque and sum(sub.is_slice for sub in view.subs) == 1
+        for view in value.views
+    )
+
+
+def _has_slice(node: ast.expr) -> bool:
+    return any(isinstance(part, ast.Slice) for part in ast.walk(node))
+
+
+def opaque(array: Array) -> Array:
+    """A view in another shape: any cell of the array may be meant."""
+    return Array(
+        frozenset(
+            View(view.base, (ANY_SLICE,) * len(view.subs), is_opaque=True) if view.base else view
+            for view in array.views
+        )
+    )
+
+
+def not_understood(node: ast.expr | ast.stmt) -> Refusal:
+    """The refusal of a construct."""
+    text = ast.unparse(node).partition("\n")[0]
+    return Refusal(f"{text!r} at line {node.lineno} is not understood", node.lineno)
+
+
+def _impure(text: str, line: int) -> str:
+    if "random" in text or "rng" in text:
+        return f"{text} at line {line} draws from a state that all iterations share"
+    return f"call {text} at line {line} may have side effects"
+

@@ -1,0 +1,224 @@
+"""The small typed form that a loop body is read into: index forms, views, accesses.
+
+An index is a `Linear` form over atoms. An atom is a loop variable (``dim``), a loop-invariant scalar
+(``invariant``), the variable of a loop inside the iteration (``inner``), or a ``key``: any integer
+expression of loop variables, invariants and arrays that the loop never writes, such as ``u[n]``.
+Keys are virtual loop dimensions; their values are known before the loop runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+LongArray = NDArray[np.int64]
+AtomKind = Literal["dim", "key", "invariant", "inner"]
+Kind = Literal["int", "float", "bool", "unknown"]
+Mode = Literal["read", "write", "update"]
+
+
+@dataclass(frozen=True, order=True)
+class Atom:
+    """One unknown of an index form."""
+
+    kind: AtomKind
+    name: str
+    """The variable's name, or the text of the expression."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``const + Σ coefficient × atom`` with integer coefficients, none of them zero."""
+
+    terms: tuple[tuple[Atom, int], ...] = ()
+    const: int = 0
+
+    @staticmethod
+    def of(atom: Atom) -> Linear:
+        """The form that is one atom."""
+        return Linear(((atom, 1),))
+
+    def __add__(self, other: Linear) -> Linear:
+        sums = dict(self.terms)
+        for atom, factor in other.terms:
+            sums[atom] = sums.get(atom, 0) + factor
+        kept = tuple(sorted((atom, factor) for atom, factor in sums.items() if factor))
+        return Linear(kept, self.const + other.const)
+
+    def __sub__(self, other: Linear) -> Linear:
+        return self + other.scaled(-1)
+
+    def scaled(self, factor: int) -> Linear:
+        """The form times a number."""
+        if not factor:
+            return Linear()
+        terms = tuple((atom, coefficient * factor) for atom, coefficient in self.terms)
+        return Linear(terms, self.const * factor)
+
+    @property
+    def is_const(self) -> bool:
+        """Whether it is a number."""
+        return not self.terms
+
+    @property
+    def varying(self) -> tuple[tuple[Atom, int], ...]:
+        """The terms that differ between iterations."""
+        return tuple(term for term in self.terms if term[0].kind != "invariant")
+
+    @property
+    def invariant(self) -> Linear:
+        """The terms that do not, with the constant."""
+        kept = tuple(term for term in self.terms if term[0].kind == "invariant")
+        return Linear(kept, self.const)
+
+    def has(self, kind: AtomKind) -> bool:
+        """Whether an atom of a kind occurs."""
+        return any(atom.kind == kind for atom, _ in self.terms)
+
+    def text(self) -> str:
+        """As Python source."""
+        parts = [
+            atom.name if factor == 1 else f"{factor} * ({atom.name})" for atom, factor in self.terms
+        ]
+        if self.const or not parts:
+            parts.append(str(self.const))
+        return " + ".join(parts)
+
+
+@dataclass(frozen=True)
+class Sub:
+    """One subscript position of an access: an index, or a slice that keeps the dimension."""
+
+    index: Linear | None = None
+    """Where it is known what the index is."""
+    segment: tuple[str, str] | None = None
+    """Start and stop of the cells that one iteration touches, as expressions."""
+    is_slice: bool = False
+    whole: bool = False
+    """A full slice: a later subscript of the view takes this position as it is."""
+
+
+ANYWHERE = Sub()
+ANY_SLICE = Sub(is_slice=True)
+WHOLE = Sub(is_slice=True, whole=True)
+
+
+@dataclass(frozen=True)
+class View:
+    """Part of an array: its name and one `Sub` per dimension. Fresh memory has the name ``""``."""
+
+    base: str
+    subs: tuple[Sub, ...]
+    is_opaque: bool = False
+    """Whether its shape is not the array's (transposed, reshaped): any cell may be meant."""
+    kind: Kind = "unknown"
+    """Of fresh memory: what numbers it holds."""
+
+    @property
+    def keeps_dimensions(self) -> bool:
+        """Whether it is a view rather than one number."""
+        return self.is_opaque or any(sub.is_slice for sub in self.subs)
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number. ``text`` is its expression where it depends on nothing that the loop writes."""
+
+    linear: Linear | None = None
+    text: str | None = None
+    kind: Kind = "unknown"
+
+
+@dataclass(frozen=True)
+class Array:
+    """A value that may be any of some views."""
+
+    views: frozenset[View]
+
+
+@dataclass(frozen=True)
+class Tuple:
+    """Several values."""
+
+    items: tuple[Value, ...]
+
+
+Value = Scalar | Array | Tuple
+
+UNKNOWN = Scalar()
+
+
+def fresh(kind: Kind = "unknown") -> Array:
+    """Memory that the body makes itself."""
+    return Array(frozenset({View("", (), kind=kind)}))
+
+
+FRESH = fresh()
+
+
+@dataclass(frozen=True)
+class Access:
+    """One read or write of an array in the body."""
+
+    array: str
+    subs: tuple[Sub, ...]
+    mode: Mode
+    line: int
+    text: str
+    op: str = ""
+    """Of an update ``+=``: its operator."""
+    kind: Kind = "unknown"
+    """Of what an update adds."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change the array."""
+        return self.mode != "read"
+
+    @property
+    def told(self) -> str:
+        """For people: what, how, where."""
+        verb = {"read": "read", "write": "written", "update": "updated"}[self.mode]
+        return f"{self.text} ({verb}, line {self.line})"
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A loop inside the iteration: the range of its variable where it is known before the loop."""
+
+    start: str | None
+    stop: str | None
+
+
+@dataclass(frozen=True)
+class Body:
+    """What one iteration does to memory, for the iteration space of ``dims``."""
+
+    dims: tuple[str, ...]
+    accesses: tuple[Access, ...]
+    inner: dict[str, Inner] = field(default_factory=dict)
+    """Atom name of an inner loop's variable -> its range."""
+    has_local_arrays: bool = False
+    """Whether memory that the body makes itself is subscripted."""
+
+    @property
+    def written(self) -> frozenset[str]:
+        """Arrays that the loop may change."""
+        return frozenset(access.array for access in self.accesses if access.writes)
+
+    def without(self, arrays: frozenset[str]) -> Body:
+        """The body as if some arrays were private to each worker."""
+        kept = tuple(access for access in self.accesses if access.array not in arrays)
+        return replace(self, accesses=kept)
+
+
+class Refusal(Exception):  # noqa: N818  (a verdict, not an error)
+    """The loop cannot be proven parallel: why, and at which lines."""
+
+    def __init__(self, reason: str, *lines: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.lines = lines

@@ -1,0 +1,245 @@
+"""``parallel_for``: a plain Python function whose loops run in parallel where that is proven safe.
+
+The function's tree is kept as it is; each loop becomes a question to its runner, which answers with
+the loop's results or leaves the loop to Python. Nothing is analysed before the first call.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import os
+from collections.abc import Callable, Mapping
+from types import CodeType, FunctionType
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from hocket.errors import UsageError, unknown_name
+from hocket.loops.job import Job
+from hocket.loops.names import function_node, live_names
+from hocket.loops.runner import Decision, SiteRunner
+from hocket.loops.settings import Settings
+from hocket.loops.source import Site, Source, source_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+BACKENDS = ("threads", "processes", "ray")
+PERMISSIONS = ("buffer",)
+
+
+class ParallelFunction(Generic[P, R]):
+    """A function whose loops run in parallel; call it like the function itself."""
+
+    def __init__(self, function: Callable[P, R], options: Mapping[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.options = dict(options)
+
+    @functools.cached_property
+    def source(self) -> Source:
+        """The function's tree and its loops."""
+        function = self.function
+        if not isinstance(function, FunctionType):
+            raise UsageError(f"{function!r} is no plain Python function")
+        try:
+            node = function_node(function)
+        except (OSError, TypeError, SyntaxError) as error:
+            raise UsageError(
+                f"the source of {function.__qualname__!r} cannot be read: {error}",
+                hint="define the function in a file",
+            ) from error
+        place = function.__code__.co_filename
+        return source_of(node, live_names(function), place)
+
+    @functools.cached_property
+    def runners(self) -> dict[int, SiteRunner]:
+        """One runner per loop."""
+        settings = self._settings()
+        sites = [site for top in self.source.sites for site in top.walk()]
+        return {site.number: SiteRunner(self.source, site, settings) for site in sites}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function."""
+        host = self._host()
+        result: R = host(*args, **kwargs)
+        return result
+
+    def decisions(self) -> list[Decision]:
+        """What was decided in the last call, loop by loop."""
+        found = [runner.last for runner in self.runners.values()]
+        return [decision for decision in found if decision is not None]
+
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """How the loops run: for the given arguments, else as in the last call or from the source.
+
+        Nothing is executed; the loop's data are those that the arguments have before it.
+        """
+        from hocket.loops.explain import explain_call, explain_source
+
+        if args or kwargs:
+            return explain_call(self, args, kwargs)
+        if self.decisions():
+            return explain_call(self, None, {})
+        settings = self._settings()
+        return explain_source(self.source, ordered=settings.ordered, permit=settings.permit)
+
+    def variables(self) -> dict[str, Any]:
+        """Globals and closure of the function, as they are now."""
+        assert isinstance(self.function, FunctionType)
+        return live_names(self.function).variables()
+
+    def _settings(self) -> Settings:
+        options = self.options
+        permit = dict(options["permit"])
+        parameters = set(self.source.parameters)
+        for array, way in permit.items():
+            if way not in PERMISSIONS:
+                raise unknown_name("permission", str(way), PERMISSIONS, where=f"permit[{array!r}]")
+            known = parameters | {n.id for n in ast.walk(self.source.node) if isinstance(n, ast.Name)}
+            if array not in known:
+                raise unknown_name("array", array, known, where="permit")
+        return Settings(
+            num_workers=options["workers"], backend=backend_named(options["backend"]),
+            ordered=options["ordered"], permit=tuple(sorted(permit)),
+            max_delay=options["max_delay"], fastmath=options["fastmath"],
+            check_bounds=options["check_bounds"], outside=lambda name: self.variables().get(name),
+        )  # fmt: skip
+
+    @functools.cached_property
+    def _code(self) -> CodeType:
+        assert isinstance(self.function, FunctionType)
+        return _host_code(self.source, self.runners, self.function.__code__.co_freevars)
+
+    def _host(self) -> Callable[..., Any]:
+        """The function with its loops handed to the runners; made anew for its closure's values."""
+        function = self.function
+        assert isinstance(function, FunctionType)
+        space: dict[str, Any] = {}
+        exec(self._code, function.__globals__, space)
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        host: FunctionType = space["hocket_make_"](self._run, *cells)
+        host.__defaults__ = function.__defaults__
+        host.__kwdefaults__ = function.__kwdefaults__
+        return host
+
+    def _run(self, number: int, variables: Mapping[str, Any]) -> Any:
+        return self.runners[number].run(variables)
+
+
+def backend_named(name: str) -> Callable[[Job], list[tuple[Any, ...]]]:
+    """The back end of a name."""
+    if name == "threads":
+        from hocket.loops.backends.threads import run_on_threads
+
+        return run_on_threads
+    raise unknown_name("back end", name, BACKENDS)
+
+
+def _host_code(
+    source: Source, runners: Mapping[int, SiteRunner], free: tuple[str, ...]
+) -> CodeType:
+    """Compile ``def hocket_make_(run, *free): def f(...): ...; return f``."""
+    tree = copy.deepcopy(source.node)
+    copies = _pairs(source.node, tree)
+    sites = {
+        id(copies[id(site.nest.node)]): site for top in source.sites for site in top.walk()
+    }
+    host = _Handed(sites, runners).visit(tree)
+    host.decorator_list, host.returns = [], None
+    host.args.defaults = [ast.Constant(None) for _ in host.args.defaults]
+    host.args.kw_defaults = [d and ast.Constant(None) for d in host.args.kw_defaults]
+    for argument in [*host.args.posonlyargs, *host.args.args, *host.args.kwonlyargs]:
+        argument.annotation = None
+    names = [ast.arg(name) for name in ("hocket_run_", *free)]
+    arguments = ast.arguments([], names, None, [], [], None, [])
+    maker = ast.FunctionDef(
+        "hocket_make_", arguments, [host, ast.Return(ast.Name(host.name, ast.Load()))], [], None
+    )
+    module = ast.fix_missing_locations(ast.Module([maker], []))
+    return compile(module, source.place or "<loop>", "exec")
+
+
+def _pairs(one: ast.AST, other: ast.AST) -> dict[int, ast.AST]:
+    return {id(a): b for a, b in zip(ast.walk(one), ast.walk(other), strict=True)}
+
+
+class _Handed(ast.NodeTransformer):
+    """Replaces each loop by a question to its runner."""
+
+    def __init__(self, sites: Mapping[int, Site], runners: Mapping[int, SiteRunner]) -> None:
+        self.sites, self.runners = sites, runners
+
+    def visit_For(self, node: ast.For) -> Any:  # noqa: N802  (the visitor's name)
+        """Ask for the result; without one the loop runs here, with or without its inner loops."""
+        site = self.sites.get(id(node))
+        if site is None:
+            self.generic_visit(node)
+            return node
+        plain = copy.deepcopy(node)
+        self.generic_visit(node)
+        ask = ast.parse(f"hocket_done_ = hocket_run_({site.number}, locals())").body[0]
+        results = self.runners[site.number].results
+        bind = ast.parse(f"({', '.join(results)},) = hocket_done_" if results else "pass").body[0]
+        inside = ast.If(_parse("hocket_done_ is False"), [plain], [bind])
+        chosen = ast.If(_parse("hocket_done_ is None"), [node], [inside])
+        return [ast.copy_location(part, node) for part in (ask, chosen)]
+
+
+def _parse(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+@overload
+def parallel_for(function: Callable[P, R], /) -> ParallelFunction[P, R]: ...
+
+
+@overload
+def parallel_for(
+    *,
+    ordered: bool = ...,
+    permit: Mapping[str, str] | None = ...,
+    workers: int | None = ...,
+    backend: str = ...,
+    max_delay: int | None = ...,
+    fastmath: bool = ...,
+    check_bounds: bool = ...,
+) -> Callable[[Callable[P, R]], ParallelFunction[P, R]]: ...
+
+
+def parallel_for(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    ordered: bool = False,
+    permit: Mapping[str, str] | None = None,
+    workers: int | None = None,
+    backend: str = "threads",
+    max_delay: int | None = None,
+    fastmath: bool = False,
+    check_bounds: bool = True,
+) -> Any:
+    """Make the loops of a function parallel where that is proven not to change their meaning.
+
+    Unless ``ordered``, iterations that meet at a cell may run in another order than the loop's, as
+    long as the result is that of some order; a step such as ``A[i - 1]`` is always kept. ``permit``
+    names arrays whose updates other workers may see late: ``{"totals": "buffer"}``.
+    """
+    if ordered and permit:
+        raise UsageError(
+            "ordered=True and permit contradict each other",
+            hint="a buffered array is seen late by other workers; leave out one of the two",
+        )
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers is {workers}", hint="give 1 or more")
+    if max_delay is not None and max_delay < 1:
+        raise UsageError(f"max_delay is {max_delay}", hint="give 1 or more iterations")
+    if backend not in BACKENDS:
+        raise unknown_name("back end", backend, BACKENDS)
+    options = {
+        "ordered": ordered, "permit": permit or {}, "backend": backend, "max_delay": max_delay,
+        "workers": workers or len(os.sched_getaffinity(0)), "fastmath": fastmath,
+        "check_bounds": check_bounds,
+    }  # fmt: skip
+    if function is None:
+        return lambda decorated: ParallelFunction(decorated, options)
+    return ParallelFunction(function, options)

@@ -1,0 +1,166 @@
+"""The source of a kernel that runs one tile: the user's own statements inside the tile's loops.
+
+A tile is either a range of the loops (clipped, for a nest of two) or a part of a list of
+iterations. Names are the user's; helpers that the body calls are written into the same module.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hocket.loops.body import Level
+from hocket.loops.flow import loaded_names
+from hocket.loops.form import Refusal
+from hocket.loops.names import Helper, Library, Names, Number
+
+_CLIP = '''
+@njit(**OPTIONS_)
+def clip_(start, stop, step, low, high):
+    """The part of range(start, stop, step) whose coordinate lies in [low, high)."""
+    if step > 0:
+        first = start if start >= low else start + ((low - start + step - 1) // step) * step
+        return first, min(stop, high)
+    first = start if -start >= low else start - ((low + start - step - 1) // -step) * -step
+    return first, max(stop, -high)
+'''
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A module with one function ``kernel``."""
+
+    text: str
+    arguments: tuple[str, ...]
+    """After the tile's bounds: the loop's inputs, in this order."""
+    results: tuple[str, ...]
+
+
+def range_kernel(
+    levels: Sequence[Level], arguments: Sequence[str], results: Sequence[str], names: Names
+) -> KernelSource:
+    """A kernel over ranges: ``kernel(low, high[, low_1, high_1, skew], *arguments)``."""
+    first = levels[0]
+    step = _step(first)
+    lines = [f"for {first.name} in range(low_0_, high_0_, {step}):"]
+    bounds = ["low_0_", "high_0_"]
+    if len(levels) == 2:
+        second = levels[1]
+        start, stop, inner_step = _parts(second.node.iter)
+        bounds += ["low_1_", "high_1_", "skew_"]
+        sign = -1 if ast.literal_eval(step) < 0 else 1
+        lines += _indented(_source(first.prelude))
+        lines += [
+            f"    shift_ = skew_ * {sign} * {first.name}",
+            f"    first_, last_ = clip_({start}, {stop}, {inner_step}, low_1_ - shift_, "
+            "high_1_ - shift_)",
+            f"    for {second.name} in range(first_, last_, {inner_step}):",
+        ]
+        lines += _indented(_source(second.node.body), 2)
+    else:
+        lines += _indented(_source(first.node.body))
+    return _module(lines, bounds, levels, arguments, results, names, clip=len(levels) == 2)
+
+
+def list_kernel(
+    levels: Sequence[Level], arguments: Sequence[str], results: Sequence[str], names: Names
+) -> KernelSource:
+    """A kernel over a list: ``kernel(order_0[, order_1], low, high, *arguments)``."""
+    orders = [f"order_{number}_" for number in range(len(levels))]
+    lines = ["for place_ in range(low_0_, high_0_):"]
+    for level, order in zip(levels, orders, strict=True):
+        lines.append(f"    {level.name} = {order}[place_]")
+        if level is not levels[-1]:
+            lines += _indented(_source(level.prelude))
+    lines += _indented(_source(levels[-1].node.body))
+    return _module(lines, [*orders, "low_0_", "high_0_"], levels, arguments, results, names)
+
+
+def serial_kernel(
+    level: Level, arguments: Sequence[str], results: Sequence[str], names: Names
+) -> KernelSource:
+    """The loop as it is: ``kernel(*arguments)``."""
+    return _module(_source([level.node]), [], [level], arguments, results, names)
+
+
+def _module(
+    lines: Sequence[str],
+    bounds: Sequence[str],
+    levels: Sequence[Level],
+    arguments: Sequence[str],
+    results: Sequence[str],
+    names: Names,
+    *,
+    clip: bool = False,
+) -> KernelSource:
+    returned = f"({', '.join(results)},)" if results else "()"
+    head = f"def kernel({', '.join([*bounds, *arguments])}):"
+    function = "\n".join([head, *_indented(lines), f"    return {returned if results else 0}"])
+    defined: dict[str, str] = {}
+    _collect(levels[0].node, names, set(arguments), defined)
+    parts = ["from numba import njit", *defined.values()]
+    if clip:
+        parts.append(_CLIP)
+    text = "\n".join([*parts, "", "", function, ""])
+    return KernelSource(text, tuple(arguments), tuple(results))
+
+
+def _collect(node: ast.AST, names: Names, known: set[str], defined: dict[str, str]) -> None:
+    """Imports, constants and helpers for the outside names below a node."""
+    local = known | {
+        part.id
+        for part in ast.walk(node)
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
+    }
+    if isinstance(node, ast.FunctionDef):
+        local |= {argument.arg for argument in node.args.args}
+    for name in sorted(loaded_names([node]) - local):
+        text = _definition(name, names, defined)
+        if text is not None and defined.setdefault(name, text) != text:
+            raise Refusal(f"two helpers are called {name}")
+
+
+def _definition(name: str, names: Names, defined: dict[str, str]) -> str | None:
+    meaning = names.meaning(name)
+    if isinstance(meaning, Library):
+        module, _, member = meaning.path.rpartition(".")
+        if module == "builtins":
+            return None
+        return f"from {module} import {member} as {name}" if module else (
+            f"import {member} as {name}"
+        )
+    if isinstance(meaning, Number):
+        return f"{name} = {meaning.value!r}"
+    if isinstance(meaning, Helper):
+        if name in defined:
+            return defined[name]
+        _collect(meaning.node, meaning.names, set(), defined)
+        function = copy.deepcopy(meaning.node)
+        function.name, function.decorator_list, function.returns = name, [], None
+        for argument in function.args.args:
+            argument.annotation = None
+        return "\n@njit(**OPTIONS_)\n" + ast.unparse(ast.fix_missing_locations(function)) + "\n"
+    return None
+
+
+def _source(statements: Sequence[ast.stmt]) -> list[str]:
+    return [line for statement in statements for line in ast.unparse(statement).splitlines()]
+
+
+def _indented(lines: Sequence[str], depth: int = 1) -> list[str]:
+    return ["    " * depth + line for line in lines]
+
+
+def _parts(head: ast.expr) -> tuple[str, str, str]:
+    assert isinstance(head, ast.Call)
+    texts = [ast.unparse(argument) for argument in head.args]
+    if len(texts) == 1:
+        return "0", texts[0], "1"
+    return texts[0], texts[1], texts[2] if len(texts) == 3 else "1"
+
+
+def _step(level: Level) -> str:
+    return _parts(level.node.iter)[2]
+

@@ -1,0 +1,96 @@
+"""One call of one loop, ready to be carried out: a kernel, its tiles, and the memory they work on.
+
+Every back end runs the same tiles in an order that their ``after`` allows, so all give the same
+bits. Arrays that are private, summed or buffered have a replica per worker; what becomes of the
+replicas is decided here, in a fixed order of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.loops.compile import CompileOptions, Kernel, compiled
+from hocket.loops.generate import KernelSource
+from hocket.loops.tiles import Tile, Tiling
+
+AnyArray = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A loop with its tiles, its data and its replicas."""
+
+    source: KernelSource
+    options: CompileOptions
+    tiling: Tiling
+    values: Mapping[str, Any]
+    """Arrays and scalars by name; a reduction starts at its neutral value."""
+    private: tuple[str, ...] = ()
+    summed: tuple[str, ...] = ()
+    buffered: tuple[str, ...] = ()
+    last_worker: int = 0
+    """Who runs the last iteration: its private arrays are kept."""
+    written: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Name -> owner, for names of one array."""
+
+    @property
+    def replicated(self) -> tuple[str, ...]:
+        """Arrays of which each worker has its own."""
+        return (*self.private, *self.summed, *self.buffered)
+
+    @property
+    def needs_barriers(self) -> bool:
+        """Whether buffered arrays are exchanged between steps."""
+        return bool(self.buffered)
+
+    def kernel(self) -> Kernel:
+        """The compiled kernel."""
+        return compiled(self.source.text, self.options)
+
+    def leading(self, tile: Tile) -> tuple[Any, ...]:
+        """The kernel's first arguments for a tile."""
+        if self.tiling.order:
+            return (*self.tiling.order, *tile.bounds)
+        return (*tile.bounds, self.tiling.skew) if len(tile.bounds) == 4 else tile.bounds
+
+    def replica(self, name: str) -> AnyArray:
+        """A worker's own array as it is before the first step."""
+        shared: AnyArray = self.values[name]
+        return np.zeros_like(shared) if name in self.summed else shared.copy()
+
+
+def arguments_for(job: Job, replicas: Mapping[str, AnyArray]) -> tuple[Any, ...]:
+    """The kernel's arguments after the bounds, for one worker."""
+    found = []
+    for name in job.source.arguments:
+        owner = job.aliases.get(name, name)
+        found.append(replicas[owner] if owner in replicas else job.values[name])
+    return tuple(found)
+
+
+def exchange(job: Job, replicas: list[dict[str, AnyArray]]) -> None:
+    """Between steps: add everyone's changes to the buffered arrays, in the order of workers."""
+    for name in job.buffered:
+        shared: AnyArray = job.values[name]
+        merged = shared.copy()
+        for own in replicas:
+            merged += own[name] - shared
+        shared[...] = merged
+        for own in replicas:
+            own[name][...] = merged
+
+
+def finish(job: Job, replicas: list[dict[str, AnyArray]]) -> None:
+    """After the last step: keep the private arrays of the last iteration, add up the sums."""
+    for name in job.private:
+        job.values[name][...] = replicas[job.last_worker][name]
+    for name in job.summed:
+        shared: AnyArray = job.values[name]
+        for own in replicas:
+            shared += own[name]

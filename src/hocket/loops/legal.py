@@ -1,0 +1,109 @@
+"""Which schedules a set of dependence vectors allows.
+
+independent: no vector. 1-D: a dimension, real or virtual, that is 0 in all vectors. 2-D: two
+dimensions of which every vector has one at 0; as a rotation where any order of iterations will do,
+as a wavefront where two loops carry an order. Skewed (Wolf and Lam 1991): the inner loop shifted by
+the outer one until no component is negative. O(vectors × dimensions²).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from hocket.loops.dependence import Vector
+from hocket.loops.form import Atom
+
+MAX_SKEW = 8
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How the iteration space is cut, before data are seen."""
+
+    kind: str
+    """``independent``, ``1d``, ``rotation``, ``wavefront``, ``skewed`` or ``serial``."""
+    space: Atom | None = None
+    time: Atom | None = None
+    skew: int = 0
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether dependent iterations run in the order of the loop itself."""
+        return self.kind != "rotation"
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether iterations are picked from a list rather than from ranges."""
+        return any(atom is not None and atom.kind == "key" for atom in (self.space, self.time))
+
+
+SERIAL = Shape("serial")
+
+
+def legal_shapes(
+    vectors: Sequence[Vector], dims: Sequence[Atom], signs: Sequence[int], *, ordered: bool
+) -> Iterator[Shape]:
+    """All shapes that keep what must be kept; ``signs`` is -1 for a loop that counts down."""
+    if not vectors:
+        yield Shape("independent", dims[0])
+        return
+    atoms = sorted({atom for vector in vectors for atom in vector.distance} | set(dims))
+    lines = [atom for atom in atoms if all(vector.at(atom) == 0 for vector in vectors)]
+    for atom in lines:
+        yield Shape("1d", atom)
+    atoms = [atom for atom in atoms if atom not in lines]
+    if not lines and not ordered and not any(_has_direction(vector, dims) for vector in vectors):
+        for one, other in combinations(atoms, 2):
+            if all(0 in (vector.at(one), vector.at(other)) for vector in vectors):
+                yield Shape("rotation", one, other)
+    if len(dims) == 2:
+        skew = _least_skew(vectors, dims, signs)
+        if skew is not None:
+            kind = "skewed" if skew else "wavefront"
+            yield Shape(kind, dims[0], dims[1], skew)
+
+
+def _has_direction(vector: Vector, dims: Sequence[Atom]) -> bool:
+    """A fixed step along a loop is an order that the user wrote: it is kept."""
+    return any(vector.at(dim) for dim in dims)
+
+
+def _least_skew(
+    vectors: Sequence[Vector], dims: Sequence[Atom], signs: Sequence[int]
+) -> int | None:
+    steps = [step for vector in vectors for step in directions(vector, dims, signs)]
+    for skew in range(MAX_SKEW + 1):
+        if all(_least(outer, skew) + inner[0] >= 0 for outer, inner in steps):
+            return skew
+    return None
+
+
+def _least(outer: Interval, skew: int) -> float:
+    return skew * outer[0] if skew else 0.0
+
+
+def directions(
+    vector: Vector, dims: Sequence[Atom], signs: Sequence[int]
+) -> Iterator[tuple[Interval, ...]]:
+    """The lexicographically positive steps of a vector, as one interval per dimension.
+
+    Either access may come first, so both signs are followed; a free component is split where it is
+    0 and where it is positive, and what follows a positive one stays free.
+    """
+    for sign in (1, -1):
+        whole = []
+        for dim, dim_sign in zip(dims, signs, strict=True):
+            value = vector.at(dim)
+            fixed = None if value is None else float(sign * dim_sign * value)
+            whole.append((-math.inf, math.inf) if fixed is None else (fixed, fixed))
+        for first in range(len(dims)):
+            if any(not low <= 0 <= high for low, high in whole[:first]):
+                break
+            low, high = whole[first]
+            if high >= 1:
+                zeros = [(0.0, 0.0)] * first
+                yield (*zeros, (max(low, 1.0), high), *whole[first + 1 :])

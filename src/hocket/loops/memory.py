@@ -1,0 +1,64 @@
+"""What the arrays of a call share: names of one array, overlaps, cells that are seen twice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hocket.loops.form import Refusal
+
+
+def owners(values: Mapping[str, Any]) -> dict[str, str]:
+    """Every array's owner: the first name of the same array (same cells in the same shape)."""
+    found: dict[str, str] = {}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name in sorted(values):
+        value = values[name]
+        if isinstance(value, np.ndarray):
+            place = value.__array_interface__["data"][0]
+            key = (place, value.shape, value.strides, value.dtype.str)
+            found[name] = seen.setdefault(key, name)
+    return found
+
+
+def check_overlaps(values: Mapping[str, Any], written: frozenset[str], line: int) -> None:
+    """Refuse if an array that the loop writes shares cells with another, or with itself."""
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    by_owner = {owner: arrays[owner] for owner in set(owners(values).values())}
+    for name in sorted(written & by_owner.keys()):
+        array = by_owner[name]
+        if _sees_cells_twice(array):
+            raise Refusal(f"{name} is written but shows some of its cells more than once", line)
+        for other in sorted(by_owner):
+            if other != name and _share(array, by_owner[other]):
+                raise Refusal(
+                    f"{name} is written and shares memory with {other}; give the loop a copy of "
+                    "one of them",
+                    line,
+                )
+
+
+def _share(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    if not np.may_share_memory(one, other):
+        return False
+    try:
+        return bool(np.shares_memory(one, other, max_work=10_000))  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _sees_cells_twice(array: np.ndarray[Any, Any]) -> bool:
+    """Whether two indices may be one cell (broadcast or overlapping windows)."""
+    axes = sorted(
+        (abs(stride), length)
+        for stride, length in zip(array.strides, array.shape, strict=True)
+        if length > 1
+    )
+    reach = array.itemsize
+    for stride, length in axes:
+        if stride < reach:
+            return True
+        reach = stride * (length - 1) + reach
+    return False

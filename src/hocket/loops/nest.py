@@ -1,0 +1,177 @@
+"""A loop nest read at one depth: its dimensions, what it carries, and its dependence vectors."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from hocket.loops.body import Level, Range, read_nest
+from hocket.loops.dependence import Segments, Vector, dependence_vectors
+from hocket.loops.flow import exposed_names, loaded_names, stored_names
+from hocket.loops.form import Access, Atom, Body, Refusal
+from hocket.loops.private import Covers, private_arrays
+from hocket.loops.reductions import Reduction, find_reduction
+from hocket.loops.scope import Scope
+
+MAX_DEPTH = 2
+"""Two loops span the grid of tiles; deeper ones run inside an iteration."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known about a nest when its first ``depth`` loops are the iteration space."""
+
+    levels: tuple[Level, ...]
+    statements: tuple[ast.stmt, ...]
+    """One iteration: what stands between the loops, then the innermost body."""
+    body: Body
+    ranges: tuple[Range, ...]
+    vectors: tuple[Vector, ...]
+    reductions: tuple[Reduction, ...]
+    reduction_kinds: dict[str, str]
+    private: dict[str, Covers | None]
+    segments: frozenset[Segments] = frozenset()
+    nonempty: tuple[str, ...] = ()
+    """Ranges that must not be empty: a name is assigned in such a loop and read after it."""
+
+    @property
+    def depth(self) -> int:
+        """Loops of the iteration space."""
+        return len(self.levels)
+
+    @property
+    def dims(self) -> tuple[Atom, ...]:
+        """The loop variables."""
+        return tuple(Atom("dim", level.name) for level in self.levels)
+
+    @property
+    def atoms(self) -> tuple[Atom, ...]:
+        """All dimensions, real and virtual."""
+        keys = {atom for vector in self.vectors for atom in vector.distance if atom.kind == "key"}
+        return (*self.dims, *sorted(keys))
+
+
+@dataclass(frozen=True)
+class Nest:
+    """A loop of the user's function, outermost first, with the names that are read after it."""
+
+    node: ast.For
+    live_after: frozenset[str]
+    levels: tuple[Level, ...] = field(default=())
+
+    @staticmethod
+    def of(node: ast.For, live_after: frozenset[str]) -> Nest:
+        """Find the loops that follow each other with nothing but plain names assigned between."""
+        levels = [Level(node)]
+        while len(levels) < MAX_DEPTH:
+            current = levels[-1].node
+            *before, last = current.body
+            if not isinstance(last, ast.For) or last.orelse or not isinstance(last.target, ast.Name):
+                break
+            assigned = all(
+                isinstance(item, ast.Assign) and all(_is_names(t) for t in item.targets)
+                for item in before
+            )
+            if not assigned or stored_names(before) & stored_names([last]):
+                break
+            levels[-1] = Level(current, before)
+            levels.append(Level(last))
+        return Nest(node, live_after, tuple(levels))
+
+    def read(self, depth: int, scope: Scope, *, use_segments: bool = True) -> Reading:
+        """Analyse at a depth; raises `Refusal`."""
+        levels = self.levels[:depth]
+        innermost = levels[-1].node.body
+        between = [item for level in levels[:-1] for item in level.prelude]
+        statements = [*between, *innermost]
+        used = (*levels[:-1], Level(levels[-1].node))
+        in_place = _updated_in_place(statements, scope)
+        carried, nonempty = self._carried(statements, levels, in_place)
+        reductions = tuple(find_reduction(name, statements) for name in sorted(carried))
+        self._refuse_heads(carried, levels)
+        self._refuse_last_values(statements, levels, carried | in_place)
+        body, ranges, heads, kinds = read_nest(used, innermost, scope, carried)
+        _refuse_changed_heads(heads, body)
+        vectors, segments = dependence_vectors(body, ranges, use_segments=use_segments)
+        return Reading(
+            used, tuple(statements), body, ranges, vectors, reductions, kinds,
+            private_arrays(statements, body.written, scope), segments, nonempty,
+        )  # fmt: skip
+
+    def _carried(
+        self, statements: Sequence[ast.stmt], levels: Sequence[Level], in_place: frozenset[str]
+    ) -> tuple[frozenset[str], tuple[str, ...]]:
+        """Names that an iteration may read before it assigns them."""
+        stored = stored_names(statements) - in_place
+        dims = {level.name for level in levels}
+        careful = (exposed_names(statements) & stored) - dims
+        if not careful:
+            return careful, ()
+        used: list[str] = []
+
+        def surely_runs(loop: ast.For) -> bool:
+            elements = [
+                node
+                for node in ast.walk(loop.iter)
+                if isinstance(node, ast.Subscript)
+                and not (isinstance(node.value, ast.Attribute) and node.value.attr == "shape")
+            ]
+            if elements or loaded_names([loop.iter]) & (stored | dims):
+                return False
+            used.append(ast.unparse(loop.iter))
+            return True
+
+        hopeful = (exposed_names(statements, surely_runs) & stored) - dims
+        return (careful, ()) if hopeful == careful else (hopeful, tuple(dict.fromkeys(used)))
+
+    def _refuse_heads(self, carried: frozenset[str], levels: Sequence[Level]) -> None:
+        for level in levels[1:]:
+            used = loaded_names([level.node.iter]) & carried
+            if used:
+                name, line = min(used), level.node.lineno
+                raise Refusal(f"{name} is carried and bounds the loop at line {line}", line)
+
+    def _refuse_last_values(
+        self, statements: Sequence[ast.stmt], levels: Sequence[Level], carried: frozenset[str]
+    ) -> None:
+        names = stored_names([*statements, *(level.node.target for level in levels)])
+        for name in sorted((names & self.live_after) - carried):
+            line = self.node.lineno
+            raise Refusal(
+                f"{name} is used after the loop at line {line}, which leaves in it the value of "
+                "its last iteration",
+                line,
+            )
+
+
+def _updated_in_place(statements: Sequence[ast.stmt], scope: Scope) -> frozenset[str]:
+    """Arrays of which ``a += e`` changes the cells, not the name."""
+    updates, others = set(), set()
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                updates.add(node.target.id)
+            elif not isinstance(node, ast.AugAssign):
+                others |= {
+                    child.id
+                    for child in ast.iter_child_nodes(node)
+                    if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)
+                }
+    return frozenset((updates - others) & scope.arrays.keys())
+
+
+def _is_names(target: ast.expr) -> bool:
+    if isinstance(target, ast.Tuple):
+        return all(_is_names(element) for element in target.elts)
+    return isinstance(target, ast.Name)
+
+
+def _refuse_changed_heads(heads: Sequence[Access], body: Body) -> None:
+    """What stands between the loops runs once per inner iteration then: it must not change."""
+    for access in heads:
+        if access.array in body.written:
+            other = next(a for a in body.accesses if a.writes and a.array == access.array)
+            raise Refusal(
+                f"{access.told} between the loops meets {other.told}", access.line, other.line
+            )

@@ -1,0 +1,138 @@
+"""Names that go from one iteration to the next: sums, products, extremes, or a reason to refuse.
+
+A carried name is a reduction if every statement that mentions it is one update by the same
+associative operator and its value is read nowhere else. Each worker then has its own, and they are
+combined in a fixed order.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hocket.loops.form import Refusal
+
+_CLASSES = {
+    "Add": "sum", "Sub": "sum", "Mult": "product", "BitOr": "or", "BitAnd": "and",
+}  # fmt: skip
+EXACT = frozenset({"min", "max", "or", "and"})
+"""Operators that give the same result in every order, also on floating-point numbers."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A scalar that the loop accumulates."""
+
+    name: str
+    op: str
+    line: int
+    added: tuple[ast.expr, ...]
+
+
+def find_reduction(name: str, statements: Sequence[ast.stmt]) -> Reduction:
+    """How a carried name is accumulated; raises `Refusal` naming its lines if it is not."""
+    found: list[tuple[str, ast.expr, int]] = []
+    for statement in _simple_statements(statements):
+        if not _mentions(statement, name):
+            continue
+        update = _update(statement, name)
+        if update is None:
+            raise _carried(name, statements)
+        found.append((*update, statement.lineno))
+    ops = {op for op, _, _ in found}
+    if len(ops) != 1:
+        raise _carried(name, statements)
+    return Reduction(name, ops.pop(), found[0][2], tuple(added for _, added, _ in found))
+
+
+def _simple_statements(statements: Sequence[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
+    """Statements that hold no others, the heads of those that do, and whole guarded extremes."""
+    for statement in statements:
+        match statement:
+            case ast.If() if _guarded_extreme(statement) is not None:
+                yield statement
+            case ast.If(test, body, orelse) | ast.While(test, body, orelse):
+                yield test
+                yield from _simple_statements([*body, *orelse])
+            case ast.For(target, head, body, orelse):
+                yield target
+                yield head
+                yield from _simple_statements([*body, *orelse])
+            case _:
+                yield statement
+
+
+def _mentions(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+
+
+def _update(node: ast.AST, name: str) -> tuple[str, ast.expr] | None:
+    match node:
+        case ast.AugAssign(ast.Name(target), op, value) if target == name:
+            return _told(type(op).__name__, value, name)
+        case ast.Assign([ast.Name(target)], ast.BinOp(ast.Name(left), op, value)) if (
+            target == name and left == name
+        ):
+            return _told(type(op).__name__, value, name)
+        case ast.Assign([ast.Name(target)], ast.BinOp(value, op, ast.Name(right))) if (
+            target == name and right == name and not isinstance(op, ast.Sub)
+        ):
+            return _told(type(op).__name__, value, name)
+        case ast.Assign([ast.Name(target)], ast.Call(ast.Name(function), [one, other], [])) if (
+            target == name and function in ("min", "max")
+        ):
+            value = other if isinstance(one, ast.Name) and one.id == name else one
+            kept = one if value is other else other
+            is_plain = isinstance(kept, ast.Name) and kept.id == name
+            return (function, value) if is_plain and not _mentions(value, name) else None
+        case ast.If():
+            extreme = _guarded_extreme(node)
+            return extreme[1:] if extreme is not None and extreme[0] == name else None
+        case _:
+            return None
+
+
+def _told(op: str, value: ast.expr, name: str) -> tuple[str, ast.expr] | None:
+    return (_CLASSES[op], value) if op in _CLASSES and not _mentions(value, name) else None
+
+
+def _guarded_extreme(node: ast.If) -> tuple[str, str, ast.expr] | None:
+    """``if e > s: s = e`` keeps the greatest."""
+    match node:
+        case ast.If(
+            ast.Compare(left, [op], [right]),
+            [ast.Assign([ast.Name(name)], value)],
+            [],
+        ):
+            text = ast.unparse(value)
+            greater = isinstance(op, (ast.Gt, ast.GtE))
+            if not greater and not isinstance(op, (ast.Lt, ast.LtE)):
+                return None
+            if ast.unparse(left) == text and _is(right, name) and not _mentions(left, name):
+                return name, "max" if greater else "min", value
+            if ast.unparse(right) == text and _is(left, name) and not _mentions(right, name):
+                return name, "min" if greater else "max", value
+    return None
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _carried(name: str, statements: Sequence[ast.stmt]) -> Refusal:
+    reads: list[int] = []
+    writes: list[int] = []
+    for statement in statements:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and node.id == name:
+                (reads if isinstance(node.ctx, ast.Load) else writes).append(node.lineno)
+            if isinstance(node, ast.AugAssign) and _is(node.target, name):
+                reads.append(node.lineno)
+    read, write = min(reads, default=0), min(writes, default=0)
+    return Refusal(
+        f"{name} is carried from one iteration to the next: read at line {read}, written at line "
+        f"{write}",
+        read,
+        write,
+    )

@@ -1,0 +1,119 @@
+"""What a loop sees from outside: arrays with their rank and kind, scalars, and library names."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hocket.loops.form import Kind
+from hocket.loops.names import Names
+
+
+@dataclass(frozen=True)
+class ArrayInfo:
+    """An array that enters the loop."""
+
+    rank: int
+    kind: Kind
+    owner: str
+    """The name under which its memory is known: two names of one array have one owner."""
+    signed: bool = True
+    itemsize_bytes: int = 8
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Arrays and scalars by name; ``names`` resolves what is called."""
+
+    arrays: Mapping[str, ArrayInfo]
+    scalars: Mapping[str, Kind]
+    names: Names
+    is_guess: bool = False
+    """Whether ranks and kinds were guessed from the source, without data."""
+
+    def info(self, owner: str) -> ArrayInfo:
+        """Of an array by the name of its owner."""
+        return self.arrays[owner]
+
+
+def guessed_scope(nodes: Iterable[ast.AST], inputs: Iterable[str], names: Names) -> Scope:
+    """Ranks by the longest subscript that occurs; for looking at a loop without its data."""
+    ranks: dict[str, int] = {}
+    for top in nodes:
+        for node in ast.walk(top):
+            if isinstance(node, ast.Subscript):
+                name, count = _subscript_depth(node)
+                if name:
+                    ranks[name] = max(ranks.get(name, 1), count)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "len" and isinstance(node.args[0], ast.Name):
+                    ranks.setdefault(node.args[0].id, 1)
+            elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+                for side in (node.left, node.right):
+                    name, count = _subscript_depth(side)
+                    if name:
+                        ranks[name] = max(ranks.get(name, 1), count + 1)
+    _raise_through_aliases(nodes, ranks)
+    known = set(inputs)
+    arrays = {
+        name: ArrayInfo(rank, "unknown", name) for name, rank in ranks.items() if name in known
+    }
+    scalars: dict[str, Kind] = {name: "unknown" for name in known if name not in arrays}
+    return Scope(arrays, scalars, names, is_guess=True)
+
+
+def _raise_through_aliases(nodes: Iterable[ast.AST], ranks: dict[str, int]) -> None:
+    """``w = W[u]`` and ``w[k]`` make W of rank two; ``w @ h`` makes both of rank two."""
+    assigned = [
+        (node.targets[0].id, node.value)
+        for top in nodes
+        for node in ast.walk(top)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    ]
+    for _ in range(3):
+        for target, value in assigned:
+            name, count = _subscript_depth(value)
+            if name and target in ranks:
+                ranks[name] = max(ranks.get(name, 1), count + ranks[target])
+
+
+def _subscript_depth(node: ast.expr) -> tuple[str, int]:
+    count = 0
+    while isinstance(node, ast.Subscript):
+        index = node.slice
+        parts = index.elts if isinstance(index, ast.Tuple) else [index]
+        count += len(parts)
+        node = node.value
+    return (node.id, count) if isinstance(node, ast.Name) else ("", 0)
+
+
+def kind_of(value: Any) -> Kind:
+    """Of a scalar or an array's elements."""
+    dtype = np.asarray(value).dtype
+    if dtype.kind == "b":
+        return "bool"
+    if dtype.kind in "iu":
+        return "int"
+    return "float" if dtype.kind == "f" else "unknown"
+
+
+def data_scope(values: Mapping[str, Any], owners: Mapping[str, str], names: Names) -> Scope:
+    """The scope of actual values; ``owners`` unites the names of one array."""
+    arrays: dict[str, ArrayInfo] = {}
+    scalars: dict[str, Kind] = {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            arrays[name] = ArrayInfo(
+                value.ndim,
+                kind_of(value),
+                owners.get(name, name),
+                value.dtype.kind != "u",
+                value.dtype.itemsize,
+            )
+        else:
+            scalars[name] = kind_of(value)
+    return Scope(arrays, scalars, names)

@@ -1,0 +1,27 @@
+"""How the loops of one function are run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.loops.job import Job
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of ``parallel_for``, resolved."""
+
+    num_workers: int
+    backend: Callable[[Job], list[tuple[Any, ...]]]
+    ordered: bool = False
+    """Whether dependent iterations must run in the order of the loop."""
+    permit: tuple[str, ...] = ()
+    """Arrays whose updates may be seen late by other workers."""
+    max_delay: int | None = None
+    """Iterations of one worker between two exchanges of buffered arrays."""
+    fastmath: bool = False
+    check_bounds: bool = True
+    outside: Callable[[str], Any] | None = None
+    """Finds a global of the function."""

@@ -1,0 +1,256 @@
+"""From a function's source to its loops: plain ranges, sites, and the names that each one needs.
+
+Loops over arrays, ``zip``, ``enumerate``, ``reversed(range(..))`` and ``np.ndindex`` are first
+written as loops over ``range``. Every outermost loop is a site; where it cannot run in parallel,
+the loops inside it are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from hocket.errors import InputFileError, unknown_name
+from hocket.loops.flow import exposed_names, stored_names
+from hocket.loops.names import Library, Names, ParsedNames
+from hocket.loops.nest import Nest
+
+_N = TypeVar("_N", bound=ast.AST)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A loop of a function, with the loops inside it that are the next to try."""
+
+    number: int
+    nest: Nest
+    inputs: tuple[str, ...]
+    children: tuple[Site, ...] = ()
+
+    @property
+    def line(self) -> int:
+        """Where the loop begins."""
+        return self.nest.node.lineno
+
+    def walk(self) -> Iterator[Site]:
+        """This site and all inside it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function as a syntax tree whose loops are plain, and its sites."""
+
+    name: str
+    node: ast.FunctionDef
+    names: Names
+    sites: tuple[Site, ...]
+    place: str = ""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        arguments = self.node.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        return tuple(argument.arg for argument in every)
+
+
+def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> Source:
+    """Find the loops of a function."""
+    plain = _Plain(names).visit(copy.deepcopy(node))
+    ast.fix_missing_locations(plain)
+    counter = iter(range(1_000_000))
+    sites = tuple(_sites(plain.body, frozenset(), names, counter))
+    return Source(node.name, plain, names, sites, place)
+
+
+def parsed_source(path: str | Path, function: str) -> Source:
+    """A function of a file that is parsed, never run."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        module = ast.parse(text, filename=str(path))
+    except OSError as error:
+        raise InputFileError(f"cannot read the file: {error.strerror}", where=str(path)) from error
+    except (SyntaxError, ValueError) as error:
+        raise InputFileError(f"is no Python source: {error}", where=str(path)) from error
+    functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
+    if function not in functions:
+        raise unknown_name("function", function, functions, where=str(path))
+    return source_of(functions[function], ParsedNames(module), str(path))
+
+
+def _sites(
+    statements: Sequence[ast.stmt], later: frozenset[str], names: Names, counter: Iterator[int]
+) -> Iterator[Site]:
+    for position, node in enumerate(statements):
+        rest = statements[position + 1 :]
+        after = exposed_names(rest) | (later - _surely_stored(rest))
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and not node.orelse:
+            again = after | exposed_names(node.body)
+            number = next(counter)
+            children = tuple(_sites(node.body, again, names, counter))
+            yield Site(number, Nest.of(node, after), _inputs(node, names), children)
+        elif isinstance(node, (ast.For, ast.While)):
+            again = after | exposed_names([node])
+            yield from _sites(node.body, again, names, counter)
+        elif isinstance(node, ast.If):
+            yield from _sites(node.body, after, names, counter)
+            yield from _sites(node.orelse, after, names, counter)
+        elif isinstance(node, ast.With):
+            yield from _sites(node.body, after, names, counter)
+
+
+def _surely_stored(statements: Sequence[ast.stmt]) -> frozenset[str]:
+    """Names that plain assignments at this level bind on every path."""
+    found: set[str] = set()
+    for node in statements:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            found |= stored_names([node])
+        elif not isinstance(node, (ast.AugAssign, ast.Expr, ast.Pass)):
+            break
+    return frozenset(found)
+
+
+def _inputs(node: ast.For, names: Names) -> tuple[str, ...]:
+    """Names that the loop needs from outside: what it may read before binding it, less what is
+    called or is a module."""
+    assert isinstance(node.target, ast.Name)
+    exposed = exposed_names([node])
+    called = {
+        call.func.id
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    }
+    stored = stored_names([node])
+    return tuple(
+        sorted(
+            name
+            for name in exposed
+            if name in stored
+            or not (name in called or isinstance(names.meaning(name), Library))
+        )
+    )
+
+
+class _Plain(ast.NodeTransformer):
+    """Writes loops over arrays as loops over ranges."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.count = 0
+
+    def visit_For(self, node: ast.For) -> ast.AST:  # noqa: N802  (the visitor's name)
+        """Rewrite one loop, innermost first."""
+        self.generic_visit(node)
+        if node.orelse:
+            return node
+        if _is_call(node.iter, "reversed") and _is_call(node.iter.args[0], "range"):  # type: ignore[attr-defined]
+            return self._reversed(node)
+        if self._ndindex(node) is not None:
+            return self._nested(node)
+        if _is_call(node.iter, "range") or self._is_prange(node.iter):
+            return node
+        heads: list[ast.stmt] = []
+        lengths: list[str] = []
+        index = f"index_{self.count}_"
+        self.count += 1
+        if not _bind(node.target, node.iter, index, heads, lengths):
+            return node
+        stop = lengths[0] if len(lengths) == 1 else f"min({', '.join(lengths)})"
+        loop = ast.For(
+            ast.Name(index, ast.Store()), _parse(f"range({stop})"), [*heads, *node.body], [], None
+        )
+        return _placed(loop, node)
+
+    def _is_prange(self, node: ast.expr) -> bool:
+        return isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "prange"
+
+    def _reversed(self, node: ast.For) -> ast.AST:
+        arguments = node.iter.args[0].args  # type: ignore[attr-defined]
+        if len(arguments) == 3:
+            return node
+        start, stop = (ast.Constant(0), arguments[0]) if len(arguments) == 1 else arguments
+        first, last = ast.unparse(start), ast.unparse(stop)
+        node.iter = _placed(_parse(f"range({last} - 1, {first} - 1, -1)"), node)
+        return node
+
+    def _ndindex(self, node: ast.For) -> list[ast.expr] | None:
+        call = node.iter
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            return None
+        if call.func.attr != "ndindex" or not isinstance(node.target, ast.Tuple):
+            return None
+        sizes: list[ast.expr] = list(call.args)
+        if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple):
+            sizes = list(sizes[0].elts)
+        elif len(sizes) == 1 and isinstance(sizes[0], ast.Attribute) and sizes[0].attr == "shape":
+            text = ast.unparse(sizes[0])
+            sizes = [_parse(f"{text}[{axis}]") for axis in range(len(node.target.elts))]
+        return sizes if len(sizes) == len(node.target.elts) else None
+
+    def _nested(self, node: ast.For) -> ast.AST:
+        sizes = self._ndindex(node)
+        assert sizes is not None and isinstance(node.target, ast.Tuple)
+        has_break = any(isinstance(part, ast.Break) for item in node.body for part in ast.walk(item))
+        if has_break:
+            return node
+        body = node.body
+        for target, size in reversed(list(zip(node.target.elts, sizes, strict=True))):
+            head = _parse(f"range({ast.unparse(size)})")
+            body = [_placed(ast.For(target, head, body, [], None), node)]
+        return body[0]
+
+
+def _bind(
+    target: ast.expr, source: ast.expr, index: str, heads: list[ast.stmt], lengths: list[str]
+) -> bool:
+    """Statements that bind ``target`` to element ``index`` of ``source``, and its length."""
+    if _is_call(source, "enumerate") and isinstance(target, ast.Tuple) and len(target.elts) == 2:
+        if len(source.args) != 1 or source.keywords:  # type: ignore[attr-defined]
+            return False
+        heads.append(_statement(f"{ast.unparse(target.elts[0])} = {index}"))
+        return _bind(target.elts[1], source.args[0], index, heads, lengths)  # type: ignore[attr-defined]
+    if _is_call(source, "zip") and isinstance(target, ast.Tuple):
+        parts = source.args  # type: ignore[attr-defined]
+        return len(parts) == len(target.elts) and all(
+            _bind(one, other, index, heads, lengths)
+            for one, other in zip(target.elts, parts, strict=True)
+        )
+    if _is_call(source, "range") and len(source.args) == 1:  # type: ignore[attr-defined]
+        heads.append(_statement(f"{ast.unparse(target)} = {index}"))
+        lengths.append(ast.unparse(source.args[0]))  # type: ignore[attr-defined]
+        return True
+    if isinstance(source, ast.Name):
+        heads.append(_statement(f"{ast.unparse(target)} = {source.id}[{index}]"))
+        lengths.append(f"len({source.id})")
+        return True
+    return False
+
+
+def _is_call(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+
+
+def _parse(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
+
+
+def _statement(text: str) -> ast.stmt:
+    return ast.parse(text).body[0]
+
+
+def _placed(node: _N, like: ast.AST) -> _N:
+    """Give generated code the lines of what it stands for; parts of the user keep their own."""
+    for part in ast.walk(node):
+        if isinstance(part, (ast.expr, ast.stmt)):
+            line = getattr(part, "lineno", 1)
+            if not hasattr(part, "end_lineno") or line < like.lineno:  # type: ignore[attr-defined]
+                ast.copy_location(part, like)
+    return node
+

@@ -1,0 +1,125 @@
+"""Random loops against the oracle: whatever the analysis allows must be free of races, and keep the
+loop's order where it says so."""
+
+from __future__ import annotations
+
+import linecache
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from loops.harness import check_sound
+
+SIZE = 30
+COUNTER = iter(range(10**9))
+
+
+def function_of(text):
+    """A function object whose source can be found."""
+    name = f"<random loop {next(COUNTER)}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    space = {"np": np, "bump": _helper()}
+    exec(compile(text, name, "exec"), space)
+    return space["f"]
+
+
+def _helper():
+    text = "def bump(row, k, v):\n    row[k] = row[k] * 2 + v\n    return row[k] + 1\n"
+    name = "<bump>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    space = {}
+    exec(compile(text, name, "exec"), space)
+    return space["bump"]
+
+
+@st.composite
+def indices(draw, variables):
+    """An index expression with values between 0 and SIZE - 1."""
+    variable = draw(st.sampled_from(variables))
+    forms = [
+        variable, f"{variable} + 1", f"{variable} - 1", f"{variable} + 2", f"{variable} - 2",
+        f"12 - {variable}", f"2 * {variable}", f"2 * {variable} + 1", "3", "c", f"{variable} + c",
+        f"u[{variable}]", f"i[{variable}]", f"u[{variable}] + 1", f"u[{variable} + 1]",
+        f"i[u[{variable}]]", f"({variable} * 7) % 5", f"u[{variable}] % 3", f"{variable} // 2",
+    ]  # fmt: skip
+    if len(variables) == 2:
+        one, other = variables
+        forms += [f"{one} + {other}", f"{one} - {other} + 12", f"u[{one}] + {other}"]
+    return draw(st.sampled_from(forms))
+
+
+@st.composite
+def cells(draw, variables):
+    array = draw(st.sampled_from(["x", "x", "y", "A", "B"]))
+    first = draw(indices(variables))
+    if array in ("x", "y"):
+        return f"{array}[{first}]"
+    return f"{array}[{first}, {draw(indices(variables))}]"
+
+
+@st.composite
+def statements(draw, variables, depth=0):
+    """One or a few lines."""
+    cell = draw(cells(variables))
+    value = draw(st.sampled_from(["v[n]", "1", "s0", draw(cells(variables)), draw(cells(variables))]))
+    kind = draw(st.integers(0, 9 if depth == 0 else 3))
+    if kind <= 1:
+        return [f"{cell} = ({value} + {draw(cells(variables))}) % 11"]
+    if kind == 2:
+        return [f"{cell} += {value}"]
+    if kind == 3:
+        return [f"{cell}, {draw(cells(variables))} = {value}, 7"]
+    if kind == 4:
+        inside = draw(statements(variables, depth=1))
+        return [f"if {value} > 2:", *("    " + line for line in inside)]
+    if kind == 5:
+        row = draw(indices(variables))
+        return [f"r = A[{row}]", f"r[{draw(indices(variables))}] = {value}"]
+    if kind == 6:
+        inside = draw(statements([*variables[:1], "k"], depth=1))
+        return ["for k in range(2, 5):", *("    " + line for line in inside)]
+    if kind == 7:
+        return [f"total += {value}"]
+    if kind == 8:
+        array, row = draw(st.sampled_from("AB")), draw(indices(variables))
+        return [f"t = bump({array}[{row}], {draw(indices(variables))}, {value})", f"{cell} = t"]
+    low = draw(indices(variables[:1]))
+    return [f"x[{low}:{low} + 2] = {value}"]
+
+
+@st.composite
+def programs(draw):
+    """The text of a function with one loop or a nest of two."""
+    first = draw(st.sampled_from(["range(3, 9)", "range(8, 2, -1)", "range(2, 11, 2)"]))
+    nested = draw(st.booleans())
+    variables = ["n", "m"] if nested else ["n"]
+    body = []
+    for _ in range(draw(st.integers(1, 3))):
+        body += draw(statements(variables))
+    lines = ["def f(x, y, A, B, u, i, v, c, s0):", "    total = 0", f"    for n in {first}:"]
+    if nested:
+        second = draw(
+            st.sampled_from(["range(3, 8)", "range(7, 2, -1)", "range(3, n + 1)", "range(2, 9, 3)"])
+        )
+        lines.append(f"        for m in {second}:")
+    pad = "    " * (3 if nested else 2)
+    lines += [pad + line for line in body]
+    return "\n".join([*lines, "    return total", ""])
+
+
+def data(seed):
+    rng = np.random.default_rng(seed)
+    return (
+        rng.integers(0, 9, SIZE), rng.integers(0, 9, SIZE), rng.integers(0, 9, (SIZE, SIZE)),
+        rng.integers(0, 9, (SIZE, SIZE)), rng.integers(2, 12, SIZE), rng.integers(2, 12, SIZE),
+        rng.integers(0, 9, SIZE), 4, 5,
+    )  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(programs(), st.integers(0, 3), st.booleans(), st.booleans())
+def test_what_is_allowed_never_races(text, seed, ordered, same_array):
+    arguments = list(data(seed))
+    if same_array:
+        arguments[3] = arguments[2]  # two names of one array
+    check_sound(function_of(text), tuple(arguments), workers=(3,), ordered=ordered)
