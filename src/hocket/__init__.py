@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hocket.graph.graph import Graph
     from hocket.hardware.cluster import Cluster
     from hocket.hardware.shorthand import cluster_from_text
+    from hocket.loops.function import parallel_for
     from hocket.plan.files import read_plan, write_plan
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
@@ -40,6 +41,7 @@ __all__ = [
     "capture",
     "cluster_from_text",
     "lease",
+    "parallel_for",
     "plan_graph",
     "plan_parallel",
     "read_graph",
@@ -63,6 +65,7 @@ _HOME = {
     "capture": "hocket.capture",
     "cluster_from_text": "hocket.hardware.shorthand",
     "lease": "hocket.service.lease",
+    "parallel_for": "hocket.loops.function",
     "plan_graph": "hocket.api",
     "plan_parallel": "hocket.api",
     "read_graph": "hocket.graph.files",

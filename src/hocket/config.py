@@ -40,12 +40,6 @@ def fleet_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".local/state") / "hocket/fleet"
 
 
-def cache_folder() -> Path:
-    """Where what can be made again is kept (below ``XDG_CACHE_HOME``)."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "hocket"
-
-
 def fleet_token() -> str | None:
     """The token of a fleet's service that is reached by its URL (``HOCKET_FLEET_TOKEN``)."""
     return os.environ.get("HOCKET_FLEET_TOKEN", "").strip() or None

@@ -3,6 +3,7 @@
 Whole numbers throughout, so that results are exact whatever the order of a sum.
 """
 
+# ruff: noqa: N803, B905, E741  (names and loops as people write them)
 from __future__ import annotations
 
 import math
@@ -93,7 +94,9 @@ def mf_biases(u, i, v, b, c, lr):
         c[i[n]] += lr * e
 
 
-@loop("rotation", U, I, whole(N), whole(5, K), whole(4, K), whole(5, K), whole(4, K), ordered="serial")
+@loop(
+    "rotation", U, I, whole(N), whole(5, K), whole(4, K), whole(5, K), whole(4, K), ordered="serial"
+)
 def mf_adagrad(u, i, v, W, H, gw, gh):
     for a, b, r in zip(u, i, v):
         e = r - W[a] @ H[b]
@@ -139,7 +142,7 @@ def mf_one_table(u, i, v, W):
 # ── topic models ────────────────────────────────────────────────────────────────────────────────
 
 
-def _lda(d, w, z, nd, nw, nt, p, u):
+def lda_counts_totals(d, w, z, nd, nw, nt, p, u):
     for n in range(len(d)):
         k = z[n]
         nd[d[n], k] -= 1
@@ -204,7 +207,7 @@ def lda_reads_totals(d, w, z, nd, nw, nt, p, u):
         nt[k] += 1
 
 
-lda_only_counts_totals = loop("rotation", *LDA, ordered="serial")(_lda)
+loop("rotation", *LDA, ordered="serial")(lda_counts_totals)
 
 
 @loop("1d", U, column(N, K), np.zeros((5, K), np.int64))

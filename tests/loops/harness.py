@@ -30,7 +30,7 @@ class Looked:
 
         def run(number, variables):
             runner = looked.parallel.runners[number]
-            values = runner._values(variables)
+            values = runner.values(variables)
             if values is not None and number not in looked.decisions:
                 owners = memory.owners(values)
                 looked.decisions[number] = (runner, runner.decide(values, owners), values, owners)
@@ -51,7 +51,7 @@ class Looked:
 
 
 def check_sound(function, arguments, workers=(2, 3), ordered=False, permit=None):
-    """Hold every legal option of every loop that stands alone to the oracle; how many there were."""
+    """Hold every legal option of every outer loop to the oracle; how many there were."""
     looked = Looked(function, arguments, ordered=ordered, permit=permit, workers=2).record()
     count = 0
     for site in looked.source.sites:
@@ -115,7 +115,9 @@ def _check_result(looked, runner, decision, candidate, function, owners):
         _assert_same(outcomes[0][0], expected)
         if returned is not None and not isinstance(returned, np.ndarray):
             assert np.all(np.asarray(outcomes[0][1]) == np.asarray(returned)), (
-                candidate.option.shape, outcomes[0][1], returned,
+                candidate.option.shape,
+                outcomes[0][1],
+                returned,
             )
 
 
@@ -128,7 +130,7 @@ def _run_tiles(looked, runner, decision, candidate, arguments, seed, function):
     def run(number, variables):
         if number != runner.site.number:
             return None
-        values = fresh._values(variables)
+        values = fresh.values(variables)
         owners = memory.owners(values)
         job = fresh.job(chosen, values, owners)
         tiling = job.tiling
@@ -139,9 +141,7 @@ def _run_tiles(looked, runner, decision, candidate, arguments, seed, function):
         results = [()] * len(tiling.tiles)
         for number in numbers:
             tile = tiling.tiles[number]
-            results[number] = kernel(
-                *job.leading(tile), *arguments_for(job, replicas[tile.worker])
-            )
+            results[number] = kernel(*job.leading(tile), *arguments_for(job, replicas[tile.worker]))
         exchange(job, replicas)
         finish(job, replicas)
         return fresh._combined(chosen, values, results)

@@ -107,7 +107,7 @@ class _Marked(ast.NodeTransformer):
         self.nodes = {(level.node.lineno, level.node.col_offset, level.name) for level in levels}
         self.names = [level.name for level in levels]
 
-    def visit_For(self, node):  # noqa: N802
+    def visit_For(self, node):
         self.generic_visit(node)
         key = (node.lineno, node.col_offset, getattr(node.target, "id", None))
         if key in self.nodes:
@@ -152,7 +152,7 @@ def _cells(value, data):
 
 
 def check_tiling(option, space, tiling, log, order, hidden):
-    """Every iteration once; conflicting iterations are ordered, in the loop's order if it says so."""
+    """Every iteration once; those that conflict are ordered, as in the loop if it says so."""
     place = _places(option, space, tiling, order)
     before = _happens_before(tiling)
     rank = {iteration: number for number, iteration in enumerate(order)}

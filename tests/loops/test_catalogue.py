@@ -6,7 +6,6 @@ import pytest
 from loops.catalogue import LOOPS
 from loops.harness import check_sound
 
-
 CASES = [(name, False) for name in LOOPS] + [(name, True) for name in LOOPS if not LOOPS[name][4]]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import linecache
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from loops.harness import check_sound
 
@@ -61,7 +61,9 @@ def cells(draw, variables):
 def statements(draw, variables, depth=0):
     """One or a few lines."""
     cell = draw(cells(variables))
-    value = draw(st.sampled_from(["v[n]", "1", "s0", draw(cells(variables)), draw(cells(variables))]))
+    value = draw(
+        st.sampled_from(["v[n]", "1", "s0", draw(cells(variables)), draw(cells(variables))])
+    )
     kind = draw(st.integers(0, 9 if depth == 0 else 3))
     if kind <= 1:
         return [f"{cell} = ({value} + {draw(cells(variables))}) % 11"]
@@ -116,7 +118,13 @@ def data(seed):
     )  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+# Without shrinking: the programs are short, and shrinking one takes minutes.
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
 @given(programs(), st.integers(0, 3), st.booleans(), st.booleans())
 def test_what_is_allowed_never_races(text, seed, ordered, same_array):
     arguments = list(data(seed))

@@ -10,9 +10,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from hocket.loops.expressions import Environment, Expressions, indexed, not_understood
+from hocket.loops.expressions import Environment, indexed, not_understood
+from hocket.loops.following import Calls
 from hocket.loops.form import (
-    UNKNOWN, Access, Array, Atom, Body, Inner, Linear, Refusal, Scalar, Tuple, Value,
+    UNKNOWN,
+    Access,
+    Array,
+    Atom,
+    Body,
+    Inner,
+    Linear,
+    Refusal,
+    Scalar,
+    Tuple,
+    Value,
 )  # fmt: skip
 from hocket.loops.numbers import merged
 from hocket.loops.scope import Scope
@@ -66,7 +77,7 @@ def read_nest(
     return found, tuple(ranges), heads, kinds
 
 
-class _Reader(Expressions):
+class _Reader(Calls):
     added: dict[str, list[str]]
 
     def block(self, statements: Sequence[ast.stmt], environment: Environment) -> None:

@@ -116,11 +116,11 @@ def _orientations(option: Option) -> list[Option]:
 
 def _check_private(option: Option, values: Mapping[str, Any]) -> None:
     line = option.reading.levels[0].node.lineno
-    is_listed_or_rows = option.shape.is_listed or option.shape.kind in ("independent", "rotation") or (
-        option.shape.space == option.reading.dims[0] and option.shape.kind == "1d"
-    )
+    shape = option.shape
+    knows_last = shape.is_listed or shape.kind in ("independent", "rotation")
+    knows_last |= shape.kind == "1d" and shape.space == option.reading.dims[0]
     for name in sorted(option.private):
-        if not is_listed_or_rows:
+        if not knows_last:
             raise Refusal(f"{name} keeps the last iteration's content", line)
         covers = option.reading.private[name]
         if covers is None:

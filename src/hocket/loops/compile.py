@@ -1,21 +1,20 @@
-"""Compiling generated kernels, kept on disk under the digest of their source.
+"""Compiling generated kernels: kept on disk like all kernels, under the digest of their source.
 
-The module is written below the user's cache folder, so that the compiler can keep its result beside
-it; what runs is always the text made here, never what the folder holds.
+What runs is always the text made from the user's function in this process; the folder of kernels
+holds compiled forms only, and one that cannot be used is compiled again.
 """
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from hocket.atomic import write_atomically
-from hocket.config import cache_folder
-from hocket.errors import UsageError
+from hocket.kernels.dependencies import Source
 
 Kernel = Callable[..., Any]
 
@@ -34,27 +33,20 @@ def compiled(text: str, options: CompileOptions) -> Kernel:
     """The dispatcher of a kernel's source."""
     from numba import njit
 
-    whole = f"# {options}\n{text}"
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:24]
-    path = cache_folder() / "loops" / f"kernel_{digest}.py"
-    keeps = _keep(path, whole)
+    from hocket.kernels.cache import KernelCache
+
+    digest = hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
     flags: dict[str, Any] = {
         "nogil": True, "error_model": "numpy", "fastmath": options.fastmath,
-        "boundscheck": options.boundscheck,
+        "boundscheck": options.boundscheck, "no_cfunc_wrapper": True,
     }  # fmt: skip
-    space: dict[str, Any] = {"__name__": f"hocket_loop_{digest}", "OPTIONS_": flags}
-    exec(compile(whole, str(path), "exec"), space)
-    kernel: Kernel = njit(**flags, cache=keeps)(space["kernel"])
-    return kernel
-
-
-def _keep(path: Path, text: str) -> bool:
-    """Write the module where it is not yet; False where that is impossible."""
-    try:
-        if path.is_file() and path.read_text(encoding="utf-8") == text:
-            return True
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
-    except (OSError, UsageError, UnicodeDecodeError):
-        return False
-    return True
+    # The compiler looks a function's module up by name when it loads what it has kept.
+    module = ModuleType(f"hocket_loop_{digest[:24]}")
+    sys.modules[module.__name__] = module
+    module.__dict__["OPTIONS_"] = flags
+    exec(compile(text, f"<{module.__name__}>", "exec"), module.__dict__)
+    function = module.__dict__["kernel"]
+    kernel: Any = njit(**flags)(function)
+    kernel._cache = KernelCache(Source(function, allocates=True), digest)
+    found: Kernel = kernel
+    return found

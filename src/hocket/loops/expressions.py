@@ -1,7 +1,6 @@
 """Reading expressions: what number or view each one is, and which array cells it reads.
 
-Plain helpers are followed through their calls with the actual arguments, so what they read and
-write is seen at the caller's arrays. What is not understood raises `Refusal`, never a guess.
+What is not understood raises `Refusal`, never a guess.
 """
 
 from __future__ import annotations
@@ -10,17 +9,30 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hocket.loops.calls import VIEW_METHODS, WRITE_METHODS, pure_call, pure_method
-from hocket.loops.flow import stored_names
 from hocket.loops.form import (
-    ANY_SLICE, FRESH, UNKNOWN, WHOLE, Access, Array, Atom, Inner, Kind, Linear, Mode,
-    Refusal, Scalar, Sub, Tuple, Value, View, fresh,
+    ANY_SLICE,
+    FRESH,
+    UNKNOWN,
+    WHOLE,
+    Access,
+    Array,
+    Atom,
+    Inner,
+    Kind,
+    Linear,
+    Mode,
+    Refusal,
+    Scalar,
+    Sub,
+    Tuple,
+    Value,
+    View,
+    fresh,
 )  # fmt: skip
-from hocket.loops.names import Helper, Library, Names, Number
+from hocket.loops.names import Library, Names, Number
 from hocket.loops.numbers import arithmetic, known_before, merged, result_kind, views_in
 from hocket.loops.scope import Scope
 
-_MAX_CALL_DEPTH = 8
 _CONSTANTS = frozenset(
     f"{module}.{name}" for module in ("math", "numpy") for name in ("pi", "e", "inf", "nan")
 )
@@ -121,7 +133,9 @@ class Expressions:
     def whole_input(self, value: Array) -> str:
         """The name of the input array that a value is the whole of; empty for others."""
         view = next(iter(value.views))
-        is_whole = len(value.views) == 1 and not view.is_opaque and all(s == WHOLE for s in view.subs)
+        is_whole = (
+            len(value.views) == 1 and not view.is_opaque and all(s == WHOLE for s in view.subs)
+        )
         return view.base if is_whole else ""
 
     def length(self, text: str, value: Array) -> Scalar:
@@ -174,9 +188,9 @@ class Expressions:
             self.has_local_arrays = True
         if isinstance(base, Tuple):
             place = node.slice
-            if isinstance(place, ast.Constant) and isinstance(place.value, int):
-                if 0 <= place.value < len(base.items):
-                    return base.items[place.value]
+            number = place.value if isinstance(place, ast.Constant) else None
+            if isinstance(number, int) and 0 <= number < len(base.items):
+                return base.items[number]
             return merged(base.items) if base.items else UNKNOWN
         return indexed(base, indices)
 
@@ -190,7 +204,7 @@ class Expressions:
         if isinstance(value, Array):
             self.consume(value, node)
             return [None]
-        if value.kind == "bool" or isinstance(node, ast.Constant) and value.linear is None:
+        if value.kind == "bool" or (isinstance(node, ast.Constant) and value.linear is None):
             return [None]
         return [value]
 
@@ -265,7 +279,7 @@ class Expressions:
             return sub
         return Sub(index=sub.index, segment=(loop.start, loop.stop))
 
-    # ── calls ───────────────────────────────────────────────────────────────────────────────────
+    # ── names of libraries, calls ───────────────────────────────────────────────────────────────
 
     def library(self, node: ast.expr) -> str | None:
         """The dotted path of a library name; None for anything else."""
@@ -278,86 +292,8 @@ class Expressions:
         return None
 
     def call(self, node: ast.Call, environment: Environment) -> Value:
-        """Pure library functions, methods of arrays, plain helpers."""
-        keywords = {keyword.arg or "**" for keyword in node.keywords}
-        if any(isinstance(argument, ast.Starred) for argument in node.args):
-            raise not_understood(node)
-        root = node.func
-        while isinstance(root, ast.Attribute):
-            root = root.value
-        is_local = isinstance(root, ast.Name) and (
-            root.id in environment or (not self.call_depth and root.id in self.scope.arrays)
-        )
-        path = None if is_local else self.library(node.func)
-        if path is None and isinstance(node.func, ast.Attribute):
-            return self.method(node, keywords, environment)
-        if path is None and isinstance(node.func, ast.Name) and not is_local:
-            meaning = self.names.meaning(node.func.id)
-            if isinstance(meaning, Helper) and not keywords:
-                return self.helper(meaning, node, environment)
-        pure = pure_call(path, len(node.args), keywords) if path else None
-        if pure is None:
-            raise Refusal(_impure(ast.unparse(node), node.lineno), node.lineno)
-        values = [self.value(argument, environment) for argument in node.args]
-        if path == "builtins.len" and isinstance(values[0], Array):
-            return self.length(ast.unparse(node), values[0])
-        numbers = [self.consume(value, node) for value in values]
-        if pure[0] == "fresh" or (pure[0] == "elementwise" and any(map(views_in, values))):
-            return FRESH
-        if path == "builtins.int" and len(numbers) == 1 and numbers[0].kind == "int":
-            return numbers[0]
-        if path in ("builtins.min", "builtins.max", "builtins.abs"):
-            texts = [number.text for number in numbers]
-            found = merged([Scalar(None, None, number.kind) for number in numbers])
-            if path != "builtins.abs" and len(texts) > 1 and None not in texts:
-                text = f"{path.partition('.')[2]}({', '.join(map(str, texts))})"
-                return known_before(text, self.consume(found, node).kind, self.dims)
-            return found
-        return Scalar(None, None, pure[1])
-
-    def method(self, node: ast.Call, keywords: set[str], environment: Environment) -> Value:
-        """A method of an array."""
-        assert isinstance(node.func, ast.Attribute)
-        base, name = self.value(node.func.value, environment), node.func.attr
-        for argument in node.args:
-            self.consume(self.value(argument, environment), node)
-        if isinstance(base, Array):
-            if name in VIEW_METHODS:
-                return opaque(base)
-            if name in WRITE_METHODS and not keywords:
-                self.touch(base, "write", node)
-                return UNKNOWN
-            result = pure_method(name, len(node.args), keywords)
-            if result is not None:
-                self.consume(base, node)
-                return FRESH if result == "fresh" else UNKNOWN
-        raise Refusal(_impure(ast.unparse(node), node.lineno), node.lineno)
-
-    def helper(self, helper: Helper, node: ast.Call, environment: Environment) -> Value:
-        """Follow a call with its actual arguments, so that what it writes is seen."""
-        parameters = helper.node.args
-        plain = [argument.arg for argument in parameters.args]
-        is_plain = not (parameters.vararg or parameters.kwarg or parameters.kwonlyargs)
-        if not is_plain or len(plain) != len(node.args) or self.call_depth >= _MAX_CALL_DEPTH:
-            raise Refusal(
-                f"call of {helper.name} at line {node.lineno} is not understood: "
-                "give every argument by position, and do not recurse",
-                node.lineno,
-            )
-        frame: Environment = {
-            name: self.value(argument, environment)
-            for name, argument in zip(plain, node.args, strict=True)
-        }
-        for name in stored_names(helper.node.body):
-            frame.setdefault(name, UNKNOWN)
-        kept = self.names, self.returns, self.loop_depth
-        self.names, self.returns, self.loop_depth = helper.names, [], 0
-        self.call_depth += 1
-        self.block(helper.node.body, frame)
-        self.call_depth -= 1
-        returned = self.returns
-        self.names, self.returns, self.loop_depth = kept
-        return merged(returned) if returned else UNKNOWN
+        """Follow a call; the reader of calls does that."""
+        raise NotImplementedError
 
 
 def indexed(base: Array, indices: Sequence[Index]) -> Array:
@@ -414,10 +350,3 @@ def not_understood(node: ast.expr | ast.stmt) -> Refusal:
     """The refusal of a construct."""
     text = ast.unparse(node).partition("\n")[0]
     return Refusal(f"{text!r} at line {node.lineno} is not understood", node.lineno)
-
-
-def _impure(text: str, line: int) -> str:
-    if "random" in text or "rng" in text:
-        return f"{text} at line {line} draws from a state that all iterations share"
-    return f"call {text} at line {line} may have side effects"
-

@@ -1,8 +1,9 @@
 """The small typed form that a loop body is read into: index forms, views, accesses.
 
-An index is a `Linear` form over atoms. An atom is a loop variable (``dim``), a loop-invariant scalar
-(``invariant``), the variable of a loop inside the iteration (``inner``), or a ``key``: any integer
-expression of loop variables, invariants and arrays that the loop never writes, such as ``u[n]``.
+An index is a `Linear` form over atoms. An atom is a loop variable (``dim``), a scalar that the loop
+does not change (``invariant``), the variable of a loop inside the iteration (``inner``), or a
+``key``: any integer expression of loop variables, invariants and arrays that the loop never writes,
+such as ``u[n]``.
 Keys are virtual loop dimensions; their values are known before the loop runs.
 """
 

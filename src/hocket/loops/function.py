@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hocket.errors import UsageError, unknown_name
+from hocket.loops.flow import stored_names
 from hocket.loops.job import Job
 from hocket.loops.names import function_node, live_names
 from hocket.loops.runner import Decision, SiteRunner
@@ -23,7 +24,7 @@ from hocket.loops.source import Site, Source, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-BACKENDS = ("threads", "processes", "ray")
+BACKENDS = ("threads", "in-turn")
 PERMISSIONS = ("buffer",)
 
 
@@ -54,7 +55,7 @@ class ParallelFunction(Generic[P, R]):
     @functools.cached_property
     def runners(self) -> dict[int, SiteRunner]:
         """One runner per loop."""
-        settings = self._settings()
+        settings = self.settings
         sites = [site for top in self.source.sites for site in top.walk()]
         return {site.number: SiteRunner(self.source, site, settings) for site in sites}
 
@@ -80,7 +81,7 @@ class ParallelFunction(Generic[P, R]):
             return explain_call(self, args, kwargs)
         if self.decisions():
             return explain_call(self, None, {})
-        settings = self._settings()
+        settings = self.settings
         return explain_source(self.source, ordered=settings.ordered, permit=settings.permit)
 
     def variables(self) -> dict[str, Any]:
@@ -88,14 +89,16 @@ class ParallelFunction(Generic[P, R]):
         assert isinstance(self.function, FunctionType)
         return live_names(self.function).variables()
 
-    def _settings(self) -> Settings:
+    @functools.cached_property
+    def settings(self) -> Settings:
+        """The arguments of ``parallel_for``, checked against the function."""
         options = self.options
         permit = dict(options["permit"])
         parameters = set(self.source.parameters)
         for array, way in permit.items():
             if way not in PERMISSIONS:
                 raise unknown_name("permission", str(way), PERMISSIONS, where=f"permit[{array!r}]")
-            known = parameters | {n.id for n in ast.walk(self.source.node) if isinstance(n, ast.Name)}
+            known = parameters | stored_names([self.source.node])
             if array not in known:
                 raise unknown_name("array", array, known, where="permit")
         return Settings(
@@ -132,6 +135,10 @@ def backend_named(name: str) -> Callable[[Job], list[tuple[Any, ...]]]:
         from hocket.loops.backends.threads import run_on_threads
 
         return run_on_threads
+    if name == "in-turn":
+        from hocket.loops.backends.inturn import run_in_turn
+
+        return run_in_turn
     raise unknown_name("back end", name, BACKENDS)
 
 
@@ -141,9 +148,7 @@ def _host_code(
     """Compile ``def hocket_make_(run, *free): def f(...): ...; return f``."""
     tree = copy.deepcopy(source.node)
     copies = _pairs(source.node, tree)
-    sites = {
-        id(copies[id(site.nest.node)]): site for top in source.sites for site in top.walk()
-    }
+    sites = {id(copies[id(site.nest.node)]): site for top in source.sites for site in top.walk()}
     host = _Handed(sites, runners).visit(tree)
     host.decorator_list, host.returns = [], None
     host.args.defaults = [ast.Constant(None) for _ in host.args.defaults]
@@ -169,7 +174,7 @@ class _Handed(ast.NodeTransformer):
     def __init__(self, sites: Mapping[int, Site], runners: Mapping[int, SiteRunner]) -> None:
         self.sites, self.runners = sites, runners
 
-    def visit_For(self, node: ast.For) -> Any:  # noqa: N802  (the visitor's name)
+    def visit_For(self, node: ast.For) -> Any:
         """Ask for the result; without one the loop runs here, with or without its inner loops."""
         site = self.sites.get(id(node))
         if site is None:

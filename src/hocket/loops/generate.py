@@ -128,8 +128,8 @@ def _definition(name: str, names: Names, defined: dict[str, str]) -> str | None:
         module, _, member = meaning.path.rpartition(".")
         if module == "builtins":
             return None
-        return f"from {module} import {member} as {name}" if module else (
-            f"import {member} as {name}"
+        return (
+            f"from {module} import {member} as {name}" if module else (f"import {member} as {name}")
         )
     if isinstance(meaning, Number):
         return f"{name} = {meaning.value!r}"
@@ -163,4 +163,3 @@ def _parts(head: ast.expr) -> tuple[str, str, str]:
 
 def _step(level: Level) -> str:
     return _parts(level.node.iter)[2]
-

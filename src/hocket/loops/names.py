@@ -62,6 +62,7 @@ class LiveNames(Names):
     variables: Callable[[], dict[str, Any]]
 
     def meaning(self, name: str) -> Meaning:
+        """By the object that the name is bound to now."""
         found = self.variables().get(name, getattr(builtins, name, None))
         return _meaning_of(name, found)
 
@@ -73,6 +74,7 @@ class ParsedNames(Names):
     module: ast.Module
 
     def meaning(self, name: str) -> Meaning:
+        """By the last statement of the module that binds the name."""
         found: Meaning = None
         if hasattr(builtins, name):
             found = Library(f"builtins.{name}")

@@ -67,7 +67,11 @@ class Nest:
         while len(levels) < MAX_DEPTH:
             current = levels[-1].node
             *before, last = current.body
-            if not isinstance(last, ast.For) or last.orelse or not isinstance(last.target, ast.Name):
+            if (
+                not isinstance(last, ast.For)
+                or last.orelse
+                or not isinstance(last.target, ast.Name)
+            ):
                 break
             assigned = all(
                 isinstance(item, ast.Assign) and all(_is_names(t) for t in item.targets)

@@ -6,7 +6,15 @@ import ast
 from collections.abc import Sequence
 
 from hocket.loops.form import (
-    UNKNOWN, Array, Atom, Kind, Linear, Scalar, Tuple, Value, View,
+    UNKNOWN,
+    Array,
+    Atom,
+    Kind,
+    Linear,
+    Scalar,
+    Tuple,
+    Value,
+    View,
 )  # fmt: skip
 
 _KEY_OPS = (ast.Mult, ast.FloorDiv, ast.Mod, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift,

@@ -84,9 +84,7 @@ def _fills_at_once(node: ast.stmt, name: str) -> bool:
 def _fills_in_loop(node: ast.stmt, name: str, stored: frozenset[str]) -> str | None:
     """The stop of a loop ``for k in range(E)`` whose every round first assigns ``name[k]``."""
     match node:
-        case ast.For(
-            ast.Name(variable), ast.Call(ast.Name("range"), [stop], []) as head, body, []
-        ):
+        case ast.For(ast.Name(variable), ast.Call(ast.Name("range"), [stop], []) as head, body, []):
             if loaded_names([head]) & stored or variable in stored_names(body):
                 return None
             for statement in body:

@@ -67,8 +67,8 @@ class SiteRunner:
         self.last: Decision | None = None
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
-        """Results of the loop; None to run it in Python with its inner loops here, False without."""
-        values = self._values(variables)
+        """The loop's results; None: Python runs it and asks for its inner loops; False: alone."""
+        values = self.values(variables)
         if values is None:
             return False
         owners = memory.owners(values)
@@ -142,9 +142,7 @@ class SiteRunner:
             memory.check_overlaps(values, written, self.site.line)
         except Refusal as refusal:
             return None, [refusal]
-        return choose(
-            verdict.options, values, self.settings.num_workers, self.settings.max_delay
-        )
+        return choose(verdict.options, values, self.settings.num_workers, self.settings.max_delay)
 
     def _parallel(
         self, verdict: Verdict, candidate: Candidate, refusals: list[Refusal]
@@ -163,9 +161,7 @@ class SiteRunner:
             )
         source = self._sources[key]
         options = CompileOptions(self.settings.fastmath, self._checks_bounds(candidate))
-        return Decision(
-            self.site, verdict, candidate, tuple(refusals), "parallel", source, options
-        )
+        return Decision(self.site, verdict, candidate, tuple(refusals), "parallel", source, options)
 
     def _checks_bounds(self, candidate: Candidate) -> bool:
         return self.settings.check_bounds and not all_inside(candidate.space)
@@ -194,7 +190,10 @@ class SiteRunner:
         for child in self.site.children:
             nodes = [child.nest.node]
             guess = guessed_scope(nodes, child.inputs, self.source.names)
-            arrays = {**guess.arrays, **{k: v for k, v in scope.arrays.items() if k in child.inputs}}
+            arrays = {
+                **guess.arrays,
+                **{k: v for k, v in scope.arrays.items() if k in child.inputs},
+            }
             scalars = {k: v for k, v in guess.scalars.items() if k not in arrays}
             known = Scope(arrays, scalars, self.source.names, is_guess=True)
             settings = self.settings
@@ -211,9 +210,7 @@ class SiteRunner:
                 return True
         return False
 
-    def _typical(
-        self, verdict: Verdict, values: Mapping[str, Any], child: Site
-    ) -> dict[str, Any]:
+    def _typical(self, verdict: Verdict, values: Mapping[str, Any], child: Site) -> dict[str, Any]:
         """Values in the middle of the outer loop, for guessing how long an inner loop is."""
         from hocket.loops.space import Space
 
@@ -223,7 +220,7 @@ class SiteRunner:
 
     # ── running ─────────────────────────────────────────────────────────────────────────────────
 
-    def _values(self, variables: Mapping[str, Any]) -> dict[str, Any] | None:
+    def values(self, variables: Mapping[str, Any]) -> dict[str, Any] | None:
         """The loop's inputs; None if one is no array or number of a kind that is understood."""
         found: dict[str, Any] = {}
         for name in dict.fromkeys((*self.site.inputs, *self.results)):
@@ -240,7 +237,11 @@ class SiteRunner:
                 else:
                     value = meaning.value
             if isinstance(value, np.ndarray):
-                if value.dtype.kind not in "biufc" or value.ndim == 0 or type(value) is not np.ndarray:
+                if (
+                    value.dtype.kind not in "biufc"
+                    or value.ndim == 0
+                    or type(value) is not np.ndarray
+                ):
                     return None
             elif not isinstance(value, (bool, int, float, np.number, np.bool_)):
                 if name in self.site.inputs:
@@ -264,16 +265,14 @@ class SiteRunner:
     def _run_parallel(
         self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]
     ) -> Results:
-        assert decision.candidate is not None and decision.source is not None
         job = self.job(decision, values, owners)
         per_tile = self.settings.backend(job)
         return self._combined(decision, values, per_tile)
 
-    def job(
-        self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]
-    ) -> Job:
+    def job(self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]) -> Job:
         """The call as a job for a back end."""
-        assert decision.candidate is not None and decision.source is not None
+        assert decision.candidate is not None
+        assert decision.source is not None
         option, tiling = decision.candidate.option, decision.candidate.tiling
         started = dict(values)
         for reduction in option.reading.reductions:
@@ -349,7 +348,9 @@ def _content(decision: Decision, values: Mapping[str, Any]) -> dict[str, Any]:
     texts: set[str] = set()
     for reading in decision.verdict.readings:
         texts |= {str(part.text) for each in reading.ranges for part in each}
-        texts |= {str(end) for loop in reading.body.inner.values() for end in (loop.start, loop.stop)}
+        texts |= {
+            str(end) for loop in reading.body.inner.values() for end in (loop.start, loop.stop)
+        }
         texts |= {atom.name for a in reading.body.accesses for s in a.subs
                   if s.index is not None for atom, _ in s.index.terms}  # fmt: skip
         texts |= {text for each in reading.segments for text in (each.start, each.stop)}

@@ -132,8 +132,7 @@ def _inputs(node: ast.For, names: Names) -> tuple[str, ...]:
         sorted(
             name
             for name in exposed
-            if name in stored
-            or not (name in called or isinstance(names.meaning(name), Library))
+            if name in stored or not (name in called or isinstance(names.meaning(name), Library))
         )
     )
 
@@ -145,7 +144,7 @@ class _Plain(ast.NodeTransformer):
         self.names = names
         self.count = 0
 
-    def visit_For(self, node: ast.For) -> ast.AST:  # noqa: N802  (the visitor's name)
+    def visit_For(self, node: ast.For) -> ast.AST:
         """Rewrite one loop, innermost first."""
         self.generic_visit(node)
         if node.orelse:
@@ -196,8 +195,11 @@ class _Plain(ast.NodeTransformer):
 
     def _nested(self, node: ast.For) -> ast.AST:
         sizes = self._ndindex(node)
-        assert sizes is not None and isinstance(node.target, ast.Tuple)
-        has_break = any(isinstance(part, ast.Break) for item in node.body for part in ast.walk(item))
+        assert sizes is not None
+        assert isinstance(node.target, ast.Tuple)
+        has_break = any(
+            isinstance(part, ast.Break) for item in node.body for part in ast.walk(item)
+        )
         if has_break:
             return node
         body = node.body
@@ -253,4 +255,3 @@ def _placed(node: _N, like: ast.AST) -> _N:
             if not hasattr(part, "end_lineno") or line < like.lineno:  # type: ignore[attr-defined]
                 ast.copy_location(part, like)
     return node
-

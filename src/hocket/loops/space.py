@@ -1,7 +1,7 @@
 """The iteration space of a call: how many iterations, which keys, and whether the proofs hold.
 
 The analysis proves things on conditions that only data can tell: subscripts do not count from the
-end, runs of cells do not overlap, scratch arrays are filled. They are checked here, in O(iterations).
+end, runs of cells do not overlap, loops are not empty. They are checked here, in O(iterations).
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Space:
             name = form.terms[0][0].name
             if name == order[0]:
                 return {name: np.array([self.outer[0], self.outer[-1]], dtype=np.int64)}
-            starts, stops, step = self.inner_ranges
+            starts, _, step = self.inner_ranges
             kept = self.inner_lengths > 0
             last = starts + (self.inner_lengths - 1) * step
             ends = np.concatenate([starts[kept], last[kept]])

@@ -86,7 +86,7 @@ def parts_of(keys: LongArray, num_parts: int) -> LongArray:
         counts = np.bincount(keys - low, minlength=span)
         cuts = balanced_cuts(counts, num_parts)
         return np.searchsorted(cuts[1:-1], keys - low, side="right").astype(np.int64)
-    distinct, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    _, place, counts = np.unique(keys, return_inverse=True, return_counts=True)
     cuts = balanced_cuts(counts, num_parts)
     return np.searchsorted(cuts[1:-1], place, side="right").astype(np.int64)
 
@@ -261,7 +261,9 @@ def _listed(space: Space, shape: Shape, num_workers: int, num_steps: int) -> Til
         num_parts, rotates = num_workers, True
     tile_of = space_part * num_parts + time_part
     picked = np.argsort(tile_of, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(tile_of, minlength=num_workers * num_parts))])
+    starts = np.concatenate(
+        [[0], np.cumsum(np.bincount(tile_of, minlength=num_workers * num_parts))]
+    )
     tiles: list[Tile] = []
     for step in range(num_parts):
         for worker in range(num_workers):

@@ -155,9 +155,7 @@ def _summable(reading: Reading, scope: Scope, ordered: bool) -> frozenset[str]:
             continue
         kind = scope.info(array).kind
         adds_integers = all(access.kind in ("int", "bool") for access in accesses)
-        if kind == "int" and adds_integers:
-            found.add(array)
-        elif kind != "int" and not ordered:
+        if (kind == "int" and adds_integers) or (kind != "int" and not ordered):
             found.add(array)
     return frozenset(found)
 

@@ -7,6 +7,7 @@ one core. A worker takes its tiles in order and waits only for the tiles that ea
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
 
-from hocket.loops.job import AnyArray, Job, arguments_for, exchange, finish
+from hocket.loops.job import Job, arguments_for, exchange, finish
 
 Results = list[tuple[Any, ...]]
 
@@ -116,7 +117,7 @@ def run_on_threads(job: Job) -> Results:
     results: Results = [()] * len(tiling.tiles)
     progress = _Progress(len(tiling.tiles))
 
-    def task(worker: int, step: int | None) -> Callable[[], None]:
+    def task(worker: int, step: int | None = None) -> Callable[[], None]:
         mine = [
             number
             for number, tile in enumerate(tiling.tiles)
@@ -128,8 +129,7 @@ def run_on_threads(job: Job) -> Results:
                 for number in mine:
                     tile = tiling.tiles[number]
                     progress.wait_for(tile.after)
-                    if tile.num_iterations or not job.tiling.order:
-                        results[number] = kernel(*job.leading(tile), *arguments[worker])
+                    results[number] = kernel(*job.leading(tile), *arguments[worker])
                     progress.end(number)
             except BaseException:
                 progress.fail()
@@ -137,20 +137,11 @@ def run_on_threads(job: Job) -> Results:
 
         return work
 
-    if tiling.num_workers == 1:
+    if job.needs_barriers:
         for step in range(tiling.num_steps):
-            task(0, step)()
-            _exchange(job, replicas)
-    elif job.needs_barriers:
-        for step in range(tiling.num_steps):
-            team(tiling.num_workers).together(lambda worker, step=step: task(worker, step))  # type: ignore[misc]
-            _exchange(job, replicas)
+            team(tiling.num_workers).together(functools.partial(task, step=step))
+            exchange(job, replicas)
     else:
-        team(tiling.num_workers).together(lambda worker: task(worker, None))
+        team(tiling.num_workers).together(task)
     finish(job, replicas)
     return results
-
-
-def _exchange(job: Job, replicas: list[dict[str, AnyArray]]) -> None:
-    if job.needs_barriers:
-        exchange(job, replicas)

@@ -1,0 +1,278 @@
+"""What is said about a function's loops: vectors, schedule, bytes, speed-up, refusals."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.loops import memory
+from hocket.loops.choice import Candidate
+from hocket.loops.evaluate import CannotEvaluate, evaluate
+from hocket.loops.form import Refusal
+from hocket.loops.nest import Reading
+from hocket.loops.scope import guessed_scope
+from hocket.loops.source import Site, Source
+from hocket.loops.verdict import Option, Verdict, judge
+from hocket.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from hocket.loops.function import ParallelFunction
+    from hocket.loops.runner import Decision
+
+_WORDS = {
+    "independent": "independent: no two iterations meet; the loop is cut into equal parts",
+    "1d": "1-D by {space}: iterations that meet have the same {space}",
+    "rotation": "2-D rotation: {space} stays with its worker, {time} goes round",
+    "wavefront": "2-D wavefront over ({space}, {time}), in the loop's own order",
+    "skewed": "skewed wavefront over ({space}, {time} + {skew} {space}), in the loop's own order",
+}
+
+
+@dataclass(frozen=True)
+class LoopExplanation:
+    """One loop: what was found and what was chosen."""
+
+    line: int
+    verdict: Verdict
+    option: Option | None
+    candidate: Candidate | None
+    refusals: tuple[Refusal, ...]
+    way: str
+
+    @property
+    def schedule(self) -> str:
+        """The kind of schedule: ``rotation``, ``serial``, ..."""
+        if self.option is None:
+            return self.way
+        return self.option.shape.kind
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        found: dict[str, Any] = {
+            "line": self.line,
+            "schedule": self.schedule,
+            "vectors": [
+                {
+                    "array": vector.first.array,
+                    "vector": vector.text(reading.atoms),
+                    "dimensions": [atom.name for atom in reading.atoms],
+                    "accesses": [vector.first.told, vector.second.told],
+                }
+                for reading in self._readings()
+                for vector in reading.vectors
+            ],
+            "refusals": [{"reason": r.reason, "lines": list(r.lines)} for r in self.refusals],
+        }
+        if self.option is not None:
+            found |= {
+                "space": _name(self.option.shape.space),
+                "time": _name(self.option.shape.time),
+                "skew": self.option.shape.skew,
+                "exact": self.option.is_exact,
+                "private": sorted(self.option.private),
+                "summed": sorted(self.option.summed),
+                "buffered": sorted(self.option.buffered),
+            }
+        if self.candidate is not None:
+            found |= {
+                "workers": self.candidate.tiling.num_workers,
+                "iterations": self.candidate.space.num_iterations,
+                "tiles": len(self.candidate.tiling.tiles),
+                "steps": self.candidate.tiling.num_steps,
+                "imbalance": self.candidate.tiling.imbalance,
+                "moved_bytes": self.candidate.moved_bytes,
+                "predicted_s": self.candidate.predicted_s,
+                "predicted_speed_up": self.candidate.speed_up,
+            }
+        return found
+
+    def _readings(self) -> Iterable[Reading]:
+        if self.option is not None:
+            return [self.option.reading]
+        return self.verdict.readings[-1:]
+
+    def lines(self) -> Iterable[str]:
+        """For people."""
+        yield f"loop at line {self.line}"
+        for reading in self._readings():
+            dims = ", ".join(atom.name for atom in reading.atoms)
+            if reading.vectors:
+                yield f"  dependences over ({dims})"
+            for vector in reading.vectors:
+                pair = f"{vector.first.told} - {vector.second.told}"
+                yield f"    {vector.text(reading.atoms):12} {vector.first.array}: {pair}"
+        yield f"  schedule: {self._sentence()}"
+        yield from self._notes()
+        if self.candidate is not None:
+            yield self._numbers(self.candidate)
+        for refusal in self.refusals:
+            yield (
+                f"  not better because {refusal.reason}"
+                if self.option
+                else (f"  because {refusal.reason}")
+            )
+
+    def _sentence(self) -> str:
+        if self.option is None:
+            return {
+                "serial": "serial, compiled",
+                "inside": "serial in Python; the loops inside it are run in parallel",
+                "python": "serial in Python, as written",
+            }[self.way]
+        shape = self.option.shape
+        names = {"space": _name(shape.space), "time": _name(shape.time), "skew": shape.skew}
+        exact = "; same bits as the plain loop" if self.option.is_exact else ""
+        return _WORDS[shape.kind].format(**names) + exact
+
+    def _notes(self) -> Iterable[str]:
+        if self.option is None:
+            return
+        for names, what in (
+            (self.option.private, "scratch, one per worker"),
+            (self.option.summed, "summed per worker, added in a fixed order"),
+            (self.option.buffered, "buffered: other workers see changes at the next step"),
+            ({r.name for r in self.option.reading.reductions}, "reduced in a fixed order"),
+        ):
+            if names:
+                yield f"  {', '.join(sorted(names))}: {what}"
+
+    def _numbers(self, candidate: Candidate) -> str:
+        tiling = candidate.tiling
+        return (
+            f"  {candidate.space.num_iterations:,} iterations in {len(tiling.tiles)} tiles on "
+            f"{tiling.num_workers} workers, imbalance {tiling.imbalance:.3f}, "
+            f"{format_bytes(candidate.moved_bytes)} moved per pass; predicted "
+            f"{format_seconds(candidate.predicted_s)} per pass, "
+            f"{candidate.speed_up:.2f}x one worker"
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All loops of a function."""
+
+    name: str
+    place: str
+    loops: tuple[LoopExplanation, ...]
+    with_data: bool
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} ({self.place})"]
+        if not self.with_data:
+            lines[0] += ", from the source alone"
+        for loop in self.loops:
+            lines += list(loop.lines())
+        if not self.loops:
+            lines.append("no loop that could be run in parallel")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "function": self.name,
+            "file": self.place,
+            "with_data": self.with_data,
+            "loops": [loop.as_dict() for loop in self.loops],
+        }
+
+
+def _name(atom: Any) -> str:
+    return atom.name if atom is not None else ""
+
+
+def explain_source(
+    source: Source, *, ordered: bool = False, permit: Iterable[str] = ()
+) -> Explanation:
+    """From the source alone: ranks are guessed, conditions on data are taken to hold."""
+    loops: list[LoopExplanation] = []
+    for site in source.sites:
+        loops += _from_source(site, source, ordered, tuple(permit))
+    return Explanation(source.name, source.place, tuple(loops), with_data=False)
+
+
+def _from_source(
+    site: Site, source: Source, ordered: bool, permit: tuple[str, ...]
+) -> list[LoopExplanation]:
+    scope = guessed_scope([source.node], site.inputs, source.names)
+    verdict = judge(site.nest, scope, ordered=ordered, permit=permit)
+    option = min(verdict.options, key=_preference, default=None)
+    way = "parallel" if option else "serial"
+    loops = [LoopExplanation(site.line, verdict, option, None, verdict.refusals, way)]
+    if option is None:
+        for child in site.children:
+            loops += _from_source(child, source, ordered, permit)
+    return loops
+
+
+def _preference(option: Option) -> tuple[bool, bool, int]:
+    order = ["independent", "1d", "rotation", "wavefront", "skewed"]
+    return bool(option.buffered), not option.is_exact, order.index(option.shape.kind)
+
+
+def explain_call(
+    function: ParallelFunction[Any, Any], args: tuple[Any, ...] | None, kwargs: Mapping[str, Any]
+) -> Explanation:
+    """With data: those of the given arguments, or (``args`` None) of the last call."""
+    source = function.source
+    if args is None:
+        decisions = function.decisions()
+    else:
+        bound = inspect.signature(function.function).bind(*args, **kwargs)
+        bound.apply_defaults()
+        decisions = _decisions(function, bound.arguments)
+    told = tuple(_of_decision(decision) for decision in decisions)
+    if not told:
+        settings = function.settings
+        return explain_source(source, ordered=settings.ordered, permit=settings.permit)
+    return Explanation(source.name, source.place, told, with_data=True)
+
+
+def _decisions(
+    function: ParallelFunction[Any, Any], variables: Mapping[str, Any]
+) -> list[Decision]:
+    """Decide each loop that can be reached with the arguments alone; nothing is run."""
+    known = dict(variables)
+    found = []
+    for site in function.source.sites:
+        runner = function.runners[site.number]
+        for name, value in _set_before(function.source, site, known).items():
+            known.setdefault(name, value)
+        values = runner.values(known)
+        if values is not None:
+            found.append(runner.decide(values, memory.owners(values)))
+    return found
+
+
+def _set_before(source: Source, site: Site, known: Mapping[str, Any]) -> dict[str, Any]:
+    """What plain lines before the loop set: shapes, lengths, numbers. Calls are not made."""
+    found: dict[str, Any] = {}
+    for statement in source.node.body:
+        if statement is site.nest.node:
+            break
+        match statement:
+            case ast.Assign([ast.Name(name)], ast.Constant(value)):
+                found[name] = value
+            case ast.Assign([ast.Name(name)], value):
+                try:
+                    found[name] = evaluate(ast.unparse(value), {**known, **found})
+                except CannotEvaluate:
+                    continue
+            case ast.Assign([ast.Tuple(elts)], ast.Attribute(ast.Name(base), "shape")):
+                shape = getattr(known.get(base), "shape", ())
+                for element, length in zip(elts, shape, strict=False):
+                    if isinstance(element, ast.Name):
+                        found[element.id] = length
+            case _:
+                pass
+    return found
+
+
+def _of_decision(decision: Decision) -> LoopExplanation:
+    candidate = decision.candidate
+    option = candidate.option if candidate is not None else None
+    return LoopExplanation(
+        decision.site.line, decision.verdict, option, candidate, decision.refusals, decision.way
+    )
