@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,11 @@ import pytest
 from numba.core.errors import TypingError
 
 from hocket.arrays import FloatArray
+from hocket.cli.plan import NUM_KERNELS
+from hocket.graph.files import write_graph
+from hocket.graph.generators import generate
 from hocket.kernels import is_compiled, kernel
+from hocket.kernels.progress import tell_before_compiling
 
 
 class Two(NamedTuple):
@@ -50,6 +55,26 @@ def weigh_nested(first: int, work: Scaled) -> float:
 @kernel(allocates=True)
 def doubled(values: FloatArray) -> FloatArray:
     return values * 2.0
+
+
+@kernel(allocates=True)
+def total_of_doubled(values: FloatArray) -> float:
+    return doubled(doubled(values)).sum()
+
+
+@kernel
+def checked_root(value: float) -> float:
+    if value < 0.0:
+        raise ValueError("below zero")
+    return math.sqrt(value)
+
+
+@kernel
+def sum_of_roots(values: FloatArray) -> float:
+    total = 0.0
+    for value in values:
+        total += checked_root(value)
+    return total
 
 
 PAIR = Two(left=np.array([5.0, 7.0]), right=np.array([1.0, 2.0]))
@@ -102,9 +127,16 @@ def test_defaults_are_refused_when_the_kernel_is_made() -> None:
 
 def test_only_a_kernel_that_says_so_makes_arrays() -> None:
     assert doubled(np.array([1.0, 2.0])).tolist() == [2.0, 4.0]
+    assert total_of_doubled(np.array([1.0, 2.0])) == 12.0
     silent = kernel(cast(Any, doubled).function)
     with pytest.raises(Exception, match="Only accept returning of array passed"):
         silent(np.array([1.0]))
+
+
+def test_what_an_inner_kernel_raises_reaches_python() -> None:
+    assert sum_of_roots(np.array([4.0, 9.0])) == 5.0
+    with pytest.raises(ValueError, match="below zero"):
+        sum_of_roots(np.array([4.0, -1.0]))
 
 
 def test_values_of_a_closure_enter_the_compiled_form() -> None:
@@ -133,6 +165,45 @@ def test_threads_may_call_a_kernel_for_the_first_time_together() -> None:
         assert list(pool.map(total, [np.full(9, float(n)) for n in range(8)])) == [
             9.0 * n for n in range(8)
         ]
+
+
+def test_whoever_asks_is_told_before_a_kernel_is_compiled(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    told: list[str] = []
+    tell_before_compiling(told.append)
+    try:
+        for _ in range(2):
+            fresh = kernel(cast(Any, subtract).function)
+            assert fresh(PAIR, 0) == 4.0
+            assert fresh(PAIR, 1) == 5.0
+    finally:
+        tell_before_compiling(None)
+    assert told == ["subtract"]
+
+
+COUNT = """
+import gc, sys
+from hocket.cli import main
+from hocket.kernels import Kernel
+try:
+    main(["plan", sys.argv[1], "--on", "2xv100-16g", "-o", sys.argv[2], "--json"])
+except SystemExit as end:
+    assert not end.code
+called = [one for one in gc.get_objects() if isinstance(one, Kernel) and one.entry is not None]
+sys.stderr.write(str(len(called)))
+"""
+
+
+def test_plan_says_how_many_kernels_a_fresh_installation_compiles(tmp_path) -> None:
+    graph = tmp_path / "graph.json"
+    write_graph(generate("gnmt", 200, 0), graph)
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, str(graph), str(tmp_path / "plan.json")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert abs(int(done.stderr.splitlines()[-1]) - NUM_KERNELS) <= 5
 
 
 def test_the_compiler_is_imported_by_the_first_call() -> None:

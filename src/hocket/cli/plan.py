@@ -28,6 +28,8 @@ LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
 CARRIED_OPS = 20_000
 """Up to this many ops a plan carries the graph of a file inside; above, it names the file."""
+NUM_KERNELS = 25
+"""That comparing the candidates of a placement takes, about; a fresh installation compiles them."""
 
 
 def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -159,7 +161,7 @@ def command(
     problem = make_problem(
         graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
     )
-    announce_compilation()
+    announce_compilation(about=1 if planners else NUM_KERNELS)
     with working("planning"):
         comparison = compare(problem, planners, goal)
     if not as_json:

@@ -247,12 +247,21 @@ def require_own_kind(
     )
 
 
-def announce_compilation() -> None:
-    """Say once, before the first use of a fresh installation, that kernels are compiled."""
-    from hocket.simulate.engine import kernels_are_compiled
+def announce_compilation(about: int = 1) -> None:
+    """Say what is left when a fresh installation has to compile ``about`` so many kernels first."""
+    from hocket.kernels.progress import tell_before_compiling
 
-    if not kernels_are_compiled():
-        say("compiling the simulator's kernels (once, some seconds)")
+    num_compiled = 0
+
+    def tell(name: str) -> None:
+        nonlocal num_compiled
+        if num_compiled == 0:
+            say("compiling kernels for this processor, once" + (f": about {about}" * (about > 1)))
+        elif num_compiled % 5 == 0 and about > num_compiled:
+            say(f"compiled {num_compiled} kernels, about {about - num_compiled} are left")
+        num_compiled += 1
+
+    tell_before_compiling(tell)
 
 
 def plan_arguments(command: F) -> F:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle  # noqa: TID251 - compiled code runs when it is loaded, whatever its form
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -17,10 +18,16 @@ from numba.core.compiler import CompileResult
 
 from hocket.kernels import files
 from hocket.kernels.dependencies import Source
+from hocket.kernels.inner import set_environments
+from hocket.kernels.progress import compiling
 
 # Parts of the compiler that have no types.
 _COMPILED: Any = CompileResult
 _SERIALIZE: Any = serialize
+_OPTIONS = hashlib.sha256(
+    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("compiler.py", "inner.py"))
+).hexdigest()
+"""How kernels are compiled, which is part of what they become."""
 
 
 class KernelCache:
@@ -32,28 +39,28 @@ class KernelCache:
         self._source, self._digest = source, digest
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """The compiled form for some types; None where it is not kept."""
+        """The compiled form for some types; None where it is not kept and will be compiled."""
         target.refresh()
         form = self._form(signature, target.codegen())
         content = files.read(self._source, self._digest, form)
-        if content is None:
-            return None
-        try:
-            return _COMPILED._rebuild(target, *pickle.loads(content))  # noqa: S301
-        except Exception as error:
-            files.tell(f"a compiled kernel cannot be loaded ({error!r}): compiled again")
-            return None
+        if content is not None:
+            try:
+                return _COMPILED._rebuild(target, *pickle.loads(content))  # noqa: S301
+            except Exception as error:
+                files.tell(f"a compiled kernel cannot be loaded ({error!r}): compiled again")
+        compiling(self._source.function.__qualname__)
+        return None
 
     def save_overload(self, signature: Any, result: Any) -> None:
-        """Keep what was compiled."""
+        """Keep what was compiled; called after every compilation."""
+        set_environments(result)
         form = self._form(signature, result.codegen)
         files.write(self._source, self._digest, form, _SERIALIZE.dumps(result._reduce()))
 
     def _form(self, signature: Any, codegen: Any) -> str:
         arguments = signature.args if hasattr(signature, "args") else signature
-        parts = (
-            numba.__version__, np.__version__, codegen.magic_tuple(), *map(_describe, arguments)
-        )  # fmt: skip
+        versions = (_OPTIONS, numba.__version__, np.__version__, codegen.magic_tuple())
+        parts = (*versions, *map(_describe, arguments))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
 
 

@@ -10,6 +10,7 @@ import numba
 from hocket.kernels.cache import KernelCache
 from hocket.kernels.dependencies import Source, digest
 from hocket.kernels.flat import flat, unpacking
+from hocket.kernels.inner import InnerCompiler
 
 _njit: Any = numba.njit
 """Takes options that its types do not name."""
@@ -32,7 +33,8 @@ def compile_inner(source: Source) -> Any:
 
     Where a function takes many arrays they are half of the time that compiling takes.
     """
-    return _njit(no_cpython_wrapper=True, **_options(source))(source.function)
+    options = {**_options(source), "no_cpython_wrapper": True, "pipeline_class": InnerCompiler}
+    return _njit(**options)(source.function)
 
 
 def _options(source: Source) -> dict[str, Any]:

@@ -1,0 +1,78 @@
+"""Functions that only compiled code calls, compiled no further than that needs.
+
+The compiler makes machine code of every function, and that code contains all that the function
+calls: what is called through five others is optimised and translated six times. Here an inner
+function stays as it is before optimisation, and only the entry, which contains all of them, is
+optimised and translated. That takes 40 % of the time off compiling the kernels of `hocket plan`,
+and the entries run as fast (the simulator a fifth faster, list scheduling 5 % slower).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
+
+_Library: Any = JITCodeLibrary
+_Lowering: Any = NativeLowering
+_Compiler: Any = CompilerBase
+_registered: Any = register_pass(mutates_CFG=True, analysis_only=False)  # type: ignore[no-untyped-call]
+
+
+class _InnerLibrary(_Library):  # type: ignore[misc]
+    """Code to be linked into that of entries: it is never machine code itself."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """No function is anywhere; the call makes sure that what it calls is linked in."""
+        self._ensure_finalized()
+        return 0
+
+    @property
+    def codegen(self) -> _InnerLibrary:
+        """Asked for in order to set the environment."""
+        return self
+
+    def set_env(self, name: str, environment: object) -> None:
+        """Nothing to set yet: see `set_environments`."""
+
+
+@_registered
+class _InnerLowering(_Lowering):  # type: ignore[misc]
+    _name = "inner_lowering"
+
+    def run_pass(self, state: Any) -> Any:
+        """Lower a function into a library of the kind above."""
+        state.library = _InnerLibrary(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return super().run_pass(state)
+
+
+class InnerCompiler(_Compiler):  # type: ignore[misc]
+    """The compiler with another end."""
+
+    def define_pipelines(self) -> list[Any]:
+        """All passes for compiled code, the last but one replaced."""
+        builder: Any = DefaultPassBuilder
+        passes = builder.define_nopython_pipeline(self.state)
+        passes.passes = [
+            (_InnerLowering if each is NativeLowering else each, name)
+            for each, name in passes.passes
+        ]
+        passes.finalize()
+        return [passes]
+
+
+def set_environments(result: Any) -> None:
+    """Tell the code of an entry where the constants of the inner functions in it are."""
+    for environment in result._find_referenced_environments():
+        result.codegen.set_env(environment.env_name, environment)
