@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -29,8 +30,13 @@ LONG = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take the order below and not that of the number of tests."""
+    """Take the order below and not that of the number of tests; let Ctrl-C reach what tests start.
+
+    A shell starts what runs in the background with SIGINT ignored, and children inherit that.
+    """
     config.option.loadscopereorder = False
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hocket.errors import InputFileError
+from hocket.regular import open_regular
 
 MAX_DEPTH = 64
 """Lists and objects inside each other; what hocket writes has fewer than ten levels."""
@@ -48,8 +49,10 @@ def read_bounded(
     """The bytes of a file, decompressed where it is gzip, refused early when it is not ``what``."""
     where = str(path)
     try:
-        with open(path, "rb") as file:
-            if file.peek(2)[:2] != b"\x1f\x8b":
+        with open_regular(path) as file:
+            start = file.read(2)
+            file.seek(0)
+            if start != b"\x1f\x8b":
                 return _read_all(file, max_bytes, looks_right, where, what)
             packed_bytes = os.fstat(file.fileno()).st_size or max_bytes
             limit = min(max_bytes, max(_MIN_BOMB_BYTES, _MAX_RATIO * packed_bytes))

@@ -17,6 +17,7 @@ from xml.etree.ElementTree import Element
 from hocket.errors import InputFileError
 from hocket.fields import shown
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
+from hocket.regular import read_regular
 
 _LANE_GBPS = {"2.5": 0.1875, "5": 0.375, "8": 0.75, "16": 1.5, "32": 3.0, "64": 6.0}
 """PCIe, one lane, by the speed that the file states in GT/s."""
@@ -38,12 +39,7 @@ _MAX_NETWORK_GBPS = 100.0
 def read_nccl_machine(path: str | Path) -> Machine:
     """The machine of a topology file; raises `InputFileError` that names the file."""
     where = str(path)
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InputFileError(f"cannot be read: {error.strerror or error}", where=where) from None
-    if len(content) > MAX_FILE_BYTES:
-        raise InputFileError(f"is larger than {MAX_FILE_BYTES // 10**6} MB", where=where)
+    content = read_regular(path, MAX_FILE_BYTES)
     if b"<!DOCTYPE" in content or b"<!ENTITY" in content:
         raise InputFileError("defines a document type, which a topology never does", where=where)
     try:

@@ -23,6 +23,8 @@ from hocket.transformer.shape import Experts, MlpKind, Transformer
 PRESETS = Path(__file__).parent / "presets"
 """Folder of the models that come with hocket."""
 MAX_SIZE = 2**31 - 1
+MAX_LAYERS = 10_000
+"""Layers are listed one by one; the deepest models that anyone trained have a few hundred."""
 _MAX_TOML_BYTES = 1_000_000
 _MAX_JSON_BYTES = 512 * 2**20
 _CONFIG_BYTES = 65_536
@@ -121,6 +123,10 @@ def model_to_dict(model: Transformer) -> dict[str, Any]:
 
 def check_model(model: Transformer) -> None:
     """Refuse shapes that no transformer has."""
+    if model.layers > MAX_LAYERS:
+        raise InputFileError(
+            f"there are {model.layers} layers, more than {MAX_LAYERS}", hint="lower layers"
+        )
     if model.heads % model.kv_heads:
         raise InputFileError(
             f"{model.heads} heads cannot share {model.kv_heads} heads of keys and values",

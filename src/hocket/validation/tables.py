@@ -13,10 +13,14 @@ from pathlib import Path
 
 from hocket.cost.parallel.softwares import find_software
 from hocket.errors import InputFileError
+from hocket.regular import read_regular
 from hocket.transformer import Division, Transformer
 from hocket.validation.rows import Measured
 
 TABLES = Path(__file__).parent / "tables"
+MAX_TABLE_BYTES = 16_000_000
+MAX_ROWS = 10_000
+"""Of a table: each row becomes a model and a division, a thousand times its text."""
 """Folder of the tables that come with hocket."""
 COLUMNS = (
     "row", "cluster", "software", "gradient_bytes", "spare_gradient_bytes", "hidden", "layers",
@@ -48,12 +52,19 @@ def read_table(path: Path) -> list[Measured]:
 
 def read_records(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV file by column, without the lines that state its source."""
+    content = read_regular(path, MAX_TABLE_BYTES)
+    if content.count(b"\n") > MAX_ROWS:
+        raise InputFileError(
+            f"has more than {MAX_ROWS} rows",
+            hint="leave the rows that tell most; a calibration needs dozens",
+            where=str(path),
+        )
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            # Headers of some public files begin with "# " themselves.
-            lines = [line for line in file if not line.startswith(("# source", "# note"))]
-        return list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        # Headers of some public files begin with "# " themselves.
+        lines = content.decode().splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith(("# source", "# note"))]
+        return list(csv.DictReader(kept))
+    except (UnicodeDecodeError, csv.Error) as error:
         raise InputFileError(f"cannot be read as CSV: {error}", where=str(path)) from None
 
 

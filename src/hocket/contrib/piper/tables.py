@@ -116,7 +116,9 @@ def _table(
                 kept[at] = min(limit_bytes + 1, math.ceil(variant.activation_bytes))
                 fixed[at] = min(limit_bytes + 1, math.ceil(variant.fixed_bytes))
     least_s = work_s.min(axis=(1, 2), initial=np.inf)
-    outside_s = ~members @ np.where(np.isfinite(least_s), least_s, 0.0)
+    # Not as a product of matrices: its compiled code can leave "invalid value" behind from lanes of
+    # a register that hold no number of ours.
+    outside_s = np.where(members, 0.0, np.where(np.isfinite(least_s), least_s, 0.0)).sum(axis=1)
     near_ptr, near_layer, near_s = _neighbours(model, nodes, edges, degrees, max_ways)
     data = [d for d in range(1, num_devices + 1) if model.num_microbatches % d == 0]
     return PiperTable(

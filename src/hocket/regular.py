@@ -1,0 +1,39 @@
+"""Opening files that someone else named: plain files only, and never waiting for one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from hocket.errors import InputFileError
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """The file, for reading; raises `OSError` for folders, pipes, sockets and devices.
+
+    Opening a pipe would wait until somebody writes to it, perhaps for ever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return open(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
+
+
+def read_regular(path: str | Path, max_bytes: int) -> bytes:
+    """What is in a file; raises `InputFileError` where it cannot be read or is too large."""
+    try:
+        with open_regular(path) as file:
+            content = file.read(max_bytes + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputFileError(f"cannot be read: {reason}", where=str(path)) from None
+    if len(content) > max_bytes:
+        raise InputFileError(f"is larger than {max_bytes // 10**6} MB", where=str(path))
+    return content
