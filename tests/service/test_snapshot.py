@@ -101,7 +101,7 @@ def test_anything_else_is_refused():
     wrong: list[bytes] = [
         b"", packed[:-1], packed + b"x", packed[:50], b"\xff" * 100,
         _with_head(packed, version=2),
-        _with_head(packed, columns=["number"]),
+        _with_head(packed, columns=["number", "unknown"]),
         _with_head(packed, arrays=[["object", 1]]),
         _with_head(packed, arrays=[["int64", -1]]),
         _with_head(packed, state={"class": "Popen", "fields": {"args": "true"}}),

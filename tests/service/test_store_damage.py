@@ -142,7 +142,7 @@ def test_the_database_of_another_fleet_is_refused(tmp_path):
         Store.open(tmp_path / "b")
 
 
-@pytest.mark.parametrize(("version", "age"), [(0, "older"), (2, "newer")])
+@pytest.mark.parametrize(("version", "age"), [(0, "older"), (3, "newer")])
 def test_another_schema_is_refused(story, tmp_path, version, age):
     shutil.copytree(story[1], tmp_path / "copy")
     connection = sqlite3.connect(tmp_path / "copy" / "fleet.db")

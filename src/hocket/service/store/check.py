@@ -8,6 +8,7 @@ from pathlib import Path
 from hocket.errors import InputFileError
 from hocket.service.store import folder as folders
 from hocket.service.store import schema
+from hocket.service.store.parts import check_seal
 from hocket.service.store.totals import read_totals
 
 
@@ -46,13 +47,25 @@ def check_rows(folder: Path, connection: sqlite3.Connection) -> None:
         schema.KEY.name: totals.num_keys,
         schema.EVENT.name: totals.last_sequence - first + 1,
     }
-    state = connection.execute("SELECT only FROM state").fetchone()
-    if state is not None and state[0] != totals.state_commit:
-        raise folders.damaged(folder, "the state is not that of the last commit")
+    _check_state(folder, connection, totals.state_commit)
     for name, num in expected.items():
         if counts[name] != num:
             what = f"table {name!r} has {counts[name]} rows where {num} were stored"
             raise folders.damaged(folder, what)
+
+
+def _check_state(folder: Path, connection: sqlite3.Connection, commit: int) -> None:
+    """Head and parts of the state are those of one commit, and of the last that wrote them."""
+    state = connection.execute("SELECT only, body FROM state").fetchone()
+    parts = dict(connection.execute("SELECT name, body FROM part"))
+    if state is None and not parts:
+        return
+    if state is None or state[0] != commit:
+        raise folders.damaged(folder, "the state is not that of the last commit")
+    try:
+        check_seal(state[1], parts)
+    except InputFileError as error:
+        raise folders.damaged(folder, error.message) from None
 
 
 def _count_sound(folder: Path, connection: sqlite3.Connection, table: schema.Table) -> int:

@@ -19,7 +19,7 @@ from hocket.service.store.batch import KeyRecord
 
 APPLICATION_ID = 0x686F636B
 """Marks the file as ours (``file fleet.db`` shows it)."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 Row = tuple[Any, ...]
 
@@ -67,14 +67,16 @@ META = Table(name="meta", keys=("name",), is_text=True)
 FLEET = Table(name="fleet", keys=("only",))
 """One row: what there is after the last commit."""
 STATE = Table(name="state", keys=("only",))
-"""One row: the state, far larger than all else that a commit writes; none before the first."""
+"""One row: the head of the state, under the number of its commit; none before the first."""
+PART = Table(name="part", keys=("name",), is_text=True)
+"""The arrays of the state, in blocks; see `hocket.service.store.parts`."""
 SPEC = Table(name="spec", keys=("number",))
 JOB = Table(name="job", keys=("number",), others=("status",), index="status, number")
 ATTEMPT = Table(name="attempt", keys=("job", "attempt"), others=("phase",), index="phase")
 CHECKPOINT = Table(name="checkpoint", keys=("number",), others=("job",), index="job, number")
 EVENT = Table(name="event", keys=("sequence",))
 KEY = Table(name="idempotency", keys=("key",), is_text=True)
-TABLES = (META, FLEET, STATE, SPEC, JOB, ATTEMPT, CHECKPOINT, EVENT, KEY)
+TABLES = (META, FLEET, STATE, PART, SPEC, JOB, ATTEMPT, CHECKPOINT, EVENT, KEY)
 
 
 def create_sqls() -> list[str]:

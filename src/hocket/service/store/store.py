@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,10 +29,12 @@ from hocket.service.records import (
     JobStatus,
 )
 from hocket.service.store import folder as folders
-from hocket.service.store import schema, snapshot
+from hocket.service.store import schema
 from hocket.service.store.batch import Batch, KeyRecord
 from hocket.service.store.check import check_rows, check_schema
 from hocket.service.store.lock import FolderLock
+from hocket.service.store.migration import migrated
+from hocket.service.store.parts import Parts, joined, numbers_in
 from hocket.service.store.schema import Row, Table
 from hocket.service.store.totals import Totals, read_totals, totals_row
 from hocket.service.store.witness import Witness
@@ -69,6 +71,7 @@ class Store:
         self._totals = read_totals(writer)
         self._state: State | None = None
         """The one that is stored; a commit that leaves it alone need not write it again."""
+        self._parts = Parts()
         self._reader = _connected(folder, "ro")
         self._reading = threading.Lock()
 
@@ -166,14 +169,20 @@ class Store:
         self._put(schema.EVENT, map(schema.event_row, batch.events))
         self._put(schema.KEY, map(schema.key_row, batch.keys))
         self._put(schema.FLEET, [totals_row(totals)])
+        change = None
         if totals.state_commit == totals.commit:
-            packed = snapshot.pack(batch.state)
+            change = self._parts.changed(batch.state)
+            self._put(schema.PART, (schema.sealed(*part) for part in change.written.items()))
+            gone = ((name,) for name in change.gone)
+            self._writer.executemany("DELETE FROM part WHERE name = ?", gone)
             self._writer.execute("DELETE FROM state")
-            self._put(schema.STATE, [schema.sealed(totals.commit, packed)])
+            self._put(schema.STATE, [schema.sealed(totals.commit, change.head())])
         if totals.last_sequence // _DROP_EVERY > self._totals.last_sequence // _DROP_EVERY:
             oldest = totals.last_sequence - MAX_EVENTS
             self._writer.execute("DELETE FROM event WHERE sequence <= ?", (oldest,))
         self._writer.execute("COMMIT")
+        if change is not None:
+            self._parts.accept(change)
 
     def _put(self, table: Table, rows: Iterable[Row]) -> None:
         self._writer.executemany(table.put_sql, rows)
@@ -187,15 +196,26 @@ class Store:
         rest = "WHERE phase = 'open' ORDER BY job, attempt"
         for record in map(schema.attempt_of, self._rows(schema.ATTEMPT, rest)):
             attempts[record.job] = (*attempts.get(record.job, ()), record)
-        newest = (self._newest_checkpoint(number) for number in jobs)
-        rows = self._rows(schema.STATE, "")
+        rest = "WHERE number IN (SELECT max(number) FROM checkpoint GROUP BY job)"
+        newest = map(schema.checkpoint_of, self._rows(schema.CHECKPOINT, rest))
         return Loaded(
-            state=snapshot.unpack(schema.opened(schema.STATE, rows[0])[-1]) if rows else None,
+            state=self._load_state(jobs),
             jobs=dict(sorted(jobs.items())),
             attempts=attempts,
-            checkpoints={one.job: one for one in newest if one is not None},
+            checkpoints={one.job: one for one in newest if one.job in jobs},
             totals=self._totals,
         )
+
+    def _load_state(self, jobs: Mapping[int, JobRecord]) -> State | None:
+        rows = self._rows(schema.STATE, "")
+        if not rows:
+            return None
+        rows_of_parts = self._rows(schema.PART, "")
+        parts = {name: body for name, body in map(_opened_part, rows_of_parts)}
+        state = joined(schema.opened(schema.STATE, rows[0])[-1], parts)
+        self._parts.begin_with(state, parts)
+        known = {number: jobs.get(number) or self.job(number) for number in numbers_in(state)}
+        return state.but(names={n: job.spec.name if job else "" for n, job in known.items()})
 
     def job(self, number: int) -> JobRecord | None:
         """A job, whether it has ended or not."""
@@ -231,11 +251,6 @@ class Store:
         rows = self._rows(schema.KEY, "WHERE key = ?", key)
         return schema.key_of(rows[0]) if rows else None
 
-    def _newest_checkpoint(self, number: int) -> CheckpointRecord | None:
-        rest = "WHERE job = ? ORDER BY number DESC LIMIT 1"
-        rows = self._rows(schema.CHECKPOINT, rest, str(number))
-        return schema.checkpoint_of(rows[0]) if rows else None
-
     def _jobs_of(self, status: JobStatus) -> Iterator[JobRecord]:
         return self._jobs("WHERE job.status = ?", status)
 
@@ -261,6 +276,11 @@ class Store:
                 raise UnavailableError(f"the store cannot be read: {error}") from None
 
 
+def _opened_part(row: Row) -> tuple[str, bytes]:
+    name, body = schema.opened(schema.PART, row)
+    return name, body
+
+
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -279,7 +299,7 @@ def _connected(folder: Path, mode: str) -> sqlite3.Connection:
     )
     connection.execute("PRAGMA synchronous = FULL")
     if mode != "ro":
-        # Most of a commit is the state, hundreds of kilobytes: large pages, seldom moved from the
+        # A round of a large fleet writes hundreds of kilobytes: large pages, seldom moved from the
         # log, take half the time of the defaults.
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = WAL")
@@ -302,6 +322,7 @@ def _verify(folder: Path, writer: sqlite3.Connection, witness: Witness) -> None:
     if witness.number == 0 and not writer.execute("SELECT * FROM sqlite_master").fetchall():
         _create(writer, witness)
         folders.synced(folder)
+    migrated(folder, writer)
     check_schema(folder, writer)
     check_rows(folder, writer)
     identity = writer.execute("SELECT body FROM meta WHERE name = 'identity'").fetchone()
