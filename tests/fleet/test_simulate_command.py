@@ -101,6 +101,14 @@ def test_the_report_is_one_inert_file(trace: Path, tmp_path: Path) -> None:
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org/2000/svg", "")
     assert page.count("<polyline") == 4
     assert page.count("<rect") > 4
+    # Jobs by their names, in a table and in the bars that have room; dark where that is wanted; on
+    # a telephone tables and pictures move, and the page does not.
+    assert "<td>&lt;b&gt;one" in page
+    assert 'class="on">&lt;b&gt;one' in page
+    assert "prefers-color-scheme:dark" in page
+    assert "width=device-width" in page
+    body = page.partition("<body>")[2]
+    assert body.count("<table") + body.count('role="img"') == body.count("<div class=scroll>")
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,14 @@ def wait_for_end(executor: LocalExecutor, name: AttemptName = NAME) -> Status:
 
 
 def wait_for_text(path: Path, text: str = "\n") -> str:
-    return wait_until(
-        lambda: path.exists() and text in (content := path.read_text()) and content,
-        f"{path.name} holds {text!r}",
-    )
+    """What a file holds once ``text`` stands in it, in lines that are whole: a program that prints
+    without a buffer may be interrupted before the end of one."""
+
+    def whole() -> str:
+        content = path.read_text() if path.exists() else ""
+        return content if text in content and content.endswith("\n") else ""
+
+    return wait_until(whole, f"{path.name} holds {text!r}")
 
 
 def folder_of(tmp_path: Path, name: AttemptName = NAME) -> Path:

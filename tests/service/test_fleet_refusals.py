@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -208,3 +209,28 @@ def test_help_of_the_commands_needs_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (f'name = "x"\ncommand = ["true"]\ntotal_steps = {"9" * 5000}\n', "no TOML"),
+        (f'name = "x"\ncommand = ["true"]\ntotal_steps = {"9" * 4000}\n', "valid number"),
+        (f'name = "{"n" * 300}"\ncommand = ["true"]\n', "at most 200"),
+        (None, "pipe"),
+    ],
+)
+def test_job_files_that_no_one_can_mean_are_refused(fleet, tmp_path, content, says):
+    fleet.state.mkdir()
+    for name in ("job.toml", os.fsdecode(b"j\xffb.toml")):
+        path = tmp_path / name
+        if content is None:
+            os.mkfifo(path)
+        else:
+            path.write_text(content)
+        fleet.type("submit", str(path), code=3)
+        assert says in fleet.said
+    fleet.type("submit", str(tmp_path / ("n" * 300)), code=3)
+    fleet.state = tmp_path / ("n" * 300)
+    fleet.type("jobs", code=2)
+    assert "no fleet was ever served" in fleet.said

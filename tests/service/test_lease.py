@@ -1,5 +1,6 @@
 """The lease of a training loop, against a stand-in for the daemon."""
 
+import contextlib
 import json
 import os
 import signal
@@ -206,8 +207,11 @@ def test_forked_children_still_end_by_sigterm(in_fleet):
     for _ in lease().steps(0, 1):
         child = os.fork()
         if child == 0:
-            os.write(writer, b"x")
-            time.sleep(30)
+            # Nothing of what tests have set up may run in here, whatever the signal meets.
+            with contextlib.suppress(BaseException):
+                os.write(writer, b"x")
+                while True:
+                    signal.pause()
             os._exit(0)
         os.read(reader, 1)
         os.kill(child, signal.SIGTERM)
@@ -375,3 +379,26 @@ def test_a_worker_that_revives_after_its_attempt_was_given_away(server, tmp_path
     assert output.endswith(b"stale\n")
     assert server.refused
     assert (len(server.reports), len(server.checkpoints)) == before
+
+
+def test_a_report_that_waited_is_not_sent_after_the_last_word(in_fleet):
+    """The thread that reports may wait for its turn while the loop says its last word: what it
+    would say then is old, and may look like a job that goes on."""
+    made = lease(save=Saves())
+    for step in made.steps(0, 3):
+        if step == 0:
+            wait_until(lambda: in_fleet.reports)
+        if step == 2:
+            made._sending.acquire()
+            made._done_steps = 2
+            is_over = made._is_over
+            waiting = threading.Thread(target=made._report, args=(made._channel, is_over))
+            waiting.start()
+            time.sleep(0.05)
+            is_over.set()
+            before = len(in_fleet.reports)
+            made._sending.release()
+            waiting.join(20)
+            assert not waiting.is_alive()
+            assert len(in_fleet.reports) == before
+    assert in_fleet.reports[-1]["done_steps"] == 3

@@ -107,7 +107,9 @@ def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypa
     def slowly():
         closing.start()
         closing.join(0.2)
-        started.append(subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        # One that never answers: the end of the service must not depend on who is faster.
+        command = ["sleep", "60"]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         return started[-1]
 
     monkeypatch.setattr(process, "_started", slowly)

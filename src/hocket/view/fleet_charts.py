@@ -23,6 +23,9 @@ _MAX_POINTS = 400
 _MAX_SPANS = 5000
 _MAX_DEVICES = 200
 _LABEL_PX = 12.0
+_LETTER_PX = 6.5
+_MIN_LETTERS = 3
+"""A bar with room for fewer has no name, only what appears over it."""
 
 Curve = tuple[FloatArray, FloatArray]
 Ticks = Sequence[tuple[float, str]]
@@ -162,11 +165,16 @@ def _bar(run: FleetRun, spans: Spans, at: int, row_px: float, total_s: float) ->
         y, height = y + height / 2.0, height / 2.0
     unit_s, unit = unit_of(total_s)
     when = f"{start_s / unit_s:.2f} to {end_s / unit_s:.2f} {unit}"
-    return (
-        f'<rect class="f{colour_of(number)}" x="{_LEFT + start_s * scale:.2f}" y="{y:.1f}" '
-        f'width="{max((end_s - start_s) * scale, 0.2):.2f}" height="{height:.1f}">'
+    x, width = _LEFT + start_s * scale, max((end_s - start_s) * scale, 0.2)
+    bar = (
+        f'<rect class="f{colour_of(number)}" x="{x:.2f}" y="{y:.1f}" '
+        f'width="{width:.2f}" height="{height:.1f}">'
         f"<title>{escape(inert(run.names[number], 60))}, {when}</title></rect>"
     )
+    room = int((width - 6.0) / _LETTER_PX)
+    if height < _LABEL_PX - 1.0 or room < _MIN_LETTERS:
+        return bar
+    return bar + svg_text(x + 3.0, y + height - 3.0, shorten(inert(run.names[number]), room), "on")
 
 
 def _left_out(spans: Spans, num_drawn: int, num_devices: int) -> str:

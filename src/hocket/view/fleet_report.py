@@ -9,13 +9,21 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+import numpy as np
+
 from hocket import __version__
 from hocket.atomic import write_atomically
+from hocket.fleet.explain import words_for_seconds
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.view.fleet_charts import colour_of, completion_chart, device_chart, use_chart
 from hocket.view.fleet_text import TIMES, USE, label, remarks, times, use
 from hocket.view.names import inert
 from hocket.view.report import LOGO, policy
+
+
+def _variables(colours: Sequence[str]) -> str:
+    return "".join(f"--c{at}:{colour};" for at, colour in enumerate(colours))
+
 
 _COLOURS = ("#3c72b4", "#c8752f", "#3d8f5f", "#a04a7d", "#7a6a2f", "#4c4c8f", "#8f3d3d", "#2f7a7a")
 _WORDS = (
@@ -24,16 +32,31 @@ _WORDS = (
     "less they are. Of share: time that jobs held devices over the time that the policy promised "
     "(median). Cost: hours of devices at their prices."
 )
-_CSS = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em;color:#222}
+_DARK = ("#6da2de", "#e0965b", "#72b489", "#cf86ae", "#b8a55e", "#9a9ae0", "#d88484", "#62b3b3")
+_MAX_JOBS = 20
+_CSS = (
+    """
+:root{color-scheme:light dark;--paper:#fff;--ink:#222;--muted:#555;--rule:#ddd;--on:#fff}
+@media(prefers-color-scheme:dark){:root{--paper:#14171b;--ink:#e9e7e2;--muted:#a0a8b3;--rule:#333941;
+--on:#14171b}}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em;
+color:var(--ink);background:var(--paper);overflow-wrap:anywhere}
 table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .9em;text-align:right}
 td,th{white-space:nowrap}
-td:first-child,th:first-child{text-align:left}th{border-bottom:1px solid #999}
-svg{width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:#444}h1 svg{width:48px}
-.key svg{width:10px}.key span{margin-right:1.5em}.grid{fill:none;stroke:#ddd}
-.words{color:#555;max-width:60em}.curve{fill:none;stroke-width:2}
-""" + "".join(
-    f".c{at}{{stroke:{colour}}}.f{at}{{fill:{colour}}}" for at, colour in enumerate(_COLOURS)
+td:first-child,th:first-child{text-align:left}th{border-bottom:1px solid var(--muted)}
+svg{width:100%;height:auto}h1 svg{width:48px}
+svg text{font:12px system-ui,sans-serif;fill:var(--muted)}
+svg text.on{fill:var(--on);font-size:11px;pointer-events:none}
+.scroll{overflow-x:auto}.scroll>svg{min-width:700px}
+.key svg{width:10px}.key span{margin-right:1.5em}.grid{fill:none;stroke:var(--rule)}
+.words{color:var(--muted);max-width:60em}.curve{fill:none;stroke-width:2}
+@media(max-width:600px){body{margin:1em auto}h1{font-size:1.4em}td,th{padding:.25em .5em}}
+"""
+    + "".join(
+        f".c{at}{{stroke:var(--c{at})}}.f{at}{{fill:var(--c{at})}}" for at in range(len(_COLOURS))
+    )
+    + f":root{{{_variables(_COLOURS)}}}"
+    + f"@media(prefers-color-scheme:dark){{:root{{{_variables(_DARK)}}}}}"
 )
 
 
@@ -43,6 +66,7 @@ def fleet_report_html(runs: Sequence[FleetRun], title: str) -> str:
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         f'<meta http-equiv="Content-Security-Policy" content="{policy(_CSS, "")}">',
         f'<meta name=generator content="hocket {__version__}">',
+        '<meta name=viewport content="width=device-width, initial-scale=1">',
         f"<title>{escape(inert(title, 200))}</title><style>{_CSS}</style></head><body>",
         f"<h1>{LOGO} {escape(inert(title, 200))}</h1>",
         _table(TIMES, times(runs)),
@@ -51,16 +75,17 @@ def fleet_report_html(runs: Sequence[FleetRun], title: str) -> str:
         f"<p class=words>{escape(_WORDS)}</p>",
         "<h2>Jobs that had ended so long after they came</h2>",
         _key([label(run) for run in runs]),
-        completion_chart(runs),
+        _scrolled(completion_chart(runs)),
         "<h2>Devices in use</h2>",
         _key([label(run) for run in runs]),
-        use_chart(runs),
+        _scrolled(use_chart(runs)),
     ]
     for run in runs:
+        parts.append(f"<h2>Jobs that took longest: {escape(label(run))}</h2>")
+        parts.append(_table(_JOB_HEADINGS, _longest_jobs(run)))
         if run.spans is not None:
-            parts.append(
-                f"<h2>Who ran where: {escape(label(run))}</h2>{device_chart(run, run.spans)}"
-            )
+            parts.append(f"<h2>Who ran where: {escape(label(run))}</h2>")
+            parts.append(_scrolled(device_chart(run, run.spans)))
     parts.append(f"<p>Simulated with hocket {__version__}.</p></body></html>")
     return "".join(parts)
 
@@ -75,7 +100,35 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return _scrolled(f"<table><tr>{head}</tr>{body}</table>")
+
+
+def _scrolled(content: str) -> str:
+    """Wider than a telephone: it moves, and the page does not."""
+    return f"<div class=scroll>{content}</div>"
+
+
+_JOB_HEADINGS = ("job", "came after", "waited", "held devices", "took")
+
+
+def _longest_jobs(run: FleetRun) -> list[list[str]]:
+    """Those with the longest times from arrival to end; jobs that had not ended come first."""
+    end_s = np.where(np.isnan(run.end_s), np.inf, run.end_s)
+    order = np.argsort(-(end_s - run.arrival_s), kind="stable")[:_MAX_JOBS]
+    return [
+        [
+            inert(run.names[at], 40),
+            _moment(run.arrival_s[at]),
+            _moment(run.start_s[at] - run.arrival_s[at]),
+            _moment(run.held_s[at]),
+            _moment(run.end_s[at] - run.arrival_s[at]),
+        ]
+        for at in order.tolist()
+    ]
+
+
+def _moment(time_s: float) -> str:
+    return words_for_seconds(time_s) if np.isfinite(time_s) else "–"
 
 
 def _key(names: Sequence[str]) -> str:
