@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from hocket.errors import unknown_name
-from hocket.hardware.cluster import Cluster
+from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.shorthand import NETWORK, cluster_from_text
 
 
@@ -22,6 +22,8 @@ class Site:
     network_bps: float
     """Bytes per second and host, each way."""
     source: str
+    kind: tuple[str, float, float] | None = None
+    """Name, memory and its bandwidth where the site's devices are not those of the preset."""
 
 
 SITES = MappingProxyType(
@@ -33,6 +35,16 @@ SITES = MappingProxyType(
         # One host alone is calibrated apart from the many: no run of it uses the network.
         "vtrain-host": Site("dgx-a100-80g", 100e9, "the same machines"),
         "eos": Site("dgx-h100", 8 * 50e9, "eight NDR adapters of 400 Gbit/s per DGX H100"),
+        "mosaic-h100": Site("dgx-h100", 8 * 50e9, "eight adapters of 400 Gbit/s per host"),
+        "mosaic-a100-80g": Site("dgx-a100-80g", 200e9, "1600 Gbit/s per host, stated"),
+        "mosaic-a100-40g": Site("dgx-a100-40g", 200e9, "1600 Gbit/s per host, stated"),
+        "titan-h100": Site(
+            "dgx-h100",
+            8 * 50e9,
+            "H100 with 96 GB of HBM2e at 2.4 TB/s and 500 W, 400 Gbit/s per GPU, stated",
+            kind=("h100-96g-500w", 95 * 2**30, 2.4e12),
+        ),
+        "titan-h200": Site("hgx-h200", 8 * 50e9, "H200, 400 Gbit/s per GPU"),
         "dgx2": Site("dgx2", 8 * 12.5e9, "eight adapters of 100 Gbit/s per DGX-2"),
         "dgx-a100-2020": Site("dgx-a100-40g", 8 * 25e9, "the first DGX A100, 40 GB per GPU"),
     }
@@ -53,10 +65,27 @@ def site_cluster(name: str, num_devices: int) -> Cluster:
     return replace(
         cluster,
         name=f"{num_hosts} hosts of {name}",
+        devices=_devices(cluster, site),
         links=tuple(
             replace(link, bandwidth_bps=site.network_bps / num_links)
             if NETWORK in link.ends
             else link
             for link in cluster.links
         ),
+    )
+
+
+def _devices(cluster: Cluster, site: Site) -> tuple[Device, ...]:
+    if site.kind is None:
+        return cluster.devices
+    name, memory_bytes, bandwidth_bps = site.kind
+    kind = replace(
+        cluster.devices[0].kind,
+        name=name,
+        memory_bytes=round(memory_bytes),
+        memory_bandwidth_bps=bandwidth_bps,
+        source=site.source,
+    )
+    return tuple(
+        replace(device, kind=kind, memory_bytes=kind.memory_bytes) for device in cluster.devices
     )

@@ -20,6 +20,16 @@ from hocket.validation.public_dgx import (
     h100_weak_scaling,
     nemo_float8,
 )
+from hocket.validation.public_today import (
+    bridge_dense,
+    bridge_experts,
+    fsdp_a100_40g,
+    fsdp_a100_80g,
+    fsdp_h100,
+    fsdp_h100_float8,
+    titan,
+    titan_float8,
+)
 from hocket.validation.records import Record, division_of, gpt_of
 from hocket.validation.rows import Measured
 from hocket.validation.tables import gpt, read_records
@@ -276,5 +286,13 @@ READERS: Mapping[str, tuple[str, Callable[[Record], list[Measured]]]] = {
     "bloom": ("bloom_176b_topology_search.csv", _bloom),
     "vtrain-multi": ("vtrain/ground_truth_multi.csv", _vtrain_multi),
     "vtrain-single": ("vtrain/ground_truth_single.csv", _vtrain_single),
+    "fsdp-h100": ("mosaicml_llmfoundry_fsdp.csv", fsdp_h100),
+    "fsdp-h100-float8": ("mosaicml_llmfoundry_fsdp.csv", fsdp_h100_float8),
+    "fsdp-a100-80g": ("mosaicml_llmfoundry_fsdp.csv", fsdp_a100_80g),
+    "fsdp-a100-40g": ("mosaicml_llmfoundry_fsdp.csv", fsdp_a100_40g),
+    "torchtitan": ("torchtitan_benchmarks.csv", titan),
+    "torchtitan-float8": ("torchtitan_benchmarks.csv", titan_float8),
+    "bridge-h100": ("megatron_bridge_performance.csv", bridge_dense),
+    "bridge-h100-experts": ("megatron_bridge_performance.csv", bridge_experts),
 }
 """Name of each table, its file and the reader of its rows."""

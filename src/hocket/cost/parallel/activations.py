@@ -61,7 +61,8 @@ def activation_tables(model: Transformer, software: Software, max_tensor: int) -
         sparse_working=_working(sparse),
         weight_gradient=sparse_gradient,
         first=_TOKEN * shape.tokens + float(model.dropout) * shape.whole,
-        last=2 * _ELEMENT * shape.whole + _LOGIT * model.vocabulary * shape.tokens / shape.tensor,
+        last=2 * _ELEMENT * shape.whole
+        + software.logit_bytes * model.vocabulary * shape.tokens / shape.tensor,
     )
 
 
@@ -89,19 +90,29 @@ def _layer(
     """Bytes of one layer ``[tensor, sequence_parallel, plain or selective]``."""
     dropout = float(model.dropout)
     # Inputs of both norms, inputs of attention and of each visited MLP; masks of both residuals.
-    whole = (_ELEMENT * (3 + visits) + 2 * dropout) * shape.whole
+    # What 8-bit products keep of their inputs is 8 bits wide.
+    product = 1 if software.dtype == "float8" else _ELEMENT
+    whole = (_ELEMENT * 2 + product * (1 + visits) + 2 * dropout) * shape.whole
     if routed:
         # Each expert's output is kept for the gradient of the router, with the router's choices.
         whole = whole + _ELEMENT * visits * shape.whole + _LOGIT * routed * shape.tokens
     query = model.heads * model.head_width / shape.tensor
     key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
-    inner = (2 if model.mlp == "gelu" else 3) * width / shape.tensor
-    divided = _ELEMENT * shape.tokens * (2 * query + 2 * key + inner)
+    num_wide = 1 if model.mlp == "gelu" else 2
+    inner = (_ELEMENT * num_wide + product) * width / shape.tensor
+    divided = shape.tokens * (_ELEMENT * (2 * query + 2 * key) + inner)
     # The matrix of all pairs: softmax, and with dropout its mask and its result.
     per_pair = _ELEMENT + dropout * (_ELEMENT + 1)
     pairs = per_pair * model.heads * shape.tokens**2 / shape.tensor
     kept_pairs = pairs if software.attention == "plain" else 0.0 * pairs
-    return np.stack([whole + divided + kept_pairs, whole + divided], axis=-1)
+    everything = whole + divided + kept_pairs
+    if software.selective == "attention":
+        return np.stack([everything, whole + divided], axis=-1)
+    # The layer's input, the result of attention, and every second product: of the projections,
+    # of the result of attention and of the MLP with its gate.
+    products = query + 2 * key + num_wide * width / shape.tensor
+    halves = _ELEMENT * shape.tokens * (query + products / 2) + 2 * _ELEMENT * shape.whole
+    return np.stack([everything, np.minimum(halves, everything)], axis=-1)
 
 
 def _weight_gradient(model: Transformer, shape: _Shape, width: int, visits: int) -> FloatArray:

@@ -21,15 +21,12 @@ from hocket.cost.parallel.setting import Setting
 class Constants:
     """What is assumed of every cluster: one set, from data sheets and public measurements.
 
-    Those of kernels were chosen so that the published tables of A100 clusters come out on average;
+    What differs between architectures stands in `hocket.cost.parallel.chips`. Those of kernels were
+    chosen so that the published tables of A100 clusters come out on average;
     those of collectives restate the all-reduce times that vTrain's authors measured with NCCL on
     2 to 8 A100 (1 MiB to 1 GiB).
     """
 
-    matrix_share: float = 0.82
-    """Of the peak, by large matrix products."""
-    matrix_depth: float = 400.0
-    """Summed dimension at which half of the time is lost to the ends of a tile."""
     matrix_wave: float = 3.5e6
     """Elements of a result that keep all multiprocessors busy once."""
     matrix_tail: float = 0.14
@@ -42,8 +39,6 @@ class Constants:
     """Head width at which these reach half of that."""
     unaligned_share: float = 0.037
     """Of the peak, where the width of heads is no multiple of eight."""
-    flash_share: float = 0.38
-    """Of the peak, by attention that never writes its matrix."""
     memory_share: float = 0.87
     """Of the memory's bandwidth."""
     score_bytes: tuple[float, float] = (13.0, 19.0)
@@ -61,8 +56,6 @@ class Constants:
     """The same with fused kernels."""
     host_tensor: float = 0.05
     """More of it per tensor-parallel rank."""
-    layer_s: float = 0.4e-3
-    """Gaps between the kernels of one pass over one layer."""
     softness: float = 4.0
     """How sharply the longer of host and device decides; infinite would be their maximum."""
     microbatch_s: float = 0.8e-3
@@ -99,11 +92,16 @@ def matrix_s(
     depth: FloatArray,
     setting: Setting,
     coefficients: Coefficients,
+    *,
+    in_16_bits: bool = False,
 ) -> FloatArray:
     """Time of a product of a ``rows`` x ``depth`` with a ``depth`` x ``columns`` matrix."""
-    best_s = 2 * rows * columns * depth / (setting.peak_flops * CONSTANTS.matrix_share)
+    best_flops = setting.token_flops * setting.token_share
+    if not in_16_bits:
+        best_flops = setting.peak_flops * setting.matrix_share
+    best_s = 2 * rows * columns * depth / best_flops
     waves = rows * columns / CONSTANTS.matrix_wave
-    loss = (1 + coefficients.shape * CONSTANTS.matrix_depth / depth) * (
+    loss = (1 + coefficients.shape * setting.matrix_depth / depth) * (
         1 + coefficients.shape * CONSTANTS.matrix_tail / waves
     )
     return coefficients.matrix * best_s * loss
@@ -114,7 +112,7 @@ def attention_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Forward and backward time of products between tokens, of ``flops`` forward without a mask.
 
-    Fused attention skips the half that causal masking leaves out, and computes the forward again.
+    Fused attention skips the half that causal masking leaves out, and computes the scores again.
     """
     width = setting.head_width
     plain_share = np.where(
@@ -123,10 +121,17 @@ def attention_s(
         CONSTANTS.unaligned_share / coefficients.unaligned,
     )
     peak_s = coefficients.attention * flops / setting.token_flops
-    flash_s = 0.5 * peak_s / CONSTANTS.flash_share
     plain_s = peak_s / plain_share
+    # Rates are stated for heads of 128 elements.
+    narrow = (width + setting.flash_width_half) / width * 128 / (128 + setting.flash_width_half)
+    short, short_back = (
+        1 + half / setting.sequence
+        for half in (setting.flash_forward_half, setting.flash_backward_half)
+    )
+    flash_s = 0.5 * peak_s * narrow * short / setting.flash_forward
+    back_s = 2.5 * 0.5 * peak_s * narrow * short_back / setting.flash_backward
     is_flash = setting.is_flash > 0
-    return np.where(is_flash, flash_s, plain_s), np.where(is_flash, 2.75 * flash_s, 2 * plain_s)
+    return np.where(is_flash, flash_s, plain_s), np.where(is_flash, back_s, 2 * plain_s)
 
 
 def memory_s(size_bytes: FloatArray, setting: Setting, coefficients: Coefficients) -> FloatArray:

@@ -15,7 +15,7 @@ from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s, matrix_s, memory_s, softly_longer
 from hocket.cost.parallel.setting import Setting
-from hocket.cost.parallel.traffic import Group, all_gather_s, all_reduce_s, all_to_all_s, send_s
+from hocket.cost.parallel.traffic import Group, all_gather_s, all_reduce_s, send_s, token_exchange_s
 from hocket.transformer import RECOMPUTES
 
 ACTIVATION_BYTES = 2
@@ -83,9 +83,13 @@ def layer_times(setting: Setting, slices: Slices, coefficients: Coefficients) ->
     """The times of all the given ways to divide a layer."""
     matrix = _matrix_s(setting, slices, coefficients)
     forward, backward = _passes(matrix, setting, slices, coefficients)
+    # Of an op-by-op selection the products are halved and attention is kept.
+    selected = np.where(
+        setting.selects_ops > 0, forward.matrix_s / 2 + forward.around_s, forward.core_s
+    )
     again = np.select(
         [slices.recompute == FULL, slices.recompute == SELECTIVE],
-        [forward.total_s, forward.core_s],
+        [forward.total_s, selected],
         0.0,
     )
     communicates_again = slices.recompute == FULL
@@ -179,20 +183,26 @@ def _experts_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> 
     width = np.maximum(setting.expert_width, 1) / slices.tensor
     loss = 1 + efficiency.CONSTANTS.expert_rows / rows_each
     routed = matrix_s(rows, setting.num_wide * width, setting.hidden, setting, coefficients)
-    routed = routed + matrix_s(rows, setting.hidden, width, setting, coefficients)
+    routed = loss * (routed + matrix_s(rows, setting.hidden, width, setting, coefficients))
+    # With few rows each, reading the weights of all experts at hand takes longer.
+    held = expert_parameters(setting, slices.tensor, slices.expert)
+    sparse = np.maximum(setting.num_sparse / setting.layers, 1 / setting.layers)
+    read_s = memory_s(ACTIVATION_BYTES * held / sparse, setting, coefficients)
+    routed = np.maximum(routed, read_s)
     shared_width = np.maximum(setting.shared_width, 1) / slices.tensor
     tokens = _tokens(setting, slices)
     shared = matrix_s(
         tokens, setting.num_wide * shared_width, setting.hidden, setting, coefficients
     ) + matrix_s(tokens, setting.hidden, shared_width, setting, coefficients)
-    return loss * routed + np.where(setting.shared_width > 0, shared, 0.0)
+    return routed + np.where(setting.shared_width > 0, shared, 0.0)
 
 
 def _passes(
     matrix: FloatArray, setting: Setting, slices: Slices, coefficients: Coefficients
 ) -> tuple[_Pass, _Pass]:
     core, core_backward = _core_s(setting, slices, coefficients)
-    around = memory_s(_around_bytes(setting, slices), setting, coefficients)
+    moved_bytes = _around_bytes(setting, slices) + _cast_bytes(setting, slices)
+    around = memory_s(moved_bytes, setting, coefficients)
     tensor, tensor_backward = _tensor_s(setting, slices, coefficients)
     ring = _ring_s(setting, slices, coefficients)
     experts = _expert_traffic_s(setting, slices, coefficients)
@@ -218,7 +228,9 @@ def _core_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Products between tokens, and what softmax and dropout move where their matrix is written."""
     pairs = _tokens(setting, slices) * setting.sequence / slices.tensor
-    flops = 4 * pairs * setting.query_width
+    # Under a causal mask the last of ranks in order has nearly twice the work of all on average.
+    uneven = np.where(setting.balances_context > 0, 1.0, (2 * slices.context - 1) / slices.context)
+    flops = 4 * pairs * setting.query_width * uneven
     forward, backward = attention_s(flops, setting, coefficients)
     is_written = 1 - setting.is_flash
     fused_bytes, backward_bytes = efficiency.CONSTANTS.score_bytes
@@ -241,9 +253,37 @@ def _around_bytes(setting: Setting, slices: Slices) -> FloatArray:
     """Moved forward by two norms and two dropouts with residuals (22 bytes per element), by the
     activation and by the copies of queries, keys, values and their result."""
     copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
-    divided = (2 + 2 * setting.num_wide) * setting.mlp_width
+    sparse = setting.num_sparse / setting.layers
+    routed = setting.expert_active * setting.expert_width
+    width = (1 - sparse) * setting.mlp_width + sparse * (routed + setting.shared_width)
+    divided = (2 + 2 * setting.num_wide) * width
     divided = divided + 4 * (2 * setting.query_width + 2 * setting.key_width)
-    return _tokens(setting, slices) * (22 * setting.hidden / copies + divided / slices.tensor)
+    # Norms in 32 bits are six kernels instead of one, and rotations of queries and keys four.
+    small = setting.is_eager * 44 * setting.hidden / copies
+    rotated = setting.is_eager * 24 * (setting.query_width + setting.key_width)
+    gated = setting.is_eager * 4 * width
+    # Every visited expert's copy of a token is put in order, weighed and put back.
+    sorted_bytes = sparse * setting.expert_active * 16 * setting.hidden / copies
+    return _tokens(setting, slices) * (
+        22 * setting.hidden / copies
+        + small
+        + sorted_bytes
+        + (divided + rotated + gated) / slices.tensor
+    )
+
+
+def _cast_bytes(setting: Setting, slices: Slices) -> FloatArray:
+    """Moved to make inputs and weights of products 8 bits wide; gradients are in the backward."""
+    if not np.any(setting.is_float8 > 0):
+        return np.zeros(1)
+    sparse = setting.num_sparse / setting.layers
+    width = (1 - sparse) * setting.mlp_width
+    width = width + sparse * (setting.shared_width + setting.expert_active * setting.expert_width)
+    visits = 1 + sparse * np.maximum(setting.expert_active - 1, 0)
+    inputs = (1 + visits) * setting.hidden + (setting.query_width + width) / slices.tensor
+    weights = layer_parameters(setting, slices.tensor, slices.expert)
+    elements = _tokens(setting, slices) * inputs + setting.casts_weights * weights
+    return setting.is_float8 * setting.cast_bytes * elements
 
 
 def _tensor_s(
@@ -277,9 +317,11 @@ def _expert_traffic_s(setting: Setting, slices: Slices, coefficients: Coefficien
     """Tokens to their experts and back."""
     sparse = setting.num_sparse / setting.layers
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
-    size_bytes = size_bytes * setting.expert_active / slices.tensor
-    group = Group(slices.expert, slices.tensor)
-    return 2 * sparse * all_to_all_s(size_bytes, group, setting, coefficients)
+    size_bytes = size_bytes / slices.tensor
+    # Programs that send a token once put whole experts on neighbouring ranks.
+    group = Group(slices.expert, np.where(setting.sends_once > 0, 1.0, slices.tensor))
+    sent_s = token_exchange_s(size_bytes, setting.expert_active, group, setting, coefficients)
+    return 2 * sparse * sent_s
 
 
 def _stretch(
@@ -298,7 +340,7 @@ def _stretch(
     # Saving and restoring the state of random numbers is as much work again for the host.
     num_launched = num_passes + (slices.recompute == FULL)
     host_s = coefficients.host * num_launched * per_pass
-    gaps_s = coefficients.layer * num_passes * (constants.layer_s + setting.pause_s)
+    gaps_s = coefficients.layer * num_passes * (setting.gap_s + setting.pause_s)
     return (softly_longer(device_s, host_s) + gaps_s) / device_s
 
 
@@ -313,7 +355,8 @@ def _ends(
     words = setting.vocabulary / slices.tensor
     added_s = accumulation_s(words * hidden, setting, coefficients)
     first = memory_s(10 * tokens * hidden / copies, setting, coefficients) + reduce_s + added_s
-    product = matrix_s(tokens, words, hidden, setting, coefficients)
+    # The output layer stays in 16 bits where the others are computed in 8.
+    product = matrix_s(tokens, words, hidden, setting, coefficients, in_16_bits=True)
     # Logits are turned to 32 bits, and the loss passes over them several times.
     forward = product + memory_s(12 * tokens * words, setting, coefficients)
     backward = 2 * product + memory_s(18 * tokens * words, setting, coefficients)

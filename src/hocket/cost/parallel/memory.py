@@ -57,15 +57,16 @@ def memory(
     model: Transformer,
     divisions: Divisions,
     software: Software,
-    overheads: MemoryOverheads = DEFAULT_OVERHEADS,
+    overheads: MemoryOverheads | None = None,
 ) -> Memory:
-    """Memory of the fullest device of each division.
+    """Memory of the fullest device of each division; overheads are the program's unless given.
 
     Stages are even; where layers do not divide, the first stages have one more. The first and the
     last rank of each pipeline are looked at: one of them is the fullest.
     """
     from hocket.cost.parallel.memory_kernel import fill
 
+    overheads = overheads or software.overheads
     num = len(divisions)
     result = Memory(**{field.name: np.empty(num) for field in fields(Memory)})
     if num:

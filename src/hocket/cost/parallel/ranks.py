@@ -90,7 +90,7 @@ def _collectives_s(
 ) -> tuple[FloatArray, FloatArray]:
     """Seconds once per step, and per microbatch, for parameters that a group holds copies of."""
     gradient_bytes, weight_bytes = (
-        parameters * setting.gradient_bytes,
+        parameters * setting.sent_gradient_bytes,
         parameters * ACTIVATION_BYTES,
     )
     reduce_s = all_reduce_s(gradient_bytes, group, setting, coefficients)
@@ -115,5 +115,5 @@ def _shared_embedding_s(
     words = setting.vocabulary * setting.hidden / degrees.tensor
     num_devices = degrees.tensor * degrees.context * degrees.data * degrees.pipeline
     group = Group(np.full_like(num_devices, 2.0), num_devices / 2)
-    both_s = all_reduce_s(words * setting.gradient_bytes, group, setting, coefficients)
+    both_s = all_reduce_s(words * setting.sent_gradient_bytes, group, setting, coefficients)
     return np.where((degrees.pipeline > 1) & (setting.is_tied > 0), both_s, 0.0)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from hocket.arrays import FloatArray
+from hocket.cost.parallel.chips import chip_of
 from hocket.cost.parallel.network import Network
 from hocket.cost.parallel.software import Software
 from hocket.errors import UsageError, did_you_mean
@@ -44,7 +45,28 @@ class Setting:
     expert_width: FloatArray
     shared_width: FloatArray
     is_flash: FloatArray
+    flash_forward: FloatArray
+    """Shares of the peak by attention that never writes its matrix; see `AttentionRates`."""
+    flash_backward: FloatArray
+    flash_forward_half: FloatArray
+    flash_backward_half: FloatArray
+    flash_width_half: FloatArray
+    matrix_share: FloatArray
+    """Of the peak of the program's arithmetic."""
+    token_share: FloatArray
+    """Of that of 16 bits."""
+    matrix_depth: FloatArray
+    is_float8: FloatArray
+    cast_bytes: FloatArray
+    is_eager: FloatArray
+    """Whether norms and rotations of a gated MLP's kind of model are many small kernels."""
+    selects_ops: FloatArray
+    casts_weights: FloatArray
+    gap_s: FloatArray
+    balances_context: FloatArray
+    sends_once: FloatArray
     gradient_bytes: FloatArray
+    sent_gradient_bytes: FloatArray
     scatters: FloatArray
     overlaps_tensor: FloatArray
     overlaps_data: FloatArray
@@ -66,6 +88,9 @@ def setting_of(
     model: Transformer, software: Software, kind: DeviceKind, network: Network
 ) -> Setting:
     """The numbers of one model, program and kind of device."""
+    chip = chip_of(kind.name, software.libraries)
+    rates = chip.attention["flash" if software.attention == "plain" else software.attention]
+    is_float8 = software.dtype == "float8"
     experts = model.experts or Experts(count=1, active=0, mlp_width=0, dense_layers=model.layers)
     values: dict[str, float] = {
         "hidden": model.hidden,
@@ -84,8 +109,27 @@ def setting_of(
         "expert_active": experts.active,
         "expert_width": experts.mlp_width,
         "shared_width": experts.shared_width,
-        "is_flash": software.attention == "flash",
+        "is_flash": software.attention != "plain",
+        "flash_forward": rates.forward,
+        "flash_backward": rates.backward,
+        "flash_forward_half": rates.forward_half,
+        "flash_backward_half": rates.backward_half,
+        "flash_width_half": rates.width_half,
+        "matrix_share": chip.float8_share * software.float8_rate
+        if is_float8
+        else chip.matrix_share,
+        "token_share": chip.matrix_share,
+        "matrix_depth": chip.matrix_depth,
+        "is_float8": is_float8,
+        "cast_bytes": software.cast_bytes,
+        "is_eager": software.is_eager and model.mlp == "swiglu",
+        "selects_ops": software.selective == "ops",
+        "casts_weights": software.casts_weights,
+        "gap_s": software.gap_s,
+        "balances_context": software.balances_context,
+        "sends_once": software.sends_once,
         "gradient_bytes": software.gradient_bytes,
+        "sent_gradient_bytes": software.sent_gradient_bytes,
         "scatters": software.scatters_activations,
         "overlaps_tensor": software.overlaps_tensor,
         "overlaps_data": software.overlaps_data,

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Attention = Literal["plain", "flash"]
-"""``plain`` keeps the matrix of all pairs of tokens; ``flash`` never writes it."""
+from hocket.cost.parallel.chips import Libraries
+from hocket.cost.parallel.overheads import DEFAULT_OVERHEADS, MemoryOverheads
+
+Attention = Literal["plain", "flash", "flash2", "fused"]
+"""``plain`` keeps the matrix of all pairs of tokens; the others never write it: FlashAttention 1
+and 2, and the kernels that were made for Hopper (cuDNN, FlashAttention 3)."""
+Selective = Literal["attention", "ops"]
+"""What selective recomputation computes again: the inside of attention, or every second matrix
+product and all that is cheap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +26,8 @@ class Software:
     attention: Attention = "flash"
     gradient_bytes: int = 4
     """Bytes per parameter in which gradients are summed."""
+    reduce_bytes: int | None = None
+    """Bytes per parameter in which gradients are sent; None for those in which they are summed."""
     scatters_activations: bool = True
     """Whether tensor-parallel ranks each send their part to the next stage, which gathers it."""
     overlaps_tensor: bool = False
@@ -33,5 +42,36 @@ class Software:
     at a time, instead of layer by layer."""
     spare_gradient_bytes: int = 0
     """Bytes per parameter of gradients that stay in memory beside their sum."""
+    libraries: Libraries = "current"
+    """Age of its matrix and attention libraries."""
+    is_eager: bool = False
+    """Whether norms, rotations and activations are many small kernels instead of fused ones."""
+    selective: Selective = "attention"
+    cast_bytes: float = 6.0
+    """Moved per element of the inputs, output gradients and weights of a product to make it 8 bits
+    wide: read for the scale, read again, written twice (as it is and transposed)."""
+    casts_weights: bool = True
+    """Whether weights are made 8 bits wide again for every microbatch."""
+    float8_rate: float = 1.0
+    """Of the rate of 8-bit products, where each row has a scale of its own."""
+    gap_s: float = 0.4e-3
+    """Gaps between the kernels of one pass over one layer."""
+    balances_context: bool = True
+    """Whether context-parallel ranks share the work of a causal mask evenly: each takes a part from
+    the front of the sequence and one from the back."""
+    sends_once: bool = False
+    """Whether a token goes to a host once, however many of its experts are there (DeepEP)."""
+    optimizer_bytes: int = 12
+    """Bytes per parameter besides 16-bit weights and gradients: Adam with a 32-bit copy."""
+    copies_gradients: bool = True
+    """Whether gradients in 16 bits are copied to 32 for the optimizer."""
+    logit_bytes: int = 4
+    """Kept per token and word of the vocabulary for the loss."""
+    overheads: MemoryOverheads = DEFAULT_OVERHEADS
     pause_s: float = 0.0
     """What the program adds to each pass over each layer, whatever its size, and nothing hides."""
+
+    @property
+    def sent_gradient_bytes(self) -> int:
+        """Bytes per parameter that data-parallel ranks add up."""
+        return self.gradient_bytes if self.reduce_bytes is None else self.reduce_bytes

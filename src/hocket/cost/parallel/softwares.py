@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
+from hocket.cost.parallel.overheads import MemoryOverheads
 from hocket.cost.parallel.software import Software
 from hocket.errors import unknown_name
 from hocket.hardware.cluster import Cluster
@@ -14,6 +16,20 @@ DEEPSPEED_PAUSE_S = 2.5e-3
 published steps of MT-NLG 530B and of BLOOM's search both show 7 to 13 ms per layer and microbatch
 (three passes) that depend neither on the layer's size nor on the microbatch's."""
 
+MEGATRON_GAP_S = 0.22e-3
+_LEAN = MemoryOverheads(constant_bytes=2.5e9, state_factor=1.0, activation_factor=1.05)
+"""Libraries and communication buffers where state lies in a few large tensors."""
+_FSDP2 = Software(
+    name="torch",
+    attention="flash2",
+    scatters_activations=False,
+    overlaps_data=True,
+    fuses_accumulation=False,
+    # Weights are 32-bit and divided: the 16-bit ones of a layer live while it runs.
+    optimizer_bytes=10,
+    logit_bytes=10,
+    overheads=_LEAN,
+)
 SOFTWARES: Mapping[str, Software] = MappingProxyType(
     {
         software.name: software
@@ -44,19 +60,51 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
                 fuses_accumulation=False,
                 gathers_by_tensor=True,
             ),
-            Software(name="megatron-core", overlaps_tensor=True, overlaps_data=True),
             Software(
-                name="torch",
-                scatters_activations=False,
+                name="megatron-core",
+                attention="fused",
+                overlaps_tensor=True,
                 overlaps_data=True,
-                fuses_accumulation=False,
+                # Megatron-Bridge's recipes reduce in 16 bits what they sum in 32.
+                reduce_bytes=2,
+                cast_bytes=4.0,
+                casts_weights=False,
+                gap_s=MEGATRON_GAP_S,
+                sends_once=True,
+                overheads=_LEAN,
+            ),
+            _FSDP2,
+            # FSDP 1 under autocast, as llm-foundry trained with it in 2023.
+            replace(
+                _FSDP2,
+                name="fsdp",
+                attention="flash",
+                libraries="2023",
+                reduce_bytes=2,
+                logit_bytes=6,
+            ),
+            replace(
+                _FSDP2,
+                name="torchtitan",
+                selective="ops",
+                is_eager=False,
+                cast_bytes=8.0,
+                balances_context=False,
+            ),
+            replace(
+                _FSDP2,
+                name="torchtitan-eager",
+                selective="ops",
+                is_eager=True,
+                balances_context=False,
+                logit_bytes=12,
             ),
         )
     }
 )
 """Programs by name: Megatron-LM as of SC'21 and of 2022 (sums gradients inside matrix products),
 Megatron-DeepSpeed as BLOOM used it, ZeRO-3 of DeepSpeed in 2021, Megatron-Core with its overlaps,
-and torch.distributed with FSDP2."""
+torch.distributed with FSDP2, FSDP as of 2023, and torchtitan, compiled or not."""
 DEFAULT_SOFTWARE = "megatron-core"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from hocket.cost.parallel.activations import SPLIT_FULL, ActivationTables, activation_tables
 from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, in_flight_chunks
-from hocket.cost.parallel.overheads import DEFAULT_OVERHEADS, MemoryOverheads
+from hocket.cost.parallel.overheads import MemoryOverheads
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.state import (
     StateTables,
@@ -42,9 +42,10 @@ def stage_memory(
     model: Transformer,
     division: Division,
     software: Software,
-    overheads: MemoryOverheads = DEFAULT_OVERHEADS,
+    overheads: MemoryOverheads | None = None,
 ) -> StageMemory:
-    """Memory of the stages and devices of one division."""
+    """Memory of the stages of one division; overheads are the program's unless given."""
+    overheads = overheads or software.overheads
     rates = _Rates.of(model, division, software)
     stages = _stages(model, division, rates)
     factor = overheads.activation_factor

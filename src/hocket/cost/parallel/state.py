@@ -13,8 +13,6 @@ from hocket.transformer.counts import mlp_parameters, norm_parameters
 
 WEIGHT_BYTES = 2
 """16-bit weights."""
-OPTIMIZER_BYTES = 12
-"""Adam: a 32-bit copy of the weight and two moments."""
 _FLOAT32_BYTES = 4
 
 
@@ -70,8 +68,8 @@ def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
     its share. So a parameter takes 18 bytes in all with 32-bit sums and 20 with 16-bit ones.
     """
     gradient = software.gradient_bytes + software.spare_gradient_bytes
-    copied = _FLOAT32_BYTES if software.gradient_bytes < _FLOAT32_BYTES else 0
-    optimizer = OPTIMIZER_BYTES + copied
+    is_copied = software.copies_gradients and software.gradient_bytes < _FLOAT32_BYTES
+    optimizer = software.optimizer_bytes + (_FLOAT32_BYTES if is_copied else 0)
     kept = np.cumsum([0, WEIGHT_BYTES, gradient, optimizer], dtype=np.float64)[::-1]
     return kept, kept[0] - kept
 

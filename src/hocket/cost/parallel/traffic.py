@@ -48,20 +48,30 @@ def all_gather_s(
     return _collective_s(size_bytes, group, setting, coefficients, starts=0.6)
 
 
-def all_to_all_s(
-    size_bytes: FloatArray, group: Group, setting: Setting, coefficients: Coefficients
+def token_exchange_s(
+    size_bytes: FloatArray,
+    num_copies: FloatArray,
+    group: Group,
+    setting: Setting,
+    coefficients: Coefficients,
 ) -> FloatArray:
-    """Each rank sends an n-th of its ``size_bytes`` to each other, most of it out of its host."""
+    """Each rank sends copies of its tokens (``size_bytes`` for one of each) to experts anywhere.
+
+    Copies inside a host go over its own links. Where a token goes to each host once, a host gets it
+    if any of its experts is there, which for even routing is 1 - (1 - 1 / hosts)^copies.
+    """
     constants = efficiency.CONSTANTS
-    inside = group.is_inside(setting)
-    bandwidth_bps = np.where(
-        inside,
-        setting.inside_bps * constants.inside_share / coefficients.tensor,
-        setting.between_bps * constants.between_share / coefficients.network,
-    )
-    sent_bytes = size_bytes * (group.num_ranks - 1) / group.num_ranks
+    ranks, near = group.num_ranks, np.minimum(group.per_host(setting), group.num_ranks)
+    num_hosts = ranks / near
+    far = num_copies * (1 - 1 / num_hosts)
+    once = (num_hosts - 1) * (1 - (1 - 1 / num_hosts) ** num_copies)
+    far = np.where(setting.sends_once > 0, once, far)
+    inside_bps = setting.inside_bps * constants.inside_share / coefficients.tensor
+    between_bps = setting.between_bps * constants.between_share / coefficients.network
+    inside_s = size_bytes * num_copies * (near - 1) / near / inside_bps
+    between_s = size_bytes * far / between_bps
     start_s = coefficients.latency * _start_s(group, setting)
-    return np.where(group.num_ranks > 1, start_s + sent_bytes / bandwidth_bps, 0.0)
+    return np.where(ranks > 1, start_s + inside_s + between_s, 0.0)
 
 
 def send_s(

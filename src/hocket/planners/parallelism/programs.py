@@ -28,6 +28,11 @@ class Abilities:
 
 
 _MEGATRON: tuple[ScheduleName, ...] = ("1f1b", "interleaved")
+# With a pipeline it keeps weights and gradients whole until the end of the step.
+_TITAN = Abilities(
+    schedules=("gpipe", "1f1b", "interleaved", "looped-bfs", "zb-v", "dualpipe-v"),
+    zeros=(1, 2, 3), pipelined_zeros=(1,),
+)  # fmt: skip
 PROGRAMS = {
     # The distributed optimizer, selective recomputation and sequence parallelism came in 2022.
     "megatron-2021": Abilities(
@@ -44,6 +49,12 @@ PROGRAMS = {
         schedules=("1f1b",), zeros=(3,), recomputes=("none", "full"),
         fixed=(("pipeline", 1), ("context", 1), ("sequence_parallel", 0)),
     ),
+    "fsdp": Abilities(
+        schedules=("1f1b",), zeros=(2, 3), recomputes=("none", "full"),
+        fixed=(("tensor", 1), ("pipeline", 1), ("context", 1), ("expert", 1)),
+    ),
+    "torchtitan": _TITAN,
+    "torchtitan-eager": _TITAN,
     # Its fully divided modes (FSDP) do not combine with its pipelines.
     "megatron-core": Abilities(schedules=_MEGATRON, pipelined_zeros=(0, 1)),
 }  # fmt: skip

@@ -1,0 +1,139 @@
+"""What kinds of chips reach of their peaks: one set of constants per architecture, with its source.
+
+A data sheet states what a chip could do; kernels reach a share of it that differs between
+architectures. Shares of Hopper were measured (``benchmarks/predict_kernels.py``), those of Ampere
+were chosen so that the published tables of A100 clusters come out on average. A kind that is not
+here is taken for Ampere, and what is predicted for it is a range (`Chip.uncertainty`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
+
+Libraries = Literal["2023", "current"]
+"""Age of the matrix and attention libraries: Hopper's were young in 2023."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionRates:
+    """Attention that never writes its matrix, as shares of the 16-bit peak.
+
+    Forward counts the half that causal masking leaves, backward 2.5 times that. Rates are those of
+    heads of 128 elements in long sequences.
+    """
+
+    forward: float
+    backward: float
+    forward_half: float = 0.0
+    """Tokens of a sequence at which half of the rate is reached."""
+    backward_half: float = 0.0
+    width_half: float = 0.0
+    """Head width at which half of the rate of very wide heads is reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """An architecture."""
+
+    name: str
+    matrix_share: float
+    """Of the peak, by large matrix products in 16 bits."""
+    float8_share: float
+    """Of the peak in 8 bits."""
+    matrix_depth: float
+    """Summed dimension at which half of the time is lost to the ends of a tile."""
+    attention: Mapping[str, AttentionRates] = field(hash=False)
+    """By kernel: ``flash`` (FlashAttention 1), ``flash2``, ``fused`` (cuDNN, FlashAttention 3)."""
+    uncertainty: float
+    """How far a step may be from its prediction where nothing was measured, relative."""
+    source: str
+
+
+AMPERE = Chip(
+    name="ampere",
+    matrix_share=0.82,
+    float8_share=0.66,
+    matrix_depth=400.0,
+    attention=MappingProxyType(
+        {
+            "flash": AttentionRates(forward=0.38, backward=0.3455),
+            # Dao 2023 (arXiv:2307.08691), figures 5 and 6: about 200 and 175 TFLOP/s on A100.
+            "flash2": AttentionRates(
+                forward=0.64, backward=0.56, forward_half=350, backward_half=700
+            ),
+            "fused": AttentionRates(
+                forward=0.64, backward=0.56, forward_half=350, backward_half=700
+            ),
+        }
+    ),
+    uncertainty=0.10,
+    source="published tables of A100 clusters (SC'21, Korthikanti, BLOOM, vTrain) on average",
+)
+HOPPER = Chip(
+    name="hopper",
+    matrix_share=0.66,
+    float8_share=0.63,
+    matrix_depth=60.0,
+    attention=MappingProxyType(
+        {
+            # FlashAttention 1 uses none of Hopper's instructions: 200 TFLOP/s in llm-foundry's long
+            # sequences.
+            "flash": AttentionRates(forward=0.20, backward=0.182),
+            "flash2": AttentionRates(
+                forward=0.352, backward=0.334, forward_half=350, backward_half=1000, width_half=14
+            ),
+            "fused": AttentionRates(
+                forward=0.62, backward=0.545, forward_half=380, backward_half=650, width_half=54
+            ),
+        }
+    ),
+    uncertainty=0.15,
+    source="measured on one H200 of 700 W, 2026-11-15 (benchmarks/predict_kernels.py): products of "
+    "4096 and wider hold 680 TFLOP/s, in 8 bits 1290; less 5 %, for the slowest of many chips sets "
+    "the pace (Sinha et al., SC'22: chips that power limits differ by 8 %)",
+)
+HOPPER_2023 = replace(
+    HOPPER,
+    matrix_depth=500.0,
+    source="llm-foundry's tables of 2023 (CUDA 11.8 to 12.1) on average, every model left out "
+    "once: small products lose as on Ampere, for cuBLAS had few tiles of Hopper's own yet",
+)
+HOPPER_500W = replace(
+    HOPPER,
+    matrix_share=0.515,
+    float8_share=0.49,
+    source="as HOPPER; products are limited by power, which their rate follows with an exponent of "
+    "about 3/4: (500 W / 700 W)^0.75 = 0.78",
+)
+BLACKWELL = replace(
+    HOPPER,
+    name="blackwell",
+    uncertainty=0.30,
+    source="taken for Hopper: nothing was measured",
+)
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        "h100-96g": HOPPER_500W,
+        "h100": HOPPER,
+        "h200": HOPPER,
+        "gh200": HOPPER,
+        "b200": BLACKWELL,
+        "gb200": BLACKWELL,
+        "b300": BLACKWELL,
+        "gb300": BLACKWELL,
+        "a100": AMPERE,
+    }
+)
+"""By the start of a kind's name; the first that fits."""
+UNKNOWN = replace(
+    AMPERE, name="unknown", uncertainty=0.35, source="taken for Ampere: nothing was measured"
+)
+
+
+def chip_of(kind: str, libraries: Libraries = "current") -> Chip:
+    """The architecture of a kind of device."""
+    found = next((chip for start, chip in CHIPS.items() if kind.startswith(start)), UNKNOWN)
+    return HOPPER_2023 if found is HOPPER and libraries == "2023" else found
