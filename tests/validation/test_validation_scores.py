@@ -67,7 +67,9 @@ def test_out_of_memory_is_counted_both_ways():
     rows = [replace(TABLES["bloom"][0], is_oom=is_oom) for is_oom in (True, True, False, False)]
     score = out_of_memory_score(rows, np.array([2.0, 0.5, 0.5, 2.0]), np.ones(4))
     assert (score.ran_out, score.missed, score.ran, score.false_alarms) == (2, 1, 2, 1)
-    assert out_of_memory_score(rows[2:], np.ones(2), np.ones(2)) is None
+    alone = out_of_memory_score(rows[2:], np.array([0.5, 2.0]), np.ones(2))
+    assert (alone.ran_out, alone.ran, alone.false_alarms) == (0, 2, 1)
+    assert out_of_memory_score([], np.ones(0), np.ones(0)) is None
 
 
 # ── calibration rows ─────────────────────────────────────────────────────────────────────────────

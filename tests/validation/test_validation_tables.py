@@ -3,13 +3,23 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from hocket.cost.parallel.coefficients import Coefficients
 from hocket.errors import InputFileError, UsageError
 from hocket.transformer.counts import parameter_counts, step_flops
 from hocket.validation.clusters import SITES, site_cluster
 from hocket.validation.public import bloom_stages
-from hocket.validation.tables import COLUMNS, TABLES, load_tables, read_table, write_rows
+from hocket.validation.tables import (
+    COLUMNS,
+    TABLES,
+    load_tables,
+    read_records,
+    read_table,
+    write_rows,
+)
+from hocket.validation.validate import predict_memory, predict_steps
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "parallelism"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="no ../shared/data beside the repository")
@@ -17,13 +27,59 @@ SHIPPED = {
     "bloom": 30, "h100-weak-scaling": 9, "korthikanti-memory": 8, "korthikanti-table5": 8,
     "mt-nlg": 3, "sc21-table1": 10, "sc21-table2": 6, "sc21-zero3": 6,
 }  # fmt: skip
+SHIPPED_AS_COLLECTED = {
+    "megatron-january-2021": 10, "h100-strong-scaling": 8, "nemo-h100-float8": 9,
+    "dgx-a100-2020": 8, "dgx2-v100-2020": 4, "fsdp-h100": 35, "fsdp-h100-float8": 4,
+    "fsdp-a100-80g": 30, "fsdp-a100-40g": 39, "torchtitan": 4, "torchtitan-float8": 12,
+    "bridge-h100": 13, "bridge-h100-experts": 18,
+}  # fmt: skip
 
 
 def test_shipped_tables_have_their_rows():
-    assert {name: len(rows) for name, rows in load_tables().items()} == SHIPPED
+    found = {name: len(rows) for name, rows in load_tables().items()}
+    assert found == SHIPPED | SHIPPED_AS_COLLECTED
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+def test_parameters_of_llm_foundry_are_those_that_it_states():
+    path = TABLES / "public" / "mosaicml_llmfoundry_fsdp.csv"
+    stated = [int(record["n_params"]) for record in read_records(path)]
+    tables = load_tables()
+    rows = [row for name in tables if name.startswith("fsdp-") for row in tables[name]]
+    rows.sort(key=lambda row: int(row.row.partition(" ")[0]))
+    assert [parameter_counts(row.model).total for row in rows] == stated
+
+
+# What predictions from data sheets and measured kernels reach on each table; tolerances are wider.
+ZERO_SHOT = {
+    "fsdp-h100": 0.05, "fsdp-h100-float8": 0.07, "fsdp-a100-80g": 0.06, "fsdp-a100-40g": 0.07,
+    "torchtitan": 0.08, "torchtitan-float8": 0.08, "bridge-h100": 0.08, "nemo-h100-float8": 0.09,
+    "h100-weak-scaling": 0.08, "h100-strong-scaling": 0.08, "bridge-h100-experts": 0.22,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZERO_SHOT)
+def test_programs_of_today_are_predicted_from_what_chips_and_programs_are(name):
+    rows = load_tables()[name]
+    sites = {row.cluster: Coefficients() for row in rows}
+    measured_s = np.array([row.step_s for row in rows])
+    errors = predict_steps(rows, sites) / measured_s - 1
+    assert np.abs(errors).mean() < ZERO_SHOT[name]
+
+
+def test_runs_that_ran_are_said_to_fit():
+    tables = load_tables()
+    ran = [
+        row
+        for name in ("fsdp-h100", "fsdp-h100-float8", "fsdp-a100-80g", "fsdp-a100-40g",
+                     "torchtitan", "torchtitan-float8", "bridge-h100")
+        for row in tables[name]
+    ]  # fmt: skip
+    needed = predict_memory(ran, None)
+    have = [site_cluster(row.cluster, 8).devices[0].memory_bytes for row in ran]
+    assert sum(np.array(needed) > 1.05 * np.array(have)) <= 0.02 * len(ran)
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, *SHIPPED_AS_COLLECTED])
 def test_rows_are_consistent(name):
     for row in load_tables()[name]:
         division = row.division
@@ -40,6 +96,13 @@ def test_rows_are_consistent(name):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_tables_name_their_source(name):
     assert (TABLES / f"{name}.csv").read_text().startswith("# source: ")
+
+
+def test_files_as_collected_name_their_source():
+    files = list((TABLES / "public").glob("*.csv"))
+    assert len(files) == 7
+    for path in files:
+        assert path.read_text().startswith("# source: ")
 
 
 def test_sc21_rates_follow_from_the_times():

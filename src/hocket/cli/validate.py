@@ -116,7 +116,7 @@ def _memory(results: list[TableResult]) -> Table:
     )
     for result in results:
         for what, part in zip(_PARTS, (result.zero_shot, result.calibrated), strict=True):
-            if part.memory:
+            if part.memory or part.out_of_memory:
                 limit = result.tolerance.memory_mean if what == "calibrated" else None
                 shown.add_row(_name(result, what), what, *_memory_cells(part, limit))
     return shown
@@ -124,11 +124,14 @@ def _memory(results: list[TableResult]) -> Table:
 
 def _memory_cells(part: Part, limit: float | None) -> list[str]:
     score, outcome = part.memory, part.out_of_memory
-    assert score is not None
-    cells = [str(score.rows), _percent(score.mean), _percent(limit), f"{100 * score.bias:+.1f}"]
+    cells = ["–"] * 4
+    if score is not None:
+        cells = [str(score.rows), _percent(score.mean), _percent(limit), f"{100 * score.bias:+.1f}"]
     if outcome is None:
         return [*cells, "–", "–"]
-    foreseen = f"{outcome.ran_out - outcome.missed} of {outcome.ran_out}"
+    foreseen = (
+        f"{outcome.ran_out - outcome.missed} of {outcome.ran_out}" if outcome.ran_out else "–"
+    )
     return [*cells, foreseen, f"{outcome.false_alarms} of {outcome.ran}"]
 
 

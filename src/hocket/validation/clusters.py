@@ -35,6 +35,9 @@ SITES = MappingProxyType(
         # One host alone is calibrated apart from the many: no run of it uses the network.
         "vtrain-host": Site("dgx-a100-80g", 100e9, "the same machines"),
         "eos": Site("dgx-h100", 8 * 50e9, "eight NDR adapters of 400 Gbit/s per DGX H100"),
+        # The same make of machine, apart from Eos: other programs, and years later.
+        "bridge": Site("dgx-h100", 8 * 50e9, "DGX H100 of Megatron-Bridge's tables"),
+        "bridge-experts": Site("dgx-h100", 8 * 50e9, "the same, mixtures of experts"),
         "mosaic-h100": Site("dgx-h100", 8 * 50e9, "eight adapters of 400 Gbit/s per host"),
         "mosaic-a100-80g": Site("dgx-a100-80g", 200e9, "1600 Gbit/s per host, stated"),
         "mosaic-a100-40g": Site("dgx-a100-40g", 200e9, "1600 Gbit/s per host, stated"),

@@ -206,7 +206,7 @@ def _bridge(record: Record) -> Measured | None:
         row=f"{record['release']} {record['model']} on {num_devices}",
         model=model,
         division=division,
-        cluster="eos",
+        cluster="bridge-experts" if model.experts else "bridge",
         software=replace(software, dtype="float8") if is_float8 else software,
         step_s=division.global_batch * model.sequence / rate,
     )

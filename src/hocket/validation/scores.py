@@ -96,9 +96,9 @@ def out_of_memory_score(
     rows: Sequence[Measured], predicted_bytes: FloatArray, capacity_bytes: FloatArray
 ) -> OutOfMemoryScore | None:
     """Whether runs that ran out of memory are told from those that did not."""
-    ran_out = np.array([row.is_oom for row in rows], dtype=bool)
-    if not ran_out.any():
+    if not rows:
         return None
+    ran_out = np.array([row.is_oom for row in rows], dtype=bool)
     too_large = predicted_bytes > capacity_bytes
     return OutOfMemoryScore(
         ran_out=int(ran_out.sum()),

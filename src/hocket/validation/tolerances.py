@@ -24,8 +24,9 @@ class Tolerance:
     """Of calibrated overheads, or of formulas where the table counts memory."""
     mean_regret: float | None = 0.02
     max_regret: float | None = 0.10
-    runs_per_false_alarm: int = 60
-    """One run in so many may be taken for one that does not fit."""
+    runs_per_false_alarm: int | None = 50
+    """One run in so many may be taken for one that does not fit; None where the table does not
+    state what memory depends on."""
 
     def violations(self, part: Part, is_calibrated: bool) -> list[str]:
         """What of the scores is outside, in sentences."""
@@ -64,6 +65,8 @@ class Tolerance:
         found = []
         if score.missed:
             found.append(f"{score.missed} of {score.ran_out} runs out of memory are not foreseen")
+        if self.runs_per_false_alarm is None:
+            return found
         allowed = -(-score.ran // self.runs_per_false_alarm)
         if score.false_alarms > allowed:
             found.append(f"{score.false_alarms} of {score.ran} runs are wrongly said not to fit")
@@ -73,19 +76,33 @@ class Tolerance:
 _TRANSFER = Tolerance(calibrated_mean=None, calibrated_p95=None, mean_regret=None, max_regret=None)
 """Judged only where nothing was measured: other programs than the site was calibrated with."""
 _SHOWN = replace(_TRANSFER, zero_shot_mean=None)
-_H100 = replace(_TRANSFER, zero_shot_mean=0.25)
+_H100 = replace(_TRANSFER, zero_shot_mean=0.12)
 """Microbatches and chunks are not published: nothing to calibrate with."""
+_FSDP = Tolerance(zero_shot_mean=0.12, calibrated_mean=0.06, calibrated_p95=0.15)
+_FLOAT8 = replace(_TRANSFER, zero_shot_mean=0.20)
+"""Too few runs to take some from."""
 _TOLERANCES = {
     "vtrain-single": Tolerance(calibrated_mean=0.10, calibrated_p95=None),
+    # The size of its GPUs' memory is not stated.
+    "vtrain-multi": Tolerance(runs_per_false_alarm=None),
     "h100-weak-scaling": _H100,
     "h100-strong-scaling": _H100,
-    "korthikanti-memory": Tolerance(memory_mean=0.05),
-    "sc21-zero3": _TRANSFER,
+    "korthikanti-memory": Tolerance(memory_mean=0.05, runs_per_false_alarm=None),
+    "sc21-zero3": replace(_TRANSFER, runs_per_false_alarm=None),
     "mt-nlg": _TRANSFER,
     "megatron-january-2021": _TRANSFER,
     "dgx-a100-2020": _TRANSFER,
-    "dgx2-v100-2020": _SHOWN,
-    "nemo-h100-float8": _SHOWN,
+    "dgx2-v100-2020": replace(_SHOWN, runs_per_false_alarm=None),
+    "nemo-h100-float8": _FLOAT8,
+    "fsdp-h100": _FSDP,
+    "fsdp-h100-float8": _FLOAT8,
+    "fsdp-a100-80g": _FSDP,
+    "fsdp-a100-40g": _FSDP,
+    "torchtitan": replace(_TRANSFER, zero_shot_mean=0.15, memory_mean=0.12),
+    "torchtitan-float8": replace(_FLOAT8, memory_mean=0.15),
+    "bridge-h100": replace(_FLOAT8, calibrated_mean=0.07, calibrated_p95=0.15),
+    # What is computed again is not stated, and releases differ by up to 1.8 times.
+    "bridge-h100-experts": replace(_TRANSFER, zero_shot_mean=0.25, runs_per_false_alarm=None),
 }
 
 

@@ -17,7 +17,6 @@ from hocket.arrays import FloatArray
 from hocket.cost.parallel.calibrate import calibrate
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.memory import (
-    DEFAULT_OVERHEADS,
     FORMULAS_ONLY,
     GIVEN_BACK,
     MemoryOverheads,
@@ -43,10 +42,12 @@ from hocket.validation.tolerances import Tolerance, tolerance_of
 
 FORMULA_TABLES = frozenset({"korthikanti-memory"})
 """Tables whose memory was counted, not measured: nothing is added to the formulas."""
+MIN_WEIGHED = 5
+"""Runs with measured memory from which overheads are fitted."""
 TRANSFER_TABLES = frozenset(
     {
         "sc21-zero3", "mt-nlg", "megatron-january-2021", "h100-strong-scaling", "nemo-h100-float8",
-        "dgx-a100-2020", "dgx2-v100-2020",
+        "dgx-a100-2020", "dgx2-v100-2020", "torchtitan", "torchtitan-float8", "fsdp-h100-float8",
     }
 )  # fmt: skip
 """Tables of other programs than their site's, or too small to take rows from: scored with the
@@ -83,7 +84,8 @@ class CalibratedSite:
     """What was fitted for one site, and from which runs."""
 
     coefficients: Coefficients
-    overheads: MemoryOverheads
+    overheads: MemoryOverheads | None
+    """None where no memory was measured: those of the program hold."""
     timed: frozenset[tuple[str, str]]
     """Table and row of the runs that the coefficients were fitted to."""
     weighed: frozenset[tuple[str, str]]
@@ -113,8 +115,8 @@ def predict_steps(rows: Sequence[Measured], coefficients: Mapping[str, Coefficie
     return predicted_s
 
 
-def predict_memory(rows: Sequence[Measured], overheads: MemoryOverheads) -> FloatArray:
-    """Predicted bytes on the fullest device of each run."""
+def predict_memory(rows: Sequence[Measured], overheads: MemoryOverheads | None) -> FloatArray:
+    """Predicted bytes on the fullest device of each run; overheads of its program unless given."""
     return np.array(
         [
             max(stage_memory(row.model, row.division, row.software, overheads).peak_bytes)
@@ -146,7 +148,7 @@ def calibrated_site(site: str, tables: Mapping[str, Sequence[Measured]]) -> Cali
     )
     return CalibratedSite(
         coefficients=calibrate(timed, _cluster(timed)) if len(timed) > 2 else Coefficients(),
-        overheads=fitted_overheads(weighed) if weighed else DEFAULT_OVERHEADS,
+        overheads=fitted_overheads(weighed) if len(weighed) >= MIN_WEIGHED else None,
         timed=frozenset((row.table, row.row) for row in timed),
         weighed=frozenset((row.table, row.row) for row in weighed),
     )
@@ -182,11 +184,12 @@ def _table_result(
     name: str, rows: Sequence[Measured], sites: Mapping[str, CalibratedSite]
 ) -> TableResult:
     untouched = {site: Coefficients() for site in sites}
-    plain = FORMULAS_ONLY if name in FORMULA_TABLES else DEFAULT_OVERHEADS
+    plain = FORMULAS_ONLY if name in FORMULA_TABLES else None
     zero_shot = _part(rows, rows, untouched, plain)
     timed = [row for row in rows if not _took_part(row, sites[row.cluster].timed)]
     weighed = [row for row in rows if not _took_part(row, sites[row.cluster].weighed)]
-    fitted = {site: found.coefficients for site, found in sites.items()}
+    # A site that gave no runs has nothing to be judged by but what is known without any.
+    fitted = {site: found.coefficients for site, found in sites.items() if found.timed}
     # All runs of a table are from one site.
     overheads = plain if name in FORMULA_TABLES else sites[rows[0].cluster].overheads
     calibrated = _part(timed, weighed, fitted, overheads)
@@ -213,9 +216,9 @@ def _part(
     timed: Sequence[Measured],
     weighed: Sequence[Measured],
     coefficients: Mapping[str, Coefficients],
-    overheads: MemoryOverheads,
+    overheads: MemoryOverheads | None,
 ) -> Part:
-    ran = [row for row in timed if row.step_s is not None]
+    ran = [row for row in timed if row.step_s is not None and row.cluster in coefficients]
     step, ranking = None, None
     if ran:
         predicted_s = predict_steps(ran, coefficients)
@@ -227,11 +230,11 @@ def _part(
 
 
 def _memory_scores(
-    rows: Sequence[Measured], overheads: MemoryOverheads
+    rows: Sequence[Measured], overheads: MemoryOverheads | None
 ) -> tuple[ErrorScore | None, OutOfMemoryScore | None]:
-    known = [row for row in rows if row.memory_bytes is not None]
-    if not known:
+    if not rows:
         return None, None
+    known = [row for row in rows if row.memory_bytes is not None]
     measured = np.array([row.memory_bytes for row in known], dtype=np.float64)
     errors = predict_memory(known, overheads) / measured - 1.0
     capacity = np.array(

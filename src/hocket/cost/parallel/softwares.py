@@ -19,6 +19,8 @@ published steps of MT-NLG 530B and of BLOOM's search both show 7 to 13 ms per la
 MEGATRON_GAP_S = 0.22e-3
 _LEAN = MemoryOverheads(constant_bytes=2.5e9, state_factor=1.0, activation_factor=1.05)
 """Libraries and communication buffers where state lies in a few large tensors."""
+_TITAN_OVERHEADS = replace(_LEAN, activation_factor=1.2)
+"""It states what its allocator has reserved, fragments included."""
 _FSDP2 = Software(
     name="torch",
     attention="flash2",
@@ -90,6 +92,7 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
                 is_eager=False,
                 cast_bytes=8.0,
                 balances_context=False,
+                overheads=_TITAN_OVERHEADS,
             ),
             replace(
                 _FSDP2,
@@ -98,6 +101,7 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
                 is_eager=True,
                 balances_context=False,
                 logit_bytes=12,
+                overheads=_TITAN_OVERHEADS,
             ),
         )
     }
