@@ -283,11 +283,15 @@ def make_training(
     software: str | None = None,
     dtype: str | None = None,
     coefficients: Coefficients | None = None,
+    spare: float | None = None,
 ) -> Training:
-    """What is trained on what; without ``dtype``, in the first type that all devices have."""
+    """What is trained on what; without ``dtype``, in the first type that all devices have.
+
+    ``spare`` is the share of memory that stays free, a few percent unless it is given.
+    """
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
-    from hocket.planners.parallelism.candidates import Training
+    from hocket.planners.parallelism.candidates import SPARE, Training
     from hocket.transformer import Transformer
     from hocket.transformer.files import find_model
 
@@ -299,6 +303,7 @@ def make_training(
         global_batch=batch,
         software=replace(program, dtype=dtype or usual_dtype(program, cluster)),
         coefficients=coefficients or Coefficients(),
+        spare=SPARE if spare is None else spare,
     )
 
 

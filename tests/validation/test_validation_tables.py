@@ -53,7 +53,7 @@ def test_parameters_of_llm_foundry_are_those_that_it_states():
 ZERO_SHOT = {
     "fsdp-h100": 0.05, "fsdp-h100-float8": 0.07, "fsdp-a100-80g": 0.06, "fsdp-a100-40g": 0.07,
     "torchtitan": 0.08, "torchtitan-float8": 0.08, "bridge-h100": 0.08, "nemo-h100-float8": 0.09,
-    "h100-weak-scaling": 0.08, "h100-strong-scaling": 0.08, "bridge-h100-experts": 0.22,
+    "h100-weak-scaling": 0.09, "h100-strong-scaling": 0.08, "bridge-h100-experts": 0.22,
 }  # fmt: skip
 
 

@@ -208,6 +208,7 @@ def _make_training(
     dtype: str | None,
     software: str | None,
     coefficients: Path | None,
+    spare: float | None = None,
 ) -> Training:
     from hocket.api import make_training
     from hocket.cost.parallel.coefficients import read_coefficients
@@ -222,6 +223,7 @@ def _make_training(
             software=software,
             dtype=dtype,
             coefficients=read_coefficients(coefficients) if coefficients else None,
+            spare=spare,
         )
     usual, taken = find_software(software or DEFAULT_SOFTWARE).dtype, training.software.dtype
     if dtype is None and taken != usual:
@@ -287,8 +289,9 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     _require_folders(output, report)
     asked = read_configuration(config)
     training = _make_training(
-        asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.coefficients
-    )
+        asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.coefficients,
+        spare=0.0,
+    )  # fmt: skip
     with working("predicting"):
         comparison = single(training, asked, str(config))
     candidate = comparison.candidates[0]

@@ -123,6 +123,7 @@ def candidate_dict(candidate: ParallelCandidate) -> dict[str, Any]:
         "num_devices": candidate.division.num_devices,
         "num_microbatches": candidate.division.num_microbatches,
         "step_s": candidate.step_s,
+        "step_range_s": list(candidate.range_s),
         "estimate_s": candidate.estimate_s,
         "tokens_per_s": candidate.tokens_per_s,
         "mfu": candidate.mfu,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from hocket.cost.parallel.chips import chip_of
 from hocket.plan.parallel import ParallelPlan
 from hocket.simulate.timeline import Timeline
 from hocket.units import format_bytes, format_percent, format_seconds
@@ -61,7 +62,24 @@ def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType
         parts += [reasons] if reasons.plain else []
     sentence = inert(comparison.why, LONGEST_SENTENCE)
     parts.append(Text(sentence, style="" if comparison.winner else "red"))
+    if comparison.winner is not None:
+        parts.append(Text(range_sentence(comparison.winner)))
     return Group(*parts, Text(_counts(comparison), style="dim"))
+
+
+def range_sentence(candidate: ParallelCandidate) -> str:
+    """Between what steps a measured one is expected, and why."""
+    low_s, high_s = map(format_seconds, candidate.range_s)
+    training = candidate.training
+    if training.coefficients.source:
+        why = f"calibrated with {training.coefficients.source}"
+    elif training.model.experts is not None:
+        why = "mixtures of experts vary most between releases of a program"
+    else:
+        chips = {chip_of(kind, training.software.libraries) for kind in candidate.kinds}
+        least_known = max(chips, key=lambda chip: chip.uncertainty)
+        why = f"{least_known.name}: {least_known.source.partition(':')[0].partition(' (')[0]}"
+    return f"expect {low_s} to {high_s} per step ({inert(why, LONGEST_SENTENCE)})"
 
 
 def _reasons(comparison: ParallelComparison, candidates: tuple[ParallelCandidate, ...]) -> Text:

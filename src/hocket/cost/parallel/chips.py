@@ -69,7 +69,7 @@ AMPERE = Chip(
             ),
         }
     ),
-    uncertainty=0.10,
+    uncertainty=0.15,
     source="published tables of A100 clusters (SC'21, Korthikanti, BLOOM, vTrain) on average",
 )
 HOPPER = Chip(

@@ -33,6 +33,9 @@ class Constants:
     """Of a wave, lost per product."""
     expert_rows: float = 64.0
     """Half of the rows of a tile: lost per expert."""
+    expert_launch_s: float = 9e-6
+    """The host's time to launch one product of one expert: grouped products are loops over the
+    experts at hand."""
     attention_share: float = 0.75
     """Of the peak, by products between tokens with very wide heads."""
     attention_width: float = 52.0
@@ -59,6 +62,9 @@ class Constants:
     softness: float = 4.0
     """How sharply the longer of host and device decides; infinite would be their maximum."""
     microbatch_s: float = 0.8e-3
+    chunk_s: float = 0.3e-3
+    """The host's work for each further chunk of a microbatch: its turn in the schedule, its two
+    transfers and their waits."""
     step_s: float = 2.5e-3
     optimizer_bytes: float = 33.0
     """Moved per parameter by the optimizer with gradient clipping."""

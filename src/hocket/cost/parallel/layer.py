@@ -339,7 +339,10 @@ def _stretch(
     per_pass = per_pass * (1 + constants.host_tensor * beside)
     # Saving and restoring the state of random numbers is as much work again for the host.
     num_launched = num_passes + (slices.recompute == FULL)
-    host_s = coefficients.host * num_launched * per_pass
+    # Two products forward, and two for each of their gradients.
+    at_hand = setting.num_sparse / setting.layers * setting.expert_count / slices.expert
+    experts_s = 2 * (num_passes + 1) * constants.expert_launch_s * at_hand
+    host_s = coefficients.host * (num_launched * per_pass + experts_s)
     gaps_s = coefficients.layer * num_passes * (setting.gap_s + setting.pause_s)
     return (softly_longer(device_s, host_s) + gaps_s) / device_s
 

@@ -67,8 +67,6 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
                 attention="fused",
                 overlaps_tensor=True,
                 overlaps_data=True,
-                # Megatron-Bridge's recipes reduce in 16 bits what they sum in 32.
-                reduce_bytes=2,
                 cast_bytes=4.0,
                 casts_weights=False,
                 gap_s=MEGATRON_GAP_S,

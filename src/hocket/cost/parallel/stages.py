@@ -79,7 +79,9 @@ class _Parts:
     ) -> tuple[float, float, float]:
         """Forward, gradient of the inputs and of the weights of one virtual stage."""
         times = self.layer
-        constant_s = (efficiency.CONSTANTS.microbatch_s + self.each_s) / division.chunks
+        constants, chunks = efficiency.CONSTANTS, division.chunks
+        constant_s = constants.microbatch_s + self.each_s + (chunks - 1) * constants.chunk_s
+        constant_s = constant_s / chunks
         embedding_s = times.embedding_s.item() / 2 * is_first
         logits_s = times.logits_s.item() * is_last
         backward_s = times.logits_backward_s.item() / 2 * is_last
@@ -97,7 +99,8 @@ def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> 
     # A microbatch's work as `predict` sees it is what collectives can hide behind.
     busy_s = stage_times(setting, slices, degrees.pipeline, one, coefficients).busy_s
     hidden_s = setting.overlaps_data * busy_s
-    after_s = exposed_s(ranks.once_s, hidden_s) + ranks.ends_s + ranks.optimizer_s
+    left_s = np.maximum(hidden_s - ranks.each_s, 0.0)
+    after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
     return _Parts(
         layer=layer_times(setting, slices, coefficients),
         each_s=exposed_s(ranks.each_s, hidden_s).item(),

@@ -73,14 +73,20 @@ class Times:
             stages.other_s[stage],
         )
         hidden_s = np.broadcast_to(self.setting.overlaps_data, stages.busy_s.shape)[stage] * busy_s
-        once_s = exposed_s(ranks.once_s[rank], hidden_s) + ranks.ends_s[rank]
         each_s = exposed_s(ranks.each_s[rank], hidden_s)
+        # What hides the collectives of a microbatch cannot hide those of the step as well.
+        left_s = np.maximum(hidden_s - ranks.each_s[rank], 0.0)
+        once_s = exposed_s(ranks.once_s[rank], left_s) + ranks.ends_s[rank]
         return {
             "compute": count * (busy_s - tensor_s - other_s),
             "bubble": self._bubble_s(count),
             "tensor": count * tensor_s,
             "other": count * other_s,
-            "pipeline": count * divisions.chunks * stages.exchange_s[stage],
+            "pipeline": count
+            * (
+                divisions.chunks * stages.exchange_s[stage]
+                + (divisions.chunks - 1) * efficiency.CONSTANTS.chunk_s
+            ),
             "data": once_s + count * each_s,
             "optimizer": ranks.optimizer_s[rank],
         }
@@ -112,7 +118,8 @@ class Times:
             fixed_s=self.ranks.ends_s + self.ranks.optimizer_s,
             way=_WAY,
         )
-        hiding = (float(self.setting.overlaps_data), efficiency.CONSTANTS.never_hidden)
+        constants = efficiency.CONSTANTS
+        hiding = (float(self.setting.overlaps_data), constants.never_hidden, constants.chunk_s)
         step_s = np.empty(len(self.divisions))
         add_up(columns_of(self.divisions), self.stage, self.rank, tables, hiding, step_s)
         return step_s

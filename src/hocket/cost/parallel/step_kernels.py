@@ -88,11 +88,12 @@ def add_up(
     stage: IntArray,
     rank: IntArray,
     tables: StepTables,
-    hiding: tuple[float, float],
+    hiding: tuple[float, float, float],
     step_s: FloatArray,
 ) -> None:
-    """The step of every division; ``hiding``: whether collectives overlap, and what never hides."""
-    overlaps, never = hiding
+    """The step of every division; ``hiding``: whether collectives overlap, what never hides of
+    them, and what each further chunk costs."""
+    overlaps, never, chunk_s = hiding
     for i in range(len(stage)):
         s, r = stage[i], rank[i]
         count = columns.global_batch[i] // (columns.microbatch[i] * columns.data[i])
@@ -108,7 +109,7 @@ def add_up(
         busy_s = tables.busy_s[s]
         hidden_s = overlaps * busy_s
         once_s, each_s = tables.once_s[r], tables.each_s[r]
-        once_s = max(never * once_s, once_s - hidden_s)
+        once_s = max(never * once_s, once_s - max(hidden_s - each_s, 0.0))
         each_s = max(never * each_s, each_s - hidden_s)
-        each_s += busy_s + chunks * tables.exchange_s[s]
+        each_s += busy_s + chunks * tables.exchange_s[s] + (chunks - 1) * chunk_s
         step_s[i] = count * each_s + bubble_s + once_s + tables.fixed_s[r]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hocket.cost.parallel.chips import chip_of
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.software import Software
 from hocket.hardware.cluster import Cluster
@@ -16,6 +17,13 @@ from hocket.transformer import Division, Transformer
 from hocket.transformer.counts import step_flops
 
 SECONDS_PER_HOUR = 3600
+SPARE = 0.04
+"""Share of memory that a search leaves free: the peaks of published runs are up to so much above
+their predictions, and a plan that fills memory to the last byte runs out of it."""
+CALIBRATED = 0.12
+"""Uncertainty where runs of the cluster were fitted: the 95th percentile over published tables."""
+EXPERTS = 0.5
+"""The same of mixtures of experts: releases of one program differ by up to 1.8 times."""
 SYNTHESISED = "synthesised"
 """Name of schedules that are made for given stages."""
 EXPOSED = ("tensor", "other", "pipeline", "data")
@@ -32,11 +40,13 @@ class Training:
     """Sequences per step."""
     software: Software
     coefficients: Coefficients
+    spare: float = 0.0
+    """Share of each device's memory that divisions leave free."""
 
     @cached_property
     def pools(self) -> tuple[Pool, ...]:
         """The cluster's accelerators by kind."""
-        return pools_of(self.cluster)
+        return pools_of(self.cluster, self.spare)
 
     @cached_property
     def pool_clusters(self) -> tuple[Cluster, ...]:
@@ -114,9 +124,15 @@ class ParallelCandidate:
         return tuple(pools[pool].memory_bytes for pool in self.stages.pool_of_rank)
 
     @property
+    def limit_bytes(self) -> tuple[int, ...]:
+        """What of it may be filled."""
+        pools = self.training.pools
+        return tuple(pools[pool].limit_bytes for pool in self.stages.pool_of_rank)
+
+    @property
     def fullest_rank(self) -> int:
         """The pipeline rank that lacks most, or has least to spare."""
-        pairs = zip(self.peak_bytes, self.capacity_bytes, strict=True)
+        pairs = zip(self.peak_bytes, self.limit_bytes, strict=True)
         spare = [capacity - peak for peak, capacity in pairs]
         return spare.index(min(spare))
 
@@ -124,7 +140,25 @@ class ParallelCandidate:
     def lacking_bytes(self) -> int:
         """What the fullest rank's devices lack; 0 where all fits."""
         rank = self.fullest_rank
-        return max(0, self.peak_bytes[rank] - self.capacity_bytes[rank])
+        return max(0, self.peak_bytes[rank] - self.limit_bytes[rank])
+
+    @property
+    def uncertainty(self) -> float:
+        """How far a measured step may be from this one, relative: nine of ten are nearer."""
+        if self.training.coefficients.source:
+            return CALIBRATED
+        libraries = self.training.software.libraries
+        chips = [chip_of(kind, libraries) for kind in set(self.kinds)]
+        return max([chip.uncertainty for chip in chips] + [EXPERTS] * bool(self._has_experts))
+
+    @property
+    def _has_experts(self) -> bool:
+        return self.training.model.experts is not None
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Between what steps a measured one is expected."""
+        return self.step_s * (1 - self.uncertainty), self.step_s * (1 + self.uncertainty)
 
     @property
     def tokens_per_s(self) -> float:

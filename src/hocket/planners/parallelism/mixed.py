@@ -101,7 +101,7 @@ def _best(
     training: Training, block: Block, layouts: list[Stages], num_kept: int
 ) -> list[MixedDivision]:
     divisions, width = block.divisions, block.num_variants
-    largest = [max(training.pools[p].memory_bytes for p in stages.pools) for stages in layouts]
+    largest = [max(training.pools[p].limit_bytes for p in stages.pools) for stages in layouts]
     # Layers are not shared out yet: what even shares hold need only fit the largest kind.
     held_bytes = memory(training.model, divisions, training.software).total_bytes
     fits = held_bytes <= np.repeat(largest, width)

@@ -21,6 +21,8 @@ class Pool:
     kind: DeviceKind
     hosts: tuple[tuple[Device, ...], ...]
     """Devices of this kind on each host that has some."""
+    spare: float = 0.0
+    """Share of a device's memory that is kept free."""
 
     @cached_property
     def num_devices(self) -> int:
@@ -36,6 +38,11 @@ class Pool:
     def memory_bytes(self) -> int:
         """Usable bytes of the device that has least."""
         return min(device.memory_bytes for devices in self.hosts for device in devices)
+
+    @cached_property
+    def limit_bytes(self) -> int:
+        """What a division may fill of it."""
+        return int((1 - self.spare) * self.memory_bytes)
 
     def num_groups(self, tensor: int) -> int:
         """How many tensor-parallel groups of a size there are.
@@ -61,7 +68,7 @@ class Pool:
         ]
 
 
-def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
+def pools_of(cluster: Cluster, spare: float = 0.0) -> tuple[Pool, ...]:
     """The pools of a cluster, in order of first appearance; processors only where all are."""
     devices = [d for d in cluster.devices if not d.kind.is_cpu] or list(cluster.devices)
     if not devices:
@@ -73,6 +80,7 @@ def pools_of(cluster: Cluster) -> tuple[Pool, ...]:
         Pool(
             next(iter(hosts.values()))[0].kind,
             tuple(tuple(own) for own in sorted(hosts.values(), key=len, reverse=True)),
+            spare,
         )
         for hosts in found.values()
     )

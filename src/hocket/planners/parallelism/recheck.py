@@ -116,7 +116,7 @@ def synthesised(candidate: ParallelCandidate) -> ParallelCandidate:
     schedule = synthesise(
         candidate.costs,
         candidate.division.num_microbatches,
-        candidate.capacity_bytes,
+        candidate.limit_bytes,
         is_folded=candidate.division.schedule in FOLDED,
         split_backward=candidate.division.zero < 2,
     )

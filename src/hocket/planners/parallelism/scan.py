@@ -94,7 +94,7 @@ class _Judge:
     def part(self, block: Block, num_kept: int) -> _Part:
         divisions = block.divisions
         held_bytes = self.held_bytes(divisions)
-        fits = held_bytes <= self.pool.memory_bytes
+        fits = held_bytes <= self.pool.limit_bytes
         step_s = self.step_s(divisions, _least_recompute(fits, block))
         best = _best_of_rows(step_s, block.num_variants, num_kept)
         smallest = np.array([np.argmin(held_bytes)], dtype=np.intp)
@@ -113,7 +113,7 @@ class _Judge:
         found, found_s = [Divisions.of([])], [np.zeros(0)]
         for block in shape_blocks(shapes, self.training.global_batch, limits):
             held = self.held_bytes(block.divisions)
-            lacks = (held > self.pool.memory_bytes) & (held <= NEARLY * self.pool.memory_bytes)
+            lacks = (held > self.pool.limit_bytes) & (held <= NEARLY * self.pool.memory_bytes)
             step_s = self.step_s(block.divisions, lacks)
             best = _best_of_rows(step_s, block.num_variants, NUM_NEARLY)
             found.append(block.divisions.take(best))

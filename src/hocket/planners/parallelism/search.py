@@ -129,7 +129,7 @@ def described(training: Training, pool: int, divisions: Divisions) -> list[Paral
             bubble=float(prediction.bubble[i]),
             peak_bytes=(int(held[i]),) * int(divisions.pipeline[i]),
             simulated=False,
-            feasible=bool(held[i] <= own.memory_bytes),
+            feasible=bool(held[i] <= own.limit_bytes),
         )
         for i in range(len(divisions))
     ]

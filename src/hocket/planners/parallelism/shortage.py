@@ -64,6 +64,6 @@ def _fits(training: Training, pool: Pool, num_hosts: int, limits: Limits) -> boo
     more = Pool(pool.kind, (pool.hosts[0],) * num_hosts)
     for block in division_blocks(training.model, more, training.global_batch, limits):
         held = memory(training.model, block.divisions, training.software).total_bytes
-        if np.any(held <= pool.memory_bytes):
+        if np.any(held <= pool.limit_bytes):
             return True
     return False

@@ -41,7 +41,7 @@ def best_layers(candidate: ParallelCandidate) -> tuple[int, ...]:
         division.schedule, division.pipeline, division.num_microbatches, division.chunks
     )
     names = list(dict.fromkeys(kinds))
-    memory = dict(zip(kinds, candidate.capacity_bytes, strict=True))
+    memory = dict(zip(kinds, candidate.limit_bytes, strict=True))
     costs, fixed_bytes = layer_costs(candidate, names, schedule.device_of_stage)
     return partition_layers(
         costs,

@@ -115,8 +115,11 @@ def lacking(candidate: ParallelCandidate) -> str:
     """What a candidate that does not fit lacks, and where."""
     if not candidate.lacking_bytes:
         return candidate.reason
+    spare = candidate.training.spare
+    kept = f" ({format_percent(spare)} of memory stay free)" if spare else ""
     return (
         f"lacks {format_bytes(candidate.lacking_bytes)} on pipeline rank {candidate.fullest_rank}"
+        f"{kept}"
     )
 
 
