@@ -21,7 +21,7 @@ def test_every_legal_option_passes_the_oracle_and_the_best_is_chosen(name):
 @pytest.mark.parametrize("name", [name for name in LOOPS if not LOOPS[name][4]])
 def test_ordered_keeps_only_what_keeps_the_order(name):
     function, data, _, expected, _ = LOOPS[name]
-    looked = Looked(function, data, ordered=True, workers=3).record()
+    looked = Looked(function, data, ordered=True, workers=2).record()
     assert looked.kind == expected
     assert all(option.is_exact for option in looked.decisions[0][1].verdict.options)
 

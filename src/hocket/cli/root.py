@@ -16,6 +16,7 @@ from hocket.cli import (
     fleet,
     generate,
     listing,
+    loop,
     parallel,
     plan,
     profile,
@@ -61,7 +62,7 @@ def root() -> None:
 
 
 for module in (
-    plan, parallel, fleet, run, show, explain, simulate, verify, export, capture, generate,
+    plan, parallel, fleet, loop, run, show, explain, simulate, verify, export, capture, generate,
     listing, detect, profile, calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

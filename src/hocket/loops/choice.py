@@ -182,7 +182,19 @@ def _operations(node: ast.AST, space: Space) -> float:
         inside = sum(_operations(child, space) for child in node.body) + 1
         return inside * (_turns(node, space) if isinstance(node, ast.For) else 8)
     kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.Call, ast.AugAssign, ast.UnaryOp)
-    return sum(1 for part in ast.walk(node) if isinstance(part, kinds))
+    count = sum(1 for part in ast.walk(node) if isinstance(part, kinds))
+    return count * _row_length(getattr(node, "lineno", 0), space)
+
+
+def _row_length(line: int, space: Space) -> float:
+    """Elements that an expression of whole rows works on."""
+    lengths = [1]
+    for access in space.reading.body.accesses:
+        if access.line == line and access.array in space.values:
+            shape = space.values[access.array].shape
+            whole = [shape[axis] for axis, sub in enumerate(access.subs) if sub.whole]
+            lengths.append(int(np.prod(whole)))
+    return float(max(lengths))
 
 
 def _turns(loop: ast.For, space: Space) -> float:

@@ -20,7 +20,7 @@ from hocket.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from hocket.loops.function import ParallelFunction
-    from hocket.loops.runner import Decision
+    from hocket.loops.runner import Decision, SiteRunner
 
 _WORDS = {
     "independent": "independent: no two iterations meet; the loop is cut into equal parts",
@@ -216,34 +216,29 @@ def explain_call(
     function: ParallelFunction[Any, Any], args: tuple[Any, ...] | None, kwargs: Mapping[str, Any]
 ) -> Explanation:
     """With data: those of the given arguments, or (``args`` None) of the last call."""
-    source = function.source
     if args is None:
-        decisions = function.decisions()
-    else:
-        bound = inspect.signature(function.function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        decisions = _decisions(function, bound.arguments)
-    told = tuple(_of_decision(decision) for decision in decisions)
-    if not told:
-        settings = function.settings
-        return explain_source(source, ordered=settings.ordered, permit=settings.permit)
-    return Explanation(source.name, source.place, told, with_data=True)
+        return _told(function.source, function.decisions())
+    bound = inspect.signature(function.function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return explain_data(function.source, function.runners, bound.arguments)
 
 
-def _decisions(
-    function: ParallelFunction[Any, Any], variables: Mapping[str, Any]
-) -> list[Decision]:
+def explain_data(
+    source: Source, runners: Mapping[int, SiteRunner], variables: Mapping[str, Any]
+) -> Explanation:
     """Decide each loop that can be reached with the arguments alone; nothing is run."""
-    known = dict(variables)
-    found = []
-    for site in function.source.sites:
-        runner = function.runners[site.number]
-        for name, value in _set_before(function.source, site, known).items():
-            known.setdefault(name, value)
-        values = runner.values(known)
+    decisions = []
+    for site in source.sites:
+        known = {**_set_before(source, site, variables), **variables}
+        values = runners[site.number].values(known)
         if values is not None:
-            found.append(runner.decide(values, memory.owners(values)))
-    return found
+            decisions.append(runners[site.number].decide(values, memory.owners(values)))
+    return _told(source, decisions)
+
+
+def _told(source: Source, decisions: Iterable[Decision]) -> Explanation:
+    loops = tuple(_of_decision(decision) for decision in decisions)
+    return Explanation(source.name, source.place, loops, with_data=True)
 
 
 def _set_before(source: Source, site: Site, known: Mapping[str, Any]) -> dict[str, Any]:

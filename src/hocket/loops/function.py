@@ -24,7 +24,7 @@ from hocket.loops.source import Site, Source, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-BACKENDS = ("threads", "in-turn")
+BACKENDS = ("threads", "processes", "in-turn")
 PERMISSIONS = ("buffer",)
 
 
@@ -135,6 +135,10 @@ def backend_named(name: str) -> Callable[[Job], list[tuple[Any, ...]]]:
         from hocket.loops.backends.threads import run_on_threads
 
         return run_on_threads
+    if name == "processes":
+        from hocket.loops.backends.processes import run_on_processes
+
+        return run_on_processes
     if name == "in-turn":
         from hocket.loops.backends.inturn import run_in_turn
 

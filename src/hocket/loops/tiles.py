@@ -48,18 +48,22 @@ class Tiling:
         """Steps of the schedule."""
         return 1 + max((tile.step for tile in self.tiles), default=0)
 
+    def spans(self) -> list[tuple[float, float]]:
+        """Start and end of every tile, in iterations, when each worker takes its tiles in turn."""
+        found: list[tuple[float, float]] = []
+        free = [0.0] * self.num_workers
+        for tile in self.tiles:
+            start = max([free[tile.worker], *(found[other][1] for other in tile.after)])
+            found.append((start, start + tile.num_iterations))
+            free[tile.worker] = found[-1][1]
+        return found
+
     @property
     def imbalance(self) -> float:
         """Time of the schedule over that of perfectly shared work, by counts of iterations."""
         total = sum(tile.num_iterations for tile in self.tiles)
-        if not total:
-            return 1.0
-        ends = [0.0] * len(self.tiles)
-        free = [0.0] * self.num_workers
-        for number, tile in enumerate(self.tiles):
-            start = max([free[tile.worker], *(ends[other] for other in tile.after)])
-            ends[number] = free[tile.worker] = start + tile.num_iterations
-        return max(ends) * self.num_workers / total
+        longest = max((end for _, end in self.spans()), default=0.0)
+        return longest * self.num_workers / total if total else 1.0
 
 
 def balanced_cuts(weights: LongArray, num_parts: int) -> LongArray:

@@ -1,0 +1,104 @@
+"""``hocket loop``: what the loops of a Python function allow, without running it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hocket.cli.output import emit, json_option, say
+
+
+@click.group("loop")
+def command() -> None:
+    """Serial loops made parallel: see what a loop allows before it is run."""
+
+
+@command.command("explain")
+@click.argument("target", metavar="FILE.py:FUNCTION")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Arguments by name in an .npz file; then sizes, balance and times are known.",
+)
+@click.option("--ordered", is_flag=True, help="Dependent iterations keep the loop's order.")
+@click.option("--permit", multiple=True, metavar="ARRAY", help="May be buffered (repeatable).")
+@click.option("--workers", type=click.IntRange(1, 4096), default=None, help="Default: all cores.")
+@click.option(
+    "--report", type=click.Path(path_type=Path), default=None, help="Also write the HTML report."
+)
+@json_option
+def explain(
+    target: str,
+    data: Path | None,
+    ordered: bool,
+    permit: tuple[str, ...],
+    workers: int | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Say how the loops of FUNCTION run: dependences, schedule, refusals. No code of FILE runs."""
+    from hocket.errors import UsageError, unknown_name
+    from hocket.loops.explain import explain_data, explain_source
+    from hocket.loops.source import parsed_source
+    from hocket.view.loop_report import write_loop_report
+
+    path, separator, function = target.rpartition(":")
+    if not separator or not path or not function:
+        raise UsageError(f"{target!r} names no function", hint="write file.py:function")
+    if ordered and permit:
+        raise UsageError("--ordered and --permit contradict each other", hint="leave out one")
+    source = parsed_source(path, function)
+    for name in permit:
+        if name not in source.parameters:
+            raise unknown_name("argument", name, source.parameters, where="--permit")
+    if data is None:
+        found = explain_source(source, ordered=ordered, permit=permit)
+    else:
+        variables = _arguments(data, source.parameters)
+        found = explain_data(source, _runners(source, ordered, permit, workers), variables)
+    if report is not None:
+        write_loop_report(report, found)
+        say(f"wrote {report}")
+    if as_json:
+        emit(found.as_dict())
+    else:
+        click.echo(str(found))
+
+
+def _runners(source: Any, ordered: bool, permit: tuple[str, ...], workers: int | None) -> Any:
+    import os
+
+    from hocket.loops.backends.inturn import run_in_turn
+    from hocket.loops.runner import SiteRunner
+    from hocket.loops.settings import Settings
+
+    count = workers or len(os.sched_getaffinity(0))
+    settings = Settings(count, run_in_turn, ordered, permit)
+    sites = [site for top in source.sites for site in top.walk()]
+    return {site.number: SiteRunner(source, site, settings) for site in sites}
+
+
+def _arguments(path: Path, parameters: tuple[str, ...]) -> dict[str, Any]:
+    """Arrays and numbers by the names of the function's parameters."""
+    import zipfile
+
+    import numpy as np
+
+    from hocket.errors import InputFileError, unknown_name
+
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        raise InputFileError(
+            f"is no .npz file of arrays: {error}",
+            hint="write it with numpy.savez(path, name=array, ...)",
+            where=str(path),
+        ) from error
+    for name in found:
+        if name not in parameters:
+            raise unknown_name("argument", name, parameters, where=str(path))
+    return {name: value if value.ndim else value.item() for name, value in found.items()}

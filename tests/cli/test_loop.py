@@ -1,0 +1,93 @@
+"""``hocket loop explain``: what it says, what it refuses, and that it runs nothing of the file."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hocket.cli.root import root
+from hocket.errors import HocketError
+
+PROGRAM = """
+raise SystemExit("the file was run")
+
+def epoch(u, i, v, W, H, lr):
+    for n in range(len(v)):
+        w = W[u[n]]
+        h = H[i[n]]
+        e = v[n] - w @ h
+        w += lr * e * h
+        h += lr * e * w
+
+def carried(x):
+    s = 0.0
+    for n in range(len(x)):
+        s = 0.5 * s + x[n]
+        x[n] = s
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def run(*arguments):
+    result = CliRunner().invoke(root, ["loop", "explain", *map(str, arguments)])
+    if isinstance(result.exception, HocketError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_loop_is_explained_from_its_source(program):
+    found = json.loads(run(f"{program}:epoch", "--json"))
+    (loop,) = found["loops"]
+    assert loop["schedule"] == "rotation"
+    assert {each["vector"] for each in loop["vectors"]} == {"(*, *, 0)", "(*, 0, *)"}
+    assert "2-D rotation" in run(f"{program}:epoch")
+
+
+def test_with_data_sizes_and_times_are_known_and_drawn(program, tmp_path):
+    rng = np.random.default_rng(0)
+    data, report = tmp_path / "data.npz", tmp_path / "report.html"
+    np.savez(
+        data, u=rng.integers(0, 60, 5000), i=rng.integers(0, 40, 5000), v=rng.random(5000),
+        W=rng.random((60, 4)), H=rng.random((40, 4)), lr=0.1,
+    )  # fmt: skip
+    found = json.loads(
+        run(f"{program}:epoch", "--data", data, "--workers", 3, "--report", report, "--json")
+    )
+    (loop,) = found["loops"]
+    assert loop["tiles"] == 9
+    assert loop["iterations"] == 5000
+    assert 1 <= loop["imbalance"] < 1.3
+    page = report.read_text()
+    assert page.count("worker ") >= 3
+    assert "<script" not in page
+    assert "2-D rotation" in page
+
+
+def test_a_refusal_names_its_lines(program):
+    text = run(f"{program}:carried")
+    assert (
+        "s is carried from one iteration to the next: read at line 15, written at line 15" in text
+    )
+
+
+def test_wrong_names_and_files_are_explained(program, tmp_path):
+    with pytest.raises(HocketError, match="did you mean 'epoch'"):
+        run(f"{program}:epochs")
+    with pytest.raises(HocketError, match="names no function"):
+        run(program)
+    with pytest.raises(HocketError, match="cannot read"):
+        run(f"{tmp_path}/none.py:f")
+    bad = tmp_path / "bad.npz"
+    bad.write_bytes(b"nothing")
+    with pytest.raises(HocketError, match=r"no \.npz file"):
+        run(f"{program}:epoch", "--data", bad)
