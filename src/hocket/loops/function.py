@@ -24,7 +24,7 @@ from hocket.loops.source import Site, Source, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-BACKENDS = ("threads", "processes", "in-turn")
+BACKENDS = ("threads", "processes", "ray", "in-turn")
 PERMISSIONS = ("buffer",)
 
 
@@ -139,6 +139,10 @@ def backend_named(name: str) -> Callable[[Job], list[tuple[Any, ...]]]:
         from hocket.loops.backends.processes import run_on_processes
 
         return run_on_processes
+    if name == "ray":
+        from hocket.loops.backends.ray_workers import run_on_ray
+
+        return run_on_ray
     if name == "in-turn":
         from hocket.loops.backends.inturn import run_in_turn
 

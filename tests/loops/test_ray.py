@@ -1,0 +1,60 @@
+"""Ray workers, on a real local cluster: the bits of threads, and a killed worker."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+from loops.catalogue import LOOPS
+
+import hocket
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+def copied(data):
+    return tuple(value.copy() if isinstance(value, np.ndarray) else value for value in data)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["mf_biases", "lda_buffered"])
+def test_ray_gives_the_bits_of_threads(name):
+    function, data, _, _, permit = LOOPS[name]
+    found = []
+    for backend in ("threads", "ray"):
+        arguments = copied(data)
+        hocket.parallel_for(workers=2, backend=backend, permit=permit)(function)(*arguments)
+        found.append(arguments)
+    for left, right in zip(*found, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_killed_worker_is_named_and_its_pass_repeated(monkeypatch, caplog):
+    from hocket.loops.backends import ray_workers
+
+    function, data, *_ = LOOPS["mf_biases"]
+    expected, arguments = copied(data), copied(data)
+    hocket.parallel_for(workers=2)(function)(*expected)
+    original, kills = ray_workers._run_tiles, []
+
+    def killing(engine, job, members, *rest):
+        if not kills:
+            kills.append(True)
+            engine.kill(members[1])
+        return original(engine, job, members, *rest)
+
+    monkeypatch.setattr(ray_workers, "_run_tiles", killing)
+    with caplog.at_level(logging.WARNING, logger="hocket.loops"):
+        hocket.parallel_for(workers=2, backend="ray")(function)(*arguments)
+    assert "loop worker 1 died" in caplog.text
+    for left, right in zip(arguments, expected, strict=True):
+        np.testing.assert_array_equal(left, right)
