@@ -17,6 +17,7 @@ from hocket.planners.parallelism.enumerate import (
     Limits,
     division_blocks,
     enumerate_divisions,
+    tensor_degrees,
 )
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.pools import Pool, alone, pools_of, rank_devices
@@ -47,6 +48,25 @@ def _all(model, pool, batch, limits):
 @cache
 def _all_small():
     return _all(SMALL, _pool("8xa100-80g"), 8, Limits(max_tensor=8))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "degrees"),
+    [
+        ({}, [1, 2, 6]),
+        ({"mlp_width": 98}, [1, 2]),
+        ({"mlp_width": 97}, [1]),
+        ({"hidden": 50}, [1, 2]),
+        ({"kv_heads": 3}, [1, 3, 6]),
+        ({"heads": 5, "kv_heads": 1}, [1]),
+    ],
+)
+def test_tensor_degrees_divide_heads_and_widths(sizes, degrees):
+    model = replace(SMALL, **sizes)
+    assert tensor_degrees(model, 8) == degrees
+    whole = Division(global_batch=8)
+    allowed = [t for t in range(1, 9) if not any(broken_rules(model, replace(whole, tensor=t)))]
+    assert allowed == degrees
 
 
 def _brute_force(model, pool, batch, max_tensor):
