@@ -5,7 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from planners.fork_joins import fork_join
 from planners.memory_cases import with_memory
+from planners.tight_cases import tight_problem
 from simulate.problems import joined, problem_of, problems
 
 from hocket.api import make_problem
@@ -17,9 +19,12 @@ from hocket.plan.plan import Plan
 from hocket.planners import PLANNERS, chain, find_planner
 from hocket.planners.auto import portfolio
 from hocket.planners.compare import compare
+from hocket.planners.order import ORDERS
+from hocket.planners.placement.exact.exhaustive import try_all
+from hocket.planners.placement.forms import hides_parallelism
 from hocket.planners.placement.layer_blocks import layer_of
 from hocket.planners.placement.m_topo import unit_memory_bytes
-from hocket.planners.registry import REFINERS
+from hocket.planners.registry import PLACERS, REFINERS
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
@@ -75,6 +80,40 @@ def test_auto_is_never_worse_than_what_it_tries(problem):
     steps = [candidate.step_s for candidate in tried if candidate.step_s is not None]
     if steps:
         assert best.step_s <= min(steps)
+
+
+@pytest.mark.parametrize("on", ["4xv100-16g", "1xv100-32g+2xt4"])
+def test_auto_is_never_worse_than_what_a_user_can_name(on):
+    problem = make_problem(fork_join(3, 5, 3), on)
+    steps = {}
+    for placer in PLACERS:
+        if placer in ("optimal", "throughput"):  # they search for seconds, and auto leaves them out
+            continue
+        plan = find_planner(placer)(problem, Plan())
+        steps[placer] = simulate(problem, plan).makespan_s
+        for order, reorder in ORDERS.items():
+            steps[f"{placer}+order-{order}"] = simulate(problem, reorder(problem, plan)).makespan_s
+    best = min(steps, key=lambda name: steps[name])
+    assert simulate(problem, planned("auto", problem)).makespan_s <= steps[best], best
+
+
+@pytest.mark.parametrize("name", ["m-etf", "m-sct"])
+def test_groups_that_hide_parallelism_do_not_hide_it_from_the_published_algorithms(name):
+    problem = make_problem(fork_join(3, 5, 3), "4xv100-16g")
+    plan, fine = planned(name, problem), planned(f"{name}-fine", problem)
+    assert simulate(problem, plan).makespan_s <= simulate(problem, fine).makespan_s
+    assert plan.notes["form"] == "ops"
+    assert hides_parallelism(make_problem(fork_join(40, 5, 3), "4xv100-16g"))
+    assert not hides_parallelism(make_problem(generate("chain", 60, 0), "4xv100-16g"))
+
+
+@pytest.mark.parametrize("seed", [12, 19, 20])
+def test_auto_finds_the_shortest_step_where_memory_is_tight(seed):
+    problem = tight_problem(seed, num_ops=7)
+    exact = try_all(problem, Plan(), 1_000_000)
+    assert exact.is_complete
+    auto_s = simulate(problem, planned("auto", problem)).makespan_s
+    assert auto_s == pytest.approx(exact.bound_s, rel=1e-8)
 
 
 @given(problem=problems())

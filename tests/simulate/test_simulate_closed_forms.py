@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulate.oracle import Oracle
 from simulate.problems import costs_of, device, device_kind, joined, problem_of
 
 from hocket.errors import CheckError, UsageError
@@ -16,6 +17,7 @@ from hocket.hardware import Cluster, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES, Problem
 from hocket.simulate import kernels_are_compiled, simulate
+from hocket.simulate.evaluate import Evaluator
 from hocket.simulate.timeline import Timeline
 
 
@@ -140,6 +142,26 @@ def test_half_duplex_queues_send_and_receive_behind_each_other():
     graph = builder.build()
     assert run(graph, bus(3, 8.0), [0.0] * 4, [0, 1, 1, 0], "queued").makespan_s == 2
     assert run(graph, joined(2, 8.0), [0.0] * 4, [0, 1, 1, 0], "queued").makespan_s == 1
+
+
+def test_what_an_op_of_no_length_makes_ready_queues_behind_what_was_ready_before_it():
+    builder = GraphBuilder("rounds")
+    first = builder.tensor("t0", 8, producer=builder.op("long"))
+    early = builder.tensor("t1", 8, producer=builder.op("no length", reads=[first]))
+    late = builder.tensor("t2", 8, producer=builder.op("elsewhere"))
+    builder.op("read t1", reads=[early])
+    builder.op("read t2", reads=[late])
+    problem = problem_of(builder.build(), joined(3, 8.0), [1.0, 0.0, 1.0, 0.0, 0.0], "queued")
+    plan = Plan(device_of=np.array([0, 0, 1, 2, 2], dtype=np.int32))
+    timeline, oracle = simulate(problem, plan), Oracle(problem, plan).run()
+    # Both are ready at 1, t1 in a later round than t2: by (ready, tensor) t1 would go first.
+    assert timeline.transfer_ready_s.tolist() == [1, 1]
+    assert timeline.transfer_tensor.tolist() == [late, early]
+    assert timeline.transfer_start_s.tolist() == [1, 2]
+    assert [oracle.op_end[3], oracle.op_end[4]] == timeline.op_end_s[3:].tolist() == [3, 2]
+    evaluator = Evaluator(problem)
+    assert evaluator.plan(plan).step_s == 3
+    assert evaluator.op_end_s.tolist() == timeline.op_end_s.tolist()
 
 
 def test_control_tensor_costs_the_latency():

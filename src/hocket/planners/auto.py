@@ -1,10 +1,11 @@
 """auto: run the portfolio, try orders, repair memory, search further from the best, keep the best.
 
 No placement algorithm is best on every graph, and the order in which a device runs its ops matters
-as much as the placement. So every planner of the portfolio proposes a placement; the best of them
-are tried with several orders; those that lack memory are repaired; a local search goes on from the
-most promising ones. What is kept is simulated like everything else, and since every proposal is
-also a candidate for the answer, the answer is never worse than any of them.
+as much as the placement. So every planner of the portfolio proposes a placement; all of them, or as
+many as the work allows, the best first, are tried with every order; those that lack memory are
+repaired; a local search looks at the most promising ones and goes on from those that gain most. Of
+tiny graphs every plan is tried. What is kept is simulated like everything else, and since every
+proposal is also a candidate for the answer, the answer is never worse than any of them.
 Cost: the sum of the planners, and a number of simulations that shrinks as graphs grow.
 """
 
@@ -13,18 +14,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from hocket.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.candidates import Candidate, judge, propose
+from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
+from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.memory import fit_memory
 from hocket.planners.registry import (
     BASE,
+    CUTS,
+    FINE,
     FURTHER,
     LAST_RESORT,
     LATENCY_PORTFOLIO,
@@ -35,6 +40,15 @@ from hocket.planners.registry import (
 AUTO = "auto"
 
 
+_ORDER_WORK = 4_000_000
+"""Ops that are simulated to try orders, about."""
+_RUNS_PER_PLACEMENT = 12
+"""Simulations that it takes to try all orders of a placement, about."""
+_MAX_RUNS = 100_000
+"""Simulations of tiny graphs to try all plans."""
+_ALL = 1_000
+
+
 @dataclass(frozen=True)
 class Effort:
     """What is tried, by the size of the graph."""
@@ -42,20 +56,25 @@ class Effort:
     names: tuple[str, ...]
     """Planners that propose."""
     ordered: int
-    """Proposals that are tried with several orders."""
-    searched: int
-    """Of these, the ones from which a local search goes on."""
+    """Placements that are tried with every order."""
+    searches: tuple[tuple[int, float], ...] = ()
+    """Rounds of local search: from how many of the best plans, with which share of the work."""
 
 
 def effort_for(problem: Problem) -> Effort:
     """Less for larger graphs, where planners and simulations take long."""
+    num_ops = problem.graph.num_ops
     if problem.objective == "throughput":
-        return Effort(THROUGHPUT_PORTFOLIO, ordered=0, searched=0)
-    if problem.graph.num_ops <= 5_000:
-        return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=12, searched=2)
-    if problem.graph.num_ops <= 50_000:
-        return Effort((*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT), ordered=4, searched=2)
-    return Effort(LATENCY_PORTFOLIO, ordered=1, searched=1)
+        return Effort(THROUGHPUT_PORTFOLIO, ordered=0)
+    ordered = max(1, _ORDER_WORK // (_RUNS_PER_PLACEMENT * max(num_ops, 1)))
+    names: tuple[str, ...]
+    if num_ops <= 5_000:
+        names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, LAST_RESORT)
+        return Effort(names, ordered=_ALL, searches=((8, 1 / 16), (4, 1 / 8), (1, 1.0)))
+    if num_ops <= 50_000:
+        names = (*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT)
+        return Effort(names, ordered=ordered, searches=((4, 1 / 4), (1, 1.0)))
+    return Effort((*LATENCY_PORTFOLIO, *FINE), ordered=ordered, searches=((1, 1.0),))
 
 
 def auto(problem: Problem, plan: Plan) -> Plan:
@@ -96,9 +115,29 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     if problem.contiguous:
         return [*ordered, *repaired]
     fitting = [candidate for candidate in (*pool, *repaired) if candidate.feasible]
-    starts = _distinct(sorted(fitting, key=rank))[: effort.searched]
-    searched = [_improved(problem, start, local_search, "local-search") for start in starts]
-    return [*ordered, *repaired, *searched]
+    exact, is_proven = _tried_all(problem, fitting)
+    searched = [] if is_proven else _searched(problem, [*fitting, *exact], effort)
+    return [*ordered, *repaired, *exact, *searched]
+
+
+def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
+    """Plans from rounds of local search, each from the best plans that are there by then."""
+    searched: list[Candidate] = []
+    for num_starts, share in effort.searches:
+        starts = _distinct(sorted([*fitting, *searched], key=_rank(problem)))[:num_starts]
+        search = partial(local_search, share=share)
+        searched += [_improved(problem, start, search, "local-search") for start in starts]
+    return searched
+
+
+def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate], bool]:
+    """The best of all plans of a tiny graph if it is better than those known; whether of all."""
+    if not is_tiny(problem):
+        return [], False
+    known_s = min((c.step_s for c in known if c.step_s is not None), default=np.inf)
+    answer = try_all(problem, empty_plan(problem, AUTO), _MAX_RUNS, known_s)
+    found = [] if answer.plan is None else [judge(problem, "all plans", answer.plan, 0.0)]
+    return found, answer.is_complete
 
 
 def _ordered(problem: Problem, candidate: Candidate) -> Candidate:
@@ -109,7 +148,8 @@ def _ordered(problem: Problem, candidate: Candidate) -> Candidate:
 
 def _improved(problem: Problem, start: Candidate, planner: Planner, name: str) -> Candidate:
     assert start.plan is not None
-    return judge(problem, f"{start.planner} + {name}", planner(problem, start.plan), 0.0)
+    label = start.planner if start.planner.endswith(name) else f"{start.planner} + {name}"
+    return judge(problem, label, planner(problem, start.plan), 0.0)
 
 
 def _worth_repair(ranked: list[Candidate], most: int = 2) -> list[Candidate]:

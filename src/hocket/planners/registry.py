@@ -11,6 +11,7 @@ from hocket.planners.max_load import dpl, pipedream, throughput
 from hocket.planners.order import ORDERS
 from hocket.planners.placement.coarse import coarsely, forward_coarsely
 from hocket.planners.placement.device_map_auto import device_map_auto
+from hocket.planners.placement.forms import better_form
 from hocket.planners.placement.layer_blocks import layer_blocks
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.m_etf import m_etf
@@ -30,10 +31,10 @@ PLACERS: dict[str, Planner] = {
     "device-map-auto": device_map_auto,
     # which op on which device
     "m-topo": coarsely(m_topo),
-    "m-etf": forward_coarsely(m_etf),
-    "m-sct": forward_coarsely(m_sct),
+    "m-etf": better_form(m_etf),
+    "m-sct": better_form(m_sct),
     "pardnn": coarsely(pardnn),
-    # the same on the whole step, the forward pass or single ops instead
+    # the same on the whole step, the forward pass or single ops alone
     "m-etf-step": coarsely(m_etf),
     "m-sct-step": coarsely(m_sct),
     "m-etf-fine": m_etf,
@@ -63,8 +64,15 @@ LATENCY_PORTFOLIO = (
 )  # fmt: skip
 """What ``auto`` always tries for a short step."""
 
-FURTHER = ("m-etf-step", "m-sct-step", "pardnn-forward", "pardnn-fine")
+FINE = ("m-etf-fine", "m-sct-fine")
+"""What it also tries on graphs of any size."""
+
+FURTHER = ("m-etf-step", "m-sct-step", *FINE, "pardnn-forward", "pardnn-fine")
 """What it also tries where graphs are not large."""
+
+CUTS = ("dpl", "pipedream")
+"""What it also tries where graphs are small. What it leaves out are the planners that search for
+seconds: ``throughput``, and ``optimal`` but for tiny graphs, of which it tries every plan."""
 
 MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are mended where they lack memory; what baselines and experts lack is

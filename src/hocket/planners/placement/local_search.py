@@ -41,15 +41,16 @@ _MOVES_PER_UNIT = 4
 """A walk with fewer moves than this is not worth its evaluations."""
 
 
-def local_search(problem: Problem, plan: Plan) -> Plan:
+def local_search(problem: Problem, plan: Plan, share: float = 1.0) -> Plan:
     """The plan made better by local search; the plan itself where nothing better was found.
 
-    Needs a placement. Problems that ask for contiguous devices or for throughput keep theirs.
+    Needs a placement. Problems that ask for contiguous devices or for throughput keep theirs. With
+    a ``share`` of the usual number of evaluations the search is a look at what a plan promises.
     """
     placement_of(plan)
     if problem.contiguous or problem.objective == "throughput" or problem.graph.num_ops == 0:
         return plan
-    search = Search(problem, plan, _budget(problem.graph.num_ops))
+    search = Search(problem, plan, _budget(problem.graph.num_ops, share))
     before = search.score
     search.try_fresh_order()
     search.try_latest_starts()
@@ -82,5 +83,6 @@ def _search_large(search: Search, fine: Units, random: np.random.Generator) -> N
     climb(search, fine, search.budget)
 
 
-def _budget(num_ops: int) -> int:
-    return int(np.clip(_WORK // num_ops, _MIN_EVALUATIONS, _MAX_EVALUATIONS))
+def _budget(num_ops: int, share: float) -> int:
+    usual = np.clip(_WORK // num_ops, _MIN_EVALUATIONS, _MAX_EVALUATIONS)
+    return max(int(usual * share), _MIN_EVALUATIONS)

@@ -1,6 +1,7 @@
 """Optimal: the shortest step that any plan of a small graph has, with the proof.
 
-Placement and order are one constraint model over whole ticks of time (`exact`), solved by OR-tools'
+Of tiny graphs every plan is tried or ruled out (`exact.exhaustive`). Otherwise placement and order
+are one constraint model over whole ticks of time (`exact`), solved by OR-tools'
 CP-SAT from the best of a few simple plans; the simulator then runs the schedule that was found, and
 the best simulated plan is kept. The plan's notes say whether it is proven, and otherwise how much
 shorter a step could be at most. Where transfers share channels the model counts each alone on its
@@ -25,8 +26,9 @@ from hocket.planners.bounds.bound import lower_bound
 from hocket.planners.bounds.classes import Classes, find_classes
 from hocket.planners.bounds.heads import Heads, find_heads
 from hocket.planners.bounds.units import find_units
+from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
 from hocket.planners.placement.exact.instance import Instance, longest_step_s, make_instance
-from hocket.planners.placement.exact.search import search
+from hocket.planners.placement.exact.search import WORK, search
 from hocket.planners.placement.exact.warm_start import first_plans
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.tables import task_table
@@ -38,6 +40,8 @@ PROVEN_GAP = 1e-6
 """Rounding to ticks costs a bound up to this share; a gap below it counts as none."""
 _MAX_SEARCHES = 4
 """Searches with ever less memory, until what is found fits."""
+_MAX_RUNS = 1_000_000
+"""Simulations of tiny graphs: some seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +68,10 @@ def optimal(problem: Problem, plan: Plan) -> Plan:
     instance = make_instance(problem, tasks, units, step_s)
     bound_s = lower_bound(replace(problem, objective="latency")).seconds
     best = _improved(problem, best, bound_s)
-    if best is None or _gap(best, bound_s) > PROVEN_GAP:
+    if is_tiny(problem) and not _is_proven(best, bound_s):
+        best, tried_s = _try_all(problem, plan, best)
+        bound_s = max(bound_s, tried_s)
+    if not _is_proven(best, bound_s):
         best, found_s = _search(instance, classes, heads, plan, best)
         bound_s = max(bound_s, found_s)
         best = _improved(problem, best, bound_s)
@@ -76,6 +83,19 @@ def optimal(problem: Problem, plan: Plan) -> Plan:
             hint="take devices with more memory, or more of them",
         )
     return replace(best.plan, notes={**plan.notes, **_notes(best, bound_s)})
+
+
+def _try_all(problem: Problem, plan: Plan, best: _Best | None) -> tuple[_Best | None, float]:
+    """The best plan of all of a tiny graph, and what trying them proves."""
+    known_s = best.timeline.makespan_s if best is not None else np.inf
+    answer = try_all(problem, plan, _MAX_RUNS, known_s)
+    if answer.plan is not None:
+        best, _ = _better(problem, best, [answer.plan])
+    return best, answer.bound_s
+
+
+def _is_proven(best: _Best | None, bound_s: float) -> bool:
+    return bound_s == np.inf if best is None else _gap(best, bound_s) <= PROVEN_GAP
 
 
 def _require_handled(problem: Problem) -> None:
@@ -105,7 +125,8 @@ def _search(
     bound_s = 0.0
     for turn in range(_MAX_SEARCHES):
         known = best.timeline if best is not None else None
-        found = search(instance, classes, heads, memory_bytes, known)
+        work = WORK if turn == 0 else WORK / _MAX_SEARCHES
+        found = search(instance, classes, heads, memory_bytes, known, work)
         bound_s = found.bound_s if turn == 0 else bound_s
         plans = found.plans(plan, problem.cluster.num_devices)
         best, lacking = _better(problem, best, plans)
@@ -117,7 +138,7 @@ def _search(
 
 def _improved(problem: Problem, best: _Best | None, bound_s: float) -> _Best | None:
     """Where the simulator sees more than the model does, a search on its own terms goes on."""
-    if best is None or _gap(best, bound_s) <= PROVEN_GAP:
+    if best is None or _is_proven(best, bound_s):
         return best
     better, _ = _better(problem, best, [local_search(problem, best.plan)])
     return better

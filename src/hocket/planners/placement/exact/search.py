@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 WORK = 4.0
 """Work after which the search stops, in the solver's own count: tens of seconds."""
 _TIDY_WORK = 0.5
+_MAX_RAISES = 2_000
+"""A search may raise its bound tick by tick, which is work that the solver does not count."""
 _ROUNDING = 1e-11
 
 
@@ -58,6 +61,7 @@ def search(
     heads: Heads,
     memory_bytes: ByteArray,
     known: Timeline | None,
+    work: float = WORK,
 ) -> Found:
     """Solve the model from a known plan; the same every time."""
     longest_s = known.makespan_s if known is not None else instance.longest_s
@@ -75,7 +79,7 @@ def search(
     if known is not None:
         _hint(model, known, sets)
     model.cp.minimize(model.makespan)
-    solver, bound_s = _solve_twice(model)
+    solver, bound_s = _solve_twice(model, work)
     if solver is None:
         is_bound = known is None or np.isfinite(bound_s)
         return Found(bound_s if is_bound else 0.0, None, *_no_times())
@@ -90,7 +94,7 @@ def search(
     )
 
 
-def _solve_twice(model: Model) -> tuple[CpSolver | None, float]:
+def _solve_twice(model: Model, work: float) -> tuple[CpSolver | None, float]:
     """The solver with the better solution, and the bound; infinite where there is no solution.
 
     The usual search finds short schedules and proves most of them; one that raises the bound step
@@ -98,8 +102,9 @@ def _solve_twice(model: Model) -> tuple[CpSolver | None, float]:
     """
     best, bound, best_value = None, 0.0, np.inf
     for raises_bound in (False, True):
-        solver = _solver(model, WORK / 2)
+        solver = _solver(model, work / 2)
         solver.parameters.optimize_with_lb_tree_search = raises_bound
+        _limit_raises(solver)
         has_solution = _solve(solver, model)
         if has_solution is None:
             return None, np.inf
@@ -119,6 +124,16 @@ def _solver(model: Model, work: float) -> CpSolver:
     solver.parameters.random_seed = model.instance.problem.seed
     solver.parameters.max_deterministic_time = work
     return solver
+
+
+def _limit_raises(solver: CpSolver) -> None:
+    raises = count()
+
+    def stop_if_many(_bound: float) -> None:
+        if next(raises) == _MAX_RAISES:
+            solver.stop_search()
+
+    solver.best_bound_callback = stop_if_many
 
 
 def _solve(solver: CpSolver, model: Model) -> bool | None:

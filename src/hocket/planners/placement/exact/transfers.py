@@ -135,7 +135,10 @@ def _add_queues(model: Model, transfers: list[_Transfer]) -> None:
 def _add_order(
     model: Model, order: dict[tuple[int, int], BoolVarT], first: _Transfer, second: _Transfer
 ) -> None:
-    """What was ready first goes first; of one maker, by tensor and destination."""
+    """What was ready first goes first; of one maker, by tensor and destination.
+
+    What different makers make ready at one instant may go in either order.
+    """
     cp = model.cp
     if first.source == second.source:
         if (first.tensor, first.dst) > (second.tensor, second.dst):

@@ -1,0 +1,71 @@
+"""What trying every plan finds is the shortest step there is, and it stops."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from planners.exhaustive import constrained_problems, shortest_step_s
+from planners.tight_cases import tight_problem
+
+from hocket.api import make_problem
+from hocket.graph.generators import generate
+from hocket.plan.plan import Plan
+from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
+from hocket.planners.placement.optimal import optimal
+from hocket.simulate.engine import simulate
+from hocket.simulate.verify import violations
+
+ENOUGH = 1_000_000
+
+
+def _step_s(problem, plan):
+    """The step of a plan that breaks no rule; infinite for no plan."""
+    if plan is None:
+        return np.inf
+    assert violations(plan, problem) == []
+    return simulate(problem, plan).makespan_s
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_the_shortest_step_of_tight_problems_is_found(seed):
+    problem = tight_problem(seed, num_ops=5)
+    answer = try_all(problem, Plan(), ENOUGH)
+    assert answer.is_complete
+    assert _step_s(problem, answer.plan) == shortest_step_s(problem)
+    assert answer.bound_s == pytest.approx(_step_s(problem, answer.plan), rel=1e-8)
+
+
+@given(problem=constrained_problems(max_ops=4, max_devices=3))
+@settings(derandomize=True, deadline=None, max_examples=25)
+def test_groups_and_devices_that_cannot_run_an_op_are_kept_to(problem):
+    answer = try_all(problem, Plan(), ENOUGH)
+    assert _step_s(problem, answer.plan) == pytest.approx(shortest_step_s(problem), rel=1e-9)
+
+
+def test_little_work_gives_a_plan_and_a_bound_that_hold():
+    problem = tight_problem(8, num_ops=9)
+    best_s = _step_s(problem, try_all(problem, Plan(), ENOUGH).plan)
+    for max_runs in (1, 30, 100):
+        answer = try_all(problem, Plan(), max_runs)
+        assert answer.bound_s <= best_s <= _step_s(problem, answer.plan)
+
+
+def test_only_what_is_better_than_the_known_step_is_an_answer():
+    problem = tight_problem(3, num_ops=5)
+    best_s = _step_s(problem, try_all(problem, Plan(), ENOUGH).plan)
+    again = try_all(problem, Plan(), ENOUGH, known_s=best_s)
+    assert (again.plan, again.is_complete) == (None, True)
+    assert again.bound_s == pytest.approx(best_s, rel=1e-8)
+
+
+def test_large_graphs_are_not_tried():
+    assert is_tiny(make_problem(generate("chain", 6, 0), "2xt4"))
+    assert not is_tiny(make_problem(generate("chain", 12, 0), "8xt4"))
+    assert not is_tiny(make_problem(generate("chain", 40, 0), "2xt4"))
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_optimal_proves_what_is_tight(seed):
+    problem = tight_problem(seed, num_ops=8)
+    plan = optimal(problem, Plan())
+    assert plan.notes["proven"]
+    assert _step_s(problem, plan) == _step_s(problem, try_all(problem, Plan(), ENOUGH).plan)
