@@ -222,3 +222,41 @@ def test_usable_memory_is_what_the_control_group_allows(tmp_path, files, wanted_
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     assert usable_memory_bytes(tmp_path) == wanted_bytes
+
+
+def test_processes_share_the_processor_and_talk_at_the_rate_that_was_measured(monkeypatch):
+    from hocket.hardware import detect as module
+    from hocket.hardware.loopback import Loopback
+
+    monkeypatch.setattr(module, "measure_loopback", lambda: Loopback(2e9, 8e-5))
+    monkeypatch.setattr(module, "_measured", lambda: (1e11, 2e10))
+    monkeypatch.setattr(module, "usable_memory_bytes", lambda: 8 * 2**30)
+    cluster = module.detect(processes=2)
+    assert cluster.device_names == ("cpu0", "cpu1")
+    assert {device.memory_bytes for device in cluster.devices} == {4 * 2**30}
+    assert cluster.kinds[0].peak_flops["float32"] == 5e10
+    assert cluster.routes.latency_s[0, 1] == pytest.approx(8e-5)  # the cost of one message
+    assert cluster.routes.bandwidth_bps[0, 1] == 2e9
+
+
+def test_a_connection_between_processes_is_measured_and_leaves_nothing_behind():
+    import psutil
+
+    from hocket.hardware.loopback import GLOO_MESSAGE_S, measure_loopback
+
+    before = psutil.Process().children()
+    found = measure_loopback()
+    assert found is not None
+    assert 1e6 < found.bandwidth_bps < 1e12
+    assert GLOO_MESSAGE_S < found.message_s < 1
+    assert psutil.Process().children() == before
+
+
+def test_processes_that_cannot_be_joined_are_no_error(monkeypatch):
+    from hocket.hardware import loopback
+
+    def refused(*_, **__):
+        raise PermissionError(13, "no sockets here")
+
+    monkeypatch.setattr(loopback.socket, "create_server", refused)
+    assert loopback.measure_loopback() is None

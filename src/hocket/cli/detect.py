@@ -17,15 +17,22 @@ from hocket.cli.output import emit, json_option, working
     default=None,
     help="TOML file to write. [default: print it]",
 )
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Describe the processor as this many devices: the processes of hocket run --backend gloo.",
+)
 @json_option
-def command(output: Path | None, as_json: bool) -> None:
+def command(output: Path | None, processes: int, as_json: bool) -> None:
     """Describe this machine's devices and links as a TOML cluster file."""
     from hocket.atomic import write_atomically
     from hocket.hardware.detect import detect
     from hocket.hardware.files import cluster_to_dict, cluster_to_toml
 
     with working("looking at this machine"):
-        cluster = detect()
+        cluster = detect(processes)
     text = cluster_to_toml(cluster)
     if output is not None:
         write_atomically(output, text.encode())

@@ -1,7 +1,8 @@
 """The Cluster of this machine: its NVIDIA GPUs and their links, or else its processor.
 
 GPUs are what ``nvidia-smi`` reports; known models take the figures of the presets. A processor is
-timed with numpy for under a second. Machines with GPUs get no device for the processor.
+timed with numpy for under a second, and where it is several devices, so is a connection between two
+processes. Machines with GPUs get no device for the processor.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.files import cluster_from_dict
 from hocket.hardware.kinds import preset_kinds
+from hocket.hardware.loopback import measure_loopback
 from hocket.hardware.topology import Port, gpu_links, parse_topology
 
 NAME = "this-machine"
@@ -78,10 +80,14 @@ class Gpu:
         return self.preset or slug or "gpu"
 
 
-def detect() -> Cluster:
-    """The cluster of this machine."""
-    gpus = find_gpus()
-    data = gpu_machine(gpus, _nvidia_smi("topo", "-m")) if gpus else _cpu_machine()
+def detect(processes: int = 1) -> Cluster:
+    """The cluster of this machine.
+
+    With several ``processes`` the processor is as many devices, which share its cores and memory
+    and talk to each other as gloo's ranks do.
+    """
+    gpus = find_gpus() if processes == 1 else []
+    data = gpu_machine(gpus, _nvidia_smi("topo", "-m")) if gpus else _cpu_machine(processes)
     return cluster_from_dict(data, NAME)
 
 
@@ -173,12 +179,14 @@ def _unknown_kind(gpu: Gpu) -> dict[str, Any]:
 # ── processor ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _cpu_machine() -> dict[str, Any]:
-    flops, bandwidth_bps = _measured()
+def _cpu_machine(processes: int) -> dict[str, Any]:
+    flops, bandwidth_bps = (rate / processes for rate in _measured())
     model = _cpu_model()
-    memory_bytes = usable_memory_bytes()
+    memory_bytes = usable_memory_bytes() // processes
+    between = measure_loopback() if processes > 1 else None
+    shared = f", shared by {processes} processes" if processes > 1 else ""
     source = (
-        f"{model}, {usable_cores()} cores: float32 and bandwidth measured with numpy, "
+        f"{model}, {usable_cores()} cores{shared}: float32 and bandwidth measured with numpy, "
         "float64 taken as half"
     )
     kind = {
@@ -188,12 +196,15 @@ def _cpu_machine() -> dict[str, Any]:
         "peak": {"float32": flops, "float64": flops / 2},
         "launch": "2us",
         "cpu": True,
-        # As the presets rate it: what comes from elsewhere is written to memory and read again.
-        "host_link": {"bandwidth": bandwidth_bps / 2, "latency": 0.0},
+        # A message crosses the links of both its ends. Where there is one process, or they cannot
+        # be joined, as the presets rate it: what arrives is written to memory and read again.
+        "host_link": {"bandwidth": bandwidth_bps / 2, "latency": 0.0}
+        if between is None
+        else {"bandwidth": between.bandwidth_bps, "latency": between.message_s / 2},
         "source": source,
     }
     meta = {"from": "detect", "source": "no NVIDIA GPU found"}
-    devices = [{"kind": "cpu", "name": "cpu0"}]
+    devices = [{"kind": "cpu", "name": "cpu", "count": processes}]
     return {"name": NAME, "meta": meta, "kinds": {"cpu": kind}, "devices": devices}
 
 
