@@ -46,6 +46,7 @@ def with_commands():
     return [page for page in PAGES if any(mark in wanted for _, _, mark in commands(page))]
 
 
+@pytest.mark.timeout(600)  # many commands; the machine may be busy
 @pytest.mark.parametrize("page", with_commands(), ids=lambda page: page.stem)
 def test_the_commands_of_a_page_work_as_printed_in_order(page, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
