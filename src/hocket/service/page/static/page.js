@@ -3,7 +3,7 @@
 // when the service tells of an event, and the form is answered without loading the page again.
 (() => {
   const KINDS = [
-    "message", "submitted", "started", "running", "stopped", "stopping", "succeeded", "failed", "cancelled",
+    "work-lost", "message", "submitted", "started", "running", "stopped", "stopping", "succeeded", "failed", "cancelled",
     "paused", "resumed", "kind-unknown", "device-lost", "device-added", "device-back", "round", "checkpoint", "dropped",
   ];
   const SOON_MS = 150, REST_MS = 1000, IDLE_MS = 15000;
