@@ -9,6 +9,7 @@ import pytest
 from fleet.markets import make_market, random_market, shared_market
 from fleet.round_fleets import NO_SLACK, fleet, job, submit
 
+from hocket.fleet.market import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds import Device, Finish, Rules, State, Submit, Tick, step
 from hocket.fleet.simulator import bind, simulate
@@ -23,6 +24,14 @@ from hocket.fleet.traces import Trace
 def test_a_gang_that_fills_a_pool_exactly_runs_all_the_time(name: str) -> None:
     market = make_market([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [5, 2], gang=[4, 1, 2])
     assert POLICIES[name](market).shares.sum(axis=1) == pytest.approx(np.ones(3))
+
+
+@pytest.mark.parametrize(("beside", "num_shared"), [(0.74, 0), (0.76, 1)])
+def test_a_waiting_job_joins_only_where_both_do_much_more(beside: float, num_shared: int) -> None:
+    pairs = Pairs(profile_of=np.zeros(2, dtype=np.int64), steps_per_s=np.full((1, 1, 1), beside))
+    answer = POLICIES["fifo"](make_market([[1.0], [1.0]], [1], pairs=pairs))
+    assert answer.shared is not None
+    assert answer.shared.amount.sum() == num_shared
 
 
 def test_the_last_free_device_is_given_out_at_once() -> None:

@@ -230,13 +230,16 @@ def root(
     function: Callable[[float], float], low: float, under: float, high: float, over: float
 ) -> tuple[float, float]:
     """The last place where a rising function is not above 0 and the first where it is, of two that
-    it is between (method of Illinois, every third step a bisection: O(log) evaluations)."""
-    kept = 0
+    it is between (method of Illinois, a bisection where that is slow: O(log) evaluations)."""
+    kept, width = 0, 2.0 * (high - low)
     for turn in range(_MAX_STEPS):
         if high - low <= 1e-15 * high:
             break
         middle = low - under * (high - low) / (over - under)
-        if turn % 3 == 2 or not low < middle < high:
+        is_slow = False
+        if turn % 3 == 2:
+            is_slow, width = high - low > 0.25 * width, high - low
+        if is_slow or not low < middle < high:
             middle = 0.5 * (low + high)
         value = function(middle)
         # An end that stays twice counts half, or it would stay for ever.
@@ -246,9 +249,9 @@ def root(
         else:
             over = 0.5 * over if kept > 0 else over
             low, under, kept = middle, value, 1
-            if value >= -1e-14:
-                # Close enough, unless the function stays there: that end is looked for.
-                beyond = middle * (1.0 + 1e-13)
-                if beyond < high and function(beyond) > 0.0:
-                    return low, beyond
+        if abs(value) <= 1e-14:
+            # Close enough, unless the function stays there: that end is looked for.
+            beside = middle * (1.0 - 1e-13 if value > 0.0 else 1.0 + 1e-13)
+            if low < beside < high and (function(beside) > 0.0) == (value <= 0.0):
+                return min(middle, beside), max(middle, beside)
     return low, high
