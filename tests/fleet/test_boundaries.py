@@ -11,13 +11,28 @@ from fleet.round_fleets import NO_SLACK, fleet, job, submit
 
 from hocket.fleet.market import Pairs
 from hocket.fleet.policies import POLICIES
-from hocket.fleet.rounds import Device, Finish, Rules, State, Submit, Tick, step
+from hocket.fleet.rounds import (
+    Device,
+    Finish,
+    Job,
+    PairTable,
+    Rules,
+    State,
+    Submit,
+    Tick,
+    new_state,
+    step,
+)
+from hocket.fleet.rounds.improved import _queues
 from hocket.fleet.simulator import bind, simulate
+from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import Ladder
 from hocket.fleet.solve.linear import Program, _Parts, maximise
+from hocket.fleet.solve.prices import Duals, proven_level
 from hocket.fleet.solve.setup import set_up
 from hocket.fleet.solve.sharing import all_columns, pair_rates
 from hocket.fleet.traces import Trace
+from hocket.kernels.containers import table
 
 
 @pytest.mark.parametrize("name", ["las", "makespan", "finish-time-fairness", "fifo"])
@@ -69,6 +84,30 @@ def test_devices_are_kept_for_a_gang_that_waited_too_long(
     assert (len(state.devices_of(4)) == 4) == is_kept
 
 
+def test_debts_end_at_twice_the_patience() -> None:
+    rules = replace(NO_SLACK, patience_rounds=3.0)
+    state = submit(fleet(1, rules=rules), job(0, slow=0.0, preemptible=False), job(1, slow=0.0))
+    for _ in range(60):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert state.jobs.credit_s[1, 0] == pytest.approx(2.0 * 3.0 * 360.0)
+    assert state.jobs.credit_s[0, 0] == pytest.approx(-2.0 * 3.0 * 360.0)
+
+
+def test_who_has_no_time_in_pairs_is_in_no_pair_and_who_broke_its_word_has_no_slack() -> None:
+    jobs = tuple(
+        Job(number=n, name="", steps_per_s=(2.0,), total_steps=7200.0, profile=0) for n in range(3)
+    )
+    beside = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), (Device(name="d", kind="fast"),), pair_table=beside)
+    rows = submit(state, *jobs).jobs
+    rows.rows["pair_share"] = [0.5, 0.0, 0.5]
+    rows.rows["held_s"] = [0.0, 0.0, 2.0 * 3600.0 + 361.0]
+    queue, queue_at, slack = _queues(Rules(), rows, 1)
+    assert queue.tolist() == [0, 2]
+    assert queue_at.tolist() == [[0, 2]]
+    assert slack == pytest.approx([150.0 * 300.0 / 310.0, 0.0])
+
+
 def test_slowdowns_are_those_of_a_closed_form() -> None:
     count = 3
     trace = Trace(
@@ -89,6 +128,22 @@ def test_slowdowns_are_those_of_a_closed_form() -> None:
     parts = np.array([1.0, 1 / 2, 1 / 3])
     assert figures["fairness"] == pytest.approx(parts.sum() ** 2 / (3 * (parts**2).sum()))
     assert figures["share_received_over_target"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("power", [0.2, 1.0, 9.0])
+def test_a_proven_level_is_above_all_that_can_be_served(power: float) -> None:
+    one = table(np.ones(1), np.float64)
+    crowd = Crowd(
+        rates=table(np.ones((1, 1)), np.float64),
+        num_jobs=one,
+        gang=one,
+        pool_of=table(np.zeros(1), np.int64),
+        capacity=one,
+    )
+    duals = Duals(worth=np.ones(1), rent=np.zeros(1), price=np.full(1, 1.0 / 3.0))
+    found = proven_level(crowd, lambda level: np.array([level**power]), duals, 1.0)
+    assert found**power > 1.0 / 3.0, "a level that is not served"
+    assert found == pytest.approx((1.0 / 3.0) ** (1.0 / power), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -118,3 +173,17 @@ def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
     for scale in (0.0, 0.3, 0.9, 1.0, 2.0):
         shaken = scale * duals * random.uniform(0.5, 1.0, len(duals))
         assert parts._bound(cost, matrix, limits, shaken) >= best * (1.0 - 1e-9)
+
+
+def test_what_pairs_earn_beyond_prices_is_in_the_bound() -> None:
+    pairs = Pairs(profile_of=np.zeros(2, dtype=np.int64), steps_per_s=np.full((1, 1, 1), 0.9))
+    market = make_market([[1.0], [1.0]], [1], pairs=pairs)
+    setup = set_up(market, Ladder(rates=market.steps_per_s, marks=np.zeros((2, 0))))
+    beside = pair_rates(market, setup, market.steps_per_s)
+    program = Program(crowd=setup.crowd, pairs=beside.rates, columns=all_columns(beside))
+    parts, value = _Parts(program), np.ones((1, 1))
+    limits = np.array([0.0, 2.0, 1.0])
+    cost = -np.concatenate([np.ones(1), parts.pair_values(value), [0.0]])
+    # At a price of one nobody gains alone; two on the device do 1.8.
+    bound = parts._bound(cost, parts.matrix(np.zeros(1)), limits, np.array([0.0, 0.0, 1.0]))
+    assert bound >= 1.8
