@@ -33,13 +33,34 @@ def _kinds(graph):
     return {graph.kind_of(op) for op in range(graph.num_ops)}
 
 
-@pytest.mark.parametrize("groups", [4, 2])
-def test_accelerator_capture_has_one_fused_attention_each_way(groups):
-    graph = capture(Attend(groups=groups), torch.randn(2, 128, 64))
+@pytest.mark.parametrize(
+    ("groups", "dtype", "kernel"),
+    [
+        (4, torch.float32, "efficient"),
+        (4, torch.bfloat16, "efficient"),
+        (2, torch.bfloat16, "flash"),
+        (2, torch.float16, "flash"),
+    ],
+)
+def test_accelerator_capture_has_one_fused_attention_each_way(groups, dtype, kernel):
+    model = Attend(groups=groups).to(dtype)
+    graph = capture(model, torch.randn(2, 128, 64, dtype=dtype), loss=lambda out: out.sum())
     names = [graph.kind_of(op) for op in range(graph.num_ops)]
-    assert names.count("aten._scaled_dot_product_efficient_attention") == 1
-    assert names.count("aten._scaled_dot_product_efficient_attention_backward") == 1
+    assert names.count(f"aten._scaled_dot_product_{kernel}_attention") == 1
+    assert names.count(f"aten._scaled_dot_product_{kernel}_attention_backward") == 1
     assert not {"aten._safe_softmax", "aten._softmax"} & set(names)
+
+
+def test_shared_keys_in_float32_write_the_matrix_of_scores():
+    """No fused kernel takes them: on an H200 forward keeps queries, keys and values of all heads,
+    the scores and the result."""
+    batch, tokens, heads = 2, 256, 4
+    graph = capture(
+        Attend(groups=2, dropout=0.0), torch.randn(batch, tokens, 64), loss=lambda out: out.sum()
+    )
+    kinds = [graph.kind_of(op) for op in range(graph.num_ops)]
+    assert not any("scaled_dot_product" in kind for kind in kinds)
+    assert graph.tensor_bytes.max() >= 4 * batch * heads * tokens**2
 
 
 def test_accelerator_capture_holds_no_matrix_of_scores():

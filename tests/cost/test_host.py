@@ -1,9 +1,15 @@
+from dataclasses import replace
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.cost.host import HostOverhead, with_host_overhead
+from hocket.capture import capture, load_model
+from hocket.cost.host import EAGER, HostOverhead, with_host_overhead
+from hocket.cost.roofline import costs_from_settings, estimate_costs
 from hocket.graph import Phase
+from hocket.hardware import cluster_from_text
 
 seconds = st.lists(st.floats(0, 10), min_size=1, max_size=12)
 
@@ -45,3 +51,38 @@ def test_working_host_pays_dispatch_for_every_op_views_included():
     phase = np.array([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER], np.int8)
     host = HostOverhead(forward_s=1.0, backward_s=2.0, optimizer_s=4.0)
     assert with_host_overhead(np.array([10.0, 0.0, 1.0]), phase, host).tolist() == [11, 2, 5]
+
+
+# ── predictions without a measured host ──────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def small_step():
+    """A step so small that launching its ops takes longer than they do."""
+    return capture(*load_model("mlp", batch=1))
+
+
+def test_small_steps_take_what_the_host_takes(small_step):
+    op_s = estimate_costs(small_step, cluster_from_text("h200")).op_s[0]
+    counts = np.bincount(small_step.op_phase, minlength=3)
+    host_s = counts @ [EAGER.forward_s, EAGER.backward_s, EAGER.optimizer_s]
+    assert op_s.sum() == pytest.approx(host_s, rel=0.01)
+
+
+def test_replayed_graphs_wait_for_no_host(small_step):
+    cluster = cluster_from_text("h200")
+    eager = estimate_costs(small_step, cluster)
+    replayed = estimate_costs(small_step, cluster, launches="replayed")
+    assert replayed.op_s.sum() < 0.3 * eager.op_s.sum()
+    again = costs_from_settings(small_step, cluster, replayed.settings)
+    assert np.array_equal(again.op_s, replayed.op_s)
+
+
+def test_processors_and_graphs_of_no_framework_have_no_host(small_step):
+    bare = replace(small_step, signatures=(), op_signature=np.full(small_step.num_ops, -1, "i4"))
+    assert estimate_costs(bare, cluster_from_text("h200")).op_s.sum() < (
+        0.7 * estimate_costs(small_step, cluster_from_text("h200")).op_s.sum()
+    )
+    on_processor = (estimate_costs(g, cluster_from_text("cpu-host")) for g in (bare, small_step))
+    first, second = (costs.op_s.sum() for costs in on_processor)
+    assert first == pytest.approx(second)

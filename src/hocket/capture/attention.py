@@ -4,6 +4,11 @@ On a processor PyTorch splits attention with dropout or a mask into products and
 matrices fill the memory; CUDA runs one fused kernel that stores only its output. Under fake tensors
 the fused op needs no device, so a function mode can put it in place: the graph then has the ops and
 the memory of the machine that is planned for, not of the one that plans.
+
+Which kernel PyTorch takes there depends on type, head width, mask and grouping, as
+``benchmarks/predict_kernels.py`` shows (H200, PyTorch 2.11): 16-bit heads up to 256 wide are fused
+and read shared keys as they are; 32-bit or wider ones are fused only where every head has its own
+keys, else the matrix of scores is written.
 """
 
 from __future__ import annotations
@@ -18,6 +23,9 @@ ACCELERATOR = "accelerator"
 """The device whose kernels are recorded by default: an accelerator that need not be there."""
 _ALIGNMENT = 16
 """The fused kernel reads masks in rows of this many elements."""
+_HALF = (torch.bfloat16, torch.float16)
+_WIDEST = 256
+"""Elements of a head up to which 16-bit kernels are fused whatever shares its keys."""
 
 
 class FusedAttention(TorchFunctionMode):
@@ -51,6 +59,10 @@ def _fused(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     if enable_gqa and query.shape[1] != key.shape[1]:
+        if not _fuses_groups(query):
+            return _written(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if attn_mask is None:
+            return _flash(query, key, value, dropout_p, is_causal, scale)
         groups = query.shape[1] // key.shape[1]
         key, value = (t.repeat_interleave(groups, dim=1) for t in (key, value))
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
@@ -63,6 +75,42 @@ def _fused(
         dropout_p,
         is_causal,
         scale=scale,
+    )[0]
+    return output
+
+
+def _fuses_groups(query: torch.Tensor) -> bool:
+    """Whether a fused kernel takes heads that share keys."""
+    return query.dtype in _HALF and query.shape[-1] <= _WIDEST
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention whose kernel reads shared keys as they are."""
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, scale=scale
+    )[0]
+    return output
+
+
+def _written(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention as products and a softmax, with keys and values repeated for every head."""
+    output: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=True
     )[0]
     return output
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hocket.cost.families import family_of
-from hocket.cost.host import HostOverhead
+from hocket.cost.host import MODULES, HostOverhead
 from hocket.cost.timing import wall_s
 
 _WIDTH, _HEADS, _TOKENS, _BLOCKS = 32, 2, 4, 8
@@ -126,9 +126,11 @@ def measure_host_overhead(device: torch.device) -> HostOverhead:
     else:
         fused_s = wall_s(_fused_step(parameters), device)
         work_s = forward_ops.direct_s(device), backward_ops.direct_s(device), fused_s
+    # A processor does the work itself: what modules add there is little against it.
+    around = MODULES if overlaps else 1.0
     return HostOverhead(
-        forward_s=max(0.0, (forward_s - work_s[0]) / forward_ops.num_ops),
-        backward_s=max(0.0, (both_s - forward_s - work_s[1]) / backward_ops.num_ops),
+        forward_s=max(0.0, around * (forward_s - work_s[0]) / forward_ops.num_ops),
+        backward_s=max(0.0, around * (both_s - forward_s - work_s[1]) / backward_ops.num_ops),
         optimizer_s=max(0.0, (optimizer_s - work_s[2]) / len(parameters)),
         overlaps=overlaps,
     )

@@ -7,7 +7,7 @@ a profile lacks are priced by the roofline fitted to that profile. O(kinds · op
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +22,14 @@ from hocket.cost.calibrate import (
 )
 from hocket.cost.costs import Costs, Source, device_rows, stated_op_s
 from hocket.cost.efficiency import KindFit, roofline_s, work_of
-from hocket.cost.host import with_host_overhead
+from hocket.cost.host import EAGER, REPLAYED, HostOverhead, with_host_overhead
 from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict, require_times
 from hocket.errors import InputFileError, UsageError
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 
+Launches = Literal["eager", "replayed"]
+LAUNCHES: tuple[Launches, ...] = get_args(Launches)
 _MAX_LISTED = 6
 """Kinds that an error lists."""
 
@@ -38,8 +40,11 @@ def estimate_costs(
     *,
     calibration: Calibration | None = None,
     profile: Profile | None = None,
+    launches: Launches = "eager",
 ) -> Costs:
     """Op times on each kind of device of the cluster, and what transfers take.
+
+    ``launches`` says whether a framework dispatches op by op or a captured graph is replayed.
 
     Raises `UsageError` for a profile or a calibration that says nothing about graph and cluster.
     """
@@ -48,7 +53,7 @@ def estimate_costs(
     if profile is not None:
         _require_kind("profile", (profile.device_kind,), cluster)
         _require_measured(graph, profile)
-    rows = [_op_times(graph, kind, calibration, profile) for kind in cluster.kinds]
+    rows = [_op_times(graph, kind, calibration, profile, launches) for kind in cluster.kinds]
     stated = graph.stated if cluster.uses_stated_times else None
     reserved_bytes = [
         profile.reserved_bytes if profile is not None and profile.device_kind == kind.name else 0
@@ -66,6 +71,7 @@ def estimate_costs(
         settings={
             "calibration": None if calibration is None else calibration_to_dict(calibration),
             "profile": None if profile is None else profile_to_dict(profile),
+            **({} if launches == "eager" else {"launches": launches}),
         },
     )
 
@@ -74,7 +80,10 @@ def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, A
     """The same costs again, from the ``settings`` that they carry."""
     where = "settings of the costs"
     with fields.located(where):
-        known = fields.record(settings, "the settings", optional=("calibration", "profile"))
+        known = fields.record(
+            settings, "the settings", optional=("calibration", "profile", "launches")
+        )
+        launches = fields.choice(known.get("launches", "eager"), "launches", LAUNCHES)
     calibration, profile = known.get("calibration"), known.get("profile")
     try:
         return estimate_costs(
@@ -84,6 +93,7 @@ def costs_from_settings(graph: Graph, cluster: Cluster, settings: Mapping[str, A
             if calibration is None
             else calibration_from_dict(calibration, f"{where}: calibration"),
             profile=None if profile is None else profile_from_dict(profile, f"{where}: profile"),
+            launches=cast(Launches, launches),
         )
     except UsageError as error:
         # No option of the user is wrong here, but the file that holds the settings.
@@ -115,11 +125,15 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _op_times(
-    graph: Graph, kind: DeviceKind, calibration: Calibration | None, profile: Profile | None
+    graph: Graph,
+    kind: DeviceKind,
+    calibration: Calibration | None,
+    profile: Profile | None,
+    launches: Launches,
 ) -> tuple[FloatArray, NDArray[np.uint8]]:
     """Seconds and source of every op on one kind of device."""
     measured = profile if profile is not None and profile.device_kind == kind.name else None
-    fit = _fit_of(kind, calibration, measured)
+    fit = _fit_of(graph, kind, calibration, measured, launches)
     op_s = roofline_s(work_of(graph), kind, fit)
     source = np.full(graph.num_ops, Source.MODEL, dtype=np.uint8)
     if measured is not None:
@@ -128,6 +142,8 @@ def _op_times(
         op_s = np.where(known, seconds, op_s)
         source[known] = Source.PROFILE
     host = fit.host if measured is None else measured.host
+    if launches == "replayed" and not kind.is_cpu:
+        host = REPLAYED
     op_s = with_host_overhead(op_s, graph.op_phase, host)
     stated = stated_op_s(graph, kind)
     if stated is not None:
@@ -135,12 +151,26 @@ def _op_times(
     return op_s, source
 
 
-def _fit_of(kind: DeviceKind, calibration: Calibration | None, measured: Profile | None) -> KindFit:
+def _fit_of(
+    graph: Graph,
+    kind: DeviceKind,
+    calibration: Calibration | None,
+    measured: Profile | None,
+    launches: Launches,
+) -> KindFit:
     if calibration is not None and kind.name in calibration.kinds:
         return calibration.kinds[kind.name]
     if measured is not None:
         return calibrate(measured, kind).kinds[kind.name]
-    return KindFit()
+    if launches == "replayed" and not kind.is_cpu:
+        # No host issues the kernels of a replayed graph one by one.
+        return KindFit(launch_s=REPLAYED.forward_s, host=REPLAYED)
+    return KindFit(host=_usual_host(graph, kind))
+
+
+def _usual_host(graph: Graph, kind: DeviceKind) -> HostOverhead:
+    """Of captured ops, which a framework dispatches; the ops of other graphs are what they are."""
+    return EAGER if graph.signatures and not kind.is_cpu else HostOverhead()
 
 
 def measured_op_s(graph: Graph, profile: Profile) -> FloatArray:

@@ -73,7 +73,8 @@ def _built(found: Any, made: Any, name: str, batch: int, seq: int, where: str) -
         images = torch.randn(batch, getattr(made, "num_channels", 3), size, size)
         labels = torch.randint(made.num_labels, (batch,))
         return found(made), {"pixel_values": images, "labels": labels}
-    if not name.endswith((*_CAUSAL, *_TOKENS)) or not hasattr(made, "vocab_size"):
+    takes_tokens = getattr(found, "main_input_name", "input_ids") == "input_ids"
+    if not (name.endswith((*_CAUSAL, *_TOKENS)) and takes_tokens and hasattr(made, "vocab_size")):
         raise InputFileError(
             f"how to feed {name!r} is not known here",
             hint="write a function that returns model and batch: path/file.py:function",
