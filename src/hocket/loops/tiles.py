@@ -8,6 +8,7 @@ searchsorted, O(iterations + keys).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,10 @@ from hocket.loops.form import LongArray
 from hocket.loops.legal import Shape
 from hocket.loops.space import Space
 
-BLOCKS_PER_WORKER = 8
+MAX_BLOCKS_PER_WORKER = 8
 """Row blocks of a wavefront for each worker: the start-up costs about one part in this many."""
+MIN_TILE = 8192
+"""Iterations of a wavefront's tile, so that handing tiles over costs little."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +194,10 @@ def _rotated_blocks(space: Space, shape: Shape, num_workers: int) -> Tiling:
 
 def _wavefront(space: Space, shape: Shape, num_workers: int) -> Tiling:
     """Tiles over (outer, skewed inner); tile (s, t) follows (s-1, t) and (s, t-1)."""
-    num_rows = min(num_workers * BLOCKS_PER_WORKER, max(len(space.outer), 1))
+    most = min(num_workers * MAX_BLOCKS_PER_WORKER, len(space.outer))
+    # Twice as many columns as rows: tiles of MIN_TILE where there is enough for all workers.
+    wanted = max(num_workers, math.isqrt(space.num_iterations // (2 * MIN_TILE)))
+    num_rows = max(min(-(-wanted // num_workers) * num_workers, most), 1)
     low, high = _inner_span(space, shape.skew)
     num_columns = max(min(2 * num_rows, high - low), 1)
     rows = balanced_cuts(space.inner_lengths, num_rows)

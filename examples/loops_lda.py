@@ -1,0 +1,159 @@
+"""Topics of a bag of words: dense Gibbs for few topics, WarpLDA-style passes for many.
+
+python examples/loops_lda.py docword.txt.gz --topics 100 --sweeps 20
+
+The Gibbs sweep goes over (document, word) in a rotation; only the totals of topics are seen late,
+which is permitted. The Warp passes are two 1-D loops, one by word and one by document (Chen et al.,
+VLDB 2016): each token proposes from the other side's counts of the last pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import loops_data
+import numpy as np
+
+import hocket
+
+ALPHA, BETA = 0.1, 0.01
+MANY_TOPICS = 150
+
+
+@hocket.parallel_for(permit={"totals": "buffer"}, fastmath=True, check_bounds=False)
+def gibbs(d, w, z, nd, nw, totals, p, draws, alpha, beta, sum_beta):
+    for n in range(len(d)):
+        a = d[n]
+        b = w[n]
+        k = z[n]
+        nd[a, k] -= 1
+        nw[b, k] -= 1
+        totals[k] -= 1
+        total = 0.0
+        for t in range(len(p)):
+            total += (nd[a, t] + alpha) * (nw[b, t] + beta) / (totals[t] + sum_beta)
+            p[t] = total
+        x = draws[n] * total
+        k = 0
+        while p[k] < x:
+            k += 1
+        z[n] = k
+        nd[a, k] += 1
+        nw[b, k] += 1
+        totals[k] += 1
+
+
+def mixed(seed):
+    """A random number from a number: the same for every worker and every order."""
+    seed = (seed ^ (seed >> 15)) * 2246822519 & 4294967295
+    seed = (seed ^ (seed >> 13)) * 3266489917 & 4294967295
+    return (seed ^ (seed >> 16)) & 4294967295
+
+
+@hocket.parallel_for(check_bounds=False)
+def by_group(ptr, z, other, others, totals, num_topics, prior, other_prior, rest, seed):
+    """One pass over tokens in groups: proposals from the group's own topics, accepted by the counts
+    of the other side and of the topics, as they were before the pass."""
+    for g in range(len(ptr) - 1):
+        size = ptr[g + 1] - ptr[g]
+        mine = z[ptr[g] : ptr[g + 1]]
+        theirs = other[ptr[g] : ptr[g + 1]]
+        for q in range(size):
+            old = mine[q]
+            draw = mixed((ptr[g] + q) * 40503 + seed)
+            if draw / 4294967296.0 * (size + num_topics * prior) < size:
+                new = mine[mixed(draw + 1) % size]
+            else:
+                new = mixed(draw + 2) % num_topics
+            top = (others[theirs[q], new] + other_prior) * (totals[old] + rest)
+            low = (others[theirs[q], old] + other_prior) * (totals[new] + rest)
+            if mixed(draw + 3) / 4294967296.0 * low < top:
+                mine[q] = new
+
+
+@hocket.parallel_for
+def count(group, z, counts):
+    for n in range(len(z)):
+        counts[group[n], z[n]] += 1
+
+
+def likelihood_per_word(d, w, nd, nw, totals) -> float:
+    theta = (nd + ALPHA) / (nd.sum(axis=1, keepdims=True) + ALPHA * nd.shape[1])
+    phi = (nw + BETA) / (totals + BETA * len(nw))
+    total = 0.0
+    for start in range(0, len(d), 65536):
+        part = slice(start, start + 65536)
+        total += np.log((theta[d[part]] * phi[w[part]]).sum(axis=1)).sum()
+    return total / len(d)
+
+
+class Topics:
+    """Tokens with their topics, and the counts of both sides."""
+
+    def __init__(self, d, w, num_topics, seed=0):
+        self.d, self.w, self.k = d, w, num_topics
+        rng = np.random.default_rng(seed)
+        self.z = rng.integers(0, num_topics, len(d))
+        self.rng = rng
+        self.by_word = np.argsort(w, kind="stable")
+        self.by_document = np.argsort(d, kind="stable")
+        self.word_ptr = np.concatenate([[0], np.cumsum(np.bincount(w))])
+        self.document_ptr = np.concatenate([[0], np.cumsum(np.bincount(d))])
+        self.recount()
+
+    def recount(self):
+        self.nd = np.zeros((self.d.max() + 1, self.k), np.int32)
+        self.nw = np.zeros((self.w.max() + 1, self.k), np.int32)
+        count(self.d, self.z, self.nd)
+        count(self.w, self.z, self.nw)
+        self.totals = self.nw.sum(axis=0).astype(np.int64)
+
+    def sweep_gibbs(self):
+        draws = self.rng.random(len(self.z))
+        p = np.zeros(self.k)
+        gibbs(self.d, self.w, self.z, self.nd, self.nw, self.totals, p, draws, ALPHA, BETA,
+              BETA * len(self.nw))  # fmt: skip
+
+    def sweep_warp(self, number):
+        self.warp_pass(self.by_word, self.word_ptr, self.d, self.nd, BETA, ALPHA, 2 * number)
+        self.warp_pass(
+            self.by_document, self.document_ptr, self.w, self.nw, ALPHA, BETA, 2 * number + 1
+        )
+
+    def warp_pass(self, order, ptr, other, others, prior, other_prior, seed):
+        grouped = self.z[order]
+        rest = BETA * len(self.nw)
+        by_group(ptr, grouped, other[order], others, self.totals, self.k, prior, other_prior,
+                 rest, seed)  # fmt: skip
+        self.z[order] = grouped
+        self.recount()
+
+
+def made_up(documents=400, words=1500, tokens=60_000, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.sort(rng.integers(0, documents, tokens)), (rng.zipf(1.3, tokens) - 1) % words
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("docword", nargs="?", help="UCI bag of words; made up if left out")
+    parser.add_argument("--topics", type=int, default=20)
+    parser.add_argument("--sweeps", type=int, default=10)
+    options = parser.parse_args()
+    d, w = loops_data.bag_of_words(options.docword) if options.docword else made_up()
+    topics = Topics(d, w, options.topics)
+    for sweep in range(options.sweeps):
+        start = time.perf_counter()
+        if options.topics < MANY_TOPICS:
+            topics.sweep_gibbs()
+        else:
+            topics.sweep_warp(sweep)
+        seconds = time.perf_counter() - start
+        value = likelihood_per_word(d, w, topics.nd, topics.nw, topics.totals)
+        print(f"sweep {sweep + 1}: {value:.4f} per word, {len(d) / seconds / 1e6:.2f} M tokens/s")
+    print((gibbs if options.topics < MANY_TOPICS else by_group).explain())
+
+
+if __name__ == "__main__":
+    main()
