@@ -20,15 +20,16 @@ from loops_lda import ALPHA, BETA, Topics, likelihood_per_word
 
 
 def sweeps(d, w, num_topics, kind, seconds):
-    topics = Topics(d, w, num_topics)
-    step = topics.sweep_gibbs if kind == "gibbs" else (lambda: topics.sweep_warp(count))
+    for is_warm in (False, True):
+        topics = Topics(d, w, num_topics)
+        step = (lambda number: topics.sweep_gibbs()) if kind == "gibbs" else topics.sweep_warp
+        if not is_warm:
+            step(0)
     count = 0
-    step()
-    topics = Topics(d, w, num_topics)
     spent, best = 0.0, 9e9
     while spent < seconds:
         start = time.process_time()
-        step()
+        step(count)
         each = time.process_time() - start
         spent, best, count = spent + each, min(best, each), count + 1
     value = likelihood_per_word(d, w, topics.nd, topics.nw, topics.totals)

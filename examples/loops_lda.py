@@ -72,10 +72,10 @@ def by_group(ptr, z, other, others, totals, num_topics, prior, other_prior, rest
                 mine[q] = new
 
 
-@hocket.parallel_for
-def count(group, z, counts):
-    for n in range(len(z)):
-        counts[group[n], z[n]] += 1
+def counts(group, z, num_groups, num_topics):
+    """Tokens of each group and topic."""
+    flat = np.bincount(group * num_topics + z, minlength=num_groups * num_topics)
+    return flat.reshape(num_groups, num_topics).astype(np.int32)
 
 
 def likelihood_per_word(d, w, nd, nw, totals) -> float:
@@ -103,10 +103,8 @@ class Topics:
         self.recount()
 
     def recount(self):
-        self.nd = np.zeros((self.d.max() + 1, self.k), np.int32)
-        self.nw = np.zeros((self.w.max() + 1, self.k), np.int32)
-        count(self.d, self.z, self.nd)
-        count(self.w, self.z, self.nw)
+        self.nd = counts(self.d, self.z, len(self.document_ptr) - 1, self.k)
+        self.nw = counts(self.w, self.z, len(self.word_ptr) - 1, self.k)
         self.totals = self.nw.sum(axis=0).astype(np.int64)
 
     def sweep_gibbs(self):

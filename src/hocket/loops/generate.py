@@ -15,6 +15,7 @@ from hocket.loops.body import Level
 from hocket.loops.flow import loaded_names
 from hocket.loops.form import Refusal
 from hocket.loops.names import Helper, Library, Names, Number
+from hocket.loops.rows import HELPERS, Lowered
 
 _CLIP = '''
 @njit(**OPTIONS_)
@@ -39,10 +40,15 @@ class KernelSource:
 
 
 def range_kernel(
-    levels: Sequence[Level], arguments: Sequence[str], results: Sequence[str], names: Names
+    levels: Sequence[Level],
+    arguments: Sequence[str],
+    results: Sequence[str],
+    names: Names,
+    lowered: Lowered | None = None,
 ) -> KernelSource:
     """A kernel over ranges: ``kernel(low, high[, low_1, high_1, skew], *arguments)``."""
     first = levels[0]
+    parts = _statements(levels, lowered)
     step = _step(first)
     lines = [f"for {first.name} in range(low_0_, high_0_, {step}):"]
     bounds = ["low_0_", "high_0_"]
@@ -51,31 +57,36 @@ def range_kernel(
         start, stop, inner_step = _parts(second.node.iter)
         bounds += ["low_1_", "high_1_", "skew_"]
         sign = -1 if ast.literal_eval(step) < 0 else 1
-        lines += _indented(_source(first.prelude))
+        lines += _indented(_source(parts[0]))
         lines += [
             f"    shift_ = skew_ * {sign} * {first.name}",
             f"    first_, last_ = clip_({start}, {stop}, {inner_step}, low_1_ - shift_, "
             "high_1_ - shift_)",
             f"    for {second.name} in range(first_, last_, {inner_step}):",
         ]
-        lines += _indented(_source(second.node.body), 2)
+        lines += _indented(_source(parts[1]), 2)
     else:
-        lines += _indented(_source(first.node.body))
-    return _module(lines, bounds, levels, arguments, results, names, clip=len(levels) == 2)
+        lines += _indented(_source(parts[0]))
+    clip = len(levels) == 2
+    return _module(lines, bounds, levels, arguments, results, names, lowered, clip=clip)
 
 
 def list_kernel(
-    levels: Sequence[Level], arguments: Sequence[str], results: Sequence[str], names: Names
+    levels: Sequence[Level],
+    arguments: Sequence[str],
+    results: Sequence[str],
+    names: Names,
+    lowered: Lowered | None = None,
 ) -> KernelSource:
     """A kernel over a list: ``kernel(order_0[, order_1], low, high, *arguments)``."""
     orders = [f"order_{number}_" for number in range(len(levels))]
     lines = ["for place_ in range(low_0_, high_0_):"]
-    for level, order in zip(levels, orders, strict=True):
+    parts = _statements(levels, lowered)
+    for level, order, part in zip(levels, orders, parts, strict=True):
         lines.append(f"    {level.name} = {order}[place_]")
-        if level is not levels[-1]:
-            lines += _indented(_source(level.prelude))
-    lines += _indented(_source(levels[-1].node.body))
-    return _module(lines, [*orders, "low_0_", "high_0_"], levels, arguments, results, names)
+        lines += _indented(_source(part))
+    bounds = [*orders, "low_0_", "high_0_"]
+    return _module(lines, bounds, levels, arguments, results, names, lowered)
 
 
 def serial_kernel(
@@ -92,17 +103,22 @@ def _module(
     arguments: Sequence[str],
     results: Sequence[str],
     names: Names,
+    lowered: Lowered | None = None,
     *,
     clip: bool = False,
 ) -> KernelSource:
     returned = f"({', '.join(results)},)" if results else "()"
     head = f"def kernel({', '.join([*bounds, *arguments])}):"
-    function = "\n".join([head, *_indented(lines), f"    return {returned if results else 0}"])
+    setup = lowered.setup if lowered is not None else ()
+    inside = [*setup, *lines, f"return {returned if results else 0}"]
+    function = "\n".join([head, *_indented(inside)])
     defined: dict[str, str] = {}
     _collect(levels[0].node, names, set(arguments), defined)
     parts = ["from numba import njit", *defined.values()]
     if clip:
         parts.append(_CLIP)
+    if lowered is not None:
+        parts += ["import numpy as np_", HELPERS]
     text = "\n".join([*parts, "", "", function, ""])
     return KernelSource(text, tuple(arguments), tuple(results))
 
@@ -143,6 +159,13 @@ def _definition(name: str, names: Names, defined: dict[str, str]) -> str | None:
             argument.annotation = None
         return "\n@njit(**OPTIONS_)\n" + ast.unparse(ast.fix_missing_locations(function)) + "\n"
     return None
+
+
+def _statements(levels: Sequence[Level], lowered: Lowered | None) -> Sequence[Sequence[ast.stmt]]:
+    """What stands between the loops, then the body."""
+    if lowered is not None:
+        return lowered.parts
+    return [*(level.prelude for level in levels[:-1]), levels[-1].node.body]
 
 
 def _source(statements: Sequence[ast.stmt]) -> list[str]:

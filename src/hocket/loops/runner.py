@@ -22,6 +22,7 @@ from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
 from hocket.loops.job import Job
 from hocket.loops.names import Number
+from hocket.loops.rows import lowered
 from hocket.loops.scope import Scope, data_scope, guessed_scope
 from hocket.loops.settings import Settings
 from hocket.loops.source import Site, Source
@@ -63,7 +64,7 @@ class SiteRunner:
         self.results = tuple(sorted(self._stored & site.nest.live_after))
         self._memories: dict[Any, _Memory] = {}
         self._verdicts: dict[Any, Verdict] = {}
-        self._sources: dict[tuple[int, bool, tuple[str, ...]], KernelSource] = {}
+        self._sources: dict[Any, KernelSource] = {}
         self.last: Decision | None = None
 
     def run(self, variables: Mapping[str, Any]) -> Results | bool | None:
@@ -152,12 +153,18 @@ class SiteRunner:
         given = candidate.space.values
         inputs = [name for name in self.site.inputs if name in given]
         arguments = [name for name in inputs if name not in reductions]
-        key = option.reading.depth, option.shape.is_listed, tuple(arguments)
+        # Rows that are written as loops depend on lengths and kinds.
+        shapes = tuple(
+            (value.shape[1:], value.dtype.str) if isinstance(value, np.ndarray) else None
+            for value in (given[name] for name in inputs)
+        )
+        key = option.reading.depth, option.shape.is_listed, tuple(arguments), shapes
         if key not in self._sources:
             make = list_kernel if option.shape.is_listed else range_kernel
             levels = option.reading.levels
+            rows = lowered(levels, given, self.source.names)
             self._sources[key] = make(
-                levels, [*arguments, *reductions], reductions, self.source.names
+                levels, [*arguments, *reductions], reductions, self.source.names, rows
             )
         source = self._sources[key]
         options = CompileOptions(self.settings.fastmath, self._checks_bounds(candidate))

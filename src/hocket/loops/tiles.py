@@ -18,7 +18,7 @@ from hocket.loops.legal import Shape
 from hocket.loops.space import Space
 
 MAX_BLOCKS_PER_WORKER = 8
-"""Row blocks of a wavefront for each worker: the start-up costs about one part in this many."""
+"""Row blocks of a skewed wavefront for each worker: starting costs one part in this many."""
 MIN_TILE = 8192
 """Iterations of a wavefront's tile, so that handing tiles over costs little."""
 
@@ -194,12 +194,15 @@ def _rotated_blocks(space: Space, shape: Shape, num_workers: int) -> Tiling:
 
 def _wavefront(space: Space, shape: Shape, num_workers: int) -> Tiling:
     """Tiles over (outer, skewed inner); tile (s, t) follows (s-1, t) and (s, t-1)."""
-    most = min(num_workers * MAX_BLOCKS_PER_WORKER, len(space.outer))
+    # Without skew two blocks of rows per worker do; with skew a block starts as much later as it is
+    # high, so blocks are low.
+    most = num_workers * (MAX_BLOCKS_PER_WORKER if shape.skew else 2)
     # Twice as many columns as rows: tiles of MIN_TILE where there is enough for all workers.
     wanted = max(num_workers, math.isqrt(space.num_iterations // (2 * MIN_TILE)))
-    num_rows = max(min(-(-wanted // num_workers) * num_workers, most), 1)
+    wanted = -(-wanted // num_workers) * num_workers
+    num_rows = max(min(wanted, most, len(space.outer)), 1)
     low, high = _inner_span(space, shape.skew)
-    num_columns = max(min(2 * num_rows, high - low), 1)
+    num_columns = max(min(max(2 * num_rows, 4 * num_workers), high - low), 1)
     rows = balanced_cuts(space.inner_lengths, num_rows)
     columns = [low + (high - low) * part // num_columns for part in range(num_columns + 1)]
     counts = _counts(space, shape.skew, rows, columns)
