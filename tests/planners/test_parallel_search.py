@@ -27,6 +27,7 @@ from hocket.planners.parallelism.verify import parallel_violations
 from hocket.transformer import RECOMPUTES, Transformer
 from hocket.transformer.files import find_model
 from hocket.view.parallel_report import parallel_report_html
+from hocket.view.parallel_text import range_sentence
 
 SMALL = Transformer(
     name="small", hidden=2048, layers=12, heads=16, kv_heads=16, head_width=128, mlp_width=8192,
@@ -297,6 +298,42 @@ def test_report_on_a_telephone_keeps_division_step_and_memory():
     assert len(candidates) > 5
     narrow = [title for classes, title in candidates if "wide" not in classes.split()]
     assert narrow == ["", "Division", "Step", "Fullest rank"]
+
+
+def test_what_is_kept_free_stays_free():
+    full = _training(batch=64, on="4xa100-40g")
+    kept = replace(full, spare=0.25)
+    tight = search(full, effort=QUICK)
+    wide = search(kept, effort=QUICK)
+    capacity = full.pools[0].memory_bytes
+    assert max(tight.winner.peak_bytes) > 0.75 * capacity >= max(wide.winner.peak_bytes)
+    assert all(max(c.peak_bytes) <= 0.75 * capacity for c in wide.candidates if c.feasible)
+    misfits = [c for c in wide.candidates if not c.feasible]
+    assert misfits
+    assert all("25 % of memory stay free" in c.reason for c in misfits)
+    assert wide.num_fitting < tight.num_fitting
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "source", "expected"),
+    [
+        (SMALL, "8xa100-80g", "", 0.15),
+        (SMALL, "8xrtx4090", "", 0.35),
+        (SMALL, "8xh100", "", 0.15),
+        ("mixtral-8x7b", "2xdgx-h100", "", 0.5),
+        (SMALL, "8xrtx4090", "ten runs", 0.12),
+    ],
+)
+def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expected):
+    training = replace(_training(model, on, batch=32), coefficients=Coefficients(source=source))
+    winner = search(training, effort=QUICK).winner
+    assert winner.uncertainty == expected
+    low_s, high_s = winner.range_s
+    assert low_s == pytest.approx(winner.step_s * (1 - expected))
+    assert high_s == pytest.approx(winner.step_s * (1 + expected))
+    told = range_sentence(winner)
+    assert told.startswith("expect ")
+    assert ("calibrated with ten runs" in told) == bool(source)
 
 
 def test_a_named_program_limits_what_is_tried():
