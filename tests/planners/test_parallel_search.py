@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.memory import memory
+from hocket.cost.parallel.memory import memory, stage_memory
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
 from hocket.errors import NoFeasiblePlanError
@@ -20,11 +20,12 @@ from hocket.planners.parallelism.enumerate import Limits, enumerate_divisions
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.programs import program_limits
 from hocket.planners.parallelism.recheck import AS_SHORT, Effort
+from hocket.planners.parallelism.rules import broken_rules
 from hocket.planners.parallelism.scan import scan
 from hocket.planners.parallelism.search import default_limits, plan_of, search
 from hocket.planners.parallelism.uneven import even_layers
 from hocket.planners.parallelism.verify import parallel_violations
-from hocket.transformer import RECOMPUTES, Transformer
+from hocket.transformer import RECOMPUTES, Division, Transformer
 from hocket.transformer.files import find_model
 from hocket.view.parallel_report import parallel_report_html
 from hocket.view.parallel_text import range_sentence
@@ -298,6 +299,16 @@ def test_report_on_a_telephone_keeps_division_step_and_memory():
     assert len(candidates) > 5
     narrow = [title for classes, title in candidates if "wide" not in classes.split()]
     assert narrow == ["", "Division", "Step", "Fullest rank"]
+
+
+def test_stated_stages_may_hold_the_embedding_or_the_output_layer_alone():
+    model = find_model("llama3-405b")
+    division = Division(pipeline=16, chunks=8, schedule="interleaved", global_batch=64)
+    assert list(broken_rules(model, division)) == ["128 stages are more than 126 layers"]
+    stated = replace(division, layers=(0, *[1] * 126, 0))
+    assert list(broken_rules(model, stated)) == []
+    held = stage_memory(model, stated, find_software("megatron-core"))
+    assert held.activation_bytes[0] < held.activation_bytes[1]
 
 
 def test_what_is_kept_free_stays_free():

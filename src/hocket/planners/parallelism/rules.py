@@ -47,7 +47,8 @@ def _batch(division: Division) -> Iterator[str]:
 
 def _stages(model: Transformer, division: Division) -> Iterator[str]:
     schedule, chunks, pipeline = division.schedule, division.chunks, division.pipeline
-    if division.num_stages > model.layers:
+    # Stages that are stated may hold the embedding or the output layer alone.
+    if division.num_stages > model.layers + (2 if division.layers else 0):
         yield f"{division.num_stages} stages are more than {model.layers} layers"
     if schedule in FOLDED and chunks != 2:
         yield f"schedule {schedule} has 2 chunks, not {chunks}"
