@@ -1,0 +1,71 @@
+"""README and the pages of docs/, and the commands that they show.
+
+A command is a line that starts with ``hocket`` in an indented block or behind ``$``. The comment at
+its end may begin with a word in brackets that says why it is not run here. ``HOCKET_PAGES=long``
+runs the long ones, too.
+"""
+
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from cli.terminal import hocket
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MARKS = {"long", "GPU", "Ray", "Slurm", "service", "yours"}
+_COMMAND = re.compile(r"^(?:    (?:\$ )?|\$ )(hocket .*)$")
+
+
+class Command(NamedTuple):
+    """A command of a page."""
+
+    line: int
+    arguments: list[str]
+    mark: str | None
+
+    @property
+    def is_run(self):
+        """Whether the tests run it."""
+        return self.mark in {None, os.environ.get("HOCKET_PAGES")}
+
+
+def commands(page):
+    """The commands of a page, in order."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " \\ ")
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _COMMAND.match(line)
+        if match is None:
+            continue
+        command, _, comment = match[1].replace(" \\ ", " ").partition(" # ")
+        mark = re.match(r"\s*\[(\w+)\]", comment)
+        found.append(Command(number, shlex.split(command)[1:], mark[1] if mark else None))
+    return found
+
+
+def room(page):
+    """Which file of tests runs a page; they run beside each other, so each has its share."""
+    stem = page.stem.partition("_")[0]
+    return stem if stem in {"README", "fleet", "parallelism"} else "others"
+
+
+def pages_of(wanted):
+    """The pages of a room that have commands to run."""
+    return [p for p in PAGES if room(p) == wanted and any(c.is_run for c in commands(p))]
+
+
+def run_page(page, folder):
+    """Run the commands of a page in a folder that has the examples."""
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    for command in commands(page):
+        if not command.is_run:
+            continue
+        try:
+            hocket(*command.arguments, cwd=folder)
+        except AssertionError as error:
+            typed = f"{page.name}:{command.line}: hocket {shlex.join(command.arguments)}"
+            raise AssertionError(f"{typed}\n{error}") from None

@@ -1,0 +1,42 @@
+"""What pages say of commands and examples can be understood and is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+from pages.pages import MARKS, PAGES, ROOT, commands, pages_of, room
+
+
+def test_marks_are_known_words():
+    for page in PAGES:
+        for line, _, mark in commands(page):
+            assert mark is None or mark in MARKS, f"{page.name}:{line}: [{mark}]"
+
+
+def test_every_page_is_run_by_a_file_of_tests():
+    files = {path.stem for path in Path(__file__).parent.glob("test_*_commands.py")}
+    assert files == {f"test_{room(page).lower()}_commands" for page in PAGES}
+    assert {"README.md", "plan.md", "fleet.md", "parallelism.md"} <= {
+        page.name for name in map(room, PAGES) for page in pages_of(name)
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments", "mark"),
+    [
+        ("    hocket show plan.json", ["show", "plan.json"], None),
+        ("    $ hocket plan 'a b' -o x  # [long] words", ["plan", "a b", "-o", "x"], "long"),
+        ("$ hocket list presets # all", ["list", "presets"], None),
+        ("    hocket plan \\\n        x --json", ["plan", "x", "--json"], None),
+    ],
+)
+def test_commands_are_found_as_they_are_printed(line, arguments, mark, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"Words.\n\n{line}\n\nhocket is a word here.\n")
+    assert commands(page) == [(3, arguments, mark)]
+
+
+def test_files_that_pages_name_in_examples_are_there():
+    for page in PAGES:
+        for name in re.findall(r"examples/[\w./*-]*[\w*]", page.read_text(encoding="utf-8")):
+            assert any(ROOT.glob(name)), f"{page.name} names {name}"
