@@ -28,6 +28,7 @@ from hocket.units import format_seconds
 if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.plan.parallel import ParallelPlan
+    from hocket.planners.communication.collective import CollectivePlan
     from hocket.planners.compare import Comparison
     from hocket.planners.goal import Goal
     from hocket.planners.parallelism.candidates import Training
@@ -245,7 +246,7 @@ def make_problem(
         cluster = stated_cluster(graph.meta)
         graph = on_file_terms(graph)
     else:
-        cluster = _cluster(on)
+        cluster = find_cluster(on)
     if headroom_bytes is not None:
         cluster = cluster.with_headroom(headroom_bytes)
     graph = as_profiled(graph, cluster, profile)
@@ -295,7 +296,7 @@ def make_training(
     from hocket.transformer import Transformer
     from hocket.transformer.files import find_model
 
-    cluster = _cluster(on)
+    cluster = find_cluster(on)
     program = find_software(software or DEFAULT_SOFTWARE)
     return Training(
         model=model if isinstance(model, Transformer) else find_model(str(model)),
@@ -307,7 +308,7 @@ def make_training(
     )
 
 
-def _cluster(on: str | Path | Cluster) -> Cluster:
+def find_cluster(on: str | Path | Cluster) -> Cluster:
     """A cluster, or the one that a text or path names."""
     if isinstance(on, Cluster):
         return on
@@ -318,3 +319,99 @@ def _cluster(on: str | Path | Cluster) -> Cluster:
     from hocket.hardware.shorthand import cluster_from_text
 
     return cluster_from_text(str(on))
+
+
+# ── collectives ──────────────────────────────────────────────────────────────────────────────────
+
+
+def plan_collective(
+    on: str | Path | Cluster,
+    collective: str,
+    *,
+    gpus: str | None = None,
+    root: str | None = None,
+    size_bytes: int | None = None,
+    relay: bool = False,
+    links: str = "auto",
+    max_trees: int | None = None,
+) -> CollectivePlan:
+    """The best schedule of a collective on these links, its bound and the plain ways beside it.
+
+    Every schedule is verified and the certificate checked before it is returned.
+    """
+    from hocket.planners.communication.certificate import COLLECTIVES
+    from hocket.planners.communication.check import check_certificate
+    from hocket.planners.communication.collective import plan_collective as planned
+    from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks
+
+    kind = next((name for name in COLLECTIVES if name == collective), None)
+    if kind is None or kind == "alltoall":
+        raise unknown_name("collective", collective, set(COLLECTIVES) - {"alltoall"})
+    choice = next((name for name in LINK_CHOICES if name == links), None)
+    if choice is None:
+        raise unknown_name("choice of links", links, LINK_CHOICES)
+    cluster = find_cluster(on)
+    ranks = chosen_ranks(cluster, gpus)
+    found = planned(
+        cluster, kind, ranks, root=_root(cluster, ranks, root), size_bytes=size_bytes,
+        relay=relay, links=choice, max_trees=max_trees,
+    )  # fmt: skip
+    found.chosen.section.verify(cluster)
+    check_certificate(found.fabric, kind, found.root, found.certificate)
+    return found
+
+
+def _root(cluster: Cluster, ranks: Sequence[str], root: str | None) -> str | None:
+    from hocket.planners.communication.fabric import chosen_device
+
+    if root is None:
+        return None
+    name = chosen_device(cluster, root)
+    if name not in ranks:
+        raise unknown_name("root", name, ranks)
+    return name
+
+
+def collective_classes(
+    on: str | Path | Cluster, collective: str, *, size_bytes: int | None = None
+) -> list[dict[str, Any]]:
+    """One entry per class of connected sets of three devices or more of a machine."""
+    from hocket.planners.communication.classes import connected_classes
+    from hocket.view.collective import as_dict
+
+    cluster = find_cluster(on)
+    found = connected_classes(cluster, range(3, cluster.num_devices + 1))
+    entries = []
+    for fabric, count in found:
+        ranks = ",".join(fabric.places[: fabric.num_ranks])
+        plan = plan_collective(cluster, collective, gpus=ranks, size_bytes=size_bytes, links="peer")
+        shown = as_dict(plan)
+        kept = ("ranks", "algorithm", "rate_bps", "bound_bps", "gap", "num_trees", "offers")
+        entries.append({**{key: shown[key] for key in kept}, "num_sets": count})
+    return entries
+
+
+def exchange_bound(
+    on: str | Path | Cluster, *, gpus: str | None = None, relay: bool = False, links: str = "auto"
+) -> dict[str, Any]:
+    """What an all-to-all can reach at most, with the prices that prove it."""
+    from hocket.planners.communication import exchange
+    from hocket.planners.communication.check import check_certificate
+    from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks, fabric_of
+
+    choice = next((name for name in LINK_CHOICES if name == links), None)
+    if choice is None:
+        raise unknown_name("choice of links", links, LINK_CHOICES)
+    cluster = find_cluster(on)
+    fabric = fabric_of(cluster, chosen_ranks(cluster, gpus), relay=relay, links=choice)
+    found = exchange.exchange_bound(fabric)
+    check_certificate(fabric, "alltoall", 0, found.certificate)
+    bound_bps = float(found.certificate.bound * fabric.unit_bps)
+    return {
+        "collective": "alltoall",
+        "ranks": list(fabric.places[: fabric.num_ranks]),
+        "rate_bps": found.rate * fabric.unit_bps,
+        "bound_bps": bound_bps,
+        "gap": max(0.0, 1 - found.rate * fabric.unit_bps / bound_bps),
+        "certificate": {"unit_bps": fabric.unit_bps, **found.certificate.to_data()},
+    }

@@ -8,6 +8,7 @@ from hocket import __version__
 from hocket.cli import (
     calibrate,
     capture,
+    collective,
     completion,
     detect,
     doctor,
@@ -62,7 +63,7 @@ def root() -> None:
 
 
 for module in (
-    plan, parallel, fleet, loop, run, show, explain, simulate, verify, export, capture, generate,
-    listing, detect, profile, calibrate, validate, schema, doctor, completion,
+    plan, parallel, collective, fleet, loop, run, show, explain, simulate, verify, export, capture,
+    generate, listing, detect, profile, calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

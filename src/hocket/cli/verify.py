@@ -35,9 +35,15 @@ def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
 
 
 def _found(plan_file: Path, graph_file: Path | None) -> list[Violation]:
+    from hocket.plan.communication_files import holds_collective, read_collective
     from hocket.plan.parallel_files import holds_parallel_plan, read_parallel_plan
     from hocket.simulate.verify import violations
 
+    if holds_collective(plan_file):
+        refuse_graph(graph_file)
+        saved_collective = read_collective(plan_file)
+        saved_collective.section.verify(saved_collective.cluster)
+        return []
     if holds_parallel_plan(plan_file):
         from hocket.planners.parallelism.verify import parallel_violations
 

@@ -20,9 +20,8 @@ from hocket.hardware.files import (
     Machine,
     Network,
     machine_from_dict,
-    read_cluster,
-    read_machine,
 )
+from hocket.hardware.foreign import is_machine_file, read_any_machine
 from hocket.hardware.kinds import PRESETS, HostLink, preset_kinds
 from hocket.hardware.tables import MAX_NAME
 
@@ -37,11 +36,11 @@ _TERM = re.compile(r"(?:([0-9]{1,9})x)?(.+)\Z", re.DOTALL)
 
 
 def cluster_from_text(text: str) -> Cluster:
-    """The cluster of a TOML file, of a preset, or of shorthand."""
+    """The cluster of a file (of ours or of other programs), of a preset, or of shorthand."""
     text = text.strip()
-    is_path = text.endswith(".toml") and "+" not in text
+    is_path = is_machine_file(text) and "+" not in text
     if _is_file(text) or (is_path and not _TERM.match(text)[1]):  # type: ignore[index]
-        return read_cluster(text)
+        return read_any_machine(text).cluster
     machines: list[Machine] = []
     kinds: list[str] = []
     for count, name in _terms(text):
@@ -94,7 +93,7 @@ def _faster_machines(kind: str) -> tuple[str, ...]:
         return ()
     found = []
     for name in machine_names():
-        cluster = read_machine(PRESETS / f"{name}.toml").cluster
+        cluster = _machine(name).cluster
         alike = cluster.num_devices > 1 and {d.kind.name for d in cluster.devices} == {kind}
         if alike and cluster.network.inside_bps > entry.host_link.bandwidth_bps:
             found.append(name)
@@ -123,7 +122,7 @@ def _terms(text: str) -> Iterator[tuple[int, str]]:
         count = 1 if match[1] is None else int(match[1])
         if not 1 <= count <= MAX_DEVICES:
             raise UsageError(f"count {count} of {part!r} is outside of 1 to {MAX_DEVICES}")
-        yield count, match[2] if match[2].endswith(".toml") else _full_name(match[2], text)
+        yield count, match[2] if is_machine_file(match[2]) else _full_name(match[2], text)
 
 
 def _full_name(name: str, text: str) -> str:
@@ -151,7 +150,7 @@ def _full_name(name: str, text: str) -> str:
 
 
 def _machine(name: str) -> Machine:
-    return read_machine(name if name.endswith(".toml") else PRESETS / f"{name}.toml")
+    return read_any_machine(name if is_machine_file(name) else str(PRESETS / f"{name}.toml"))
 
 
 def _host_of(kinds: list[str]) -> Machine:

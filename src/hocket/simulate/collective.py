@@ -4,8 +4,8 @@ Each tree's share is cut into equal chunks. In round r a send of level l (sends 
 before it) moves chunk r - l; the round lasts as long as its fullest channel needs, and every level
 adds its latency once, since chunks follow each other without waiting for answers. With one chunk
 this is the textbook time of a ring, 2(n-1)(a + m/(n b)); with many, that of a pipelined tree.
-Chunks are as small as possible while one takes no less than the latency of a hop: below that,
-messages and not bytes would set the pace. O(sends + levels · channels).
+Chunks are as small as `MAX_ON_THE_WAY` of them at once on a hop can keep it busy over its latency:
+with smaller ones messages and not bytes would set the pace. O(sends + levels · channels).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.arrays import FloatArray, IntArray
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree, channel
 
-MAX_CHUNKS = 4096
+MAX_CHUNKS = 2**15
+MAX_ON_THE_WAY = 8
+"""Chunks that may be under way over one hop, as NCCL has eight slots for them."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +58,19 @@ class CollectiveTimes:
         self._until = np.concatenate((np.zeros((len(steps), 1)), np.cumsum(steps, axis=1)), axis=1)
 
     def num_chunks(self, size_bytes: float) -> int:
-        """Chunks of each tree: as many as keep a chunk's time at the latency of a hop."""
-        slowest_s = float(self.latency_s.max())
+        """Chunks of each tree: the most that keep every hop busy."""
+        slowest_s = float(self.latency_s.max()) / MAX_ON_THE_WAY
         if slowest_s == 0.0:
             return MAX_CHUNKS
         return int(min(max(size_bytes / self.rate_bps / slowest_s, 1.0), MAX_CHUNKS))
 
     def round_s(self, size_bytes: float, num_chunks: int) -> FloatArray:
         """How long each round lasts."""
-        last = np.arange(self.num_levels + num_chunks - 1)
+        return self._some_rounds(
+            np.arange(self.num_levels + num_chunks - 1, dtype=np.int32), size_bytes, num_chunks
+        )
+
+    def _some_rounds(self, last: IntArray, size_bytes: float, num_chunks: int) -> FloatArray:
         first = np.maximum(last - num_chunks + 1, 0)
         last = np.minimum(last, self.num_levels - 1)
         busy = (self._until[:, last + 1] - self._until[:, first]).max(axis=0)
@@ -74,7 +80,14 @@ class CollectiveTimes:
     def time_s(self, size_bytes: float, num_chunks: int | None = None) -> float:
         """When the last rank has everything."""
         chunks = self.num_chunks(size_bytes) if num_chunks is None else num_chunks
-        return float(self.round_s(size_bytes, chunks).sum() + self.latency_s.sum())
+        levels = self.num_levels
+        if chunks <= levels:
+            return float(self.round_s(size_bytes, chunks).sum() + self.latency_s.sum())
+        # Between the first rounds and the last ones all are alike.
+        ends = np.concatenate((np.arange(levels), np.arange(chunks, chunks + levels - 1)))
+        some = self._some_rounds(ends.astype(np.int32), size_bytes, chunks)
+        alike_s = some[levels - 1] * (chunks - levels)
+        return float(some.sum() + alike_s + self.latency_s.sum())
 
     def spans(self, size_bytes: float, num_chunks: int) -> Iterator[ChunkSpan]:
         """Every chunk on every way, as the rounds let it go."""

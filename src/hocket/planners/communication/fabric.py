@@ -19,11 +19,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.errors import NoFeasiblePlanError, UsageError
+from hocket.errors import NoFeasiblePlanError, UsageError, did_you_mean
 from hocket.hardware.cluster import Cluster, Link
 
 Whole = NDArray[np.int64]
 LinkChoice = Literal["auto", "peer", "host", "all"]
+LINK_CHOICES: tuple[LinkChoice, ...] = ("auto", "peer", "host", "all")
+MAX_RANKS = 128
+"""Ranks that a whole schedule is planned for; bounds go further."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ def fabric_of(
 def chosen_ranks(cluster: Cluster, text: str | None) -> tuple[str, ...]:
     """Device names of ``0,1,2,4``, ``0-3``, ``gpu0,gpu5`` or ``host0.gpu1``; all where None."""
     if text is None:
+        if cluster.num_devices < 2:
+            raise UsageError("a collective needs two devices or more", where=cluster.name)
         return cluster.device_names
     names: list[str] = []
     for part in text.split(","):
@@ -128,9 +133,15 @@ def chosen_ranks(cluster: Cluster, text: str | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _device_names(cluster: Cluster, part: str) -> Iterable[str]:
-    from hocket.errors import did_you_mean
+def chosen_device(cluster: Cluster, text: str) -> str:
+    """The one device that a number or a name stands for."""
+    names = list(_device_names(cluster, text.strip()))
+    if len(names) != 1:
+        raise UsageError(f"{text!r} names several devices", hint="name one")
+    return names[0]
 
+
+def _device_names(cluster: Cluster, part: str) -> Iterable[str]:
     first, dash, last = part.partition("-")
     if part in cluster.device_names:
         return (part,)

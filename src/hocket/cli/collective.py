@@ -1,0 +1,195 @@
+"""``hocket collective``: the best collective that these links allow, and the proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, json_option, say, working
+from hocket.cli.sources import require_folder
+
+if TYPE_CHECKING:
+    from hocket.hardware.cluster import Cluster
+    from hocket.planners.communication.collective import CollectivePlan
+
+_NAMES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")
+
+
+class _Collective(click.ParamType[str]):
+    """A name of a collective, also as ``all-reduce`` or ``all_reduce``."""
+
+    name = "collective"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from hocket.errors import unknown_name
+
+        plain = str(value).lower().replace("-", "").replace("_", "")
+        if plain not in _NAMES:
+            raise unknown_name("collective", str(value), _NAMES)
+        return plain
+
+
+class _Size(click.ParamType[int]):
+    """A size such as ``64MiB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        from hocket.errors import UsageError
+        from hocket.units import parse_bytes
+
+        text = str(value)
+        try:
+            size = int(text) if text.isdecimal() and len(text) < 19 else parse_bytes(text)
+        except (ValueError, OverflowError) as error:
+            raise UsageError(f"--size: {error}", hint="write it like 64MiB") from None
+        if not 1 <= size <= 2**50:
+            raise UsageError(f"--size {text!r} is not between 1 byte and 1 PiB")
+        return size
+
+
+@click.command("collective")
+@click.argument("collective", type=_Collective(), metavar="COLLECTIVE")
+@click.option("--on", required=True, metavar="CLUSTER",
+              help="A TOML file, a preset, shorthand, NCCL's topology XML, the matrix of "
+              "nvidia-smi topo -m (.txt), JSON, or 'auto' for this machine.")  # fmt: skip
+@click.option("--gpus", metavar="LIST",
+              help="Devices of the job, in the order of the ranks: 0,1,2,4 or 0-3 or names. "
+              "[default: all]")  # fmt: skip
+@click.option("--size", "size_bytes", type=_Size(), help="Bytes of the message, such as 64MiB; "
+              "decides by time instead of by rate.")  # fmt: skip
+@click.option("--root", metavar="DEVICE", help="Of broadcast and reduce. [default: the best]")
+@click.option("--relay", is_flag=True, help="Let devices that are not in the job forward.")
+@click.option("--links", type=click.Choice(["auto", "peer", "all"]), default="auto",
+              show_default=True, help="Links between devices alone where they suffice, or those "
+              "of the hosts as well.")  # fmt: skip
+@click.option("--trees", "max_trees", type=click.IntRange(1, 10_000),
+              help="Keep at most so many trees of an all-reduce, the heaviest.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Schedule to write.")
+@click.option("--report", type=click.Path(path_type=Path), help="HTML report to write.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Trace of its chunks to write.")
+@click.option("--classes", is_flag=True,
+              help="Instead: one row per class of connected sets of devices.")  # fmt: skip
+@json_option
+def command(
+    collective: str,
+    on: str,
+    gpus: str | None,
+    size_bytes: int | None,
+    root: str | None,
+    relay: bool,
+    links: str,
+    max_trees: int | None,
+    output: Path | None,
+    report: Path | None,
+    trace: Path | None,
+    classes: bool,
+    as_json: bool,
+) -> None:
+    """Plan a COLLECTIVE: allreduce, broadcast, reduce, allgather, reducescatter, alltoall.
+
+    Shows the bound of these links with its certificate, the best schedule, and the ways of other
+    programs (ring, chain, trees, one hop) beside it.
+    """
+    from hocket import api
+
+    for path in (output, report, trace):
+        if path is not None:
+            require_folder(path)
+    cluster = api.find_cluster(on)
+    if classes:
+        _show_classes(cluster, collective, size_bytes, as_json)
+        return
+    if collective == "alltoall":
+        _show_exchange(cluster, gpus, relay, links, as_json)
+        return
+    with working("planning"):
+        plan = api.plan_collective(
+            cluster, collective, gpus=gpus, root=root, size_bytes=size_bytes, relay=relay,
+            links=links, max_trees=max_trees,
+        )  # fmt: skip
+    _show(plan, _write(plan, output, report, trace), as_json)
+
+
+def _write(
+    plan: CollectivePlan, output: Path | None, report: Path | None, trace: Path | None
+) -> list[Path]:
+    from hocket.plan.communication_files import write_collective
+    from hocket.view.collective import as_dict
+    from hocket.view.collective_report import write_collective_report, write_collective_trace
+
+    claims = as_dict(plan)
+    if output is not None:
+        named = ("rate", "bound", "gap", "certificate", "why", "limit")
+        kept = {key: claims[key] for key in named}
+        write_collective(output, plan.cluster, plan.chosen.section, kept)
+    if report is not None:
+        write_collective_report(report, plan)
+    if trace is not None:
+        write_collective_trace(trace, plan)
+    return [path for path in (output, report, trace) if path is not None]
+
+
+def _show(plan: CollectivePlan, written: list[Path], as_json: bool) -> None:
+    from hocket.view.collective import as_dict, limit, rows, why
+
+    if as_json:
+        emit({**as_dict(plan), "written": [str(path) for path in written]})
+        return
+    heads = ["", "rate", "of bound", "latency", "trees"]
+    timed = plan.size_bytes is not None
+    shown = _table([*heads, "time"] if timed else heads)
+    for row in rows(plan):
+        name = ("✔ " if row.is_chosen else "  ") + row.name
+        cells = [name, row.rate, row.share, row.latency, row.trees]
+        shown.add_row(*cells, row.time) if timed else shown.add_row(*cells)
+    console().print(shown)
+    click.echo(f"{why(plan)}; {limit(plan)}")
+    if plan.fabric.is_peer_only:
+        click.echo("links of the hosts are left aside; --links all uses them too")
+    if written:
+        say(f"wrote {', '.join(path.name for path in written)}")
+
+
+def _table(heads: list[str]) -> Any:
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for index, head in enumerate(heads):
+        shown.add_column(head, justify="left" if index == 0 else "right", no_wrap=True)
+    return shown
+
+
+def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_json: bool) -> None:
+    from hocket import api
+    from hocket.units import format_rate
+
+    with working("planning all classes"):
+        found = api.collective_classes(cluster, collective, size_bytes=size_bytes)
+    if as_json:
+        emit({"num_classes": len(found), "classes": found})
+        return
+    shown = _table(["devices", "sets", "bound", "chosen", "of bound", "trees"])
+    for entry in found:
+        ranks, share = ",".join(entry["ranks"]), f"{100 - 100 * entry['gap']:.3g} %"
+        bound = format_rate(entry["bound_bps"], "B/s")
+        count, trees = str(entry["num_sets"]), str(entry["num_trees"])
+        shown.add_row(ranks, count, bound, entry["algorithm"], share, trees)
+    console().print(shown)
+    click.echo(f"{len(found)} classes")
+
+
+def _show_exchange(
+    cluster: Cluster, gpus: str | None, relay: bool, links: str, as_json: bool
+) -> None:
+    from hocket import api
+    from hocket.units import format_rate
+
+    found = api.exchange_bound(cluster, gpus=gpus, relay=relay, links=links)
+    if as_json:
+        emit(found)
+        return
+    click.echo(f"no all-to-all is faster than {format_rate(found['bound_bps'], 'B/s')}")
+    click.echo("bytes of each rank's message per second, by prices of the links; see --json")

@@ -1,0 +1,136 @@
+"""A planned collective in words: the table of ways to do it, why one won, and what limits all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hocket.planners.communication.certificate import Cut, Partition
+from hocket.planners.communication.collective import CollectivePlan, Offer
+from hocket.units import format_bytes, format_rate, format_seconds
+
+MAX_NAMES = 8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to carry out the collective, as shown."""
+
+    name: str
+    rate: str
+    share: str
+    latency: str
+    trees: str
+    time: str
+    is_chosen: bool
+
+
+def rows(plan: CollectivePlan) -> list[Row]:
+    """The bound first, then every offer."""
+    bound = Row("bound", _rate(plan.bound_bps), "100 %", "", "", "", False)
+    return [bound, *(_row(plan, offer) for offer in plan.offers)]
+
+
+def _row(plan: CollectivePlan, offer: Offer) -> Row:
+    size = plan.size_bytes
+    return Row(
+        name=offer.name,
+        rate=_rate(offer.rate_bps),
+        share=f"{float(100 * offer.rate_bps / plan.bound_bps):.3g} %",
+        latency=format_seconds(offer.latency_s),
+        trees=str(len(offer.section.trees)),
+        time="" if size is None else format_seconds(offer.times.time_s(size)),
+        is_chosen=offer.name == plan.chosen.name,
+    )
+
+
+def _rate(rate_bps: Any) -> str:
+    return format_rate(float(rate_bps), "B/s")
+
+
+def why(plan: CollectivePlan) -> str:
+    """Why the chosen offer won."""
+    others = [offer for offer in plan.offers if offer.name != plan.chosen.name]
+    name = plan.chosen.name
+    if not others:
+        return f"{name}: nothing else is possible on these links"
+    if plan.size_bytes is None:
+        best = max(others, key=lambda offer: offer.rate_bps)
+        if best.rate_bps == plan.chosen.rate_bps:
+            return f"{name} has the same rate as {best.name} with fewer trees"
+        gain = float(plan.chosen.rate_bps / best.rate_bps)
+        return f"{name} has {gain:.2f} times the rate of {best.name}, the next"
+    best = min(others, key=lambda offer: offer.times.time_s(plan.size_bytes or 0))
+    gain = best.times.time_s(plan.size_bytes) / plan.chosen.times.time_s(plan.size_bytes)
+    size = format_bytes(plan.size_bytes)
+    return f"{name} is {gain:.2f} times as fast as {best.name}, the next, for {size}"
+
+
+def limit(plan: CollectivePlan) -> str:
+    """What bounds every way of doing it."""
+    certificate = plan.certificate
+    unit = plan.fabric.unit_bps
+    if isinstance(certificate, Cut):
+        outside = [place for place in plan.fabric.places if place not in certificate.side]
+        fewer = min((list(certificate.side), outside), key=len)
+        crossing = _rate(certificate.crossing * unit)
+        return f"limited by the links around {_names(fewer)}: {crossing} cross that cut"
+    if isinstance(certificate, Partition):
+        crossing = _rate(certificate.crossing * unit)
+        parts = len(certificate.parts)
+        shown = " | ".join(_names(part) for part in certificate.parts[:MAX_NAMES])
+        return (
+            f"limited by {crossing} between the parts {shown}, "
+            f"which every tree crosses {parts - 1} times"
+        )
+    price = certificate.price
+    full = list(dict.fromkeys(arc.link for arc in plan.fabric.arcs if price[arc.channel] > 0))
+    return f"limited by the links {_names(full)}, whose prices prove it"
+
+
+def _names(names: Any) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - MAX_NAMES} more" if len(listed) > MAX_NAMES else ""
+    return ", ".join(listed[:MAX_NAMES]) + more
+
+
+def as_dict(plan: CollectivePlan) -> dict[str, Any]:
+    """The result as ``--json`` prints it."""
+    chosen = plan.chosen
+    return {
+        "collective": plan.collective,
+        "cluster": plan.cluster.name,
+        "ranks": list(chosen.section.ranks),
+        "root": chosen.section.root,
+        "algorithm": chosen.name,
+        "rate_bps": float(chosen.rate_bps),
+        "rate": str(chosen.rate_bps),
+        "bound_bps": float(plan.bound_bps),
+        "bound": str(plan.bound_bps),
+        "gap": plan.gap,
+        "latency_s": chosen.latency_s,
+        "size_bytes": plan.size_bytes,
+        "time_s": None if plan.size_bytes is None else chosen.times.time_s(plan.size_bytes),
+        "num_chunks": chosen.section.num_chunks,
+        "num_trees": len(chosen.section.trees),
+        "trees": chosen.section.to_data()["trees"],
+        "ways": chosen.section.to_data()["ways"],
+        "certificate": {"unit_bps": plan.fabric.unit_bps, **plan.certificate.to_data()},
+        "offers": [_offer_dict(plan, offer) for offer in plan.offers],
+        "why": why(plan),
+        "limit": limit(plan),
+        "uses_peer_links_only": plan.fabric.is_peer_only,
+        "plan_seconds": plan.plan_s,
+    }
+
+
+def _offer_dict(plan: CollectivePlan, offer: Offer) -> dict[str, Any]:
+    size = plan.size_bytes
+    return {
+        "algorithm": offer.name,
+        "rate_bps": float(offer.rate_bps),
+        "share_of_bound": float(offer.rate_bps / plan.bound_bps),
+        "latency_s": offer.latency_s,
+        "num_trees": len(offer.section.trees),
+        "time_s": None if size is None else offer.times.time_s(size),
+    }

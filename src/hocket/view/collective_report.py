@@ -1,0 +1,223 @@
+"""The report of a planned collective, one HTML file without scripts, and the trace of its chunks.
+
+The ways to do it, a drawing of each tree over the topology, what bounds the rate, and how full each
+link is. Ranks stand on a circle in their order, places that only forward inside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hocket import __version__
+from hocket.atomic import write_atomically
+from hocket.plan.sections.communication import Send, Tree, channel
+from hocket.planners.communication.collective import CollectivePlan
+from hocket.units import format_percent, format_rate, format_seconds
+from hocket.view.collective import limit, rows, why
+from hocket.view.names import inert
+from hocket.view.picture import picture_css
+from hocket.view.report import LOGO, fill, policy, template
+from hocket.view.sections import Cell, Head, section, table
+from hocket.view.spans import lanes
+from hocket.view.wording import sentence
+
+MAX_TREES = 24
+MAX_LINKS = 60
+MAX_TRACE_CHUNKS = 16
+_SIDE, _RADIUS = 220, 84
+_BLUE, _ORANGE, _GREY = "#3c72b4", "#c8752f", "#9aa0a6"
+Point = tuple[float, float]
+
+
+def collective_report_html(plan: CollectivePlan) -> str:
+    """The report as one HTML text."""
+    css = picture_css() + template("report.css")
+    title = f"{plan.collective} on {inert(plan.cluster.name)}"
+    values = {
+        "policy": policy(css, ""),
+        "generator": f"hocket {__version__}",
+        "title": escape(title),
+        "icon": "data:image/svg+xml," + quote(LOGO),
+        "css": css,
+        "logo": LOGO,
+        "lead": escape(f"{sentence(inert(why(plan), 400))} {sentence(inert(limit(plan), 400))}"),
+        "stats": _stats(plan),
+        "candidates": _offers(plan),
+        "pipeline": _trees(plan),
+        "parts": _links(plan),
+        "ranks": "",
+        "plan": "",
+        "footer": escape(f"Planned with hocket {__version__}; the certificate was checked."),
+    }
+    return fill(template("parallel.html"), values)
+
+
+def write_collective_report(path: str | Path, plan: CollectivePlan) -> None:
+    """Write the report to a file."""
+    write_atomically(path, collective_report_html(plan).encode())
+
+
+def _stats(plan: CollectivePlan) -> str:
+    chosen = plan.chosen
+    entries = [
+        ("Rate", format_rate(float(chosen.rate_bps), "B/s"), chosen.name),
+        ("Of the bound", format_percent(1 - plan.gap), format_rate(float(plan.bound_bps), "B/s")),
+        ("Latency", format_seconds(chosen.latency_s), f"{chosen.times.num_levels} steps"),
+        ("Trees", str(len(chosen.section.trees)), f"{len(chosen.section.ranks)} ranks"),
+    ]
+    return "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+        for name, value, note in entries
+    )
+
+
+def _offers(plan: CollectivePlan) -> str:
+    heads = [Head("", "tick"), Head("Way"), Head("Rate", "number"), Head("Of bound", "number"),
+             Head("Latency", "number wide"), Head("Trees", "number wide")]  # fmt: skip
+    lines: list[list[Cell]] = [
+        ["✔" if row.is_chosen else "", row.name, row.rate, row.share, row.latency, row.trees]
+        for row in rows(plan)
+    ]
+    return section("ways", "Ways to do it", table(heads, lines))
+
+
+def _links(plan: CollectivePlan) -> str:
+    links = {link.name: link for link in plan.cluster.links}
+    loads = plan.chosen.section.loads(plan.cluster)
+    full = sorted(
+        ((float(load * plan.chosen.rate_bps) / links[name].bandwidth_bps, name, src)
+         for (name, src), load in loads.items()),
+        key=lambda entry: (-entry[0], entry[1], entry[2]),
+    )  # fmt: skip
+    heads = [Head("Link"), Head("From"), Head("Busy", "number"), Head("Capacity", "number")]
+    lines: list[list[Cell]] = [
+        [inert(name), inert(src) or "any end", format_percent(share),
+         format_rate(links[name].bandwidth_bps, "B/s")]
+        for share, name, src in full[:MAX_LINKS]
+    ]  # fmt: skip
+    return section("links", "Links at the full rate", table(heads, lines))
+
+
+# ── drawings ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _trees(plan: CollectivePlan) -> str:
+    shown = sorted(plan.chosen.section.trees, key=lambda tree: -tree.share)[:MAX_TREES]
+    at = _places(plan)
+    drawn = "".join(_tree(plan, tree, at) for tree in shown)
+    more = len(plan.chosen.section.trees) - len(shown)
+    note = f'<p class="note">{more} lighter trees are not drawn.</p>' if more else ""
+    return section("trees", "Trees over the topology", f"<div>{drawn}</div>{note}")
+
+
+def _places(plan: CollectivePlan) -> dict[str, Point]:
+    """Ranks on a circle, other places on a smaller one inside it."""
+    fabric = plan.fabric
+    ranks, others = fabric.places[: fabric.num_ranks], fabric.places[fabric.num_ranks :]
+    at: dict[str, Point] = {}
+    for names, radius in ((ranks, _RADIUS), (others, _RADIUS * (0.45 if len(others) > 1 else 0))):
+        for index, name in enumerate(names):
+            angle = 2 * math.pi * index / max(len(names), 1) - math.pi / 2
+            centre = _SIDE / 2
+            at[name] = (centre + radius * math.cos(angle), centre + radius * math.sin(angle))
+    return at
+
+
+def _tree(plan: CollectivePlan, tree: Tree, at: dict[str, Point]) -> str:
+    pairs = {(arc.tail, arc.head) for arc in plan.fabric.arcs if arc.tail < arc.head}
+    places = plan.fabric.places
+    lines = [_line(at[places[a]], at[places[b]], "#ccd1d6", 1) for a, b in sorted(pairs)]
+    drawn = tree.broadcast or tree.reduce
+    lines += [_arrow(send, at) for send in drawn]
+    marks = []
+    for index, (name, (x, y)) in enumerate(at.items()):
+        is_rank = index < plan.fabric.num_ranks
+        colour = _ORANGE if name == tree.root else _BLUE if is_rank else _GREY
+        size = 9 if is_rank else 5
+        label = inert(name, 40)
+        text = f'<text x="{x:.1f}" y="{y + 3:.1f}" font-size="8" fill="#fff" ' \
+               f'text-anchor="middle">{index if is_rank else ""}</text>'  # fmt: skip
+        marks.append(
+            f'<g><title>{escape(label)}</title><circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" '
+            f'fill="{colour}"/>{text}</g>'
+        )
+    caption = f"{escape(inert(tree.root, 40))}: {tree.share} of the message"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SIDE} {_SIDE + 18}" '
+        f'width="{_SIDE}" height="{_SIDE + 18}" role="img" aria-label="{caption}">'
+        f'{"".join(lines)}{"".join(marks)}<text x="{_SIDE / 2}" y="{_SIDE + 12}" font-size="11" '
+        f'fill="currentColor" text-anchor="middle">{caption}</text></svg>'
+    )
+
+
+def _arrow(send: Send, at: dict[str, Point]) -> str:
+    points = [at[send.hops[0][1]], *(at[dst] for _, _, dst in send.hops)]
+    lines = "".join(_line(a, b, _BLUE, 3) for a, b in pairwise(points))
+    return lines + _head(points[-2], points[-1])
+
+
+def _line(a: Point, b: Point, colour: str, width: float) -> str:
+    return (
+        f'<line x1="{a[0]:.1f}" y1="{a[1]:.1f}" x2="{b[0]:.1f}" y2="{b[1]:.1f}" '
+        f'stroke="{colour}" stroke-width="{width}"/>'
+    )
+
+
+def _head(a: Point, b: Point) -> str:
+    """A triangle where an arrow meets the mark of its end."""
+    length = math.dist(a, b) or 1.0
+    ux, uy = (b[0] - a[0]) / length, (b[1] - a[1]) / length
+    x, y = b[0] - 9 * ux, b[1] - 9 * uy
+    corners = ((x, y), (x - 7 * ux + 4 * uy, y - 7 * uy - 4 * ux),
+               (x - 7 * ux - 4 * uy, y - 7 * uy + 4 * ux))  # fmt: skip
+    listed = " ".join(f"{px:.1f},{py:.1f}" for px, py in corners)
+    return f'<polygon points="{listed}" fill="{_BLUE}"/>'
+
+
+# ── trace ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def collective_trace(plan: CollectivePlan) -> dict[str, Any]:
+    """The chunks on every channel as a trace that Perfetto opens; few chunks stand for many."""
+    import numpy as np
+
+    size = plan.size_bytes or 2**30
+    chunks = min(plan.chosen.section.num_chunks, MAX_TRACE_CHUNKS)
+    links = {link.name: link for link in plan.cluster.links}
+    by_channel: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for span in plan.chosen.times.spans(size, chunks):
+        for name, src, _ in span.send.hops:
+            by_channel[channel(links[name], src)].append(span)
+    events: list[dict[str, Any]] = []
+    row = 0
+    for (name, src), spans in sorted(by_channel.items()):
+        spans.sort(key=lambda span: (span.start_s, span.tree, span.chunk))
+        start = np.rint([span.start_s * 1e9 for span in spans]).astype(np.int64)
+        end = np.rint([span.end_s * 1e9 for span in spans]).astype(np.int64)
+        lane = lanes(start, end)
+        for index in range(int(lane.max()) + 1):
+            label = f"{inert(name)} {inert(src)}" + (f" #{index + 1}" if index else "")
+            events.append({"ph": "M", "name": "thread_name", "pid": 1, "tid": row + index,
+                           "args": {"name": label}})  # fmt: skip
+        for span, begin, finish, on in zip(spans, start.tolist(), end.tolist(), lane.tolist(),
+                                           strict=True):  # fmt: skip
+            events.append({
+                "ph": "X", "name": f"tree {span.tree} chunk {span.chunk}", "cat": "transfer",
+                "pid": 1, "tid": row + on, "ts": begin / 1000, "dur": (finish - begin) / 1000,
+                "args": {"from": inert(span.send.src), "to": inert(span.send.dst)},
+            })  # fmt: skip
+        row += int(lane.max()) + 1
+    told = {"collective": plan.collective, "algorithm": plan.chosen.name, "size_bytes": size}
+    return {"displayTimeUnit": "ms", "otherData": told, "traceEvents": events}
+
+
+def write_collective_trace(path: str | Path, plan: CollectivePlan) -> None:
+    """Write the trace to a file."""
+    write_atomically(path, json.dumps(collective_trace(plan), separators=(",", ":")).encode())

@@ -1,0 +1,106 @@
+"""``hocket collective`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from hocket.cli.root import root
+from hocket.errors import HocketError
+
+MATRIX = """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity
+GPU0\t X \tNV1\tNV1\tNV2\t0-19
+GPU1\tNV1\t X \tNV2\tNV1\t0-19
+GPU2\tNV1\tNV2\t X \tNV2\t0-19
+GPU3\tNV2\tNV1\tNV2\t X \t0-19
+"""
+NCCL = """\
+<system version="1"><cpu numaid="0" vendor="GenuineIntel" modelid="85">
+<pci busid="0000:05:00.0" link_speed="8.0 GT/s PCIe" link_width="16">
+<pci busid="0000:06:00.0" link_speed="8.0 GT/s PCIe" link_width="16"><gpu dev="0" sm="70">
+<nvlink target="0000:07:00.0" count="2" tclass="0x030200"/></gpu></pci>
+<pci busid="0000:07:00.0" link_speed="8.0 GT/s PCIe" link_width="16"><gpu dev="1" sm="70">
+<nvlink target="0000:06:00.0" count="2" tclass="0x030200"/></gpu></pci>
+</pci></cpu></system>
+"""
+
+
+def run(*arguments, code=0):
+    result = CliRunner().invoke(root, ["collective", *arguments])
+    if code:
+        assert isinstance(result.exception, HocketError | SystemExit), result.output
+        return result.exception
+    assert result.exception is None, result.exception
+    return result.stdout
+
+
+def run_json(*arguments):
+    return json.loads(run(*arguments, "--json"))
+
+
+def test_an_odd_allocation_is_planned_to_its_bound_and_says_why():
+    found = run_json("all-reduce", "--on", "dgx1-v100", "--gpus", "0,1,2,4", "--size", "64MiB")
+    assert found["rate_bps"] == found["bound_bps"] == 50e9
+    assert found["gap"] == 0
+    assert len(found["trees"]) == found["num_trees"] <= 6
+    assert found["certificate"]["kind"] == "partition"
+    assert found["plan_seconds"] >= 0
+    names = [offer["algorithm"] for offer in found["offers"]]
+    assert "chain" in names
+    assert "ring over PCIe" in names
+    text = run("allreduce", "--on", "dgx1-v100", "--gpus", "0,1,2,4")
+    assert "✔ packed trees" in text
+    assert "limited by" in text
+
+
+def test_the_chosen_way_is_never_slower_than_another_at_any_size():
+    for size in ("1KB", "64KB", "4MB", "256MB", "1GB"):
+        found = run_json("allreduce", "--on", "dgx1-v100", "--gpus", "0-5", "--size", size)
+        assert found["time_s"] == min(offer["time_s"] for offer in found["offers"])
+
+
+def test_files_are_written_and_the_schedule_is_verified_again(tmp_path):
+    plan, report, trace = (str(tmp_path / name) for name in ("p.json", "r.html", "t.json"))
+    run("allgather", "--on", "dgx-a100-40g", "-o", plan, "--report", report, "--trace", trace)
+    result = CliRunner().invoke(root, ["verify", plan])
+    assert "legal" in result.stdout
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") >= 8
+    assert "<script" not in page
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "X" for event in events)
+    data = json.loads((tmp_path / "p.json").read_text())
+    del data["communication"]["trees"][0]["broadcast"][-1]
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    broken = CliRunner().invoke(root, ["verify", plan])
+    assert getattr(broken.exception, "exit_code", None) == 6
+
+
+def test_topologies_of_other_programs_are_read(tmp_path):
+    matrix, dump, listed = tmp_path / "m.txt", tmp_path / "t.xml", tmp_path / "l.json"
+    matrix.write_text(MATRIX)
+    dump.write_text(NCCL)
+    listed.write_text(json.dumps({"gpus": 3, "bw_per_link": 10, "edges": [[0, 1, 1], [1, 2, 2]]}))
+    assert run_json("allreduce", "--on", str(matrix))["bound_bps"] == 75e9
+    assert run_json("broadcast", "--on", str(dump))["bound_bps"] == 40e9
+    assert run_json("allreduce", "--on", str(listed))["bound_bps"] == 10e9
+
+
+def test_all_to_all_has_a_bound_with_prices():
+    found = run_json("alltoall", "--on", "dgx-h100")
+    assert found["bound_bps"] == pytest.approx(8 / 7 * 450e9)
+    assert found["gap"] < 1e-6
+
+
+def test_wrong_names_are_told_with_what_was_meant(tmp_path):
+    assert "allreduce" in run("alreduce", "--on", "dgx1-v100", code=2).hint
+    assert "0 to 7" in run("allreduce", "--on", "dgx1-v100", "--gpus", "0,9", code=2).hint
+    assert "twice" in str(run("allreduce", "--on", "dgx1-v100", "--gpus", "0,0", code=2))
+    assert "gpu0" in run("reduce", "--on", "dgx1-v100", "--root", "gpu00", code=2).hint
+    broken = tmp_path / "t.xml"
+    for text in ("<system><cpu", "<graph/>", "<!DOCTYPE x><system/>", "<system/>"):
+        broken.write_text(text)
+        assert run("allreduce", "--on", str(broken), code=3).exit_code == 3
