@@ -70,6 +70,9 @@ class _Size(click.ParamType[int]):
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Schedule to write.")
 @click.option("--report", type=click.Path(path_type=Path), help="HTML report to write.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Trace of its chunks to write.")
+@click.option("--export", "export", type=click.Path(path_type=Path),
+              help="Program to write: NAME.xml for MSCCL, NAME.json for MSCCL++, NAME.graph.xml "
+              "for NCCL (rings and chains only).")  # fmt: skip
 @click.option("--classes", is_flag=True,
               help="Instead: one row per class of connected sets of devices.")  # fmt: skip
 @json_option
@@ -85,6 +88,7 @@ def command(
     output: Path | None,
     report: Path | None,
     trace: Path | None,
+    export: Path | None,
     classes: bool,
     as_json: bool,
 ) -> None:
@@ -95,7 +99,7 @@ def command(
     """
     from hocket import api
 
-    for path in (output, report, trace):
+    for path in (output, report, trace, export):
         if path is not None:
             require_folder(path)
     cluster = api.find_cluster(on)
@@ -110,7 +114,10 @@ def command(
             cluster, collective, gpus=gpus, root=root, size_bytes=size_bytes, relay=relay,
             links=links, max_trees=max_trees,
         )  # fmt: skip
-    _show(plan, _write(plan, output, report, trace), as_json)
+    written = _write(plan, output, report, trace)
+    if export is not None:
+        written.append(_export(plan, export))
+    _show(plan, written, as_json)
 
 
 def _write(
@@ -130,6 +137,39 @@ def _write(
     if trace is not None:
         write_collective_trace(trace, plan)
     return [path for path in (output, report, trace) if path is not None]
+
+
+def _export(plan: CollectivePlan, path: Path) -> Path:
+    """Write a program of the chosen schedule, after running it."""
+    from hocket.atomic import write_atomically
+    from hocket.errors import UsageError
+    from hocket.export.compile_trees import program_of
+    from hocket.export.msccl import to_msccl
+    from hocket.export.mscclpp import program_of_plan, to_mscclpp
+    from hocket.export.nccl_graph import to_nccl_graph
+    from hocket.export.program import run_program
+    from hocket.jsonfile import dump_json
+
+    section = plan.chosen.section
+    if path.name.endswith(".graph.xml"):
+        text = to_nccl_graph(section, plan.cluster).encode()
+    elif path.suffix == ".xml":
+        program, change = program_of(section)
+        run_program(program)
+        if change:
+            say(f"shares were rounded to whole chunks, by up to {100 * change:.2g} %")
+        text = to_msccl(program).encode()
+    elif path.suffix == ".json":
+        data = to_mscclpp(section)
+        run_program(program_of_plan(data))
+        text = dump_json(data)
+    else:
+        raise UsageError(
+            f"cannot tell the form of {str(path)!r} from its name",
+            hint="end it in .xml (MSCCL), .json (MSCCL++) or .graph.xml (NCCL)",
+        )
+    write_atomically(path, text)
+    return path
 
 
 def _show(plan: CollectivePlan, written: list[Path], as_json: bool) -> None:
