@@ -4,7 +4,7 @@ On full-duplex links each tree reduces towards its root in one direction and bro
 other, so an undirected link is taken once per unit. An edge of a tree is a link, or a way over
 switches; the cheapest tree under prices of the links is a minimum spanning tree over the cheapest
 ways. Without switches the optimum is the strength of the graph (Nash-Williams, Tutte), with them
-the prices prove it. `docs/design/019-collectives-as-packed-trees.md` has the derivation.
+the prices prove it. `docs/design/020-collectives-as-packed-trees.md` has the derivation.
 """
 
 from __future__ import annotations
