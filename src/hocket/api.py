@@ -391,27 +391,42 @@ def collective_classes(
     return entries
 
 
-def exchange_bound(
-    on: str | Path | Cluster, *, gpus: str | None = None, relay: bool = False, links: str = "auto"
+def collective_bound(
+    on: str | Path | Cluster,
+    collective: str,
+    *,
+    gpus: str | None = None,
+    root: str | None = None,
+    relay: bool = False,
+    links: str = "auto",
 ) -> dict[str, Any]:
-    """What an all-to-all can reach at most, with the prices that prove it."""
-    from hocket.planners.communication import exchange
+    """What a collective can reach at most, with the certificate, checked."""
+    import time
+
+    from hocket.planners.communication.certificate import COLLECTIVES
     from hocket.planners.communication.check import check_certificate
     from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks, fabric_of
+    from hocket.planners.communication.schedule import bound_of
 
+    kind = next((name for name in COLLECTIVES if name == collective), None)
     choice = next((name for name in LINK_CHOICES if name == links), None)
+    if kind is None:
+        raise unknown_name("collective", collective, COLLECTIVES)
     if choice is None:
         raise unknown_name("choice of links", links, LINK_CHOICES)
     cluster = find_cluster(on)
-    fabric = fabric_of(cluster, chosen_ranks(cluster, gpus), relay=relay, links=choice)
-    found = exchange.exchange_bound(fabric)
-    check_certificate(fabric, "alltoall", 0, found.certificate)
-    bound_bps = float(found.certificate.bound * fabric.unit_bps)
+    ranks = chosen_ranks(cluster, gpus)
+    at = ranks.index(_root(cluster, ranks, root) or ranks[0])
+    start_s = time.process_time()
+    fabric = fabric_of(cluster, ranks, relay=relay, links=choice)
+    certificate = bound_of(fabric, kind, at)
+    plan_s = time.process_time() - start_s
+    check_certificate(fabric, kind, at, certificate)
     return {
-        "collective": "alltoall",
-        "ranks": list(fabric.places[: fabric.num_ranks]),
-        "rate_bps": found.rate * fabric.unit_bps,
-        "bound_bps": bound_bps,
-        "gap": max(0.0, 1 - found.rate * fabric.unit_bps / bound_bps),
-        "certificate": {"unit_bps": fabric.unit_bps, **found.certificate.to_data()},
+        "collective": kind,
+        "ranks": list(ranks),
+        "bound_bps": float(certificate.bound * fabric.unit_bps),
+        "bound": str(certificate.bound * fabric.unit_bps),
+        "certificate": {"unit_bps": fabric.unit_bps, **certificate.to_data()},
+        "plan_seconds": plan_s,
     }

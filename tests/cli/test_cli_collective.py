@@ -92,7 +92,14 @@ def test_topologies_of_other_programs_are_read(tmp_path):
 def test_all_to_all_has_a_bound_with_prices():
     found = run_json("alltoall", "--on", "dgx-h100")
     assert found["bound_bps"] == pytest.approx(8 / 7 * 450e9)
-    assert found["gap"] < 1e-6
+    assert found["certificate"]["kind"] == "prices"
+
+
+def test_the_bound_alone_goes_beyond_what_is_packed():
+    found = run_json("allgather", "--on", "32xdgx-h100", "--bound")
+    assert len(found["ranks"]) == 256
+    assert found["certificate"]["kind"] == "cut"
+    assert "--bound" in run("allgather", "--on", "32xdgx-h100", code=4).hint
 
 
 def test_wrong_names_are_told_with_what_was_meant(tmp_path):

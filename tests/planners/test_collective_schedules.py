@@ -21,6 +21,7 @@ from planners.communication_cases import (
 from hocket.errors import CheckError
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.sections.communication import Communication, Tree
+from hocket.planners.communication.blink import blink_broadcast, many_trees
 from hocket.planners.communication.certificate import Cut, Partition, Prices
 from hocket.planners.communication.check import check_certificate
 from hocket.planners.communication.classes import canonical_form, connected_classes
@@ -186,6 +187,17 @@ def test_relays_help_and_are_used_only_when_allowed():
     assert helped.bound_bps > 2 * alone.bound_bps
     helped.offers[0].section.verify(cluster)
     assert all(place in ranks for place in alone.fabric.places)
+
+
+def test_multiplicative_weights_need_more_trees_for_no_more_rate():
+    cluster = cluster_from_text("dgx1-v100")
+    fabric = fabric_of(cluster, cluster.device_names)
+    spread = many_trees(fabric, 0, epsilon=0.2)
+    section = blink_broadcast(fabric, 0, epsilon=0.2)
+    section.verify(cluster)
+    assert 0.7 * 6 < sum(spread.values()) <= 6
+    assert len(section.trees) <= 6 < len(spread)
+    assert section.rate_bps(cluster) <= broadcast_bound(fabric, 0).bound * fabric.unit_bps
 
 
 # ── certificates and sections that are wrong ─────────────────────────────────────────────────────

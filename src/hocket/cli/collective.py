@@ -73,6 +73,8 @@ class _Size(click.ParamType[int]):
 @click.option("--export", "export", type=click.Path(path_type=Path),
               help="Program to write: NAME.xml for MSCCL, NAME.json for MSCCL++, NAME.graph.xml "
               "for NCCL (rings and chains only).")  # fmt: skip
+@click.option("--bound", "bound_only", is_flag=True,
+              help="The bound alone, for clusters of any size.")  # fmt: skip
 @click.option("--classes", is_flag=True,
               help="Instead: one row per class of connected sets of devices.")  # fmt: skip
 @json_option
@@ -89,6 +91,7 @@ def command(
     report: Path | None,
     trace: Path | None,
     export: Path | None,
+    bound_only: bool,
     classes: bool,
     as_json: bool,
 ) -> None:
@@ -106,8 +109,8 @@ def command(
     if classes:
         _show_classes(cluster, collective, size_bytes, as_json)
         return
-    if collective == "alltoall":
-        _show_exchange(cluster, gpus, relay, links, as_json)
+    if collective == "alltoall" or bound_only:
+        _show_bound(cluster, collective, gpus, root, relay, links, as_json)
         return
     with working("planning"):
         plan = api.plan_collective(
@@ -221,15 +224,18 @@ def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_
     click.echo(f"{len(found)} classes")
 
 
-def _show_exchange(
-    cluster: Cluster, gpus: str | None, relay: bool, links: str, as_json: bool
-) -> None:
+def _show_bound(
+    cluster: Cluster, collective: str, gpus: str | None, root: str | None, relay: bool, links: str,
+    as_json: bool,
+) -> None:  # fmt: skip
     from hocket import api
     from hocket.units import format_rate
 
-    found = api.exchange_bound(cluster, gpus=gpus, relay=relay, links=links)
+    found = api.collective_bound(
+        cluster, collective, gpus=gpus, root=root, relay=relay, links=links
+    )
     if as_json:
         emit(found)
         return
-    click.echo(f"no all-to-all is faster than {format_rate(found['bound_bps'], 'B/s')}")
-    click.echo("bytes of each rank's message per second, by prices of the links; see --json")
+    click.echo(f"no {collective} is faster than {format_rate(found['bound_bps'], 'B/s')}")
+    click.echo(f"proven by {found['certificate']['kind']}, which --json shows")

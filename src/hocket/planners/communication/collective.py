@@ -20,7 +20,7 @@ from hocket.planners.communication import chains, rings
 from hocket.planners.communication.certificate import Certificate, Collective, Cut, Partition
 from hocket.planners.communication.classes import canonical_form, renamed
 from hocket.planners.communication.cuts import best_root
-from hocket.planners.communication.fabric import Fabric, LinkChoice, fabric_of
+from hocket.planners.communication.fabric import MAX_RANKS, Fabric, LinkChoice, fabric_of
 from hocket.planners.communication.schedule import Scheduled, best_schedule
 from hocket.simulate.collective import CollectiveTimes
 
@@ -84,6 +84,12 @@ def plan_collective(
     max_trees: int | None = None,
 ) -> CollectivePlan:
     """Bound, offers and choice; without a root the one from which the collective is fastest."""
+    if len(ranks) > MAX_RANKS:
+        raise NoFeasiblePlanError(
+            f"{len(ranks)} ranks are more than the {MAX_RANKS} that schedules are planned for",
+            hint="ask for the bound alone (--bound), or for fewer devices (--gpus)",
+            where=cluster.name,
+        )
     fabric = fabric_of(cluster, ranks, relay=relay, links=links)
     start_s = time.process_time()
     at = _root(fabric, collective, root)

@@ -18,6 +18,7 @@ from hocket.plan.sections.communication import Communication
 from hocket.planners.communication.certificate import Certificate, Collective, Prices
 from hocket.planners.communication.cuts import broadcast_bound, gather_bound
 from hocket.planners.communication.directed import best_bundles
+from hocket.planners.communication.exchange import exchange_bound
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.few_trees import Edges, fewer_trees, heaviest
 from hocket.planners.communication.packing import PackedTree, pack_trees
@@ -61,6 +62,8 @@ def best_schedule(
 
 def bound_of(fabric: Fabric, collective: Collective, root: int) -> Certificate:
     """The bound alone, for fabrics too large to pack."""
+    if collective == "alltoall":
+        return exchange_bound(fabric).certificate
     if fabric.is_symmetric and collective in ("broadcast", "reduce"):
         return broadcast_bound(fabric, root, is_reduce=collective == "reduce")
     if fabric.is_symmetric and collective in ("allgather", "reducescatter"):
