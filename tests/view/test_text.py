@@ -11,7 +11,7 @@ from view.view_samples import comparison_of, hostile_sample, random_sample, samp
 
 from hocket.planners.compare import Comparison
 from hocket.units import format_percent, format_seconds
-from hocket.view.facts import facts_of
+from hocket.view.facts import COMPUTE, facts_of
 from hocket.view.memory import memory_by_role
 from hocket.view.names import inert, shorten
 from hocket.view.story import advice
@@ -189,6 +189,20 @@ def test_explanation_names_the_longest_steps_of_the_path():
     assert "critical path: " in text
     assert sum(facts.path.shares.values()) == pytest.approx(1.0)
     assert facts.bottleneck in text
+
+
+@pytest.mark.parametrize(
+    ("busy", "is_in_turn"), [((0.45, 0.4), True), ((0.98, 0.01), False), ((0.9, 0.05), False)]
+)
+def test_devices_of_which_one_never_rests_are_not_said_to_compute_in_turn(busy, is_in_turn):
+    facts = facts_of(*sample(12).parts)
+    devices = tuple(
+        replace(device, num_ops=1, busy_s=share, busy_share=share)
+        for device, share in zip(facts.devices[:2], busy, strict=True)
+    )
+    path = replace(facts.path, shares={COMPUTE: 0.9})
+    said = advice(replace(facts, devices=devices, path=path))
+    assert any("one after another" in line for line in said) is is_in_turn
 
 
 def test_advice_points_at_the_full_device():

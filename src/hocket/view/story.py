@@ -15,6 +15,8 @@ from hocket.view.wording import count_of, of_capacity
 
 NEARLY_FULL = 0.92
 HALF = 0.5
+ALWAYS = 0.9
+"""Busy share from which a device waits for nothing that matters."""
 NOTABLE = 0.1
 """Part of the step above which a cause is worth a sentence."""
 
@@ -111,7 +113,7 @@ def _compute(facts: Facts) -> str:
     used = [device.busy_share for device in facts.devices if device.num_ops]
     if share < HALF:
         return ""
-    if len(used) > 1 and sum(used) / len(used) < HALF:
+    if len(used) > 1 and sum(used) / len(used) < HALF and busiest.busy_share < ALWAYS:
         return (
             "overlap, since the devices compute one after another "
             f"({percent(sum(used) / len(used))} busy on average): a batch in parts, as a pipeline, "
