@@ -1,9 +1,11 @@
 import statistics
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from cli.terminal import hocket
 from cost.cost_samples import cluster_of
 
 torch = pytest.importorskip("torch")
@@ -137,6 +139,37 @@ def test_profile_without_time_names_what_it_lacks_and_is_not_used(captured):
     assert set(profile.missing.values()) == {"not measured: the time budget was used up"}
     with pytest.raises(UsageError, match="no measured times"):
         estimate_costs(graph, cluster_of(HERE), profile=profile)
+
+
+def test_what_is_measured_of_the_host_takes_nothing_of_the_budget_for_ops(captured, monkeypatch):
+    now_s = [0.0]
+    host = dispatch.HostOverhead()
+
+    def measured(place):
+        now_s[0] += 3600.0
+        return host, 0
+
+    def timed(*arguments):
+        now_s[0] += 1.0
+        return 1.0, 0
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(measure, "_host_and_reserved", measured)
+    monkeypatch.setattr(measure, "_measure", timed)
+    graph, program = captured["gpt2"]
+    first = profile_program(graph, program, HERE, budget_s=3.0)
+    assert len(first.entries) == 3
+    second = profile_program(graph, program, HERE, budget_s=3.0, known=first)
+    assert len(second.entries) == 6
+
+
+def test_a_profile_without_times_is_not_sent_on_to_calibrate(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "_host_and_reserved", lambda place: (dispatch.HostOverhead(), 0))
+    monkeypatch.setattr(measure, "_measure_all", lambda *given: ([], {"x": measure.OUT_OF_TIME}))
+    model = Path(__file__).parents[2] / "examples" / "mymodel.py"
+    said = hocket("profile", f"{model}:build", "-o", "p.json", cwd=tmp_path)
+    assert "calibrate" not in said.stdout
+    assert "run the command again to go on" in said.stderr
 
 
 def test_a_profile_goes_on_from_what_is_known_of_this_machine_and_no_other(captured):

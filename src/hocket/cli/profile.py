@@ -95,7 +95,8 @@ def command(
     )
     for line in _reasons(profile, output):
         say(line)
-    click.echo(f"next: hocket calibrate {output} -o calibration.json")
+    if profile.entries:
+        click.echo(f"next: hocket calibrate {output} -o calibration.json")
 
 
 def _known(output: Path) -> Profile | None:

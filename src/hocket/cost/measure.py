@@ -69,11 +69,13 @@ def profile_program(
     place = _usable_device(device)
     if known is not None and not is_of_this_machine(known, kind, place):
         known = None
-    deadline = time.perf_counter() + budget_s
     on_cuda = place.type == "cuda"
     current = torch.cuda.device(place) if on_cuda else nullcontext()
     with torch.random.fork_rng([place] if on_cuda else []), torch.no_grad(), current:
         host, reserved_bytes = _host_and_reserved(place)
+        # The budget is for ops: what is measured of the host must not use it up, or a run that goes
+        # on from another would come no further.
+        deadline = time.perf_counter() + budget_s
         times = {} if known is None else dict(known.by_signature)
         entries, missing = _measure_all(graph, program, kind, place, deadline, times, on_op)
     return Profile(
