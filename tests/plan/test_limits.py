@@ -12,6 +12,7 @@ from hocket.graph import GraphBuilder, Role
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import read_plan
 from hocket.plan.plan import Plan
+from hocket.plan.verify import structure_violations
 from hocket.simulate import simulate
 from hocket.simulate.verify import memory_violations, violations
 
@@ -74,3 +75,13 @@ def test_a_tensor_of_before_the_step_is_no_alias_of_one_made_in_it():
     builder.tensor("early", 1000, role=Role.PARAMETER, alias_of=made)
     with pytest.raises(InputFileError, match="'early' aliases 'x', which its producer does not"):
         builder.build()
+
+
+@pytest.mark.parametrize(
+    ("priority", "is_legal"),
+    [([0.0, 1.0], True), ([0.0, np.inf], True), ([0.0, np.nan], False), ([0.0], False)],
+)
+def test_priorities_are_one_number_per_op(small, priority, is_legal):
+    plan = Plan(device_of=np.array([0, 1], dtype=np.int32), priority=np.array(priority))
+    found = list(structure_violations(plan, make_problem(small, "2xv100-16g")))
+    assert [violation.rule for violation in found] == ([] if is_legal else ["order"])
