@@ -2,7 +2,8 @@
 
 All cycles (or paths) over neighbouring ranks are listed by depth-first search, those that take the
 same of every link once; an integer program (HiGHS) picks how often each is used in both directions.
-Exact up to eight ranks or so; above `MAX_ORDERS` of them the best of those listed.
+Exact on direct links up to eight ranks or so. Over switches, where any two ranks are neighbours,
+only the `MAX_SWITCHED` orders that take the least of the links are picked from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from hocket.planners.communication.plain import are_neighbours
 from hocket.planners.communication.ways import Ways
 
 MAX_ORDERS = 4000
+MAX_SWITCHED = 200
 MAX_VISITS = 200_000
 Order = tuple[int, ...]
 """Ranks one after the other; in a ring the first comes after the last."""
@@ -33,6 +35,9 @@ def most_orders(fabric: Fabric, ways: Ways, *, is_ring: bool) -> list[tuple[Frac
             break
     if not distinct:
         return []
+    if fabric.has_switches and len(distinct) > MAX_SWITCHED:
+        least = sorted(distinct, key=lambda usage: sum(n / fabric.capacity[c] for c, n in usage))
+        distinct = {usage: distinct[usage] for usage in least[:MAX_SWITCHED]}
     usages, orders = list(distinct), list(distinct.values())
     counts = _pick(fabric, usages)
     chosen = [(Fraction(n), order) for n, order in zip(counts, orders, strict=True) if n > 0]
