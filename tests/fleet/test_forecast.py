@@ -15,7 +15,7 @@ from hocket.errors import UsageError
 from hocket.fleet.explain import explain, words_for_seconds
 from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, resized
 from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
-from hocket.fleet.rounds.events import Pause, Submit, Tick
+from hocket.fleet.rounds.events import Pause, Progress, Submit, Tick
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import RUNNING, WAITING
 from hocket.fleet.simulator import simulate
@@ -39,6 +39,21 @@ def fleet(
         for at, job in enumerate(jobs)
     )
     return step(state, Submit(time_s=0.0, jobs=full))[0]
+
+
+@pytest.mark.parametrize("is_guess", [True, False])
+def test_the_first_measurement_replaces_a_guess_and_corrects_what_was_stated(is_guess):
+    """A job of which nothing is stated is taken to do one step per second; it does ten."""
+    state = fleet([{"total_steps": 600.0}, {"total_steps": 600.0}])
+    assert estimated_start_s(state, 2) == 600.0
+    first = Progress(time_s=5.0, number=1, attempt=1, done_steps=50.0, replaces_guess=is_guess)
+    state = step(state, first)[0]
+    rate = 10.0 if is_guess else (10.0 + 1.0) / 2.0
+    assert estimated_start_s(state, 2) == pytest.approx(5.0 + 550.0 / rate)
+    # Later ones are weighed against those before, whichever way the first was taken.
+    state = step(state, Progress(time_s=10.0, number=1, attempt=1, done_steps=100.0))[0]
+    rate = (10.0 + rate) / 2.0
+    assert estimated_start_s(state, 2) == pytest.approx(10.0 + 500.0 / rate)
 
 
 @settings(derandomize=True, deadline=None, max_examples=20)

@@ -240,6 +240,16 @@ def test_what_a_stop_costs_counts_like_a_debt() -> None:
     assert [first_stop(rounds * 360.0) for rounds in (0.0, 4.0, 8.0)] == [0, 4, 8]
 
 
+@pytest.mark.parametrize("policy", ["las", "shortest-job-first", "allox", "finish-time-fairness"])
+def test_a_job_that_claims_next_to_nothing_cannot_hold_a_device(policy: str) -> None:
+    """It delays another by what that one needs itself at most, whatever the policy looks at."""
+    rounds_needed = 20
+    honest = job(1, slow=0.0, steps=rounds_needed * 360.0)
+    state = submit(fleet(1, rules=Rules(policy=policy)), job(0, slow=0.0, steps=1e-6), honest)
+    held = held_s(state, 4 * rounds_needed)
+    assert held[1] >= rounds_needed * 360.0
+
+
 def test_a_job_that_said_to_end_soon_and_does_not_loses_its_slack() -> None:
     state = fleet(1, rules=Rules())
     liar, honest = job(0, slow=0.0, steps=1.0), job(1, slow=0.0)

@@ -41,6 +41,18 @@ def test_a_kind_that_was_not_tried_is_as_fast_as_the_one_that_was(rig):
     assert believed(rig) == pytest.approx([8.0, 8.0], rel=1e-2)
 
 
+def test_only_the_first_measurement_replaces_the_guess(rig):
+    rig.submit(total_steps=1e9)
+    rig.look(2)
+    held = int(rig.world.state.jobs.rows["kind"][0])
+    # A lease reports once before its first step, which measures nothing.
+    done = measured_for(rig, 5.0, 0.0, 0.0)
+    done = measured_for(rig, 5.0, 8.0, done)
+    assert believed(rig)[held] == 8.0
+    measured_for(rig, 5.0, 4.0, done)
+    assert believed(rig)[held] == 6.0
+
+
 def test_a_kind_that_was_tried_keeps_what_was_measured(rig):
     rig.submit(total_steps=1e9)
     rig.look(2)
@@ -59,4 +71,4 @@ def test_what_a_job_states_stays(rig):
     rig.look(2)
     measured_for(rig, 5.0, 8.0, 0.0)
     assert believed(rig)[SLOW] == 1.0
-    assert believed(rig)[FAST] > 2.0
+    assert believed(rig)[FAST] == 5.0, "half way to what was measured"

@@ -79,6 +79,8 @@ class Progress:
     """None where only what is saved is known."""
     saved_steps: float | None = None
     """Steps that its last checkpoint holds; None where nothing is known."""
+    replaces_guess: bool = False
+    """Whether nobody has stated or measured before how fast the job is."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from hocket.arrays import FloatArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign, slack_rounds
-from hocket.fleet.rounds.share import share
-from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rules, State
-from hocket.fleet.rounds.tables import HALF_ROUNDS, LONGEST, NO_PAIRS, UNITS_PER_ROUND, Asked
+from hocket.fleet.rounds.share import is_overdue, share
+from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rules, State, some_rows
+from hocket.fleet.rounds.tables import HALF_ROUNDS, NO_PAIRS, UNITS_PER_ROUND, Asked
 
 Counts = NDArray[np.int64]
 
@@ -122,9 +122,7 @@ def _slack_rounds(rules: Rules, jobs: Jobs, some: Counts) -> FloatArray:
     rows = jobs.rows
     speeds = jobs.steps_per_s[some]
     left = np.maximum(rows["total_steps"][some] - rows["done_steps"][some], 0.0)
-    slowest = np.where(speeds > 0.0, speeds, np.inf).min(axis=1, initial=np.inf)
-    most_s = LONGEST * rows["total_steps"][some] / slowest + rules.round_s
-    worked_s = rows["held_s"][some] - rows["attempt"][some] * rules.restart_s
     best = np.maximum(speeds.max(axis=1, initial=0.0), 1e-300)
-    rounds_left = np.where(worked_s > most_s, np.inf, left) / (best * rules.round_s)
+    is_late = is_overdue(rules, some_rows(rows, some), speeds)
+    rounds_left = np.where(is_late, np.inf, left) / (best * rules.round_s)
     return np.asarray(slack_rounds(rules) * HALF_ROUNDS / (HALF_ROUNDS + rounds_left))

@@ -17,7 +17,8 @@ from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
 from hocket.fleet.rounds.assign import keeps_line
 from hocket.fleet.rounds.class_shares import class_shares, group_jobs
-from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rows, State, some_rows
+from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rows, Rules, State, some_rows
+from hocket.fleet.rounds.tables import LONGEST
 
 Counts = NDArray[np.int64]
 
@@ -132,7 +133,7 @@ def to_market(
         steps_per_s=steps_per_s,
         gang=np.ascontiguousarray(rows["gang"]),
         weight=np.ascontiguousarray(rows["weight"]),
-        remaining_steps=rows["total_steps"] - rows["done_steps"],
+        remaining_steps=_remaining_steps(state.rules, rows, steps_per_s),
         elapsed_s=state.time_s - rows["submitted_s"],
         deadline_s=rows["deadline_s"] - state.time_s,
         isolated_s=np.ascontiguousarray(rows["isolated_s"]),
@@ -143,6 +144,25 @@ def to_market(
         pairs=pairs,
         last_shares=last_shares,
     )
+
+
+def _remaining_steps(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> FloatArray:
+    """What jobs said to need less what they did. One that has long had the time for all of it is
+    expected to need as much again as it has had, so that who needs less goes first: one step
+    that never ends does not hold a device. Gavel's rounds believe what is said."""
+    left = np.asarray(rows["total_steps"] - rows["done_steps"])
+    if rules.mechanism == "gavel":
+        return left
+    had_steps = rows["held_s"] * steps_per_s.max(axis=1, initial=0.0)
+    return np.where(is_overdue(rules, rows, steps_per_s), np.maximum(left, had_steps), left)
+
+
+def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> NDArray[np.bool_]:
+    """Whether jobs have long had the time that they said to need, even where they are slowest."""
+    slowest = np.where(steps_per_s > 0.0, steps_per_s, np.inf).min(axis=1, initial=np.inf)
+    most_s = LONGEST * rows["total_steps"] / slowest + rules.round_s
+    worked_s = rows["held_s"] - rows["attempt"] * rules.restart_s
+    return np.asarray(worked_s > most_s)
 
 
 def _no_pairs(state: State) -> PairPlan | None:

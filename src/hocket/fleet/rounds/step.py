@@ -245,7 +245,7 @@ def _progress(state: State, jobs: Jobs, event: Progress) -> tuple[State, Actions
         return state, NOTHING
     _refuse_wrong_steps(event.done_steps, event.saved_steps)
     if event.done_steps is not None:
-        state = _measure(state, jobs, at, event.done_steps)
+        state = _measure(state, jobs, at, event.done_steps, replaces=event.replaces_guess)
     if event.saved_steps is not None:
         jobs.rows["saved_steps"][at] = min(event.saved_steps, job["total_steps"])
     return state, NOTHING
@@ -257,13 +257,13 @@ def _refuse_wrong_steps(*counts: float | None) -> None:
             raise UsageError(f"{count!r} is no number of steps")
 
 
-def _measure(state: State, jobs: Jobs, at: int, done_steps: float) -> State:
+def _measure(state: State, jobs: Jobs, at: int, done_steps: float, *, replaces: bool) -> State:
     """Correct the work done, and the throughput where the job ran alone since the last report."""
     job = jobs.rows[at]
     worked_s = state.time_s - job["measured_s"]
     steps = done_steps - job["measured_steps"]
     if job["partner"] < 0 and worked_s > 0.0 and steps > 0.0:
-        _learn(state, jobs, at, steps / worked_s)
+        _learn(state, jobs, at, steps / worked_s, weight=1.0 if replaces else _LEARNING)
         state = state.but(is_dirty=True)
     jobs.rows["measured_s"][at] = max(state.time_s, job["ready_s"])
     jobs.rows["measured_steps"][at] = done_steps
@@ -271,12 +271,14 @@ def _measure(state: State, jobs: Jobs, at: int, done_steps: float) -> State:
     return state
 
 
-def _learn(state: State, jobs: Jobs, at: int, measured_steps_per_s: float) -> None:
+def _learn(
+    state: State, jobs: Jobs, at: int, measured_steps_per_s: float, *, weight: float
+) -> None:
     from hocket.fleet.rounds.kernels.rates import renew_rate
 
     kind = int(jobs.rows["kind"][at])
     known = jobs.spread_steps_per_s if jobs.rows["is_spread"][at] else jobs.steps_per_s
-    known[at, kind] += _LEARNING * (measured_steps_per_s - known[at, kind])
+    known[at, kind] += weight * (measured_steps_per_s - known[at, kind])
     renew_rate(jobs, at, speeds_of(state))
 
 

@@ -199,15 +199,18 @@ def report(
         if can_save:
             draft.note_that_it_saves(name.job)
         if attempt.stopping_since_s is None:
+            job = draft.jobs[name.job]
+            is_stated = job.spec.throughputs is not None
             draft.happen(
                 Progress(
                     time_s=draft.time_s,
                     number=name.job,
                     attempt=name.attempt,
                     done_steps=done_steps,
+                    replaces_guess=not is_stated and job.done_steps == 0.0,
                 )
             )
-            if draft.jobs[name.job].spec.throughputs is None:
+            if not is_stated:
                 draft.state = with_untried_levelled(draft.state, name.job)
         draft.put_job(replace(draft.jobs[name.job], done_steps=done_steps))
         if is_finished:
