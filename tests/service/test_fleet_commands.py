@@ -14,6 +14,7 @@ from service.fleet_terminal import HOSTILE, fleet_in, job_file
 from service.rest_service import wait_until
 
 from hocket.service import client as clients
+from hocket.service.store import Store
 
 
 @pytest.fixture
@@ -144,8 +145,7 @@ def test_a_training_with_a_lease_goes_on_from_its_checkpoint(served, tmp_path):
 
 @pytest.mark.slow
 def test_a_damaged_state_is_refused_and_can_be_set_aside(fleet):
-    fleet.serve()
-    assert fleet.end(signal.SIGINT)[0] == 0
+    Store.open(fleet.state).close()
     database = fleet.state / "fleet.db"
     data = bytearray(database.read_bytes())
     data[len(data) // 2 :] = b"\x5a" * (len(data) - len(data) // 2)
@@ -160,3 +160,4 @@ def test_a_damaged_state_is_refused_and_can_be_set_aside(fleet):
     assert fleet.ask("jobs", "--all") == {"jobs": []}
     (kept,) = fleet.state.glob("damaged-*")
     assert (kept / "fleet.db").read_bytes() == bytes(data)
+    assert fleet.end(signal.SIGINT)[0] == 0

@@ -18,6 +18,7 @@ from service.test_snapshot import states
 from hocket.errors import InputFileError
 from hocket.fleet.rounds import Job, Rules, Submit, Tick, new_state, step
 from hocket.fleet.rounds.state import BLANK, JOB_RECORD, State
+from hocket.service.errors import UnavailableError
 from hocket.service.store import Store, parts, schema, snapshot
 from hocket.service.store.witness import Witness
 
@@ -220,3 +221,70 @@ def test_the_witness_is_told_after_the_database_and_of_this_commit(tmp_path, mon
         store.commit(batch(number))
     assert seen == [(1, 1), (2, 2)]
     store.close()
+
+
+def test_a_new_store_puts_its_names_on_disk_before_it_is_used(tmp_path, monkeypatch):
+    """Files whose folder was not synced may be gone after a power cut, whatever is in them."""
+    synced = []
+    real = os.fsync
+
+    def noted(descriptor):
+        if os.path.samestat(os.fstat(descriptor), tmp_path.stat()):
+            synced.append(sorted(path.name for path in tmp_path.iterdir()))
+        return real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    Store.open(tmp_path).close()
+    assert synced
+    assert {"fleet.db", "witness"} <= set(synced[-1])
+
+
+class FullDisk:
+    """A connection whose next COMMIT finds no room."""
+
+    def __init__(self, real: sqlite3.Connection) -> None:
+        self._real = real
+        self._is_full = True
+
+    def execute(self, sql: str, *values: object) -> sqlite3.Cursor:
+        if sql == "COMMIT" and self._is_full:
+            self._is_full = False
+            raise sqlite3.OperationalError("database or disk is full")
+        return self._real.execute(sql, *values)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+
+def test_a_commit_that_finds_no_room_at_its_end_leaves_the_next_one_whole(tmp_path):
+    store = Store.open(tmp_path)
+    first, second = batch(1), batch(2)
+    state = filled(3).but(time_s=200.0)
+    store.commit(first)
+    store._writer = FullDisk(store._writer)  # type: ignore[assignment]
+    changed = type(second)(**{**vars(second), "state": state})
+    with pytest.raises(UnavailableError, match="full"):
+        store.commit(changed)
+    store.commit(changed)
+    before = content(store)
+    store.close()
+    assert read(tmp_path) == before
+
+
+def test_a_write_of_the_witness_that_was_cut_leaves_the_one_before(tmp_path):
+    witness = Witness.create(tmp_path, b"0" * 16)
+    path = tmp_path / "witness"
+    for number in range(1, 5):
+        before = path.read_bytes()
+        witness.record(number)
+        after = path.read_bytes()
+        changed = [at for at, byte in enumerate(after) if byte != before[at]]
+        # As a disk that wrote half of a sector leaves it.
+        cut = bytearray(after)
+        cut[min(changed)] ^= 0xFF
+        path.write_bytes(cut)
+        found = Witness.open(tmp_path)
+        assert found.number == number - 1
+        found.close()
+        path.write_bytes(after)
+    witness.close()
