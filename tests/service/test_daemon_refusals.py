@@ -16,6 +16,7 @@ from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
+from hocket.service.daemon.draft import Draft
 from hocket.service.errors import (
     ConflictError,
     KeyReusedError,
@@ -352,3 +353,18 @@ def test_rules_of_the_first_start_hold(tmp_path):
     rig.die()
     with pytest.raises(sqlite3.ProgrammingError):
         rig.store._writer.execute("SELECT 1")
+
+
+def test_a_command_that_is_refused_half_way_leaves_nothing_of_itself(rig):
+    def half(draft: Draft) -> None:
+        draft.note("half")
+        raise UsageError("not so")
+
+    requests = [Request(half), Request(lambda draft: draft.note("whole"))]
+    rig.decider.decide(requests)
+    with pytest.raises(UsageError, match="not so"):
+        requests[0].future.result()
+    requests[1].future.result()
+    kinds = [event.kind for event in rig.store.events()]
+    assert "half" not in kinds
+    assert "whole" in kinds
