@@ -368,3 +368,13 @@ def test_a_command_that_is_refused_half_way_leaves_nothing_of_itself(rig):
     kinds = [event.kind for event in rig.store.events()]
     assert "half" not in kinds
     assert "whole" in kinds
+
+
+def test_a_checkpoint_of_the_same_step_takes_the_place_of_the_last_one(rig):
+    """A training that saves again has reason to: the file before may be half of it."""
+    rig.submit()
+    rig.look(2)
+    values = {"name": FIRST, "token": rig.token(FIRST), "step": 5.0}
+    for path in ("/first", "/second"):
+        assert rig.ask(commands.commit_checkpoint, path=path, **values).path == path
+    assert rig.world.checkpoints[1].path == "/second"

@@ -38,42 +38,63 @@ def served(shared, capsys):
 
 
 @pytest.mark.slow
-def test_a_day_with_the_service(fleet, tmp_path):
-    url = fleet.serve()["url"]
+def test_a_day_with_the_service(served, tmp_path):
     stop = tmp_path / "stop"
     path = job_file(tmp_path, HOSTILE, stop)
-    assert fleet.type("submit", str(path)) == "1\n"
-    assert "explain 1" in fleet.said
-    fleet.wait_for(1, "running")
+    number = served.type("submit", str(path)).strip()
+    assert f"explain {number}" in served.said
+    served.wait_for(int(number), "running")
 
-    table = fleet.type("jobs")
+    table = served.type("jobs")
     assert "running" in table
     assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", table)
-    assert "job 1" in fleet.type("devices")
-    assert fleet.type("explain", "1").startswith("job 1 runs on")
-    output = wait_until(lambda: text if "tick 3" in (text := fleet.type("logs", "1")) else "")
+    assert f"job {number}" in served.type("devices")
+    assert served.type("explain", number).startswith(f"job {number} runs on")
+    output = wait_until(lambda: text if "tick 3" in (text := served.type("logs", number)) else "")
     assert output.startswith(f"args ['{stop}', '$(x); y'] attempt 1\ntick 0\n")
-    assert fleet.type("logs", "1", "--tail", "1").startswith("tick ")
+    assert served.type("logs", number, "--tail", "1").startswith("tick ")
     assert not (tmp_path / "pwned").exists()
 
     second = subprocess.run(
-        [sys.executable, "-m", "hocket", "fleet", "serve", "--state", str(fleet.state),
+        [sys.executable, "-m", "hocket", "fleet", "serve", "--state", str(served.state),
          "--devices", "v100:1"],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert second.returncode == 3
     said = " ".join(second.stderr.split())
-    assert f"another daemon runs on this state folder (process {fleet.process.pid})" in said
+    assert f"another daemon runs on this state folder (process {served.process.pid})" in said
 
-    assert "job 1 is" in fleet.type("pause", "1")
+    assert f"job {number} is" in served.type("pause", number)
+    served.wait_for(int(number), "paused")
+    assert "is paused" in served.type("explain", number)
+    served.type("resume", number)
+    assert served.wait_for(int(number), "running")["attempt"] == 2
+    wait_until(lambda: "'--again'] attempt 2" in served.type("logs", number))
+    stop.touch()
+    assert served.wait_for(int(number), "succeeded")["message"] == "finished"
+    served.type("cancel", number, code=2)
+    assert "has ended" in served.said
+
+    stop.unlink()
+    other = served.type("submit", str(path)).strip()
+    served.wait_for(int(other), "running")
+    assert f"job {other} is" in served.type("cancel", other)
+    served.wait_for(int(other), "cancelled")
+    served.type("explain", "77", code=2)
+    assert "no job 77" in served.said
+
+
+@pytest.mark.slow
+def test_a_follower_sees_all_of_a_job_whose_service_was_killed(fleet, tmp_path):
+    """The service comes back at the same address and takes over what runs."""
+    url = fleet.serve()["url"]
+    stop = tmp_path / "stop"
+    fleet.type("submit", str(job_file(tmp_path, HOSTILE, stop)))
+    wait_until(lambda: "tick 1" in fleet.type("logs", "1"))
+    fleet.type("pause", "1")
     fleet.wait_for(1, "paused")
-    assert "is paused" in fleet.type("explain", "1")
     fleet.type("resume", "1")
-    job = fleet.wait_for(1, "running")
-    assert job["attempt"] == 2
     wait_until(lambda: "'--again'] attempt 2" in fleet.type("logs", "1"))
-
-    # Somebody follows while the service is killed and comes back at the same address.
     fleet.follower = follower = subprocess.Popen(
         [sys.executable, "-m", "hocket", "fleet", "logs", "1", "-f", "--state", str(fleet.state)],
         stdout=subprocess.PIPE, text=True,
@@ -88,23 +109,11 @@ def test_a_day_with_the_service(fleet, tmp_path):
     rest, _ = follower.communicate(timeout=60)
     fleet.follower = None
     assert follower.returncode == 0
-    lines = "".join(seen) + rest
-    attempts = lines.split("args ")[1:]
-    assert len(attempts) == 2
-    ticks = [int(tick) for tick in re.findall(r"tick (\d+)", attempts[1])]
+    first, second = ("".join(seen) + rest).split("args ")[1:]
+    assert "tick 1" in first
+    ticks = [int(tick) for tick in re.findall(r"tick (\d+)", second)]
     assert ticks == list(range(len(ticks)))
-    assert attempts[1].endswith("done\n")
-    assert fleet.wait_for(1, "succeeded")["message"] == "finished"
-
-    stop.unlink()
-    fleet.type("submit", str(path))
-    fleet.wait_for(2, "running")
-    assert "job 2 is" in fleet.type("cancel", "2")
-    fleet.wait_for(2, "cancelled")
-    fleet.type("cancel", "1", code=2)
-    assert "has ended" in fleet.said
-    fleet.type("explain", "77", code=2)
-    assert "no job 77" in fleet.said
+    assert second.endswith("done\n")
     code, errors = fleet.end(signal.SIGTERM)
     assert code == 0
     assert "Traceback" not in errors
