@@ -107,6 +107,15 @@ def test_work_is_saved_from_time_to_time(in_fleet):
     assert [one["step"] for one in in_fleet.checkpoints] == [1, 2, 3, 4]
 
 
+def test_the_time_to_the_next_save_begins_with_the_last_one(in_fleet):
+    saves = Saves()
+    made = lease(save=saves, save_every_s=1000.0)
+    for step in made.steps(0, 6):
+        if step == 2:
+            made._saved_s -= 1000.0
+    assert saves.steps == [3, 6], "when it is due, and at the end"
+
+
 @pytest.mark.parametrize("is_inside", [True, False])
 def test_the_end_of_the_loop_is_the_end_of_the_job(in_fleet, monkeypatch, is_inside):
     """A second loop would go on with a job that was told to be finished, perhaps."""
