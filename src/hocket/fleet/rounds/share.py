@@ -160,6 +160,8 @@ def _remaining_steps(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> Float
 def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> NDArray[np.bool_]:
     """Whether jobs have long had the time that they said to need, even where they are slowest."""
     slowest = np.where(steps_per_s > 0.0, steps_per_s, np.inf).min(axis=1, initial=np.inf)
+    # Any speed will do for a job that can run nowhere: it has had no time.
+    slowest = np.where(np.isinf(slowest), 1.0, slowest)
     most_s = LONGEST * rows["total_steps"] / slowest + rules.round_s
     worked_s = rows["held_s"] - rows["attempt"] * rules.restart_s
     return np.asarray(worked_s > most_s)
