@@ -240,6 +240,15 @@ def test_what_a_stop_costs_counts_like_a_debt() -> None:
     assert [first_stop(rounds * 360.0) for rounds in (0.0, 4.0, 8.0)] == [0, 4, 8]
 
 
+def test_a_late_report_of_an_earlier_attempt_does_not_count() -> None:
+    state = submit(fleet(1), job(0))
+    state, _ = step(state, Fail(time_s=10.0, number=0, attempt=1))
+    assert state.jobs.rows["attempt"][0] == 2
+    late = Progress(time_s=10.0, number=0, attempt=1, done_steps=500.0, saved_steps=500.0)
+    state, _ = step(state, late)
+    assert state.jobs.rows["done_steps"][0] == state.jobs.rows["saved_steps"][0] == 0.0
+
+
 @pytest.mark.parametrize("policy", ["las", "shortest-job-first", "allox", "finish-time-fairness"])
 def test_a_job_that_claims_next_to_nothing_cannot_hold_a_device(policy: str) -> None:
     """It delays another by what that one needs itself at most, whatever the policy looks at."""
