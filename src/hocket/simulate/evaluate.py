@@ -238,22 +238,14 @@ def _take_score(
 
 
 @kernel
-def carry_out(draft: Draft, state: State, score: FloatArray, is_strict: bool) -> int:
-    """Simulate what the tables say; returns what `hocket.simulate.events.run` does."""
-    given, tables, scratch = draft
-    _reset(state, tables, scratch.num_found[0])
-    asking = run(state, tables, given.mode[0], is_strict)
-    tensors = tables.transfers.tensor
-    _take_score(given, state.spans, state.memory.peak, tensors, scratch.num_found[1], score)
-    return asking
-
-
-@kernel
 def evaluate(draft: Draft, state: State, score: FloatArray, is_strict: bool) -> None:
     """Simulate what the draft says; the score, the spans and the peaks are there afterwards."""
     given, tables, scratch = draft
     lower_draft(given, tables, scratch)
-    carry_out(draft, state, score, is_strict)
+    _reset(state, tables, scratch.num_found[0])
+    run(state, tables, given.mode[0], is_strict)
+    tensors = tables.transfers.tensor
+    _take_score(given, state.spans, state.memory.peak, tensors, scratch.num_found[1], score)
 
 
 @kernel

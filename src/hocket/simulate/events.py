@@ -39,7 +39,6 @@ _KIND = 1 << 40
 """An event is ``kind * _KIND + index``, so that at one instant events come by kind and index."""
 _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
-_NONE = cast(int, np.int64(-1))
 UNDECIDED = np.inf
 """Priority, in a strict order, of ops whose position has not been chosen yet."""
 
@@ -145,16 +144,16 @@ def _next_op(schedule: Schedule, runs: RunTable, queue: int, strict: bool) -> in
 @kernel
 def _start_ops(
     schedule: Schedule, spans: Spans, memory: Memory, runs: RunTable, strict: bool, now: float
-) -> int:
-    """Start what can; returns the first queue whose next op is undecided, or -1."""
-    asking = _NONE
+) -> bool:
+    """Start what can; whether a queue came to an op that is undecided."""
+    is_open = False
     for index in range(schedule.touched.size[0]):
         queue = schedule.touched.item[index]
         schedule.touched.has[queue] = False
         if not schedule.is_free[queue]:
             continue
         if strict and _is_undecided(schedule, runs, queue):
-            asking = queue if asking < 0 else asking
+            is_open = True
             continue
         op = _next_op(schedule, runs, queue, strict)
         if op < 0:
@@ -164,7 +163,7 @@ def _start_ops(
         hold(memory, runs.device[op], runs.alloc_bytes[op], now)
         push(schedule.events, _ZERO, now + runs.duration_s[op], _OP_END * _KIND + op)
     schedule.touched.size[0] = 0
-    return asking
+    return is_open
 
 
 @kernel
@@ -243,10 +242,10 @@ def _line_up(runs: RunTable, ready: Heaps) -> None:
 
 
 @kernel
-def run(state: State, tables: Instructions, mode: int, strict: bool) -> int:
+def run(state: State, tables: Instructions, mode: int, strict: bool) -> None:
     """Run the step from ``state``, which then tells what happened.
 
-    Returns -1; or, where a strict order has open positions, the queue that first comes to one: all
+    Where a strict order has open positions, it ends when a queue comes to the first of them: all
     has then happened that does not hang on what is chosen there.
     """
     schedule = state.schedule
@@ -266,13 +265,12 @@ def run(state: State, tables: Instructions, mode: int, strict: bool) -> int:
     now = 0.0
     while True:
         _start_transfers(state, places, transfers, routes, mode, now)
-        asking = _start_ops(schedule, state.spans, state.memory, runs, strict, now)
-        if asking >= 0:
-            return asking
+        if _start_ops(schedule, state.spans, state.memory, runs, strict, now):
+            break
         share_channels(state.flow, routes, now)
         now = state.flow.next_s[1]
         if schedule.events.size[0] > 0:
             now = min(now, schedule.events.key[0])
         if now == np.inf:
-            return asking
+            break
         _end_events(state, tables, mode, strict, now)
