@@ -62,6 +62,36 @@ def test_partition_equals_brute_force(costs, data):
         assert peak <= memory[kind]
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_several_stages_that_fit_equal_brute_force(seed):
+    """Cases made so that most have cuts that fit, and several to choose from."""
+    rng = np.random.default_rng(seed)
+    num_stages, num_layers = int(rng.integers(2, 5)), int(rng.integers(5, 9))
+    num_ways, num_kinds = int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    costs = LayerCosts(
+        forward_s=rng.integers(1, 9, (num_layers, num_kinds)).astype(float),
+        backward_s=rng.integers(1, 18, (num_ways, num_layers, num_kinds)).astype(float),
+        activation_bytes=rng.integers(0, 4, (num_ways, num_layers)),
+        state_bytes=rng.integers(0, 4, num_layers),
+        send_s=rng.integers(0, 6, num_layers).astype(float),
+        counts=np.ones(num_layers, dtype=bool),
+    )
+    kinds = rng.integers(0, num_kinds, num_stages).tolist()
+    num_microbatches = int(rng.integers(num_stages, 12))
+    in_flight = [num_stages - stage for stage in range(num_stages)]
+    layers_bytes = costs.state_bytes.sum() + in_flight[0] * costs.activation_bytes.min(axis=0).sum()
+    memory = [int(layers_bytes * rng.uniform(0.6, 1.2)) for _ in range(num_kinds)]
+    arguments = (costs, kinds, memory, in_flight, num_microbatches, False)
+    best_s = brute_force(*arguments)
+    assert best_s is not None
+    found = partition_layers(
+        costs, kinds=kinds, memory_bytes=memory, in_flight=in_flight,
+        num_microbatches=num_microbatches,
+    )  # fmt: skip
+    assert found.is_optimal
+    assert found.step_s == pytest.approx(best_s, rel=1e-9)
+
+
 def _simulated(schedule, costs, starts, kinds):
     """The step of cuts in the event simulator."""
     spans = list(zip(pairwise(starts), kinds, strict=True))
