@@ -40,8 +40,8 @@ PROVEN_GAP = 1e-6
 """Rounding to ticks costs a bound up to this share; a gap below it counts as none."""
 _MAX_SEARCHES = 4
 """Searches with ever less memory, until what is found fits."""
-_MAX_RUNS = 100_000
-"""Simulations of tiny graphs: about ten seconds."""
+_MAX_RUNS = 20_000
+"""Simulations of tiny graphs: about two seconds."""
 
 
 @dataclass(frozen=True, eq=False)
