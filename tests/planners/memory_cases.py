@@ -67,7 +67,7 @@ def with_memory(problem: Problem, memory_bytes: list[int]) -> Problem:
     """The same problem with that much usable memory on each device."""
     reserved = problem.costs.reserved_bytes[problem.costs.device_row]
     devices = tuple(
-        replace(device, memory_bytes=int(size) + int(kept))
+        replace(device, memory_bytes=int(size) + int(kept) + device.kind.headroom_bytes)
         for device, size, kept in zip(problem.cluster.devices, memory_bytes, reserved, strict=True)
     )
     return replace(problem, cluster=replace(problem.cluster, devices=devices))
