@@ -107,7 +107,8 @@ def test_a_follower_sees_all_of_a_job_whose_service_was_killed(fleet, tmp_path):
     assert job["attempt"] == 2, "it was taken over, not started again"
     stop.touch()
     # Not by communicate, which would pass over lines that were read ahead.
-    rest = follower.stdout.read()
+    with follower.stdout as output:
+        rest = output.read()
     assert follower.wait(60) == 0
     fleet.follower = None
     first, second = ("".join(seen) + rest).split("args ")[1:]
