@@ -1,5 +1,7 @@
 """What trying every plan finds is the shortest step there is, and it stops."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -56,6 +58,15 @@ def test_only_what_is_better_than_the_known_step_is_an_answer():
     again = try_all(problem, Plan(), ENOUGH, known_s=best_s)
     assert (again.plan, again.is_complete) == (None, True)
     assert again.bound_s == pytest.approx(best_s, rel=1e-8)
+
+
+@pytest.mark.parametrize("op", [0, 2, 4])
+def test_an_op_that_no_device_can_run_leaves_no_plan(op):
+    problem = tight_problem(3, num_ops=5)
+    op_s = problem.costs.op_s.copy()
+    op_s[:, op] = np.inf
+    answer = try_all(replace(problem, costs=replace(problem.costs, op_s=op_s)), Plan(), ENOUGH)
+    assert (answer.plan, answer.bound_s, answer.is_complete) == (None, np.inf, True)
 
 
 def test_large_graphs_are_not_tried():

@@ -82,7 +82,8 @@ def _rows(problem: Problem, unit_of: IntArray, max_count: int) -> IntArray | Non
             parents = rows[is_open]
             column = np.full((len(parents), 1), device, dtype=np.int32)
             grown.append(np.hstack([parents, column]))
-        rows = np.concatenate(grown) if grown else rows[:0]
+        # A unit that no device can run leaves no row, of the same width as any.
+        rows = np.concatenate([*grown, np.zeros((0, unit + 1), dtype=np.int32)])
         if len(rows) > max_count:
             return None
     return rows
