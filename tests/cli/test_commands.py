@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from cli.terminal import hocket, hocket_process
@@ -272,16 +273,17 @@ def test_completion_script_names_the_program(shell):
 
 
 def test_every_command_takes_json_and_explains_itself():
-    commands = listed()
-    assert len(commands) >= 18
-    groups = {"calibrate", "fleet"}
-    grouped = [[group, command] for group in sorted(groups) for command in listed(group)]
-    assert len(grouped) >= 4
-    for words in [*grouped, *([name] for name in commands if name not in groups)]:
-        assert "--json" in hocket(*words, "--help").stdout
+    helps = dict(explained())
+    assert len(helps) >= 30
+    assert [words for words, text in helps.items() if "--json" not in text] == []
 
 
-def listed(*group: str) -> list[str]:
-    """Commands that the help of a group lists."""
-    rows = hocket(*group, "--help").stdout.split("Commands:")[1].splitlines()
-    return [row.split()[0] for row in rows if row.strip()]
+def explained(*words: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every command below a group, with its help."""
+    text = hocket(*words, "--help").stdout
+    head, _, rows = text.partition("\nCommands:\n")
+    if not rows:
+        yield words, head
+    for row in rows.splitlines():
+        if row.strip() and row[2] != " ":
+            yield from explained(*words, row.split()[0])

@@ -301,6 +301,8 @@ warm, path = sys.argv[1:]
 read_graph(warm)
 loaded, seen, active = set(sys.modules), [], True
 def hook(event, args):
+    if event == "open" and isinstance(args[0], int):
+        return  # a descriptor of what is open already
     if active and event.split(".")[0] in (
         "open", "import", "exec", "compile", "subprocess", "os", "socket", "ctypes", "pickle",
     ):

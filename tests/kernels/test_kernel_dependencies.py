@@ -88,6 +88,8 @@ def changed_value(value: Any) -> Any:
         return not value
     if isinstance(value, str):
         return value + "changed"
+    if value == np.inf:
+        return 1.0
     return type(value)(value + 1) if isinstance(value, np.generic) else value + 1
 
 

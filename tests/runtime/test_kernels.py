@@ -27,7 +27,9 @@ def test_accelerator_graph_equals_the_model_on_a_processor(name):
     model.train()
     setup = place(model, batch, seed=4, device="accelerator")
     kinds = {call.cost.kind for call in setup.program.calls}
-    assert "aten._scaled_dot_product_efficient_attention_backward" in kinds
+    # Where heads share keys, float32 attention writes its scores on a GPU.
+    is_fused = "aten._scaled_dot_product_efficient_attention_backward" in kinds
+    assert is_fused == (name != "llama-1b")
     process, records = run_single(setup, model, batch, 2)
     reference = reference_steps(model, batch, steps=2, seed=5)
     for record, loss in zip(records, reference.losses, strict=True):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import wraps
 
 import numpy as np
 
@@ -40,6 +41,7 @@ def better_form(planner: _Planner) -> _Planner:
     """A planner that plans groups and single ops, and keeps the better plan."""
     on_groups = forward_coarsely(planner)
 
+    @wraps(planner)
     def planned(problem: Problem, plan: Plan) -> Plan:
         if problem.graph.num_ops > _LARGE:
             return (

@@ -46,7 +46,9 @@ def stay(jobs: Jobs, largest_server: Counts, choice: Choice) -> bool:
         if before < 0 or kind < 0 or kind == before:
             continue
         is_alone = jobs.rows.partner[i] < 0 and choice.partner[i] < 0
-        gains = speed_on(jobs, i, kind, largest_server) > jobs.rows.rate[i]
+        # It may be spread over servers there, or have been taken for faster when it began.
+        present = min(jobs.rows.rate[i], speed_on(jobs, i, before, largest_server))
+        gains = speed_on(jobs, i, kind, largest_server) > present
         if is_alone and not gains and jobs.rows.gang[i] <= choice.free[before]:
             choice.free[kind] += jobs.rows.gang[i]
             choice.free[before] -= jobs.rows.gang[i]
