@@ -142,7 +142,7 @@ def test_json_schema_describes_what_is_written(plan_file):
     assert schema["additionalProperties"] is False
 
 
-@given(problem=problems())
+@given(problem=problems(has_streams=True))
 @settings(derandomize=True, deadline=None, max_examples=20)
 def test_failed_write_leaves_no_half_file(problem, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan")

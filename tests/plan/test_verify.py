@@ -134,7 +134,7 @@ def test_verify_wants_in_place_updates_where_the_tensor_lives():
 @given(data=st.data())
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_random_placements_break_only_the_rules_they_break(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     device_of = np.asarray(data.draw(placements(problem)), dtype=np.int32)
     found = violations(Plan(device_of=device_of), problem)
     group = problem.graph.group
@@ -147,7 +147,7 @@ def test_random_placements_break_only_the_rules_they_break(data):
 @given(st.data())
 @settings(derandomize=True, deadline=None, max_examples=150)
 def test_contiguity_is_what_paths_say(data):
-    problem = data.draw(problems(max_ops=7, max_devices=3))
+    problem = data.draw(problems(max_ops=7, max_devices=3, has_streams=True))
     device_of = data.draw(placements(problem))
     walk = nx.DiGraph(zip(*(side.tolist() for side in problem.graph.edges), strict=True))
     walk.add_nodes_from(range(problem.graph.num_ops))

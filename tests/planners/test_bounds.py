@@ -171,7 +171,8 @@ def test_memory_of_the_fast_device_lengthens_the_step():
     roomy = lower_bound(problem)
     assert roomy.seconds == pytest.approx(80 / 11, rel=1e-3)
     reserved = int(problem.costs.reserved_bytes[problem.costs.device_row[0]])
-    devices[0] = replace(devices[0], memory_bytes=4 * 2**30 + reserved)
+    kept = reserved + devices[0].kind.headroom_bytes
+    devices[0] = replace(devices[0], memory_bytes=4 * 2**30 + kept)
     tight = replace(problem, cluster=replace(problem.cluster, devices=tuple(devices)))
     bound = lower_bound(tight)
     assert bound.why == MEMORY

@@ -12,7 +12,7 @@ from simulate.problems import joined, problem_of, problems
 
 from hocket.api import make_problem
 from hocket.errors import CheckError, NoFeasiblePlanError, UsageError
-from hocket.graph import GraphBuilder, Phase, Role
+from hocket.graph import GraphBuilder, Phase, Role, Stream
 from hocket.graph.coarsen import tied_ops
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
@@ -333,3 +333,11 @@ def test_layer_blocks_moves_what_a_device_cannot_run():
 def test_compare_says_when_there_was_nothing_to_compare_with():
     comparison = compare(make_problem(generate("chain", 9, 0), "2xt4"), ["m-topo"])
     assert "it is the only candidate" in comparison.why
+
+
+def test_graphs_with_further_streams_are_refused():
+    builder = GraphBuilder("rewritten")
+    builder.op("copy", stream=Stream.COPY_OUT)
+    problem = make_problem(builder.build(), "2xv100-16g")
+    with pytest.raises(UsageError, match="further streams"):
+        compare(problem)

@@ -19,7 +19,7 @@ from hocket.simulate.lowering import lower
 
 @st.composite
 def cases(draw):
-    problem = draw(problems(max_ops=14, max_devices=4))
+    problem = draw(problems(max_ops=14, max_devices=4, has_streams=True))
     plan = draw(plans(problem))
     timeline = simulate(problem, plan) if draw(st.booleans()) or plan.order is None else None
     tables = instructions_of(problem, plan)

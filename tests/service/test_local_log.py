@@ -1,5 +1,6 @@
 """Logs that are bounded."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,10 +42,12 @@ def test_a_log_goes_on_where_an_earlier_process_ended(tmp_path):
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
-def test_a_full_disk_does_not_end_a_job():
+def test_a_full_disk_does_not_end_a_job(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         Path("/dev/full").write_bytes(b"x")
-    log = BoundedLog("/dev/full", 1000)
+    opened = "hocket.service.executors.bounded_log.open_plain"
+    monkeypatch.setattr(opened, lambda path, flags: os.open("/dev/full", os.O_RDWR))
+    log = BoundedLog(str(tmp_path / "log"), 1000)
     log.write(b"x" * 5000)
     log.close()
 

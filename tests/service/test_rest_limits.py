@@ -14,6 +14,8 @@ import pytest
 import uvicorn
 from service.rest_service import TOKEN, serving, tokens_of, wait_until
 
+from hocket.service.daemon.assignment import LOGS
+from hocket.service.daemon.log import Log
 from hocket.service.errors import UnavailableError
 from hocket.service.executors.bounded_log import BoundedLog
 from hocket.service.records import EventRecord
@@ -246,14 +248,15 @@ def test_an_event_is_read_and_written_once_for_all_readers(monkeypatch):
 
 
 def test_who_follows_a_log_that_is_cut_goes_on_with_what_is_new(tmp_path):
-    path = tmp_path / "log"
+    path = tmp_path / LOGS / "1" / "attempt-1.log"
+    path.parent.mkdir(parents=True)
     log = BoundedLog(str(path), 8000)
     log.write(b"a" * 7000)
     daemon = SimpleNamespace(attempts=lambda job: [SimpleNamespace(attempt=1, ended_s=None)])
     bell = SimpleNamespace(is_closed=False)
 
     async def read() -> list[bytes]:
-        blocks = logs._followed(daemon, bell, 1, 1, path, 0)
+        blocks = logs._followed(daemon, bell, 1, 1, Log(tmp_path, 1, 1), 0)
         found = [await anext(blocks)]
         log.write(b"b" * 2000)
         assert path.stat().st_size < 7000, "its middle was dropped"

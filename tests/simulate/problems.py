@@ -18,10 +18,13 @@ MADE_ROLES = (Role.ACTIVATION, Role.ACTIVATION, Role.GRADIENT, Role.OUTPUT, Role
 
 
 @st.composite
-def graphs(draw: Any, max_ops: int = 10, max_before: int = 4) -> Graph:
+def graphs(
+    draw: Any, max_ops: int = 10, max_before: int = 4, *, has_streams: bool = False
+) -> Graph:
     """Graphs with aliases, control tensors, unread tensors and every role."""
     builder = GraphBuilder("generated")
-    streams = st.sampled_from(draw(st.sampled_from([(Stream.COMPUTE,), tuple(Stream)])))
+    several = has_streams and draw(st.booleans())
+    streams = st.sampled_from(tuple(Stream) if several else (Stream.COMPUTE,))
     tensors: list[int] = []
     for index in range(draw(st.integers(0, max_before))):
         base = draw(st.sampled_from([-1, -1, *tensors]))
@@ -90,9 +93,17 @@ def clusters(draw: Any, max_devices: int = 4) -> Cluster:
 
 
 @st.composite
-def problems(draw: Any, max_ops: int = 10, max_devices: int = 4, mode: str | None = None) -> Any:
+def problems(
+    draw: Any,
+    max_ops: int = 10,
+    max_devices: int = 4,
+    mode: str | None = None,
+    *,
+    has_streams: bool = False,
+) -> Any:
     """A generated graph on a generated cluster at generated costs."""
-    graph, cluster = draw(graphs(max_ops)), draw(clusters(max_devices))
+    graph = draw(graphs(max_ops, has_streams=has_streams))
+    cluster = draw(clusters(max_devices))
     num_kinds = len(cluster.kinds)
     op_s = draw(
         st.lists(DURATIONS, min_size=num_kinds * graph.num_ops, max_size=num_kinds * graph.num_ops)

@@ -33,7 +33,7 @@ GENERATED = settings(
 @GENERATED
 @given(st.data())
 def test_critical_path_explains_the_step_without_a_gap(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     timeline = simulate(problem, data.draw(plans(problem)))
     path = critical_path(timeline, problem)
     assert path[0].start_s == 0
@@ -50,7 +50,7 @@ def test_critical_path_explains_the_step_without_a_gap(data):
 @given(st.data())
 def test_critical_path_reasons_are_true(data):
     """Each step follows what its reason says: its data, its device, or a transfer ahead."""
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     timeline, graph = simulate(problem, data.draw(plans(problem))), problem.graph
     path = critical_path(timeline, problem)
     for before, step in itertools.pairwise(path):
@@ -102,7 +102,7 @@ def test_queued_transfer_waits_for_the_link():
 @GENERATED
 @given(st.data())
 def test_busy_times_equal_the_union_of_spans(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     timeline = simulate(problem, data.draw(plans(problem)))
     length_s = timeline.op_end_s - timeline.op_start_s
     expected = [length_s[timeline.op_device == d].sum() for d in range(timeline.num_devices)]

@@ -24,7 +24,7 @@ def _simulated(problem, plan):
 @given(st.data())
 @settings(derandomize=True, deadline=None, max_examples=120)
 def test_evaluator_agrees_with_the_simulator_on_plans_one_after_another(data):
-    problem = data.draw(problems(max_ops=10))
+    problem = data.draw(problems(max_ops=10, has_streams=True))
     evaluate = Evaluator(problem)
     for _ in range(3):
         plan = data.draw(plans(problem))
@@ -50,7 +50,7 @@ def test_evaluator_agrees_with_the_simulator_on_a_training_step(transfers):
 @given(st.data())
 @settings(derandomize=True, deadline=None, max_examples=60)
 def test_first_better_stops_at_the_first_change_that_the_simulator_finds_better(data):
-    problem = data.draw(problems(max_ops=6, max_devices=3))
+    problem = data.draw(problems(max_ops=6, max_devices=3, has_streams=True))
     plan = data.draw(plans(problem, orders=("priority",)))
     evaluate = Evaluator(problem)
     best = evaluate.plan(plan)
@@ -82,7 +82,7 @@ def test_first_better_stops_at_the_first_change_that_the_simulator_finds_better(
 @given(st.data())
 @settings(derandomize=True, deadline=None, max_examples=30)
 def test_walk_keeps_what_is_good_enough_and_remembers_the_best(data):
-    problem = data.draw(problems(max_ops=6, max_devices=3))
+    problem = data.draw(problems(max_ops=6, max_devices=3, has_streams=True))
     plan = data.draw(plans(problem, orders=("priority",)))
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     num, num_ops = 12, problem.graph.num_ops

@@ -79,7 +79,7 @@ def test_simulate_is_ten_times_as_fast_as_simpy():
 @given(st.data())
 def test_shared_transfers_get_exactly_their_work(data):
     """Integrate each transfer's rate over the finished timeline: it must add up to its work."""
-    problem = data.draw(problems(mode="shared"))
+    problem = data.draw(problems(mode="shared", has_streams=True))
     timeline = simulate(problem, data.draw(plans(problem)))
     costs, routes = problem.costs, problem.costs.routes
     src, dst = timeline.transfer_src, timeline.transfer_dst
@@ -104,7 +104,7 @@ def test_shared_transfers_get_exactly_their_work(data):
 @given(st.data())
 def test_timeline_keeps_the_rules(data):
     """One op at a time, nothing before its data, one transfer per tensor and destination."""
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     plan = data.draw(plans(problem))
     timeline, graph = simulate(problem, plan), problem.graph
     row = problem.costs.device_row[plan.device_of]
@@ -143,7 +143,7 @@ def test_timeline_keeps_the_rules(data):
 @given(st.data())
 def test_memory_ends_with_what_is_held(data):
     """On one device, what is left at the end are the storages that the roles say stay."""
-    problem = data.draw(problems(max_devices=1))
+    problem = data.draw(problems(max_devices=1, has_streams=True))
     timeline = simulate(problem, Plan(device_of=data.draw(placements(problem))))
     graph = problem.graph
     kept = set()

@@ -27,7 +27,7 @@ GENERATED = settings(
 @GENERATED
 @given(st.data())
 def test_simulate_equals_the_oracle_exactly(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     plan = data.draw(plans(problem))
     timeline = simulate(problem, plan)
     oracle = Oracle(problem, plan).run()
@@ -41,7 +41,7 @@ def test_simulate_equals_the_oracle_exactly(data):
 @settings(GENERATED, max_examples=80)
 @given(st.data())
 def test_home_devices_are_the_first_readers(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     device_of = data.draw(placements(problem))
     homes = home_devices(problem.graph, device_of)
     assert homes.tolist() == homes_of(problem.graph, device_of.tolist())
@@ -50,7 +50,7 @@ def test_home_devices_are_the_first_readers(data):
 @settings(GENERATED, max_examples=30)
 @given(st.data())
 def test_simulate_is_the_same_twice(data):
-    problem = data.draw(problems())
+    problem = data.draw(problems(has_streams=True))
     plan = data.draw(plans(problem))
     first, second = simulate(problem, plan), simulate(problem, plan)
     for spec in fields(first):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hocket.errors import UsageError
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
@@ -58,6 +59,12 @@ def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") ->
     fewer devices, less money and less memory, then to the planner that stands first. On a single
     device there is nothing to compare, unless it has too little memory for the plain order.
     """
+    if problem.graph.op_stream.any():
+        raise UsageError(
+            "the graph has ops on further streams of a device, which planners do not place",
+            hint="plan the graph from which it was made",
+            where=problem.graph.name,
+        )
     tried: list[Candidate] = []
     if not names and problem.cluster.num_devices == 1:
         alone = propose(problem, ONE_DEVICE, BASE[ONE_DEVICE])
