@@ -353,3 +353,13 @@ def test_host_overhead_is_what_phases_take_beyond_the_work_of_their_ops(monkeypa
     assert host.backward_s == pytest.approx((9e-3 - 3e-3 - 2e-3) / backward)
     num_parameters = (4e-3 - 1e-3) / host.optimizer_s
     assert num_parameters == pytest.approx(round(num_parameters))
+
+
+@pytest.mark.parametrize(("device", "expected_s"), [("cuda", 0.002), ("cpu", 3.0)])
+def test_a_first_call_that_loads_kernels_is_no_measurement_on_a_gpu(
+    device, expected_s, monkeypatch
+):
+    seconds = iter([3.0, 0.002, 0.002, 0.002, 0.002, 0.002, 0.002])
+    for name in ("_cuda_sample_s", "_cpu_sample_s"):
+        monkeypatch.setattr(timing, name, lambda calls, num_calls: next(seconds))
+    assert timing.call_s([lambda: None], torch.device(device), limit_s=1.0) == expected_s

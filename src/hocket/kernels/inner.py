@@ -3,8 +3,9 @@
 The compiler makes machine code of every function, and that code contains all that the function
 calls: what is called through five others is optimised and translated six times. Here an inner
 function stays as it is before optimisation, and only the entry, which contains all of them, is
-optimised and translated. That takes 40 % of the time off compiling the kernels of `hocket plan`,
-and the entries run as fast (the simulator a fifth faster, list scheduling 5 % slower).
+optimised and translated. That takes about a quarter of the time off compiling the kernels of
+`hocket plan`, and the entries run as fast (the simulator a fifth faster, list scheduling 5 %
+slower).
 """
 
 from __future__ import annotations
