@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from gavel_cluster import KINDS, devices_of_each_kind, gavel_table, model_of
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds import (
     Finish,
     Job,

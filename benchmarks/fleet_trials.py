@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.service.client import FleetClient, find_service
 from hocket.service.executors import processes
 

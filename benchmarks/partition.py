@@ -21,8 +21,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.contrib.piper import piper_plan, read_piper
-from hocket.errors import NoFeasiblePlanError
 from hocket.planners.parallelism.partition import LayerCosts, partition_layers
 
 INPUTS = Path(__file__).parents[2] / "shared" / "data" / "parallelism" / "piper" / "inputs"

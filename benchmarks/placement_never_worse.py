@@ -20,7 +20,7 @@ import numpy as np
 import suite
 
 from hocket.api import make_problem
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.graph import Graph, GraphBuilder, Role
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate

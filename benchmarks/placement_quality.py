@@ -19,7 +19,7 @@ from pathlib import Path
 
 import suite
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.plan.problem import Problem
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import lower_bound

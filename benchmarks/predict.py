@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hocket.base.units import format_bytes, format_seconds
 from hocket.capture.model import capture_program
 from hocket.capture.zoo.load import load_model
 from hocket.cost.allocator import with_allocator_rounding
@@ -35,7 +36,6 @@ from hocket.cost.roofline import estimate_costs
 from hocket.cost.timing import host_clock
 from hocket.graph import Graph, Phase
 from hocket.hardware import Cluster
-from hocket.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)

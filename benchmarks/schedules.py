@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.schedules import (
     known_schedules,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.api import Planned, auto, plan_graph, plan_parallel
+    from hocket.base.errors import HocketError
     from hocket.capture import capture
-    from hocket.errors import HocketError
     from hocket.graph.files import read_graph, write_graph
     from hocket.graph.graph import Graph
     from hocket.hardware.cluster import Cluster
@@ -55,7 +55,7 @@ __all__ = [
 _HOME = {
     "Cluster": "hocket.hardware.cluster",
     "Graph": "hocket.graph.graph",
-    "HocketError": "hocket.errors",
+    "HocketError": "hocket.base.errors",
     "Plan": "hocket.plan.plan",
     "Planned": "hocket.api",
     "Problem": "hocket.plan.problem",

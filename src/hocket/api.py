@@ -13,17 +13,17 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket.base.errors import NoFeasiblePlanError, unknown_name
+from hocket.base.units import format_seconds
 from hocket.cost.calibrate import Calibration
 from hocket.cost.memory import as_profiled
 from hocket.cost.profile import Profile
 from hocket.cost.roofline import estimate_costs
-from hocket.errors import NoFeasiblePlanError, unknown_name
 from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
 from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, TransferMode
-from hocket.units import format_seconds
 
 if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
@@ -80,7 +80,7 @@ class Planned:
         Else the model is built anew: ``model`` must name it (a model of the zoo or
         ``package.module:function``) unless the name given to `hocket.capture` does.
         """
-        from hocket.extras import require
+        from hocket.base.extras import require
 
         require("torch", "running a plan")
         from hocket.runtime.session import RunOptions, run_plan
@@ -121,7 +121,7 @@ class Planned:
         graph_file: str | Path | None = None,
     ) -> None:
         """Write plan, report and trace, all or none of them."""
-        from hocket.atomic import write_together
+        from hocket.base.atomic import write_together
         from hocket.plan.files import plan_bytes
         from hocket.view.report import report_html
         from hocket.view.trace import trace_bytes, trace_events

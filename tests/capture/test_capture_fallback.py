@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.capture import CaptureWarning, UntraceableError, capture, capture_program
-from hocket.errors import UsageError
 from hocket.graph import Phase, Role
 
 

@@ -12,8 +12,8 @@ import torch
 from capture.captured_models import ops_of, tensors_with
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.capture import capture, capture_program, load_model
-from hocket.errors import UsageError
 from hocket.graph import Phase, Role, write_graph
 
 

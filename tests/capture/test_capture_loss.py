@@ -5,9 +5,9 @@ import torch
 from cli.terminal import hocket
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.capture.loss import LOSSES, ChosenLoss, told
-from hocket.errors import UsageError
 
 MODELS = """
 import torch

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from hocket.base.errors import UsageError
 from hocket.capture import capture, capture_program, execute, named_tensors
 from hocket.capture.optimizer import optimizer_of_meta
-from hocket.errors import UsageError
 from hocket.graph import Phase
 
 

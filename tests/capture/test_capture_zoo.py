@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.capture import ZOO, capture, load_model
-from hocket.errors import InputFileError, UsageError
 from hocket.transformer.counts import parameter_counts
 from hocket.transformer.files import find_model
 
@@ -136,7 +136,7 @@ def raises():
 def parses():
     return json.loads("{")
 def refuses():
-    from hocket.errors import InputFileError
+    from hocket.base.errors import InputFileError
     raise InputFileError("no data")
 """
 

@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from hocket.base.errors import HocketError
 from hocket.cli.root import root
-from hocket.errors import HocketError
 
 MATRIX = """\
 \tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from hocket.base.errors import HocketError
 from hocket.cli.root import root
-from hocket.errors import HocketError
 
 PROGRAM = """
 raise SystemExit("the file was run")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cli.terminal import hocket
 
-from hocket import atomic
-from hocket.errors import UsageError
+from hocket.base import atomic
+from hocket.base.errors import UsageError
 from hocket.graph.files import write_graph
 from hocket.graph.generators import generate
 

@@ -10,9 +10,9 @@ from contrib.piper_oracle import check_plan, every_division, full_table, greedy_
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import InputFileError, NoFeasiblePlanError, UsageError
 from hocket.contrib.piper import piper_plan, read_piper
 from hocket.contrib.piper.input import piper_input
-from hocket.errors import InputFileError, NoFeasiblePlanError, UsageError
 
 INPUTS = Path(__file__).parents[3] / "shared" / "data" / "parallelism" / "piper" / "inputs"
 needs_inputs = pytest.mark.skipif(not INPUTS.exists(), reason="no ../shared/data at hand")

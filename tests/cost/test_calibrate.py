@@ -7,6 +7,7 @@ from cost.cost_samples import CPU, TESLA, cluster_of, entry_of, graph_of, profil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import (
     Calibration,
     calibrate,
@@ -21,7 +22,6 @@ from hocket.cost.families import FAMILIES
 from hocket.cost.host import HostOverhead
 from hocket.cost.profile import write_profile
 from hocket.cost.roofline import estimate_costs
-from hocket.errors import InputFileError, UsageError
 
 KIND_OF = {"matmul": "aten.mm", "convolution": "aten.convolution", "elementwise": "aten.add"}
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import UsageError
 from hocket.cost.collectives import (
     all_gather_s,
     all_to_all_s,
@@ -19,7 +20,6 @@ from hocket.cost.collectives import (
     ring_path,
     tree_all_reduce_s,
 )
-from hocket.errors import UsageError
 from hocket.hardware import cluster_from_text
 
 LATENCY_S, BANDWIDTH_BPS = 3e-6, 2e9

@@ -11,6 +11,7 @@ from cost.cost_samples import cluster_of
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from hocket.base.errors import UsageError  # noqa: E402
 from hocket.capture.model import capture_program  # noqa: E402
 from hocket.capture.recording import Layout  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
@@ -24,7 +25,6 @@ from hocket.cost.families import family_of  # noqa: E402
 from hocket.cost.inputs import filled, index_bound, make_arguments  # noqa: E402
 from hocket.cost.measure import profile_program  # noqa: E402
 from hocket.cost.roofline import estimate_costs  # noqa: E402
-from hocket.errors import UsageError  # noqa: E402
 from hocket.hardware import DeviceKind  # noqa: E402
 
 HERE = DeviceKind(

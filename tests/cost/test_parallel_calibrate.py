@@ -13,6 +13,7 @@ from cost.parallel_samples import cluster_of, gpt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.root import root
 from hocket.cost.parallel.calibrate import calibrate, prediction_errors
 from hocket.cost.parallel.coefficients import (
@@ -26,7 +27,6 @@ from hocket.cost.parallel.coefficients import (
 from hocket.cost.parallel.measurements import Run, read_runs
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
-from hocket.errors import InputFileError, UsageError
 from hocket.transformer import Division, Divisions
 
 ON = "8xdgx-a100-80g"

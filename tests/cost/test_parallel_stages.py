@@ -9,11 +9,11 @@ from cost.parallel_samples import cluster_of, gpt, mixture
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import UsageError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
-from hocket.errors import UsageError
 from hocket.plan.parallel import StageCosts as PlannedCosts
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline

@@ -10,13 +10,13 @@ from cost.parallel_samples import cluster_of, gpt, mixture, random_divisions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import UsageError
 from hocket.cost.parallel import keys
 from hocket.cost.parallel.coefficients import NAMES, Coefficients
 from hocket.cost.parallel.setting import setting_of, stack_settings
 from hocket.cost.parallel.softwares import SOFTWARES, find_software
 from hocket.cost.parallel.step import PARTS, predict, predict_settings
 from hocket.cost.parallel.traffic import Group, all_reduce_s
-from hocket.errors import UsageError
 from hocket.hardware.cluster import Cluster
 from hocket.transformer import Division, Divisions, Transformer
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.calibrate import calibrate, prediction_errors
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.hardware.cluster import Cluster

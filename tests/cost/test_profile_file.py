@@ -6,6 +6,7 @@ from cost.cost_samples import entry_of, graph_of, profile_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import Calibration, write_calibration
 from hocket.cost.efficiency import Efficiency, KindFit
 from hocket.cost.host import HostOverhead
@@ -17,7 +18,6 @@ from hocket.cost.profile import (
     with_measured_workspace,
     write_profile,
 )
-from hocket.errors import InputFileError, UsageError
 
 
 def sample():

@@ -6,12 +6,12 @@ from cost.cost_samples import CPU, TESLA, cluster_of, entry_of, graph_of, profil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import Calibration
 from hocket.cost.costs import Costs, Source
 from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency, KindFit, peak_flops
 from hocket.cost.host import HostOverhead
 from hocket.cost.roofline import costs_from_settings, estimate_costs
-from hocket.errors import InputFileError, UsageError
 from hocket.graph import DTYPES, StatedTimes
 
 KINDS = ("aten.mm", "aten.add", "aten.convolution", "aten.embedding", "aten.sum", "what")

@@ -11,8 +11,8 @@ from cli.terminal import hocket
 from torch import nn
 
 from hocket.api import make_problem, plan_graph
+from hocket.base.errors import UsageError
 from hocket.capture import capture
-from hocket.errors import UsageError
 from hocket.export.accelerate import device_map
 from hocket.graph.generators.chain import chain
 from hocket.plan.plan import Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.errors import CheckError, InputFileError, UsageError
+from hocket.base.errors import CheckError, InputFileError, UsageError
 from hocket.export.compile_trees import program_of
 from hocket.export.msccl import read_msccl, to_msccl
 from hocket.export.mscclpp import program_of_plan, read_mscclpp, to_mscclpp

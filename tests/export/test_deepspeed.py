@@ -6,7 +6,7 @@ import json
 import pytest
 from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.export import export_plan
 
 

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.root import root
-from hocket.errors import InputFileError, UsageError
 from hocket.export.kubernetes import (
     KubernetesJob,
     KubernetesKind,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.export import export_plan
 from hocket.export.megatron import pipeline_layout
 from hocket.transformer import Experts

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
+from hocket.base.errors import CheckError, UsageError
 from hocket.cli.export import command
-from hocket.errors import CheckError, UsageError
 from hocket.export import TARGETS, export_plan
 from hocket.plan.parallel_files import write_parallel_plan
 from hocket.runtime.parallel.jobs import make_job

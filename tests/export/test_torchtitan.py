@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.export import export_plan
 from hocket.planners.parallelism.schedules import from_torch_csv
 

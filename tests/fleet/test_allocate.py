@@ -7,8 +7,8 @@ import pytest
 from cli.terminal import hocket
 from click.testing import CliRunner
 
+from hocket.base.errors import HocketError, InputFileError, UsageError
 from hocket.cli.fleet import command
-from hocket.errors import HocketError, InputFileError, UsageError
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.problem_file import parse_problem, read_problem
 

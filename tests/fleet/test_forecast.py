@@ -11,7 +11,7 @@ from fleet.test_simulator import devices, small_work
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain, words_for_seconds
 from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, resized
 from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step

@@ -15,7 +15,7 @@ from fleet.markets import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import CheckError, UsageError
+from hocket.base.errors import CheckError, UsageError
 from hocket.fleet.market import Market
 from hocket.fleet.policies import POLICIES, find_policy
 from hocket.fleet.policies.normalise import isolated_steps_per_s, proportional_steps_per_s

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds import (
     AddDevices,
     Cancel,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from hocket.base.errors import HocketError, UsageError
 from hocket.cli.fleet.simulate import command, parse_cluster
-from hocket.errors import HocketError, UsageError
 
 TRACE = """name,job_type,arrival_s,gang,duration_s
 <b>one</b>,x,0,1,2000

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fleet.watch import Watch
 
-from hocket.errors import NoFeasiblePlanError, UsageError
+from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.rounds import Actions, Device, Event, Rules, State
 from hocket.fleet.simulator import Faults, FleetRun, Work, bind, simulate
 from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hocket.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.fleet.throughputs import Profile, complete, read_throughputs
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"

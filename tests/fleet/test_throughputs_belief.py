@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds import Device, Job, Submit, Tick, new_state, step
 from hocket.fleet.throughputs import Profile, Throughputs
 from hocket.fleet.throughputs.belief import Belief, belief_from

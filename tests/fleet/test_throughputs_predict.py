@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.root import root
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
-from hocket.errors import InputFileError, UsageError
 from hocket.fleet.throughputs import Profile, read_throughputs, stacked, write_throughputs
 from hocket.fleet.throughputs.buckets import Gradients, exposed_s, in_buckets
 from hocket.fleet.throughputs.predict import predict, predict_throughputs

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds import Device, Job, Progress, State, Submit, Tick, new_state, step
 from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
 from hocket.fleet.throughputs.conditional import conditional_row

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hocket.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.fleet.throughputs import Profile, Throughputs
 from hocket.fleet.traces import generate_trace, read_trace, write_trace
 

@@ -13,7 +13,7 @@ from graph.random_graphs import PlainGraph, plain_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.graph import (
     Graph,
     GraphBuilder,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.graph import Graph, Phase, Role, on_file_terms, read_graph
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

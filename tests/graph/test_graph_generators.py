@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.graph import FAMILIES, Graph, Phase, Role, generate
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.graph import Graph, GraphBuilder, Phase, Role, StatedTimes, verify_graph
 
 

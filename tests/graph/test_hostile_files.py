@@ -16,9 +16,9 @@ from graph.test_graph_formats import PIPEDREAM, dnn_file, memgraph_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
+from hocket.base.jsonfile import dump_json
 from hocket.graph import generate, graph_to_dict, read_graph, verify_graph
-from hocket.jsonfile import dump_json
 
 MB = 10**6
 VALID = dump_json(graph_to_dict(generate("transformer", 43)))

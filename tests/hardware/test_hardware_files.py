@@ -9,7 +9,7 @@ from hardware.hardware_samples import DEVICES, KIND, LINKED, from_toml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.hardware.files import (
     cluster_from_dict,
     machine_from_dict,

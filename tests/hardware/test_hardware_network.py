@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from hocket.base.errors import InputFileError
 from hocket.cost.collectives import ring_path
 from hocket.cost.parallel.network import network_of
-from hocket.errors import InputFileError
 from hocket.hardware.files import cluster_from_dict
 from hocket.hardware.shorthand import cluster_from_text
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.hardware import Cluster, Device, DeviceKind, Link, cluster_from_text
 from hocket.hardware.routes import MAX_DEVICES, REFERENCE_BYTES, find_routes
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import HocketError, InputFileError, UsageError
+from hocket.base.errors import HocketError, InputFileError, UsageError
 from hocket.hardware import (
     cluster_from_dict,
     cluster_from_text,

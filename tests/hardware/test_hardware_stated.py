@@ -2,7 +2,7 @@
 
 import pytest
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.hardware import cluster_from_dict, cluster_from_text, cluster_to_dict, stated_cluster
 from hocket.hardware.cluster import Cluster, Device, DeviceKind
 

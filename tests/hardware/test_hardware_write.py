@@ -9,7 +9,7 @@ from hardware.hardware_samples import DEVICES, LINKED, from_toml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.hardware import Cluster, Device, DeviceKind, Link
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict, cluster_to_toml, read_cluster
 from hocket.hardware.kinds import PEAK_TYPES, PRESETS

@@ -7,7 +7,7 @@ import pytest
 from cli.terminal import hocket
 
 from hocket.api import make_problem, plan_graph
-from hocket.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.graph.generators.chain import chain
 from hocket.hardware.detect import unstated_headroom_bytes
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.kernels import files, is_compiled, kernel
 
 MANY = """

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cli.plan import NUM_KERNELS
 from hocket.graph.files import write_graph
 from hocket.graph.generators import generate

@@ -7,7 +7,7 @@ import pytest
 from loops.catalogue import LOOPS
 
 import hocket
-from hocket.errors import HocketError, UsageError
+from hocket.base.errors import HocketError, UsageError
 
 RUN = [
     "mf_scalar", "mf_csr", "lda_counts_totals", "scratch", "greatest_and_sum",

@@ -10,7 +10,7 @@ import pytest
 from loops.catalogue import LOOPS
 
 import hocket
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.loops.backends import processes
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hocket.api import make_problem, plan_graph
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.graph import GraphBuilder, Role
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.files import read_plan

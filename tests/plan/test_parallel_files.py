@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.hardware import cluster_from_text
 from hocket.plan.parallel import ParallelPlan, StageCosts
 from hocket.plan.parallel_files import (

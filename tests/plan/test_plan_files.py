@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from simulate.problems import problems
 
 from hocket.api import make_problem, plan_graph
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.host import HostOverhead
 from hocket.cost.profile import Profile, ProfileEntry
-from hocket.errors import InputFileError, UsageError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.files import write_graph
 from hocket.graph.generators import generate

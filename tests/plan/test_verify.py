@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from simulate.problems import placements, problems
 
 from hocket.api import make_problem, plan_graph
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan

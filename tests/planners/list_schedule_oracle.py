@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from planners.list_schedule_facts import PERSISTENT, in_breadth_first_order, root_of, tied_ops
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.units import format_bytes
 from hocket.graph import Role
 from hocket.plan.problem import Problem
 from hocket.planners.placement.list_schedule.schedule import list_schedule
-from hocket.units import format_bytes
 
 HELD = {*PERSISTENT, Role.GRADIENT, Role.OUTPUT}
 

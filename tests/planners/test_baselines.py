@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hocket.api import make_problem
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.graph import GraphBuilder, Role
 from hocket.plan.plan import Plan
 from hocket.planners import find_planner

@@ -17,7 +17,7 @@ from planners.golden import EXAMPLE_A, EXAMPLE_B
 from simulate.problems import joined, placements, problem_of, problems
 
 from hocket.api import make_problem
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.files import read_graph
 from hocket.graph.generators import generate

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from simulate.problems import DURATIONS, clusters, costs_of, joined, problem_of, problems
 
 from hocket.api import make_problem
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.costs import Source
-from hocket.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Phase, generate, read_graph
 from hocket.graph.coarsen import bound_ops, co_placed, forward_only, fuse
 from hocket.graph.verify import verify_graph

@@ -18,7 +18,7 @@ from planners.communication_cases import (
     random_cluster,
 )
 
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.sections.communication import Communication, Tree
 from hocket.planners.communication.blink import blink_broadcast, many_trees

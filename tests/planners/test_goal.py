@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.api import make_problem, plan_graph
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.candidates import judge

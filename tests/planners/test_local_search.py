@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import costs_of, device, device_kind, joined, plans, problem_of, problems
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.graph import GraphBuilder
 from hocket.graph.generators import generate
 from hocket.hardware import Cluster

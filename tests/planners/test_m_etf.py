@@ -11,7 +11,7 @@ from planners.list_schedule_problems import PUBLISHED, hard_problems, random_pro
 from simulate.problems import device_kind, joined, problem_of
 
 from hocket.api import make_problem
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role, generate
 from hocket.plan.plan import Plan
 from hocket.plan.verify import structure_violations

@@ -20,7 +20,7 @@ from planners.max_load_cases import (
 from simulate.problems import joined, placements, problem_of, problems
 
 from hocket.api import make_problem
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan

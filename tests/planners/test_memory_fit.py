@@ -20,6 +20,7 @@ from planners.memory_cases import (
 from simulate.problems import joined, plans, problem_of, problems
 
 from hocket.api import make_problem
+from hocket.base.units import parse_bytes
 from hocket.graph import GraphBuilder, Phase, Role
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.files import read_graph
@@ -34,7 +35,6 @@ from hocket.planners.placement.memory.relieve import Board, Level
 from hocket.planners.placement.memory.units import layers, units
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import update_violations, violations
-from hocket.units import parse_bytes
 
 PUBLIC = Path(__file__).parents[3] / "shared" / "data" / "placement"
 SHARES = ((1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 1, 1))

@@ -12,7 +12,7 @@ from planners.golden import EXAMPLE_A, EXAMPLE_B
 from simulate.problems import joined, problem_of
 
 from hocket.api import make_problem
-from hocket.errors import MissingExtraError, NoFeasiblePlanError, UsageError
+from hocket.base.errors import MissingExtraError, NoFeasiblePlanError, UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound

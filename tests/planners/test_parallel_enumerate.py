@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.hardware import cluster_from_text
 from hocket.planners.parallelism.enumerate import (
     FEW_DEVICES,

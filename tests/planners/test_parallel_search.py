@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.jsonfile import dump_json
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.memory import memory, stage_memory
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
-from hocket.errors import NoFeasiblePlanError
 from hocket.hardware import cluster_from_text
-from hocket.jsonfile import dump_json
 from hocket.plan.parallel_files import parallel_plan_from_dict, parallel_plan_to_dict
 from hocket.planners.parallelism import enumerate as enumeration
 from hocket.planners.parallelism.candidates import Training

@@ -10,7 +10,7 @@ from planners.pardnn_problems import tied_problems, with_memory
 from simulate.problems import joined, placements, problem_of, problems
 
 from hocket.api import make_problem
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.kernels.containers import table

@@ -10,7 +10,7 @@ from planners import pardnn_oracle as oracle
 from planners.pardnn_problems import tied_problems
 from simulate.problems import joined, problem_of
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph import GraphBuilder, Role
 from hocket.kernels.containers import table
 from hocket.planners.placement.pardnn.ledger import axis_of

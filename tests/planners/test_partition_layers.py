@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planners.partition_cases import brute_force, layer_costs
 
-from hocket.errors import HocketError, NoFeasiblePlanError, UsageError
+from hocket.base.errors import HocketError, NoFeasiblePlanError, UsageError
 from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.partition import (
     LayerCosts,

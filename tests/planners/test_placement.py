@@ -11,7 +11,7 @@ from planners.tight_cases import tight_problem
 from simulate.problems import joined, problem_of, problems
 
 from hocket.api import make_problem
-from hocket.errors import CheckError, NoFeasiblePlanError, UsageError
+from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
 from hocket.graph import GraphBuilder, Phase, Role, Stream
 from hocket.graph.coarsen import tied_ops
 from hocket.graph.generators import generate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hocket.api import best_of, make_problem
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph.files import read_graph
 from hocket.planners.compare import compare
 from hocket.simulate.engine import simulate

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.pipelines import even_costs, stage_costs
 
-from hocket.errors import CheckError, NoFeasiblePlanError, UsageError
+from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
 from hocket.plan.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules import (
     known_schedules,

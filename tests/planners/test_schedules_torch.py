@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.pipelines import CASES, even_costs, schedules, stage_costs
 
-from hocket.errors import CheckError, InputFileError
+from hocket.base.errors import CheckError, InputFileError
 from hocket.planners.parallelism.schedules import (
     from_torch_csv,
     make_schedule,

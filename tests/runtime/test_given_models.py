@@ -9,8 +9,8 @@ from torch import nn
 
 import hocket as package
 from hocket.api import Planned
+from hocket.base.errors import UsageError
 from hocket.capture.real import BuiltForReal, made_real
-from hocket.errors import UsageError
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.runtime.reference import reference_steps
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
-from hocket.errors import CheckError, UsageError
+from hocket.base.errors import CheckError, UsageError
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.parallel import check as check_module
 from hocket.runtime.parallel.check import (

@@ -11,8 +11,8 @@ import pytest
 import torch
 from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 
+from hocket.base.errors import MissingExtraError, RunError, UsageError
 from hocket.cli import main
-from hocket.errors import MissingExtraError, RunError, UsageError
 from hocket.hardware import detect
 from hocket.plan.parallel_files import write_parallel_plan
 from hocket.runtime import connect

@@ -17,10 +17,10 @@ from runtime.small_zoo import SMALL_ZOO
 from runtime.test_single import NUM_DEVICES, assert_same, place
 from torch import nn
 
+from hocket.base.errors import RunError
 from hocket.capture import named_tensors
 from hocket.capture.program import Call
 from hocket.capture.recording import Constant, Cost, Ref, same_leaves
-from hocket.errors import RunError
 from hocket.graph import Phase
 from hocket.runtime.connect import Store
 from hocket.runtime.outbox import Outbox

@@ -8,8 +8,8 @@ from cli.terminal import hocket
 from torch import nn
 
 from hocket.api import plan_graph
+from hocket.base.errors import UsageError
 from hocket.capture import capture
-from hocket.errors import UsageError
 from hocket.runtime import room
 from hocket.runtime.supervise import RankSpec, Supervisor
 

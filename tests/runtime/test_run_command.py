@@ -13,9 +13,9 @@ import pytest
 from runtime.placements import random_placement
 
 from hocket.api import make_problem
+from hocket.base.errors import UsageError
 from hocket.capture import capture, load_model
 from hocket.cli import main
-from hocket.errors import UsageError
 from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
 from hocket.runtime.rebuild import rebuild

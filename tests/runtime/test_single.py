@@ -12,8 +12,8 @@ from runtime.placements import random_placement
 from runtime.small_zoo import SMALL_ZOO
 from simulate.problems import joined, problem_of
 
+from hocket.base.errors import RunError
 from hocket.capture import ZOO, capture_program, named_tensors
-from hocket.errors import RunError
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.reference import reference_steps
 from hocket.runtime.setup import Setup

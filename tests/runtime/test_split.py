@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import joined, plans, problem_of, problems
 
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.runtime.split import Do, split
 from hocket.simulate import simulate

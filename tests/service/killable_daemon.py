@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.fleet.rounds.state import Device, Rules
 from hocket.service.daemon import Daemon
 from hocket.service.executors.local import LocalExecutor

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from service.local_attempts import NAME, assignment, executor_in, folder_of, wait_for_end
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.attempts import Attempts, looked_at

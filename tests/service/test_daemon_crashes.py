@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from service.daemon_rig import CrashError, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.service.daemon import commands
 from hocket.service.errors import StaleAttemptError, UnavailableError
 from hocket.service.executors.executor import Assignment, AttemptName, Poll

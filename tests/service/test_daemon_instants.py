@@ -16,7 +16,7 @@ from service.local_attempts import (
     wait_for_text,
 )
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request

@@ -8,7 +8,7 @@ import pytest
 from service.daemon_rig import RULES, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.service.daemon import commands
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import ENDED

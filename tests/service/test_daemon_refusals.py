@@ -10,7 +10,7 @@ import pytest
 from service.daemon_rig import RULES, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
-from hocket.errors import InputFileError, RunError, UsageError
+from hocket.base.errors import InputFileError, RunError, UsageError
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import commands

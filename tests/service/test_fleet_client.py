@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hocket.base.errors import UsageError
 from hocket.cli.fleet import connection
 from hocket.cli.fleet import explain as explaining
-from hocket.errors import UsageError
 from hocket.service import client as clients
 
 

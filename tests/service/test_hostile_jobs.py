@@ -10,7 +10,7 @@ import pytest
 from service.fleet_terminal import SECRET, fleet_in
 from service.rest_service import is_problem
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.daemon.log import Log
 from hocket.service.errors import NotFoundError
 from hocket.service.executors import isolation

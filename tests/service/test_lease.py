@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from service.lease_server import LeaseServer
 from service.local_attempts import wait_until
 
-from hocket.errors import RunError, UsageError
+from hocket.base.errors import RunError, UsageError
 from hocket.service import lease as module
 from hocket.service.lease import LEAVE, SAVE, StaleLeaseError, lease
 

@@ -8,9 +8,9 @@ import pytest
 from click.testing import CliRunner
 from service.local_attempts import assignment
 
+from hocket.base.errors import UsageError
 from hocket.cli.fleet.simulate import parse_cluster
 from hocket.cli.root import root
-from hocket.errors import UsageError
 from hocket.service.engines import open_engine
 from hocket.service.executors.local_devices import found_devices, with_cuda
 

@@ -27,7 +27,7 @@ from service.local_attempts import (
     wait_until,
 )
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.service.executors import attempt_folder, local
 from hocket.service.executors.executor import EXITED, LOST, RUNNING, STARTING, AttemptName
 

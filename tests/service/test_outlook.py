@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain
 from hocket.fleet.forecast import at_moment, forecast
 from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step

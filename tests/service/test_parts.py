@@ -15,7 +15,7 @@ from service.fake_executor import fleet_devices
 from service.store_story import batch, content, read
 from service.test_snapshot import states
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.fleet.rounds import Job, Rules, Submit, Tick, new_state, step
 from hocket.fleet.rounds.state import BLANK, JOB_RECORD, State
 from hocket.service.errors import UnavailableError

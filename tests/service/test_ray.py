@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from service.ray_cluster import RayCluster, processes_with, ray_cluster
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.service.executors import processes
 from hocket.service.executors.executor import (
     EXITED,

@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 from service.slurm_cluster import NoSlurmError, SlurmCluster
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import Daemon
 from hocket.service.daemon.world import violations

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.service.executors import slurm_commands
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.fake_executor import fleet_devices
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.fleet.rounds import (
     AddDevices,
     Cancel,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from service.store_story import STATE, batch, content, job, read
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.errors import UnavailableError
 from hocket.service.records import (
     EventRecord,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service.store_story import Story, batch, read, tell_story
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.store import Store, schema
 
 

@@ -9,7 +9,7 @@ import stat
 import pytest
 from service.rest_service import TOKEN, is_problem
 
-from hocket.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.service.errors import NotFoundError
 from hocket.service.rest.credentials import PAGE_HEADER, form_token
 from hocket.service.tokens import COOKIE_AGE_S, LINK_AGE_S, MAX_COOKIES, Holder, Tokens, open_tokens

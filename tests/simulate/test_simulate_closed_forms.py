@@ -11,7 +11,7 @@ import pytest
 from simulate.oracle import Oracle
 from simulate.problems import costs_of, device, device_kind, joined, problem_of
 
-from hocket.errors import CheckError, UsageError
+from hocket.base.errors import CheckError, UsageError
 from hocket.graph import Graph, GraphBuilder, Role
 from hocket.hardware import Cluster, Link
 from hocket.plan.plan import Plan

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulate.problems import joined, plans, problem_of, problems
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.simulate.engine import simulate

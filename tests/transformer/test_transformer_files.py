@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import HocketError, InputFileError, UsageError
+from hocket.base.errors import HocketError, InputFileError, UsageError
 from hocket.graph.build import GraphBuilder
 from hocket.transformer.captured import from_graph
 from hocket.transformer.counts import parameter_counts

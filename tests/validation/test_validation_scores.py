@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
+from hocket.base.errors import UsageError
 from hocket.cli.validate import command
-from hocket.errors import UsageError
 from hocket.validation import validate as module
 from hocket.validation.choose import central, features, spread
 from hocket.validation.scores import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.errors import InputFileError, UsageError
 from hocket.transformer.counts import parameter_counts, step_flops
 from hocket.validation.clusters import SITES, site_cluster
 from hocket.validation.public import bloom_stages

@@ -24,10 +24,10 @@ from view.view_samples import (
     small_cluster,
 )
 
+from hocket.base.units import format_percent, format_seconds
 from hocket.graph import Graph, OpColumns, TensorColumns, assemble
 from hocket.plan.plan import Plan
 from hocket.simulate.timeline import step_timeline
-from hocket.units import format_percent, format_seconds
 from hocket.view.drawing import tick_step
 from hocket.view.facts import facts_of
 from hocket.view.notebook import plan_html

@@ -120,7 +120,7 @@ def test_report_shows_the_values_of_its_data(visit):
 
 
 def test_report_formats_times_as_python_does(visit):
-    from hocket.units import format_bytes, format_seconds
+    from hocket.base.units import format_bytes, format_seconds
 
     page = visit("plain.html")
     for value in (0, 1.5e-9, 3.2e-7, 4.56e-6, 1e-3, 0.0396, 0.5, 1.0, 12.345, 100.0, 1234.0):

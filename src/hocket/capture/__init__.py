@@ -9,7 +9,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hocket.extras import require
+from hocket.base.extras import require
 
 require("torch", "capturing a model")
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from hocket.errors import UsageError, unknown_name
+from hocket.base.errors import UsageError, unknown_name
 
 Loss = Callable[[Any], torch.Tensor]
 

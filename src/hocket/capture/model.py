@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hocket.base.errors import HocketError, UsageError
 from hocket.capture.assemble import graph_of
 from hocket.capture.attention import ACCELERATOR
 from hocket.capture.blocks import find_runs
@@ -36,7 +37,6 @@ from hocket.capture.repeat import expand
 from hocket.capture.splice import without_stand_ins
 from hocket.capture.step import record_fake_step, record_real_step
 from hocket.capture.trouble import reason, remedy, user_line
-from hocket.errors import HocketError, UsageError
 from hocket.graph import Graph
 
 _LOGGER = logging.getLogger(__name__)

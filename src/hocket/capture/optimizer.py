@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.base.errors import UsageError, unknown_name
 from hocket.capture.describe import dtype_index, layout_text
 from hocket.capture.recording import Cost, RawCall, Recording, Ref, Source, Value
-from hocket.errors import UsageError, unknown_name
 from hocket.graph import Phase, Role
 
 OPTIMIZER_STATES: dict[str, tuple[str, ...]] = {

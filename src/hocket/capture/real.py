@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from hocket.base.errors import UsageError
 from hocket.capture.fake import all_tensors, batch_tensors, map_batch
-from hocket.errors import UsageError
 
 
 class BuiltForReal(TorchFunctionMode):

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hocket.base.errors import HocketError
 from hocket.capture.blocks import NotRepeatable
 from hocket.capture.describe import describe, kind_of, signature_text
 from hocket.capture.recording import (
@@ -30,7 +31,6 @@ from hocket.capture.recording import (
     flat_results,
     map_tree,
 )
-from hocket.errors import HocketError
 from hocket.graph import Phase, Role
 
 _HIDDEN_WRITES = {

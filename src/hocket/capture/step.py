@@ -16,6 +16,7 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
+from hocket.base.errors import UsageError
 from hocket.capture.attention import ACCELERATOR, FusedAttention
 from hocket.capture.blocks import Run
 from hocket.capture.fake import (
@@ -30,7 +31,6 @@ from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
 from hocket.capture.recording import Recording
 from hocket.capture.standin import put_stand_ins
-from hocket.errors import UsageError
 from hocket.graph import Phase, Role
 
 

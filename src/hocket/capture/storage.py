@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+from hocket.base.errors import UsageError
 from hocket.capture.program import TensorSpec
 from hocket.capture.recording import Layout
-from hocket.errors import UsageError
 from hocket.graph import Role
 
 

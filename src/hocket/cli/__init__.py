@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run one command and exit with a documented code."""
     import click
 
-    from hocket.errors import HocketError, InterruptedByUserError, UsageError
+    from hocket.base.errors import HocketError, InterruptedByUserError, UsageError
 
     arguments = sys.argv[1:] if argv is None else argv
     as_json, stdout = wants_json(arguments), sys.stdout
@@ -62,8 +62,8 @@ def _is_utf8(stream: io.TextIOWrapper) -> bool:
 
 
 def _unexpected(error: Exception) -> Exception:
-    from hocket.config import debug
-    from hocket.errors import HocketError
+    from hocket.base.config import debug
+    from hocket.base.errors import HocketError
 
     if debug():
         raise error

@@ -10,7 +10,7 @@ import click
 from hocket.cli.output import emit, json_option, output_option
 
 if TYPE_CHECKING:
-    from hocket.arrays import FloatArray
+    from hocket.base.arrays import FloatArray
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.hardware.cluster import DeviceKind
     from hocket.transformer import Recompute
@@ -174,7 +174,7 @@ def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> 
 
 
 def _find_kind(name: str, on: str) -> DeviceKind:
-    from hocket.errors import unknown_name
+    from hocket.base.errors import unknown_name
     from hocket.hardware.detect import detect
     from hocket.hardware.kinds import preset_kinds
     from hocket.hardware.shorthand import cluster_from_text

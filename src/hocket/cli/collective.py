@@ -23,7 +23,7 @@ class _Collective(click.ParamType[str]):
     name = "collective"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from hocket.errors import unknown_name
+        from hocket.base.errors import unknown_name
 
         plain = str(value).lower().replace("-", "").replace("_", "")
         if plain not in _NAMES:
@@ -37,8 +37,8 @@ class _Size(click.ParamType[int]):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        from hocket.errors import UsageError
-        from hocket.units import parse_bytes
+        from hocket.base.errors import UsageError
+        from hocket.base.units import parse_bytes
 
         text = str(value)
         try:
@@ -144,14 +144,14 @@ def _write(
 
 def _export(plan: CollectivePlan, path: Path) -> Path:
     """Write a program of the chosen schedule, after running it."""
-    from hocket.atomic import write_atomically
-    from hocket.errors import UsageError
+    from hocket.base.atomic import write_atomically
+    from hocket.base.errors import UsageError
+    from hocket.base.jsonfile import dump_json
     from hocket.export.compile_trees import program_of
     from hocket.export.msccl import to_msccl
     from hocket.export.mscclpp import program_of_plan, to_mscclpp
     from hocket.export.nccl_graph import to_nccl_graph
     from hocket.export.program import run_program
-    from hocket.jsonfile import dump_json
 
     section = plan.chosen.section
     if path.name.endswith(".graph.xml"):
@@ -207,7 +207,7 @@ def _table(heads: list[str]) -> Any:
 
 def _show_classes(cluster: Cluster, collective: str, size_bytes: int | None, as_json: bool) -> None:
     from hocket import api
-    from hocket.units import format_rate
+    from hocket.base.units import format_rate
 
     with working("planning all classes"):
         found = api.collective_classes(cluster, collective, size_bytes=size_bytes)
@@ -229,7 +229,7 @@ def _show_bound(
     as_json: bool,
 ) -> None:  # fmt: skip
     from hocket import api
-    from hocket.units import format_rate
+    from hocket.base.units import format_rate
 
     found = api.collective_bound(
         cluster, collective, gpus=gpus, root=root, relay=relay, links=links

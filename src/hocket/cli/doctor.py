@@ -21,7 +21,7 @@ _PACKAGES = ("numpy", "scipy", "numba", "click", "rich", "pydantic", "torch", "t
 def command(as_json: bool) -> None:
     """Report versions, devices and whether the parts of hocket work here. Exit 6 if not."""
     from hocket import __version__
-    from hocket.errors import CheckError
+    from hocket.base.errors import CheckError
 
     announce_compilation()
     result: dict[str, Any] = {

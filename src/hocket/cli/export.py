@@ -55,11 +55,11 @@ def command(plan_file: Path, target: str, output: Path | None, as_json: bool) ->
 
 
 def _device_map(plan_file: Path) -> DeviceMap:
+    from hocket.base.errors import UsageError
+    from hocket.base.units import format_percent
     from hocket.cli.sources import load_plan
-    from hocket.errors import UsageError
     from hocket.export.accelerate import device_map
     from hocket.plan.parallel_files import holds_parallel_plan
-    from hocket.units import format_percent
 
     if holds_parallel_plan(plan_file):
         raise UsageError(
@@ -77,7 +77,7 @@ def _device_map(plan_file: Path) -> DeviceMap:
 
 
 def _parallel(plan_file: Path, target: str) -> dict[str, str]:
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
     from hocket.export import export_plan
     from hocket.plan.parallel_files import holds_placement, read_parallel_plan
 
@@ -90,8 +90,8 @@ def _parallel(plan_file: Path, target: str) -> dict[str, str]:
 
 
 def _write(folder: Path, files: dict[str, str]) -> dict[str, str]:
-    from hocket.atomic import write_atomically
-    from hocket.errors import UsageError
+    from hocket.base.atomic import write_atomically
+    from hocket.base.errors import UsageError
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

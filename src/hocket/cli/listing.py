@@ -13,10 +13,10 @@ Names = list[tuple[str, str]]
 
 
 def _presets() -> Names:
+    from hocket.base.units import format_bytes
     from hocket.hardware.files import read_machine
     from hocket.hardware.kinds import PRESETS, preset_kinds
     from hocket.hardware.shorthand import machine_names
-    from hocket.units import format_bytes
 
     kinds = [
         (name, f"one device, {format_bytes(entry.kind.memory_bytes)}: {entry.kind.source}")

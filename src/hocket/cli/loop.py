@@ -40,7 +40,7 @@ def explain(
     as_json: bool,
 ) -> None:
     """Say how the loops of FUNCTION run: dependences, schedule, refusals. No code of FILE runs."""
-    from hocket.errors import UsageError, unknown_name
+    from hocket.base.errors import UsageError, unknown_name
     from hocket.loops.explain import explain_data, explain_source
     from hocket.loops.source import parsed_source
     from hocket.view.loop_report import write_loop_report
@@ -87,7 +87,7 @@ def _arguments(path: Path, parameters: tuple[str, ...]) -> dict[str, Any]:
 
     import numpy as np
 
-    from hocket.errors import InputFileError, unknown_name
+    from hocket.base.errors import InputFileError, unknown_name
 
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -49,7 +49,7 @@ def emit(result: Mapping[str, Any]) -> None:
 
 def fail(error: Exception, *, as_json: bool, extra: Mapping[str, Any] | None = None) -> int:
     """Show an error and return the exit code of the command."""
-    from hocket.errors import HocketError
+    from hocket.base.errors import HocketError
 
     known = error if isinstance(error, HocketError) else HocketError(str(error))
     if as_json:

@@ -131,7 +131,7 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Write the winner's files and print the result; exit 4 where there is no winner."""
-    from hocket.errors import NoFeasiblePlanError
+    from hocket.base.errors import NoFeasiblePlanError
     from hocket.planners.parallelism.search import plan_of
 
     try:
@@ -155,7 +155,7 @@ def _require_folders(*paths: Path | None) -> None:
 def _write(
     plan: ParallelPlan, comparison: ParallelComparison, output: Path | None, report: Path | None
 ) -> list[Path]:
-    from hocket.atomic import write_together
+    from hocket.base.atomic import write_together
     from hocket.plan.parallel_files import parallel_plan_bytes
     from hocket.view.parallel_report import parallel_report_html
 
@@ -182,7 +182,7 @@ def _training(
 ) -> Training:
     from dataclasses import replace
 
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
     from hocket.transformer.files import check_model, find_model
 
     for value, what in ((model, "MODEL"), (on, "--on CLUSTER"), (batch, "--batch N")):
@@ -240,7 +240,7 @@ def _limits(
 ) -> Limits:
     from dataclasses import replace
 
-    from hocket.errors import unknown_name
+    from hocket.base.errors import unknown_name
     from hocket.planners.parallelism.limits import fixed_limits
     from hocket.planners.parallelism.programs import asked_limits
     from hocket.planners.parallelism.search import default_limits
@@ -264,7 +264,7 @@ _BESIDES_PREDICT = frozenset({"config", "output", "report", "overwrite", "as_jso
 
 
 def _refuse_besides_predict() -> None:
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
 
     context = click.get_current_context()
     given = [

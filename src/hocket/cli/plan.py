@@ -34,7 +34,7 @@ NUM_KERNELS = 25
 
 def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """The value of an option that takes a size."""
-    from hocket.units import parse_bytes
+    from hocket.base.units import parse_bytes
 
     if text is None:
         return None
@@ -145,7 +145,7 @@ def command(
     MODEL_OR_GRAPH is a graph file, a model of the zoo, or package.module:function.
     """
     from hocket.api import best_of
-    from hocket.errors import NoFeasiblePlanError
+    from hocket.base.errors import NoFeasiblePlanError
     from hocket.planners import find_planner
     from hocket.planners.compare import compare
     from hocket.view.text import candidate_table

@@ -101,8 +101,8 @@ def command(
 
 def _known(output: Path) -> Profile | None:
     """What an earlier run left in the file, where that is a profile."""
+    from hocket.base.errors import InputFileError
     from hocket.cost.profile import read_profile
-    from hocket.errors import InputFileError
 
     try:
         return read_profile(output) if output.is_file() else None
@@ -130,7 +130,7 @@ def _reasons(profile: Profile, output: Path) -> Iterator[str]:
 
 def _local_kind(device: str | None) -> tuple[str, DeviceKind]:
     """The device to run on and its kind, as `hocket detect` names it."""
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
     from hocket.hardware.detect import detect
 
     kinds = detect().kinds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hocket import __version__
+from hocket.base.errors import unknown_name
 from hocket.cli import (
     calibrate,
     capture,
@@ -28,7 +29,6 @@ from hocket.cli import (
     validate,
     verify,
 )
-from hocket.errors import unknown_name
 
 
 class _Commands(click.Group):

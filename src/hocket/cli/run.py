@@ -110,7 +110,7 @@ def command(
     The model is built again with random weights, captured again, and refused where it is not the
     one that was planned. A parallel plan is first compared with one device at toy size.
     """
-    from hocket.extras import require
+    from hocket.base.extras import require
 
     require("torch", "running a plan")
     if _holds_parallel_plan(plan_file, graph_file, check_only=check_only, only_placement={
@@ -179,7 +179,7 @@ def _holds_parallel_plan(
     only_placement: dict[str, Any],
 ) -> bool:
     """Whether the file is a parallel plan; refuses options that its kind of plan does not take."""
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
     from hocket.plan.parallel_files import holds_parallel_plan
 
     is_parallel = holds_parallel_plan(plan_file)
@@ -199,7 +199,7 @@ def _beside(plan_file: Path) -> Path:
 
 
 def _factors(texts: tuple[str, ...]) -> dict[str, float]:
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
 
     factors = {}
     for text in texts:
@@ -214,7 +214,7 @@ def _factors(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 def _show(number: int, record: StepRecord, as_json: bool) -> None:
-    from hocket.units import format_seconds
+    from hocket.base.units import format_seconds
 
     loss = "" if record.loss is None else f"  loss {record.loss:.6g}"
     click.echo(f"step {number:>4}{loss}  {format_seconds(record.step_s)}", err=as_json)

@@ -62,7 +62,7 @@ def _check(plan: ParallelPlan, as_json: bool) -> None:
 
 
 def _show(number: int, record: StepRecord, as_json: bool) -> None:
-    from hocket.units import format_seconds
+    from hocket.base.units import format_seconds
 
     click.echo(
         f"step {number:>4}  loss {record.loss:.6g}  {format_seconds(record.step_s)}", err=as_json
@@ -80,7 +80,7 @@ def _say_what_stood_in(plan: ParallelPlan, result: ParallelRunResult) -> None:
 def _table(plan: ParallelPlan, result: ParallelRunResult) -> RenderableType:
     from rich.table import Table
 
-    from hocket.units import format_seconds
+    from hocket.base.units import format_seconds
 
     table = Table(
         box=None,

@@ -38,7 +38,7 @@ class ModelOptions:
 
     def refuse_for_file(self, text: str) -> None:
         """A graph file is what it is: options that would change the model are a mistake."""
-        from hocket.errors import UsageError
+        from hocket.base.errors import UsageError
 
         for name, value in vars(self).items():
             if value is not None:
@@ -201,7 +201,7 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
 
 def refuse_graph(graph_file: Path | None) -> None:
     """A parallel plan holds its model: a graph beside it is a mistake."""
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
 
     if graph_file is not None:
         raise UsageError("a parallel plan has no graph", hint="leave out --graph")
@@ -209,7 +209,7 @@ def refuse_graph(graph_file: Path | None) -> None:
 
 def require_folder(output: Path) -> None:
     """Refuse an output in a folder that is not there, before any work is done for it."""
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
 
     if not output.absolute().parent.is_dir():
         raise UsageError(
@@ -232,7 +232,7 @@ def require_own_kind(
     output: Path, kind: Literal["placement", "parallel"], *, overwrite: bool
 ) -> None:
     """Ask before a plan takes the place of one of the other kind, which has another command."""
-    from hocket.errors import UsageError
+    from hocket.base.errors import UsageError
     from hocket.plan.parallel_files import holds_parallel_plan, holds_placement
 
     holds_other = holds_parallel_plan if kind == "placement" else holds_placement

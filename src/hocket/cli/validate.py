@@ -34,7 +34,7 @@ def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> No
     Without a name all tables are compared. Zero-shot uses nothing that was measured; calibrated
     uses at most ten runs per site, which are not scored.
     """
-    from hocket.errors import CheckError, unknown_name
+    from hocket.base.errors import CheckError, unknown_name
     from hocket.validation.tables import load_tables
     from hocket.validation.validate import validate
 

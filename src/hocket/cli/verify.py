@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @json_option
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Check PLAN: every op placed once, precedence, groups, memory. Exit 6 on a violation."""
-    from hocket.errors import CheckError
+    from hocket.base.errors import CheckError
 
     found = _found(plan_file, graph_file)
     listed = {"violations": [asdict(violation) for violation in found]}

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.graph.graph import Graph
 
 BLOCK_BYTES = 512

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket import fields
-from hocket.arrays import FloatArray
-from hocket.atomic import write_atomically
+from hocket.base import fields
+from hocket.base.arrays import FloatArray
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import UsageError
+from hocket.base.jsonfile import dump_json, read_json
 from hocket.cost.efficiency import (
     DEFAULT_EFFICIENCY,
     Efficiency,
@@ -34,10 +36,8 @@ from hocket.cost.profile import (
     host_from_dict,
     require_times,
 )
-from hocket.errors import UsageError
 from hocket.graph.graph import DTYPES
 from hocket.hardware.cluster import DeviceKind
-from hocket.jsonfile import dump_json, read_json
 
 CALIBRATION_SCHEMA = "hocket.calibration/1"
 MAX_CANDIDATES = 48

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster
 
 Seconds = NDArray[np.float64]

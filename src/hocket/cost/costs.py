@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.routes import Routes

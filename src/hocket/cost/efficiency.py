@@ -14,10 +14,10 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.errors import InputFileError
 from hocket.cost.families import FAMILIES, MATRIX_FAMILIES, family_index, refine
 from hocket.cost.host import HostOverhead
-from hocket.errors import InputFileError
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
 

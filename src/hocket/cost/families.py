@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 
 FAMILIES = (
     "matmul",

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hocket.base.errors import HocketError, UsageError
+from hocket.base.units import format_bytes
 from hocket.capture.program import Call, Program
 from hocket.capture.recording import Layout
 from hocket.cost.dispatch import measure_host_overhead
@@ -28,11 +30,9 @@ from hocket.cost.efficiency import roofline_s, work_of
 from hocket.cost.inputs import argument_bytes, filled, make_arguments
 from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.timing import call_s
-from hocket.errors import HocketError, UsageError
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
 from hocket.hardware.detect import available_bytes
-from hocket.units import format_bytes
 
 CPU_CACHE_BYTES = 32 * 2**20
 """Last-level cache that inputs must not fit into, where it is not known."""

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from hocket import fields
-from hocket.atomic import write_atomically
+from hocket.base import fields
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import InputFileError, UsageError
+from hocket.base.jsonfile import dump_json, read_json
 from hocket.cost.efficiency import Work
 from hocket.cost.families import family_index, refine
 from hocket.cost.host import HostOverhead
-from hocket.errors import InputFileError, UsageError
 from hocket.graph.graph import DTYPES, Graph
-from hocket.jsonfile import dump_json, read_json
 
 PROFILE_SCHEMA = "hocket.profile/1"
 MAX_FILE_BYTES = 64 * 2**20

@@ -12,8 +12,9 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket import fields
-from hocket.arrays import FloatArray
+from hocket.base import fields
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import (
     Calibration,
     calibrate,
@@ -24,7 +25,6 @@ from hocket.cost.costs import Costs, Source, device_rows, stated_op_s
 from hocket.cost.efficiency import KindFit, roofline_s, work_of
 from hocket.cost.host import EAGER, REPLAYED, HostOverhead, with_host_overhead
 from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict, require_times
-from hocket.errors import InputFileError, UsageError
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster, DeviceKind
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
-from hocket.errors import UsageError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError
 from hocket.graph.graph import Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.plan.parallel import ParallelPlan
 from hocket.runtime.parallel.jobs import TRAINED_DTYPES, even_layers
 from hocket.runtime.parallel.refusals import str_of

@@ -11,9 +11,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
+from hocket.base.fields import shown
 from hocket.export.program import Block, Program, Slot, Step
-from hocket.fields import shown
 
 MAX_FILE_BYTES = 100_000_000
 _COLLECTIVES = {"reduce_scatter": "reducescatter", "all_gather": "allgather"}

@@ -15,11 +15,11 @@ from math import lcm
 from pathlib import Path
 from typing import Any
 
-from hocket import fields
-from hocket.errors import InputFileError
+from hocket.base import fields
+from hocket.base.errors import InputFileError
+from hocket.base.jsonfile import read_json
 from hocket.export.compile_trees import Move, moves_of
 from hocket.export.program import Block, Program, Slot, Step
-from hocket.jsonfile import read_json
 from hocket.plan.sections.communication import Communication
 
 MAX_BYTES = 200_000_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Tree
 

@@ -11,7 +11,7 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 
 _PRIME = 2**61 - 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
-from hocket.errors import unknown_name
+from hocket.base.errors import unknown_name
 from hocket.plan.parallel import ParallelPlan
 
 Target = Literal["megatron", "torchtitan", "deepspeed", "torch"]

@@ -22,7 +22,7 @@ _NOT_NEEDED = ("hocket", "__future__", "numpy", "difflib")
 """Packages whose imports have no place in the script: ours, and those of parts left out."""
 _RUNTIME = "hocket.runtime.parallel"
 _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
-    ("hocket", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
+    ("hocket.base", "errors.py", ("HocketError", "UsageError", "MissingExtraError", "RunError")),
     ("hocket.transformer", "shape.py", None),
     ("hocket.transformer", "division.py", ("Recompute", "ScheduleName", "Division")),
     (_RUNTIME, "refusals.py", ("DataKind", "DataProgram")),

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import UsageError, unknown_name
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick

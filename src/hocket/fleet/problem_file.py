@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from hocket.errors import InputFileError, did_you_mean
-from hocket.fields import inside, integer, items, located, mapping, number, record, shown, text
+from hocket.base.errors import InputFileError, did_you_mean
+from hocket.base.fields import inside, integer, items, located, mapping, number, record, shown, text
+from hocket.base.jsonfile import read_json
 from hocket.fleet.market import Market
-from hocket.jsonfile import read_json
 
 _MAX_JOBS = 1_000_000
 _MAX_DEVICES = 10_000_000

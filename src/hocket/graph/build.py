@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.arrays import IntArray
-from hocket.errors import InputFileError
+from hocket.base.arrays import IntArray
+from hocket.base.errors import InputFileError
 from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream, distinct
 from hocket.graph.verify import verify_graph
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from hocket.atomic import write_atomically
-from hocket.errors import InputFileError
-from hocket.fields import located
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import InputFileError
+from hocket.base.fields import located
+from hocket.base.jsonfile import dump_json, looks_like_json, parse_json, read_bounded
 from hocket.graph.formats.columnar import GRAPH_SCHEMA, graph_from_dict, graph_to_dict
 from hocket.graph.formats.dnn_partitioning import (
     graph_from_dnn_partitioning,
@@ -21,7 +22,6 @@ from hocket.graph.formats.dnn_partitioning import (
 from hocket.graph.formats.memgraph import graph_from_memgraph, is_memgraph
 from hocket.graph.formats.pipedream import graph_from_pipedream, is_pipedream
 from hocket.graph.graph import Graph
-from hocket.jsonfile import dump_json, looks_like_json, parse_json, read_bounded
 
 __all__ = ["graph_from_dict", "graph_to_dict", "read_graph", "write_graph"]
 

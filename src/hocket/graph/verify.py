@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.graph.graph import DTYPES, PERSISTENT_ROLES, Graph, Phase, Role, Stream
 
 MAX_BYTES = 2**50

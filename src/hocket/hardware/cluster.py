@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from hocket.errors import InputFileError, UsageError
-from hocket.units import format_bytes
+from hocket.base.errors import InputFileError, UsageError
+from hocket.base.units import format_bytes
 
 if TYPE_CHECKING:
     from hocket.hardware.network import Network

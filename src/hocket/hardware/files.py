@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import InputFileError, did_you_mean
-from hocket.fields import located
+from hocket.base.errors import InputFileError, did_you_mean
+from hocket.base.fields import located
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.kinds import HostLink, KindEntry, host_link, kind_entry, preset_kinds
 from hocket.hardware.links import read_links

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict, read_machine
 from hocket.hardware.topology import Port, gpu_links, parse_topology
 

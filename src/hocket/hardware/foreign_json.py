@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket import fields
-from hocket.errors import InputFileError, unknown_name
+from hocket.base import fields
+from hocket.base.errors import InputFileError, unknown_name
+from hocket.base.jsonfile import read_json
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
-from hocket.jsonfile import read_json
 
 # NDv2 as TE-CCL and TACCL number it: pairs with two NVLinks and with one.
 _DOUBLE = ((0, 1), (0, 4), (1, 3), (2, 3), (2, 6), (4, 5), (5, 7), (6, 7))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hocket import fields
+from hocket.base import fields
 from hocket.hardware.cluster import DeviceKind
 from hocket.hardware.tables import BANDWIDTH, BYTES, FLOPS, SECONDS, Table
 

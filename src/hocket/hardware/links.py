@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from hocket.errors import did_you_mean
-from hocket.fields import shown
+from hocket.base.errors import did_you_mean
+from hocket.base.fields import shown
 from hocket.hardware.cluster import Device, Duplex, Link
 from hocket.hardware.kinds import KindEntry
 from hocket.hardware.tables import BANDWIDTH, SECONDS, Table

@@ -14,10 +14,10 @@ from typing import Any
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from hocket.errors import InputFileError
-from hocket.fields import shown
+from hocket.base.errors import InputFileError
+from hocket.base.fields import shown
+from hocket.base.regular import read_regular
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict
-from hocket.regular import read_regular
 
 _LANE_GBPS = {"2.5": 0.1875, "5": 0.375, "8": 0.75, "16": 1.5, "32": 3.0, "64": 6.0}
 """PCIe, one lane, by the speed that the file states in GT/s."""

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.hardware.cluster import Cluster, Device, Link
 
 REFERENCE_BYTES = 16 * 2**20

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
+from hocket.base.units import format_bytes, format_rate, format_seconds
 from hocket.hardware.cluster import Cluster, DeviceKind, Link
-from hocket.units import format_bytes, format_rate, format_seconds
 
 MAX_ROWS = 24
 

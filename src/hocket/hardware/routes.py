@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.errors import InputFileError
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.errors import InputFileError
 from hocket.hardware.cluster import Cluster, Link
 
 REFERENCE_BYTES = 16 * 2**20

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from hocket.errors import UsageError, did_you_mean
+from hocket.base.errors import UsageError, did_you_mean
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.hardware.files import (
     DEFAULT_HOST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 
 UNLIMITED_BYTES = 2**50

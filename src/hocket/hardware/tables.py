@@ -1,6 +1,6 @@
 """Tables of a hardware file, as people write them: quantities with units, names, tables in lists.
 
-Plain values are read by `hocket.fields`. Every error names the key and its place in the file
+Plain values are read by `hocket.base.fields`. Every error names the key and its place in the file
 (``links[2].bandwidth``) and says what to write.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hocket import fields
-from hocket.errors import InputFileError
-from hocket.units import parse_bandwidth, parse_bytes, parse_flops, parse_seconds
+from hocket.base import fields
+from hocket.base.errors import InputFileError
+from hocket.base.units import parse_bandwidth, parse_bytes, parse_flops, parse_seconds
 
 MAX_TEXT = 2000
 """Longest text that a file may hold as one value."""

@@ -11,9 +11,9 @@ import hashlib
 import sys
 from pathlib import Path
 
-from hocket import config
-from hocket.atomic import write_atomically
-from hocket.errors import UsageError
+from hocket.base import config
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import UsageError
 from hocket.kernels.dependencies import Source
 
 _DIGEST_BYTES = 32

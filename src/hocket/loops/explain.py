@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hocket.base.units import format_bytes, format_seconds
 from hocket.loops import memory
 from hocket.loops.choice import Candidate
 from hocket.loops.evaluate import CannotEvaluate, evaluate
@@ -16,7 +17,6 @@ from hocket.loops.nest import Reading
 from hocket.loops.scope import guessed_scope
 from hocket.loops.source import Site, Source
 from hocket.loops.verdict import Option, Verdict, judge
-from hocket.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from hocket.loops.function import ParallelFunction

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from types import CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from hocket.errors import UsageError, unknown_name
+from hocket.base.errors import UsageError, unknown_name
 from hocket.loops.flow import stored_names
 from hocket.loops.job import Job
 from hocket.loops.names import function_node, live_names

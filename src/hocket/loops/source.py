@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hocket.errors import InputFileError, unknown_name
+from hocket.base.errors import InputFileError, unknown_name
 from hocket.loops.flow import exposed_names, stored_names
 from hocket.loops.names import Library, Names, ParsedNames
 from hocket.loops.nest import Nest

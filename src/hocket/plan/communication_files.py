@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hocket import fields
-from hocket.atomic import write_atomically
-from hocket.errors import InputFileError
+from hocket.base import fields
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import InputFileError
+from hocket.base.jsonfile import dump_json, read_json
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
-from hocket.jsonfile import dump_json, read_json
 from hocket.plan.parallel_files import stated_schemas
 from hocket.plan.sections.communication import Communication
 

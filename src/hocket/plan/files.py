@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hocket.atomic import write_atomically
-from hocket.checked import checked
+from hocket.base.atomic import write_atomically
+from hocket.base.checked import checked
+from hocket.base.errors import InputFileError
+from hocket.base.fields import shown
+from hocket.base.jsonfile import dump_json, read_json
 from hocket.cost.memory import as_profiled
 from hocket.cost.profile import Profile, profile_from_dict
 from hocket.cost.roofline import costs_from_settings
-from hocket.errors import InputFileError
-from hocket.fields import shown
 from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph
 from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
-from hocket.jsonfile import dump_json, read_json
 from hocket.plan.plan import PLAN_SCHEMA, Plan
 from hocket.plan.problem import Problem
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hocket.arrays import IntArray
-from hocket.atomic import write_atomically
-from hocket.checked import checked
-from hocket.errors import InputFileError
-from hocket.fields import located, shown
+from hocket.base.arrays import IntArray
+from hocket.base.atomic import write_atomically
+from hocket.base.checked import checked
+from hocket.base.errors import InputFileError
+from hocket.base.fields import located, shown
+from hocket.base.jsonfile import dump_json, looks_like_json, read_bounded, read_json
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
-from hocket.jsonfile import dump_json, looks_like_json, read_bounded, read_json
 from hocket.plan.parallel import PARALLEL_SCHEMA, ParallelPlan, StageCosts
 from hocket.plan.parallel_verify import require_parallel_structure
 from hocket.plan.plan import PLAN_SCHEMA

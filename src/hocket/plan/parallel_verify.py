@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.plan.parallel import ParallelPlan
 from hocket.plan.schedule import Schedule, Work
 from hocket.plan.verify import Violation

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster

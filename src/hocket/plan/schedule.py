@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 
 
 class Work(IntEnum):

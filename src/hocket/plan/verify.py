@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import IntArray
-from hocket.errors import CheckError
+from hocket.base.arrays import IntArray
+from hocket.base.errors import CheckError
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem

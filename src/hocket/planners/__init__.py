@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from hocket.errors import unknown_name
+from hocket.base.errors import unknown_name
 from hocket.planners.auto import AUTO, auto
 from hocket.planners.placement.expert import expert
 from hocket.planners.registry import BASE, Planner, chain

@@ -18,7 +18,7 @@ from functools import partial
 
 import numpy as np
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Candidate, empty_plan, judge, propose

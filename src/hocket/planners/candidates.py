@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations

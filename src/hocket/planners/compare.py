@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
+from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
@@ -18,7 +19,6 @@ from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.memory import explain_shortage, fit_memory
 from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE
 from hocket.simulate.analysis import bottleneck
-from hocket.units import format_percent
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hocket.base.errors import RunError
 from hocket.capture.program import TensorSpec
-from hocket.errors import RunError
 from hocket.runtime.lanes import Lane
 from hocket.runtime.outbox import Outbox
 from hocket.runtime.package import pack, package_bytes, unpack

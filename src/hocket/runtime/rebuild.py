@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from hocket.base.errors import UsageError
 from hocket.capture import capture_program, load_model, named_tensors
 from hocket.capture.loss import MEAN, OWN, Loss
 from hocket.capture.optimizer import optimizer_of_meta
 from hocket.capture.program import Program
 from hocket.capture.real import BuiltForReal, made_real
-from hocket.errors import UsageError
 from hocket.graph.graph import Graph
 
 _NOT_COMPARED = frozenset({"name", "workspace_bytes", "tensor_bytes", "stated", "meta"})

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
+from hocket.base.units import format_bytes
 from hocket.graph.graph import Graph, Role
 from hocket.hardware.detect import PROCESS_BYTES, available_bytes
 from hocket.plan.problem import Problem
 from hocket.simulate import Timeline
-from hocket.units import format_bytes
 
 
 def require_room(

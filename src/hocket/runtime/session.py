@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from hocket.base.errors import UsageError
 from hocket.cost.roofline import costs_from_settings
-from hocket.errors import UsageError
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem

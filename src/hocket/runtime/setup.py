@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.capture.program import Call, Program
 from hocket.graph.graph import Graph
 from hocket.runtime.kernels import FUSED_ATTENTION

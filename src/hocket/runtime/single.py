@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from hocket.base.errors import RunError
 from hocket.capture.program import Program
 from hocket.capture.storage import given_storages
-from hocket.errors import RunError
 from hocket.runtime.lanes import Arrival, Channel, new_lane
 from hocket.runtime.package import pack, unpack
 from hocket.runtime.record import StepRecord

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from hocket.base.units import format_percent
 from hocket.capture.storage import given_storages
 from hocket.runtime.connect import Store
 from hocket.runtime.package import unpack
@@ -18,7 +19,6 @@ from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.supervise import SILENCE_S, RankSpec, Supervisor
 from hocket.runtime.wire import encode_call, encode_spec, from_raw, raw
-from hocket.units import format_percent
 
 Backend = Literal["gloo", "nccl"]
 

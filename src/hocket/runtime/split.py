@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.errors import CheckError
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph, Role
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.timeline import Timeline

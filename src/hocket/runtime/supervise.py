@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.runtime.progress import Position, Progress
 from hocket.runtime.wire import read_frame, write_frame
 

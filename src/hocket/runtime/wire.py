@@ -13,9 +13,9 @@ from typing import Any, BinaryIO
 
 import torch
 
+from hocket.base.errors import RunError
 from hocket.capture.program import Call, TensorSpec
 from hocket.capture.recording import Constant, Cost, Layout, Ref
-from hocket.errors import RunError
 from hocket.graph.graph import Phase, Role
 
 _LENGTH = struct.Struct(">Q")

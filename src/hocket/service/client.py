@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
-from hocket.config import fleet_token
-from hocket.errors import HocketError, RunError, UsageError
+from hocket.base.config import fleet_token
+from hocket.base.errors import HocketError, RunError, UsageError
 from hocket.service.endpoint import read_endpoint
 from hocket.service.local_door import ask_at_the_door
 

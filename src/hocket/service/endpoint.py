@@ -6,9 +6,9 @@ import json
 import os
 from pathlib import Path
 
-from hocket.atomic import write_atomically
-from hocket.errors import InputFileError, UsageError
-from hocket.jsonfile import read_json
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import InputFileError, UsageError
+from hocket.base.jsonfile import read_json
 
 NAME = "endpoint.json"
 _MAX_BYTES = 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hocket.errors import UsageError, unknown_name
+from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors.executor import Executor
 

@@ -12,7 +12,7 @@ RunError
 
 from __future__ import annotations
 
-from hocket.errors import RunError, UsageError
+from hocket.base.errors import RunError, UsageError
 
 
 class NotFoundError(UsageError):

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-from hocket.config import fleet_variables
-from hocket.errors import RunError, UsageError
+from hocket.base.config import fleet_variables
+from hocket.base.errors import RunError, UsageError
 from hocket.service.lease_channel import AwayError, Channel, StaleLeaseError
 
 __all__ = ["GO_ON", "LEAVE", "SAVE", "Lease", "StaleLeaseError", "lease"]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 
 TIMEOUT_S = 5.0
 _STALE = frozenset((401, 403, 404, 409, 410))

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from hocket.errors import InputFileError, RunError
+from hocket.base.errors import InputFileError, RunError
 from hocket.service.executors.isolation import is_part_of_a_job
 
 NAME = "door"

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import uvicorn
 
-from hocket.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.fleet.rounds.state import Device, Rules
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint

@@ -21,9 +21,9 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from hocket.checked import checked
-from hocket.errors import InputFileError
-from hocket.jsonfile import read_bounded
+from hocket.base.checked import checked
+from hocket.base.errors import InputFileError
+from hocket.base.jsonfile import read_bounded
 
 MAX_FILE_BYTES = 1_000_000
 

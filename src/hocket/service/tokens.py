@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hocket.errors import InputFileError, UsageError
-from hocket.jsonfile import parse_json
+from hocket.base.errors import InputFileError, UsageError
+from hocket.base.jsonfile import parse_json
 from hocket.service.errors import NotFoundError
 from hocket.service.plain_file import open_plain
 from hocket.service.store.folder import check_private

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
 from hocket.simulate.path import PathStep, Reason, critical_path
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_percent
 
 __all__ = [
     "PathStep",

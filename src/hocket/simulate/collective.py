@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree, channel
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray, pointers
-from hocket.errors import CheckError, UsageError
+from hocket.base.arrays import ByteArray, FloatArray, IntArray, pointers
+from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES, Problem
 from hocket.simulate.events import run

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.errors import UsageError
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.errors import UsageError
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
 from hocket.plan.plan import Plan

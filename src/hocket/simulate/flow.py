@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import mark, pop, push
 from hocket.simulate.instructions import RouteTable

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 
 SHARED, QUEUED, PARALLEL = 0, 1, 2
 """How transfers affect each other; positions in ``hocket.plan.problem.TRANSFER_MODES``."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.simulate.lowering import home_devices

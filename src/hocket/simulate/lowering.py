@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray, pointers
+from hocket.base.arrays import ByteArray, FloatArray, IntArray, pointers
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Role
 from hocket.kernels import kernel

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline

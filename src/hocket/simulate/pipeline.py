@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import CheckError, UsageError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import CheckError, UsageError
 from hocket.kernels.containers import table
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule, Work

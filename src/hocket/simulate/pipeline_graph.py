@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.costs import Costs, Source, device_rows
 from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import Graph, Phase, Role

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 
 
 class ActionTable(NamedTuple):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.kernels.containers import Heaps, Marks, new_heaps, new_marks, zeros
 from hocket.simulate.instructions import Instructions, PlaceTable, RouteTable
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.units import format_seconds
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.units import format_seconds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

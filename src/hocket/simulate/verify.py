@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
+from hocket.base.units import format_bytes
 from hocket.graph.graph import PERSISTENT_ROLES
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -22,7 +23,6 @@ from hocket.plan.verify import (
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes
 
 
 def verify(plan: Plan, problem: Problem) -> None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.transformer.shape import Transformer
 
 if TYPE_CHECKING:

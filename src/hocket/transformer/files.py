@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from hocket import fields
-from hocket.errors import InputFileError, UsageError, did_you_mean
-from hocket.jsonfile import looks_like_json, parse_json, read_bounded
+from hocket.base import fields
+from hocket.base.errors import InputFileError, UsageError, did_you_mean
+from hocket.base.jsonfile import looks_like_json, parse_json, read_bounded
 from hocket.transformer.hf import from_hf_config
 from hocket.transformer.hf_cache import PREFIX, cached_config
 from hocket.transformer.shape import Experts, MlpKind, Transformer

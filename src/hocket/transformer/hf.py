@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hocket import fields
-from hocket.errors import InputFileError
+from hocket.base import fields
+from hocket.base.errors import InputFileError
 from hocket.transformer.shape import Experts, MlpKind, Transformer
 
 _MAX_SIZE = 2**31 - 1

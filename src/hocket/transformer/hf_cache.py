@@ -10,7 +10,7 @@ import os
 import re
 from pathlib import Path
 
-from hocket.errors import UsageError, did_you_mean
+from hocket.base.errors import UsageError, did_you_mean
 
 PREFIX = "hf:"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.transformer import RECOMPUTES
 from hocket.validation.rows import Measured
 

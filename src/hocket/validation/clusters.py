@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
-from hocket.errors import unknown_name
+from hocket.base.errors import unknown_name
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.shorthand import NETWORK, cluster_from_text
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hocket.base.errors import InputFileError
 from hocket.cost.parallel.softwares import find_software
-from hocket.errors import InputFileError
 from hocket.transformer import Division
 from hocket.transformer.counts import step_flops
 from hocket.validation.public_dgx import (

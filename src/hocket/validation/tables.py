@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from hocket.base.errors import InputFileError
+from hocket.base.regular import read_regular
 from hocket.cost.parallel.softwares import find_software
-from hocket.errors import InputFileError
-from hocket.regular import read_regular
 from hocket.transformer import Division, Transformer
 from hocket.validation.rows import Measured
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hocket.base.units import format_bytes, format_rate, format_seconds
 from hocket.planners.communication.certificate import Cut, Partition
 from hocket.planners.communication.collective import CollectivePlan, Offer
-from hocket.units import format_bytes, format_rate, format_seconds
 
 MAX_NAMES = 8
 

@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from hocket import __version__
-from hocket.atomic import write_atomically
+from hocket.base.atomic import write_atomically
+from hocket.base.units import format_percent, format_rate, format_seconds
 from hocket.plan.sections.communication import Send, Tree, channel
 from hocket.planners.communication.collective import CollectivePlan
-from hocket.units import format_percent, format_rate, format_seconds
 from hocket.view.collective import limit, rows, why
 from hocket.view.names import inert
 from hocket.view.picture import picture_css

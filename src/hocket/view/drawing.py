@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from hocket.units import format_seconds
+from hocket.base.units import format_seconds
 
 MARGIN_PX, AXIS_PX, LEGEND_PX = 14, 30, 26
 _LAST_LABEL_PX = 40

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.units import format_percent
 from hocket.graph.graph import Phase
 from hocket.plan.modules import ModulePlace, module_places
 from hocket.plan.plan import Plan
@@ -21,7 +22,6 @@ from hocket.simulate.analysis import (
     price_per_hour,
 )
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_percent
 from hocket.view.names import inert
 
 NUM_TOP_OPS = 12

@@ -10,7 +10,7 @@ from html import escape
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.simulator.fleet_run import FleetRun, Spans
 from hocket.view.drawing import svg_text, tick_step
 from hocket.view.fleet_text import unit_of

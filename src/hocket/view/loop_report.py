@@ -11,10 +11,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hocket import __version__
-from hocket.atomic import write_atomically
+from hocket.base.atomic import write_atomically
+from hocket.base.units import format_bytes, format_seconds
 from hocket.loops.choice import Candidate
 from hocket.loops.explain import Explanation, LoopExplanation
-from hocket.units import format_bytes, format_seconds
 from hocket.view.drawing import AXIS_PX, MARGIN_PX, Scale, svg_rect, svg_text, time_axis
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.picture import picture_css

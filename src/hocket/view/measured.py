@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
+from hocket.base.units import format_percent
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_percent
 from hocket.view.facts import facts_of
 from hocket.view.picture import draw_timeline
 from hocket.view.sections import Head, table

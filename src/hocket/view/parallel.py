@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hocket.base.units import format_percent, format_seconds
 from hocket.plan.parallel import ParallelPlan
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import Division
-from hocket.units import format_percent, format_seconds
 from hocket.view.names import inert
 from hocket.view.wording import dollars
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hocket import __version__
-from hocket.atomic import write_atomically
+from hocket.base.atomic import write_atomically
+from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.parallel import ParallelPlan
 from hocket.planners.parallelism.why import PARTS, label
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
     RankFacts,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.cost.parallel.chips import chip_of
 from hocket.plan.parallel import ParallelPlan
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
     MARK,

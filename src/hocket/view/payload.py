@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.units import format_percent
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_percent
 from hocket.view.facts import Facts, step_name
 from hocket.view.names import inert
 from hocket.view.spans import Row, device_rows, link_rows, memory_envelope, part, thinned_to

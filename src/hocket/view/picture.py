@@ -13,12 +13,12 @@ from importlib.resources import files
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
+from hocket.base.units import format_percent, format_seconds
 from hocket.graph.graph import Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_percent, format_seconds
 from hocket.view.drawing import (
     AXIS_PX,
     LEGEND_PX,

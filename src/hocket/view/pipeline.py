@@ -13,10 +13,10 @@ from html import escape
 import numpy as np
 from rich.text import Text
 
+from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.schedule import Schedule, Work
 from hocket.simulate.pipeline import after_s
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_percent, format_seconds
 from hocket.view.drawing import (
     AXIS_PX,
     LEGEND_PX,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from hocket import __version__
-from hocket.atomic import write_atomically
+from hocket.base.atomic import write_atomically
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from hocket.base.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.plan.plan import PLAN_SCHEMA, Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import price_per_hour
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.view.facts import (
     COMPUTE,
     OTHER,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hocket.base.units import format_percent as percent
+from hocket.base.units import format_seconds
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import PathStep
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_percent as percent
-from hocket.units import format_seconds
 from hocket.view.facts import COMPUTE, SHARING, TRANSFERS, Facts, step_name
 from hocket.view.names import inert
 from hocket.view.wording import count_of, of_capacity

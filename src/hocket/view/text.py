@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from hocket.base.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
-from hocket.units import format_bytes, format_percent, format_rate, format_seconds
 from hocket.view.facts import Facts, facts_of, fullest_device
 from hocket.view.memory import memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert

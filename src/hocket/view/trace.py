@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.atomic import write_atomically
+from hocket.base.atomic import write_atomically
 from hocket.graph.graph import Phase, Stream
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.units import format_bytes
+from hocket.base.units import format_bytes
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 

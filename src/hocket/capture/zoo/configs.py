@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from hocket import fields
+from hocket.base import fields
+from hocket.base.errors import InputFileError
+from hocket.base.jsonfile import looks_like_json, parse_json, read_bounded
 from hocket.capture.zoo.language import Built, causal_model, common_settings, token_batch
-from hocket.errors import InputFileError
-from hocket.jsonfile import looks_like_json, parse_json, read_bounded
 from hocket.transformer import Transformer
 
 _MAX_BYTES = 10_000_000

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from hocket.base.errors import HocketError, UsageError, did_you_mean, unknown_name
 from hocket.capture.trouble import user_line
 from hocket.capture.zoo import ZOO, ZooModel, vision
 from hocket.capture.zoo.configs import config_of, from_config, read_config
-from hocket.errors import HocketError, UsageError, did_you_mean, unknown_name
 from hocket.transformer.files import find_model, is_config_file, preset_names
 from hocket.transformer.hf_cache import PREFIX, cached_config
 
@@ -94,7 +94,7 @@ def _require_transformers(
     try:
         return entry.build(batch, seq)
     except ModuleNotFoundError as error:
-        from hocket.errors import MissingExtraError
+        from hocket.base.errors import MissingExtraError
 
         raise MissingExtraError(
             f"model {name!r} needs the package {error.name!r}",

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 
 Built = tuple[nn.Module, dict[str, torch.Tensor]]
 

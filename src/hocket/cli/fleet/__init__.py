@@ -9,7 +9,7 @@ import importlib
 
 import click
 
-from hocket.errors import unknown_name
+from hocket.base.errors import unknown_name
 
 _NAMES = (
     "allocate", "simulate", "throughputs", "manifests", "serve", "submit", "jobs", "explain",

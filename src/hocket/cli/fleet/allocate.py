@@ -96,8 +96,8 @@ def _number(value: float) -> float | None:
 def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
     from rich.text import Text
 
+    from hocket.base.units import format_seconds
     from hocket.fleet.solve.check import throughputs
-    from hocket.units import format_seconds
     from hocket.view.names import inert
     from hocket.view.table import Column, FittedTable
 

@@ -58,7 +58,7 @@ watch_option = click.option("--watch", is_flag=True, help="Go on showing it unti
 
 def state_folder(state: Path | None) -> Path:
     """The state folder that was named, or the usual one."""
-    from hocket.config import fleet_folder
+    from hocket.base.config import fleet_folder
 
     return fleet_folder() if state is None else state
 

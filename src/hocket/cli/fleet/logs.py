@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from hocket.base.errors import UsageError
 from hocket.cli.fleet.connection import connect, follow, job_argument, service_options
 from hocket.cli.fleet.submit import write_out
 from hocket.cli.output import emit, json_option
-from hocket.errors import UsageError
 
 
 @click.command("logs")

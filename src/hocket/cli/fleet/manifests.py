@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hocket.base.errors import UsageError, did_you_mean
 from hocket.cli.output import emit, json_option
-from hocket.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hocket.export.kubernetes import KubernetesJob, KubernetesKind
@@ -128,7 +128,7 @@ def _left_out(spec: JobSpec) -> list[str]:
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
-    from hocket.atomic import write_atomically
+    from hocket.base.atomic import write_atomically
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hocket.base.errors import UsageError
 from hocket.cli.fleet.connection import state_folder
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
-from hocket.errors import UsageError
 
 if TYPE_CHECKING:
     from hocket.fleet.rounds.state import Device
@@ -139,8 +139,8 @@ def command(
     Commands of the same user find it by the state folder; others need a token (hocket fleet token
     add). The link that is printed opens the page once; hocket fleet login prints another.
     """
+    from hocket.base.extras import require
     from hocket.cli.fleet.simulate import parse_cluster
-    from hocket.extras import require
     from hocket.fleet.policies import find_policy
 
     for package in ("fastapi", "uvicorn", "jinja2"):

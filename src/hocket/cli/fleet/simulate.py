@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.base.errors import UsageError
 from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import console, emit, json_option, say
-from hocket.errors import UsageError
 
 if TYPE_CHECKING:
     from hocket.fleet.rounds.state import Device

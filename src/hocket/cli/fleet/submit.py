@@ -70,7 +70,7 @@ def _body(job_file: Path) -> dict[str, Any]:
 
 
 def _check_succeeded(job: dict[str, Any]) -> None:
-    from hocket.errors import RunError
+    from hocket.base.errors import RunError
 
     if job["status"] != "succeeded":
         message = f": {job['message']}" if job["message"] else ""

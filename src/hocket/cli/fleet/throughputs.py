@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.base.errors import UsageError
 from hocket.cli.output import console, emit, json_option, say
 from hocket.cli.sources import ModelOptions, announce_compilation, load_graph, model_options
-from hocket.errors import UsageError
 
 if TYPE_CHECKING:
     from hocket.fleet.throughputs.predict import Prediction
@@ -114,7 +114,7 @@ def command(
 
 
 def _bandwidth_bps(text: str | None) -> float | None:
-    from hocket.units import parse_bandwidth
+    from hocket.base.units import parse_bandwidth
 
     if text is None:
         return None
@@ -185,7 +185,7 @@ def _as_json(prediction: Prediction) -> dict[str, Any]:
 def _print(prediction: Prediction) -> None:
     from rich.text import Text
 
-    from hocket.units import format_bytes
+    from hocket.base.units import format_bytes
     from hocket.view.names import inert
     from hocket.view.table import Column, FittedTable
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray
-from hocket.errors import UsageError
+from hocket.base.arrays import ByteArray
+from hocket.base.errors import UsageError
 from hocket.kernels.containers import table
 
 _MAX_SETS = 20_000

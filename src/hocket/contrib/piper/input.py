@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hocket.errors import InputFileError
-from hocket.fields import integer, items, located, mapping, number, record, text
-from hocket.jsonfile import read_json
+from hocket.base.errors import InputFileError
+from hocket.base.fields import integer, items, located, mapping, number, record, text
+from hocket.base.jsonfile import read_json
 
 MAX_DEVICES = 65_536
 MAX_NODES = 10_000

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.base.units import format_bytes
 from hocket.contrib.piper.input import MAX_DEVICES, PiperInput
 from hocket.contrib.piper.state import (
     FrontState,
@@ -28,8 +30,6 @@ from hocket.contrib.piper.state import (
     new_stage_state,
 )
 from hocket.contrib.piper.tables import Prepared, prepare
-from hocket.errors import NoFeasiblePlanError, UsageError
-from hocket.units import format_bytes
 
 _PRECISION = 1e-11
 _ANY_S = 1e300

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.contrib.piper.tables import Prepared
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
 

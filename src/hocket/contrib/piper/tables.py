@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.contrib.piper.downsets import Stages, bridged, find_stages
 from hocket.contrib.piper.input import PiperInput, PiperNode, Variant
 from hocket.kernels.containers import table

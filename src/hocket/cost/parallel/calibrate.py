@@ -15,7 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError
 from hocket.cost.parallel.coefficients import (
     MAX_COEFFICIENT,
     MIN_COEFFICIENT,
@@ -26,7 +27,6 @@ from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.setting import Setting, setting_of, stack_settings
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.step import predict_settings, slowest_kind
-from hocket.errors import UsageError
 from hocket.hardware.cluster import Cluster
 from hocket.transformer import Division, Divisions, Transformer
 

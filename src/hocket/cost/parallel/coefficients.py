@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from hocket.atomic import write_atomically
-from hocket.fields import located, number, record, text, wrong
-from hocket.jsonfile import dump_json, read_json
+from hocket.base.atomic import write_atomically
+from hocket.base.fields import located, number, record, text, wrong
+from hocket.base.jsonfile import dump_json, read_json
 
 COEFFICIENTS_SCHEMA = "hocket.parallel-coefficients/1"
 MAX_FILE_BYTES = 1_000_000

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.transformer import Divisions
 

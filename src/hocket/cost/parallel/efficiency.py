@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.setting import Setting
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.parallel.columns import Columns, Places, RankPlaces, Seen, columns_of
 from hocket.cost.parallel.layer import Slices
 from hocket.cost.parallel.ranks import Degrees

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s, matrix_s, memory_s, softly_longer

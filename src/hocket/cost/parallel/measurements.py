@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hocket.base.errors import InputFileError, did_you_mean
+from hocket.base.fields import shown
+from hocket.base.jsonfile import read_bounded
 from hocket.cost.parallel.software import Software
-from hocket.errors import InputFileError, did_you_mean
-from hocket.fields import shown
-from hocket.jsonfile import read_bounded
 from hocket.transformer import RECOMPUTES, Division, Recompute, Transformer
 
 MAX_FILE_BYTES = 10_000_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.columns import columns_of
 from hocket.cost.parallel.memory_tables import memory_tables
 from hocket.cost.parallel.overheads import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.activations import NUM_MODES
 from hocket.cost.parallel.columns import Columns
 from hocket.cost.parallel.memory_tables import (

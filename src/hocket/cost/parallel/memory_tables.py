@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.cost.parallel.activations import NUM_MODES, SPLIT_FULL, activation_tables
 from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, V_SHAPED, in_flight_chunks
 from hocket.cost.parallel.software import Software

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError, did_you_mean
 from hocket.cost.parallel.chips import chip_of
 from hocket.cost.parallel.network import Network
 from hocket.cost.parallel.software import Software
-from hocket.errors import UsageError, did_you_mean
 from hocket.hardware.cluster import DeviceKind
 from hocket.transformer import Experts, Transformer
 

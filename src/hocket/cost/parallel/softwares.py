@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from hocket.base.errors import unknown_name
 from hocket.cost.parallel.overheads import MemoryOverheads
 from hocket.cost.parallel.software import Software
-from hocket.errors import unknown_name
 from hocket.hardware.cluster import Cluster
 
 DEEPSPEED_PAUSE_S = 2.5e-3

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.layer import LayerTimes, Slices, boundary_s, layer_times

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError, unknown_name
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.costs import StageCosts
@@ -22,7 +23,6 @@ from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.stage import stage_times
 from hocket.cost.parallel.stage_memory import stage_memory
 from hocket.cost.parallel.step import exposed_s, slowest_kind
-from hocket.errors import UsageError, unknown_name
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import RECOMPUTES, Division, Transformer
 from hocket.transformer.stages import stage_layers, stage_ranks

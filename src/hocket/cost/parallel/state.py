@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.software import Software
 from hocket.transformer import Transformer
 from hocket.transformer.counts import mlp_parameters, norm_parameters

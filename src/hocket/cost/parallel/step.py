@@ -14,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.errors import UsageError
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.columns import StepTables, columns_of
@@ -36,7 +37,6 @@ from hocket.cost.parallel.stage import (
     StageTimes,
     stage_times,
 )
-from hocket.errors import UsageError
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.transformer import SCHEDULES, Divisions, Transformer
 from hocket.transformer.counts import step_flops

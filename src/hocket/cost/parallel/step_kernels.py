@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.parallel.columns import Columns, Places, RankPlaces, Seen, StepTables
 from hocket.cost.parallel.stage import DEPTH, FLUSH, SCARCE, V_HALF
 from hocket.kernels import kernel

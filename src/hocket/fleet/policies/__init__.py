@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hocket.errors import unknown_name
+from hocket.base.errors import unknown_name
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.agnostic import ftf_agnostic, las_agnostic, makespan_agnostic

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import UsageError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import isolated_steps_per_s, known_remaining_steps, per_unit

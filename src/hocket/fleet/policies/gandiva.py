@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.lists import time_of_couples

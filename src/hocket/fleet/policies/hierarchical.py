@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import per_unit, proportional_steps_per_s

@@ -14,7 +14,7 @@ from hashlib import shake_128
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit

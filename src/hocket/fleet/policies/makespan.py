@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.normalise import known_remaining_steps, per_unit

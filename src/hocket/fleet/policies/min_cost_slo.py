@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.min_cost import values_per_step

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
-from hocket.errors import UsageError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError
 from hocket.fleet.market import Market
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.las import las_ladder

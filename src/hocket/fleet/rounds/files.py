@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.fleet.allocation import Warm
 from hocket.fleet.rounds.state import (
     BLANK,

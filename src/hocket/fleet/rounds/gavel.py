@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.share import share

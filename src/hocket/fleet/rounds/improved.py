@@ -18,7 +18,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign, slack_rounds
 from hocket.fleet.rounds.share import is_overdue, share

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import UsageError, unknown_name
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.allocation import Warm
 
 Counts = NDArray[np.int64]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds import gavel, improved
 from hocket.fleet.rounds.actions import (
     CANCELLED,

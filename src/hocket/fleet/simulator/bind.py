@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import UsageError, did_you_mean
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError, did_you_mean
 from hocket.fleet.throughputs.table import Profile, Throughputs
 from hocket.fleet.traces.trace import Trace
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import NoFeasiblePlanError, UsageError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.rounds.actions import GIVEN_UP, Actions
 from hocket.fleet.rounds.events import Event, Fail, Finish, Submit, Tick
 from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, State, new_state

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.kernels.containers import table
 
 _EVENING_STEPS = 3

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.centre import Path, Program
 from hocket.kernels import kernel
 

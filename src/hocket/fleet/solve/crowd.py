@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 
 MAX_FALLS = 60
 """Times that a level is lowered; a handful in practice."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.pair_tables import Beside, Columns, Guide, beside, new_guide
 
 _MAX_STEPS = 40

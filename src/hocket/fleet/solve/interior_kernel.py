@@ -9,7 +9,7 @@ matrices), and guide conjugate gradients through the rest. O(columns) per iterat
 
 from __future__ import annotations
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.pair_tables import Beside, Columns, Guide
 from hocket.kernels import kernel
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.crowd import Crowd, Search
 from hocket.kernels import kernel
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.prices import Duals
 

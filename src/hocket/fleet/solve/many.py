@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import climb_inside

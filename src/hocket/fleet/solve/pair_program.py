@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import Inside
 from hocket.fleet.solve.ladder import DemandAt

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Warm
 from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, Search, new_search
 from hocket.fleet.solve.ladder import DemandAt

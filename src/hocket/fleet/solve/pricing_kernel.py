@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.pair_tables import PairTable, Partners
 from hocket.kernels import kernel
 

@@ -9,7 +9,7 @@ columns) per cut, a handful of cuts per job.
 
 from __future__ import annotations
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.pair_tables import Anchors, PairTable
 from hocket.kernels import kernel
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.market import Market
 from hocket.fleet.solve.classes import Classes, find_classes
 from hocket.fleet.solve.crowd import Crowd

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import Ladder, owed

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.arrays import FloatArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.fleet.allocation import Allocation, PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
 from hocket.cost.parallel.efficiency import CONSTANTS
 from hocket.graph.graph import Graph, Phase, Role

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.throughputs.similar import Expected
 
 _LEVEL_VARIANCE = 10.0

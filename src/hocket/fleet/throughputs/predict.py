@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import InputFileError, UsageError, unknown_name
+from hocket.base.units import format_bytes
 from hocket.cost.calibrate import Calibration
 from hocket.cost.roofline import estimate_costs
-from hocket.errors import InputFileError, UsageError, unknown_name
 from hocket.fleet.throughputs.buckets import Gradients, exposed_s, gradients_of
 from hocket.fleet.throughputs.servers import SPREAD, Servers
 from hocket.fleet.throughputs.table import Profile, Throughputs
@@ -25,7 +26,6 @@ from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.engine import simulate
-from hocket.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 
 _MAX_EXTENSIONS = 20_000
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hocket.base.errors import UsageError
 from hocket.cost.collectives import RingPath, ring_path
-from hocket.errors import UsageError
 from hocket.fleet.throughputs.ring import widest_ring
 from hocket.hardware.cluster import Cluster, DeviceKind
 from hocket.hardware.kinds import preset_kinds

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.throughputs.table import Profile
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")

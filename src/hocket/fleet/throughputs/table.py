@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray
-from hocket.atomic import write_atomically
-from hocket.errors import InputFileError, UsageError, did_you_mean
-from hocket.fields import inside, items, located, mapping, number, shown
-from hocket.jsonfile import read_json
+from hocket.base.arrays import FloatArray
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import InputFileError, UsageError, did_you_mean
+from hocket.base.fields import inside, items, located, mapping, number, shown
+from hocket.base.jsonfile import read_json
 
 _MAX_STEPS_PER_S = 1e12
 _MAX_CELLS = 20_000_000

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.errors import UsageError
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError
 from hocket.fleet.throughputs.belief import belief_from, check_kind, check_speed
 from hocket.fleet.throughputs.completion import Completed, complete
 from hocket.fleet.throughputs.table import Profile, Throughputs

@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.errors import InputFileError
-from hocket.fields import shown
+from hocket.base.errors import InputFileError
+from hocket.base.fields import shown
+from hocket.base.jsonfile import read_bounded
 from hocket.fleet.traces.trace import COLUMNS, Trace
-from hocket.jsonfile import read_bounded
 
 _MAX_BYTES = 256 * 2**20
 _MAX_LINES = 1_000_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.throughputs.table import Throughputs
 from hocket.fleet.traces.trace import Trace
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
-from hocket.atomic import write_atomically
+from hocket.base.arrays import FloatArray
+from hocket.base.atomic import write_atomically
 
 Counts = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.graph.coarsen.ties import Ties
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct

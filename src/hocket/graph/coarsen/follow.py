@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends, quotient
 from hocket.graph.coarsen.nodes import Nodes
 from hocket.graph.graph import Graph, Phase

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.coarsen.follow import follow, forward_units, is_forward
 from hocket.graph.coarsen.fuse import unit_groups
 from hocket.graph.coarsen.nodes import Coarse, Nodes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends
 from hocket.graph.coarsen.nodes import Coarse, Nodes
 from hocket.graph.coarsen.storages import Parts, legal_roles, read_table

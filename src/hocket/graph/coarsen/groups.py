@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.coarsen.ties import (
     Ties,
     followers,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
 
 

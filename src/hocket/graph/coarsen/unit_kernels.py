@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.graph.coarsen.units import Readers, Units
 from hocket.kernels import kernel
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.coarsen.ties import Ties
 from hocket.kernels.containers import table
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket import fields
-from hocket.arrays import ByteArray, FloatArray
-from hocket.errors import InputFileError
+from hocket.base import fields
+from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.errors import InputFileError
 from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
 

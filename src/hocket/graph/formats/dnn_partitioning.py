@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket import fields
-from hocket.errors import InputFileError
+from hocket.base import fields
+from hocket.base.errors import InputFileError
 from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import ANY_KIND, CPU_KIND, Graph, Phase, Role, StatedTimes
 from hocket.graph.verify import MAX_BYTES, MAX_SECONDS

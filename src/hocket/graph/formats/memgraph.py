@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hocket import fields
-from hocket.errors import InputFileError
+from hocket.base import fields
+from hocket.base.errors import InputFileError
 from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import Graph, Role
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.errors import InputFileError, did_you_mean
-from hocket.fields import shown
+from hocket.base.errors import InputFileError, did_you_mean
+from hocket.base.fields import shown
 from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import ANY_KIND, Graph, Phase, Role, StatedTimes
 from hocket.graph.verify import MAX_BYTES, MAX_SECONDS

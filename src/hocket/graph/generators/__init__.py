@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hocket.errors import UsageError, unknown_name
+from hocket.base.errors import UsageError, unknown_name
 from hocket.graph.generators import gnmt, transformer
 from hocket.graph.generators.chain import chain
 from hocket.graph.generators.layered import layered

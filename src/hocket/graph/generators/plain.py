@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.graph.generators.batch import BatchBuilder, Numbers
 from hocket.graph.graph import Role
 

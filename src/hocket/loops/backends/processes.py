@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.config import environment_anywhere
-from hocket.errors import RunError
+from hocket.base.config import environment_anywhere
+from hocket.base.errors import RunError
 from hocket.loops.backends.segments import SharedArrays, plain_scalars, scalar_of
 from hocket.loops.job import AnyArray, Job, exchange, finish
 

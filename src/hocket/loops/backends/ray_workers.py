@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.errors import RunError
-from hocket.extras import require
+from hocket.base.errors import RunError
+from hocket.base.extras import require
 from hocket.loops.compile import CompileOptions, compiled
 from hocket.loops.job import AnyArray, Job, exchange, finish
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from hocket import fields
-from hocket.errors import CheckError, InputFileError
+from hocket.base import fields
+from hocket.base.errors import CheckError, InputFileError
 from hocket.hardware.cluster import Cluster, Link
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.units import Units
 from hocket.planners.tables import task_table

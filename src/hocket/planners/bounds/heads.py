@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.planners.bounds.classes import Classes

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.planners.bounds.classes import Classes
 from hocket.planners.bounds.units import Units
 

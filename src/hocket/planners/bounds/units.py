@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Graph
 

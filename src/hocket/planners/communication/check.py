@@ -11,7 +11,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 from hocket.planners.communication.certificate import (
     Certificate,
     Collective,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
 from hocket.planners.communication.fabric import Arc, Fabric, LinkChoice, fabric_of
 

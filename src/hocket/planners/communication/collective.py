@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree
 from hocket.planners.communication import chains, rings

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.planners.communication.certificate import Prices
 from hocket.planners.communication.fabric import Fabric
 

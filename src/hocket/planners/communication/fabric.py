@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.errors import NoFeasiblePlanError, UsageError, did_you_mean
+from hocket.base.errors import NoFeasiblePlanError, UsageError, did_you_mean
 from hocket.hardware.cluster import Cluster, Link
 
 Whole = NDArray[np.int64]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.favourites.descent import descended_favours
 from hocket.planners.favourites.linear import optimal_favours

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.planners.favourites.net import Net
 
 _FIRST_TEMPERATURE, _LAST_TEMPERATURE = 2.0, 0.05

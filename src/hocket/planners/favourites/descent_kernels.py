@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels import kernel
 from hocket.planners.favourites.match_kernels import match_heaviest
 from hocket.planners.favourites.net import Net

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels import kernel
 from hocket.planners.favourites.net import Net
 

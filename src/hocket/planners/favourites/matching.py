@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.planners.favourites.net import Net
 
 _ROUNDING = 1e-6

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.kernels.containers import table
 from hocket.planners.favourites.net import Net, total_per
 

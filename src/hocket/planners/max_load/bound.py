@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import (
     DeviceClasses,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.pieces import Pieces
 from hocket.simulate.load import LinkTimes, link_times

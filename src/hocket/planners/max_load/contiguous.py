@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import DeviceClasses
 from hocket.planners.max_load.contract import Contracted, acyclic, contracted, depth_first_order

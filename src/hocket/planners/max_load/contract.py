@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.planners.max_load.pieces import Pieces, gathered, strong_components
 
 _MAX_CLOSED_PAIRS = 16

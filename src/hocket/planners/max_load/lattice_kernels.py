@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.kernels import kernel
 
 _ONE = np.uint64(1)

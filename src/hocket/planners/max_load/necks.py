@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.planners.max_load.contract import depth_first_order
 from hocket.planners.max_load.pieces import Pieces
 

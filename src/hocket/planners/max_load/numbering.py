@@ -10,7 +10,7 @@ from itertools import combinations
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import DeviceClasses
 from hocket.planners.max_load.moves import Heat, annealed

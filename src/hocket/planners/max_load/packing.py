@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.planners.max_load.pieces import Pieces
 
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.coarsen.ties import hard_ties, partners
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import Graph, Phase

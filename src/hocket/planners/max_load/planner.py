@@ -19,8 +19,8 @@ from functools import cached_property
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.bound import bound_s

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import DeviceClasses, dual_weights, least_weighted
 from hocket.planners.max_load.moves import Annealed, Heat, annealed

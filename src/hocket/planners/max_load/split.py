@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.planners.max_load.classes import DeviceClasses, least_weighted
 from hocket.planners.max_load.lattice import Lattice

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from hocket.errors import unknown_name
+from hocket.base.errors import unknown_name
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.bottom_level import bottom_level

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels, placement_of

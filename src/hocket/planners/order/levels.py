@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
-from hocket.errors import UsageError
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.errors import UsageError
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.simulate.evaluate import Evaluator
 
 

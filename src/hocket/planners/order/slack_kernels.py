@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.kernels import kernel
 from hocket.simulate.instructions import Given, PlaceTable, RunTable, TransferTable
 

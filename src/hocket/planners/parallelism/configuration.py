@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hocket import fields
-from hocket.errors import InputFileError
-from hocket.jsonfile import read_bounded
+from hocket.base import fields
+from hocket.base.errors import InputFileError
+from hocket.base.jsonfile import read_bounded
 from hocket.planners.parallelism.rules import broken_rules
 from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Transformer
 from hocket.transformer.files import find_model, is_file, model_from_dict, parse_toml

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.planners.parallelism.pools import Pool
 from hocket.transformer import Divisions, Transformer
 from hocket.transformer.division import RECOMPUTES, SCHEDULES, Recompute, ScheduleName

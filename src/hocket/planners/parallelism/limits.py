@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from hocket.errors import UsageError, unknown_name
+from hocket.base.errors import UsageError, unknown_name
 from hocket.planners.parallelism.configuration import COUNTS
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES

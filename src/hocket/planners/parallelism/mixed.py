@@ -14,7 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.planners.parallelism.candidates import Stages, Training

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster, Device, DeviceKind
 
 

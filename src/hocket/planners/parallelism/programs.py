@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hocket.base.errors import UsageError
 from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE
-from hocket.errors import UsageError
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.parallel.stages import stage_costs
-from hocket.errors import NoFeasiblePlanError
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule
 from hocket.planners.parallelism.candidates import SYNTHESISED, ParallelCandidate

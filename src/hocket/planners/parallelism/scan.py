@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster

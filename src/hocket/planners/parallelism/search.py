@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hocket.base.errors import InputFileError, NoFeasiblePlanError
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
-from hocket.errors import InputFileError, NoFeasiblePlanError
 from hocket.plan.parallel import ParallelPlan
 from hocket.planners.parallelism.candidates import (
     ParallelCandidate,

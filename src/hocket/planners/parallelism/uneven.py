@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.parallel.stages import stage_costs
 from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.candidates import ParallelCandidate

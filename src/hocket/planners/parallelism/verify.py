@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 from hocket.plan.parallel import ParallelPlan
 from hocket.plan.parallel_verify import memory_violations, parallel_structure_violations
 from hocket.plan.verify import Violation

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.planners.parallelism.candidates import ParallelCandidate, Training
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.programs import is_hocket_only
 from hocket.planners.parallelism.recheck import AS_SHORT
 from hocket.planners.parallelism.shortage import hosts_needed
 from hocket.transformer import Division
-from hocket.units import format_bytes, format_percent, format_seconds
 
 PARTS = {
     "compute": "arithmetic",

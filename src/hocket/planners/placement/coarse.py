@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.cost.costs import Costs
 from hocket.graph.coarsen import Coarse, co_placed, forward_only, fuse
 from hocket.graph.coarsen.nodes import largest

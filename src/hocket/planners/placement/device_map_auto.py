@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan

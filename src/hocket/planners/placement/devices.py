@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import IntArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import IntArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.problem import Problem
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket import fields
-from hocket.arrays import IntArray
-from hocket.errors import InputFileError, did_you_mean
+from hocket.base import fields
+from hocket.base.arrays import IntArray
+from hocket.base.errors import InputFileError, did_you_mean
+from hocket.base.jsonfile import read_json
 from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
-from hocket.jsonfile import read_json
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 

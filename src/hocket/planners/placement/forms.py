@@ -17,7 +17,7 @@ from functools import wraps
 
 import numpy as np
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels

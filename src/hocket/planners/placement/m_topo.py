@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan

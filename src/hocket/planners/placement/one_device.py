@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.engine import simulate

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from hocket.arrays import ByteArray
-from hocket.errors import NoFeasiblePlanError, UsageError
-from hocket.extras import require
+from hocket.base.arrays import ByteArray
+from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.base.extras import require
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.bound import lower_bound

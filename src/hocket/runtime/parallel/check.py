@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 from hocket.plan.parallel import ParallelPlan
 from hocket.runtime.parallel.job import Job
 from hocket.runtime.parallel.jobs import make_job

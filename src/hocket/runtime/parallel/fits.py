@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
+from hocket.base.units import format_bytes
 from hocket.hardware.detect import PROCESS_BYTES, available_bytes
 from hocket.runtime.parallel.model import Block, Embedding, Head
 from hocket.transformer import Division, Transformer
-from hocket.units import format_bytes
 
 _MAX_PROCESSES = 64
 _INSTEAD = (

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from hocket.errors import MissingExtraError
+from hocket.base.errors import MissingExtraError
 from hocket.runtime.parallel.job import Job
 
 _NEEDED = ("_PipelineScheduleRuntime._prepare_schedule_with_comms", "_Action.from_str")

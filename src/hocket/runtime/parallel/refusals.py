@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.transformer import Division, Transformer
 
 if TYPE_CHECKING:

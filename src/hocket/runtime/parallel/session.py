@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.plan.parallel import ParallelPlan
 from hocket.plan.schedule import Work
 from hocket.runtime.parallel.check import Agreement, check_division

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.runtime.parallel.batch import token_batch, token_loss
 from hocket.runtime.parallel.build import build_stage
 from hocket.runtime.parallel.data import (

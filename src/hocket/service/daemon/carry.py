@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.service.daemon import commands
 from hocket.service.daemon.assignment import assignment_of
 from hocket.service.daemon.decider import Command

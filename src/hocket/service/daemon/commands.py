@@ -14,7 +14,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from hocket.errors import UsageError, unknown_name
+from hocket.base.errors import UsageError, unknown_name
 from hocket.fleet.rounds.events import (
     AddDevices,
     Cancel,

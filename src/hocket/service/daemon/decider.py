@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.draft import Draft
 from hocket.service.daemon.world import World

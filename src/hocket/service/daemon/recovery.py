@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hocket.errors import InputFileError, UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.fleet.rounds.state import Rules, State, lay_out, new_state
 from hocket.service.daemon.commands import steps_per_s
 from hocket.service.daemon.rehearse import rehearse_day, rehearse_round

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds.events import (
     AddDevices,
     Cancel,

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hocket.errors import RunError
+from hocket.base.errors import RunError
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import DAMAGED, Result
 from hocket.service.executors.executor import (

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hocket import config
-from hocket.errors import RunError, UsageError
+from hocket.base import config
+from hocket.base.errors import RunError, UsageError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import processes

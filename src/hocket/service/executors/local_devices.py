@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hocket.config import cuda_visible_devices
-from hocket.errors import UsageError
+from hocket.base.config import cuda_visible_devices
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import Device
 from hocket.hardware.detect import find_gpus
 from hocket.service.executors.executor import Assignment

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hocket import config
-from hocket.errors import MissingExtraError, RunError
+from hocket.base import config
+from hocket.base.errors import MissingExtraError, RunError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import DAMAGED, Result

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import Device
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import slurm_commands as slurm

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hocket.errors import RunError, UsageError
+from hocket.base.errors import RunError, UsageError
 from hocket.service.executors.executor import AttemptName
 from hocket.service.executors.slurm_nodes import Node
 from hocket.service.executors.supervisor import INHERITED

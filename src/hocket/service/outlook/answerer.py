@@ -8,7 +8,7 @@ import os
 import sys
 from typing import IO, Any
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.service.executors.isolation import make_private
 from hocket.service.outlook.questions import answered
 from hocket.service.store import snapshot

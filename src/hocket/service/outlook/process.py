@@ -16,8 +16,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from hocket import config
-from hocket.errors import UsageError
+from hocket.base import config
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import State
 from hocket.service.errors import UnavailableError
 from hocket.service.outlook.outlook import Outlook

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hocket.base.units import format_percent
 from hocket.fleet.explain import Explanation, words_for_seconds
 from hocket.service.page.moments import ago, clock
 from hocket.service.page.rendering import named
@@ -16,7 +17,6 @@ from hocket.service.records import (
     JobRecord,
     ending_of,
 )
-from hocket.units import format_percent
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
 

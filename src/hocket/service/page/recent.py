@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.fleet.rounds.state import RUNNING, State
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import ENDED, AttemptRecord, EventRecord, JobRecord

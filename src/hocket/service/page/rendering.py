@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from markupsafe import Markup
 
+from hocket.base.units import format_percent
 from hocket.fleet.explain import free_devices, words_for_seconds
 from hocket.fleet.forecast import Forecast
 from hocket.fleet.rounds.reasons import reason
@@ -29,7 +30,6 @@ from hocket.service.page.shown import (
     WaitingRow,
 )
 from hocket.service.records import AttemptRecord, JobRecord, says_no_more
-from hocket.units import format_percent
 from hocket.view.fleet_live import Bar, DeviceRow, draw_devices
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import count_of

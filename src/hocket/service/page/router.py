@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from hocket.errors import HocketError, UsageError
+from hocket.base.errors import HocketError, UsageError
 from hocket.fleet.explain import Explanation
 from hocket.fleet.forecast import at_moment
 from hocket.fleet.rounds.reasons import reason

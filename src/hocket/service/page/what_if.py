@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.errors import HocketError, UsageError
+from hocket.base.errors import HocketError, UsageError
+from hocket.base.units import format_percent
 from hocket.fleet.explain import words_for_seconds
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds.state import State
 from hocket.fleet.what_if import WhatIf
 from hocket.service.outlook.outlook import HereOutlook, Outlook
-from hocket.units import format_percent
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
 

@@ -12,8 +12,8 @@ from fastapi import Depends, Request, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from hocket.errors import did_you_mean
-from hocket.fields import shown
+from hocket.base.errors import did_you_mean
+from hocket.base.fields import shown
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.outlook.outlook import Outlook
 from hocket.service.rest.problems import RefusedError

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hocket.config import debug
+from hocket.base.config import debug
 from hocket.service.rest.credentials import (
     PAGE_HEADER,
     Credentials,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Response
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.errors import ConflictError
 from hocket.service.records import ENDED, LIVE, JobRecord, JobStatus, ending_of

@@ -13,8 +13,8 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from hocket.errors import HocketError, InputFileError, RunError, UsageError
-from hocket.fields import shown
+from hocket.base.errors import HocketError, InputFileError, RunError, UsageError
+from hocket.base.fields import shown
 from hocket.service.errors import ConflictError, NotFoundError, StaleAttemptError
 
 MEDIA_TYPE = "application/problem+json"

@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from hocket.errors import HocketError
+from hocket.base.errors import HocketError
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.records import EventRecord
 from hocket.service.rest.bodies import event_body

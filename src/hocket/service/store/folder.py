@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.plain_file import whose_trouble
 from hocket.service.store import lock, witness
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.plain_file import open_plain
 
 NAME = "lock"

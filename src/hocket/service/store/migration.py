@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.store import folder as folders
 from hocket.service.store import schema, snapshot
 from hocket.service.store.parts import Parts

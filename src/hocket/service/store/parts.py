@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.fleet.rounds.state import JOB_RECORD, State
 from hocket.service.store import snapshot
 

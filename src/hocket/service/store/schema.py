@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.records import AttemptRecord, CheckpointRecord, EventRecord, JobRecord
 from hocket.service.spec import JobSpec
 from hocket.service.store.batch import KeyRecord

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.fleet.rounds.state import State
 from hocket.service.errors import UnavailableError
 from hocket.service.plain_file import open_plain

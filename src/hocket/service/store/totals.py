@@ -6,7 +6,7 @@ import json
 import sqlite3
 from dataclasses import asdict, dataclass
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.store.schema import FLEET, Row, opened, sealed
 
 

@@ -13,7 +13,7 @@ import struct
 import zlib
 from pathlib import Path
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.service.plain_file import open_plain
 
 NAME = "witness"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.tables import Ascent
 from hocket.fleet.solve.crowd import Crowd, Owed, Search
 from hocket.fleet.solve.kernel import find_bill, mix_purchases

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.kernels.rates import row_of
 from hocket.fleet.rounds.state import Jobs
 from hocket.kernels import kernel

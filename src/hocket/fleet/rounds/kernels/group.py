@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Alike

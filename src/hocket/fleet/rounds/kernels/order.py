@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray
+from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import HALF_ROUNDS, LONGEST, UNITS_PER_ROUND, Pace, Wishes
 from hocket.kernels import kernel

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 
 _STATES_PER_LAYER = 4096
 """Partial choices for which there is room; beyond, the best choice that was found is taken."""

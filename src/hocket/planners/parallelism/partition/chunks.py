@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import best_cuts

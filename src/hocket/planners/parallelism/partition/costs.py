@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray
-from hocket.errors import UsageError
+from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

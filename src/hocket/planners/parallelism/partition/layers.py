@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.errors import NoFeasiblePlanError, UsageError
+from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.base.units import format_bytes
 from hocket.planners.parallelism.partition.chunks import cuts_of_chunks
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import best_cuts
@@ -29,7 +30,6 @@ from hocket.planners.parallelism.partition.tables import (
     stage_tables,
     tables_of,
 )
-from hocket.units import format_bytes
 
 
 @dataclass(frozen=True, kw_only=True)

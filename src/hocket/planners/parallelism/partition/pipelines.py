@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.plan.schedule import Schedule, Work
 from hocket.planners.parallelism.partition.costs import LayerCosts
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
 from hocket.planners.parallelism.partition.costs import LayerCosts

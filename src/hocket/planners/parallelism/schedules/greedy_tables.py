@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.schedules.rows import stages_of_chunks

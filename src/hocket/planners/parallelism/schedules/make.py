@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 
-from hocket.errors import UsageError, unknown_name
+from hocket.base.errors import UsageError, unknown_name
 from hocket.plan.schedule import Schedule
 from hocket.planners.parallelism.schedules.dualpipe_v import dualpipe_v
 from hocket.planners.parallelism.schedules.gpipe import gpipe

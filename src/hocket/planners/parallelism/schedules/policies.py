@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.kernels.containers import table
 from hocket.plan.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules.bound import round_trips_s

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.plan.schedule import Schedule, Work
 
 Row = NDArray[np.int64]

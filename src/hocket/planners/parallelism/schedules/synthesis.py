@@ -15,8 +15,9 @@ from itertools import islice
 
 import numpy as np
 
-from hocket.arrays import IntArray
-from hocket.errors import NoFeasiblePlanError, UsageError
+from hocket.base.arrays import IntArray
+from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.base.units import format_bytes
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules.bound import lower_bound_s
@@ -31,7 +32,6 @@ from hocket.planners.parallelism.schedules.make import known_schedules
 from hocket.planners.parallelism.schedules.policies import Policy, changed, following, policies
 from hocket.planners.parallelism.schedules.rows import folded, looped
 from hocket.simulate.pipeline import check_costs, simulate_pipeline
-from hocket.units import format_bytes
 
 _MAX_WORK = 1_500_000
 """Actions over all tries, which bounds the time."""

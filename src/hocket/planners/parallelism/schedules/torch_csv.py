@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 from hocket.plan.schedule import Schedule
 from hocket.planners.parallelism.schedules.verify import verify_schedule
 from hocket.simulate.pipeline import WORK_LETTERS

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.errors import CheckError
+from hocket.base.errors import CheckError
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule, Work
 from hocket.simulate.pipeline import action_name, simulate_pipeline

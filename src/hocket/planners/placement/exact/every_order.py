@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.graph.graph import Graph
 from hocket.plan.problem import Problem
 from hocket.planners.placement.exact.every_placement import home_of, transfer_s

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.units import find_units
 from hocket.planners.placement.devices import runnable

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.units import Units

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.plan.plan import Plan
 from hocket.planners.bounds.classes import Classes
 from hocket.planners.bounds.heads import Heads

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.planners.placement.exact.instance import Read
 from hocket.planners.placement.exact.model import Model
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.plan import Plan
 from hocket.planners.placement.exact.instance import Instance, Read
 

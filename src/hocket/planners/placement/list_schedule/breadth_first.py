@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import Heaps
 from hocket.kernels.heaps import pop, push

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.graph import Graph, distinct
 from hocket.kernels.containers import new_heaps, table, zeros
 from hocket.plan.problem import Problem

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
-from hocket.errors import NoFeasiblePlanError
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.units import format_bytes
 from hocket.graph.coarsen import bound_ops
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -15,7 +16,6 @@ from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.list_schedule.prepare import breadth_first, make_world
 from hocket.planners.placement.list_schedule.state import World
 from hocket.planners.tables import task_table
-from hocket.units import format_bytes
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

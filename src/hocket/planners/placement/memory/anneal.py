@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.kernels import kernel
 from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
 from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units

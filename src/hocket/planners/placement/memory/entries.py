@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.kernels import kernel
 from hocket.planners.placement.memory.kernel import (
     held_at,

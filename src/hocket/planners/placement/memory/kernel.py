@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import mark
 from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import Marks, new_marks, table
 from hocket.plan.problem import Problem

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Phase
 from hocket.kernels.containers import table

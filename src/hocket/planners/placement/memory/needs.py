@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, IntArray
+from hocket.base.arrays import ByteArray, IntArray
 from hocket.graph.graph import Graph
 from hocket.planners.placement.memory.ledger import home_ops
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem

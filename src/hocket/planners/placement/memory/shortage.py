@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
+from hocket.base.errors import InputFileError
+from hocket.base.units import format_bytes
 from hocket.cost.costs import device_rows
-from hocket.errors import InputFileError
 from hocket.graph.coarsen import bound_ops
 from hocket.hardware.cluster import Cluster, Link
 from hocket.plan.plan import Plan
@@ -25,7 +26,6 @@ from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.fit import fit_memory, memory_split
 from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
-from hocket.units import format_bytes
 
 BISECTIONS = 4
 MAX_OPS = 20_000

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.coarsen import anchor_of
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan

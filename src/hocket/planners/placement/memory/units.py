@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import IntArray
+from hocket.base.arrays import IntArray
 from hocket.graph.coarsen.ties import Ties, followers, hard_ties, optimizers, partners, views
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import Graph, Phase, Role

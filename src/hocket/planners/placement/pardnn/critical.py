@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import Facts

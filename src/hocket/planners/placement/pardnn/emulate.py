@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.simulate.engine import simulate_instructions
 from hocket.simulate.instructions import PlaceTable

@@ -7,7 +7,7 @@ O(ops + edges).
 
 from __future__ import annotations
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.kernels import kernel
 from hocket.planners.placement.pardnn.work import Work
 

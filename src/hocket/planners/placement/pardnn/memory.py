@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import workers

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import ByteArray, FloatArray, IntArray
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.emulate import Emulation
 from hocket.planners.placement.pardnn.work import pointers

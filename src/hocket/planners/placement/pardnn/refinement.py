@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import (

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
+from hocket.base.arrays import ByteArray, FloatArray
 from hocket.planners.placement.search.clusters import cluster, neighbours
 from hocket.planners.placement.search.state import Search
 from hocket.planners.placement.search.units import Units

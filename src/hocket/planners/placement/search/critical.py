@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.arrays import ByteArray, FloatArray, pointers
+from hocket.base.arrays import ByteArray, FloatArray, pointers
 from hocket.kernels.containers import table
 from hocket.planners.order.slack import latest_starts
 from hocket.planners.placement.search.state import NO_SLACK, Search

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.arrays import ByteArray
+from hocket.base.arrays import ByteArray
 from hocket.planners.order.levels import levels
 from hocket.planners.placement.search.critical import Critical
 from hocket.planners.placement.search.state import Change, Search

@@ -2,7 +2,7 @@
 
 import os
 
-from hocket import config
+from hocket.base import config
 
 
 def test_import_paths_hold_from_another_folder(monkeypatch, tmp_path):

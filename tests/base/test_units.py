@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket import units
+from hocket.base import units
 
 
 @pytest.mark.parametrize(

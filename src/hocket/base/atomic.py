@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from hocket.errors import UsageError
+from hocket.base.errors import UsageError
 
 
 def write_atomically(path: str | Path, data: bytes) -> None:

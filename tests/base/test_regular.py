@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from hocket.errors import HocketError, InputFileError
+from hocket.base.errors import HocketError, InputFileError
+from hocket.base.jsonfile import read_json
+from hocket.base.regular import open_regular, read_regular
 from hocket.hardware.files import read_machine
 from hocket.hardware.nccl_xml import read_nccl_machine
-from hocket.jsonfile import read_json
-from hocket.regular import open_regular, read_regular
 from hocket.transformer.files import MAX_LAYERS, find_model
 from hocket.validation.tables import COLUMNS, MAX_ROWS, read_records
 

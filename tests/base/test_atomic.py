@@ -7,8 +7,8 @@ import stat
 
 import pytest
 
-from hocket.atomic import write_atomically
-from hocket.errors import UsageError
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import UsageError
 
 
 def test_write_replaces_the_content_and_leaves_nothing_else(tmp_path):

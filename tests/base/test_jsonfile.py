@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.errors import InputFileError
-from hocket.jsonfile import MAX_DEPTH, dump_json, parse_json, read_json
+from hocket.base.errors import InputFileError
+from hocket.base.jsonfile import MAX_DEPTH, dump_json, parse_json, read_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

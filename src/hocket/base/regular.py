@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import IO
 
-from hocket.errors import InputFileError
+from hocket.base.errors import InputFileError
 
 
 def open_regular(path: str | Path) -> IO[bytes]:

@@ -1,5 +1,5 @@
-import hocket.errors as errors
-from hocket.errors import HocketError
+import hocket.base.errors as errors
+from hocket.base.errors import HocketError
 
 
 def _all_errors():

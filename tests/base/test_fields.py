@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket import fields
-from hocket.errors import InputFileError
+from hocket.base import fields
+from hocket.base.errors import InputFileError
 
 HUGE = "k" * 5_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from hocket.errors import InputFileError, did_you_mean
-from hocket.fields import shown
+from hocket.base.errors import InputFileError, did_you_mean
+from hocket.base.fields import shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from hocket.errors import MissingExtraError
+from hocket.base.errors import MissingExtraError
 
 _INSTALL = {
     "torch": "pip install 'hocket[torch]' (for a machine without GPU, install a CPU build of torch "

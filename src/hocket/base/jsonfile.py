@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from hocket.errors import InputFileError
-from hocket.regular import open_regular
+from hocket.base.errors import InputFileError
+from hocket.base.regular import open_regular
 
 MAX_DEPTH = 64
 """Lists and objects inside each other; what hocket writes has fewer than ten levels."""

@@ -14,8 +14,8 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from hocket.arrays import ByteArray, FloatArray
-from hocket.errors import InputFileError, did_you_mean
+from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.errors import InputFileError, did_you_mean
 
 MAX_SHOWN = 80
 """Characters of a wrong value that an error repeats."""

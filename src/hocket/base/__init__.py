@@ -1,0 +1,1 @@
+"""What every room stands on: errors, units, arrays, settings, and files: checked, written whole."""
