@@ -11,7 +11,7 @@ from cost.cost_samples import TESLA, cluster_of, entry_of, profile_of, step_grap
 
 torch = pytest.importorskip("torch")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "predict.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cost" / "predict.py"
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ STAYING = ("allox", "fifo-agnostic")
 
 @pytest.fixture
 def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "fleet")
     spec = importlib.util.spec_from_file_location(
-        "fleet_published", ROOT / "benchmarks" / "fleet_published.py"
+        "fleet_published", ROOT / "benchmarks" / "fleet" / "published.py"
     )
     assert spec is not None
     assert spec.loader is not None

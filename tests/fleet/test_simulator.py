@@ -58,7 +58,7 @@ def average_hours(run: FleetRun) -> float:
 def test_gavels_own_completion_times(
     gavel_work: Work, policy: str, column: str, rel: float
 ) -> None:
-    # A few hundred jobs hang on single long ones; benchmarks/fleet_simulate.py has the published
+    # A few hundred jobs hang on single long ones; benchmarks/fleet/simulate.py has the published
     # thousand, which agree within one per cent for both.
     rules = Rules(policy=policy, mechanism="gavel")
     run = simulate(gavel_work, devices(36), rules, measured=(200, 400))

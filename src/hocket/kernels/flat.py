@@ -6,7 +6,7 @@ simulation would spend more time there than in its loops. So Python calls a func
 parameters that unpacks the named tuples, and compiled code packs them again, which costs nothing
 there. It also writes the fields of every tuple into the source of what is compiled.
 A fifth of the CPU time of a simulation is saved by it: 2.5 s instead of 3.2 s for the run
-`gavel-aware` of ``benchmarks/fleet_simulate.py``, 4.9 s instead of 6.0 s for `improved`.
+`gavel-aware` of ``benchmarks/fleet/simulate.py``, 4.9 s instead of 6.0 s for `improved`.
 """
 
 from __future__ import annotations

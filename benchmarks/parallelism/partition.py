@@ -1,0 +1,124 @@
+"""How long dividing layers over stages takes, and what comes out.
+
+    .venv/bin/python benchmarks/parallelism/partition.py               # all, about two minutes
+    .venv/bin/python benchmarks/parallelism/partition.py layers        # layers over stages of given degrees
+    .venv/bin/python benchmarks/parallelism/partition.py piper         # Piper's inputs, ../shared/data
+
+Seconds are CPU seconds of one core, after compiling, the least of three. Piper's own program took
+0.24, 3.8, 14 and 57 s for BERT-32 on 64, 512, 1024 and 2048 devices (g++ -O3, same machine).
+Results: ``docs/parallelism_partition.md``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.contrib.piper import piper_plan, read_piper
+from hocket.planners.parallelism.partition import LayerCosts, partition_layers
+
+INPUTS = Path(__file__).parents[3] / "shared" / "data" / "parallelism" / "piper" / "inputs"
+GIB = 2.0**30
+_T = TypeVar("_T")
+
+
+def timed(work: Callable[[], _T]) -> tuple[_T, float]:
+    seconds = []
+    for _ in range(3):
+        begin = time.process_time()
+        result = work()
+        seconds.append(time.process_time() - begin)
+    return result, min(seconds)
+
+
+def transformer(num_layers: int, num_ways: int) -> LayerCosts:
+    """Equal layers between an embedding and an output layer, on a fast and a slow device kind."""
+    count = num_layers + 2
+    forward_s = np.full((count, 2), 1.0) * [1.0, 0.6]
+    forward_s[0] *= 0.1
+    forward_s[-1] *= 1.7
+    backward_s = np.stack([2.0 * forward_s, 2.1 * forward_s, 3.0 * forward_s])[:num_ways]
+    kept = np.array([600, 340, 20])[:num_ways, None]
+    return LayerCosts(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        activation_bytes=np.repeat(kept, count, axis=1),
+        state_bytes=np.full(count, 3000),
+        send_s=np.full(count, 0.01),
+        counts=np.array([False, *[True] * num_layers, False]),
+    )
+
+
+def layers_table() -> None:
+    print("\n| layers | ranks | stages per rank | ways | order | step | s |\n|" + "---|" * 7)
+    cases = [
+        (96, 16, 1, 1, False), (128, 64, 1, 1, False), (128, 64, 1, 3, False),
+        (96, 16, 1, 3, True), (128, 64, 1, 1, True), (96, 16, 6, 1, False), (128, 64, 2, 1, False),
+    ]  # fmt: skip
+    for num_layers, num_ranks, num_chunks, num_ways, reorder in cases:
+        costs, num_stages = transformer(num_layers, num_ways), num_ranks * num_chunks
+        memory = 45_000 if num_ways > 1 else 10**9
+        found, seconds = timed(
+            partial(
+                partition_layers,
+                costs,
+                kinds=[0] * (num_ranks // 2) + [1] * (num_ranks - num_ranks // 2),
+                memory_bytes=[memory, memory],
+                in_flight=[max(1, num_ranks - i % num_ranks) for i in range(num_stages)],
+                num_microbatches=256,
+                rank_of_stage=[i % num_ranks for i in range(num_stages)],
+                reorder=reorder,
+            )
+        )
+        order = "any" if reorder else "given"
+        print(
+            f"| {num_layers} | {num_ranks} | {num_chunks} | {num_ways} | {order} "
+            f"| {found.step_s:.2f} | {seconds:.3f} |",
+            flush=True,
+        )
+
+
+def piper_table() -> None:
+    print("\n| input | memory GiB | devices | time per sample | stages | used | exact | s |")
+    print("|" + "---|" * 8)
+    cases = [
+        ("bert32a100", (80, 8, 2, 1), (64, 512, 1024, 2048, 16384)),
+        ("gnmt", (16, 1.2), (16, 64, 256)),
+        ("resnet", (16, 8, 2), (32, 128, 1024)),
+    ]
+    for name, memories, counts in cases:
+        model = read_piper(INPUTS / f"{name}.json")
+        for memory in memories:
+            limited = replace(model, memory_bytes=memory * GIB, bandwidth_bps=25 * GIB)
+            for count in counts:
+                begin = f"| {name} | {memory} | {count} "
+                try:
+                    plan, seconds = timed(partial(piper_plan, limited, count))
+                except NoFeasiblePlanError:
+                    print(f"{begin}| does not fit | | | | |", flush=True)
+                    continue
+                print(
+                    f"{begin}| {plan.time_s:.9f} | {len(plan.stages)} | {plan.num_devices} "
+                    f"| {'yes' if plan.is_exact else 'no'} | {seconds:.3f} |",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    wanted = sys.argv[1:] or ["layers", "piper"]
+    if "layers" in wanted:
+        layers_table()
+    if "piper" in wanted:
+        piper_table()
+
+
+if __name__ == "__main__":
+    main()

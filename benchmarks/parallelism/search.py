@@ -1,0 +1,71 @@
+"""How long the search for a division takes: scan of all divisions, and recheck of the best 200.
+
+    python benchmarks/parallelism/search.py [--rounds 3]
+
+Prints CPU seconds of one core, after compilation, for GPT-3 175B on 4096 A100s (tensor and context
+degrees up to 32) and for smaller cases.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from hocket.cost.parallel.coefficients import Coefficients
+from hocket.cost.parallel.softwares import find_software
+from hocket.hardware import cluster_from_text
+from hocket.planners.parallelism.candidates import Training
+from hocket.planners.parallelism.enumerate import Limits
+from hocket.planners.parallelism.recheck import Effort, recheck
+from hocket.planners.parallelism.scan import scan
+from hocket.planners.parallelism.search import ROUNDS, described, search
+from hocket.planners.parallelism.why import label
+from hocket.transformer.files import find_model
+
+CASES = (
+    ("gpt3-175b", "512xdgx-a100-80g", 1536, 32, 32),
+    ("gpt3-175b", "12xdgx-a100-80g", 96, 8, 16),
+    ("llama3-70b", "8xdgx-h100", 256, 8, 16),
+    ("llama3-8b", "1xdgx-h100", 64, 8, 16),
+    ("mixtral-8x7b", "4xdgx-h100", 256, 8, 16),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    for model, on, batch, max_tensor, max_context in CASES:
+        training = Training(
+            model=find_model(model),
+            cluster=cluster_from_text(on),
+            global_batch=batch,
+            software=find_software("megatron-core"),
+            coefficients=Coefficients(),
+        )
+        measure(training, Limits(max_tensor=max_tensor, max_context=max_context), rounds)
+
+
+def measure(training: Training, limits: Limits, rounds: int) -> None:
+    effort = Effort()
+    scan_s, recheck_s = [], []
+    for _ in range(rounds + 1):  # the first one compiles
+        start = time.process_time()
+        found = scan(training, 0, limits, ROUNDS * effort.num_simulated)
+        middle = time.process_time()
+        seen = recheck(described(training, 0, found.fitting)[: effort.num_simulated], effort)
+        scan_s.append(middle - start)
+        recheck_s.append(time.process_time() - middle)
+    winner = search(training, limits).winner
+    print(
+        f"{training.model.name} on {training.cluster.name}: {found.num_divisions:,} divisions, "
+        f"{found.num_fitting:,} fit; scan {min(scan_s[1:]):.2f} s, "
+        f"recheck of {len(seen)} {min(recheck_s[1:]):.2f} s"
+    )
+    if winner is not None:
+        name = label(winner.division, winner.schedule_name)
+        print(f"  {name}: step {winner.step_s:.3f} s, MFU {winner.mfu:.1%}")
+
+
+if __name__ == "__main__":
+    main()
