@@ -1,6 +1,6 @@
 """Collectives on every class of a DGX-1, the machines that come with hocket, and topology files.
 
-    python benchmarks/communication/bounds.py [--data ../shared/data/communication] [-o results.json]
+    python benchmarks/communication/bounds.py [--data FOLDER] [-o results.json]
 
 For each: rate against bound (exact fractions, verified, certificate checked), trees, processor time
 (the median of three), and how much longer the best plain way takes than the chosen one, at least,

@@ -1,8 +1,8 @@
 """How long dividing layers over stages takes, and what comes out.
 
-    .venv/bin/python benchmarks/parallelism/partition.py               # all, about two minutes
-    .venv/bin/python benchmarks/parallelism/partition.py layers        # layers over stages of given degrees
-    .venv/bin/python benchmarks/parallelism/partition.py piper         # Piper's inputs, ../shared/data
+    .venv/bin/python benchmarks/parallelism/partition.py  # all, about two minutes
+    .venv/bin/python benchmarks/parallelism/partition.py layers  # over stages of given degrees
+    .venv/bin/python benchmarks/parallelism/partition.py piper  # Piper's inputs, ../shared/data
 
 Seconds are CPU seconds of one core, after compiling, the least of three. Piper's own program took
 0.24, 3.8, 14 and 57 s for BERT-32 on 64, 512, 1024 and 2048 devices (g++ -O3, same machine).

@@ -1,7 +1,7 @@
 """Loads of the busiest device on the published instances, against the published values.
 
-    .venv/bin/python benchmarks/placement/max_load.py                # all 16 instances, about two minutes
-    .venv/bin/python benchmarks/placement/max_load.py bert24 gnmt    # those whose names contain one of these
+    .venv/bin/python benchmarks/placement/max_load.py  # all 16 instances, about two minutes
+    .venv/bin/python benchmarks/placement/max_load.py bert24 gnmt  # names that contain one of these
 
 Reads ``../shared/data/placement/dnn-partitioning``: graphs of Tarnawski et al., NeurIPS 2020, and
 ``reference_max_load.csv`` with the values of the authors' programs and of a CP-SAT model. Loads are

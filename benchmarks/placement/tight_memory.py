@@ -1,7 +1,7 @@
 """How tight memory may be: the largest share of it that a step may need and still gets a plan.
 
     .venv/bin/python benchmarks/placement/tight_memory.py             # the table, some minutes
-    .venv/bin/python benchmarks/placement/tight_memory.py gnmt        # graphs whose name contains the text
+    .venv/bin/python benchmarks/placement/tight_memory.py gnmt  # graphs so named
     .venv/bin/python benchmarks/placement/tight_memory.py --speed     # 200,000 ops on 16 devices
 
 The need is the peak of the whole step on one device. All devices together get need / share bytes,

@@ -6,9 +6,9 @@ the fused op needs no device, so a function mode can put it in place: the graph 
 the memory of the machine that is planned for, not of the one that plans.
 
 Which kernel PyTorch takes there depends on type, head width, mask and grouping, as
-``benchmarks/cost/predict_kernels.py`` shows (H200, PyTorch 2.11): 16-bit heads up to 256 wide are fused
-and read shared keys as they are; 32-bit or wider ones are fused only where every head has its own
-keys, else the matrix of scores is written.
+``benchmarks/cost/predict_kernels.py`` shows (H200, PyTorch 2.11): 16-bit heads up to 256 wide are
+fused and read shared keys as they are; 32-bit or wider ones are fused only where every head has its
+own keys, else the matrix of scores is written.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ class HostOverhead:
 
 
 EAGER = HostOverhead(forward_s=16e-6, backward_s=20e-6, optimizer_s=10e-6, overlaps=True)
-"""Where no host was measured. ``benchmarks/cost/predict_kernels.py`` on an H200's host: a view takes
-3 us, an addition 10, a product 17, a linear layer with its module 28, the gradient of an op 19,
-AdamW 5 to 16 per parameter. Steps that the host limits come out so: GPT-2 1 x 128 in bfloat16
+"""Where no host was measured. ``benchmarks/cost/predict_kernels.py`` on an H200's host: a view
+takes 3 us, an addition 10, a product 17, a linear layer with its module 28, the gradient of an op
+19, AdamW 5 to 16 per parameter. Steps that the host limits come out so: GPT-2 1 x 128 in bfloat16
 24 ms (measured 29), BERT-large 8 x 128 54 ms (measured 54)."""
 REPLAYED = HostOverhead(forward_s=1.2e-6, backward_s=1.2e-6, optimizer_s=1.2e-6, overlaps=True)
 """Graphs that are replayed as a whole: from one kernel to the next on the same machine."""

@@ -1,9 +1,9 @@
 """What kinds of chips reach of their peaks: one set of constants per architecture, with its source.
 
 A data sheet states what a chip could do; kernels reach a share of it that differs between
-architectures. Shares of Hopper were measured (``benchmarks/cost/predict_kernels.py``), those of Ampere
-were chosen so that the published tables of A100 clusters come out on average. A kind that is not
-here is taken for Ampere, and what is predicted for it is a range (`Chip.uncertainty`).
+architectures. Shares of Hopper were measured (``benchmarks/cost/predict_kernels.py``), those of
+Ampere were chosen so that the published tables of A100 clusters come out on average. A kind that is
+not here is taken for Ampere, and what is predicted for it is a range (`Chip.uncertainty`).
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ HOPPER = Chip(
         }
     ),
     uncertainty=0.15,
-    source="measured on one H200 of 700 W, 2026-11-15 (benchmarks/cost/predict_kernels.py): products of "
-    "4096 and wider hold 680 TFLOP/s, in 8 bits 1290; less 5 %, for the slowest of many chips sets "
-    "the pace (Sinha et al., SC'22: chips that power limits differ by 8 %)",
+    source="measured on one H200 of 700 W, 2026-11-15 (benchmarks/cost/predict_kernels.py): "
+    "products of 4096 and wider hold 680 TFLOP/s, in 8 bits 1290; less 5 %, for the slowest of "
+    "many chips sets the pace (Sinha et al., SC'22: chips that power limits differ by 8 %)",
 )
 HOPPER_2023 = replace(
     HOPPER,
