@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
-from hocket.base.errors import UsageError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.validate import command
 from hocket.validation import validate as module
 from hocket.validation.choose import central, features, spread
@@ -198,3 +198,13 @@ def test_command_knows_its_tables():
     outcome = CliRunner().invoke(command, ["sc21-tabel1"])
     assert isinstance(outcome.exception, UsageError)
     assert "did you mean 'sc21-table1'" in str(outcome.exception)
+
+
+def test_command_names_the_tables_that_were_not_given():
+    outcome = CliRunner().invoke(command, ["korthikanti-memory", "--json"])
+    not_read = json.loads(outcome.stdout)["not_read"]
+    assert not_read["fsdp-h100"] == "mosaicml_llmfoundry_fsdp.csv"
+    assert "bloom" not in not_read
+    asked = CliRunner().invoke(command, ["fsdp-h100"])
+    assert isinstance(asked.exception, InputFileError)
+    assert "mosaicml_llmfoundry_fsdp.csv" in asked.exception.hint

@@ -27,7 +27,7 @@ SHIPPED = {
     "bloom": 30, "h100-weak-scaling": 9, "korthikanti-memory": 8, "korthikanti-table5": 8,
     "mt-nlg": 3, "sc21-table1": 10, "sc21-table2": 6, "sc21-zero3": 6,
 }  # fmt: skip
-SHIPPED_AS_COLLECTED = {
+PUBLIC = {
     "megatron-january-2021": 10, "h100-strong-scaling": 8, "nemo-h100-float8": 9,
     "dgx-a100-2020": 8, "dgx2-v100-2020": 4, "fsdp-h100": 35, "fsdp-h100-float8": 4,
     "fsdp-a100-80g": 30, "fsdp-a100-40g": 39, "torchtitan": 4, "torchtitan-float8": 12,
@@ -35,15 +35,27 @@ SHIPPED_AS_COLLECTED = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def public():
+    return load_tables(DATA)
+
+
 def test_shipped_tables_have_their_rows():
     found = {name: len(rows) for name, rows in load_tables().items()}
-    assert found == SHIPPED | SHIPPED_AS_COLLECTED
+    assert found == SHIPPED
 
 
-def test_parameters_of_llm_foundry_are_those_that_it_states():
-    path = TABLES / "public" / "mosaicml_llmfoundry_fsdp.csv"
-    stated = [int(record["n_params"]) for record in read_records(path)]
-    tables = load_tables()
+@needs_data
+def test_public_files_have_their_rows(public):
+    assert {name: len(public[name]) for name in PUBLIC} == PUBLIC
+
+
+@needs_data
+def test_parameters_of_llm_foundry_are_those_that_it_states(public):
+    stated = [
+        int(record["n_params"]) for record in read_records(DATA / "mosaicml_llmfoundry_fsdp.csv")
+    ]
+    tables = public
     rows = [row for name in tables if name.startswith("fsdp-") for row in tables[name]]
     rows.sort(key=lambda row: int(row.row.partition(" ")[0]))
     assert [parameter_counts(row.model).total for row in rows] == stated
@@ -57,31 +69,42 @@ ZERO_SHOT = {
 }  # fmt: skip
 
 
+@needs_data
 @pytest.mark.parametrize("name", ZERO_SHOT)
-def test_programs_of_today_are_predicted_from_what_chips_and_programs_are(name):
-    rows = load_tables()[name]
+def test_programs_of_today_are_predicted_from_what_chips_and_programs_are(name, public):
+    rows = public[name]
     sites = {row.cluster: Coefficients() for row in rows}
     measured_s = np.array([row.step_s for row in rows])
     errors = predict_steps(rows, sites) / measured_s - 1
     assert np.abs(errors).mean() < ZERO_SHOT[name]
 
 
-def test_runs_that_ran_are_said_to_fit():
-    tables = load_tables()
+@needs_data
+def test_runs_that_ran_are_said_to_fit(public):
     ran = [
         row
         for name in ("fsdp-h100", "fsdp-h100-float8", "fsdp-a100-80g", "fsdp-a100-40g",
                      "torchtitan", "torchtitan-float8", "bridge-h100")
-        for row in tables[name]
+        for row in public[name]
     ]  # fmt: skip
     needed = predict_memory(ran, None)
     have = [site_cluster(row.cluster, 8).devices[0].memory_bytes for row in ran]
     assert sum(np.array(needed) > 1.05 * np.array(have)) <= 0.02 * len(ran)
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, *SHIPPED_AS_COLLECTED])
-def test_rows_are_consistent(name):
-    for row in load_tables()[name]:
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_rows_are_consistent(name):
+    check_rows(name, load_tables()[name])
+
+
+@needs_data
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_rows_are_consistent(name, public):
+    check_rows(name, public[name])
+
+
+def check_rows(name, rows):
+    for row in rows:
         division = row.division
         assert division.global_batch % (division.microbatch * division.data) == 0
         assert row.model.heads % division.tensor == 0
@@ -96,13 +119,6 @@ def test_rows_are_consistent(name):
 @pytest.mark.parametrize("name", SHIPPED)
 def test_tables_name_their_source(name):
     assert (TABLES / f"{name}.csv").read_text().startswith("# source: ")
-
-
-def test_files_as_collected_name_their_source():
-    files = list((TABLES / "public").glob("*.csv"))
-    assert len(files) == 7
-    for path in files:
-        assert path.read_text().startswith("# source: ")
 
 
 def test_sc21_rates_follow_from_the_times():
@@ -160,8 +176,8 @@ def test_stages_of_bloom_follow_deepspeed():
 
 
 @needs_data
-def test_shipped_rows_are_those_of_the_public_files():
-    shipped, public = load_tables(), load_tables(DATA)
+def test_shipped_rows_are_those_of_the_public_files(public):
+    shipped = load_tables()
     for name, rows in shipped.items():
         if name == "korthikanti-memory":
             continue
@@ -170,8 +186,7 @@ def test_shipped_rows_are_those_of_the_public_files():
 
 
 @needs_data
-def test_public_files_hold_more():
-    public = load_tables(DATA)
+def test_public_files_hold_more(public):
     assert len(public["vtrain-single"]) > 500
     assert len(public["vtrain-multi"]) > 40
     assert len(public["bloom"]) > 60

@@ -13,6 +13,7 @@ from hocket.cli.output import console, emit, fail, json_option
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from hocket.base.errors import InputFileError
     from hocket.validation.validate import Part, TableResult
 
 _PARTS = ("zero-shot", "calibrated")
@@ -25,7 +26,7 @@ _PARTS = ("zero-shot", "calibrated")
     "data_dir",
     type=click.Path(path_type=Path),
     default=None,
-    help="Folder with public files of measurements, to be read besides what comes with hocket.",
+    help="Folder with public files of measurements, read besides the tables inside hocket.",
 )
 @json_option
 def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> None:
@@ -35,21 +36,27 @@ def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> No
     uses at most ten runs per site, which are not scored.
     """
     from hocket.base.errors import CheckError, unknown_name
+    from hocket.validation.public import absent_tables
     from hocket.validation.tables import load_tables
     from hocket.validation.validate import validate
 
     known = load_tables(data_dir)
+    absent = absent_tables(known)
     for name in tables:
+        if name in absent:
+            raise _absent(name, absent[name])
         if name not in known:
-            raise unknown_name("table", name, known)
+            raise unknown_name("table", name, [*known, *absent])
     results = validate(known, tables)
     violations = [text for result in results for text in result.violations]
-    listed = {"tables": [_as_json(result) for result in results]}
+    listed = {"tables": [_as_json(result) for result in results], "not_read": absent}
     if not as_json:
         screen = console()
         for shown in (_steps(results), _choices(results), _memory(results)):
             if shown.row_count:
                 screen.print(shown)
+        if absent and not tables:
+            click.echo(f"not compared, their files were not given (--data): {', '.join(absent)}")
     if violations:
         error = CheckError("; ".join(violations), hint="see the columns that name what is allowed")
         raise SystemExit(fail(error, as_json=as_json, extra=listed))
@@ -57,6 +64,14 @@ def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> No
         emit({"ok": True, **listed})
     else:
         click.echo("all within tolerance")
+
+
+def _absent(name: str, file: str) -> InputFileError:
+    from hocket.base.errors import InputFileError
+
+    return InputFileError(
+        f"table {name!r} is not at hand", hint=f"give the folder that holds {file} as --data"
+    )
 
 
 def _as_json(result: TableResult) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Each reader knows one file, takes its columns as they are, and states what the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +53,11 @@ def read_public(data_dir: Path) -> dict[str, list[Measured]]:
             "holds no known file", hint=f"known: {', '.join(known)}", where=str(data_dir)
         )
     return tables
+
+
+def absent_tables(tables: Collection[str]) -> dict[str, str]:
+    """Tables that have a reader and are not among these, each with its file."""
+    return {name: file for name, (file, _) in READERS.items() if name not in tables}
 
 
 def _rows(name: str, path: Path, read: Callable[[Record], list[Measured]]) -> list[Measured]:

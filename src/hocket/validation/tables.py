@@ -18,12 +18,10 @@ from hocket.transformer import Division, Transformer
 from hocket.validation.rows import Measured
 
 TABLES = Path(__file__).parent / "tables"
+"""Folder of the tables that come with hocket."""
 MAX_TABLE_BYTES = 16_000_000
 MAX_ROWS = 10_000
 """Of a table: each row becomes a model and a division, a thousand times its text."""
-"""Folder of the tables that come with hocket."""
-PUBLIC = TABLES / "public"
-"""Public files that come with it as they were collected; their first lines name their sources."""
 COLUMNS = (
     "row", "cluster", "software", "gradient_bytes", "spare_gradient_bytes", "hidden", "layers",
     "heads", "vocabulary", "sequence", "dropout", "tensor", "pipeline", "data", "chunks",
@@ -38,7 +36,6 @@ def load_tables(data_dir: str | Path | None = None) -> dict[str, list[Measured]]
     from hocket.validation.public import read_public
 
     tables = {path.stem: read_table(path) for path in sorted(TABLES.glob("*.csv"))}
-    tables.update(read_public(PUBLIC))
     if data_dir is not None:
         tables.update(read_public(Path(data_dir)))
     return tables
