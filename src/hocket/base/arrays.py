@@ -6,11 +6,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 IntArray = NDArray[np.int32]
-ByteArray = NDArray[np.int64]
+"""Indices and small counts."""
+LongArray = NDArray[np.int64]
+"""Bytes, large counts and pointers into other arrays."""
 FloatArray = NDArray[np.float64]
 
 
-def pointers(sizes: ArrayLike) -> NDArray[np.int64]:
+def pointers(sizes: ArrayLike) -> LongArray:
     """Where each of several parts of one array begins, and at last where they all end."""
     ptr = np.zeros(np.size(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, out=ptr[1:])

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import InputFileError, did_you_mean
 
 MAX_SHOWN = 80
@@ -171,10 +171,10 @@ def text_column(value: object, path: str) -> list[str]:
     return [text(entry, f"{path}[{index}]") for index, entry in enumerate(texts)]
 
 
-def int_column(value: object, path: str, low: int, high: int) -> ByteArray:
+def int_column(value: object, path: str, low: int, high: int) -> LongArray:
     """A list of integers between ``low`` and ``high``, both allowed."""
     numbers = items(value, path)
-    array: ByteArray | None = _as_array(numbers, {int}, np.int64)
+    array: LongArray | None = _as_array(numbers, {int}, np.int64)
     if array is not None and np.all((array >= low) & (array <= high)):
         return array
     checked = [integer(n, f"{path}[{index}]", low, high) for index, n in enumerate(numbers)]

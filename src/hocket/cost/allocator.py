@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph
 
 BLOCK_BYTES = 512
@@ -19,7 +19,7 @@ OWN_SEGMENT_FROM_BYTES = 10 * 2**20
 MIN_REST_BYTES = 2**20
 
 
-def allocated_bytes(size_bytes: ByteArray) -> ByteArray:
+def allocated_bytes(size_bytes: LongArray) -> LongArray:
     """Bytes that the allocator counts for requests of the given sizes."""
     rounded = _multiple(size_bytes, BLOCK_BYTES)
     segment = _multiple(rounded, SEGMENT_BYTES)
@@ -36,5 +36,5 @@ def with_allocator_rounding(graph: Graph) -> Graph:
     )
 
 
-def _multiple(size_bytes: ByteArray, unit_bytes: int) -> ByteArray:
+def _multiple(size_bytes: LongArray, unit_bytes: int) -> LongArray:
     return -(-size_bytes // unit_bytes) * unit_bytes

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -112,9 +112,9 @@ class Graph:
     op_phase: NDArray[np.int8]
     op_dtype: NDArray[np.int8]
     flops: FloatArray
-    bytes_touched: ByteArray
+    bytes_touched: LongArray
     """Bytes read from and written to device memory; 0 for ops that launch nothing (views)."""
-    workspace_bytes: ByteArray
+    workspace_bytes: LongArray
     """Bytes held only while the op runs."""
     partner: IntArray
     """The forward op that a backward op belongs to; -1 for none."""
@@ -124,7 +124,7 @@ class Graph:
     """Position among the ops that draw random numbers; -1 for those that do not."""
 
     tensor_names: tuple[str, ...]
-    tensor_bytes: ByteArray
+    tensor_bytes: LongArray
     """Size of the tensor's own data: what a transfer moves, and what it holds unless an alias."""
     tensor_role: NDArray[np.int8]
     tensor_producer: IntArray
@@ -132,7 +132,7 @@ class Graph:
     alias_of: IntArray
     """The tensor, read by the producer, whose storage this one shares; -1 for an own storage."""
 
-    read_ptr: ByteArray
+    read_ptr: LongArray
     """Op i reads tensors ``reads[read_ptr[i]:read_ptr[i + 1]]``, each once, ascending."""
     reads: IntArray
     op_stream: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
@@ -167,14 +167,14 @@ class Graph:
     # ── the other directions of the same relation ────────────────────────────────────────────
 
     @cached_property
-    def made_ptr(self) -> ByteArray:
+    def made_ptr(self) -> LongArray:
         """Op i makes tensors ``made_ptr[i]`` up to ``made_ptr[i + 1]``: they are contiguous."""
         boundaries = np.arange(self.num_ops + 1)
         found = np.searchsorted(self.tensor_producer, boundaries, side="left")
         return _frozen(found.astype(np.int64))
 
     @cached_property
-    def user_ptr(self) -> ByteArray:
+    def user_ptr(self) -> LongArray:
         """Tensor t is read by ops ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
         counts = np.bincount(self.reads, minlength=self.num_tensors)
         return _frozen(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
@@ -210,7 +210,7 @@ class Graph:
     # ── derived facts ────────────────────────────────────────────────────────────────────────
 
     @cached_property
-    def held_bytes(self) -> ByteArray:
+    def held_bytes(self) -> LongArray:
         """Bytes of storage that each tensor brings into being: 0 for aliases."""
         return _frozen(np.where(self.alias_of >= 0, 0, self.tensor_bytes))
 
@@ -290,7 +290,7 @@ class Graph:
                 yield "stated tensors", _canonical_bytes(self.stated.tensor_s)
 
 
-def distinct(keys: ByteArray) -> ByteArray:
+def distinct(keys: LongArray) -> LongArray:
     """The keys ascending, each once; several times faster on nearly sorted keys than np.unique."""
     ascending = np.sort(keys, kind="stable")
     return ascending[np.diff(ascending, prepend=ascending[:1] - 1) > 0]

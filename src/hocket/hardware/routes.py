@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import InputFileError
 from hocket.hardware.cluster import Cluster, Link
 
@@ -35,7 +35,7 @@ class Routes:
     """[src, dst]: smallest bandwidth along the route; infinite on the diagonal."""
     hops: IntArray
     """[src, dst]: number of links along the route."""
-    path_ptr: ByteArray
+    path_ptr: LongArray
     path_channels: IntArray
     """Channels of pair p: ``path_channels[path_ptr[p]:path_ptr[p + 1]]``."""
     send_queue: IntArray

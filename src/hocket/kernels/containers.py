@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -16,21 +16,21 @@ class Heaps(NamedTuple):
     """Heaps of (key, item), each with its own part of the arrays."""
 
     key: FloatArray
-    item: ByteArray
-    ptr: ByteArray
+    item: LongArray
+    ptr: LongArray
     """Where the part of each heap begins."""
-    size: ByteArray
+    size: LongArray
 
 
 class Marks(NamedTuple):
     """A set of small numbers that remembers in which order they came."""
 
     has: NDArray[np.bool_]
-    item: ByteArray
-    size: ByteArray
+    item: LongArray
+    size: LongArray
 
 
-def new_heaps(ptr: ByteArray) -> Heaps:
+def new_heaps(ptr: LongArray) -> Heaps:
     """Empty heaps; heap i has room for ``ptr[i + 1] - ptr[i]`` entries."""
     total = int(ptr[-1]) + 1
     return Heaps(key=np.zeros(total), item=zeros(total), ptr=ptr, size=zeros(len(ptr) - 1))
@@ -41,7 +41,7 @@ def new_marks(count: int) -> Marks:
     return Marks(has=np.zeros(count, dtype=np.bool_), item=zeros(count), size=zeros(1))
 
 
-def zeros(count: int) -> ByteArray:
+def zeros(count: int) -> LongArray:
     """Whole numbers, all 0."""
     return np.zeros(count, dtype=np.int64)
 

@@ -12,10 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-LongArray = NDArray[np.int64]
 AtomKind = Literal["dim", "key", "invariant", "inner"]
 Kind = Literal["int", "float", "bool", "unknown"]
 Mode = Literal["read", "write", "update"]

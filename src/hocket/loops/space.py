@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.loops.dependence import Segments
 from hocket.loops.evaluate import CannotEvaluate, evaluate, number
-from hocket.loops.form import Atom, Linear, LongArray, Refusal
+from hocket.loops.form import Atom, Linear, Refusal
 from hocket.loops.nest import Reading
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.loops.form import LongArray
+from hocket.base.arrays import LongArray
 from hocket.loops.legal import Shape
 from hocket.loops.space import Space
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
@@ -39,8 +39,8 @@ class Problem:
         return f"Problem({self.graph!r} on {self.cluster!r}, {self.objective})"
 
     @property
-    def memory_bytes(self) -> ByteArray:
+    def memory_bytes(self) -> LongArray:
         """Usable bytes per device: all but its headroom and what a profile saw libraries keep."""
         has = np.array([d.usable_bytes for d in self.cluster.devices], dtype=np.int64)
-        usable: ByteArray = has - self.costs.reserved_bytes[self.costs.device_row]
+        usable: LongArray = has - self.costs.reserved_bytes[self.costs.device_row]
         return usable

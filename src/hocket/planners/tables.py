@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.graph.graph import Role
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
@@ -19,20 +19,20 @@ class TaskTable(NamedTuple):
 
     op_s: FloatArray
     """[device, op]: infinite where the op cannot run."""
-    group: ByteArray
+    group: LongArray
     """Ops with the same number share a device, numbered densely; -1 for free."""
-    workspace_bytes: ByteArray
-    read_ptr: ByteArray
-    reads: ByteArray
-    made_ptr: ByteArray
-    producer: ByteArray
+    workspace_bytes: LongArray
+    read_ptr: LongArray
+    reads: LongArray
+    made_ptr: LongArray
+    producer: LongArray
     """Per tensor; -1 for those that exist before the step."""
-    user_ptr: ByteArray
-    users: ByteArray
+    user_ptr: LongArray
+    users: LongArray
     """Ops that read tensor t: ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
-    held_bytes: ByteArray
+    held_bytes: LongArray
     """Per tensor: bytes of storage that come with it; 0 for aliases."""
-    copy_bytes: ByteArray
+    copy_bytes: LongArray
     """Per tensor: bytes that a copy on another device holds there."""
     is_held: NDArray[np.bool_]
     """Per tensor: whether it stays until the end of the step."""
@@ -44,9 +44,9 @@ class TaskTable(NamedTuple):
     """[src, dst]: 0 on the diagonal."""
     unit_s: FloatArray
     """[src, dst]: seconds per unit of work; 0 on the diagonal."""
-    send_queue: ByteArray
-    receive_queue: ByteArray
-    memory_bytes: ByteArray
+    send_queue: LongArray
+    receive_queue: LongArray
+    memory_bytes: LongArray
     """Usable bytes per device."""
 
 

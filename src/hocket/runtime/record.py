@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.runtime.split import Transfer
 from hocket.simulate.timeline import Timeline, step_timeline
 
@@ -120,7 +120,7 @@ def _since(times_s: list[float], start_s: float) -> FloatArray:
     return np.maximum(np.array(times_s, dtype=np.float64) - start_s, 0.0)
 
 
-def _curves(record: StepRecord, num_devices: int) -> tuple[ByteArray, FloatArray, ByteArray]:
+def _curves(record: StepRecord, num_devices: int) -> tuple[LongArray, FloatArray, LongArray]:
     """Memory curves one after another: times ascend, each once, the last value of a time stays."""
     pointers, times, sizes = [0], [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for device in range(num_devices):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph, Role
 from hocket.simulate.instructions import Instructions
@@ -132,7 +132,7 @@ def _keys(
 
 def _in_order(
     graph: Graph,
-    device_of: ByteArray,
+    device_of: LongArray,
     transfers: Sequence[Transfer],
     order: Sequence[IntArray] | None,
     op_key: FloatArray,
@@ -187,7 +187,7 @@ class _Emitter:
     """Turns the global order into instructions, with drops where uses run out."""
 
     def __init__(
-        self, graph: Graph, device_of: ByteArray, home: ByteArray, transfers: Sequence[Transfer]
+        self, graph: Graph, device_of: LongArray, home: LongArray, transfers: Sequence[Transfer]
     ) -> None:
         self.graph, self.transfers = graph, transfers
         self.device_of, self.home = device_of.tolist(), home.tolist()

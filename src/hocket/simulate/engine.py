@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray, pointers
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES, Problem
@@ -180,7 +180,7 @@ def _deadlock(problem: Problem, plan: Plan, timeline: Timeline) -> CheckError:
     raise AssertionError("ops are missing though none waits for another")
 
 
-def _curves(memory: Memory) -> tuple[ByteArray, FloatArray, ByteArray]:
+def _curves(memory: Memory) -> tuple[LongArray, FloatArray, LongArray]:
     """The log by device, without entries that repeat the value before."""
     size = int(memory.size[0])
     device = memory.log_device[:size].astype(np.int16)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import UsageError
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
@@ -40,13 +40,13 @@ class Score(NamedTuple):
 class Changes(NamedTuple):
     """Things to try: change c is about ops ``op[ptr[c]:ptr[c + 1]]``, each at most once."""
 
-    ptr: ByteArray
-    op: ByteArray
-    device: ByteArray
+    ptr: LongArray
+    op: LongArray
+    device: LongArray
     """Where each op goes."""
     priority: FloatArray
     """The priority that it gets; not a number where it keeps its own."""
-    partner: ByteArray
+    partner: LongArray
     """The op with which it exchanges priorities, and nothing else; -1 for none."""
     tolerance: FloatArray
     """Per change: good enough is a step shorter than the present one times this."""
@@ -61,7 +61,7 @@ class Walk(NamedTuple):
     """One value: whether to stop at the first change that is good enough, or to go on from it."""
     best: FloatArray
     """Score of the best that was met."""
-    best_device: ByteArray
+    best_device: LongArray
     best_priority: FloatArray
 
 
@@ -80,7 +80,7 @@ class Evaluator:
         self.state: State = new_state(self.draft.tables)
         self.op_start_s: FloatArray = self.state.spans.op_start_s
         self.op_end_s: FloatArray = self.state.spans.op_end_s
-        self.peak_bytes: ByteArray = self.state.memory.peak
+        self.peak_bytes: LongArray = self.state.memory.peak
         self._score = np.zeros(3)
         self._no_change = changes_of(zeros(2), zeros(0), zeros(0), np.zeros(0))
 
@@ -150,7 +150,7 @@ class Evaluator:
         return Score(*self._score.tolist())
 
 
-def changes_of(ptr: ByteArray, op: ByteArray, device: ByteArray, priority: FloatArray) -> Changes:
+def changes_of(ptr: LongArray, op: LongArray, device: LongArray, priority: FloatArray) -> Changes:
     """Changes of which each is good enough only if it is better."""
     return Changes(ptr, op, device, priority, np.full(len(op), -1), np.ones(len(ptr) - 1))
 
@@ -159,7 +159,7 @@ def changes_of(ptr: ByteArray, op: ByteArray, device: ByteArray, priority: Float
 
 
 @kernel
-def _reset_memory(memory: Memory, start_bytes: ByteArray, num_uses: ByteArray, count: int) -> None:
+def _reset_memory(memory: Memory, start_bytes: LongArray, num_uses: LongArray, count: int) -> None:
     for device in range(len(start_bytes)):
         memory.now[device] = start_bytes[device]
         memory.peak[device] = start_bytes[device]
@@ -173,7 +173,7 @@ def _reset_memory(memory: Memory, start_bytes: ByteArray, num_uses: ByteArray, c
 
 
 @kernel
-def _reset_flow(flow: Flow, size_ptr: ByteArray) -> None:
+def _reset_flow(flow: Flow, size_ptr: LongArray) -> None:
     for route in range(len(flow.rate)):
         flow.heaps.ptr[route] = size_ptr[route]
         flow.heaps.size[route] = 0
@@ -188,7 +188,7 @@ def _reset_flow(flow: Flow, size_ptr: ByteArray) -> None:
 
 
 @kernel
-def _reset_schedule(schedule: Schedule, waits: ByteArray, lineup_ptr: ByteArray) -> None:
+def _reset_schedule(schedule: Schedule, waits: LongArray, lineup_ptr: LongArray) -> None:
     for op in range(len(waits)):
         schedule.waits[op] = waits[op]
     for place in range(len(schedule.user_ptr)):
@@ -219,7 +219,7 @@ def _reset(state: State, tables: Instructions, num_places: int) -> None:
 
 @kernel
 def _take_score(
-    given: Given, spans: Spans, peak: ByteArray, tensors: ByteArray, num: int, score: FloatArray
+    given: Given, spans: Spans, peak: LongArray, tensors: LongArray, num: int, score: FloatArray
 ) -> None:
     step_s, moved, over = 0.0, 0.0, 0.0
     for op in range(len(spans.op_end_s)):
@@ -249,7 +249,7 @@ def evaluate(draft: Draft, state: State, score: FloatArray, is_strict: bool) -> 
 
 
 @kernel
-def _exchange(changes: Changes, device: ByteArray, priority: FloatArray, which: int) -> None:
+def _exchange(changes: Changes, device: LongArray, priority: FloatArray, which: int) -> None:
     """Make a change, keeping what was before in its place; a second time, take it back."""
     for index in range(changes.ptr[which], changes.ptr[which + 1]):
         op, partner = changes.op[index], changes.partner[index]
@@ -271,7 +271,7 @@ def _is_better(score: FloatArray, other: FloatArray, tolerance: float) -> bool:
 
 
 @kernel
-def _remember(walk: Walk, score: FloatArray, device: ByteArray, priority: FloatArray) -> None:
+def _remember(walk: Walk, score: FloatArray, device: LongArray, priority: FloatArray) -> None:
     for index in range(len(score)):
         walk.best[index] = score[index]
     for op in range(len(device)):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 
 SHARED, QUEUED, PARALLEL = 0, 1, 2
 """How transfers affect each other; positions in ``hocket.plan.problem.TRANSFER_MODES``."""
@@ -22,77 +22,77 @@ SHARED, QUEUED, PARALLEL = 0, 1, 2
 class RunTable(NamedTuple):
     """Ops: where they run, what they take, wait for and send."""
 
-    device: ByteArray
-    queue: ByteArray
+    device: LongArray
+    queue: LongArray
     """Stream s of device d is queue ``d * num_streams + s``, which runs one op at a time."""
     duration_s: FloatArray
-    alloc_bytes: ByteArray
+    alloc_bytes: LongArray
     """Bytes taken at the start: made storages and workspace."""
-    workspace_bytes: ByteArray
-    num_waits: ByteArray
+    workspace_bytes: LongArray
+    num_waits: LongArray
     """How many of the tensors that it reads are not there when the step begins."""
-    made_ptr: ByteArray
-    read_ptr: ByteArray
-    send_ptr: ByteArray
+    made_ptr: LongArray
+    read_ptr: LongArray
+    send_ptr: LongArray
     """The end of op i makes transfers ``send_ptr[i]`` up to ``send_ptr[i + 1]`` ready; those before
     ``send_ptr[0]`` are ready when the step begins."""
     priority: FloatArray
     """Of the ops that are ready, a queue runs the one with the smallest value first."""
-    lineup_ptr: ByteArray
+    lineup_ptr: LongArray
     """Queue q has ``lineup_ptr[q + 1] - lineup_ptr[q]`` ops."""
-    lineup: ByteArray
+    lineup: LongArray
     """With a strict order, queue q runs ``lineup[lineup_ptr[q]:lineup_ptr[q + 1]]``."""
 
 
 class PlaceTable(NamedTuple):
     """Pairs (tensor, device): tensors at their homes, then the others by (tensor, device)."""
 
-    tensor: ByteArray
-    device: ByteArray
+    tensor: LongArray
+    device: LongArray
     is_copy: NDArray[np.bool_]
     """Whether a transfer brings the tensor there."""
-    storage: ByteArray
+    storage: LongArray
     """The place whose bytes this one lives in: itself unless it is an alias."""
-    num_bytes: ByteArray
+    num_bytes: LongArray
     """Bytes that come with the place: 0 where it lives in another's."""
     is_kept: NDArray[np.bool_]
     """Whether the bytes stay until the end of the step."""
-    num_uses: ByteArray
+    num_uses: LongArray
     """How many ends release the bytes: of the producer, of each read, of each transfer out."""
-    reader: ByteArray
+    reader: LongArray
     """The op of each entry of ``graph.reads``."""
-    read_place: ByteArray
+    read_place: LongArray
     """The place of each entry of ``graph.reads``."""
-    start_bytes: ByteArray
+    start_bytes: LongArray
     """Bytes on each device when the step begins."""
 
 
 class TransferTable(NamedTuple):
     """Transfers in order of (tensor, destination); a tensor leaves from its home."""
 
-    place: ByteArray
+    place: LongArray
     """The place that it fills."""
-    tensor: ByteArray
-    send_queue: ByteArray
-    receive_queue: ByteArray
+    tensor: LongArray
+    send_queue: LongArray
+    receive_queue: LongArray
     latency_s: FloatArray
     work: FloatArray
     duration_s: FloatArray
     """With nothing else on the way."""
-    route: ByteArray
+    route: LongArray
 
 
 class RouteTable(NamedTuple):
     """Routes that transfers take, told apart by their channels."""
 
-    size_ptr: ByteArray
+    size_ptr: LongArray
     """Route r carries ``size_ptr[r + 1] - size_ptr[r]`` transfers."""
-    path_ptr: ByteArray
-    path: ByteArray
+    path_ptr: LongArray
+    path: LongArray
     """Route r crosses channels ``path[path_ptr[r]:path_ptr[r + 1]]``."""
-    hop_route: ByteArray
+    hop_route: LongArray
     """The route of each hop, that is of each entry of ``path``."""
-    on_ptr: ByteArray
+    on_ptr: LongArray
     """Channel c is crossed by ``on_ptr[c + 1] - on_ptr[c]`` routes."""
     capacity: FloatArray
     """Work per second of each channel."""
@@ -110,49 +110,49 @@ class Instructions(NamedTuple):
 class Given(NamedTuple):
     """What does not depend on the plan."""
 
-    home_op: ByteArray
+    home_op: LongArray
     """Per tensor: the op at whose device it first is; -1 for none."""
     is_made: NDArray[np.bool_]
     is_input: NDArray[np.bool_]
     is_held: NDArray[np.bool_]
-    alias_of: ByteArray
-    tensor_bytes: ByteArray
+    alias_of: LongArray
+    tensor_bytes: LongArray
     work: FloatArray
     """Per tensor: bytes, or stated seconds per link."""
-    reads: ByteArray
-    user_ptr: ByteArray
-    user_read: ByteArray
+    reads: LongArray
+    user_ptr: LongArray
+    user_read: LongArray
     """Reads of tensor t: ``user_read[user_ptr[t]:user_ptr[t + 1]]`` are positions in ``reads``."""
-    op_stream: ByteArray
+    op_stream: LongArray
     """Per op: the stream of its device that it runs on."""
     op_s: FloatArray
     """[kind, op]."""
-    row: ByteArray
+    row: LongArray
     """Row of ``op_s`` for each device."""
-    memory_bytes: ByteArray
+    memory_bytes: LongArray
     latency_s: FloatArray
     """Per pair ``src * devices + dst``, as the following."""
-    hops: ByteArray
+    hops: LongArray
     """Links on the way where seconds are stated per link, else 1."""
     slowest: FloatArray
     """Least capacity on the way."""
-    route: ByteArray
-    send_queue: ByteArray
-    receive_queue: ByteArray
-    mode: ByteArray
+    route: LongArray
+    send_queue: LongArray
+    receive_queue: LongArray
+    mode: LongArray
     """One number: how transfers affect each other."""
-    num_streams: ByteArray
+    num_streams: LongArray
     """One number: streams of each device."""
 
 
 class Scratch(NamedTuple):
     """Passing results of one lowering."""
 
-    away_ptr: ByteArray
+    away_ptr: LongArray
     """Places of tensor t away from home: ``away_ptr[t]`` up to ``away_ptr[t + 1]``."""
-    transfer_ptr: ByteArray
+    transfer_ptr: LongArray
     """Transfers of tensor t, likewise."""
-    place_on: ByteArray
+    place_on: LongArray
     """Per device: the place there of the tensor at hand."""
-    num_found: ByteArray
+    num_found: LongArray
     """Two numbers: how many places and how many transfers there are."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray, pointers
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Role
 from hocket.kernels import kernel
@@ -111,7 +111,7 @@ def _trimmed(draft: Draft) -> Instructions:
 # ── room ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _given(problem: Problem, route_of_pair: ByteArray) -> Given:
+def _given(problem: Problem, route_of_pair: LongArray) -> Given:
     graph, costs = problem.graph, problem.costs
     routes = costs.routes
     is_stated = costs.tensor_s is not None
@@ -150,7 +150,7 @@ def _slowest(costs: Costs) -> FloatArray:
     return slowest
 
 
-def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTable, ByteArray]:
+def _routes(costs: Costs, devices: list[int], num_devices: int) -> tuple[RouteTable, LongArray]:
     """Routes between the devices, told apart by their channels, and which of them a pair takes."""
     number: dict[tuple[int, ...], int] = {}
     route_of_pair = zeros(num_devices * num_devices)
@@ -222,7 +222,7 @@ def _transfer_room(count: int) -> TransferTable:
 
 
 @kernel
-def _find_places(given: Given, device_of: ByteArray, places: PlaceTable, scratch: Scratch) -> int:
+def _find_places(given: Given, device_of: LongArray, places: PlaceTable, scratch: Scratch) -> int:
     """Places of every tensor: its home, then the others by (tensor, device); how many there are."""
     here, num_tensors = scratch.place_on, len(given.alias_of)
     end = num_tensors
@@ -305,7 +305,7 @@ def _list_transfers(
     given: Given,
     places: PlaceTable,
     transfers: TransferTable,
-    size_ptr: ByteArray,
+    size_ptr: LongArray,
     scratch: Scratch,
 ) -> int:
     """One transfer for each place that is a copy; returns how many there are."""

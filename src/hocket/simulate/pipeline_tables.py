@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 
 
 class ActionTable(NamedTuple):
@@ -24,7 +24,7 @@ class StageTable(NamedTuple):
 
     duration_s: FloatArray
     """[work, stage]."""
-    change_bytes: ByteArray
+    change_bytes: LongArray
     """[work, stage]: what an action takes at its start, or, negative, gives back at its end."""
     send_s: FloatArray
     """From each stage to the next."""
@@ -33,15 +33,15 @@ class StageTable(NamedTuple):
 class Progress(NamedTuple):
     """What has happened so far."""
 
-    cursor: ByteArray
+    cursor: LongArray
     """Per device: its next action."""
-    pending: ByteArray
+    pending: LongArray
     """Devices that may have something to do, as a stack; its size stands at the end."""
-    is_pending: ByteArray
+    is_pending: LongArray
     free_s: FloatArray
     """Per device: end of its last action."""
-    held_bytes: ByteArray
-    peak_bytes: ByteArray
+    held_bytes: LongArray
+    peak_bytes: LongArray
     busy_s: FloatArray
     forward_end_s: FloatArray
     """[stage, microbatch] as one row; negative while it has not run."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import Heaps, Marks, new_heaps, new_marks, zeros
 from hocket.simulate.instructions import Instructions, PlaceTable, RouteTable
 
@@ -30,16 +30,16 @@ class Spans(NamedTuple):
 class Memory(NamedTuple):
     """Bytes on each device now and at most, and a log of changes."""
 
-    now: ByteArray
-    peak: ByteArray
-    last: ByteArray
+    now: LongArray
+    peak: LongArray
+    last: LongArray
     """Newest log entry of each device."""
-    log_device: ByteArray
+    log_device: LongArray
     log_time_s: FloatArray
-    log_bytes: ByteArray
-    size: ByteArray
+    log_bytes: LongArray
+    size: LongArray
     """Number of log entries."""
-    num_left: ByteArray
+    num_left: LongArray
     """Uses of each place's bytes that are still to come."""
 
 
@@ -51,15 +51,15 @@ class Flow(NamedTuple):
     """Work done per transfer of the route since it last was empty, at time ``since_s``."""
     rate: FloatArray
     since_s: FloatArray
-    num_on: ByteArray
+    num_on: LongArray
     """How many transfers flow on each channel."""
     share: FloatArray
     """Work per second that each channel does for each of them."""
-    active: ByteArray
+    active: LongArray
     """Hops of routes on which something flows: those of channel c stand from ``on_ptr[c]`` on."""
-    num_active: ByteArray
+    num_active: LongArray
     """How many of them each channel has."""
-    position: ByteArray
+    position: LongArray
     """Where each hop stands in ``active``."""
     changed: Marks
     """Channels whose number changed in this round."""
@@ -73,10 +73,10 @@ class Flow(NamedTuple):
 class Schedule(NamedTuple):
     """Which ops and transfers wait for what, and what happens next."""
 
-    waits: ByteArray
+    waits: LongArray
     """Tensors that each op still waits for."""
-    user_ptr: ByteArray
-    users: ByteArray
+    user_ptr: LongArray
+    users: LongArray
     """Ops that read at place p: ``users[user_ptr[p]:user_ptr[p + 1]]``."""
     events: Heaps
     ready: Heaps
@@ -84,12 +84,12 @@ class Schedule(NamedTuple):
     touched: Marks
     """Queues that may have something to start."""
     is_free: NDArray[np.bool_]
-    cursor: ByteArray
+    cursor: LongArray
     """With a strict order: the next position of each queue in the line-up."""
     queue_free_s: FloatArray
-    starting: ByteArray
+    starting: LongArray
     """Events of transfers that start, or begin to flow, in this round."""
-    num_starting: ByteArray
+    num_starting: LongArray
 
 
 class State(NamedTuple):
@@ -129,7 +129,7 @@ def new_state(tables: Instructions) -> State:
     )
 
 
-def _heaps(ptr: ByteArray, num_items: int) -> Heaps:
+def _heaps(ptr: LongArray, num_items: int) -> Heaps:
     """Heaps with room for so many entries in all; plans move their borders."""
     return new_heaps(ptr.copy())._replace(key=np.zeros(num_items + 1), item=zeros(num_items + 1))
 

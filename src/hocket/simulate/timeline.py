@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.units import format_seconds
 
 
@@ -38,14 +38,14 @@ class Timeline:
     """When what the span needs was there."""
     start_s: FloatArray
     end_s: FloatArray
-    memory_ptr: ByteArray
+    memory_ptr: LongArray
     """Curve of device d: entries ``memory_ptr[d]`` up to ``memory_ptr[d + 1]``."""
     memory_time_s: FloatArray
     """Ascending per device, first entry 0, no two entries of a device at one time."""
-    memory_bytes: ByteArray
+    memory_bytes: LongArray
     """Bytes held from that time on. At one instant releases come before allocations; an instant
     whose highest value is not its last is seen in ``peak_bytes``, not in the curve."""
-    peak_bytes: ByteArray
+    peak_bytes: LongArray
     """Highest bytes held on each device."""
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Timeline:
         """Number of devices."""
         return len(self.peak_bytes)
 
-    def memory_curve(self, device: int) -> tuple[FloatArray, ByteArray]:
+    def memory_curve(self, device: int) -> tuple[FloatArray, LongArray]:
         """Times and bytes held from each of them on."""
         part = slice(int(self.memory_ptr[device]), int(self.memory_ptr[device + 1]))
         return self.memory_time_s[part], self.memory_bytes[part]
@@ -146,10 +146,10 @@ def step_timeline(
     transfer_ready_s: FloatArray,
     transfer_start_s: FloatArray,
     transfer_end_s: FloatArray,
-    memory_ptr: ByteArray,
+    memory_ptr: LongArray,
     memory_time_s: FloatArray,
-    memory_bytes: ByteArray,
-    peak_bytes: ByteArray,
+    memory_bytes: LongArray,
+    peak_bytes: LongArray,
     least_s: float = 0.0,
 ) -> Timeline:
     """The timeline of one step of a graph; it lasts ``least_s`` at least."""

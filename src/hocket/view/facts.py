@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.base.units import format_percent
 from hocket.graph.graph import Phase
 from hocket.plan.modules import ModulePlace, module_places
@@ -185,7 +185,7 @@ def fullest_device(problem: Problem, timeline: Timeline) -> int:
     return max(range(len(peaks)), key=lambda d: (fullness(peaks[d], capacity[d]), -d))
 
 
-def transferred_bytes(problem: Problem, timeline: Timeline) -> ByteArray:
+def transferred_bytes(problem: Problem, timeline: Timeline) -> LongArray:
     """Bytes of each transfer."""
     return problem.costs.tensor_bytes[timeline.transfer_tensor]
 

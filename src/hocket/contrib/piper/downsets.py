@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.base.errors import UsageError
 from hocket.kernels.containers import table
 
@@ -25,14 +25,14 @@ _MAX_SLOTS = 16_000_000
 class Stages(NamedTuple):
     """All stages, by the set that they complete; set 0 is empty, the last one holds all layers."""
 
-    stage_ptr: ByteArray
+    stage_ptr: LongArray
     """Set i is completed by the stages from ``stage_ptr[i]`` up to ``stage_ptr[i + 1]``."""
-    after: ByteArray
+    after: LongArray
     """The set of all that follows each stage."""
-    slot_ptr: ByteArray
+    slot_ptr: LongArray
     """The layers of a stage are in the slots from ``slot_ptr[stage]`` on."""
-    slot_layer: ByteArray
-    set_size: ByteArray
+    slot_layer: LongArray
+    set_size: LongArray
     """Layers of each set."""
 
     @property

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.contrib.piper.tables import Prepared
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
 
@@ -20,11 +20,11 @@ class StageState(NamedTuple):
     """[slot, degree, way]: time and traffic of a layer in a stage, without replicas."""
     fast_s: FloatArray
     """[stage, degree, data degree]: with the fastest way of each layer; infinite if none."""
-    at_least: ByteArray
+    at_least: LongArray
     """[stage, degree, data degree]: so many microbatches in flight keep the limit for sure."""
-    at_most: ByteArray
+    at_most: LongArray
     """[stage, degree, data degree]: more of them break it for sure."""
-    is_inside: ByteArray
+    is_inside: LongArray
     choices: ChoiceState
 
 
@@ -36,13 +36,13 @@ it puts before that, the position of this one's tensor degree, and its data degr
 class FrontState(NamedTuple):
     """Per set, the points (sum of data degrees, devices) of which none beats another."""
 
-    front_ptr: ByteArray
+    front_ptr: LongArray
     """The front of set i is from ``front_ptr[i]`` up to ``front_ptr[i + 1]``."""
-    point: ByteArray
+    point: LongArray
     """[point, column]."""
-    row: ByteArray
+    row: LongArray
     """[sum of data degrees, column]: the best points of the set at hand."""
-    option: ByteArray
+    option: LongArray
     """[option, 4]: degrees, devices and most replicas of the ways to run the stage at hand."""
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.contrib.piper.downsets import Stages, bridged, find_stages
 from hocket.contrib.piper.input import PiperInput, PiperNode, Variant
 from hocket.kernels.containers import table
@@ -21,24 +21,24 @@ from hocket.kernels.containers import table
 class PiperTable(NamedTuple):
     """Layers, degrees and ways."""
 
-    num_ways: ByteArray
+    num_ways: LongArray
     """[layer, degree]: 0 where the layer cannot have the tensor degree."""
     time_s: FloatArray
     """[layer, degree, way]."""
     sync_s: FloatArray
     """[layer, degree, way]: per batch, without the factor of the data degree."""
-    activation_bytes: ByteArray
+    activation_bytes: LongArray
     """[layer, degree, way]: rounded up."""
-    fixed_bytes: ByteArray
+    fixed_bytes: LongArray
     """[layer, degree, way]: rounded up."""
-    near_ptr: ByteArray
+    near_ptr: LongArray
     """Neighbours of a layer are from ``near_ptr[layer]`` on."""
-    near_layer: ByteArray
+    near_layer: LongArray
     near_s: FloatArray
     """[neighbour, degree, way]: what the layer pays if the neighbour is in another stage."""
-    tensor: ByteArray
+    tensor: LongArray
     """Tensor degrees, rising."""
-    data: ByteArray
+    data: LongArray
     """Data degrees, rising: those that divide the microbatches of a batch."""
     rest_work_s: FloatArray
     """[set]: time that all layers outside a set take on one device at least."""
@@ -142,7 +142,7 @@ def _table(
 def _neighbours(
     model: PiperInput, nodes: tuple[PiperNode, ...], edges: dict[tuple[int, int], float],
     degrees: list[int], max_ways: int,
-) -> tuple[ByteArray, ByteArray, FloatArray]:  # fmt: skip
+) -> tuple[LongArray, LongArray, FloatArray]:  # fmt: skip
     """For each layer its neighbours, and what their edges cost it when they are cut."""
     near: list[list[tuple[int, float, bool]]] = [[] for _ in nodes]
     for (src, dst), cost in edges.items():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.cost.parallel.activations import NUM_MODES, SPLIT_FULL, activation_tables
 from hocket.cost.parallel.in_flight import SPLITS_BACKWARD, V_SHAPED, in_flight_chunks
 from hocket.cost.parallel.software import Software
@@ -40,7 +40,7 @@ class MemoryTables(NamedTuple):
     one has more, routed experts, the first end of the model, the last, and both."""
     by_zero: FloatArray
     """At ``[zero]``: bytes per parameter on every rank, divided over the ranks, and for a while."""
-    mode: ByteArray
+    mode: LongArray
     """At ``[schedule * recomputations + recompute]``: how activations are kept."""
     num_pipelines: int
     num_chunks: int
@@ -88,7 +88,7 @@ def _side_by_side(columns: Sequence[FloatArray]) -> FloatArray:
     return table(np.stack([column.ravel() for column in columns], axis=1), np.float64)
 
 
-def _modes() -> ByteArray:
+def _modes() -> LongArray:
     modes = np.tile(np.arange(len(RECOMPUTES), dtype=np.int64), (len(SCHEDULES), 1))
     modes[SPLITS_BACKWARD, RECOMPUTES.index("full")] = SPLIT_FULL
     return modes

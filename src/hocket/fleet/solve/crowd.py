@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 
 MAX_FALLS = 60
 """Times that a level is lowered; a handful in practice."""
@@ -19,7 +19,7 @@ class Crowd(NamedTuple):
     """``[class, column]``: progress of one job, in the unit of its demand."""
     num_jobs: FloatArray
     gang: FloatArray
-    pool_of: ByteArray
+    pool_of: LongArray
     """The pool whose devices each column uses."""
     capacity: FloatArray
     """Devices of each pool."""
@@ -55,7 +55,7 @@ class Search(NamedTuple):
     weight: FloatArray
     """``[question]``: how the answer mixes what the jobs bought."""
     inverse: FloatArray
-    basis: ByteArray
+    basis: LongArray
     price: FloatArray
     """``[column]``: of one device, at the prices asked last."""
     asked: FloatArray
@@ -66,9 +66,9 @@ class Search(NamedTuple):
     step: FloatArray
     demand: FloatArray
     """``[class]``: at the level of the moment."""
-    low: ByteArray
+    low: LongArray
     """``[class]``: slower column of the two that it bought last, -1 for none."""
-    high: ByteArray
+    high: LongArray
 
 
 def new_search(crowd: Crowd, max_questions: int) -> Search:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import zeros
 
 
@@ -16,7 +16,7 @@ class PairTable(NamedTuple):
 
     steps_per_s: FloatArray
     """``[profile, profile, column]``."""
-    profile_of: ByteArray
+    profile_of: LongArray
     """The profile of each class."""
     unit: FloatArray
     """``[class]``: progress of a step."""
@@ -34,14 +34,14 @@ class Partners(NamedTuple):
     gain: FloatArray
     """``[class, place]``: of the partners in the list, shaken, best first; minus infinity where
     there is none."""
-    other: ByteArray
-    column: ByteArray
+    other: LongArray
+    column: LongArray
 
 
 class Anchors(NamedTuple):
     """Some classes whose duals are known, as partners for others."""
 
-    one: ByteArray
+    one: LongArray
     """The class."""
     value: FloatArray
     """What a step of it is worth."""
@@ -69,9 +69,9 @@ class Columns(NamedTuple):
 class Beside(NamedTuple):
     """The columns of two jobs by job."""
 
-    ptr: ByteArray
-    column: ByteArray
-    other: ByteArray
+    ptr: LongArray
+    column: LongArray
+    other: LongArray
 
 
 class Guide(NamedTuple):
@@ -79,11 +79,11 @@ class Guide(NamedTuple):
 
     diagonal: FloatArray
     """``[row]``: what slack adds to the matrix."""
-    order: ByteArray
+    order: LongArray
     """Jobs from the leaves of the trees to their roots."""
-    place: ByteArray
+    place: LongArray
     """``[job]``: in the order."""
-    parent: ByteArray
+    parent: LongArray
     """``[job]``: the neighbour that comes later; the number of jobs for none."""
     block: FloatArray
     """``[job, 3]``: the inverted block of each job: progress, both, time."""

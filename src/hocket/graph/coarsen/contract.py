@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.graph.coarsen.ties import Ties
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct
@@ -25,11 +25,11 @@ from hocket.kernels.containers import new_heaps, table
 class Edges(NamedTuple):
     """Distinct edges of a graph without cycles."""
 
-    src: ByteArray
-    dst: ByteArray
+    src: LongArray
+    dst: LongArray
 
 
-def contracted(part_of_op: ByteArray, edges: Edges, label: ByteArray) -> ByteArray:
+def contracted(part_of_op: LongArray, edges: Edges, label: LongArray) -> LongArray:
     """The parts joined further, where edges lead from one to another of the same label."""
     label, edges = _label_of_parts(part_of_op, label), quotient(part_of_op, edges)
     num_idle_rounds, by_target = 0, False
@@ -45,7 +45,7 @@ def contracted(part_of_op: ByteArray, edges: Edges, label: ByteArray) -> ByteArr
     return part_of_op
 
 
-def joined_ends(edges: Edges, label: ByteArray, is_last: NDArray[np.bool_]) -> ByteArray:
+def joined_ends(edges: Edges, label: LongArray, is_last: NDArray[np.bool_]) -> LongArray:
     """The part of each op after joining, inside each label, ops through which no cycle can pass.
 
     Those are ops without any edge, which go with the first op of their label that has one, and of
@@ -60,7 +60,7 @@ def joined_ends(edges: Edges, label: ByteArray, is_last: NDArray[np.bool_]) -> B
     return _joined(len(label), Ties(alone, with_alone[alone]), Ties(last, with_last[last]))
 
 
-def _first_of_label(label: ByteArray, *ops: ByteArray) -> ByteArray:
+def _first_of_label(label: LongArray, *ops: LongArray) -> LongArray:
     """Per op: the first op of its label in the last of the given lists that has one."""
     first = np.zeros(int(label.max(initial=0)) + 1, dtype=np.int64)
     for chosen in ops:
@@ -68,7 +68,7 @@ def _first_of_label(label: ByteArray, *ops: ByteArray) -> ByteArray:
     return first[label]
 
 
-def quotient(part: ByteArray, edges: Edges) -> Edges:
+def quotient(part: LongArray, edges: Edges) -> Edges:
     """The distinct edges between different parts."""
     src, dst = part[edges.src], part[edges.dst]
     crosses = src != dst
@@ -77,7 +77,7 @@ def quotient(part: ByteArray, edges: Edges) -> Edges:
     return Edges(key % count, key // count)
 
 
-def in_order(part_of_op: ByteArray, edges: Edges) -> ByteArray:
+def in_order(part_of_op: LongArray, edges: Edges) -> LongArray:
     """Parts renumbered in a topological order of the edges between ops.
 
     Of all parts that may come next, the one with the first op does.
@@ -103,11 +103,11 @@ def in_order(part_of_op: ByteArray, edges: Edges) -> ByteArray:
     return rank[part_of_op]
 
 
-def _joined(count: int, *ties: Ties) -> ByteArray:
+def _joined(count: int, *ties: Ties) -> LongArray:
     return joined(count, *ties).astype(np.int64)
 
 
-def _label_of_parts(part: ByteArray, label: ByteArray) -> ByteArray:
+def _label_of_parts(part: LongArray, label: LongArray) -> LongArray:
     labels = np.zeros(int(part.max(initial=-1)) + 1, dtype=np.int64)
     labels[part] = label
     return labels

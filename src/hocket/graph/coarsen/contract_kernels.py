@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import Heaps
 from hocket.kernels.heaps import pop, push
@@ -17,12 +17,12 @@ _ZERO = cast(int, np.int64(0))
 
 @kernel
 def rank_nodes(
-    target_ptr: ByteArray,
-    targets: ByteArray,
+    target_ptr: LongArray,
+    targets: LongArray,
     position: FloatArray,
-    waits: ByteArray,
+    waits: LongArray,
     ready: Heaps,
-    rank: ByteArray,
+    rank: LongArray,
 ) -> None:
     """Rank of each node in the topological order that takes the smallest position first.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends, quotient
 from hocket.graph.coarsen.nodes import Nodes
 from hocket.graph.graph import Graph, Phase
@@ -56,7 +56,7 @@ def follow(graph: Graph, unit_of: IntArray) -> Nodes:
 
 def _most_read(
     graph: Graph, unit_of: IntArray, has_forward: NDArray[np.bool_]
-) -> tuple[ByteArray, ByteArray]:
+) -> tuple[LongArray, LongArray]:
     """Units without forward ops, and the unit that each reads most from, best one with some."""
     num_units = len(has_forward)
     reader = np.repeat(unit_of, np.diff(graph.read_ptr)).astype(np.int64)
@@ -70,7 +70,7 @@ def _most_read(
     return units, maker[order[first]]
 
 
-def _forward_nodes(graph: Graph, unit_of: IntArray, forward: ByteArray) -> ByteArray:
+def _forward_nodes(graph: Graph, unit_of: IntArray, forward: LongArray) -> LongArray:
     rank = np.full(graph.num_ops, -1, dtype=np.int64)
     rank[forward] = np.arange(len(forward))
     src, dst = (rank[ends] for ends in graph.edges)
@@ -87,7 +87,7 @@ def _forward_nodes(graph: Graph, unit_of: IntArray, forward: ByteArray) -> ByteA
     return in_order(dense.astype(np.int64), edges)
 
 
-def _in_circles(unit: ByteArray, edges: Edges) -> NDArray[np.bool_]:
+def _in_circles(unit: LongArray, edges: Edges) -> NDArray[np.bool_]:
     """Whether each unit depends on itself through others.
 
     A circle of nodes would be a circle of their units; so where only these units are split, into

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen.follow import follow, forward_units, is_forward
 from hocket.graph.coarsen.fuse import unit_groups
 from hocket.graph.coarsen.nodes import Coarse, Nodes
@@ -80,7 +80,7 @@ class _Step:
         self.base, self.num_bytes = self._bases()
 
     @property
-    def upstream_bytes(self) -> ByteArray:
+    def upstream_bytes(self) -> LongArray:
         """Per node: bytes of gradients that come from other nodes only to be read."""
         passing = self.is_late[self.part] & self.parts.crossing & ~self.is_kept[self.part]
         node, part = self.pairs(passing)
@@ -88,13 +88,13 @@ class _Step:
         np.add.at(sums, node, self.parts.num_bytes()[part])
         return sums
 
-    def pairs(self, entries: NDArray[np.bool_]) -> tuple[ByteArray, ByteArray]:
+    def pairs(self, entries: NDArray[np.bool_]) -> tuple[LongArray, LongArray]:
         """Distinct (reading node, part) of the marked reads."""
         count = max(self.parts.num_parts, 1)
         key = distinct(self.nodes.reader[entries].astype(np.int64) * count + self.part[entries])
         return key // count, key % count
 
-    def _bases(self) -> tuple[ByteArray, ByteArray]:
+    def _bases(self) -> tuple[LongArray, LongArray]:
         """The part in whose storage each kept part lives, -1 for an own one, and the bytes."""
         graph, parts = self.nodes.fine, self.parts
         base = parts.base(~self.is_late)
@@ -154,7 +154,7 @@ def _tensors(step: _Step, node_names: tuple[str, ...]) -> _Tensors:
     return _Tensors(columns, parts.sent_as(number), trips)
 
 
-def _copies(step: _Step) -> tuple[ByteArray, ByteArray]:
+def _copies(step: _Step) -> tuple[LongArray, LongArray]:
     """Nodes and the parts of others that their later ops read again.
 
     A parameter is not held as a copy by the node where it is at home, nor is the batch anywhere.
@@ -172,7 +172,7 @@ def _copies(step: _Step) -> tuple[ByteArray, ByteArray]:
     return node[chosen], part[chosen]
 
 
-def _roles(step: _Step, kept: ByteArray, chief: IntArray) -> NDArray[np.int8]:
+def _roles(step: _Step, kept: LongArray, chief: IntArray) -> NDArray[np.int8]:
     role = step.nodes.fine.tensor_role[chief]
     is_made = step.parts.maker[kept] >= 0
     role = legal_roles(role, is_made, step.base[kept], step.num_bytes[kept])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen.ties import (
     Ties,
     followers,
@@ -87,7 +87,7 @@ def anchor_of(graph: Graph, unit_of: IntArray) -> IntArray:
     return order[first].astype(np.int32)
 
 
-def brought_bytes(graph: Graph) -> ByteArray:
+def brought_bytes(graph: Graph) -> LongArray:
     """Bytes that each op brings to its device for long.
 
     That is what exists before the step and it is first to read, what it makes that is held to the

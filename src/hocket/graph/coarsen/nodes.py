@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, StatedTimes
 
 _T = TypeVar("_T", np.float64, np.int64)
@@ -51,12 +51,12 @@ class Nodes:
     num_nodes: int
 
     @cached_property
-    def order(self) -> ByteArray:
+    def order(self) -> LongArray:
         """Ops by node, inside a node by position."""
         return np.argsort(self.node_of, kind="stable")
 
     @cached_property
-    def starts(self) -> ByteArray:
+    def starts(self) -> LongArray:
         """Where the ops of each node begin in ``order``; no node is empty."""
         return np.searchsorted(self.node_of[self.order], np.arange(self.num_nodes))
 
@@ -88,7 +88,7 @@ class Nodes:
         first[self.node_of[marked]] = marked
         return first
 
-    def live_bytes(self, is_inside: NDArray[np.bool_]) -> ByteArray:
+    def live_bytes(self, is_inside: NDArray[np.bool_]) -> LongArray:
         """Per op: bytes that live only inside its node while it runs, its workspace included.
 
         ``is_inside`` marks the tensors whose storage does. It lives from the op that makes it to
@@ -110,7 +110,7 @@ class Nodes:
         live[self.order] = np.cumsum(taken) - np.cumsum(released) + released
         return live + fine.workspace_bytes
 
-    def most(self, values: ByteArray, mask: NDArray[np.bool_]) -> ByteArray:
+    def most(self, values: LongArray, mask: NDArray[np.bool_]) -> LongArray:
         """Largest value per node among the ops that the mask marks; 0 for none."""
         if not self.num_nodes:
             return values[:0]

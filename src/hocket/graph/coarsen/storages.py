@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.coarsen.nodes import Nodes
 from hocket.graph.graph import PERSISTENT_ROLES, Role, distinct
 
@@ -42,7 +42,7 @@ class Parts:
         is_new = np.diff(key[order], prepend=-1) > 0
         self.part_of = np.empty(num_tensors, dtype=np.int64)
         self.part_of[order] = np.cumsum(is_new) - 1
-        self.first: ByteArray = order[is_new]
+        self.first: LongArray = order[is_new]
         """First tensor of each part."""
         self.maker: IntArray = nodes.maker[self.first]
         self.root: IntArray = np.where(self.maker < 0, self.first, fine.root_of[self.first]).astype(
@@ -69,7 +69,7 @@ class Parts:
         crosses: NDArray[np.bool_] = self.nodes.reader != self.nodes.maker[self.nodes.fine.reads]
         return crosses
 
-    def sent_as(self, number: ByteArray) -> IntArray:
+    def sent_as(self, number: LongArray) -> IntArray:
         """The number of its part for every tensor that reaches other nodes; -1 for others."""
         leaves = self.nodes.maker < 0
         leaves[self.nodes.fine.reads[self.crossing]] = True
@@ -95,7 +95,7 @@ class Parts:
         starts = np.searchsorted(self.part_of[order], np.arange(self.num_parts))
         return order[starts].astype(np.int32)
 
-    def base(self, is_there: NDArray[np.bool_] | None = None) -> ByteArray:
+    def base(self, is_there: NDArray[np.bool_] | None = None) -> LongArray:
         """The part whose storage each part shares; -1 for those that own theirs.
 
         ``is_there`` marks the parts that may be shared, from nodes that come before.
@@ -111,7 +111,7 @@ class Parts:
         base[part[leads_out]] = target[leads_out]
         return np.where(self.owns, -1, base)
 
-    def num_bytes(self) -> ByteArray:
+    def num_bytes(self) -> LongArray:
         """Bytes of the storage where the part owns it, else of its largest tensor."""
         fine = self.nodes.fine
         largest = np.zeros(self.num_parts, dtype=np.int64)
@@ -120,7 +120,7 @@ class Parts:
 
 
 def legal_roles(roles: NDArray[np.int8], is_made: NDArray[np.bool_],
-                base: ByteArray, num_bytes: ByteArray) -> NDArray[np.int8]:  # fmt: skip
+                base: LongArray, num_bytes: LongArray) -> NDArray[np.int8]:  # fmt: skip
     """Roles that the parts may have: what an op makes anew is no persistent tensor, and control
     tensors have no bytes."""
     new = is_made & (base < 0)
@@ -132,7 +132,7 @@ def legal_roles(roles: NDArray[np.int8], is_made: NDArray[np.bool_],
 class ReadTable(NamedTuple):
     """What each node reads, each tensor once, ascending."""
 
-    read_ptr: ByteArray
+    read_ptr: LongArray
     reads: IntArray
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role
 
 
@@ -118,7 +118,7 @@ def followers(graph: Graph) -> Ties:
     return _largest(graph, tells, reader, maker)
 
 
-def _largest(graph: Graph, entries: ByteArray, reader: IntArray, target: IntArray) -> Ties:
+def _largest(graph: Graph, entries: LongArray, reader: IntArray, target: IntArray) -> Ties:
     """Of the given entries of ``graph.reads``, for each reader the tie of the largest tensor."""
     is_late = graph.op_phase[target[entries]] != Phase.FORWARD
     size = graph.tensor_bytes[graph.reads[entries]]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen.ties import Ties
 from hocket.kernels.containers import table
 
@@ -21,20 +21,20 @@ NO_BYTES_CAP = 2**62
 class Units(NamedTuple):
     """The forest; the sums count at roots."""
 
-    parent: ByteArray
+    parent: LongArray
     seconds: FloatArray
-    num_bytes: ByteArray
+    num_bytes: LongArray
 
 
 class Readers(NamedTuple):
     """Who reads what each op makes, as compiled code looks at it."""
 
-    made_ptr: ByteArray
-    user_ptr: ByteArray
-    users: ByteArray
+    made_ptr: LongArray
+    user_ptr: LongArray
+    users: LongArray
 
 
-def single_units(op_s: FloatArray, op_bytes: ByteArray) -> Units:
+def single_units(op_s: FloatArray, op_bytes: LongArray) -> Units:
     """Every op a unit of its own."""
     return Units(np.arange(len(op_s), dtype=np.int64), op_s.copy(), op_bytes.copy())
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.base import fields
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import InputFileError
 from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
@@ -189,7 +189,7 @@ def _op_seconds(value: object, path: str, num_ops: int) -> FloatArray:
     return np.where(cannot_run, np.inf, finite)
 
 
-def _ints(value: object, path: str, low: int, high: int, length: int) -> ByteArray:
+def _ints(value: object, path: str, low: int, high: int, length: int) -> LongArray:
     return fields.int_column(fields.sized(value, path, length, _LENGTHS), path, low, high)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.graph.generators.batch import BatchBuilder, Numbers
 from hocket.graph.graph import Role
 
@@ -41,7 +41,7 @@ def add_plain_ops(
     return ops, outputs
 
 
-def _sizes(source: np.random.RandomState, count: int) -> ByteArray:
+def _sizes(source: np.random.RandomState, count: int) -> LongArray:
     """From 4 KiB to 15 MiB, spread over the powers of two as in real steps."""
     mantissa = source.randint(1, 16, count).astype(np.int64)
     return mantissa << source.randint(12, 21, count).astype(np.int64)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.units import Units
@@ -27,10 +27,10 @@ class Classes:
 
     op_s: FloatArray
     """[class, op]: infinite where the op, or one that sits with it, cannot run."""
-    of_device: ByteArray
+    of_device: LongArray
     """The class of each device."""
-    num_devices: ByteArray
-    memory_bytes: ByteArray
+    num_devices: LongArray
+    memory_bytes: LongArray
     """Usable bytes of all devices of the class together."""
     latency_s: FloatArray
     """[src class, dst class]: a lower bound for two different devices."""
@@ -59,7 +59,7 @@ def find_classes(problem: Problem, units: Units) -> Classes:
     )
 
 
-def _class_of(problem: Problem) -> ByteArray:
+def _class_of(problem: Problem) -> LongArray:
     """The class of each device, densely numbered."""
     _, class_of = np.unique(problem.costs.device_row, return_inverse=True)
     if class_of.max(initial=0) >= MAX_CLASSES:
@@ -67,7 +67,7 @@ def _class_of(problem: Problem) -> ByteArray:
     return class_of.astype(np.int64)
 
 
-def _unread(problem: Problem, units: Units) -> ByteArray:
+def _unread(problem: Problem, units: Units) -> LongArray:
     unread = np.zeros(problem.cluster.num_devices, dtype=np.int64)
     unread[0] = units.unread_bytes
     return unread
@@ -89,7 +89,7 @@ def _op_s_of_units(problem: Problem, units: Units, op_s: FloatArray) -> FloatArr
     return np.where(able[:, units.of_op], op_s, np.inf)
 
 
-def _least(matrix: FloatArray, class_of: ByteArray) -> FloatArray:
+def _least(matrix: FloatArray, class_of: LongArray) -> FloatArray:
     """[src class, dst class]: the smallest entry of two different devices."""
     count = int(class_of.max()) + 1
     between = np.array(matrix, dtype=np.float64)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.planners.bounds.classes import Classes
@@ -54,7 +54,7 @@ def find_heads(graph: Graph, units: Units, classes: Classes) -> Heads:
 
 
 def windows_s(
-    part_of_op: ByteArray, head_s: FloatArray, tail_s: FloatArray, work_s: FloatArray
+    part_of_op: LongArray, head_s: FloatArray, tail_s: FloatArray, work_s: FloatArray
 ) -> FloatArray:
     """Per part, a set of ops: the largest smallest head + sum of work + smallest tail over subsets.
 
@@ -84,7 +84,7 @@ def windows_s(
     return longest_s
 
 
-def _before(graph: Graph) -> tuple[ByteArray, ByteArray, ByteArray]:
+def _before(graph: Graph) -> tuple[LongArray, LongArray, LongArray]:
     """Per op, ascending: itself, what it reads, and the ops that make that."""
     reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
     producer = graph.tensor_producer[graph.reads]
@@ -92,7 +92,7 @@ def _before(graph: Graph) -> tuple[ByteArray, ByteArray, ByteArray]:
     return reader[made], graph.reads[made].astype(np.int64), producer[made].astype(np.int64)
 
 
-def _after(graph: Graph) -> tuple[ByteArray, ByteArray, ByteArray]:
+def _after(graph: Graph) -> tuple[LongArray, LongArray, LongArray]:
     """Per op, ascending: itself, what it makes, and the ops that read that."""
     tensor = np.repeat(np.arange(graph.num_tensors), np.diff(graph.user_ptr))
     producer = graph.tensor_producer[tensor].astype(np.int64)
@@ -101,7 +101,7 @@ def _after(graph: Graph) -> tuple[ByteArray, ByteArray, ByteArray]:
 
 
 def _one_side(
-    neighbours: tuple[ByteArray, ByteArray, ByteArray],
+    neighbours: tuple[LongArray, LongArray, LongArray],
     num_ops: int,
     units: Units,
     classes: Classes,

@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import pop, push
 from hocket.planners.bounds.tables import Sides, Together, Tree
@@ -151,9 +151,9 @@ def find_heads(
 
 @kernel
 def find_windows(
-    ptr: ByteArray,
-    by_head: ByteArray,
-    leaf: ByteArray,
+    ptr: LongArray,
+    by_head: LongArray,
+    leaf: LongArray,
     head_s: FloatArray,
     tail_s: FloatArray,
     work_s: FloatArray,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.planners.bounds.classes import Classes
 from hocket.planners.bounds.units import Units
 
@@ -72,7 +72,7 @@ def _weighted(seconds: FloatArray, weight: FloatArray) -> FloatArray:
 
 
 def _best_weights(
-    seconds: FloatArray, held_bytes: ByteArray, memory_bytes: ByteArray, classes: Classes
+    seconds: FloatArray, held_bytes: LongArray, memory_bytes: LongArray, classes: Classes
 ) -> tuple[float, FloatArray]:
     """The largest bound found, in seconds, and its weights."""
     num_devices = classes.num_devices.astype(np.float64)
@@ -99,8 +99,8 @@ def _best_weights(
 
 def _cut(
     seconds: FloatArray,
-    held_bytes: ByteArray,
-    memory_bytes: ByteArray,
+    held_bytes: LongArray,
+    memory_bytes: LongArray,
     total: float,
     weight: FloatArray,
     price: FloatArray,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import Heaps, new_heaps, zeros
 
 MAX_TOGETHER = 64
@@ -19,8 +19,8 @@ TOTAL_TOGETHER = 4_000_000
 class Sides(NamedTuple):
     """What stands before each op: its predecessors, or its successors in the reversed graph."""
 
-    ptr: ByteArray
-    op: ByteArray
+    ptr: LongArray
+    op: LongArray
     """Op i has the neighbours ``op[ptr[i]:ptr[i + 1]]``, one for each tensor between them."""
     work: FloatArray
     """Per neighbour: what a transfer of the tensor moves."""
@@ -31,7 +31,7 @@ class Sides(NamedTuple):
     unit_s: FloatArray
     op_s: FloatArray
     """Per op: the time on its fastest device."""
-    unit: ByteArray
+    unit: LongArray
     """Per op: ops of one unit share a device."""
     end_s: FloatArray
     """Per op: the earliest end on any class; written as ops are done."""
@@ -43,16 +43,16 @@ class Together(NamedTuple):
     start_s: FloatArray
     """Earliest starts, ascending, of the ops on the device."""
     seconds: FloatArray
-    size: ByteArray
-    mark: ByteArray
+    size: LongArray
+    mark: LongArray
     """Per op: the search that last put it on the device."""
     heaps: Heaps
     """One heap of slots, largest bound first."""
-    slot_op: ByteArray
+    slot_op: LongArray
     slot_bound_s: FloatArray
     slot_transfer_s: FloatArray
     slot_between_s: FloatArray
-    num_slots: ByteArray
+    num_slots: LongArray
 
 
 class Tree(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Graph
 
@@ -23,7 +23,7 @@ class Units:
     count: int
     home_op: IntArray
     """Per tensor: the op on whose device it is at home; -1 for those at home on device 0."""
-    held_bytes: ByteArray
+    held_bytes: LongArray
     """Per unit: bytes that its device holds, all of them, at the end of the step."""
     unread_bytes: int
     """Bytes that device 0 holds throughout: of tensors that exist before the step, read by none."""

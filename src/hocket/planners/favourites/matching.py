@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.planners.favourites.net import Net
 
 _ROUNDING = 1e-6
@@ -35,7 +35,7 @@ def match_favourites(net: Net, favour: FloatArray) -> IntArray:
     return child
 
 
-def _match_exactly(net: Net, edge: ByteArray, weight: FloatArray) -> ByteArray:
+def _match_exactly(net: Net, edge: LongArray, weight: FloatArray) -> LongArray:
     """The edges of a matching of the greatest weight."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
@@ -56,7 +56,7 @@ def _match_exactly(net: Net, edge: ByteArray, weight: FloatArray) -> ByteArray:
     return edge[np.flatnonzero(partner[row] == column)]
 
 
-def _match_heaviest(net: Net, edge: ByteArray, weight: FloatArray) -> ByteArray:
+def _match_heaviest(net: Net, edge: LongArray, weight: FloatArray) -> LongArray:
     """The edges that are left when they are taken from the heaviest down, ties in order."""
     from hocket.planners.favourites.match_kernels import match_once
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.tables import mean_transfer_s
@@ -22,9 +22,9 @@ class Net(NamedTuple):
     dst: IntArray
     cost_s: FloatArray
     """Per edge: mean seconds to send what it carries."""
-    in_ptr: ByteArray
+    in_ptr: LongArray
     """Edges ``in_ptr[i]`` up to ``in_ptr[i + 1]`` end at op i."""
-    out_ptr: ByteArray
+    out_ptr: LongArray
     out_edge: IntArray
     """Edges ``out_edge[out_ptr[i]:out_ptr[i + 1]]`` begin at op i."""
     is_free: NDArray[np.bool_]
@@ -59,7 +59,7 @@ def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray)
     )
 
 
-def _offsets(counts: ByteArray) -> ByteArray:
+def _offsets(counts: LongArray) -> LongArray:
     return table(np.concatenate(([0], np.cumsum(counts))), np.int64)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
 from hocket.planners.favourites.net import Net
 
@@ -14,7 +14,7 @@ _MAX_ROUNDS = 20
 class Way(NamedTuple):
     """One direction of sweeping, with the edges of each op on the far side."""
 
-    ptr: ByteArray
+    ptr: LongArray
     edge: IntArray
     other: IntArray
     """The op at the far end."""

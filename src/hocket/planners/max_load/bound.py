@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import (
     DeviceClasses,
@@ -62,7 +62,7 @@ def _smallest_homes_s(pieces: Pieces, classes: DeviceClasses) -> float:
     return float(home_s.max(initial=0.0))
 
 
-def _candidates(pieces: Pieces, class_s: FloatArray, net_s: FloatArray) -> ByteArray:
+def _candidates(pieces: Pieces, class_s: FloatArray, net_s: FloatArray) -> LongArray:
     longest = np.argsort(-class_s.min(axis=0), kind="stable")[: _MAX_HOMES // 2]
     costliest = np.argsort(-net_s, kind="stable")[: _MAX_HOMES // 2]
     makers = pieces.net_pieces[pieces.net_ptr[costliest]]
@@ -70,7 +70,7 @@ def _candidates(pieces: Pieces, class_s: FloatArray, net_s: FloatArray) -> ByteA
 
 
 def _homes_s(
-    pieces: Pieces, piece_s: FloatArray, net_s: FloatArray, tried: ByteArray
+    pieces: Pieces, piece_s: FloatArray, net_s: FloatArray, tried: LongArray
 ) -> FloatArray:
     """Per piece tried: the least load of a device of one class that runs it."""
     from scipy.sparse import coo_array

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.pieces import Pieces
 from hocket.simulate.load import LinkTimes, link_times
@@ -31,7 +31,7 @@ class DeviceClasses:
 
     devices: tuple[IntArray, ...]
     """Per class."""
-    limit_bytes: ByteArray
+    limit_bytes: LongArray
     latency_s: FloatArray
     """Per class: what a crossing tensor costs on average over the others; 0 if it pays nothing."""
     unit_s: FloatArray
@@ -40,7 +40,7 @@ class DeviceClasses:
     least_unit_s: FloatArray
 
     @property
-    def counts(self) -> ByteArray:
+    def counts(self) -> LongArray:
         """Devices per class."""
         return np.array([len(devices) for devices in self.devices], dtype=np.int64)
 
@@ -57,7 +57,7 @@ class DeviceClasses:
         latency_s, unit_s = self.least_latency_s[:, None], self.least_unit_s[:, None]
         return latency_s * pieces.net_count + unit_s * pieces.net_work
 
-    def weights(self, class_s: FloatArray) -> tuple[FloatArray, ByteArray]:
+    def weights(self, class_s: FloatArray) -> tuple[FloatArray, LongArray]:
         """Weights [row, class] for bounds on what is left, and the row for each set of classes.
 
         A set is a bit mask. Infinite for a class that the row does not count. With many classes one
@@ -84,7 +84,7 @@ class DeviceClasses:
         return chosen
 
 
-def device_classes(problem: Problem, limit_bytes: ByteArray) -> DeviceClasses:
+def device_classes(problem: Problem, limit_bytes: LongArray) -> DeviceClasses:
     """Group the devices of a problem whose usable bytes are ``limit_bytes``.
 
     On clusters of many unlike devices, classes that differ in memory or links alone become one with
@@ -115,7 +115,7 @@ def least_weighted(weight: FloatArray, seconds: FloatArray) -> FloatArray:
     return least
 
 
-def dual_weights(class_s: FloatArray, counts: ByteArray) -> FloatArray:
+def dual_weights(class_s: FloatArray, counts: LongArray) -> FloatArray:
     """Weights per class that make the bound as large as they can; all 1 where that is unclear."""
     num_classes, num_pieces = class_s.shape
     if num_classes == 1 or num_pieces == 0:
@@ -128,7 +128,7 @@ def dual_weights(class_s: FloatArray, counts: ByteArray) -> FloatArray:
     return _solved(class_s, counts)
 
 
-def _two_weights(class_s: FloatArray, counts: ByteArray) -> FloatArray:
+def _two_weights(class_s: FloatArray, counts: LongArray) -> FloatArray:
     """Of two classes: 1 and the best of the ratios at which a piece changes sides, or 0 and 1."""
     first, second = class_s
     can_first, can_second = np.isfinite(first), np.isfinite(second)
@@ -148,7 +148,7 @@ def _two_weights(class_s: FloatArray, counts: ByteArray) -> FloatArray:
     return np.array([1.0, tried[best]])
 
 
-def _solved(class_s: FloatArray, counts: ByteArray) -> FloatArray:
+def _solved(class_s: FloatArray, counts: LongArray) -> FloatArray:
     """Maximise the sum of z, with z[piece] <= w[class] * seconds and the devices' weights 1."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_array

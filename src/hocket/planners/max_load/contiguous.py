@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import DeviceClasses
 from hocket.planners.max_load.contract import Contracted, acyclic, contracted, depth_first_order
@@ -157,7 +157,7 @@ def _with_moved_boundaries(
     return Found(moved.device_of, found.devices, False)
 
 
-def limits_by_device(problem: Problem, classes: DeviceClasses) -> ByteArray:
+def limits_by_device(problem: Problem, classes: DeviceClasses) -> LongArray:
     """Bytes per device from those per class."""
     limit_bytes = np.zeros(problem.cluster.num_devices, dtype=np.int64)
     for devices, limit in zip(classes.devices, classes.limit_bytes, strict=True):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.kernels.containers import table
 from hocket.planners.max_load.pieces import Pieces
 
@@ -26,15 +26,15 @@ _STEPS_PER_IDEAL = 16
 class Lattice(NamedTuple):
     """Ideals by number: 0 is empty, the last one holds all pieces."""
 
-    step_ptr: ByteArray
+    step_ptr: LongArray
     """From ideal i lead steps ``step_ptr[i]`` up to ``step_ptr[i + 1]``."""
-    step_piece: ByteArray
+    step_piece: LongArray
     """The piece that each step adds."""
-    step_ideal: ByteArray
+    step_ideal: LongArray
     """The ideal that each step leads to."""
-    from_ideal: ByteArray
+    from_ideal: LongArray
     """A smaller ideal by one piece; -1 for the empty one."""
-    from_piece: ByteArray
+    from_piece: LongArray
     """The piece by which they differ."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 
 _ONE = np.uint64(1)
@@ -14,7 +14,7 @@ _SHIFT = np.uint64(29)
 
 
 @kernel
-def _slot_of(ideal: NDArray[np.uint64], row: int, slots: ByteArray) -> int:
+def _slot_of(ideal: NDArray[np.uint64], row: int, slots: LongArray) -> int:
     """Where the set in ``row`` stands in the table of known ones, or the slot where it belongs."""
     mixed = np.uint64(0)
     for index in range(ideal.shape[1]):
@@ -49,11 +49,11 @@ def _can_follow(needs: NDArray[np.uint64], ideal: NDArray[np.uint64], row: int, 
 def grow(
     needs: NDArray[np.uint64],
     ideal: NDArray[np.uint64],
-    slots: ByteArray,
-    step_ptr: ByteArray,
-    steps: ByteArray,
-    from_ideal: ByteArray,
-    from_piece: ByteArray,
+    slots: LongArray,
+    step_ptr: LongArray,
+    steps: LongArray,
+    from_ideal: LongArray,
+    from_piece: LongArray,
 ) -> int:
     """Fill the arrays of a lattice; the number of ideals, or -1 where the arrays are too small.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.pieces import Pieces
@@ -26,38 +26,38 @@ class MoveTable(NamedTuple):
 
     seconds: FloatArray
     """[device, piece]."""
-    memory_bytes: ByteArray
-    limit_bytes: ByteArray
+    memory_bytes: LongArray
+    limit_bytes: LongArray
     pays: FloatArray
     """Per device: 1 where transfers take its time."""
     latency_s: FloatArray
     unit_s: FloatArray
-    net_ptr: ByteArray
-    net_pieces: ByteArray
+    net_ptr: LongArray
+    net_pieces: LongArray
     net_count: FloatArray
     net_work: FloatArray
-    piece_ptr: ByteArray
-    piece_nets: ByteArray
-    before_ptr: ByteArray
-    before: ByteArray
+    piece_ptr: LongArray
+    piece_nets: LongArray
+    before_ptr: LongArray
+    before: LongArray
     """Pieces that may not stand on a later stage; empty where order does not matter."""
-    after_ptr: ByteArray
-    after: ByteArray
-    stage_of: ByteArray
+    after_ptr: LongArray
+    after: LongArray
+    stage_of: LongArray
     """Per device."""
 
 
 class MoveState(NamedTuple):
     """What annealing writes to."""
 
-    device_of: ByteArray
-    best_of: ByteArray
+    device_of: LongArray
+    best_of: LongArray
     load_s: FloatArray
-    held_bytes: ByteArray
-    inside: ByteArray
+    held_bytes: LongArray
+    inside: LongArray
     """[net, device]: pieces of the net on the device."""
-    moved: ByteArray
-    moved_from: ByteArray
+    moved: LongArray
+    moved_from: LongArray
     random: NDArray[np.uint64]
 
 
@@ -85,7 +85,7 @@ def annealed(
     device_of: IntArray,
     heat: Heat,
     *,
-    limit_bytes: ByteArray,
+    limit_bytes: LongArray,
     stage_of: IntArray | None = None,
     seed: int = 0,
 ) -> Annealed:
@@ -104,7 +104,7 @@ def annealed(
 
 
 def _tables(
-    problem: Problem, pieces: Pieces, limit_bytes: ByteArray, stage_of: IntArray | None
+    problem: Problem, pieces: Pieces, limit_bytes: LongArray, stage_of: IntArray | None
 ) -> MoveTable:
     links, count = link_times(problem), pieces.num_pieces
     is_free = stage_of is None
@@ -132,7 +132,7 @@ def _tables(
     )
 
 
-def _lists(key: IntArray, value: IntArray, count: int) -> tuple[ByteArray, IntArray]:
+def _lists(key: IntArray, value: IntArray, count: int) -> tuple[LongArray, IntArray]:
     """The values of each key, in order."""
     ptr = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=count)))).astype(np.int64)
     return ptr, value[np.argsort(key, kind="stable")]

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.planners.max_load.pieces import Pieces
 
 
-def packed(pieces: Pieces, limit_bytes: ByteArray) -> IntArray | None:
+def packed(pieces: Pieces, limit_bytes: LongArray) -> IntArray | None:
     """A device for each piece; None where a piece finds no room."""
     free = limit_bytes.astype(np.float64)
     device_of = np.zeros(pieces.num_pieces, dtype=np.int32)

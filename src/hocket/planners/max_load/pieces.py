@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen.ties import hard_ties, partners
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import Graph, Phase
@@ -34,9 +34,9 @@ class Pieces:
     """The piece of each op; -1 for ops of pieces that were left out."""
     seconds: FloatArray
     """[device, piece]: infinite where the piece cannot run."""
-    memory_bytes: ByteArray
+    memory_bytes: LongArray
     """Per piece: bytes that stay on its device."""
-    net_ptr: ByteArray
+    net_ptr: LongArray
     """Net n ties pieces ``net_pieces[net_ptr[n]:net_ptr[n + 1]]``, its maker first."""
     net_pieces: IntArray
     net_count: FloatArray
@@ -58,7 +58,7 @@ class Pieces:
         return len(self.net_count)
 
     @cached_property
-    def piece_ptr(self) -> ByteArray:
+    def piece_ptr(self) -> LongArray:
         """Piece p is in nets ``piece_nets[piece_ptr[p]:piece_ptr[p + 1]]``."""
         counts = np.bincount(self.net_pieces, minlength=self.num_pieces)
         return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
@@ -165,7 +165,7 @@ def gathered(pieces: Pieces, label: IntArray, *, merge: bool) -> Pieces:
     return merged_nets(larger) if merge else larger
 
 
-def staying_bytes(graph: Graph, home: IntArray) -> ByteArray:
+def staying_bytes(graph: Graph, home: IntArray) -> LongArray:
     """Per op: bytes that it keeps on its device for most of the step.
 
     These are the tensors that are held, those that exist before the step with the op where they
@@ -224,7 +224,7 @@ def _distinct_pairs(before: IntArray, after: IntArray, count: int) -> tuple[IntA
 
 def _nets(
     graph: Graph, piece_of: IntArray, home: IntArray, links: LinkTimes
-) -> tuple[ByteArray, IntArray, NDArray[np.int64]]:
+) -> tuple[LongArray, IntArray, NDArray[np.int64]]:
     """Nets of the tensors that more than one piece makes or reads, and which tensors they are."""
     reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
     read = ~links.is_free[graph.reads]
@@ -236,7 +236,7 @@ def _nets(
 
 def _as_nets(
     net: NDArray[np.int64], piece: IntArray, num_nets: int
-) -> tuple[ByteArray, IntArray, NDArray[np.int64]]:
+) -> tuple[LongArray, IntArray, NDArray[np.int64]]:
     """Distinct (net, piece) pairs as lists; the first piece named of each net stays first."""
     order = np.lexsort((np.arange(len(net)), piece, net))
     is_new = np.ones(len(net), dtype=np.bool_)

@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -54,7 +54,7 @@ class _Case:
     pieces: Pieces
     is_alike: bool
     """Whether all links are alike, so that loads depend on sets of pieces alone."""
-    limit_bytes: ByteArray
+    limit_bytes: LongArray
 
     @cached_property
     def classes(self) -> DeviceClasses:

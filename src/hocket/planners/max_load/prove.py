@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.planners.max_load.classes import DeviceClasses
 from hocket.planners.max_load.pieces import Pieces
 
@@ -72,7 +72,7 @@ def proven_best(pieces: Pieces, classes: DeviceClasses, known: IntArray, known_s
     return Proof(np.array(chosen, dtype=np.int32), solver.best_objective_bound / unit)
 
 
-def _in_order(known: IntArray, classes: DeviceClasses, order: ByteArray) -> IntArray:
+def _in_order(known: IntArray, classes: DeviceClasses, order: LongArray) -> IntArray:
     """The known placement with the devices of each class numbered as ``order`` meets them."""
     number = np.arange(int(classes.counts.sum()), dtype=np.int32)
     for devices in classes.devices:
@@ -83,7 +83,7 @@ def _in_order(known: IntArray, classes: DeviceClasses, order: ByteArray) -> IntA
 
 
 def _forbid_twins(
-    model: Any, here: list[list[Any]], classes: DeviceClasses, order: ByteArray
+    model: Any, here: list[list[Any]], classes: DeviceClasses, order: LongArray
 ) -> None:
     """Of placements that differ only in the numbers of equal devices, leave few.
 
@@ -124,6 +124,6 @@ def _cuts(model: Any, pieces: Pieces, on: list[Any]) -> list[Any]:
     return cut
 
 
-def _weighted(weights: FloatArray | ByteArray, variables: list[Any]) -> Any:
+def _weighted(weights: FloatArray | LongArray, variables: list[Any]) -> Any:
     """The sum of whole parts of weights times variables."""
     return sum(int(weight) * variable for weight, variable in zip(weights, variables, strict=False))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.classes import DeviceClasses, dual_weights, least_weighted
 from hocket.planners.max_load.moves import Annealed, Heat, annealed
@@ -39,7 +39,7 @@ class _Search:
     problem: Problem
     pieces: Pieces
     classes: DeviceClasses
-    limit_bytes: ByteArray
+    limit_bytes: LongArray
     is_alike: bool
 
     def results(self, start: IntArray) -> Iterator[Annealed]:
@@ -102,7 +102,7 @@ def scattered(
     classes: DeviceClasses,
     start: IntArray,
     *,
-    limit_bytes: ByteArray,
+    limit_bytes: LongArray,
     is_alike: bool,
     good_s: float,
 ) -> Annealed:

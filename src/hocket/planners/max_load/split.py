@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels.containers import table
 from hocket.planners.max_load.classes import DeviceClasses, least_weighted
 from hocket.planners.max_load.lattice import Lattice
@@ -27,17 +27,17 @@ class SplitTable(NamedTuple):
 
     class_s: FloatArray
     """[class, piece]: infinite where it cannot run."""
-    memory_bytes: ByteArray
-    limit_bytes: ByteArray
+    memory_bytes: LongArray
+    limit_bytes: LongArray
     """Per class."""
     net_s: FloatArray
     """[class, net]: what a device of the class pays for having the net cut."""
-    net_size: ByteArray
-    piece_ptr: ByteArray
-    piece_nets: ByteArray
-    num_devices: ByteArray
+    net_size: LongArray
+    piece_ptr: LongArray
+    piece_nets: LongArray
+    num_devices: LongArray
     """Per class."""
-    stride: ByteArray
+    stride: LongArray
     """A way is the number of devices used of each class, times this, summed."""
     weight: FloatArray
     """[row, class]: weights that bound what is left; 0 for classes that the row does not count."""
@@ -45,7 +45,7 @@ class SplitTable(NamedTuple):
     """[row, piece]: the least weighted time on one of the row's classes."""
     weighted_net_s: FloatArray
     """[row, net]: as `weighted_s`."""
-    row_of_mask: ByteArray
+    row_of_mask: LongArray
     """The row to use when devices of the classes in a bit mask are left."""
 
 
@@ -54,26 +54,26 @@ class SplitState(NamedTuple):
 
     value: FloatArray
     """[ideal, way]: the least maximum load."""
-    came_from: ByteArray
-    came_kind: ByteArray
+    came_from: LongArray
+    came_kind: LongArray
     rest_s: FloatArray
     """[row, ideal]: the least weighted time of the pieces outside the ideal."""
     rest_here_s: FloatArray
     best_within: FloatArray
-    live: ByteArray
-    below: ByteArray
+    live: LongArray
+    below: LongArray
     """Per net: its pieces in the ideal below the stage."""
-    inside: ByteArray
+    inside: LongArray
     """Per net: its pieces in the stage."""
-    seen: ByteArray
+    seen: LongArray
     """Per ideal: the start from which it was last reached."""
-    path_ideal: ByteArray
-    path_step: ByteArray
+    path_ideal: LongArray
+    path_step: LongArray
     work_s: FloatArray
     """[depth, class]: of the stage with so many pieces."""
     cut_s: FloatArray
     fixed_s: FloatArray
-    memory_bytes: ByteArray
+    memory_bytes: LongArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 
 
 class Placed(NamedTuple):
     """Ops where they are, and what it takes to send their tensors."""
 
-    device: ByteArray
+    device: LongArray
     duration_s: FloatArray
-    made_ptr: ByteArray
-    user_ptr: ByteArray
-    users: ByteArray
+    made_ptr: LongArray
+    user_ptr: LongArray
+    users: LongArray
     work: FloatArray
     latency_s: FloatArray
     """[src, dst]"""

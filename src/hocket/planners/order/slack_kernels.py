@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.simulate.instructions import Given, PlaceTable, RunTable, TransferTable
 
@@ -15,7 +15,7 @@ def fill_latest(
     transfers: TransferTable,
     op_end_s: FloatArray,
     transfer_end_s: FloatArray,
-    by_start: ByteArray,
+    by_start: LongArray,
     arrival_s: FloatArray,
     free_s: FloatArray,
     latest_s: FloatArray,

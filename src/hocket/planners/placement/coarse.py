@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.cost.costs import Costs
 from hocket.graph.coarsen import Coarse, co_placed, forward_only, fuse
 from hocket.graph.coarsen.nodes import largest
@@ -160,7 +160,7 @@ def _through(planner: _Planner, coarse: Coarse, problem: Problem, plan: Plan) ->
     return replace(planned, graph_hash=plan.graph_hash)
 
 
-def _sent_bytes(costs: Costs, coarse: Coarse) -> ByteArray:
+def _sent_bytes(costs: Costs, coarse: Coarse) -> LongArray:
     """Bytes that a transfer of each coarse tensor moves.
 
     The tensors of a storage that leave a node are sent together: as many bytes as they have, but
@@ -171,7 +171,7 @@ def _sent_bytes(costs: Costs, coarse: Coarse) -> ByteArray:
     together = np.zeros(count, dtype=np.int64)
     np.add.at(together, coarse.tensor_of[inside], costs.tensor_bytes[inside])
     biggest = largest(costs.tensor_bytes, coarse.tensor_of, count)
-    sent: ByteArray = np.maximum(biggest, np.minimum(together, coarse.graph.tensor_bytes))
+    sent: LongArray = np.maximum(biggest, np.minimum(together, coarse.graph.tensor_bytes))
     return sent * coarse.trips
 
 

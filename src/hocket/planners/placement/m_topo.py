@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
@@ -47,7 +47,7 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, device_of=device_of_unit[unit_of])
 
 
-def _fill(need: ByteArray, caps: FloatArray, can_run: NDArray[np.bool_]) -> tuple[IntArray, int]:
+def _fill(need: LongArray, caps: FloatArray, can_run: NDArray[np.bool_]) -> tuple[IntArray, int]:
     """The turn at which each unit of the walk is placed, and the first one left over, or -1."""
     turns = np.zeros(len(need), dtype=np.int32)
     limits, allowed, turn, used = caps.tolist(), can_run.tolist(), 0, 0
@@ -61,7 +61,7 @@ def _fill(need: ByteArray, caps: FloatArray, can_run: NDArray[np.bool_]) -> tupl
     return turns, -1
 
 
-def unit_memory_bytes(graph: Graph, unit_of: IntArray) -> ByteArray:
+def unit_memory_bytes(graph: Graph, unit_of: IntArray) -> LongArray:
     """Bytes that each unit needs: what its ops make and are first to read, and one workspace.
 
     Nothing is ever freed in this measure, as in Baechi's m-TOPO.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.extras import require
 from hocket.plan.plan import Plan
@@ -146,7 +146,7 @@ def _improved(problem: Problem, best: _Best | None, bound_s: float) -> _Best | N
 
 def _better(
     problem: Problem, best: _Best | None, plans: Iterable[Plan]
-) -> tuple[_Best | None, ByteArray]:
+) -> tuple[_Best | None, LongArray]:
     """The best of the plans that fit; and, where none of these does, the bytes that each lacks."""
     usable = problem.memory_bytes
     lacking = np.zeros_like(usable)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 
 _STATES_PER_LAYER = 4096
 """Partial choices for which there is room; beyond, the best choice that was found is taken."""
@@ -23,26 +23,26 @@ _STATES_PER_LAYER = 4096
 class ChoiceState(NamedTuple):
     """One knapsack: the caller fills ways, times and bytes per layer; the rest is scratch."""
 
-    num_ways: ByteArray
+    num_ways: LongArray
     time_s: FloatArray
     """Layers x ways."""
-    memory_bytes: ByteArray
+    memory_bytes: LongArray
     """Layers x ways."""
-    chosen: ByteArray
+    chosen: LongArray
     """The way of each layer, after solving."""
-    trial: ByteArray
+    trial: LongArray
     relaxed_s: FloatArray
     """Relaxed time of all layers from one on."""
-    least_bytes: ByteArray
+    least_bytes: LongArray
     """Least memory of all layers from one on."""
     pool_s: FloatArray
     """Time of partial choices."""
-    pool: ByteArray
+    pool: LongArray
     """[partial choice, 3]: bytes, the partial choice that it extends, and the way added."""
-    layer_start: ByteArray
+    layer_start: LongArray
     """Where the partial choices of each number of layers begin in the pool."""
-    head: ByteArray
-    num_inexact: ByteArray
+    head: LongArray
+    num_inexact: LongArray
     """How often the pool was too small."""
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import best_cuts
@@ -35,16 +35,16 @@ class _Chunked(NamedTuple):
     num_microbatches: int
     stage_s: FloatArray
     """[row, start, stop]."""
-    row: ByteArray
+    row: LongArray
     """[stage]: where its times are."""
-    in_flight: ByteArray
+    in_flight: LongArray
     """[stage]."""
-    kept_sums: ByteArray
+    kept_sums: LongArray
     """[layer]: least bytes per microbatch in flight of all layers before."""
-    state_sums: ByteArray
-    limit_bytes: ByteArray
+    state_sums: LongArray
+    limit_bytes: LongArray
     """[rank]."""
-    first_stop: ByteArray
+    first_stop: LongArray
 
 
 def cuts_of_chunks(
@@ -134,7 +134,7 @@ def _value(chunked: _Chunked, starts: list[int]) -> tuple[int, float, float]:
     return lack_bytes, step_s, float(np.square(rank_s).sum())
 
 
-def _ranks(chunked: _Chunked, starts: list[int]) -> tuple[ByteArray, FloatArray]:
+def _ranks(chunked: _Chunked, starts: list[int]) -> tuple[LongArray, FloatArray]:
     """What each rank keeps, and how long it works per microbatch."""
     kept, state = np.diff(chunked.kept_sums[starts]), np.diff(chunked.state_sums[starts])
     held_bytes, rank_s = np.zeros_like(chunked.limit_bytes), np.zeros(len(chunked.limit_bytes))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import UsageError
 
 
@@ -24,9 +24,9 @@ class LayerCosts:
     """[layer, device kind]."""
     backward_s: FloatArray
     """[way, layer, device kind], with what is computed again."""
-    activation_bytes: ByteArray
+    activation_bytes: LongArray
     """[way, layer]: kept of one microbatch from its forward to its backward."""
-    state_bytes: ByteArray
+    state_bytes: LongArray
     """[layer]: weights, gradients, optimizer state."""
     send_s: FloatArray
     """[layer]: one transfer, in either direction, where a stage ends after this layer."""

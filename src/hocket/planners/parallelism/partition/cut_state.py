@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 
 
 class CutState(NamedTuple):
@@ -14,9 +14,9 @@ class CutState(NamedTuple):
 
     sum_s: FloatArray
     """[way, layers]."""
-    came_from: ByteArray
+    came_from: LongArray
     """[way, layers]: where the last stage starts."""
-    came_step: ByteArray
+    came_step: LongArray
     """[way, layers]: the step that added it."""
 
 

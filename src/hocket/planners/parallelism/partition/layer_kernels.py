@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.planners.parallelism.partition.choice_kernels import least_time
 from hocket.planners.parallelism.partition.choices import ChoiceState
@@ -52,8 +52,8 @@ def least_sum(order: Order, tables: StageTables, state: CutState, limit_s: float
 
 class _Layers(NamedTuple):
     way_s: FloatArray
-    kept_bytes: ByteArray
-    state_sums: ByteArray
+    kept_bytes: LongArray
+    state_sums: LongArray
     is_like_last: NDArray[np.bool_]
 
 
@@ -74,7 +74,7 @@ def _stage_time(
 
 @kernel
 def fill_choices(
-    order: Order, way_s: FloatArray, kept_bytes: ByteArray, state_sums: ByteArray,
+    order: Order, way_s: FloatArray, kept_bytes: LongArray, state_sums: LongArray,
     is_like_last: NDArray[np.bool_], choices: ChoiceState, stage_s: FloatArray,
 ) -> None:  # fmt: skip
     """Times of the stages that do not fit with their fastest ways; infinite where none fits."""

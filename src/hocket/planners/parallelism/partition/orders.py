@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.base.errors import UsageError
 from hocket.kernels.containers import table
 
@@ -23,15 +23,15 @@ _MAX_STEPS = 20_000
 class Order(NamedTuple):
     """Steps from way to way, each of which adds a stage; way 0 is empty, the last one is full."""
 
-    src: ByteArray
-    dst: ByteArray
-    row: ByteArray
+    src: LongArray
+    dst: LongArray
+    row: LongArray
     """Which stage each step adds."""
-    kind: ByteArray
+    kind: LongArray
     """[row]: device kind of the stage."""
-    in_flight: ByteArray
+    in_flight: LongArray
     """[row]: microbatches in flight."""
-    limit_bytes: ByteArray
+    limit_bytes: LongArray
     """[row]: memory."""
 
     @property
@@ -69,7 +69,7 @@ def any_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence[i
 
 
 def _order(
-    src: ByteArray, dst: ByteArray, row: ByteArray, kind: ByteArray, in_flight: ByteArray,
+    src: LongArray, dst: LongArray, row: LongArray, kind: LongArray, in_flight: LongArray,
     limits: Sequence[int],
 ) -> Order:  # fmt: skip
     # Stages alike share a row: what they cost is worked out once.

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import Cuts
@@ -35,7 +35,7 @@ class PathTable(NamedTuple):
     """[device kind, layer]: forward of all layers before."""
     before_s: FloatArray
     """[layer]: least time of all layers before, on the best kind each."""
-    step_ptr: ByteArray
+    step_ptr: LongArray
     """Steps of the order that leave a way are from ``step_ptr[way]`` on."""
     num_microbatches: int
 
@@ -43,15 +43,15 @@ class PathTable(NamedTuple):
 class PathState(NamedTuple):
     """Partial cuts, by the way that is still to fill and the layer where they start."""
 
-    ptr: ByteArray
+    ptr: LongArray
     """[cell]: where the points of a cell begin; cell = way * (layers + 1) + start."""
-    stop: ByteArray
+    stop: LongArray
     """[cell]: where they end."""
     point_s: FloatArray
     """[point, 2]: the way through all its stages and back, and the step so far."""
-    came: ByteArray
+    came: LongArray
     """[point, 3]: the step of the order, where the stage stops, and the point behind it."""
-    is_full: ByteArray
+    is_full: LongArray
     """Whether points were lost for want of room."""
 
 

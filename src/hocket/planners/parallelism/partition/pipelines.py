@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.plan.schedule import Schedule, Work
 from hocket.planners.parallelism.partition.costs import LayerCosts
 
@@ -28,7 +28,7 @@ def step_time(
     return float(path_s + (num_microbatches - 1.0 / num_chunks) * rank_s.max())
 
 
-def in_flight_counts(schedule: Schedule) -> ByteArray:
+def in_flight_counts(schedule: Schedule) -> LongArray:
     """The most microbatches of which each virtual stage keeps activations at once.
 
     Those of a microbatch are kept until its last backward action on the stage.
@@ -39,5 +39,5 @@ def in_flight_counts(schedule: Schedule) -> ByteArray:
     # Every stage frees what it took, so that one running sum serves all.
     held = np.cumsum((work == Work.FORWARD).astype(np.int64) - frees)
     starts = np.searchsorted(schedule.stage[order], np.arange(schedule.num_stages))
-    counts: ByteArray = np.maximum.reduceat(held, starts)
+    counts: LongArray = np.maximum.reduceat(held, starts)
     return counts

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
 from hocket.planners.parallelism.partition.costs import LayerCosts
@@ -23,7 +23,7 @@ class StageTables(NamedTuple):
     """[row, start, stop]: infinite where it does not fit."""
     sent_s: FloatArray
     """[stop]: both transfers of a microbatch over the boundary; 0 at the end."""
-    first_stop: ByteArray
+    first_stop: LongArray
     """[start]: the shortest stage that has a layer that counts ends here."""
     num_inexact: int
     """Stages for which the choice of ways was cut short."""
@@ -55,11 +55,11 @@ def spans(values: NDArray[_T]) -> NDArray[_T]:
     return spanned
 
 
-def least_needs(costs: LayerCosts, order: Order) -> ByteArray:
+def least_needs(costs: LayerCosts, order: Order) -> LongArray:
     """[row, start, stop]: the least memory that stages need, in whichever way layers are run."""
     kept = np.asarray(costs.activation_bytes, dtype=np.int64).min(axis=0)
     state = spans(np.asarray(costs.state_bytes, dtype=np.int64))
-    needs: ByteArray = spans(kept)[None] * order.in_flight[:, None, None] + state[None]
+    needs: LongArray = spans(kept)[None] * order.in_flight[:, None, None] + state[None]
     return needs
 
 

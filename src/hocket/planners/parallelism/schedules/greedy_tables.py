@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels.containers import table
 from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.schedules.rows import stages_of_chunks
@@ -19,20 +19,20 @@ class PipelineTable(NamedTuple):
     """A pipeline to schedule."""
 
     num_microbatches: int
-    stage_of: ByteArray
+    stage_of: LongArray
     """[device, chunk], in order of the model."""
-    device_of_stage: ByteArray
+    device_of_stage: LongArray
     duration_s: FloatArray
     """[work, stage]."""
     send_s: FloatArray
     """From each stage to the next; 0 where both are on one device."""
-    held_bytes: ByteArray
+    held_bytes: LongArray
     """Per stage: what a microbatch takes from its forward on."""
-    whole_bytes: ByteArray
+    whole_bytes: LongArray
     """Per device: what a microbatch takes on all its stages."""
-    late_bytes: ByteArray
+    late_bytes: LongArray
     """Per stage: what of this is kept until the gradient of the weights."""
-    room_bytes: ByteArray
+    room_bytes: LongArray
     """Per device: memory for activations."""
     after_s: FloatArray
 
@@ -40,9 +40,9 @@ class PipelineTable(NamedTuple):
 class PolicyTable(NamedTuple):
     """How the list scheduler chooses."""
 
-    max_in_flight: ByteArray
+    max_in_flight: LongArray
     """Per stage: microbatches after their forward and before their backward."""
-    max_late: ByteArray
+    max_late: LongArray
     """Per device: gradients of weights that may wait; beyond it they go first."""
     preference: int
     """Of a forward and a backward that are ready: 0 the forward, 1 the backward, 2 by turns."""
@@ -52,7 +52,7 @@ class PolicyTable(NamedTuple):
     """Whether later chunks go forward first within a group, instead of earlier ones."""
     follows: int
     """Whether positions decide instead of preference, group and depth."""
-    position: ByteArray
+    position: LongArray
     """[forward, input gradient, weight gradient; stage, microbatch]: what is ready and has the
     least goes first."""
     patience: float
@@ -63,7 +63,7 @@ class PolicyTable(NamedTuple):
 class GreedyState(NamedTuple):
     """What has been scheduled so far."""
 
-    num_done: ByteArray
+    num_done: LongArray
     """[forward, input gradient, weight gradient; stage]: each stage takes microbatches in order."""
     end_s: FloatArray
     """[forward, input gradient; stage, microbatch]."""
@@ -71,9 +71,9 @@ class GreedyState(NamedTuple):
     """Per device: end of its last action."""
     try_s: FloatArray
     """Per device: when it next looks for something to do."""
-    used_bytes: ByteArray
-    last_work: ByteArray
-    row_size: ByteArray
+    used_bytes: LongArray
+    last_work: LongArray
+    row_size: LongArray
     rows: NDArray[np.int32]
     """[work, stage, microbatch; device, position]: the actions in order."""
 

@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.kernels.containers import table
 from hocket.plan.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules.bound import round_trips_s
@@ -29,13 +29,13 @@ _NO_POSITION = np.zeros((3, 1, 1), dtype=np.int64)
 class Policy:
     """One way to choose; the fields are those of `PolicyTable`."""
 
-    max_in_flight: ByteArray
-    max_late: ByteArray
+    max_in_flight: LongArray
+    max_late: LongArray
     preference: int
     group: int
     deepest_first: bool
     patience: float
-    position: ByteArray | None = None
+    position: LongArray | None = None
     """Positions to follow instead of preference, group and depth, if any."""
 
     def as_table(self) -> PolicyTable:
@@ -104,7 +104,7 @@ def following(schedule: Schedule, patience: float) -> Policy:
     )
 
 
-def _limits(pipeline: PipelineTable, *, split_backward: bool) -> list[ByteArray]:
+def _limits(pipeline: PipelineTable, *, split_backward: bool) -> list[LongArray]:
     """Limits of microbatches in flight per stage, none twice."""
     count = pipeline.num_microbatches
     per_device_s = pipeline.duration_s[:2].sum(axis=0)[pipeline.stage_of].sum(axis=1)
@@ -141,7 +141,7 @@ def changed(policy: Policy, generator: np.random.Generator, count: int) -> Polic
     return replace(policy, patience=float(generator.choice([0.0, 0.25, 0.5, 0.75, 1.0])))
 
 
-def _moved(position: ByteArray, generator: np.random.Generator) -> ByteArray:
+def _moved(position: LongArray, generator: np.random.Generator) -> LongArray:
     """Positions with those of one stage and kind of work moved, from some microbatch on."""
     moved = position.copy()
     kind, stage, first = (int(generator.integers(size)) for size in position.shape)

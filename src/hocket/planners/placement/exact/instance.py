@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.units import Units
@@ -49,18 +49,18 @@ class Instance:
     slack_ticks: int
     """By how much rounding can move a moment: 0 where every time is a whole number of ticks."""
     bytes_per_block: int
-    op_ticks: ByteArray
+    op_ticks: LongArray
     """[device, op]: -1 where the op cannot run."""
     reads: tuple[Read, ...]
     longest_s: float
     """Seconds of the longest step of interest."""
 
-    def transfer_ticks(self, tensor: int) -> ByteArray:
+    def transfer_ticks(self, tensor: int) -> LongArray:
         """[src, dst]: ticks of moving a tensor; 0 on the diagonal."""
         seconds = self.tasks.latency_s + self.tasks.work[tensor] * self.tasks.unit_s
         return self.ticks(np.where(np.eye(len(seconds), dtype=np.bool_), 0.0, seconds))
 
-    def ticks(self, seconds: FloatArray) -> ByteArray:
+    def ticks(self, seconds: FloatArray) -> LongArray:
         """Whole ticks, rounded down."""
         return _floor(seconds, self.ticks_per_s)
 
@@ -110,7 +110,7 @@ def _reads(problem: Problem, units: Units) -> list[Read]:
     return reads
 
 
-def _floor(seconds: FloatArray, ticks_per_s: float) -> ByteArray:
+def _floor(seconds: FloatArray, ticks_per_s: float) -> LongArray:
     # A product a rounding error below a whole number is meant to be that number.
     return np.floor(seconds * ticks_per_s * (1 + _NEARLY_WHOLE)).astype(np.int64)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.planners.placement.exact.instance import Read
 from hocket.planners.placement.exact.model import Model
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_memory(
-    model: Model, memory_bytes: ByteArray, transfer_start: dict[tuple[int, int], IntVar]
+    model: Model, memory_bytes: LongArray, transfer_start: dict[tuple[int, int], IntVar]
 ) -> bool:
     """Keep every device within its usable bytes; whether some device could need more over time."""
     instance, graph = model.instance, model.instance.problem.graph
@@ -68,7 +68,7 @@ class _Demands:
 def _add_activations(
     model: Model,
     scarce: list[int],
-    room: ByteArray,
+    room: LongArray,
     transfer_start: dict[tuple[int, int], IntVar],
 ) -> None:
     instance, graph = model.instance, model.instance.problem.graph
@@ -96,7 +96,7 @@ def _add_activations(
         demands.limit(device, int(room[device]))
 
 
-def _held_before(model: Model) -> ByteArray:
+def _held_before(model: Model) -> LongArray:
     """Per unit: bytes of what exists before the step."""
     graph, units = model.instance.problem.graph, model.instance.units
     before = np.flatnonzero(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.plan.plan import Plan
 from hocket.planners.bounds.classes import Classes
 from hocket.planners.bounds.heads import Heads
@@ -39,9 +39,9 @@ class Found:
     """No plan within the memory that was given has a shorter step; infinite if there is none."""
     device_of: IntArray | None
     """None where nothing was found."""
-    start: ByteArray
+    start: LongArray
     """Ticks at which ops start."""
-    end: ByteArray
+    end: LongArray
 
     def plans(self, plan: Plan, num_devices: int) -> list[Plan]:
         """The schedule as a plan: as strict orders, and as priorities."""
@@ -59,7 +59,7 @@ def search(
     instance: Instance,
     classes: Classes,
     heads: Heads,
-    memory_bytes: ByteArray,
+    memory_bytes: LongArray,
     known: Timeline | None,
     work: float = WORK,
 ) -> Found:
@@ -146,7 +146,7 @@ def _solve(solver: CpSolver, model: Model) -> bool | None:
     return status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
-def _no_times() -> tuple[ByteArray, ByteArray]:
+def _no_times() -> tuple[LongArray, LongArray]:
     return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
 
 

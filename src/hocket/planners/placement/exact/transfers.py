@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.planners.placement.exact.instance import Read
 from hocket.planners.placement.exact.model import Model
 
@@ -52,7 +52,7 @@ def _made(model: Model, source: int) -> IntVar | int:
     return model.end[source] if source >= 0 else 0
 
 
-def _add_direct(model: Model, read: Read, ticks: ByteArray) -> None:
+def _add_direct(model: Model, read: Read, ticks: LongArray) -> None:
     cp, start, made = model.cp, model.start[read.reader], _made(model, read.source)
     home, reader = model.unit(read.home), model.unit(read.reader)
     if home == reader:

@@ -6,7 +6,7 @@ from typing import cast
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import Heaps
 from hocket.kernels.heaps import pop, push
@@ -15,7 +15,7 @@ _ZERO = cast(int, np.int64(0))
 
 
 @kernel
-def _drain(freed: Heaps, order: ByteArray, size: int) -> int:
+def _drain(freed: Heaps, order: LongArray, size: int) -> int:
     while freed.size[0] > 0:
         order[size] = pop(freed, _ZERO)
         size += 1
@@ -24,12 +24,12 @@ def _drain(freed: Heaps, order: ByteArray, size: int) -> int:
 
 @kernel
 def walk(
-    made_ptr: ByteArray,
-    user_ptr: ByteArray,
-    users: ByteArray,
-    waits: ByteArray,
+    made_ptr: LongArray,
+    user_ptr: LongArray,
+    users: LongArray,
+    waits: LongArray,
     freed: Heaps,
-    order: ByteArray,
+    order: LongArray,
 ) -> None:
     """Fill ``order``; ``waits`` counts reads of made tensors per op, ``freed`` is an empty heap.
 

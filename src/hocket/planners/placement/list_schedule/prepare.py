@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, distinct
 from hocket.kernels.containers import new_heaps, table, zeros
 from hocket.plan.problem import Problem
@@ -16,7 +16,7 @@ from hocket.planners.placement.list_schedule.state import Net, Queues, Rows, Wor
 from hocket.planners.tables import TaskTable
 
 
-def breadth_first(graph: Graph) -> ByteArray:
+def breadth_first(graph: Graph) -> LongArray:
     """The ops in Kahn's topological order with a first-in first-out queue."""
     from hocket.planners.placement.list_schedule.breadth_first import walk
 
@@ -35,7 +35,7 @@ def breadth_first(graph: Graph) -> ByteArray:
 def make_world(
     problem: Problem,
     tasks: TaskTable,
-    order: ByteArray,
+    order: LongArray,
     group: IntArray,
     favourite: IntArray,
     spared_s: FloatArray,
@@ -92,7 +92,7 @@ def _filled(dtype: np.dtype[np.void], count: int, **columns: Any) -> Rows:
 
 
 def _ops(
-    tasks: TaskTable, order: ByteArray, group: ByteArray, read_ptr: ByteArray, reads: ByteArray
+    tasks: TaskTable, order: LongArray, group: LongArray, read_ptr: LongArray, reads: LongArray
 ) -> Rows:
     freed_bytes = _sums(tasks.made_ptr, np.where(tasks.is_held, 0, tasks.held_bytes))
     taken_bytes = (tasks.workspace_bytes + freed_bytes)[order]
@@ -112,7 +112,7 @@ def _ops(
     )
 
 
-def _tensors(graph: Graph, tasks: TaskTable, rank: ByteArray) -> Rows:
+def _tensors(graph: Graph, tasks: TaskTable, rank: LongArray) -> Rows:
     num_readers = np.diff(tasks.user_ptr)
     is_popular = num_readers > state.MAX_LISTED
     return _filled(
@@ -136,8 +136,8 @@ def _tensors(graph: Graph, tasks: TaskTable, rank: ByteArray) -> Rows:
 
 
 def _group_families(
-    tasks: TaskTable, graph: Graph, group: ByteArray, read_ptr: ByteArray, reads: ByteArray
-) -> tuple[ByteArray, ByteArray]:
+    tasks: TaskTable, graph: Graph, group: LongArray, read_ptr: LongArray, reads: LongArray
+) -> tuple[LongArray, LongArray]:
     """Pairs of a group and a storage that exists before the step and that it reads, ascending."""
     early = np.flatnonzero(tasks.producer[reads] < 0)
     reader = np.searchsorted(read_ptr, early, side="right") - 1
@@ -146,7 +146,7 @@ def _group_families(
     return pairs // width, pairs % width
 
 
-def _groups(tasks: TaskTable, order: ByteArray, group: ByteArray, owner: ByteArray) -> Rows:
+def _groups(tasks: TaskTable, order: LongArray, group: LongArray, owner: LongArray) -> Rows:
     num_groups = int(group.max(initial=-1)) + 1
     held_bytes = _sums(tasks.made_ptr, np.where(tasks.is_held, tasks.held_bytes, 0))
     reserve_bytes = zeros(num_groups)
@@ -165,7 +165,7 @@ def _groups(tasks: TaskTable, order: ByteArray, group: ByteArray, owner: ByteArr
     )
 
 
-def _kind_s(problem: Problem, order: ByteArray, group: ByteArray) -> FloatArray:
+def _kind_s(problem: Problem, order: LongArray, group: LongArray) -> FloatArray:
     """Op times per kind of device; infinite for a whole group if one of its ops cannot run."""
     kind_s = problem.costs.op_s[:, order]
     for seconds in kind_s:
@@ -216,7 +216,7 @@ def _queues(num_ops: int, num_devices: int) -> Queues:
     )
 
 
-def _rows(ptr: ByteArray, values: ByteArray, order: ByteArray) -> tuple[ByteArray, ByteArray]:
+def _rows(ptr: LongArray, values: LongArray, order: LongArray) -> tuple[LongArray, LongArray]:
     """The rows of a table in another order."""
     sizes = np.diff(ptr)[order]
     new_ptr = _pointers(sizes)
@@ -224,12 +224,12 @@ def _rows(ptr: ByteArray, values: ByteArray, order: ByteArray) -> tuple[ByteArra
     return new_ptr, values[index]
 
 
-def _sums(ptr: ByteArray, values: NDArray[Any]) -> ByteArray:
+def _sums(ptr: LongArray, values: NDArray[Any]) -> LongArray:
     """Per row, the sum of its values."""
     total = _pointers(values)
-    sums: ByteArray = total[ptr[1:]] - total[ptr[:-1]]
+    sums: LongArray = total[ptr[1:]] - total[ptr[:-1]]
     return sums
 
 
-def _pointers(sizes: NDArray[Any]) -> ByteArray:
+def _pointers(sizes: NDArray[Any]) -> LongArray:
     return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes
 from hocket.graph.coarsen import bound_ops
@@ -75,7 +75,7 @@ def _require_able_devices(problem: Problem, group: IntArray) -> None:
     )
 
 
-def _require_all_placed(problem: Problem, order: ByteArray, world: World) -> None:
+def _require_all_placed(problem: Problem, order: LongArray, world: World) -> None:
     counts = world.counts[0]
     if counts["stuck_op"] < 0:
         return

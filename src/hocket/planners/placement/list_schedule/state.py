@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels.containers import Heaps
 
 Rows = NDArray[np.void]
@@ -127,10 +127,10 @@ class Net(NamedTuple):
     """What says when data can be where."""
 
     ops: Rows
-    reads: ByteArray
+    reads: LongArray
     tensors: Rows
     copies: Rows
-    directory: ByteArray
+    directory: LongArray
     """[row, device]: the copy on the device, or -1; for tensors that may have many copies."""
     routes: Rows
     """[src, dst]"""
@@ -141,7 +141,7 @@ class Queues(NamedTuple):
     """Four heaps per device, each with room for all ops; an op is in at most one of them."""
 
     entries: Rows
-    size: ByteArray
+    size: LongArray
     where: IntArray
     """[op, device]: position in the heap times ``NUM_HEAPS`` plus the heap; -1 for none."""
 
@@ -155,13 +155,13 @@ class World(NamedTuple):
     kind_s: FloatArray
     """[kind of device, op]: infinite where the op or another of its group cannot run."""
     groups: Rows
-    members: ByteArray
-    families: ByteArray
+    members: LongArray
+    families: LongArray
     """Storages that exist before the step and that a group reads."""
-    family_ptr: ByteArray
-    readers: ByteArray
+    family_ptr: LongArray
+    readers: LongArray
     """Groups that read storage f: ``readers[family_ptr[f]:family_ptr[f + 1]]``."""
-    users: ByteArray
+    users: LongArray
     storages: Rows
     """Storage t is that of tensor t at home, num_tensors + c that of copy c."""
     remote: Heaps

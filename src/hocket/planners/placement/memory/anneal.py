@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
 from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
@@ -25,20 +25,20 @@ _WASTE = 0.05
 
 
 @kernel
-def _draw(state: ByteArray, count: int) -> int:
+def _draw(state: LongArray, count: int) -> int:
     """A number below ``count`` (the linear congruential generator of POSIX drand48)."""
     state[0] = (state[0] * 25214903917 + 11) & ((1 << 48) - 1)
     return int((state[0] >> 17) % count)
 
 
 @kernel
-def _copy(values: ByteArray, to: ByteArray) -> None:
+def _copy(values: LongArray, to: LongArray) -> None:
     for index in range(len(values)):
         to[index] = values[index]
 
 
 @kernel
-def _cost(ledger: Ledger, limit_bytes: ByteArray) -> float:
+def _cost(ledger: Ledger, limit_bytes: LongArray) -> float:
     total = 0.0
     for device in range(len(limit_bytes)):
         held = ledger.top[device, 1]
@@ -48,7 +48,7 @@ def _cost(ledger: Ledger, limit_bytes: ByteArray) -> float:
 
 @kernel
 def _draw_unit(
-    ledger: Ledger, device_of_unit: ByteArray, limit_bytes: ByteArray, state: ByteArray
+    ledger: Ledger, device_of_unit: LongArray, limit_bytes: LongArray, state: LongArray
 ) -> int:
     unit = 0
     for _ in range(_DRAWS):
@@ -60,7 +60,7 @@ def _draw_unit(
 
 
 @kernel
-def _draw_from(device_of_unit: ByteArray, device: int, state: ByteArray) -> int:
+def _draw_from(device_of_unit: LongArray, device: int, state: LongArray) -> int:
     for _ in range(4 * _DRAWS):
         unit = _draw(state, len(device_of_unit))
         if device_of_unit[unit] == device:
@@ -71,7 +71,7 @@ def _draw_from(device_of_unit: ByteArray, device: int, state: ByteArray) -> int:
 @kernel
 def _move(
     tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units,
-    device_of_unit: ByteArray, unit: int, target: int,
+    device_of_unit: LongArray, unit: int, target: int,
 ) -> None:  # fmt: skip
     take_unit(tasks, facts, ledger, units, unit, device_of_unit[unit])
     place_unit(tasks, facts, ledger, units, unit, target)
@@ -84,12 +84,12 @@ def anneal(
     facts: LedgerTable,
     ledger: Ledger,
     units: Units,
-    device_of_unit: ByteArray,
+    device_of_unit: LongArray,
     can_run: NDArray[np.bool_],
-    work: ByteArray,
-    limit_bytes: ByteArray,
-    best: ByteArray,
-    state: ByteArray,
+    work: LongArray,
+    limit_bytes: LongArray,
+    best: LongArray,
+    state: LongArray,
     max_tries: int,
     max_work: int,
     heat_bytes: float,

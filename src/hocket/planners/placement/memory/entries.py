@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.planners.placement.memory.kernel import (
     held_at,
@@ -22,7 +22,7 @@ from hocket.planners.tables import TaskTable
 
 
 @kernel
-def place_all(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, device_of: ByteArray) -> None:
+def place_all(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, device_of: LongArray) -> None:
     """Put every op on its device."""
     for op in range(len(device_of)):
         place_op(tasks, facts, ledger, op, device_of[op])
@@ -34,10 +34,10 @@ def fill(
     facts: LedgerTable,
     ledger: Ledger,
     units: Units,
-    fixed: ByteArray,
-    sequence: ByteArray,
-    devices: ByteArray,
-    cap_bytes: ByteArray,
+    fixed: LongArray,
+    sequence: LongArray,
+    devices: LongArray,
+    cap_bytes: LongArray,
     cap_s: float,
     unit_s: FloatArray,
 ) -> bool:
@@ -178,10 +178,10 @@ def move_units(
     facts: LedgerTable,
     ledger: Ledger,
     units: Units,
-    candidates: ByteArray,
-    targets: ByteArray,
-    limit_bytes: ByteArray,
-    work: ByteArray,
+    candidates: LongArray,
+    targets: LongArray,
+    limit_bytes: LongArray,
+    work: LongArray,
     max_wasted: int,
     source: int,
     instant: int,

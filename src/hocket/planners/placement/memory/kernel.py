@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import mark
 from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
@@ -35,7 +35,7 @@ def _hold(ledger: Ledger, device: int, first: int, last: int, num_bytes: int) ->
 
 
 @kernel
-def _lift(top: ByteArray, pending: ByteArray, node: int) -> None:
+def _lift(top: LongArray, pending: LongArray, node: int) -> None:
     """Set the nodes above a leaf after a change below them."""
     node >>= 1
     while node > 0:
@@ -228,7 +228,7 @@ def take_unit(
 
 
 @kernel
-def overflow(ledger: Ledger, limit_bytes: ByteArray) -> int:
+def overflow(ledger: Ledger, limit_bytes: LongArray) -> int:
     """Bytes above the limits, summed over devices."""
     total = 0
     for device in range(len(limit_bytes)):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import Marks, new_marks, table
 from hocket.plan.problem import Problem
@@ -27,10 +27,10 @@ MAX_LEAVES = 2**20
 class Spans(NamedTuple):
     """When, on the axis of instants, ops run and tensors are under way."""
 
-    first: ByteArray
-    last: ByteArray
+    first: LongArray
+    last: LongArray
     """First and last instant of each op."""
-    sent: ByteArray
+    sent: LongArray
     """Per tensor: last instant at which it is being sent; -1 where it is not."""
     num_instants: int
     """A power of two."""
@@ -39,33 +39,33 @@ class Spans(NamedTuple):
 class LedgerTable(NamedTuple):
     """What stays as it is while ops move, beside the planners' `TaskTable`."""
 
-    first: ByteArray
-    last: ByteArray
-    sent: ByteArray
+    first: LongArray
+    last: LongArray
+    sent: LongArray
     """See `Spans`."""
-    uses: ByteArray
+    uses: LongArray
     """As ``TaskTable.reads``, but a view that exists before the step stands for what it views."""
-    alias_of: ByteArray
-    num_bytes: ByteArray
-    home_op: ByteArray
+    alias_of: LongArray
+    num_bytes: LongArray
+    home_op: LongArray
     """Per tensor from before the step: the op where it is at home; -1 for others."""
-    root: ByteArray
+    root: LongArray
     """Per tensor: the first of its family, the tensors that share its storage."""
-    family_ptr: ByteArray
-    family: ByteArray
+    family_ptr: LongArray
+    family: LongArray
     """The family of root r: ``family[family_ptr[r]:family_ptr[r + 1]]``, ascending."""
 
 
 class Ledger(NamedTuple):
     """What changes when ops move."""
 
-    device_of: ByteArray
+    device_of: LongArray
     """Per op; -1 while it is nowhere."""
     end: IntArray
     """[tensor, device]: last instant at which the tensor is needed there; -1 where it is not."""
-    top: ByteArray
+    top: LongArray
     """[device, node]: most bytes below each node of the device's tree; node 1 is the whole."""
-    pending: ByteArray
+    pending: LongArray
     """[device, node]: bytes added to all that stands below the node."""
     touched: Marks
     """Roots of the families that a move concerns."""
@@ -74,9 +74,9 @@ class Ledger(NamedTuple):
 class Units(NamedTuple):
     """Sets of ops that move together: unit u has the ops ``ops[ptr[u]:ptr[u + 1]]``."""
 
-    of: ByteArray
-    ptr: ByteArray
-    ops: ByteArray
+    of: LongArray
+    ptr: LongArray
+    ops: LongArray
 
 
 def units_of(unit_of_op: IntArray) -> Units:
@@ -148,7 +148,7 @@ def home_ops(graph: Graph) -> IntArray:
     return np.where(graph.tensor_producer < 0, graph.home_op, -1)
 
 
-def unread_bytes(problem: Problem) -> ByteArray:
+def unread_bytes(problem: Problem) -> LongArray:
     """Per device: bytes of tensors that are there before the step though nothing reads them."""
     graph = problem.graph
     unread = np.zeros(problem.cluster.num_devices, dtype=np.int64)

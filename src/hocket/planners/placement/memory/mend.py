@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.graph.graph import Phase
 from hocket.kernels.containers import table
@@ -106,7 +106,7 @@ def searched(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attem
 
 
 def _annealed(
-    problem: Problem, start: Attempt, level: Level, heat: float, state: ByteArray
+    problem: Problem, start: Attempt, level: Level, heat: float, state: LongArray
 ) -> Attempt:
     from hocket.planners.placement.memory.anneal import anneal
 
@@ -121,7 +121,7 @@ def _annealed(
     return attempt(problem, _placed(problem, start.plan, found))
 
 
-def _board(problem: Problem, start: Attempt) -> tuple[Board, ByteArray]:
+def _board(problem: Problem, start: Attempt) -> tuple[Board, LongArray]:
     """The ledger of a plan, and the bytes per device that the ledger may use."""
     assert start.plan.device_of is not None
     board = Board(problem, spans_of_run(problem, start.timeline))
@@ -131,7 +131,7 @@ def _board(problem: Problem, start: Attempt) -> tuple[Board, ByteArray]:
     return board, table(problem.memory_bytes - unseen, np.int64)
 
 
-def _placed(problem: Problem, plan: Plan, device_of: ByteArray) -> Plan:
+def _placed(problem: Problem, plan: Plan, device_of: LongArray) -> Plan:
     """The plan with another placement; a strict order becomes that of the graph."""
     placed = replace(plan, device_of=device_of.astype(np.int32))
     return placed if plan.order is None else in_graph_order(problem, placed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.graph.graph import Graph
 from hocket.planners.placement.memory.ledger import home_ops
 
@@ -21,7 +21,7 @@ def held_at_end_bytes(graph: Graph) -> int:
     return int(graph.held_bytes[stays].sum())
 
 
-def tie_needs(graph: Graph, tie_of: IntArray) -> ByteArray:
+def tie_needs(graph: Graph, tie_of: IntArray) -> LongArray:
     """Bytes that the device of each set of tied ops must have, at least."""
     count, root = int(tie_of.max(initial=-1)) + 1, graph.root_of
     before, home = graph.tensor_producer < 0, home_ops(graph)
@@ -35,11 +35,11 @@ def tie_needs(graph: Graph, tie_of: IntArray) -> ByteArray:
 
     at_once = np.zeros(count, dtype=np.int64)
     np.maximum.at(at_once, tie_of, _op_bytes(graph, tie_of, np.where(before, home, -1)[root]))
-    least: ByteArray = np.maximum(always + at_once, at_end)
+    least: LongArray = np.maximum(always + at_once, at_end)
     return least
 
 
-def _op_bytes(graph: Graph, tie_of: IntArray, home_of_storage: IntArray) -> ByteArray:
+def _op_bytes(graph: Graph, tie_of: IntArray, home_of_storage: IntArray) -> LongArray:
     """Bytes that each op needs while it runs, besides what lives with its tied ops anyway.
 
     Of several views of one storage only the largest is sure to take bytes of its own.
@@ -61,7 +61,7 @@ def _op_bytes(graph: Graph, tie_of: IntArray, home_of_storage: IntArray) -> Byte
     return needed
 
 
-def _least_bytes(graph: Graph) -> ByteArray:
+def _least_bytes(graph: Graph) -> LongArray:
     """Bytes that each tensor takes where it is, at least: as a copy, or in what it is a view of.
 
     An expanded view is larger than its storage, a slice smaller.

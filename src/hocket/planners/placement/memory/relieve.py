@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
@@ -61,7 +61,7 @@ class Level:
         self._ends = (unit_of[maker[counts]], unit_of[reader[counts]])
         self._transfer_s = seconds[counts]
 
-    def devices(self, device_of: ByteArray) -> ByteArray:
+    def devices(self, device_of: LongArray) -> LongArray:
         """The device of each unit; -1 where its ops are on several."""
         first = device_of[self.units.ops[self.units.ptr[:-1]]]
         apart = device_of != first[self.units.of]
@@ -69,7 +69,7 @@ class Level:
         return first
 
     def ties_s(
-        self, device_of_unit: ByteArray, candidates: ByteArray, num_devices: int
+        self, device_of_unit: LongArray, candidates: LongArray, num_devices: int
     ) -> FloatArray:
         """[candidate, device]: seconds of transfers between a unit and what is on the device."""
         index = np.full(self.num_units, -1)
@@ -83,7 +83,7 @@ class Level:
         return tied_s.reshape(len(candidates), num_devices)
 
 
-def _work(graph: Graph, unit_of: IntArray) -> ByteArray:
+def _work(graph: Graph, unit_of: IntArray) -> LongArray:
     """Per unit: entries of the ledger that moving it looks at, the families of its tensors."""
     entries = np.zeros(graph.num_tensors, dtype=np.int64)
     np.add.at(entries, graph.root_of, 1 + np.diff(graph.user_ptr))
@@ -107,7 +107,7 @@ class Board:
         )
 
     @property
-    def peak_bytes(self) -> ByteArray:
+    def peak_bytes(self) -> LongArray:
         """Most bytes on each device."""
         return self.ledger.top[:, 1].copy()
 
@@ -119,7 +119,7 @@ class Board:
 
 
 def relieve(
-    board: Board, levels: Sequence[Level], limit_bytes: ByteArray, max_batches: int = MAX_BATCHES
+    board: Board, levels: Sequence[Level], limit_bytes: LongArray, max_batches: int = MAX_BATCHES
 ) -> int:
     """Move units of the given sizes until no device is above its limit; how many moved.
 
@@ -143,7 +143,7 @@ def relieve(
     return num_moved
 
 
-def _batch(board: Board, level: Level, device: int, limit_bytes: ByteArray) -> int:
+def _batch(board: Board, level: Level, device: int, limit_bytes: LongArray) -> int:
     """Move units off one device, preferably to where they fit; how many moved."""
     from hocket.planners.placement.memory.entries import credit, move_units
 
@@ -170,7 +170,7 @@ def _batch(board: Board, level: Level, device: int, limit_bytes: ByteArray) -> i
 
 
 def _damage_s(
-    board: Board, level: Level, device_of_unit: ByteArray, candidates: ByteArray, device: int
+    board: Board, level: Level, device_of_unit: LongArray, candidates: LongArray, device: int
 ) -> FloatArray:
     """[candidate, device]: seconds that moving there adds; infinite where it cannot go."""
     tied_s = level.ties_s(device_of_unit, candidates, len(board.ledger.top))
@@ -181,7 +181,7 @@ def _damage_s(
     return damage_s
 
 
-def _targets(damage_s: FloatArray, slack: ByteArray, may_overflow: bool) -> ByteArray:
+def _targets(damage_s: FloatArray, slack: LongArray, may_overflow: bool) -> LongArray:
     """[candidate, choice]: devices to try, the least damage first and then the most slack."""
     if not may_overflow:
         damage_s = np.where(slack > 0, damage_s, np.inf)

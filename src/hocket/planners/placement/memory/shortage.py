@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.base.errors import InputFileError
 from hocket.base.units import format_bytes
 from hocket.cost.costs import device_rows
@@ -115,7 +115,7 @@ def _lacking(problem: Problem, best: Attempt) -> Shortage:
     return Shortage(name, int(over[worst]), message, f"it would fit {change}")
 
 
-def _more_memory(problem: Problem, best: Attempt, over: ByteArray) -> str:
+def _more_memory(problem: Problem, best: Attempt, over: LongArray) -> str:
     """More memory where it lacks, or, if less, on the device that lacks most alone."""
     names, worst = problem.cluster.device_names, int(np.argmax(over))
     extra = {int(device): _rounded_up(int(over[device])) for device in np.flatnonzero(over)}

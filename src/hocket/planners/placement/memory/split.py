@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen import anchor_of
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
@@ -42,15 +42,15 @@ UNLIMITED_S = 1e300
 """Infinity would also let a device take units that it cannot run."""
 
 
-Result = tuple[IntArray, ByteArray]
+Result = tuple[IntArray, LongArray]
 """The device of each op, and the bytes that the ledger sees on each device."""
 
 
 class Option(NamedTuple):
     """A line of units and the devices that take blocks of it in turn."""
 
-    sequence: ByteArray
-    devices: ByteArray
+    sequence: LongArray
+    devices: LongArray
 
 
 def split_attempts(problem: Problem, plan: Plan) -> list[Attempt]:
@@ -93,7 +93,7 @@ class Filler:
         self.board = Board(problem, spans_in_graph_order(problem))
         self.sequences = self._sequences()
 
-    def splits(self, free: ByteArray) -> Iterator[Result]:
+    def splits(self, free: LongArray) -> Iterator[Result]:
         """Splits worth simulating: those of small load and one that fills the fastest devices.
 
         Where none fits, those that lack least.
@@ -115,7 +115,7 @@ class Filler:
         for option in options[:MAX_STARTS]:
             yield self._least_scale([option], free)
 
-    def _sequences(self) -> list[ByteArray]:
+    def _sequences(self) -> list[LongArray]:
         """Lines of units: as the forward pass meets them, and layer by layer."""
         graph = self.problem.graph
         position = anchor_of(graph, self.unit_of)
@@ -129,7 +129,7 @@ class Filler:
             lines.append(by_layer)
         return [table(line[self.fixed[line] < 0], np.int64) for line in lines]
 
-    def _fits(self, option: Option, cap_bytes: ByteArray, cap_s: float = UNLIMITED_S) -> bool:
+    def _fits(self, option: Option, cap_bytes: LongArray, cap_s: float = UNLIMITED_S) -> bool:
         """Whether all units find room; those that do are on the board then."""
         from hocket.planners.placement.memory.entries import fill
 
@@ -143,13 +143,13 @@ class Filler:
     def _result(self) -> Result:
         return self.board.ledger.device_of.astype(np.int32), self.board.peak_bytes
 
-    def _least_load(self, fitting: Sequence[Option], free: ByteArray) -> Result:
+    def _least_load(self, fitting: Sequence[Option], free: LongArray) -> Result:
         """The split whose busiest device works least."""
         able_s = np.where(self.level.can_run, self.unit_s, np.inf).min(axis=0).sum()
         low_s = max(float(able_s) / len(fitting[0].devices), 1e-12)
         return self._least(fitting, low_s, lambda o, cap_s: self._fits(o, free, cap_s))
 
-    def _least_scale(self, options: Sequence[Option], free: ByteArray) -> Result:
+    def _least_scale(self, options: Sequence[Option], free: LongArray) -> Result:
         """The split that exceeds every device by the smallest factor."""
 
         def fits(option: Option, scale: float) -> bool:
@@ -185,7 +185,7 @@ class Filler:
         return best
 
 
-def _device_lines(problem: Problem) -> list[list[ByteArray]]:
+def _device_lines(problem: Problem) -> list[list[LongArray]]:
     """Orders in which devices take blocks: of the workers, and where those are not enough of all.
 
     Fastest first; as listed, which follows hosts and links; largest last, where the head of a

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import Facts
@@ -28,12 +28,12 @@ _ON_DEVICE, _BY_DATA, _AT_START = -1, -2, -3
 class _Ran(NamedTuple):
     """A timeline as the walk reads it."""
 
-    device: ByteArray
+    device: LongArray
     start_s: FloatArray
     end_s: FloatArray
-    before: ByteArray
+    before: LongArray
     """The op that ran before on the same device; -1 for none."""
-    key: ByteArray
+    key: LongArray
     """Of transfers, ascending: tensor * devices + destination."""
     arrival_s: FloatArray
     """Of transfers in the order of ``key``."""
@@ -42,19 +42,19 @@ class _Ran(NamedTuple):
 class _Path(NamedTuple):
     """The critical path, last op first."""
 
-    op: ByteArray
-    reason: ByteArray
+    op: LongArray
+    reason: LongArray
     """The transfer (by ``key``) that the op waited for, or one of the constants above."""
-    tensor: ByteArray
+    tensor: LongArray
     """The tensor that it waited for; -1 for none."""
-    size: ByteArray
+    size: LongArray
 
 
 class Moves(NamedTuple):
     """Ops to move with their units, the best first, and where to."""
 
-    op: ByteArray
-    device: ByteArray
+    op: LongArray
+    device: LongArray
 
 
 def improve(work: Work, facts: Facts, trials: Trials, trial: Trial, num_rounds: int) -> Trial:
@@ -76,7 +76,7 @@ def improve(work: Work, facts: Facts, trials: Trials, trial: Trial, num_rounds: 
     return trial
 
 
-def moved(work: Work, device_of: IntArray, op: ByteArray, device: ByteArray) -> IntArray:
+def moved(work: Work, device_of: IntArray, op: LongArray, device: LongArray) -> IntArray:
     """The placement with the units of some ops elsewhere; of two moves of one unit the first."""
     unit, first = np.unique(work.unit[op], return_index=True)
     target = np.full(len(work.unit_ptr) - 1, -1, dtype=np.int32)
@@ -111,7 +111,7 @@ def crossing_moves(work: Work, facts: Facts, timeline: Timeline) -> Moves:
     return Moves(np.concatenate((sender, receiver))[order], np.concatenate((there, here))[order])
 
 
-def _faster(facts: Facts, op: ByteArray, src: ByteArray, dst: ByteArray) -> FloatArray:
+def _faster(facts: Facts, op: LongArray, src: LongArray, dst: LongArray) -> FloatArray:
     """Seconds that each op runs less on another device; minus infinity where it cannot."""
     less_s: FloatArray = facts.op_s[op, src] - facts.op_s[op, dst]
     return less_s
@@ -140,7 +140,7 @@ def _as_ran(timeline: Timeline) -> tuple[_Ran, FloatArray]:
 
 
 @kernel
-def _find(keys: ByteArray, key: int) -> int:
+def _find(keys: LongArray, key: int) -> int:
     """Position of a key, or -1."""
     low, high = 0, len(keys)
     while low < high:

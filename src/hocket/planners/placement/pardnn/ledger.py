@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
@@ -29,29 +29,29 @@ class Facts(NamedTuple):
     """[op, device]: infinite where the op may not go."""
     speed: FloatArray
     """Per device."""
-    position: ByteArray
+    position: LongArray
     """Of each op on the axis of time."""
-    read_ptr: ByteArray
-    reads: ByteArray
-    made_ptr: ByteArray
-    producer: ByteArray
-    user_ptr: ByteArray
-    users: ByteArray
+    read_ptr: LongArray
+    reads: LongArray
+    made_ptr: LongArray
+    producer: LongArray
+    user_ptr: LongArray
+    users: LongArray
     tensor_s: FloatArray
 
 
 class Ledger(NamedTuple):
     """What is where."""
 
-    device: ByteArray
+    device: LongArray
     """Of each op; -1 for none yet."""
     tree_s: FloatArray
     """[position, device]: Fenwick trees of work, from row 1."""
     num_touching: NDArray[np.int32]
     """[tensor, device]: ops on the device that make or read the tensor."""
-    stamp: ByteArray
+    stamp: LongArray
     """Per tensor: the last question that met it."""
-    question: ByteArray
+    question: LongArray
     """One number: how many questions there were."""
     own_s: FloatArray
     """Answer of `weigh`: time of the piece on each device."""
@@ -62,13 +62,13 @@ class Ledger(NamedTuple):
 class Pieces(NamedTuple):
     """Sets of ops that are mapped as one, with the spans of time in which they run."""
 
-    number: ByteArray
+    number: LongArray
     """The piece of each op; -1 for none."""
-    ptr: ByteArray
-    op: ByteArray
+    ptr: LongArray
+    op: LongArray
     """Ops of piece p: ``op[ptr[p]:ptr[p + 1]]``, ascending."""
-    first: ByteArray
-    stop: ByteArray
+    first: LongArray
+    stop: LongArray
     """[piece, 2]: half-open spans of positions; the second may be empty."""
     share_s: FloatArray
     """Per piece: seconds of all work in its spans if devices shared it by their speeds."""
@@ -78,7 +78,7 @@ class Axis(NamedTuple):
     """The axis of time: distinct top levels, and the work that begins before each of them."""
 
     time_s: FloatArray
-    position: ByteArray
+    position: LongArray
     """Of each op."""
     before_s: FloatArray
     """One entry more than there are times."""
@@ -94,7 +94,7 @@ def axis_of(work: Work, devices: Devices, top_s: FloatArray) -> Axis:
     return Axis(time_s, position.astype(np.int64), before_s, float(devices.speed.sum()))
 
 
-def facts_of(problem: Problem, work: Work, devices: Devices, position: ByteArray) -> Facts:
+def facts_of(problem: Problem, work: Work, devices: Devices, position: LongArray) -> Facts:
     """The facts of a problem."""
     graph = problem.graph
     return Facts(
@@ -126,7 +126,7 @@ def new_ledger(facts: Facts, num_positions: int) -> Ledger:
     )
 
 
-def pieces_of(axis: Axis, number: ByteArray, first: ByteArray, stop: ByteArray) -> Pieces:
+def pieces_of(axis: Axis, number: LongArray, first: LongArray, stop: LongArray) -> Pieces:
     """The ops of each number as a piece with the given spans; those with -1 belong to none."""
     member = np.flatnonzero(number >= 0)
     order = member[np.argsort(number[member], kind="stable")]

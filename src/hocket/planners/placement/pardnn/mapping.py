@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
@@ -67,7 +67,7 @@ def map_paths(problem: Problem, work: Work, devices: Devices, slices: Slices) ->
     return Mapping(facts, ledger, axis, paths, int(num_merged[0]))
 
 
-def spans_of(work: Work, slices: Slices, axis: Axis) -> tuple[ByteArray, ByteArray]:
+def spans_of(work: Work, slices: Slices, axis: Axis) -> tuple[LongArray, LongArray]:
     """Per path, the span in which it may run and that of the ops which its units bring along.
 
     The first reaches from the end of the last parent of its head to the start of the first child of
@@ -106,7 +106,7 @@ def unit_pieces(work: Work, axis: Axis, is_chosen: NDArray[np.bool_]) -> Pieces:
     return pieces_of(axis, number, first, stop)
 
 
-def _edges_of(op: ByteArray, ptr: ByteArray) -> tuple[ByteArray, ByteArray]:
+def _edges_of(op: LongArray, ptr: LongArray) -> tuple[LongArray, LongArray]:
     """The edges of one op of each path: (path, edge)."""
     count = ptr[op + 1] - ptr[op]
     path = np.repeat(np.arange(len(op)), count)
@@ -114,7 +114,7 @@ def _edges_of(op: ByteArray, ptr: ByteArray) -> tuple[ByteArray, ByteArray]:
     return path, ptr[op][path] + offset
 
 
-def _join_overlapping(first: ByteArray, stop: ByteArray) -> None:
+def _join_overlapping(first: LongArray, stop: LongArray) -> None:
     overlaps = (first[:, 1] < stop[:, 0]) & (first[:, 0] < stop[:, 1])
     first[overlaps, 0] = first[overlaps].min(axis=1)
     stop[overlaps, 0] = stop[overlaps].max(axis=1)
@@ -123,14 +123,14 @@ def _join_overlapping(first: ByteArray, stop: ByteArray) -> None:
     first[empty, 1] = stop[empty, 1] = 0
 
 
-def _matching(weight_s: FloatArray, devices: Devices) -> tuple[ByteArray, ByteArray]:
+def _matching(weight_s: FloatArray, devices: Devices) -> tuple[LongArray, LongArray]:
     """Primary paths from heavy to light, and their devices from fast to slow."""
     heavy = np.argsort(-weight_s, kind="stable")
     fast = np.argsort(-devices.speed, kind="stable")[: len(heavy)]
     return heavy.astype(np.int64), fast.astype(np.int64)
 
 
-def _falling(weight_s: FloatArray, paths: Pieces, chosen: ByteArray) -> ByteArray:
+def _falling(weight_s: FloatArray, paths: Pieces, chosen: LongArray) -> LongArray:
     """Positions of the chosen paths by falling weight and length, each as share of the largest."""
     length = np.diff(paths.ptr)[chosen]
     heaviest_s, longest = weight_s.max(initial=0.0), length.max(initial=1)
@@ -142,14 +142,14 @@ def _falling(weight_s: FloatArray, paths: Pieces, chosen: ByteArray) -> ByteArra
 
 @kernel
 def _map_primary(
-    facts: Facts, ledger: Ledger, paths: Pieces, chosen: ByteArray, devices: ByteArray
+    facts: Facts, ledger: Ledger, paths: Pieces, chosen: LongArray, devices: LongArray
 ) -> None:
     for index in range(len(chosen)):
         put(facts, ledger, paths, chosen[index], devices[index])
 
 
 @kernel
-def _crossing_s(facts: Facts, paths: Pieces, path_of: ByteArray, path: int) -> float:
+def _crossing_s(facts: Facts, paths: Pieces, path_of: LongArray, path: int) -> float:
     """The larger of the seconds of what comes into a path and of what leaves it."""
     incoming_s, outgoing_s = 0.0, 0.0
     for index in range(paths.ptr[path], paths.ptr[path + 1]):
@@ -171,10 +171,10 @@ def _merge(
     facts: Facts,
     ledger: Ledger,
     paths: Pieces,
-    path_of: ByteArray,
-    chosen: ByteArray,
+    path_of: LongArray,
+    chosen: LongArray,
     others_s: FloatArray,
-    num_merged: ByteArray,
+    num_merged: LongArray,
 ) -> None:
     """Initial merge: a path that pays more than other work could hide joins what it talks to."""
     for path in chosen:
@@ -191,7 +191,7 @@ def _merge(
 
 
 @kernel
-def _balance(facts: Facts, ledger: Ledger, pieces: Pieces, order: ByteArray) -> None:
+def _balance(facts: Facts, ledger: Ledger, pieces: Pieces, order: LongArray) -> None:
     """Level-aware load balancing of the pieces that are on no device yet."""
     for piece in order:
         if ledger.device[pieces.op[pieces.ptr[piece]]] >= 0:

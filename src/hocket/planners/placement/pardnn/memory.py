@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import workers
@@ -176,7 +176,7 @@ class _Room(NamedTuple):
 
     held: FloatArray
     """[device, bucket]: the most that is held there."""
-    memory_bytes: ByteArray
+    memory_bytes: LongArray
     bucket_s: float
     can_run: np.ndarray
     """[device, op]."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.emulate import Emulation
 from hocket.planners.placement.pardnn.work import pointers
@@ -27,8 +27,8 @@ _MAX_SHARED = 32
 class Candidates(NamedTuple):
     """Sets of ops of one device that could move away."""
 
-    ptr: ByteArray
-    op: ByteArray
+    ptr: LongArray
+    op: LongArray
     """Ops of candidate c: ``op[ptr[c]:ptr[c + 1]]``."""
     potential_bytes: FloatArray
     """What leaves the device at the moment in question."""
@@ -40,7 +40,7 @@ class Candidates(NamedTuple):
     end_s: FloatArray
     """When it lives: its ops and the bytes that only it holds."""
 
-    def ops_of(self, candidate: int) -> ByteArray:
+    def ops_of(self, candidate: int) -> LongArray:
         """Ops of a candidate."""
         return self.op[self.ptr[candidate] : self.ptr[candidate + 1]]
 
@@ -48,18 +48,18 @@ class Candidates(NamedTuple):
 class _Pairs(NamedTuple):
     """Which units have to do with which items, each pair once, by unit."""
 
-    ptr: ByteArray
-    item: ByteArray
+    ptr: LongArray
+    item: LongArray
     """Items of unit u: ``item[ptr[u]:ptr[u + 1]]``."""
-    num_units: ByteArray
+    num_units: LongArray
     """Per item."""
 
 
 class _Sets(NamedTuple):
     """Sets of units."""
 
-    ptr: ByteArray
-    unit: ByteArray
+    ptr: LongArray
+    unit: LongArray
 
     @property
     def num_sets(self) -> int:
@@ -70,8 +70,8 @@ class _Sets(NamedTuple):
 class _Shares(NamedTuple):
     """Items that sets have to do with: (set, item) each once."""
 
-    which: ByteArray
-    item: ByteArray
+    which: LongArray
+    item: LongArray
     is_own: NDArray[np.bool_]
     """Whether no unit outside the set has to do with the item."""
 
@@ -121,7 +121,7 @@ def _sets(run: Emulation, holds: _Pairs, unit: IntArray) -> _Sets:
     )
 
 
-def _pairs(unit: IntArray, item: ByteArray, num_units: int, num_items: int) -> _Pairs:
+def _pairs(unit: IntArray, item: LongArray, num_units: int, num_items: int) -> _Pairs:
     width = max(num_items, 1)
     pair = np.unique(unit.astype(np.int64) * width + item)
     return _Pairs(

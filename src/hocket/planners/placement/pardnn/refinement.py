@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import (
@@ -182,8 +182,8 @@ def _sweep_once(
     pieces: Pieces,
     stiffness: float,
     is_due: NDArray[np.bool_],
-    waiting: ByteArray,
-    moved: ByteArray,
+    waiting: LongArray,
+    moved: LongArray,
 ) -> None:
     """Each piece in turn; ``waiting[a, b]`` is the last one on a that would save more on b."""
     for piece in range(len(is_due)):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
 from hocket.planners.placement.pardnn.levels import bottom_levels, reverse_depths, top_levels
@@ -27,12 +27,12 @@ from hocket.planners.placement.pardnn.work import Work
 class Slices(NamedTuple):
     """Paths, the primary ones first, with the ops that their units bring along."""
 
-    path: ByteArray
+    path: LongArray
     """The path of each op."""
     is_trunk: NDArray[np.bool_]
     """Whether the op is on its path itself, and not only in a unit with an op that is."""
-    head: ByteArray
-    tail: ByteArray
+    head: LongArray
+    tail: LongArray
     """Per path: its first and its last op."""
     num_primary: int
     top_s: FloatArray
@@ -47,11 +47,11 @@ class Slices(NamedTuple):
 class _Cut(NamedTuple):
     """The paths so far."""
 
-    path: ByteArray
+    path: LongArray
     is_trunk: NDArray[np.bool_]
-    head: ByteArray
-    tail: ByteArray
-    num_paths: ByteArray
+    head: LongArray
+    tail: LongArray
+    num_paths: LongArray
 
 
 def slice_paths(work: Work, num_primary: int) -> Slices:
@@ -140,7 +140,7 @@ def _cut_primary(work: Work, cut: _Cut, num_primary: int, bottom_s: FloatArray) 
 
 
 @kernel
-def _cut_secondary(work: Work, cut: _Cut, order: ByteArray, bottom_s: FloatArray) -> None:
+def _cut_secondary(work: Work, cut: _Cut, order: LongArray, bottom_s: FloatArray) -> None:
     for op in order:
         if cut.path[op] < 0:
             _follow(work, cut, op, bottom_s)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
@@ -24,17 +24,17 @@ class Work(NamedTuple):
     """Ops in topological order, the edges between them and the units that they belong to."""
 
     op_s: FloatArray
-    child_ptr: ByteArray
-    child: ByteArray
+    child_ptr: LongArray
+    child: LongArray
     """Ops that read from op i: ``child[child_ptr[i]:child_ptr[i + 1]]``, ascending."""
     child_s: FloatArray
     """Seconds to send all that the child reads."""
-    parent_ptr: ByteArray
-    parent: ByteArray
+    parent_ptr: LongArray
+    parent: LongArray
     parent_s: FloatArray
-    unit: ByteArray
-    unit_ptr: ByteArray
-    unit_op: ByteArray
+    unit: LongArray
+    unit_ptr: LongArray
+    unit_op: LongArray
     """Ops of unit u: ``unit_op[unit_ptr[u]:unit_ptr[u + 1]]``, ascending."""
     tensor_s: FloatArray
     """Mean seconds of a transfer."""
@@ -106,7 +106,7 @@ def mean_op_s(op_s: FloatArray) -> FloatArray:
     return total
 
 
-def pointers(number: NDArray[np.integer], count: int) -> ByteArray:
+def pointers(number: NDArray[np.integer], count: int) -> LongArray:
     """Where the items of each number begin once they are sorted by it."""
     ptr = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(np.bincount(number, minlength=count), out=ptr[1:])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.planners.placement.search.clusters import cluster, neighbours
 from hocket.planners.placement.search.state import Search
 from hocket.planners.placement.search.units import Units
@@ -59,14 +59,14 @@ class _Pool:
             *(cluster(near, start, random) for start in starts),
         ]
         ops = [units.ops_of_all(np.array(chosen))[0] for chosen in members]
-        self.ops: ByteArray = np.concatenate(ops)
+        self.ops: LongArray = np.concatenate(ops)
         self.size = np.array([len(part) for part in ops])
         self.first = np.cumsum(self.size) - self.size
         can_go = np.array([units.can_run[:, chosen].all(axis=1) for chosen in members])
         self.target = np.argwhere(can_go)
         """Pairs of a set and a device; those of single units come first."""
 
-    def draw(self, is_unit: np.ndarray, random: np.random.Generator) -> ByteArray:
+    def draw(self, is_unit: np.ndarray, random: np.random.Generator) -> LongArray:
         """Positions in ``target``: of a unit where asked for, else of a cluster."""
         border = int(np.searchsorted(self.target[:, 0], self.num_units))
         is_unit = is_unit | (border == len(self.target))
@@ -74,7 +74,7 @@ class _Pool:
         return random.integers(low, high)
 
     def changes(
-        self, which: ByteArray, tolerance: FloatArray, random: np.random.Generator
+        self, which: LongArray, tolerance: FloatArray, random: np.random.Generator
     ) -> Changes:
         """The drawn moves; where ``which`` is -1, an exchange of priorities."""
         chosen, device = self.target[which].T

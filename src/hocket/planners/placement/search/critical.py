@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, FloatArray, pointers
+from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.planners.order.slack import latest_starts
 from hocket.planners.placement.search.state import NO_SLACK, Search
@@ -26,13 +26,13 @@ class Critical:
 
     is_critical: NDArray[np.bool_]
     """Per op."""
-    units: ByteArray
+    units: LongArray
     """Units with critical ops, ascending."""
     gain_s: FloatArray
     """[unit of ``units``, device]: estimated; minus infinity where it is or cannot run."""
-    by_device: ByteArray
+    by_device: LongArray
     """Ops of each device in the order of their starts."""
-    device_ptr: ByteArray
+    device_ptr: LongArray
     """Parts of ``by_device``."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hocket.base.arrays import ByteArray, FloatArray
+from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.simulate.instructions import Given, PlaceTable, RunTable
 
@@ -15,14 +15,14 @@ class Step(NamedTuple):
     end_s: FloatArray
     latest_s: FloatArray
     """Latest start of each op that does not make the step longer."""
-    unit_of: ByteArray
-    is_critical: ByteArray
+    unit_of: LongArray
+    is_critical: LongArray
     """Per op, 0 or 1."""
     step_s: FloatArray
     """One number."""
-    by_device: ByteArray
+    by_device: LongArray
     """Ops of each device in the order of their starts."""
-    device_ptr: ByteArray
+    device_ptr: LongArray
     """Where those of each device begin in ``by_device``."""
     started_s: FloatArray
     """Their starts."""
@@ -96,8 +96,8 @@ def fill_gains(
     runs: RunTable,
     places: PlaceTable,
     step: Step,
-    listed_op: ByteArray,
-    listed_row: ByteArray,
+    listed_op: LongArray,
+    listed_row: LongArray,
     gain_s: FloatArray,
 ) -> None:
     """Add up, per row and device, what the listed ops would gain there.

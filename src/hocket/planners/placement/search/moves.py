@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray
+from hocket.base.arrays import LongArray
 from hocket.planners.order.levels import levels
 from hocket.planners.placement.search.critical import Critical
 from hocket.planners.placement.search.state import Change, Search
@@ -49,7 +49,7 @@ def moves(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
     yield from _earlier(search, critical)
 
 
-def _to(units: Units, chosen: ByteArray, device: int | ByteArray) -> Callable[[], Change]:
+def _to(units: Units, chosen: LongArray, device: int | LongArray) -> Callable[[], Change]:
     """Units to a device, or to one each."""
 
     def make() -> Change:
@@ -61,7 +61,7 @@ def _to(units: Units, chosen: ByteArray, device: int | ByteArray) -> Callable[[]
 
 
 def _ordered_anew(
-    search: Search, units: Units, chosen: ByteArray, device: int
+    search: Search, units: Units, chosen: LongArray, device: int
 ) -> Callable[[], Change]:
     """Units to a device, with bottom levels as the order of all ops: after a move of this size
     the present order says little."""
@@ -76,7 +76,7 @@ def _ordered_anew(
     return make
 
 
-def _ranked(gain_s: np.ndarray, count: int) -> ByteArray:
+def _ranked(gain_s: np.ndarray, count: int) -> LongArray:
     """Positions of the highest gains in the flattened array, those that are possible at all."""
     flat = gain_s.ravel()
     order = np.argsort(-flat, kind="stable")[:count]
@@ -156,14 +156,14 @@ def _borders(search: Search, units: Units, critical: Critical) -> Iterator[Move]
                 count *= 2
 
 
-def _sides(units: Units, chosen: ByteArray, device: int, gap_s: float, kind: str) -> Iterator[Move]:
+def _sides(units: Units, chosen: LongArray, device: int, gap_s: float, kind: str) -> Iterator[Move]:
     chosen = chosen[units.can_run[device, chosen]].astype(np.int64)
     if len(chosen):
         key = (device, len(chosen), chosen.tobytes())
         yield Move(kind, key, gap_s, _to(units, chosen, device))
 
 
-def _run(on: np.ndarray, at: int, step: int) -> ByteArray:
+def _run(on: np.ndarray, at: int, step: int) -> LongArray:
     """Positions from ``at`` on, in one direction, that are on the same device."""
     stop = at
     while 0 <= stop < len(on) and on[stop] == on[at]:
@@ -171,14 +171,14 @@ def _run(on: np.ndarray, at: int, step: int) -> ByteArray:
     return np.arange(at, stop, step)
 
 
-def _near(search: Search, units: Units, op: int, is_last: bool) -> ByteArray:
+def _near(search: Search, units: Units, op: int, is_last: bool) -> LongArray:
     """Units of the device of ``op``, from its own on, away from the border."""
     first = units.ops[units.ptr[:-1]]
     own = int(units.unit_of[op])
     here = np.flatnonzero(search.device_of[first] == search.device_of[op])
     here = here[first[here] <= first[own]] if is_last else here[first[here] >= first[own]]
     order = np.argsort(first[here], kind="stable")
-    near: ByteArray = here[order[::-1] if is_last else order]
+    near: LongArray = here[order[::-1] if is_last else order]
     return near[: max(1, units.num_units // 8)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.base.arrays import ByteArray, FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels
@@ -22,8 +22,8 @@ NO_SLACK = 1e-9
 class Change:
     """Ops that would go to a device each, and perhaps to another place in the order."""
 
-    ops: ByteArray
-    devices: ByteArray
+    ops: LongArray
+    devices: LongArray
     priorities: FloatArray | None = None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import ByteArray, IntArray
+from hocket.base.arrays import IntArray, LongArray
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import runnable
 
@@ -17,9 +17,9 @@ class Units:
     """Ops that move together."""
 
     unit_of: IntArray
-    ptr: ByteArray
+    ptr: LongArray
     """Unit u has ops ``ops[ptr[u]:ptr[u + 1]]``, ascending."""
-    ops: ByteArray
+    ops: LongArray
     can_run: NDArray[np.bool_]
     """[device, unit]"""
 
@@ -28,11 +28,11 @@ class Units:
         """Number of units."""
         return len(self.ptr) - 1
 
-    def ops_of(self, unit: int) -> ByteArray:
+    def ops_of(self, unit: int) -> LongArray:
         """Ops of a unit."""
         return self.ops[self.ptr[unit] : self.ptr[unit + 1]]
 
-    def ops_of_all(self, units: IntArray | ByteArray) -> tuple[ByteArray, ByteArray]:
+    def ops_of_all(self, units: IntArray | LongArray) -> tuple[LongArray, LongArray]:
         """Ops of several units, and for each of them its position in ``units``."""
         sizes = self.ptr[units + 1] - self.ptr[units]
         position = np.repeat(np.arange(len(units)), sizes)
