@@ -46,7 +46,19 @@ def main() -> None:
         folder = Path(text)
         hocket(folder, threads, "detect", "--processes", "2", "-o", "two.toml")
         for name, *size in MODELS:
-            hocket(folder, threads, "profile", name, *size, "-o", f"{name}.json", "--budget", "90")
+            hocket(
+                folder,
+                threads,
+                "profile",
+                name,
+                *size,
+                "-o",
+                f"{name}.json",
+                "--budget",
+                "60",
+                "--device",
+                "cpu",
+            )
             for planner in PLANNERS:
                 hocket(
                     folder, threads, "plan", name, *size, "--on", "two.toml", "--planner", planner,
