@@ -6,7 +6,13 @@ import pytest
 
 from hocket.hardware import cluster_from_dict, cluster_from_text, cluster_to_toml
 from hocket.hardware import detect as detect_module
-from hocket.hardware.detect import detect, gpu_machine, parse_gpus, usable_memory_bytes
+from hocket.hardware.detect import (
+    detect,
+    detect_processor,
+    gpu_machine,
+    parse_gpus,
+    usable_memory_bytes,
+)
 from hocket.hardware.topology import parse_topology
 
 LEGEND = """
@@ -125,10 +131,19 @@ def test_detect_marks_unknown_models_as_placeholders():
         ("Tesla K80", "k80"),
         ("NVIDIA A10G", "a10g"),
         ("NVIDIA GeForce RTX 2080", "rtx2080"),
+        ("NVIDIA GeForce RTX 4080", "rtx4080"),
+        ("NVIDIA GeForce RTX 4080 SUPER", None),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 5090", "rtx5090"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX A6000", "a6000"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
         ("NVIDIA GeForce RTX 2080 Ti", None),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA H100 PCIe", None),
-        ("NVIDIA L40S", None),
+        ("NVIDIA L40", None),
         ("NVIDIA A10", None),
     ],
 )
@@ -260,3 +275,10 @@ def test_processes_that_cannot_be_joined_are_no_error(monkeypatch):
 
     monkeypatch.setattr(loopback.socket, "create_server", refused)
     assert loopback.measure_loopback() is None
+
+
+def test_the_processor_is_found_beside_gpus(monkeypatch):
+    gpus = parse_gpus("NVIDIA H200, 143771 MiB, 5, 16\n")
+    monkeypatch.setattr("hocket.hardware.detect.find_gpus", lambda: gpus)
+    assert not detect().kinds[0].is_cpu
+    assert [kind.is_cpu for kind in detect_processor().kinds] == [True]

@@ -131,15 +131,10 @@ def _reasons(profile: Profile, output: Path) -> Iterator[str]:
 def _local_kind(device: str | None) -> tuple[str, DeviceKind]:
     """The device to run on and its kind, as `hocket detect` names it."""
     from hocket.base.errors import UsageError
-    from hocket.hardware.detect import detect
+    from hocket.hardware.detect import detect, detect_processor
 
-    kinds = detect().kinds
-    accelerators = [kind for kind in kinds if not kind.is_cpu]
-    if device == "cuda" and not accelerators:
+    cluster = detect_processor() if device == "cpu" else detect()
+    kind = cluster.kinds[0]
+    if device == "cuda" and kind.is_cpu:
         raise UsageError("this machine has no CUDA device", hint="use --device cpu")
-    if accelerators and device != "cpu":
-        return "cuda", accelerators[0]
-    processors = [kind for kind in kinds if kind.is_cpu]
-    if not processors:
-        raise UsageError("hocket detect found no processor here", hint="use --device cuda")
-    return "cpu", processors[0]
+    return "cpu" if kind.is_cpu else "cuda", kind

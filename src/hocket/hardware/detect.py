@@ -28,6 +28,8 @@ NAME = "this-machine"
 
 _QUERY = ("name", "memory.total", "pcie.link.gen.max", "pcie.link.width.max")
 _MODELS = (
+    (r"\bGB200\b", "gb200"),
+    (r"\bB200\b", "b200"),
     (r"\bH200\b", "h200-141g"),
     (r"\bH100\b.*\bHBM3\b", "h100-80g"),
     (r"\bA100\b.*\b80GB\b", "a100-80g"),
@@ -37,8 +39,13 @@ _MODELS = (
     (r"\bP100\b.*\b16GB\b", "p100-16g"),
     (r"\bK80\b", "k80"),
     (r"\bT4\b", "t4"),
+    (r"\bL40S\b", "l40s"),
     (r"\bL4\b", "l4"),
+    (r"\bRTX A6000\b", "a6000"),
     (r"\bA10G\b", "a10g"),
+    (r"\bRTX 5090\b(?! D)", "rtx5090"),
+    (r"\bRTX 4090\b(?! D)", "rtx4090"),
+    (r"\bRTX 4080\b(?! SUPER)", "rtx4080"),
     (r"\bRTX 3090\b(?! Ti)", "rtx3090"),
     (r"\bRTX 2080\b(?! Ti| SUPER)", "rtx2080"),
     (r"\bGTX TITAN X\b", "titanx-12g"),
@@ -87,8 +94,14 @@ def detect(processes: int = 1) -> Cluster:
     and talk to each other as gloo's ranks do.
     """
     gpus = find_gpus() if processes == 1 else []
-    data = gpu_machine(gpus, _nvidia_smi("topo", "-m")) if gpus else _cpu_machine(processes)
-    return cluster_from_dict(data, NAME)
+    if not gpus:
+        return detect_processor(processes)
+    return cluster_from_dict(gpu_machine(gpus, _nvidia_smi("topo", "-m")), NAME)
+
+
+def detect_processor(processes: int = 1) -> Cluster:
+    """The processor of this machine as devices, whatever GPUs stand beside it."""
+    return cluster_from_dict(_cpu_machine(processes), NAME)
 
 
 # ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
