@@ -24,7 +24,8 @@ from hocket.cost.parallel.step import predict
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.parallel import ParallelPlan
 from hocket.planners.parallelism.schedules import make_schedule
-from hocket.runtime.parallel.session import ParallelOptions, run_parallel
+from hocket.runtime.options import RunOptions
+from hocket.runtime.parallel.session import run_parallel
 from hocket.transformer import Division, Divisions, Transformer
 
 WIDE = Transformer(
@@ -87,7 +88,7 @@ def main() -> None:
                 microbatch=microbatch, global_batch=microbatch * count, recompute=recompute
             )
             plan = plan_of(model, division)
-            options = ParallelOptions(steps=steps, backend="nccl", checks=False)
+            options = RunOptions(steps=steps, backend="nccl", checks=False)
             try:
                 measured_s = run_parallel(plan, options).median_step_s
             except Exception as error:

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from hocket.planners.compare import Comparison
     from hocket.planners.goal import Goal
     from hocket.planners.parallelism.candidates import Training
+    from hocket.runtime.options import RunOptions
     from hocket.runtime.rebuild import ModelSource
-    from hocket.runtime.session import RunOptions, RunResult
+    from hocket.runtime.session import RunResult
     from hocket.simulate.timeline import Timeline
     from hocket.transformer import Transformer
 
@@ -83,7 +84,8 @@ class Planned:
         from hocket.base.extras import require
 
         require("torch", "running a plan")
-        from hocket.runtime.session import RunOptions, run_plan
+        from hocket.runtime.options import RunOptions
+        from hocket.runtime.session import run_plan
 
         known = [field.name for field in fields(RunOptions)]
         for name in changes:

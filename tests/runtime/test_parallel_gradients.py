@@ -12,6 +12,7 @@ from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 
 from hocket.base.errors import CheckError, UsageError
 from hocket.planners.parallelism.schedules import make_schedule
+from hocket.runtime.options import RunOptions
 from hocket.runtime.parallel import check as check_module
 from hocket.runtime.parallel.check import (
     TOLERANCE,
@@ -23,7 +24,7 @@ from hocket.runtime.parallel.check import (
 from hocket.runtime.parallel.jobs import make_job
 from hocket.runtime.parallel.reference import Reference
 from hocket.runtime.parallel.refusals import DataProgram, data_program, refuse
-from hocket.runtime.parallel.session import ParallelOptions, run_parallel
+from hocket.runtime.parallel.session import run_parallel
 from hocket.runtime.parallel.spawn import JobResult
 from hocket.runtime.parallel.toy import toy_of
 from hocket.runtime.record import StepRecord
@@ -159,7 +160,7 @@ def test_a_schedule_that_waits_for_itself_is_refused_before_anything_starts():
     with pytest.raises(CheckError, match="can never start"):
         check_division(circular_plan())
     with pytest.raises(CheckError, match="can never start"):
-        run_parallel(circular_plan(), ParallelOptions(checks=False))
+        run_parallel(circular_plan(), RunOptions(checks=False))
 
 
 def test_a_wrong_division_is_told(monkeypatch):

@@ -14,8 +14,11 @@ from runtime.parallel_plans import GPT, LLAMA, divided, plan_of
 from hocket.base.errors import MissingExtraError, RunError, UsageError
 from hocket.cli import main
 from hocket.hardware import detect
+from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.parallel_files import write_parallel_plan
 from hocket.runtime import connect
+from hocket.runtime.executors import choose
+from hocket.runtime.options import RunOptions
 from hocket.runtime.parallel import check, fits, pipeline
 from hocket.runtime.parallel import rank as rank_module
 from hocket.runtime.parallel.build import build_stage, whole_model
@@ -24,13 +27,7 @@ from hocket.runtime.parallel.job import Job
 from hocket.runtime.parallel.jobs import actions_of, make_job
 from hocket.runtime.parallel.model import Slice
 from hocket.runtime.parallel.reference import reference_run
-from hocket.runtime.parallel.session import (
-    ParallelOptions,
-    _gpu_dtype,
-    choose_backend,
-    predicted_busy_s,
-    run_parallel,
-)
+from hocket.runtime.parallel.session import _gpu_dtype, predicted_busy_s, run_parallel
 from hocket.runtime.parallel.spawn import _describer
 from hocket.runtime.progress import Position
 
@@ -75,7 +72,7 @@ def run_and_hurt(signal_number):
             os.kill(pids[1], signal_number)
             sent_s.append(time.monotonic())
 
-    options = ParallelOptions(steps=FOREVER, checks=False)
+    options = RunOptions(steps=FOREVER, checks=False)
     with pytest.raises(RunError) as caught:
         run_parallel(small_plan(), options, on_start=pids.extend, on_step=hurt)
     took_s = time.monotonic() - sent_s[0]
@@ -132,7 +129,7 @@ def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
     large = replace(LLAMA, name="large", hidden=16384, layers=126, mlp_width=53248)
     _, division, schedule = divided(large, "1f1b", 2)
     with pytest.raises(UsageError, match=r"training large here takes .* TiB") as caught:
-        run_parallel(plan_of(large, division, schedule), ParallelOptions())
+        run_parallel(plan_of(large, division, schedule), RunOptions())
     assert "--check-only" in caught.value.hint
     wide = replace(division, data=64, global_batch=256)
     with pytest.raises(UsageError, match="takes 128 devices"):
@@ -165,11 +162,14 @@ def test_state_follows_from_parameters_and_zero():
 def test_gpus_are_chosen_where_there_are_enough(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert choose_backend("auto", 2) == "nccl"
-    assert choose_backend("auto", 3) == "gloo"
-    assert choose_backend("gloo", 2) == "gloo"
+    devices = cluster_from_text("3xv100-16g").devices
+    assert choose("division", "auto", devices[:2]) == ("nccl", ["cuda:0", "cuda:1"])
+    assert choose("division", "auto", devices) == ("gloo", ["cpu"] * 3)
+    assert choose("division", "gloo", devices[:2])[0] == "gloo"
     with pytest.raises(UsageError, match="takes 3 devices, this machine has 2"):
-        choose_backend("nccl", 3)
+        choose("division", "nccl", devices)
+    with pytest.raises(UsageError, match="'single' does not carry out a division"):
+        choose("division", "single", devices)
 
 
 def test_a_pytorch_that_is_too_old_or_changed_is_told(monkeypatch):

@@ -18,8 +18,10 @@ from hocket.capture import capture, load_model
 from hocket.cli import main
 from hocket.plan.files import read_plan, write_plan
 from hocket.plan.plan import Plan
+from hocket.runtime.executors import EXECUTORS, choose
+from hocket.runtime.options import RunOptions
 from hocket.runtime.rebuild import rebuild
-from hocket.runtime.session import RunOptions, choose_backend, run_plan
+from hocket.runtime.session import run_plan
 from hocket.simulate import simulate
 
 FACTORY = """
@@ -199,18 +201,32 @@ def test_slowdowns_that_mean_nothing_are_refused(plan_file, slowdown, message):
 
 
 def test_backend_follows_what_the_machine_has(plan_file, monkeypatch):
-    problem = read_plan(plan_file).problem
-    assert choose_backend("auto", problem, [0, 1]) == ("gloo", {0: "cpu", 1: "cpu"})
-    assert choose_backend("auto", problem, [1]) == ("single", {1: "cpu"})
+    devices = read_plan(plan_file).problem.cluster.devices
+    assert choose("placement", "auto", devices) == ("gloo", ["cpu", "cpu"])
+    assert choose("placement", "auto", devices[1:]) == ("single", ["cpu"])
     with pytest.raises(UsageError, match="0 processors, this machine has 0 CUDA devices"):
-        choose_backend("nccl", problem, [0, 1])
+        choose("placement", "nccl", devices)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert choose_backend("auto", problem, [0, 1]) == ("single", {0: "cuda:0", 1: "cuda:1"})
-    assert choose_backend("nccl", problem, [1]) == ("nccl", {1: "cuda:0"})
+    assert choose("placement", "auto", devices) == ("single", ["cuda:0", "cuda:1"])
+    assert choose("placement", "nccl", devices[1:]) == ("nccl", ["cuda:0"])
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert choose_backend("single", problem, [0, 1]) == ("single", {0: "cuda:0", 1: "cuda:0"})
-    assert choose_backend("auto", problem, [0, 1])[0] == "gloo"
+    assert choose("placement", "single", devices) == ("single", ["cuda:0", "cuda:0"])
+    assert choose("placement", "auto", devices)[0] == "gloo"
+    with pytest.raises(UsageError, match="unknown backend 'glo'") as caught:
+        choose("placement", "glo", devices)
+    assert "gloo" in caught.value.hint
+
+
+def test_an_executor_always_suits_and_options_of_another_kind_are_refused(plan_file):
+    devices = read_plan(plan_file).problem.cluster.devices
+    for known in EXECUTORS.values():
+        assert any(executor.suits(devices) for executor in known.values())
+    RunOptions(steps=3, scale=0.5).require_meaning("placement")
+    with pytest.raises(UsageError, match="dtype has no meaning for a placement"):
+        RunOptions(dtype="bfloat16").require_meaning("placement")
+    with pytest.raises(UsageError, match="scale has no meaning for a division"):
+        RunOptions(scale=0.5).require_meaning("division")
 
 
 # ── interrupted and killed ───────────────────────────────────────────────────────────────────────

@@ -16,6 +16,7 @@ from hocket.cli.sources import (
     refuse_graph,
     require_folder,
 )
+from hocket.runtime.executors import BACKENDS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "single", "gloo", "nccl"]),
+    type=click.Choice(BACKENDS),
     default="auto",
     show_default=True,
     help="One process, or a process per device on processors (gloo) or GPUs (nccl). auto: one "
@@ -118,12 +119,13 @@ def command(
         "--backend single": backend == "single",
     }):  # fmt: skip
         from hocket.cli import run_parallel
-        from hocket.runtime.parallel.session import ParallelOptions
+        from hocket.runtime.options import RunOptions
 
-        parallel = ParallelOptions(steps=steps, backend=backend, seed=seed, threads=threads)
+        parallel = RunOptions(steps=steps, backend=backend, seed=seed, threads=threads)
         run_parallel.run(plan_file, parallel, check_only=check_only, as_json=as_json)
         return
-    from hocket.runtime.session import RunOptions, run_plan
+    from hocket.runtime.options import RunOptions
+    from hocket.runtime.session import run_plan
 
     options = RunOptions(
         steps=steps,

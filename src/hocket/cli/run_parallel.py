@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hocket.plan.parallel import ParallelPlan
+    from hocket.runtime.options import RunOptions
     from hocket.runtime.parallel.check import Agreement
-    from hocket.runtime.parallel.session import ParallelOptions, ParallelRunResult
+    from hocket.runtime.parallel.session import ParallelRunResult
     from hocket.runtime.record import StepRecord
 
 
-def run(plan_file: Path, options: ParallelOptions, *, check_only: bool, as_json: bool) -> None:
+def run(plan_file: Path, options: RunOptions, *, check_only: bool, as_json: bool) -> None:
     """Check a parallel plan's division at toy size, then train and print what happened."""
     from hocket.plan.parallel_files import read_parallel_plan
 

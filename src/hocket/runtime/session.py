@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from hocket.base.errors import UsageError
 from hocket.cost.roofline import costs_from_settings
@@ -18,37 +15,20 @@ from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
-from hocket.runtime.rebuild import ModelSource, Rebuilt, rebuild
+from hocket.runtime.executors import EXECUTORS, choose
+from hocket.runtime.executors.executor import PlacedProgram
+from hocket.runtime.options import OnProgress, OnStart, OnStep, RunOptions, Watch
+from hocket.runtime.rebuild import ModelSource, rebuild
 from hocket.runtime.record import StepRecord, measured_timeline
 from hocket.runtime.room import require_room
 from hocket.runtime.setup import Setup
-from hocket.runtime.single import SingleProcess
-from hocket.runtime.spawn import RankOptions, run_ranks
 from hocket.runtime.split import split
 from hocket.simulate import Timeline, simulate
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations
 
-BackendChoice = Literal["auto", "single", "gloo", "nccl"]
-BACKENDS: tuple[BackendChoice, ...] = ("auto", "single", "gloo", "nccl")
 _NUM_KEPT = 8
 """Last steps of which the one in the middle is shown."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOptions:
-    """How a plan is carried out."""
-
-    steps: int = 1
-    backend: BackendChoice = "auto"
-    seed: int = 0
-    threads: int | None = None
-    """Threads of each process on processors; None shares the cores among them."""
-    slowdown: Mapping[str, float] = field(default_factory=dict)
-    """By device: how many times as long its ops take; a testing aid for `gloo`."""
-    model: str | None = None
-    scale: float = 1.0
-    """Part of the planned batch that each step takes: what is placed where stays the same."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,11 +56,6 @@ class RunResult:
         return all(loss is None or math.isfinite(loss) for loss in self.losses)
 
 
-OnStep = Callable[[int, StepRecord], None]
-OnStart = Callable[[list[int]], None]
-OnProgress = Callable[[str], None]
-
-
 def run_plan(
     problem: Problem,
     plan: Plan,
@@ -96,6 +71,7 @@ def run_plan(
     ``on_start`` is told the process ids of the ranks, where there are any, ``on_progress`` what is
     being done. ``source`` is the planned model where it is at hand.
     """
+    options.require_meaning("placement")
     if not 0 < options.scale <= 1:
         raise UsageError(
             f"--scale {options.scale:g} is no part of the batch", hint="give one above 0, up to 1"
@@ -107,9 +83,11 @@ def run_plan(
     raise_violations(found, plan.planner)
     predicted = simulate(problem, plan)
     used = np.unique(plan.device_of).tolist() or [0]
-    backend, places = choose_backend(options.backend, problem, used)
+    devices = [problem.cluster.devices[device] for device in used]
+    backend, found_places = choose("placement", options.backend, devices)
+    executor, places = EXECUTORS["placement"][backend], dict(zip(used, found_places, strict=True))
     _check_slowdown(options, problem, backend)
-    num_processes = 1 + (len(used) if backend != "single" else 0)
+    num_processes = 1 + executor.processes_per_device * len(used)
     if options.scale == 1:
         # Before the model takes memory itself; a smaller batch is known only once it is captured.
         require_room(problem, predicted, places, num_processes=num_processes)
@@ -135,12 +113,10 @@ def run_plan(
         del seen[:-_NUM_KEPT]
         on_step(number, record)
 
-    if backend == "single":
-        _run_single(setup, rebuilt, places, options, note, on_progress)
-    else:
-        _run_in_ranks(problem, setup, rebuilt, backend, options, on_start, note, on_progress)
-    middle = sorted(seen, key=lambda record: record.step_s)[len(seen) // 2]
     names = problem.cluster.device_names
+    work = PlacedProgram(setup, rebuilt.values, names, places)
+    executor.run(work, options, Watch(on_start=on_start, on_step=note, on_progress=on_progress))
+    middle = sorted(seen, key=lambda record: record.step_s)[len(seen) // 2]
     return RunResult(
         backend=backend,
         runs_on={names[device]: places[device] for device in parts.used_devices},
@@ -148,79 +124,6 @@ def run_plan(
         step_s=tuple(step_s),
         predicted=predicted,
         measured=measured_timeline(middle, plan.device_of, parts.transfers, len(names)),
-    )
-
-
-def choose_backend(
-    wanted: BackendChoice, problem: Problem, used: Sequence[int]
-) -> tuple[str, dict[int, str]]:
-    """The backend, and what each used device of the plan is carried out on."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = problem.cluster.devices
-    accelerators = [device for device in used if not devices[device].kind.is_cpu]
-    if wanted == "nccl" and (num_gpus < len(used) or len(accelerators) < len(used)):
-        raise UsageError(
-            f"backend 'nccl' needs accelerators only and a CUDA device for each: the plan uses "
-            f"{len(accelerators)} accelerators and {len(used) - len(accelerators)} processors, "
-            f"this machine has {num_gpus} CUDA devices",
-            hint="use --backend gloo for processes on the processor, or single",
-        )
-    if wanted == "auto":
-        has_room = bool(accelerators) and len(accelerators) <= num_gpus
-        wanted = "single" if has_room or len(used) == 1 else "gloo"
-    if wanted == "gloo":
-        return wanted, dict.fromkeys(used, "cpu")
-    if wanted == "nccl":
-        return wanted, {device: f"cuda:{rank}" for rank, device in enumerate(used)}
-    places = dict.fromkeys(used, "cpu")
-    if num_gpus:
-        places |= {d: f"cuda:{index % num_gpus}" for index, d in enumerate(accelerators)}
-    return wanted, places
-
-
-def _run_single(
-    setup: Setup, rebuilt: Rebuilt, places: Mapping[int, str], options: RunOptions, note: OnStep,
-    on_progress: OnProgress,
-) -> None:  # fmt: skip
-    devices = [torch.device(places.get(d, "cpu")) for d in range(setup.split.num_devices)]
-    before = torch.get_num_threads()
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    try:
-        process = SingleProcess(setup, rebuilt.values, devices, seed=options.seed)
-        for number in range(1, options.steps + 1):
-            on_progress(f"step {number} of {options.steps}")
-            note(number, process.step(number))
-    finally:
-        torch.set_num_threads(before)
-
-
-def _run_in_ranks(
-    problem: Problem,
-    setup: Setup,
-    rebuilt: Rebuilt,
-    backend: str,
-    options: RunOptions,
-    on_start: OnStart,
-    note: OnStep,
-    on_progress: OnProgress,
-) -> None:
-    names = problem.cluster.device_names
-    num_ranks = len(setup.split.used_devices)
-    run_ranks(
-        setup,
-        rebuilt.values,
-        names,
-        RankOptions(
-            backend="nccl" if backend == "nccl" else "gloo",
-            steps=options.steps,
-            seed=options.seed,
-            threads=options.threads or max(1, (os.cpu_count() or 1) // num_ranks),
-            slowdown={names.index(name): factor for name, factor in options.slowdown.items()},
-        ),
-        on_start=on_start,
-        on_step=note,
-        on_progress=on_progress,
     )
 
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from hocket.base.units import format_percent
 from hocket.capture.storage import given_storages
 from hocket.runtime.connect import Store
+from hocket.runtime.executors.ranks import Backend
+from hocket.runtime.options import SILENCE_S, OnProgress, OnStart, OnStep
 from hocket.runtime.package import unpack
 from hocket.runtime.peer import Peer
 from hocket.runtime.progress import Position
 from hocket.runtime.record import StepRecord, joined
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
-from hocket.runtime.supervise import SILENCE_S, RankSpec, Supervisor
+from hocket.runtime.supervise import RankSpec, Supervisor
 from hocket.runtime.wire import encode_call, encode_spec, from_raw, raw
-
-Backend = Literal["gloo", "nccl"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ def run_ranks(
     device_names: Sequence[str],
     options: RankOptions,
     *,
-    on_start: Callable[[list[int]], None] = lambda process_ids: None,
-    on_step: Callable[[int, StepRecord], None] = lambda number, record: None,
-    on_progress: Callable[[str], None] = lambda what: None,
+    on_start: OnStart = lambda process_ids: None,
+    on_step: OnStep = lambda number, record: None,
+    on_progress: OnProgress = lambda what: None,
 ) -> dict[int, torch.Tensor]:
     """Run all steps; the tensors that are held at the end, where they are wanted.
 

@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hocket.base.errors import RunError
+from hocket.runtime.options import SILENCE_S
 from hocket.runtime.progress import Position, Progress
 from hocket.runtime.wire import read_frame, write_frame
 
 START_LIMIT_S = 120.0
 """Within this time a process must show its first sign of life."""
-SILENCE_S = 5.0
-"""A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
 STOPPED_S = 2.0
 """The same for a rank of which the system says that it is stopped, whatever it was doing."""
 _START_PATIENCE = 4

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-from hocket.base.errors import UsageError
 from hocket.plan.parallel import ParallelPlan
 from hocket.plan.schedule import Work
+from hocket.runtime.executors import EXECUTORS, choose
+from hocket.runtime.executors.division import DividedModel
+from hocket.runtime.options import OnStart, OnStep, RunOptions, Watch
 from hocket.runtime.parallel.check import Agreement, check_division
 from hocket.runtime.parallel.fits import require_memory
 from hocket.runtime.parallel.jobs import TRAINED_DTYPES, make_job
 from hocket.runtime.parallel.refusals import refuse_plan
-from hocket.runtime.parallel.spawn import Backend, OnStart, OnStep, run_jobs
+from hocket.runtime.parallel.spawn import losses_of
 from hocket.runtime.record import StepRecord
-from hocket.runtime.supervise import SILENCE_S
-
-ParallelBackend = Literal["auto", "gloo", "nccl"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelOptions:
-    """How a parallel plan is carried out."""
-
-    steps: int = 1
-    backend: ParallelBackend = "auto"
-    seed: int = 0
-    threads: int | None = None
-    """Threads of each process on processors; None shares the cores among them."""
-    checks: bool = True
-    """Whether the division is first compared with one device at toy size."""
-    dtype: str | None = None
-    """Type of weights and activations; None: float32 on processors, on GPUs the planned one where
-    training in it needs no scaling, else bfloat16."""
-    silence_s: float = SILENCE_S
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -76,7 +56,7 @@ class ParallelRunResult:
 
 def run_parallel(
     plan: ParallelPlan,
-    options: ParallelOptions,
+    options: RunOptions,
     *,
     on_start: OnStart = lambda process_ids: None,
     on_step: OnStep = lambda number, record: None,
@@ -85,33 +65,32 @@ def run_parallel(
 
     Refuses what PyTorch cannot do or does wrongly, and what this machine has no room for.
     """
+    options.require_meaning("division")
     refuse_plan(plan)
-    backend = choose_backend(options.backend, plan.division.num_devices)
+    names = [name for devices in plan.devices for name in devices]
+    found = {device.name: device for device in plan.cluster.devices}
+    backend, places = choose("division", options.backend, [found[name] for name in names])
     dtype = options.dtype or ("float32" if backend == "gloo" else _gpu_dtype(plan))
     if backend == "gloo":
         require_memory(plan.model, plan.division, getattr(torch, dtype))
     agreement = check_division(plan) if options.checks else None
-    names = [name for devices in plan.devices for name in devices]
-    job = make_job(
-        plan.model, plan.division, plan.schedule,
-        steps=options.steps, seed=options.seed, dtype=dtype,
-    )  # fmt: skip
-    (result,) = run_jobs(
-        [job],
-        names,
-        backend=backend,
-        threads=options.threads or max(1, (os.cpu_count() or 1) // len(names)),
-        silence_s=options.silence_s,
-        on_start=on_start,
-        on_step=on_step,
+    records: list[StepRecord] = []
+
+    def note(number: int, record: StepRecord) -> None:
+        records.append(record)
+        on_step(number, record)
+
+    job = make_job(plan.model, plan.division, plan.schedule, dtype=dtype)
+    EXECUTORS["division"][backend].run(
+        DividedModel(job, names), options, Watch(on_start=on_start, on_step=note)
     )
-    middle = sorted(result.records, key=lambda record: record.step_s)[len(result.records) // 2]
+    middle = sorted(records, key=lambda record: record.step_s)[len(records) // 2]
     return ParallelRunResult(
         backend=backend,
         dtype=dtype,
-        runs_on={n: f"cuda:{rank}" if backend == "nccl" else "cpu" for rank, n in enumerate(names)},
-        losses=result.losses,
-        step_s=tuple(record.step_s for record in result.records),
+        runs_on=dict(zip(names, places, strict=True)),
+        losses=losses_of(records),
+        step_s=tuple(record.step_s for record in records),
         predicted_step_s=plan.step_s,
         predicted_busy_s=predicted_busy_s(plan),
         measured_busy_s=_measured_busy_s(plan, middle),
@@ -122,20 +101,6 @@ def run_parallel(
 
 def _gpu_dtype(plan: ParallelPlan) -> str:
     return plan.dtype if plan.dtype in TRAINED_DTYPES else TRAINED_DTYPES[0]
-
-
-def choose_backend(wanted: ParallelBackend, num_devices: int) -> Backend:
-    """NCCL where this machine has a GPU for each device, else gloo."""
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "nccl" and num_gpus < num_devices:
-        raise UsageError(
-            f"the plan takes {num_devices} devices, this machine has {num_gpus} CUDA devices",
-            hint="use --backend gloo for processes on the processor, or export the plan and start "
-            "it with torchrun on several machines",
-        )
-    if wanted == "auto":
-        return "nccl" if num_devices <= num_gpus else "gloo"
-    return wanted
 
 
 def predicted_busy_s(plan: ParallelPlan) -> tuple[float, ...]:

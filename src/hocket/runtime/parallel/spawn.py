@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-import numpy as np
 import torch
 
 from hocket.runtime.connect import Store
+from hocket.runtime.executors.division import Backend
+from hocket.runtime.options import SILENCE_S, OnStart, OnStep
 from hocket.runtime.parallel.job import Job
 from hocket.runtime.parallel.pipeline import require_pipelining
 from hocket.runtime.progress import Position
 from hocket.runtime.record import StepRecord, joined
-from hocket.runtime.supervise import SILENCE_S, RankSpec, Supervisor
+from hocket.runtime.supervise import RankSpec, Supervisor
 from hocket.runtime.wire import from_raw
 
-Backend = Literal["gloo", "nccl"]
 _WORDS = {
     "F": "forward",
     "B": "backward",
@@ -38,11 +38,12 @@ class JobResult:
     @property
     def losses(self) -> tuple[float, ...]:
         """Of each step."""
-        return tuple(np.nan if r.loss is None else r.loss for r in self.records)
+        return losses_of(self.records)
 
 
-OnStart = Callable[[list[int]], None]
-OnStep = Callable[[int, StepRecord], None]
+def losses_of(records: Sequence[StepRecord]) -> tuple[float, ...]:
+    """Of each step."""
+    return tuple(math.nan if record.loss is None else record.loss for record in records)
 
 
 def run_jobs(

@@ -1,0 +1,49 @@
+"""Ways to carry out a plan, by what is carried out and by name; `executor` says what each promises.
+
+A new one is a class with the four members of `executor.Executor`, and a line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from hocket.base.errors import UsageError, unknown_name
+from hocket.runtime.executors.division import DivisionExecutor
+from hocket.runtime.executors.executor import Executor
+from hocket.runtime.executors.ranks import RanksExecutor
+from hocket.runtime.executors.single import SingleExecutor
+
+if TYPE_CHECKING:
+    from hocket.hardware.cluster import Device
+
+Kind = Literal["placement", "division"]
+
+EXECUTORS: dict[Kind, dict[str, Executor[Any]]] = {
+    "placement": {
+        "single": SingleExecutor(),
+        "gloo": RanksExecutor("gloo"),
+        "nccl": RanksExecutor("nccl"),
+    },
+    "division": {
+        "nccl": DivisionExecutor("nccl"),
+        "gloo": DivisionExecutor("gloo"),
+    },
+}
+"""Those of a kind in the order in which ``auto`` asks whether they suit; one always does."""
+
+BACKENDS = ("auto", *EXECUTORS["placement"])
+"""What can be asked for by name."""
+
+
+def choose(kind: Kind, wanted: str, devices: Sequence[Device]) -> tuple[str, list[str]]:
+    """The executor for a plan that uses these devices, and what each is carried out on here."""
+    known = EXECUTORS[kind]
+    if wanted == "auto":
+        wanted = next(name for name, executor in known.items() if executor.suits(devices))
+    if wanted not in known:
+        if wanted in BACKENDS:
+            raise UsageError(f"backend {wanted!r} does not carry out a {kind}",
+                             hint=f"use one of {', '.join(('auto', *known))}")  # fmt: skip
+        raise unknown_name("backend", wanted, BACKENDS)
+    return wanted, known[wanted].places(devices)

@@ -1,0 +1,72 @@
+"""How a plan is carried out, and who looks on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+from hocket.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.runtime.record import StepRecord
+
+SILENCE_S = 5.0
+"""A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
+
+OnStart = Callable[[list[int]], None]
+OnStep = Callable[[int, "StepRecord"], None]
+OnProgress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """How a plan is carried out."""
+
+    steps: int = 1
+    backend: str = "auto"
+    """Name of an executor (`hocket.runtime.executors`), or the one that suits this machine."""
+    seed: int = 0
+    threads: int | None = None
+    """Threads of each process on processors; None shares the cores among them."""
+    silence_s: float = SILENCE_S
+
+    slowdown: Mapping[str, float] = field(default_factory=dict)
+    """By device: how many times as long its ops take; a testing aid for placements on `gloo`."""
+    model: str | None = None
+    """Of a placement: the planned model, where its name does not lead to it any more."""
+    scale: float = 1.0
+    """Of a placement: part of the planned batch that each step takes; what is placed where stays
+    the same."""
+
+    checks: bool = True
+    """Of a division: whether it is first compared with one device at toy size."""
+    dtype: str | None = None
+    """Of a division: type of weights and activations; None: float32 on processors, on GPUs the
+    planned one where training in it needs no scaling, else bfloat16."""
+
+    def require_meaning(self, kind: str) -> None:
+        """Refuse options that are given and that another kind of plan takes."""
+        for field_ in fields(self):
+            default = {} if field_.name == "slowdown" else field_.default
+            if _ONLY_FOR.get(field_.name, kind) != kind and getattr(self, field_.name) != default:
+                hint = f"leave it out: it is for a {_ONLY_FOR[field_.name]}"
+                raise UsageError(f"{field_.name} has no meaning for a {kind}", hint=hint)
+
+
+_ONLY_FOR = {
+    "slowdown": "placement", "model": "placement", "scale": "placement",
+    "checks": "division", "dtype": "division",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """Who looks on while a plan is carried out."""
+
+    on_start: OnStart = lambda process_ids: None
+    """Told the process ids of the ranks, where there are any."""
+    on_step: OnStep = lambda number, record: None
+    """Told each step when it is done."""
+    on_progress: OnProgress = lambda what: None
+    """Told now and then what is being done."""
