@@ -6,7 +6,7 @@
 
 Seconds are CPU seconds of one core, after compiling, the least of three. Piper's own program took
 0.24, 3.8, 14 and 57 s for BERT-32 on 64, 512, 1024 and 2048 devices (g++ -O3, same machine).
-Results: ``docs/parallelism_partition.md``.
+Results: ``docs/concepts/parallelism_partition.md``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Each plan is carried out by gloo processes with one thread each; ops of the two slow devices take
 three times as long. The cluster file that the plans are made for says the same. What must come out
-is the same ranking as in the simulator. Results: ``docs/placement.md``.
+is the same ranking as in the simulator. Results: ``docs/concepts/placement.md``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Reads ``../shared/data/placement/dnn-partitioning``: graphs of Tarnawski et al., NeurIPS 2020, and
 ``reference_max_load.csv`` with the values of the authors' programs and of a CP-SAT model. Loads are
 in the unit of the files, taken as milliseconds; seconds are CPU seconds of one core, after
-compiling. Results: ``docs/throughput.md``.
+compiling. Results: ``docs/concepts/throughput.md``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 One V100-32G and two T4. Accelerate's `infer_auto_device_map` gets the memory of the devices and the
 size of the parameters; `torch.distributed.pipelining.pipeline` is asked for one stage per device at
 equal numbers of blocks, as its documentation shows. Each split is written as an expert file, placed
-op by op and simulated like every other plan. Results: ``docs/placement.md``.
+op by op and simulated like every other plan. Results: ``docs/concepts/placement.md``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Steps are what the simulator says on the ``rtx2080x4`` preset (the link that Baechi's authors
 fitted), placement times are CPU seconds of this machine after kernels are compiled. The published
 figures are other implementations of these models on the real machine, so compare the ratios to the
-expert and to one GPU, not the milliseconds. Results: ``docs/placement.md``.
+expert and to one GPU, not the milliseconds. Results: ``docs/concepts/placement.md``.
 """
 
 from __future__ import annotations

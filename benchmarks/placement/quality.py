@@ -5,7 +5,7 @@
     .venv/bin/python benchmarks/placement/quality.py --out FOLDER     # also write the table there
 
 Steps are what the simulator says. For the small graphs the optimum is proven by ``optimal`` (needs
-OR-tools). Results: ``docs/placement.md``.
+OR-tools). Results: ``docs/concepts/placement.md``.
 """
 
 from __future__ import annotations

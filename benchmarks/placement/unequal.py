@@ -5,7 +5,7 @@
 
 Every model of the zoo whose step fits, with PCIe x16 and with PCIe x4 between the cards. Steps are
 what the simulator says. What libraries make of some models: ``placement_peers.py``. Results:
-``docs/placement.md``.
+``docs/concepts/placement.md``.
 """
 
 from __future__ import annotations

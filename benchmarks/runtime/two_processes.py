@@ -4,7 +4,7 @@
 
 `hocket detect --processes 2` measures the link and the cost of a message, `hocket profile` times
 each op with the threads that a process has, and plans that must send much (layers in blocks) and
-little (`auto`) are carried out by gloo. Results: ``docs/runtime.md``.
+little (`auto`) are carried out by gloo. Results: ``docs/how-to/runtime.md``.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 Each op of a GNMT-like training step is placed on one of 16 devices behind a switch: at random
 (nearly every tensor is sent) or in 16 contiguous blocks. Times are the best of three, include all
 preparation, and exclude making the problem. They are CPU seconds of the process, which uses one
-core, so that other work on the machine disturbs them less. Results: ``docs/simulator.md``.
+core, so that other work on the machine disturbs them less. Results: ``docs/concepts/simulator.md``.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ def test_deadlines_that_only_pairs_can_keep_are_kept():
 
 
 def test_the_policy_that_the_documentation_shows_runs_and_is_short():
-    text = (Path(__file__).parents[2] / "docs/fleet_policies.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/concepts/fleet_policies.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]
     assert len(code.splitlines()) <= 20
     names: dict = {}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cli.terminal import hocket
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MARKS = {"long", "GPU", "Ray", "Slurm", "service", "yours"}
 _COMMAND = re.compile(r"^(?:    (?:\$ )?|\$ )(hocket .*)$")
 

@@ -40,3 +40,10 @@ def test_files_that_pages_name_in_examples_are_there():
     for page in PAGES:
         for name in re.findall(r"examples/[\w./*-]*[\w*]", page.read_text(encoding="utf-8")):
             assert any(ROOT.glob(name)), f"{page.name} names {name}"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:
+        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"

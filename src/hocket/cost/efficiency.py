@@ -60,7 +60,7 @@ DEFAULT_EFFICIENCY: Mapping[str, Efficiency] = MappingProxyType(
         "other": Efficiency(0.30, 0.50),
     }
 )
-"""Used where no calibration says better; `docs/costs.md` has the same table with its reasons."""
+"""Used where no calibration says better; `docs/concepts/costs.md` has the table with reasons."""
 
 _PEAK_FALLBACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

@@ -1,7 +1,8 @@
 """Read a Cluster from what people write (TOML) or from what programs embed (the same as JSON).
 
-One schema, read strictly: `docs/hardware.md` describes it. A file may state the network of its
-machine; that is no part of the cluster, only of what happens when several are joined.
+One schema, read strictly: `docs/reference/hardware.md` describes it. A file may state the
+network of its machine; that is no part of the cluster, only of what happens when several are
+joined.
 """
 
 from __future__ import annotations

@@ -103,4 +103,5 @@ def read_spec(path: str | Path) -> JobSpec:
     except (ValueError, RecursionError) as error:
         # ValueError: also of whole numbers with more digits than Python reads.
         raise InputFileError(f"this is no TOML: {error}", where=str(path)) from None
-    return checked(JobSpec, content, str(path), hint="docs/fleet_service.md shows a job file")
+    hint = "docs/how-to/fleet_service.md shows a job file"
+    return checked(JobSpec, content, str(path), hint=hint)

@@ -1,7 +1,8 @@
 """Simulate a plan: lower it to instructions, run the event engine on them.
 
-What is simulated exactly stands in ``docs/simulator.md``. The compiler is imported by the first
-simulation, never before. Complexity: see `hocket.simulate.lowering` and `hocket.simulate.events`.
+What is simulated exactly stands in ``docs/concepts/simulator.md``. The compiler is imported by
+the first simulation, never before. Complexity: see `hocket.simulate.lowering` and
+`hocket.simulate.events`.
 """
 
 from __future__ import annotations

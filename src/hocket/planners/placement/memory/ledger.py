@@ -3,9 +3,9 @@
 Time is an axis of instants, the starts of the ops in a given run of the step. While that axis stays
 as it is, placing an op changes a few spans of bytes, and a tree over the axis gives the peak of
 each device at once: a move costs O(spans · log instants) where simulating costs the whole step. The
-ledger counts as the simulator does (see ``docs/simulator.md``), except that a tensor is under way
-for as long as it was in that run, and that a view which exists before the step counts as the tensor
-that it views.
+ledger counts as the simulator does (see ``docs/concepts/simulator.md``), except that a tensor is
+under way for as long as it was in that run, and that a view which exists before the step counts as
+the tensor that it views.
 """
 
 from __future__ import annotations
