@@ -358,6 +358,16 @@ def test_a_named_program_limits_what_is_tried():
     assert every == Limits(max_tensor=8)
 
 
+def test_experts_are_divided_where_that_is_shorter():
+    training = _training("qwen3-30b-a3b", "2xdgx-h100", 256)
+    training = replace(training, software=replace(training.software, dtype="float8"))
+    limits = program_limits(default_limits(training), "megatron-core")
+    chosen = search(training, limits, QUICK).winner
+    assert chosen.division.expert == 8
+    whole = search(training, fixed_limits(limits, "expert=1"), QUICK).winner
+    assert chosen.step_s < whole.step_s
+
+
 def test_megatron_core_divides_gradients_without_pipelines_only():
     training = _training("gpt-7.5b", "16xa100-80g", 32)
     limits = program_limits(default_limits(training), "megatron-core")

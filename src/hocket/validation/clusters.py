@@ -26,6 +26,18 @@ class Site:
     """Name, memory and its bandwidth where the site's devices are not those of the preset."""
 
 
+_B300 = ("b300", 268 * 2**30, 8e12)
+"""288 GB of which 268 GiB are left, at 8 TB/s; arithmetic in 16 and 8 bits as in B200."""
+_BLACKWELL = {
+    f"bridge-{name}{part}": site
+    for name, site in {
+        "b200": Site("dgx-b200", 8 * 50e9, "DGX B200: eight adapters of 400 Gbit/s"),
+        "b300": Site("dgx-b200", 8 * 100e9, "DGX B300: eight adapters of 800 Gbit/s", kind=_B300),
+        "gb200": Site("gb200-nvl72", 72 * 50e9, "400 Gbit/s per GPU beside NVLink"),
+        "gb300": Site("gb200-nvl72", 72 * 100e9, "800 Gbit/s per GPU beside NVLink", kind=_B300),
+    }.items()
+    for part in ("", "-experts")
+}
 SITES = MappingProxyType(
     {
         "selene": Site("dgx-a100-80g", 8 * 25e9, "eight HDR adapters of 200 Gbit/s per DGX A100"),
@@ -38,6 +50,7 @@ SITES = MappingProxyType(
         # The same make of machine, apart from Eos: other programs, and years later.
         "bridge": Site("dgx-h100", 8 * 50e9, "DGX H100 of Megatron-Bridge's tables"),
         "bridge-experts": Site("dgx-h100", 8 * 50e9, "the same, mixtures of experts"),
+        **_BLACKWELL,
         "mosaic-h100": Site("dgx-h100", 8 * 50e9, "eight adapters of 400 Gbit/s per host"),
         "mosaic-a100-80g": Site("dgx-a100-80g", 200e9, "1600 Gbit/s per host, stated"),
         "mosaic-a100-40g": Site("dgx-a100-40g", 200e9, "1600 Gbit/s per host, stated"),

@@ -13,6 +13,12 @@ from hocket.base.errors import InputFileError
 from hocket.cost.parallel.softwares import find_software
 from hocket.transformer import Division
 from hocket.transformer.counts import step_flops
+from hocket.validation.public_bridge import (
+    blackwell_dense,
+    blackwell_experts,
+    bridge_dense,
+    bridge_experts,
+)
 from hocket.validation.public_dgx import (
     dgx2_2020,
     dgx_a100_2020,
@@ -21,8 +27,6 @@ from hocket.validation.public_dgx import (
     nemo_float8,
 )
 from hocket.validation.public_today import (
-    bridge_dense,
-    bridge_experts,
     fsdp_a100_40g,
     fsdp_a100_80g,
     fsdp_h100,
@@ -299,5 +303,7 @@ READERS: Mapping[str, tuple[str, Callable[[Record], list[Measured]]]] = {
     "torchtitan-float8": ("torchtitan_benchmarks.csv", titan_float8),
     "bridge-h100": ("megatron_bridge_performance.csv", bridge_dense),
     "bridge-h100-experts": ("megatron_bridge_performance.csv", bridge_experts),
+    "bridge-blackwell": ("megatron_bridge_performance.csv", blackwell_dense),
+    "bridge-blackwell-experts": ("megatron_bridge_performance.csv", blackwell_experts),
 }
 """Name of each table, its file and the reader of its rows."""

@@ -1,4 +1,4 @@
-"""Readers of public files about the programs of today: FSDP, torchtitan, Megatron-Bridge."""
+"""Readers of public files about the programs of today: FSDP and torchtitan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
-from hocket.transformer import Division, Experts, Transformer
+from hocket.transformer import Division
 from hocket.transformer.files import find_model
 from hocket.validation.records import Record
 from hocket.validation.rows import Measured
@@ -142,84 +142,3 @@ def titan(record: Record) -> list[Measured]:
 def titan_float8(record: Record) -> list[Measured]:
     """8-bit runs."""
     return [_titan(record)] if "float8" in record["techniques"] else []
-
-
-# ── Megatron-Bridge ──────────────────────────────────────────────────────────────────────────────
-
-_QWEN3_235B = replace(
-    find_model("qwen3-30b-a3b"),
-    name="qwen3-235b-a22b", hidden=4096, layers=94, heads=64, kv_heads=4, mlp_width=12288,
-    experts=Experts(count=128, active=8, mlp_width=1536), source="its config.json",
-)  # fmt: skip
-_GPT_OSS_120B = replace(
-    find_model("qwen3-30b-a3b"),
-    name="gpt-oss-120b", hidden=2880, layers=36, heads=64, kv_heads=8, head_width=64,
-    mlp_width=2880, vocabulary=201088, experts=Experts(count=128, active=4, mlp_width=2880),
-    source="its config.json",
-)  # fmt: skip
-_BRIDGE_MODELS = {
-    "LLAMA3_8B": "llama3-8b", "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3-405b",
-    "Qwen3_30B_a3B": "qwen3-30b-a3b",
-}  # fmt: skip
-_BRIDGE_SHAPES = {"Qwen3_235B_a22B": _QWEN3_235B, "GPT OSS 120B": _GPT_OSS_120B}
-"""Of the others the attention is of another kind (latent, state space), or the shape is unknown."""
-
-
-def _bridge_model(name: str) -> Transformer | None:
-    plain = name.partition(" (")[0].strip()
-    if plain in _BRIDGE_SHAPES:
-        return _BRIDGE_SHAPES[plain]
-    return find_model(_BRIDGE_MODELS[plain]) if plain in _BRIDGE_MODELS else None
-
-
-def _degree(text: str) -> int:
-    text = text.partition("(")[0].strip()
-    return int(text) if text.isdecimal() and int(text) > 0 else 1
-
-
-def _bridge(record: Record) -> Measured | None:
-    model = _bridge_model(record["model"])
-    if model is None or record["task"] != "Pre-Training" or record["system"] != "DGX-H100":
-        return None
-    model = replace(model, sequence=int(record["seq"]))
-    tensor, pipeline, context = (_degree(record[key]) for key in ("tp", "pp", "cp"))
-    num_devices, chunks = int(record["n_gpus"]), _degree(record["vp"])
-    division = Division(
-        tensor=tensor,
-        pipeline=pipeline,
-        context=context,
-        data=num_devices // (tensor * pipeline * context),
-        expert=_degree(record["ep"]) if model.experts else 1,
-        chunks=chunks,
-        microbatch=_degree(record["mbs"]),
-        global_batch=int(record["gbs"]),
-        schedule="interleaved" if chunks > 1 else "1f1b",
-        zero=3 if record["fsdp"] not in ("", "0") else 1,
-        sequence_parallel=tensor > 1,
-    )
-    rate = float(record["tokens_per_s_per_gpu"].partition("(")[0]) * num_devices
-    # Its recipes reduce in 16 bits what they sum in 32.
-    software = replace(find_software("megatron-core"), reduce_bytes=2)
-    # The release of 25.09 states 8 bits for the whole table.
-    is_float8 = record["precision"] != "BF16"
-    return Measured(
-        table="",
-        row=f"{record['release']} {record['model']} on {num_devices}",
-        model=model,
-        division=division,
-        cluster="bridge-experts" if model.experts else "bridge",
-        software=replace(software, dtype="float8") if is_float8 else software,
-        step_s=division.global_batch * model.sequence / rate,
-    )
-
-
-def bridge_dense(record: Record) -> list[Measured]:
-    """Runs on H100 of models without experts."""
-    row = _bridge(record)
-    return [row] if row is not None and row.model.experts is None else []
-
-
-def bridge_experts(record: Record) -> list[Measured]:
-    """Runs on H100 of mixtures of experts."""
-    row = _bridge(record)
-    return [row] if row is not None and row.model.experts is not None else []

@@ -101,8 +101,13 @@ _TOLERANCES = {
     "torchtitan": replace(_TRANSFER, zero_shot_mean=0.15, memory_mean=0.12),
     "torchtitan-float8": replace(_FLOAT8, memory_mean=0.15),
     "bridge-h100": replace(_FLOAT8, calibrated_mean=0.07, calibrated_p95=0.15),
-    # What is computed again is not stated, and releases differ by up to 1.8 times.
-    "bridge-h100-experts": replace(_TRANSFER, zero_shot_mean=0.25, runs_per_false_alarm=None),
+    # One run in eighteen (GPT-OSS of 25.11) keeps more than it can: what it computed again is not
+    # stated. Releases differ by up to 1.8 times.
+    "bridge-h100-experts": replace(_TRANSFER, zero_shot_mean=0.20),
+    # Nothing was measured on these chips: Hopper's shares of Blackwell's data sheet. What is
+    # computed again or moved to the host is not stated, so that memory is not judged.
+    "bridge-blackwell": replace(_TRANSFER, zero_shot_mean=0.15, runs_per_false_alarm=None),
+    "bridge-blackwell-experts": replace(_TRANSFER, zero_shot_mean=0.25, runs_per_false_alarm=None),
 }
 
 

@@ -48,6 +48,7 @@ TRANSFER_TABLES = frozenset(
     {
         "sc21-zero3", "mt-nlg", "megatron-january-2021", "h100-strong-scaling", "nemo-h100-float8",
         "dgx-a100-2020", "dgx2-v100-2020", "torchtitan", "torchtitan-float8", "fsdp-h100-float8",
+        "bridge-blackwell", "bridge-blackwell-experts",
     }
 )  # fmt: skip
 """Tables of other programs than their site's, or too small to take rows from: scored with the

@@ -95,7 +95,8 @@ def _layer(
     whole = (_ELEMENT * 2 + product * (1 + visits) + 2 * dropout) * shape.whole
     if routed:
         # Each expert's output is kept for the gradient of the router, with the router's choices.
-        whole = whole + _ELEMENT * visits * shape.whole + _LOGIT * routed * shape.tokens
+        weighed = 0 if software.weighs_inside else _ELEMENT * visits
+        whole = whole + weighed * shape.whole + _LOGIT * routed * shape.tokens
     query = model.heads * model.head_width / shape.tensor
     key = np.maximum(model.kv_heads / shape.tensor, 1.0) * model.head_width
     num_wide = 1 if model.mlp == "gelu" else 2
@@ -108,6 +109,9 @@ def _layer(
     everything = whole + divided + kept_pairs
     if software.selective == "attention":
         return np.stack([everything, whole + divided], axis=-1)
+    if software.selective == "activations":
+        again = 2 * product * shape.whole + product * shape.tokens * width / shape.tensor
+        return np.stack([everything, everything - again], axis=-1)
     # The layer's input, the result of attention, and every second product: of the projections,
     # of the result of attention and of the MLP with its gate.
     products = query + 2 * key + num_wide * width / shape.tensor

@@ -59,6 +59,9 @@ class Constants:
     """The same with fused kernels."""
     host_tensor: float = 0.05
     """More of it per tensor-parallel rank."""
+    replay_gap_s: float = 40e-6
+    """Gaps between the kernels of one pass over one layer in a replayed graph: some 40 kernels, and
+    a microsecond between two."""
     softness: float = 4.0
     """How sharply the longer of host and device decides; infinite would be their maximum."""
     microbatch_s: float = 0.8e-3

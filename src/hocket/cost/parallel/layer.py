@@ -84,8 +84,10 @@ def layer_times(setting: Setting, slices: Slices, coefficients: Coefficients) ->
     matrix = _matrix_s(setting, slices, coefficients)
     forward, backward = _passes(matrix, setting, slices, coefficients)
     # Of an op-by-op selection the products are halved and attention is kept.
-    selected = np.where(
-        setting.selects_ops > 0, forward.matrix_s / 2 + forward.around_s, forward.core_s
+    selected = np.select(
+        [setting.selects_ops > 0, setting.selects_activations > 0],
+        [forward.matrix_s / 2 + forward.around_s, forward.around_s / 2],
+        forward.core_s,
     )
     again = np.select(
         [slices.recompute == FULL, slices.recompute == SELECTIVE],
@@ -205,20 +207,23 @@ def _passes(
     around = memory_s(moved_bytes, setting, coefficients)
     tensor, tensor_backward = _tensor_s(setting, slices, coefficients)
     ring = _ring_s(setting, slices, coefficients)
+    # Backward, gradients travel the same two ways in the opposite direction.
     experts = _expert_traffic_s(setting, slices, coefficients)
+    hides = setting.overlaps_experts
     forward = _Pass(
         matrix_s=matrix,
         core_s=core,
         around_s=around,
         tensor_s=tensor,
-        other_s=_beside(ring, core) + experts,
+        other_s=_beside(ring, core) + _beside(experts, hides * (matrix + core)),
     )
     backward = _Pass(
         matrix_s=matrix,
         core_s=core_backward,
         around_s=efficiency.CONSTANTS.backward_bytes * around,
         tensor_s=tensor_backward,
-        other_s=_beside(2 * ring, core_backward) + 2 * experts,
+        other_s=_beside(2 * ring, core_backward)
+        + _beside(experts, hides * (2 * matrix + core_backward)),
     )
     return forward, backward
 
@@ -308,9 +313,10 @@ def _ring_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> Flo
     return all_gather_s(size_bytes * slices.context, group, setting, coefficients)
 
 
-def _beside(ring_s: FloatArray, core_s: FloatArray) -> FloatArray:
-    """What attention on the keys at hand does not hide of passing on the others."""
-    return np.maximum(efficiency.CONSTANTS.never_hidden * ring_s, ring_s - core_s)
+def _beside(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
+    """What work that goes on meanwhile does not hide of traffic; without any, all of it."""
+    least_s = np.where(work_s > 0, efficiency.CONSTANTS.never_hidden * traffic_s, traffic_s)
+    return np.maximum(least_s, traffic_s - work_s)
 
 
 def _expert_traffic_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
@@ -318,8 +324,8 @@ def _expert_traffic_s(setting: Setting, slices: Slices, coefficients: Coefficien
     sparse = setting.num_sparse / setting.layers
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
     size_bytes = size_bytes / slices.tensor
-    # Programs that send a token once put whole experts on neighbouring ranks.
-    group = Group(slices.expert, np.where(setting.sends_once > 0, 1.0, slices.tensor))
+    # Experts are whole, on neighbouring ranks.
+    group = Group(slices.expert, np.ones_like(slices.tensor))
     sent_s = token_exchange_s(size_bytes, setting.expert_active, group, setting, coefficients)
     return 2 * sparse * sent_s
 
@@ -341,9 +347,13 @@ def _stretch(
     num_launched = num_passes + (slices.recompute == FULL)
     # Two products forward, and two for each of their gradients.
     at_hand = setting.num_sparse / setting.layers * setting.expert_count / slices.expert
+    sparse = setting.num_sparse / setting.layers
     experts_s = 2 * (num_passes + 1) * constants.expert_launch_s * at_hand
-    host_s = coefficients.host * (num_launched * per_pass + experts_s)
-    gaps_s = coefficients.layer * num_passes * (setting.gap_s + setting.pause_s)
+    experts_s = experts_s + num_passes * sparse * setting.routing_host_s
+    launches = 1 - setting.replays_graphs
+    host_s = launches * coefficients.host * (num_launched * per_pass + experts_s)
+    gap_s = np.where(launches > 0, setting.gap_s, np.minimum(setting.gap_s, constants.replay_gap_s))
+    gaps_s = coefficients.layer * num_passes * (gap_s + setting.pause_s)
     return (softly_longer(device_s, host_s) + gaps_s) / device_s
 
 

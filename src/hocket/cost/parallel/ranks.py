@@ -74,8 +74,10 @@ def _parameters(setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatAr
     ends, middle = ends_and_middle(setting.layers, degrees.pipeline)
     words = setting.vocabulary * setting.hidden / degrees.tensor
     at_ends = np.where((degrees.pipeline == 1) & (setting.is_tied == 0), 2, 1) * words
-    every = layer_parameters(setting, degrees.tensor, degrees.expert)
-    experts = expert_parameters(setting, degrees.tensor, degrees.expert)
+    # Beyond the replicas, experts are divided over ranks that divide tensors as well.
+    expert = np.minimum(degrees.expert, degrees.data * degrees.context)
+    every = layer_parameters(setting, degrees.tensor, expert)
+    experts = expert_parameters(setting, degrees.tensor, expert)
     is_middle = (degrees.pipeline > 2) & (middle * every > ends * every + at_ends)
     layers = np.where(is_middle, middle, ends)
     return layers * (every - experts) + np.where(is_middle, 0.0, at_ends), layers * experts

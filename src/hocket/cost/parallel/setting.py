@@ -61,10 +61,14 @@ class Setting:
     is_eager: FloatArray
     """Whether norms and rotations of a gated MLP's kind of model are many small kernels."""
     selects_ops: FloatArray
+    selects_activations: FloatArray
     casts_weights: FloatArray
     gap_s: FloatArray
     balances_context: FloatArray
     sends_once: FloatArray
+    overlaps_experts: FloatArray
+    routing_host_s: FloatArray
+    replays_graphs: FloatArray
     gradient_bytes: FloatArray
     sent_gradient_bytes: FloatArray
     scatters: FloatArray
@@ -124,10 +128,14 @@ def setting_of(
         "cast_bytes": software.cast_bytes,
         "is_eager": software.is_eager and model.mlp == "swiglu",
         "selects_ops": software.selective == "ops",
+        "selects_activations": software.selective == "activations",
         "casts_weights": software.casts_weights,
         "gap_s": software.gap_s,
         "balances_context": software.balances_context,
         "sends_once": software.sends_once,
+        "overlaps_experts": software.overlaps_experts,
+        "routing_host_s": software.routing_host_s,
+        "replays_graphs": software.replays_graphs,
         "gradient_bytes": software.gradient_bytes,
         "sent_gradient_bytes": software.sent_gradient_bytes,
         "scatters": software.scatters_activations,

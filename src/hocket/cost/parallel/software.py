@@ -11,9 +11,9 @@ from hocket.cost.parallel.overheads import DEFAULT_OVERHEADS, MemoryOverheads
 Attention = Literal["plain", "flash", "flash2", "fused"]
 """``plain`` keeps the matrix of all pairs of tokens; the others never write it: FlashAttention 1
 and 2, and the kernels that were made for Hopper (cuDNN, FlashAttention 3)."""
-Selective = Literal["attention", "ops"]
-"""What selective recomputation computes again: the inside of attention, or every second matrix
-product and all that is cheap."""
+Selective = Literal["attention", "ops", "activations"]
+"""What selective recomputation computes again: the inside of attention, every second matrix product
+and all that is cheap, or the results of norms and of the MLP's activation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,16 @@ class Software:
     the front of the sequence and one from the back."""
     sends_once: bool = False
     """Whether a token goes to a host once, however many of its experts are there (DeepEP)."""
+    overlaps_experts: bool = False
+    """Whether tokens travel to experts while another microbatch computes."""
+    routing_host_s: float = 3.1e-3
+    """The host's time to launch one pass over one layer's routing: tokens are counted, put in order
+    and sent, and the host waits for the counts. Megatron-Bridge's runs of single sequences on B200
+    take 9 ms per layer and microbatch, three times what the device needs. Experts of a fixed
+    capacity, which drop tokens, need no counts: 4.7 ms there."""
+    weighs_inside: bool = False
+    """Whether experts weigh their results themselves, so that these need not stay for the router's
+    gradient."""
     optimizer_bytes: int = 12
     """Bytes per parameter besides 16-bit weights and gradients: Adam with a 32-bit copy."""
     copies_gradients: bool = True
@@ -68,6 +78,8 @@ class Software:
     logit_bytes: int = 4
     """Kept per token and word of the vocabulary for the loss."""
     overheads: MemoryOverheads = DEFAULT_OVERHEADS
+    replays_graphs: bool = False
+    """Whether passes are recorded once as CUDA graphs and replayed: the host launches nothing."""
     pause_s: float = 0.0
     """What the program adds to each pass over each layer, whatever its size, and nothing hides."""
 

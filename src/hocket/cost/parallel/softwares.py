@@ -71,6 +71,9 @@ SOFTWARES: Mapping[str, Software] = MappingProxyType(
                 casts_weights=False,
                 gap_s=MEGATRON_GAP_S,
                 sends_once=True,
+                # ``overlap_moe_expert_parallel_comm``, as its recipe for Qwen3 in 16 bits has it.
+                overlaps_experts=True,
+                weighs_inside=True,
                 overheads=_LEAN,
             ),
             _FSDP2,

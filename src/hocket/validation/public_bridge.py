@@ -1,0 +1,165 @@
+"""The reader of Megatron-Bridge's performance summary: H100 and Blackwell, dense and with experts.
+
+The summary states degrees and batches. How tokens reach experts, what is computed again and whether
+steps are replayed as graphs stands in the recipes beside it (``scripts/performance/configs`` of its
+releases v0.1 to v0.4, ``src/megatron/bridge/perf_recipes`` later), and is taken from there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.softwares import find_software
+from hocket.transformer import Division, Experts, Transformer
+from hocket.transformer.files import find_model
+from hocket.validation.records import Record
+from hocket.validation.rows import Measured
+
+_QWEN3_30B = find_model("qwen3-30b-a3b")
+_QWEN3_235B = replace(
+    _QWEN3_30B,
+    name="qwen3-235b-a22b", hidden=4096, layers=94, heads=64, kv_heads=4, mlp_width=12288,
+    experts=Experts(count=128, active=8, mlp_width=1536), source="its config.json",
+)  # fmt: skip
+_GPT_OSS_120B = replace(
+    _QWEN3_30B,
+    name="gpt-oss-120b", hidden=2880, layers=36, heads=64, kv_heads=8, head_width=64,
+    mlp_width=2880, vocabulary=201088, experts=Experts(count=128, active=4, mlp_width=2880),
+    source="its config.json",
+)  # fmt: skip
+_MODELS = {
+    "LLAMA3_8B": find_model("llama3-8b"),
+    "LLAMA3_70B": find_model("llama3-70b"),
+    "LLAMA3.1_405B": find_model("llama3-405b"),
+    "Qwen3_30B_a3B": _QWEN3_30B,
+    "Qwen3_235B_a22B": _QWEN3_235B,
+    "GPT OSS 120B": _GPT_OSS_120B,
+}
+"""Of the others the attention is of another kind (latent, state space), or the shape is unknown."""
+_SITES = {
+    "DGX-H100": "bridge",
+    "DGX-B200": "bridge-b200",
+    "DGX-B300": "bridge-b300",
+    "DGX-GB200": "bridge-gb200",
+    "DGX-GB300": "bridge-gb300",
+}
+_FOUR_BITS = "NVFP4"
+"""Arithmetic in 4 bits is not described here: its rows are left out."""
+
+
+def bridge_dense(record: Record) -> list[Measured]:
+    """Runs on H100 of models without experts."""
+    return _rows(record, is_hopper=True, has_experts=False)
+
+
+def bridge_experts(record: Record) -> list[Measured]:
+    """Runs on H100 of mixtures of experts."""
+    return _rows(record, is_hopper=True, has_experts=True)
+
+
+def blackwell_dense(record: Record) -> list[Measured]:
+    """Runs on B200, B300 and their Grace kinds of models without experts."""
+    return _rows(record, is_hopper=False, has_experts=False)
+
+
+def blackwell_experts(record: Record) -> list[Measured]:
+    """The same of mixtures of experts."""
+    return _rows(record, is_hopper=False, has_experts=True)
+
+
+def _rows(record: Record, *, is_hopper: bool, has_experts: bool) -> list[Measured]:
+    model = _MODELS.get(record["model"].partition(" (")[0].strip())
+    is_wanted = (
+        model is not None
+        and record["task"] == "Pre-Training"
+        and (record["system"] == "DGX-H100") == is_hopper
+        and (model.experts is not None) == has_experts
+        and record["precision"] != _FOUR_BITS
+    )
+    return [_measured(record, model)] if is_wanted and model is not None else []
+
+
+def _measured(record: Record, shape: Transformer) -> Measured:
+    model = replace(shape, sequence=int(record["seq"]))
+    division = _ran(record, _division(record, model))
+    rate = float(record["tokens_per_s_per_gpu"].partition("(")[0]) * division.num_devices
+    site = _SITES[record["system"]]
+    return Measured(
+        table="",
+        row=f"{record['release']} {record['model']} on {division.num_devices}",
+        model=model,
+        division=division,
+        cluster=f"{site}-experts" if model.experts else site,
+        software=_software(record, model),
+        step_s=division.global_batch * model.sequence / rate,
+    )
+
+
+def _division(record: Record, model: Transformer) -> Division:
+    tensor, pipeline, context = (_degree(record[key]) for key in ("tp", "pp", "cp"))
+    chunks = _degree(record["vp"]) if pipeline > 1 else 1
+    return Division(
+        layers=_ends_apart(model.layers, pipeline * chunks),
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        data=int(record["n_gpus"]) // (tensor * pipeline * context),
+        expert=_degree(record["ep"]) if model.experts else 1,
+        chunks=chunks,
+        microbatch=_degree(record["mbs"]),
+        global_batch=int(record["gbs"]),
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        recompute="selective" if model.name == _GPT_OSS_120B.name else "none",
+        zero=3 if record["fsdp"] not in ("", "0") else 1,
+        sequence_parallel=tensor > 1,
+    )
+
+
+def _ends_apart(layers: int, num_stages: int) -> tuple[int, ...] | None:
+    """One layer per stage, and the embedding and the output layer on stages of their own."""
+    return (0, *[1] * layers, 0) if num_stages == layers + 2 else None
+
+
+def _ran(record: Record, division: Division) -> Division:
+    """The summary of 26.02.01 repeats the degrees of 26.02 for Qwen3 30B on H100, but the recipe of
+    that release (v0.3.1) has no pipeline and 16 experts' ranks, as all later ones."""
+    repeats = ("26.02.01", "Qwen3_30B_a3B", "DGX-H100")
+    if (record["release"], record["model"], record["system"]) != repeats:
+        return division
+    return replace(division, pipeline=1, chunks=1, schedule="1f1b", data=16, expert=16)
+
+
+def _software(record: Record, model: Transformer) -> Software:
+    # Its recipes reduce in 16 bits what they sum in 32.
+    software = replace(find_software("megatron-core"), reduce_bytes=2, selective="activations")
+    if "tokendrop" in record["model"]:
+        software = replace(software, routing_host_s=0.8e-3)
+    # The release of 25.09 states 8 bits for the whole table.
+    if record["precision"] != "BF16":
+        software = replace(software, dtype="float8")
+    is_hopper = record["system"] == "DGX-H100"
+    return replace(
+        software,
+        replays_graphs=not is_hopper and _replays(record, model),
+        sends_once=not is_hopper or model.name == _QWEN3_30B.name,
+        overlaps_experts=is_hopper and _overlaps(record, model),
+    )
+
+
+def _overlaps(record: Record, model: Transformer) -> bool:
+    """Of the recipes for H100, those for 235B and the first ones for 30B."""
+    is_early = record["release"] in ("25.11", "26.02")
+    return model.name == _QWEN3_235B.name or (is_early and model.name == _QWEN3_30B.name)
+
+
+def _replays(record: Record, model: Transformer) -> bool:
+    """Whole steps of models with experts are replayed on Grace machines from 26.06 on."""
+    if model.experts is None:
+        return True
+    return record["system"].startswith("DGX-GB") and record["release"] >= "26.06"
+
+
+def _degree(text: str) -> int:
+    text = text.partition("(")[0].strip()
+    return int(text) if text.isdecimal() and int(text) > 0 else 1
