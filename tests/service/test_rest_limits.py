@@ -140,6 +140,8 @@ def test_whoever_submits_does_not_wait_for_those_who_look(service, monkeypatch):
 class Happenings:
     """A daemon of which only events are asked."""
 
+    is_closing = False
+
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last, self.num_read, self.num_failures = first, last, 0, 0
 
@@ -206,6 +208,14 @@ def test_a_number_of_another_fleet_does_not_silence_the_stream():
             return await asyncio.wait_for(reading, 20)
 
     assert asyncio.run(read()) == ([5, 6], 0)
+
+
+def test_streams_end_with_their_daemon(tmp_path):
+    """Nothing waits for a daemon that closed: asking it again and again would take a core."""
+    with serving(tmp_path) as service:
+        bell = stream.Bell(service.daemon)
+    asyncio.run(asyncio.wait_for(bell.watch(), 20))
+    assert bell.is_closed
 
 
 def test_the_bell_outlives_a_store_that_cannot_be_read_for_a_while():

@@ -84,6 +84,11 @@ class Daemon:
         self._loops.close()
 
     @property
+    def is_closing(self) -> bool:
+        """Whether it was told to end: nothing more will happen."""
+        return self._loops.is_closing
+
+    @property
     def is_running(self) -> bool:
         """Whether commands are carried out."""
         return self._loops.are_alive and self._decider.broken is None

@@ -47,9 +47,9 @@ class Bell:
         self.is_closed = False
 
     async def watch(self) -> None:
-        """Ring whenever there are new events, until closed."""
+        """Ring whenever there are new events, until closed; a daemon that closed has no more."""
         last = self._last_kept
-        while not self.is_closed:
+        while not (self.is_closed or self._daemon.is_closing):
             newest = await asyncio.to_thread(self._daemon.wait_for_events, last, _LOOK_S)
             if newest > last:
                 last = newest
@@ -57,6 +57,7 @@ class Bell:
                 with suppress(HocketError):
                     await self._keep(newest)
                 self._ring()
+        self.close()
         self._ring()
 
     async def events_after(self, last: int) -> tuple[int, bytes]:
