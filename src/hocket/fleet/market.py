@@ -66,6 +66,9 @@ class Market:
     """Present where jobs may share devices."""
     last_shares: FloatArray | None = None
     """Of the answer before this one, for policies that leave running jobs where they are."""
+    is_overdue: NDArray[np.bool_] | None = None
+    """Jobs that have long had the time that they said to need: their remaining steps are a guess,
+    and they go before nobody for needing little. None where all keep their word."""
     column_kind: Counts | None = None
     """The kind whose devices each kind uses, where some are other ways to use the same devices (a
     gang spread over servers); the number and price of devices are read from that kind."""
@@ -79,6 +82,11 @@ class Market:
     def num_kinds(self) -> int:
         """Number of kinds of devices."""
         return len(self.kinds)
+
+    @property
+    def keeps_word(self) -> NDArray[np.bool_]:
+        """Whether what jobs said to need may still be so."""
+        return np.ones(self.num_jobs, dtype=bool) if self.is_overdue is None else ~self.is_overdue
 
     @property
     def pool_of(self) -> Counts:

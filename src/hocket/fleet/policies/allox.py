@@ -3,7 +3,8 @@
 Le et al., "AlloX", EuroSys 2020 (after Horn, 1973): a job that is q-th from the end on its device
 delays q jobs, itself included, so jobs are matched with (device, q) at the least sum of
 q x duration. Jobs that are last to be delayed on their device run now, and nobody who runs is
-moved: only waiting jobs are matched, with the devices that are left. O(n^2 x places).
+moved: only waiting jobs are matched, with the devices that are left; those that should have ended
+long ago, with what the others leave. O(n^2 x places).
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ def allox(market: Market, warm: Warm | None = None) -> Allocation:
     shares[stay, stays_on[stay]] = 1.0
     num_free = market.num_devices - np.bincount(stays_on[stay], minlength=market.num_kinds)
     can_start = (speed[:, num_free > 0] > 0.0).any(axis=1)
-    wait = np.flatnonzero((stays_on < 0) & can_start)
-    kind, place, total_s = _match(duration[wait], num_free)
-    runs = _first_on_each_device(kind, place, num_free)
-    shares[wait[runs], kind[runs]] = 1.0
-    jobs = np.concatenate([stay, wait])
+    waits = (stays_on < 0) & can_start
+    total_s = 0.0
+    for turn in (market.keeps_word, ~market.keeps_word):
+        wait = np.flatnonzero(waits & turn)
+        kind, place, ends_s = _match(duration[wait], num_free)
+        runs = _first_on_each_device(kind, place, num_free)
+        shares[wait[runs], kind[runs]] = 1.0
+        num_free = num_free - np.bincount(kind[runs], minlength=market.num_kinds)
+        total_s += ends_s
+    jobs = np.concatenate([stay, np.flatnonzero(waits)])
     total_s += float(duration[stay, stays_on[stay]].sum() + market.elapsed_s[jobs].sum())
     objective = total_s / max(len(jobs), 1)
     return Allocation(

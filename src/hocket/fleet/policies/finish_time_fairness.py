@@ -19,7 +19,7 @@ from hocket.fleet.solve.water_filling import climb
 
 def finish_time_fairness(market: Market, warm: Warm | None = None) -> Allocation:
     """The largest ratio of finish time to finish time on an equal part is smallest."""
-    remaining = known_remaining_steps(market, "finish-time-fairness")
+    remaining = _cautious(market, known_remaining_steps(market, "finish-time-fairness"))
     isolated = isolated_steps_per_s(market)
     alone_s = market.isolated_s + remaining / np.where(isolated > 0.0, isolated, np.inf)
     alone_s = np.maximum(alone_s, 1e-9)
@@ -33,6 +33,14 @@ def finish_time_fairness(market: Market, warm: Warm | None = None) -> Allocation
     marks = np.stack([alone_s, market.elapsed_s], axis=1)
     ladder = Ladder(rates=rates, marks=marks, demands=_demands, score=largest_ratio, is_cost=True)
     return climb("finish-time-fairness", market, ladder, warm)
+
+
+def _cautious(market: Market, remaining: FloatArray) -> FloatArray:
+    """A job that should have ended long ago needs as long as any that keeps its word: waiting
+    would otherwise count for more with it than with those that said how long they are."""
+    fastest = np.maximum(market.usable_steps_per_s.max(axis=1, initial=0.0), 1e-300)
+    longest_s = (remaining / fastest).max(initial=0.0, where=market.keeps_word)
+    return np.where(market.keeps_word, remaining, np.maximum(remaining, longest_s * fastest))
 
 
 def _demands(marks: FloatArray, num_jobs: FloatArray, cap: FloatArray) -> DemandAt:

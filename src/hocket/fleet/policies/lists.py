@@ -53,11 +53,12 @@ def _stay(market: Market, liking: FloatArray) -> tuple[Counts, FloatArray]:
 
 
 def shortest_job_first(market: Market, warm: Warm | None = None) -> Allocation:
-    """The job that would end first on its fastest devices goes first."""
+    """The job that would end first on its fastest devices goes first; those that should have ended
+    long ago come last, whoever had least first."""
     remaining = known_remaining_steps(market, "shortest-job-first")
     fastest = market.usable_steps_per_s.max(axis=1, initial=0.0)
     length_s = remaining / np.where(fastest > 0.0, fastest, 1e-300)
-    order = np.lexsort((market.arrival, length_s))
+    order = np.lexsort((market.arrival, length_s, ~market.keeps_word))
     return _listed("shortest-job-first", market, order, market.usable_steps_per_s)
 
 

@@ -2,6 +2,7 @@
 
 OSDI 2020, section 4.2. Where not all deadlines can be met, they are taken in by weight, heaviest
 first, then earliest first, and one that no longer fits beside those taken in is dropped and named.
+So is that of a job that should have ended long ago: nobody knows what it needs until then.
 A bisection per dropped deadline over the least load of what is kept.
 """
 
@@ -25,14 +26,15 @@ _MAX_NAMED = 50
 def min_cost_slo(market: Market, warm: Warm | None = None) -> Allocation:
     """`min_cost` among the allocations that keep the deadlines."""
     has_deadline = np.isfinite(market.deadline_s)
-    asked = np.flatnonzero(has_deadline)
-    known = replace(market, remaining_steps=np.where(has_deadline, market.remaining_steps, 0.0))
+    can_be_kept = has_deadline & market.keeps_word
+    asked = np.flatnonzero(can_be_kept)
+    known = replace(market, remaining_steps=np.where(can_be_kept, market.remaining_steps, 0.0))
     needs = known_remaining_steps(known, "min-cost-slo") / np.maximum(market.deadline_s, 1e-300)
     kept = _keep(
         market, asked[np.lexsort((market.deadline_s[asked], -market.weight[asked]))], needs
     )
     answer = best_sum("min-cost-slo", market, values_per_step(market), np.where(kept, needs, 0.0))
-    dropped = [market.ids[job] for job in asked if not kept[job]]
+    dropped = [market.ids[job] for job in np.flatnonzero(has_deadline & ~kept)]
     named = ", ".join(dropped[:_MAX_NAMED]) + (", …" if len(dropped) > _MAX_NAMED else "")
     notes = {"deadlines kept": str(int(kept.sum())), "deadlines dropped": named or "none"}
     return replace(answer, notes={**answer.notes, **notes})

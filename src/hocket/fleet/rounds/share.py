@@ -125,6 +125,11 @@ def to_market(
             profile_of=np.ascontiguousarray(rows["profile"]),
             steps_per_s=state.pair_table.steps_per_s,
         )
+    is_late = _are_late(state.rules, rows, steps_per_s)
+    had_steps = rows["held_s"] * steps_per_s.max(axis=1, initial=0.0)
+    # Gavel's rounds believe what is said. Here, a job that should have ended long ago is seen as
+    # one that is half done: it needs as much again as it has had.
+    left = np.asarray(rows["total_steps"] - rows["done_steps"])
     return Market(
         kinds=state.kinds,
         num_devices=state.num_devices,
@@ -133,28 +138,31 @@ def to_market(
         steps_per_s=steps_per_s,
         gang=np.ascontiguousarray(rows["gang"]),
         weight=np.ascontiguousarray(rows["weight"]),
-        remaining_steps=_remaining_steps(state.rules, rows, steps_per_s),
+        remaining_steps=np.where(is_late, np.maximum(left, had_steps), left),
         elapsed_s=state.time_s - rows["submitted_s"],
         deadline_s=rows["deadline_s"] - state.time_s,
-        isolated_s=np.ascontiguousarray(rows["isolated_s"]),
+        isolated_s=np.where(is_late, _alone_s(rows, had_steps), rows["isolated_s"]),
         arrival=np.arange(len(rows)),
         team_of=np.ascontiguousarray(rows["team"]),
         teams=state.teams,
         team_weight=state.team_weight,
         pairs=pairs,
         last_shares=last_shares,
+        is_overdue=is_late if is_late.any() else None,
     )
 
 
-def _remaining_steps(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> FloatArray:
-    """What jobs said to need less what they did. One that has long had the time for all of it is
-    expected to need as much again as it has had, so that who needs less goes first: one step
-    that never ends does not hold a device. Gavel's rounds believe what is said."""
-    left = np.asarray(rows["total_steps"] - rows["done_steps"])
+def _are_late(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> NDArray[np.bool_]:
     if rules.mechanism == "gavel":
-        return left
-    had_steps = rows["held_s"] * steps_per_s.max(axis=1, initial=0.0)
-    return np.where(is_overdue(rules, rows, steps_per_s), np.maximum(left, had_steps), left)
+        return np.zeros(len(rows), dtype=bool)
+    return is_overdue(rules, rows, steps_per_s)
+
+
+def _alone_s(rows: Rows, steps: FloatArray) -> FloatArray:
+    """How long some steps would have taken on an equal part of the cluster."""
+    rate = rows["isolated_rate"]
+    alone_s = np.divide(steps, rate, out=np.zeros(len(rows)), where=rate > 0.0)
+    return np.asarray(np.maximum(alone_s, rows["isolated_s"]))
 
 
 def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> NDArray[np.bool_]:
