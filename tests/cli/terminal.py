@@ -14,6 +14,12 @@ from unittest import mock
 from hocket.cli import main
 
 PLAIN = {"COLUMNS": "100", "NO_COLOR": "1"}
+PARALLEL_KEYS = {
+    "tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch", "schedule",
+    "recompute", "zero", "sequence_parallel", "step_s", "tokens_per_s", "mfu", "peak_bytes",
+    "bubble", "feasible", "reason",
+}  # fmt: skip
+"""What ``hocket parallel --json`` says of a configuration."""
 
 
 class Said(NamedTuple):

@@ -9,9 +9,9 @@ import pytest
 
 from hocket.fleet.market import Market
 from hocket.fleet.policies import find_policy
-from hocket.fleet.rounds import Finish, Rules, Tick, step
+from hocket.fleet.rounds import Finish, Progress, Rules, Tick, step
 
-from .round_fleets import fleet, job, submit
+from .round_fleets import fleet, held_s, job, submit
 
 ROUND_S = 360.0
 NEVER = 400.0
@@ -56,6 +56,30 @@ def test_no_claim_gives_more_than_an_equal_part_where_parts_are_the_measure(poli
     for num_honest in (1, 3):
         held, num_rounds = rounds_held(policy, NEXT_TO_NOTHING, 60.0, num_honest)
         assert held <= num_rounds / (num_honest + 1) + UNTIL_CAUGHT
+
+
+@pytest.mark.parametrize("policy", ["las", "shortest-job-first", "allox", "finish-time-fairness"])
+def test_a_job_that_claims_next_to_nothing_cannot_hold_a_device(policy: str) -> None:
+    """It delays another by what that one needs itself at most, whatever the policy looks at."""
+    rounds_needed = 20
+    honest = job(1, slow=0.0, steps=rounds_needed * 360.0)
+    state = submit(fleet(1, rules=Rules(policy=policy)), job(0, slow=0.0, steps=1e-6), honest)
+    held = held_s(state, 4 * rounds_needed)
+    assert held[1] >= rounds_needed * 360.0
+
+
+def test_a_job_that_said_to_end_soon_and_does_not_loses_its_slack() -> None:
+    state = fleet(1, rules=Rules())
+    liar, honest = job(0, slow=0.0, steps=1.0), job(1, slow=0.0)
+    state = submit(state, liar, honest)
+    assert state.holders[0, 0] == 0
+    rounds = 0
+    while state.holders[0, 0] == 0 and rounds < 200:
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+        done = Progress(time_s=state.time_s, number=0, attempt=1, done_steps=0.0)
+        state, _ = step(state, done)
+        rounds += 1
+    assert rounds <= 12, "as one that said nothing"
 
 
 def market(remaining: list[float], is_overdue: list[bool], num_devices: int) -> Market:

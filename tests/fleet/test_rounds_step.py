@@ -11,29 +11,22 @@ import pytest
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds import (
     AddDevices,
-    Cancel,
     Device,
     Fail,
-    Finish,
-    Job,
-    Lose,
-    PairTable,
     Pause,
     Progress,
     RemoveDevices,
     Resume,
     Rules,
-    State,
     Submit,
     Tick,
-    new_state,
     step,
 )
 from hocket.fleet.rounds.files import state_from_data, state_to_data
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import WAITING
 
-from .round_fleets import NO_SLACK, fleet, held_s, job, submit
+from .round_fleets import fleet, held_s, job, submit
 
 
 def test_a_job_starts_as_soon_as_a_device_is_free() -> None:
@@ -113,17 +106,6 @@ def test_new_jobs_start_with_a_real_share() -> None:
     assert [start.number for start in actions.starts] == [1], "it starts all the same"
 
 
-@pytest.mark.parametrize("has_saved", [0, 1])
-def test_who_lost_least_is_stopped_first(has_saved: int) -> None:
-    state = submit(fleet(2), *(job(number, slow=0.0) for number in range(3)))
-    assert sorted(state.holders[:, 0]) == [0, 1]
-    saved = Progress(time_s=300.0, number=has_saved, attempt=1, done_steps=600.0, saved_steps=600.0)
-    state, _ = step(state, saved)
-    state, actions = step(state, Tick(time_s=state.next_tick_s))
-    assert [stop.number for stop in actions.stops] == [has_saved]
-    assert [start.number for start in actions.starts] == [2]
-
-
 def test_a_gang_over_two_servers_runs_at_the_spread_rate() -> None:
     apart = job(1, fast=8.0, gang=2, spread_steps_per_s=(5.0, 0.0))
     state = submit(fleet(6), *(job(0, gang=3), apart))
@@ -156,90 +138,6 @@ def test_smaller_jobs_move_for_a_gang_that_cannot_be_spread() -> None:
     assert "one server; the largest has 4" in reason(never, 2)
 
 
-def test_min_run_time_protects_from_preemption() -> None:
-    rules = Rules(slack_rounds=0.0, stickiness_rounds=0.0, min_run_s=1800.0)
-    state = submit(fleet(1, rules=rules), job(0), job(1))
-    holders = []
-    for _ in range(10):
-        holders.append(int(state.holders[0, 0]))
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-    assert holders == [0] * 5 + [1] * 5
-
-
-@pytest.mark.parametrize("mechanism", ["improved", "gavel"])
-@pytest.mark.parametrize("policy", ["las", "fifo", "max-throughput"])
-def test_what_cannot_be_preempted_runs_to_its_end(mechanism: str, policy: str) -> None:
-    rules = Rules(policy=policy, mechanism=mechanism, min_reset_s=0.0)
-    whole = job(0, steps=40 * 360.0 * 2.0, preemptible=False)
-    state = submit(fleet(1, rules=rules), whole)
-    state = submit(state, *(job(number, slow=0.0, weight=9.0) for number in (1, 2)))
-    for _ in range(39):
-        state, actions = step(state, Tick(time_s=state.next_tick_s))
-        assert state.holders[0, 0] == 0
-        assert len(actions.stopped) == 0
-    assert state.jobs.rows["saved_steps"][0] == 0.0, "it saves nothing on the way"
-    state, _ = step(state, Finish(time_s=state.time_s, numbers=(0,)))
-    state, _ = step(state, Tick(time_s=state.next_tick_s))
-    assert state.holders[0, 0] in (1, 2)
-
-
-def test_a_job_that_loses_its_work_too_often_is_let_finish() -> None:
-    state = submit(fleet(1), *(job(number, slow=0.0) for number in range(2)))
-    losses, num_held = [0, 0], 0
-    for _ in range(60):
-        holder = int(state.holders[0, 0])
-        state, actions = step(state, Tick(time_s=state.next_tick_s))
-        num_held = num_held + 1 if state.holders[0, 0] == holder else 0
-        for stop in actions.stops:
-            losses[stop.number] += 1
-            state, _ = step(state, Lose(time_s=state.time_s, number=stop.number))
-            assert state.jobs.rows["done_steps"][stop.number] == 0.0
-    assert 1 <= max(losses) <= state.rules.max_losses
-    assert num_held > 30, "one of both runs on"
-    row = int(state.holders[0, 0])
-    assert state.jobs.rows["done_steps"][row] >= 2.0 * 360.0 * 30
-
-
-def preemptions(state: State, rounds: int) -> int:
-    num_stopped = 0
-    for _ in range(rounds):
-        state, actions = step(state, Tick(time_s=state.next_tick_s))
-        num_stopped += len(actions.stopped)
-    return num_stopped
-
-
-@pytest.mark.parametrize("policy", ["las", "las-agnostic", "finish-time-fairness", "makespan"])
-def test_nobody_is_moved_between_kinds_that_are_equally_fast(policy: str) -> None:
-    rules = Rules(policy=policy)
-    alone = submit(fleet(2, 1, rules), job(0, fast=1.0, slow=1.0))
-    assert preemptions(alone, 60) == 0
-    full = submit(fleet(2, 1, rules), *(job(number, fast=1.0, slow=1.0) for number in range(3)))
-    assert preemptions(full, 60) == 0
-
-
-def test_a_job_stays_on_a_kind_that_nobody_else_wants() -> None:
-    # The first is owed time on both kinds; when the other has ended it is on the faster one.
-    both = submit(fleet(1, 1, Rules(policy="las-agnostic")), job(0))
-    assert both.holders[:, 0].tolist() == [0, -1]
-    assert preemptions(both, 60) == 0
-    cheap = fleet(1, 1, Rules(policy="min-cost")).but(price_per_hour=np.array([9.0, 1.0]))
-    cheap = submit(cheap, job(0, fast=1.0, slow=1.0))
-    assert cheap.holders[:, 0].tolist() == [-1, 0], "but not where the other costs less"
-
-
-def test_what_a_stop_costs_counts_like_a_debt() -> None:
-    def first_stop(restart_s: float) -> int:
-        rules = Rules(slack_rounds=0.0, stickiness_rounds=0.0, restart_s=restart_s)
-        state = submit(fleet(1, rules=rules), job(0, slow=0.0), job(1, slow=0.0))
-        for number in range(40):
-            state, actions = step(state, Tick(time_s=state.next_tick_s))
-            if len(actions.stopped):
-                return number
-        return -1
-
-    assert [first_stop(rounds * 360.0) for rounds in (0.0, 4.0, 8.0)] == [0, 4, 8]
-
-
 def test_a_late_report_of_an_earlier_attempt_does_not_count() -> None:
     state = submit(fleet(1), job(0))
     state, _ = step(state, Fail(time_s=10.0, number=0, attempt=1))
@@ -247,40 +145,6 @@ def test_a_late_report_of_an_earlier_attempt_does_not_count() -> None:
     late = Progress(time_s=10.0, number=0, attempt=1, done_steps=500.0, saved_steps=500.0)
     state, _ = step(state, late)
     assert state.jobs.rows["done_steps"][0] == state.jobs.rows["saved_steps"][0] == 0.0
-
-
-@pytest.mark.parametrize("policy", ["las", "shortest-job-first", "allox", "finish-time-fairness"])
-def test_a_job_that_claims_next_to_nothing_cannot_hold_a_device(policy: str) -> None:
-    """It delays another by what that one needs itself at most, whatever the policy looks at."""
-    rounds_needed = 20
-    honest = job(1, slow=0.0, steps=rounds_needed * 360.0)
-    state = submit(fleet(1, rules=Rules(policy=policy)), job(0, slow=0.0, steps=1e-6), honest)
-    held = held_s(state, 4 * rounds_needed)
-    assert held[1] >= rounds_needed * 360.0
-
-
-def test_a_job_that_said_to_end_soon_and_does_not_loses_its_slack() -> None:
-    state = fleet(1, rules=Rules())
-    liar, honest = job(0, slow=0.0, steps=1.0), job(1, slow=0.0)
-    state = submit(state, liar, honest)
-    assert state.holders[0, 0] == 0
-    rounds = 0
-    while state.holders[0, 0] == 0 and rounds < 200:
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-        done = Progress(time_s=state.time_s, number=0, attempt=1, done_steps=0.0)
-        state, _ = step(state, done)
-        rounds += 1
-    assert rounds <= 12, "as one that said nothing"
-
-
-def test_first_come_first_served_neither_overtakes_nor_preempts() -> None:
-    rules = Rules(policy="fifo")
-    state = submit(fleet(4, 4, rules), job(0, gang=3), job(1, gang=4), job(2, gang=4), job(3))
-    assert state.jobs.rows["phase"].tolist() == [1, 1, 0, 0], "the last would fit"
-    assert preemptions(state, 60) == 0
-    state, _ = step(state, Finish(time_s=state.time_s, numbers=(0,)))
-    assert state.jobs.rows["phase"].tolist() == [3, 1, 1, 0]
-    assert state.jobs.rows["kind"].tolist()[1:3] == [1, 0], "who runs stays, though slower there"
 
 
 def test_a_job_that_waits_for_a_kind_does_not_hold_up_those_of_others() -> None:
@@ -304,82 +168,6 @@ def test_gangs_sit_on_few_servers() -> None:
     assert state.devices_of(1) == ("fast0", "fast1", "fast2", "fast3") or state.devices_of(1) == (
         "fast4", "fast5", "fast6", "fast7",
     )  # fmt: skip
-
-
-def test_two_on_a_device_where_that_pays() -> None:
-    devices = (Device(name="d", kind="fast"),)
-    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), devices, NO_SLACK, pair_table=table)
-    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
-    state = submit(state, *jobs)
-    assert sorted(state.holders[0]) == [0, 1]
-    assert state.jobs.rows["rate"].tolist() == [1.8, 1.8]
-    state, _ = step(state, Finish(time_s=100.0, numbers=(0,)))
-    assert state.holders[0].tolist() == [1, -1]
-    assert state.jobs.rows["rate"][1] == 2.0, "alone again, at full speed"
-
-
-def test_pairs_stand_beside_jobs_that_run_alone() -> None:
-    # Three jobs on two devices: two share one of them all the time, in turns.
-    devices = tuple(Device(name=f"d{at}", kind="fast") for at in range(2))
-    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), devices, Rules(), pair_table=table)
-    jobs = [
-        Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e5 * (n + 1), profile=0)
-        for n in range(3)
-    ]
-    state = submit(state, *jobs)
-    for _ in range(30):
-        assert (state.jobs.rows["kind"] >= 0).all()
-        assert (state.holders[:, 1] >= 0).sum() == 1
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-
-
-def shared_gangs(spread: tuple[float, ...]) -> State:
-    """Gangs of two over two servers, and one more job than fits, so that two have to share."""
-    devices = tuple(Device(name=f"d{at}", kind="fast", server=f"s{at // 2}") for at in range(4))
-    table = PairTable(steps_per_s=np.full((1, 1, 1), 6.0))
-    rules = Rules(slack_rounds=0.0, stickiness_rounds=2.0, patience_rounds=3.0)
-    state = new_state(("fast",), (devices[0], devices[2]), rules, pair_table=table)
-    for number, speed in enumerate(spread):
-        gang = Job(
-            number=number,
-            name="",
-            steps_per_s=(8.0,),
-            spread_steps_per_s=(speed,),
-            gang=2,
-            profile=0,
-        )
-        state = submit(state, gang)
-        state = step(state, AddDevices(time_s=state.time_s, devices=(devices[1], devices[3])))[0]
-    return state
-
-
-def test_a_gang_that_needs_one_server_shares_devices_of_one_server() -> None:
-    state = shared_gangs((5.0, 5.0, 0.0))
-    assert state.jobs.rows["is_spread"].tolist() == [1, 1, 0]
-    phases, num_idle = [], 0
-    for _ in range(60):
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-        row = state.jobs.rows[2]
-        phases.append(int(row["phase"]))
-        assert row["phase"] == WAITING or not row["is_spread"]
-        num_idle += int((state.holders[:, 0] < 0).sum())
-        alone, _ = step(state, Cancel(time_s=state.time_s, numbers=(0, 1)))
-        assert alone.jobs.rows["rate"][2] == 8.0
-    assert phases.count(WAITING) < 15, "it goes first once it waited for long"
-    assert num_idle < 20
-
-
-def test_gangs_over_servers_are_slower_beside_each_other_too() -> None:
-    state = shared_gangs((5.0, 5.0, 5.0))
-    rates = set()
-    for _ in range(10):
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-        for row in state.jobs.rows[state.jobs.rows["partner"] >= 0]:
-            rates.add((bool(row["is_spread"]), float(row["rate"])))
-    assert rates
-    assert rates <= {(True, 6.0 * 5.0 / 8.0), (False, 6.0)}
 
 
 @pytest.mark.parametrize("mechanism", ["gavel", "improved"])
@@ -461,45 +249,12 @@ def test_a_job_that_had_its_share_is_not_owed_less_than_nothing() -> None:
     assert any("is owed 1.3 rounds" in text or "is owed 2.0 rounds" in text for text in told)
 
 
-def test_reasons_name_the_partner_and_the_server() -> None:
-    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
-    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
-    assert reason(submit(state, *jobs), 1) == "runs on d beside job 0"
-    bound = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
-    state = submit(submit(fleet(6), job(0, slow=0.0)), job(1, gang=2, slow=0.0))
-    assert "on 3 devices of one server (3 of 6 fast free)" in reason(submit(state, bound), 2)
-
-
 def test_a_resumed_job_waits_for_new_shares() -> None:
     state = submit(fleet(1), job(0, slow=0.0), job(1, slow=0.0))
     state, _ = step(state, Pause(time_s=1.0, numbers=(1,)))
     state, _ = step(state, Tick(time_s=state.next_tick_s))
     state, _ = step(state, Resume(time_s=state.time_s + 1.0, numbers=(1,)))
     assert reason(state, 1).startswith("waits for new shares (0 of 1 fast free)")
-
-
-def test_what_a_checkpoint_saved_is_not_lost_twice() -> None:
-    state = submit(fleet(1), job(0))
-    state, _ = step(state, Fail(time_s=200.0, number=0, attempt=1, done_steps=300.0))
-    state, _ = step(state, Fail(time_s=210.0, number=0, attempt=2))
-    assert state.jobs.rows["done_steps"][0] == 300.0
-    state, _ = step(state, Pause(time_s=310.0, numbers=(0, 0)))
-    state, _ = step(state, Resume(time_s=320.0, numbers=(0,)))
-    state, _ = step(state, Fail(time_s=330.0, number=0, attempt=4))
-    assert state.jobs.rows["done_steps"][0] == 500.0, "it was saved when it was paused"
-
-
-def test_time_beside_another_teaches_nothing_of_time_alone() -> None:
-    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
-    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
-    state = submit(state, *jobs)
-    state, _ = step(state, Finish(time_s=100.0, numbers=(0,)))
-    state, _ = step(state, Progress(time_s=110.0, number=1, attempt=1, done_steps=200.0))
-    assert state.jobs.steps_per_s[-1, 0] == 2.0
-    state, _ = step(state, Progress(time_s=210.0, number=1, attempt=1, done_steps=300.0))
-    assert state.jobs.steps_per_s[-1, 0] == 1.5
 
 
 def test_devices_of_one_server_may_come_one_by_one() -> None:
@@ -516,15 +271,3 @@ def test_devices_of_one_server_may_come_one_by_one() -> None:
     assert state.layout.largest_server.tolist() == [2, 1]
     with pytest.raises(UsageError, match="there as"):
         step(state, AddDevices(time_s=7.0, devices=(Device(name="d2", kind="slow"),)))
-
-
-def test_pairs_are_forgotten_where_there_are_no_devices() -> None:
-    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
-    jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
-    state, _ = step(submit(state, *jobs), RemoveDevices(time_s=1.0, names=("d",)))
-    for _ in range(3):
-        state, _ = step(state, Tick(time_s=state.next_tick_s))
-    assert state.pair_plan is not None
-    assert not state.pair_plan.amount.any()
-    assert not state.pair_plan.credit_s.any()

@@ -1,8 +1,11 @@
 """What tests of local attempts and of the daemon share."""
 
+import signal
+
 import pytest
 from service.daemon_rig import Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
+from service.lease_server import LeaseServer
 from service.local_attempts import executor_in, kill_everything
 from service.rest_service import serving
 
@@ -45,3 +48,21 @@ def nobody_left(request):
     yield
     if "service" in request.fixturenames:
         request.getfixturevalue("service").cancel_all()
+
+
+@pytest.fixture
+def lease_server():
+    """A stand-in for the daemon."""
+    with LeaseServer() as made:
+        yield made
+
+
+@pytest.fixture
+def in_fleet(lease_server, monkeypatch):
+    """The stand-in, and an environment that names it; signals are as they were afterwards."""
+    for name, text in lease_server.variables().items():
+        monkeypatch.setenv(name, text)
+    before = signal.getsignal(signal.SIGTERM)
+    yield lease_server
+    assert signal.getsignal(signal.SIGTERM) is before
+    signal.signal(signal.SIGTERM, before)

@@ -2,8 +2,11 @@
 refuse, to be away, or to ask the attempt to leave."""
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from hocket.service.lease import lease
 
 
 class LeaseServer:
@@ -93,3 +96,32 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+class Saves:
+    """A save function that takes note."""
+
+    def __init__(self):
+        self.steps = []
+
+    def __call__(self, step):
+        self.steps.append(step)
+        return f"step-{step}"
+
+
+def free_port():
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def leaves(saves, ask, *, start=0, **options):
+    done = []
+    try:
+        for step in lease(save=saves, **options).steps(start, 1000):
+            done.append(step)
+            ask(step)
+    except SystemExit as leaving:
+        return done, leaving.code
+    raise AssertionError("it did not leave")
