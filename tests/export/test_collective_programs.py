@@ -106,7 +106,16 @@ def test_files_that_are_no_programs_are_refused(tmp_path):
 
 @pytest.mark.skipif(not DATA.exists(), reason="shared data is not here")
 def test_programs_of_others_run_to_the_right_result():
-    for path in sorted((DATA / "msccl_xml").glob("*.xml")):
-        run_program(read_msccl(path))
-    for path in sorted((DATA / "mscclpp_plans").glob("*.json")):
-        run_program(read_mscclpp(path))
+    programs = [read_msccl(path) for path in sorted((DATA / "msccl_xml").glob("*.xml"))]
+    programs += [read_mscclpp(path) for path in sorted((DATA / "mscclpp_plans").glob("*.json"))]
+    assert programs
+    assert [what_is_wrong_with(program) for program in programs] == [None] * len(programs)
+
+
+def what_is_wrong_with(program):
+    """What is said of a program that hangs or ends with a wrong result; None of a right one."""
+    try:
+        run_program(program)
+    except CheckError as error:
+        return error.message
+    return None

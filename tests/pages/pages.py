@@ -58,9 +58,10 @@ def pages_of(wanted):
     return [p for p in PAGES if room(p) == wanted and any(c.is_run for c in commands(p))]
 
 
-def run_page(page, folder):
-    """Run the commands of a page in a folder that has the examples."""
+def what_fails(page, folder):
+    """Run the commands of a page in a folder that has the examples; what went wrong, in lines."""
     shutil.copytree(ROOT / "examples", folder / "examples")
+    found = []
     for command in commands(page):
         if not command.is_run:
             continue
@@ -68,4 +69,5 @@ def run_page(page, folder):
             hocket(*command.arguments, cwd=folder)
         except AssertionError as error:
             typed = f"{page.name}:{command.line}: hocket {shlex.join(command.arguments)}"
-            raise AssertionError(f"{typed}\n{error}") from None
+            found += [typed, *str(error).splitlines()]
+    return found

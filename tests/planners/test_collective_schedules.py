@@ -83,7 +83,9 @@ def test_shared_and_one_way_links_are_planned_to_their_certified_bound():
     for cluster in (bus, mixed):
         fabric = fabric_of(cluster, cluster.device_names)
         for collective in COLLECTIVES:
-            exact(cluster, fabric, collective)
+            found = exact(cluster, fabric, collective)
+            rate_bps = found.section.rate_bps(cluster)
+            assert rate_bps == found.certificate.bound * fabric.unit_bps, collective
 
 
 @pytest.mark.parametrize(
