@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from planners.golden import EXAMPLE_A, EXAMPLE_B
-from simulate.problems import costs_of, device, device_kind, problems
+from simulate.problems import costs_of, device, device_kind, numbers, problems, tape
 
 from hocket.graph import Graph, GraphBuilder, Role
 from hocket.hardware import Cluster, Link
@@ -31,15 +31,18 @@ def hard_problems(draw: Any, max_ops: int = 10) -> Problem:
     """Generated problems with groups, ops that some kinds cannot run, and little memory."""
     problem = draw(problems(max_ops=max_ops))
     graph, op_s = problem.graph, problem.costs.op_s.copy()
-    numbers = st.sampled_from([-1, -1, 0, 7])
-    group = draw(st.lists(numbers, min_size=graph.num_ops, max_size=graph.num_ops))
-    if draw(st.booleans()):
-        op_s[draw(st.integers(0, len(op_s) - 1)), draw(st.integers(0, graph.num_ops - 1))] = np.inf
-    memory = st.sampled_from([2**30, 2**30, 400, 250, 150, 60])
-    devices = tuple(replace(d, memory_bytes=draw(memory)) for d in problem.cluster.devices)
+    group = numbers(draw, graph.num_ops, (-1, -1, 0, 7))
+    choices = tape(draw, 3)
+    if choices.below(2):
+        op_s[choices.below(len(op_s)), choices.below(graph.num_ops)] = np.inf
+    memory = numbers(draw, problem.cluster.num_devices, (2**30, 2**30, 400, 250, 150, 60)).tolist()
+    devices = tuple(
+        replace(one, memory_bytes=size)
+        for one, size in zip(problem.cluster.devices, memory, strict=True)
+    )
     return replace(
         problem,
-        graph=replace(graph, group=np.array(group, dtype=np.int32)),
+        graph=replace(graph, group=group.astype(np.int32)),
         cluster=replace(problem.cluster, devices=devices),
         costs=replace(problem.costs, op_s=op_s),
     )

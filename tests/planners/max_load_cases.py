@@ -10,38 +10,44 @@ from typing import Any
 import networkx as nx
 import numpy as np
 from hypothesis import strategies as st
+from simulate.problems import tape
 
 from hocket.api import make_problem
 from hocket.graph.formats.dnn_partitioning import graph_from_dnn_partitioning
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.problem import Problem
 
-TIMES = st.sampled_from([0.0, 0.0, 1.0, 2.0, 3.0, 5.0])
+TIMES = (0.0, 0.0, 1.0, 2.0, 3.0, 5.0)
+MOST_EDGES = 10
 
 
 @st.composite
 def stated_problems(draw: Any, max_nodes: int = 6, max_size: int = 3) -> Problem:
     """A file of the NeurIPS 2020 form: two accelerators, a processor, colours, backward nodes."""
-    num = draw(st.integers(1, max_nodes))
-    num_backward = draw(st.sampled_from([0, 0, num // 2]))
-    colors = st.sampled_from([None, None, 0, 1])
+    choices = tape(draw, 4 + 6 * max_nodes + MOST_EDGES)
+    num = 1 + choices.below(max_nodes)
+    num_backward = choices.pick([0, 0, num // 2])
+    size_per_accelerator = choices.pick([4, 100])
     nodes = [
         {
             "id": index,
-            "supportedOnFpga": int(draw(st.integers(0, 9)) > 0),
-            "fpgaLatency": draw(TIMES),
-            "cpuLatency": 3 * draw(TIMES),
+            "supportedOnFpga": int(choices.below(10) < 9),
+            "fpgaLatency": choices.pick(TIMES),
+            "cpuLatency": 3 * choices.pick(TIMES),
             "isBackwardNode": int(index >= num - num_backward),
-            "size": draw(st.integers(0, max_size)),
-            **({} if (color := draw(colors)) is None else {"colorClass": color}),
+            "size": choices.below(max_size + 1),
+            **(
+                {} if (color := choices.pick([None, None, 0, 1])) is None else {"colorClass": color}
+            ),
         }
         for index in range(num)
     ]
+    cost = [choices.pick(TIMES) for _ in nodes]
     pairs = [(a, b) for b in range(num) for a in range(b)]
-    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=10)) if pairs else []
-    cost = [draw(TIMES) for _ in nodes]
+    num_edges = choices.below(MOST_EDGES + 1) if pairs else 0
+    chosen = {choices.pick(pairs) for _ in range(num_edges)}
     data = {
-        "maxSizePerFPGA": draw(st.sampled_from([4, 100])),
+        "maxSizePerFPGA": size_per_accelerator,
         "maxFPGAs": 2,
         "maxCPUs": 1,
         "nodes": nodes,

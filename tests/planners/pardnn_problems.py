@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from simulate.problems import problems
+from simulate.problems import numbers, problems, tape
 
 
 @st.composite
@@ -15,13 +15,13 @@ def tied_problems(draw: Any, max_ops: int = 12, max_devices: int = 4) -> Any:
     """Problems with groups; every kind of device may lack some ops."""
     problem = draw(problems(max_ops, max_devices))
     graph, costs = problem.graph, problem.costs
-    if draw(st.booleans()):
-        number = st.integers(-1, max(graph.num_ops // 3, 1))
-        group = draw(st.lists(number, min_size=graph.num_ops, max_size=graph.num_ops))
-        graph = replace(graph, group=np.array(group, dtype=np.int32))
-    if draw(st.integers(0, 3)) == 0:
+    choices = tape(draw, 4)
+    if choices.below(2):
+        group = numbers(draw, graph.num_ops, range(-1, max(graph.num_ops // 3, 1) + 1))
+        graph = replace(graph, group=group.astype(np.int32))
+    if choices.below(4) == 0:
         op_s = costs.op_s.copy()
-        op_s[draw(st.integers(0, len(op_s) - 1)), draw(st.integers(0, graph.num_ops - 1))] = np.inf
+        op_s[choices.below(len(op_s)), choices.below(graph.num_ops)] = np.inf
         costs = replace(costs, op_s=op_s)
     return replace(problem, graph=graph, costs=costs)
 

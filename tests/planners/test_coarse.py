@@ -8,7 +8,7 @@ import pytest
 from graph.training_graphs import training_graphs, units_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulate.problems import DURATIONS, clusters, costs_of, joined, problem_of, problems
+from simulate.problems import DURATIONS, clusters, costs_of, joined, numbers, problem_of, problems
 
 from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError
@@ -42,7 +42,7 @@ COARSENINGS = {"fused": coarsened, "forward": forward_coarsened}
 def training_problems(draw):
     graph, cluster = draw(training_graphs()), draw(clusters())
     count = len(cluster.kinds) * graph.num_ops
-    op_s = np.array(draw(st.lists(DURATIONS, min_size=count, max_size=count)))
+    op_s = numbers(draw, count, DURATIONS)
     costs = costs_of(graph, cluster, op_s.reshape(len(cluster.kinds), graph.num_ops))
     return Problem(graph=graph, cluster=cluster, costs=costs, transfers="queued")
 

@@ -17,59 +17,97 @@ BEFORE_ROLES = (Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT)
 MADE_ROLES = (Role.ACTIVATION, Role.ACTIVATION, Role.GRADIENT, Role.OUTPUT, Role.CONTROL)
 
 
+class Tape:
+    """Choices read from drawn bytes, one byte each: one draw is many times cheaper than dozens.
+
+    Bytes shrink towards 0, so the first alternative of each choice is the simplest.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._bytes = iter(data)
+
+    def below(self, count: int) -> int:
+        """A number from 0 on."""
+        return next(self._bytes) % count
+
+    def pick(self, values: Any) -> Any:
+        """One of some values."""
+        return values[self.below(len(values))]
+
+    def some(self, values: list[int], most: int) -> list[int]:
+        """At least one of some values, none twice; takes ``most`` + 1 bytes."""
+        chosen = [self.pick(values) for _ in range(most)]
+        return list(dict.fromkeys(chosen[: 1 + self.below(most)]))
+
+
+def tape(draw: Any, num_bytes: int) -> Tape:
+    """Room for so many choices."""
+    return Tape(draw(st.binary(min_size=num_bytes, max_size=num_bytes)))
+
+
+def numbers(draw: Any, count: int, values: Any) -> np.ndarray:
+    """As many of some numbers as are asked for, in one draw."""
+    drawn = np.frombuffer(draw(st.binary(min_size=count, max_size=count)), dtype=np.uint8)
+    return np.asarray(values)[drawn % len(values)]
+
+
+SIZES = (0, 1, 8, 24, 100)
+DURATIONS = (0.0, 0.25, 0.5, 1.0, 1.0, 3.0, 0.1)
+LATENCIES = (0.0, 0.0, 0.125, 0.7)
+BANDWIDTHS = (1.0, 8.0, 10.0, 64.0)
+_BYTES_PER_OP = 14
+"""Choices of an op with two tensors, so that each op has a place of its own on the tape."""
+
+
 @st.composite
 def graphs(
     draw: Any, max_ops: int = 10, max_before: int = 4, *, has_streams: bool = False
 ) -> Graph:
     """Graphs with aliases, control tensors, unread tensors and every role."""
     builder = GraphBuilder("generated")
-    several = has_streams and draw(st.booleans())
-    streams = st.sampled_from(tuple(Stream) if several else (Stream.COMPUTE,))
+    start = tape(draw, 3 + 3 * max_before)
+    streams = tuple(Stream) if has_streams and start.below(2) else (Stream.COMPUTE,)
+    num_ops = start.pick([1, max_ops // 2, max_ops, max_ops])
     tensors: list[int] = []
-    for index in range(draw(st.integers(0, max_before))):
-        base = draw(st.sampled_from([-1, -1, *tensors]))
-        role = draw(st.sampled_from(BEFORE_ROLES))
-        tensors.append(builder.tensor(f"before{index}", draw(SIZES), role=role, alias_of=base))
-    for index in range(draw(st.sampled_from([1, max_ops // 2, max_ops, max_ops]))):
-        choice = st.lists(st.sampled_from(tensors), unique=True, min_size=1, max_size=3)
-        reads = draw(choice) if tensors and draw(st.integers(0, 3)) else []
-        op = builder.op(
-            f"op{index}", reads=reads, workspace_bytes=draw(SIZES), stream=draw(streams)
-        )
-        for number in range(draw(st.sampled_from([1, 1, 0, 2]))):
-            base = draw(st.sampled_from([-1, *reads]))
-            roles = MADE_ROLES if base < 0 else (*MADE_ROLES, *BEFORE_ROLES)
-            role = draw(st.sampled_from(roles))
-            size = 0 if role == Role.CONTROL else draw(SIZES)
+    for index in range(start.below(max_before + 1)):
+        base, role = start.pick([-1, -1, *tensors]), start.pick(BEFORE_ROLES)
+        size = start.pick(SIZES)
+        tensors.append(builder.tensor(f"before{index}", size, role=role, alias_of=base))
+    content = draw(st.binary(min_size=num_ops * _BYTES_PER_OP, max_size=num_ops * _BYTES_PER_OP))
+    for index in range(num_ops):
+        choices = Tape(content[index * _BYTES_PER_OP : (index + 1) * _BYTES_PER_OP])
+        has_reads = choices.below(4)
+        reads = choices.some(tensors, 3) if tensors and has_reads else []
+        workspace_bytes, stream = choices.pick(SIZES), choices.pick(streams)
+        op = builder.op(f"op{index}", reads=reads, workspace_bytes=workspace_bytes, stream=stream)
+        for number in range(choices.pick([1, 1, 0, 2])):
+            base = choices.pick([-1, *reads])
+            role = choices.pick(MADE_ROLES if base < 0 else (*MADE_ROLES, *BEFORE_ROLES))
+            size = choices.pick((0,) if role == Role.CONTROL else SIZES)
             name = f"made{index}.{number}"
             tensors.append(builder.tensor(name, size, producer=op, role=role, alias_of=base))
     return builder.build()
 
 
-SIZES = st.sampled_from([0, 1, 8, 24, 100])
-DURATIONS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 1.0, 3.0, 0.1])
-LATENCIES = st.sampled_from([0.0, 0.0, 0.125, 0.7])
-BANDWIDTHS = st.sampled_from([1.0, 8.0, 10.0, 64.0])
-
-
 @st.composite
 def clusters(draw: Any, max_devices: int = 4) -> Cluster:
     """A bus, all pairs joined, a star around a switch, or two hosts joined by one link."""
-    num = draw(st.sampled_from([max_devices, *range(1, max_devices + 1)]))
+    most_links = max(max_devices * (max_devices - 1) // 2, max_devices + 1)
+    choices = tape(draw, 3 + max_devices + 2 * most_links)
+    num = choices.pick([max_devices, *range(1, max_devices + 1)])
     kinds = [device_kind(name) for name in ("fast", "slow")]
     devices = tuple(
-        device(f"gpu{index}", draw(st.sampled_from(kinds)), host=f"host{index % 2}")
-        for index in range(num)
+        device(f"gpu{index}", choices.pick(kinds), host=f"host{index % 2}") for index in range(num)
     )
-    shape = draw(st.sampled_from(["bus", "pairs", "star", "hosts"]))
-    duplex = draw(st.sampled_from(["full", "half"]))
+    shape = choices.pick(["bus", "pairs", "star", "hosts"])
+    duplex = choices.pick(["full", "half"])
 
     def link(name: str, *ends: str) -> Link:
         return Link(
             name=name,
             ends=ends,
-            bandwidth_bps=draw(BANDWIDTHS),
-            latency_s=draw(LATENCIES),
+            bandwidth_bps=choices.pick(BANDWIDTHS),
+            latency_s=choices.pick(LATENCIES),
             duplex=duplex,
         )
 
@@ -105,24 +143,19 @@ def problems(
     graph = draw(graphs(max_ops, has_streams=has_streams))
     cluster = draw(clusters(max_devices))
     num_kinds = len(cluster.kinds)
-    op_s = draw(
-        st.lists(DURATIONS, min_size=num_kinds * graph.num_ops, max_size=num_kinds * graph.num_ops)
-    )
-    tensor_s = None
-    if draw(st.integers(0, 3)) == 0:
-        stated = st.lists(DURATIONS, min_size=graph.num_tensors, max_size=graph.num_tensors)
-        tensor_s = np.array(draw(stated), dtype=np.float64)
-    costs = costs_of(graph, cluster, np.array(op_s).reshape(num_kinds, graph.num_ops), tensor_s)
-    transfers = mode or draw(st.sampled_from(TRANSFER_MODES))
+    op_s = numbers(draw, num_kinds * graph.num_ops, DURATIONS).reshape(num_kinds, graph.num_ops)
+    choices = tape(draw, 2)
+    transfers = mode or choices.pick(TRANSFER_MODES)
+    tensor_s = None if choices.below(4) else numbers(draw, graph.num_tensors, DURATIONS)
+    costs = costs_of(graph, cluster, op_s, tensor_s)
     return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)
 
 
 @st.composite
 def placements(draw: Any, problem: Problem) -> np.ndarray:
     """A device for each op."""
-    num_ops, last = problem.graph.num_ops, problem.cluster.num_devices - 1
-    devices = st.lists(st.integers(0, last), min_size=num_ops, max_size=num_ops)
-    return np.array(draw(devices), dtype=np.int32)
+    devices = np.arange(problem.cluster.num_devices, dtype=np.int32)
+    return numbers(draw, problem.graph.num_ops, devices)
 
 
 @st.composite
@@ -133,10 +166,10 @@ def plans(draw: Any, problem: Problem, orders: tuple[str, ...] = ("none", "prior
     form = draw(st.sampled_from(orders))
     if form == "none":
         return Plan(planner="generated", device_of=device_of)
-    keys = draw(st.lists(st.integers(0, 3).map(float), min_size=num_ops, max_size=num_ops))
+    keys = numbers(draw, num_ops, (0.0, 1.0, 2.0, 3.0))
     if form == "priority":
-        return Plan(planner="generated", device_of=device_of, priority=np.array(keys))
-    order = topological_order(problem.graph, keys)
+        return Plan(planner="generated", device_of=device_of, priority=keys)
+    order = topological_order(problem.graph, keys.tolist())
     per_device = tuple(
         np.array([op for op in order if device_of[op] == device], dtype=np.int32)
         for device in range(problem.cluster.num_devices)
