@@ -13,6 +13,7 @@ _INSTALL = {
     "ray": "pip install 'hocket[ray]'",
     "fastapi": "pip install 'hocket[serve]'",
     "jinja2": "pip install 'hocket[serve]'",
+    "zmq": "pip install 'hocket[tables]'",
     "uvicorn": "pip install 'hocket[serve]'",
 }
 

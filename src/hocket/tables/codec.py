@@ -1,0 +1,93 @@
+"""Messages as bytes: the head, the rows, then all cells or only those that are not zero.
+
+Whichever is shorter is sent, so a row with few numbers in it costs what these few cost. What
+arrives is checked before compiled code sees it: a message of wrong length or with rows outside of
+the table is refused.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.errors import RunError
+from hocket.tables.core.message import (
+    COUNT,
+    HEAD,
+    KIND,
+    RESTORED,
+    SENT_BYTES,
+    TABLE,
+    UPDATES,
+    Cells,
+    Message,
+)
+
+_HEAD_BYTES = 8 * HEAD
+_DENSE, _SPARSE = b"\0", b"\1"
+
+
+def encode(message: Message, sent_bytes: int = 0, *, is_counted: bool = True) -> bytes:
+    """A message with its first COUNT rows, stamped with what was sent before it and its length."""
+    parts = _parts(message, int(message.head[COUNT]))
+    own_bytes = _HEAD_BYTES + sum(map(len, parts)) if is_counted else 0
+    message.head[SENT_BYTES] = sent_bytes + own_bytes
+    return b"".join((message.head.tobytes(), *parts))
+
+
+def _parts(message: Message, count: int) -> tuple[bytes, ...]:
+    rows = message.rows[:count].astype(np.int32).tobytes()
+    if not count or not message.cells.shape[1] or not len(message.cells):
+        return (rows,)
+    cells = message.cells[:count]
+    filled = cells != 0
+    lengths = filled.sum(axis=1, dtype=np.uint16)
+    num = int(lengths.sum(dtype=np.int64))
+    if 6 * num + 2 * count < 4 * cells.size:
+        columns = np.nonzero(filled)[1].astype(np.uint16)
+        return rows, _SPARSE, lengths.tobytes(), columns.tobytes(), cells[filled].tobytes()
+    return rows, _DENSE, cells.tobytes()
+
+
+def head_of(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """The head of a message; raises `RunError` where there is none."""
+    if len(data) < _HEAD_BYTES:
+        raise RunError("a message of a table is too short")
+    head = np.frombuffer(data, np.int64, HEAD).copy()
+    if not UPDATES <= head[KIND] <= RESTORED or head[TABLE] < 0:
+        raise RunError("a message is not one of a table")
+    return head
+
+
+def decode(data: bytes, num_rows: int, width: int) -> Message:
+    """The message of a table whose part here has ``num_rows`` rows, with cells of ``width``."""
+    head = head_of(data)
+    count = int(head[COUNT])
+    start = _HEAD_BYTES + 4 * count
+    if count < 0 or len(data) < start:
+        raise RunError("a message of a table is cut off")
+    rows = np.frombuffer(data, np.int32, count, _HEAD_BYTES).astype(np.int64)
+    if count and (rows.min() < 0 or rows.max() >= num_rows):
+        raise RunError(f"a message names rows that the table does not have ({num_rows} here)")
+    if len(data) == start:
+        return Message(head, rows, np.zeros((0, width), np.float32))
+    return Message(head, rows, _cells(data, start, count, width))
+
+
+def _cells(data: bytes, start: int, count: int, width: int) -> Cells:
+    body = len(data) - start - 1
+    if data[start : start + 1] == _DENSE and body == 4 * count * width:
+        # Copied: the bytes need not begin where a float may.
+        flat = np.frombuffer(data, np.uint8, body, start + 1).copy()
+        return flat.view(np.float32).reshape(count, width)
+    if data[start : start + 1] == _SPARSE and body >= 2 * count:
+        lengths = np.frombuffer(data[start + 1 : start + 1 + 2 * count], np.uint16)
+        num = int(lengths.sum(dtype=np.int64))
+        rest = data[start + 1 + 2 * count :]
+        if len(rest) == 6 * num:
+            columns = np.frombuffer(rest[: 2 * num], np.uint16)
+            if not num or columns.max() < width:
+                cells = np.zeros((count, width), np.float32)
+                lines = np.repeat(np.arange(count), lengths)
+                cells[lines, columns] = np.frombuffer(rest[2 * num :], np.float32)
+                return cells
+    raise RunError("a message of a table has the wrong length")

@@ -1,0 +1,64 @@
+"""Messages between a client (one process of workers) and a shard of one table.
+
+    UPDATES   client -> shard   numbered changes of rows, and the clock up to which all are sent
+    ASK       client -> shard   rows that are needed at a clock
+    ROWS      shard -> client   values, the changes of the receiver in them, and the shard's clock
+    PING      both              nothing but the head: how far the other side is
+    RESTORED  shard -> client   which changes the shard has; all later ones must be sent (again)
+
+Channels deliver in order or lose everything that is under way. Every message names the life of the
+shard that it belongs to (EPOCH); one of an earlier life is answered by RESTORED.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import LongArray
+
+Cells = NDArray[np.float32]
+
+UPDATES, ASK, ROWS, PING, RESTORED = range(1, 6)
+
+KIND = 0
+CLIENT = 1
+EPOCH = 2
+VERSION = 3
+"""Of UPDATES: its number in the sequence of one client and one shard, from 1."""
+CLOCK = 4
+"""UPDATES: all changes of earlier clocks are sent. ROWS: all of earlier clocks are in the rows."""
+NEED = 5
+"""ASK: the clock that the shard must have reached before it answers."""
+CLAIM = 6
+"""ROWS, PING of a shard: every row that the client subscribed to is at this clock; -1: no word."""
+APPLIED = 7
+"""From a shard: the receiver's last change that is in the values."""
+DURABLE = 8
+"""From a shard: the receiver's last change that outlives the shard."""
+RECEIVED = 9
+"""Bytes that the sender has got from the receiver so far: what the receiver measures speed with."""
+COUNT = 10
+TABLE = 11
+REFUSED = 12
+"""From a shard: changes of rows that were not finite and were left out."""
+SENT_BYTES = 13
+"""Bytes that the sender has sent to the receiver so far, this message included."""
+HEAD = 14
+
+
+class Message(NamedTuple):
+    """One message; ``rows`` are places in the shard, ``cells`` has a line for each of them."""
+
+    head: LongArray
+    rows: LongArray
+    cells: Cells
+
+
+def plain(kind: int, client: int = 0, epoch: int = 0) -> Message:
+    """A message without rows."""
+    head = np.zeros(HEAD, np.int64)
+    head[KIND], head[CLIENT], head[EPOCH], head[CLAIM] = kind, client, epoch, -1
+    return Message(head, np.zeros(0, np.int64), np.zeros((0, 0), np.float32))

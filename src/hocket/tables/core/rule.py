@@ -1,0 +1,121 @@
+"""How a change enters a row: addition, or adaptive revision.
+
+Adaptive revision (McMahan and Streeter, "Delay-tolerant algorithms for asynchronous distributed
+online learning", NIPS 2014) is AdaGrad that repairs what a gradient did not know. A row holds the
+value w, the sum G of all gradients, z' (the largest z so far) and, on the shard only, z. A client
+sends a gradient g and the sum G_old that it had read. The shard takes b = G - G_old, the gradients
+that came in between, and revises the steps which these took. Without delay b = 0 and it is AdaGrad.
+
+A change that is not finite, or would make a row so, is refused as a whole. O(width) per row.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from hocket.kernels import kernel
+from hocket.tables.core.message import Cells
+
+ADD, REVISE = 0, 1
+
+
+def cell_width(rule: int, width: int) -> int:
+    """Numbers of a row as it is read: w, or w, G and z'."""
+    return width if rule == ADD else 3 * width
+
+
+def change_width(rule: int, width: int) -> int:
+    """Numbers of a change: a delta, or g and the G_old that it was computed with."""
+    return width if rule == ADD else 2 * width
+
+
+def starting_cells(rule: int, num_rows: int, width: int, curvature: float) -> Cells:
+    """Rows before any change; ``curvature`` is the first z'."""
+    cells = np.zeros((num_rows, cell_width(rule, width)), np.float32)
+    if rule == REVISE:
+        cells[:, 2 * width :] = curvature
+    return cells
+
+
+def starting_hidden(rule: int, num_rows: int, width: int, curvature: float) -> Cells:
+    """What a shard holds beside the rows: z."""
+    return np.full((num_rows, width if rule == REVISE else 0), curvature, np.float32)
+
+
+@kernel
+def is_finite(cells: Cells, line: int) -> bool:
+    """Whether all numbers of a line are finite."""
+    total = np.float32(0.0)
+    for j in range(cells.shape[1]):
+        total += cells[line, j] * np.float32(0.0)
+    return bool(total == np.float32(0.0))
+
+
+@kernel
+def magnitude(cells: Cells, row: int, changes: Cells, line: int, width: int) -> float:
+    """How large a change is beside the row: |change| / |row|, sums of absolute values."""
+    change, size = 0.0, 0.0
+    for j in range(width):
+        change += abs(changes[line, j])
+        size += abs(cells[row, j])
+    return change / size if size > 1e-30 else change
+
+
+@kernel
+def apply_change(
+    rule: int, rate: float, cells: Cells, hidden: Cells, row: int, changes: Cells, line: int
+) -> bool:
+    """Change a row of a shard; False, and no change, where the row would not stay finite."""
+    if rule == ADD:
+        total = np.float32(0.0)
+        for j in range(cells.shape[1]):
+            total += (cells[row, j] + changes[line, j]) * np.float32(0.0)
+        if total != np.float32(0.0):  # also where it is NaN
+            return False
+        for j in range(cells.shape[1]):
+            cells[row, j] += changes[line, j]
+        return True
+    if not is_finite(changes, line):
+        return False
+    width = hidden.shape[1]
+    for j in range(width):
+        gradient, known = changes[line, j], changes[line, width + j]
+        between = cells[row, width + j] - known
+        old = rate / math.sqrt(cells[row, 2 * width + j])
+        hidden[row, j] += gradient * gradient + 2 * gradient * between
+        cells[row, 2 * width + j] = max(cells[row, 2 * width + j], hidden[row, j])
+        new = rate / math.sqrt(cells[row, 2 * width + j])
+        cells[row, j] += (old - new) * between - new * gradient
+        cells[row, width + j] += gradient
+    return True
+
+
+@kernel
+def apply_locally(
+    rule: int, rate: float, cells: Cells, row: int, changes: Cells, line: int
+) -> None:
+    """Show a client its own change before the shard has it; for a gradient an AdaGrad step."""
+    if rule == ADD:
+        for j in range(cells.shape[1]):
+            cells[row, j] += changes[line, j]
+        return
+    width = cells.shape[1] // 3
+    for j in range(width):
+        gradient = changes[line, j]
+        cells[row, 2 * width + j] += gradient * gradient
+        cells[row, j] -= rate / math.sqrt(cells[row, 2 * width + j]) * gradient
+        cells[row, width + j] += gradient
+
+
+@kernel
+def gather_change(
+    rule: int, cells: Cells, row: int, pending: Cells, is_first: bool, changes: Cells, line: int
+) -> None:
+    """Add a change to those of a row that are not sent; the first remembers what was known."""
+    width = pending.shape[1] if rule == ADD else pending.shape[1] // 2
+    for j in range(width):
+        pending[row, j] += changes[line, j]
+        if rule == REVISE and is_first:
+            pending[row, width + j] = cells[row, width + j]

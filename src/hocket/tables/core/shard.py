@@ -1,0 +1,231 @@
+"""The shard's side of stale synchronous tables.
+
+Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server" (NIPS
+2013); pushes as in Dai et al., "High-performance distributed ML at scale through parameter server
+consistency models" (AAAI 2015). A client's clock c says that all its changes of clocks before c
+are here; the smallest over clients is the shard's clock. A row is sent with the shard's clock, so
+it holds every change of earlier clocks. With pushes, a client that was sent a row is subscribed to
+it: at each advance the rows that others changed become due, and when none is due any more all rows
+of the client are at the shard's clock, which is claimed in the head.
+
+Which rows are sent when is decided elsewhere (`hocket.tables.priority`): nothing here depends on
+it. Changing a row costs O(width + clients), sending it O(width), an advance O(clients x rows).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import FloatArray, LongArray
+from hocket.kernels import kernel
+from hocket.tables.core.message import (
+    APPLIED,
+    ASK,
+    CLAIM,
+    CLIENT,
+    CLOCK,
+    COUNT,
+    DURABLE,
+    EPOCH,
+    HEAD,
+    KIND,
+    NEED,
+    REFUSED,
+    RESTORED,
+    ROWS,
+    UPDATES,
+    VERSION,
+    Cells,
+    Message,
+)
+from hocket.tables.core.rule import apply_change, magnitude, starting_cells, starting_hidden
+
+LIFE, NOW, PUSHES, RULE, NUM_REFUSED, WIDTH = range(6)
+"""Places in `ShardState.facts`; NOW is the shard's clock."""
+
+
+class ShardState(NamedTuple):
+    """A shard of one table; P clients, R rows."""
+
+    facts: LongArray
+    rate: FloatArray
+    cells: Cells
+    hidden: Cells
+    applied: LongArray
+    """[P] last change of each client that is in ``cells``."""
+    durable: LongArray
+    """[P] last change of each client that is in a checkpoint."""
+    clocks: LongArray
+    """[P] all changes of earlier clocks are here."""
+    asked: LongArray
+    """[P, R] the clock at which a client wants the row, or -1."""
+    subscribed: NDArray[np.bool_]
+    dirty: NDArray[np.bool_]
+    """[P, R] others changed the row since it was sent to a subscribed client."""
+    due: NDArray[np.bool_]
+    """[P, R] dirty since before the last advance: it holds back the claim."""
+    num_due: LongArray
+    importance: Cells
+    """[P, R] accumulated relative magnitude of what a client has not been sent."""
+
+
+def new_shard(
+    num_clients: int,
+    num_rows: int,
+    width: int,
+    *,
+    rule: int = 0,
+    pushes: bool = True,
+    rate: float = 0.1,
+    curvature: float = 1.0,
+    epoch: int = 1,
+) -> ShardState:
+    """A shard whose rows are zero."""
+    facts = np.zeros(6, np.int64)
+    facts[LIFE], facts[PUSHES], facts[RULE], facts[WIDTH] = epoch, pushes, rule, width
+    pairs = (num_clients, num_rows)
+    return ShardState(
+        facts, np.array([rate]),
+        starting_cells(rule, num_rows, width, curvature),
+        starting_hidden(rule, num_rows, width, curvature),
+        np.zeros(num_clients, np.int64), np.zeros(num_clients, np.int64),
+        np.zeros(num_clients, np.int64), np.full(pairs, -1, np.int64),
+        np.zeros(pairs, np.bool_), np.zeros(pairs, np.bool_), np.zeros(pairs, np.bool_),
+        np.zeros(num_clients, np.int64), np.zeros(pairs, np.float32),
+    )  # fmt: skip
+
+
+@kernel
+def shard_take(shard: ShardState, message: Message) -> bool:
+    """Take a message; False if its sender must be told RESTORED instead."""
+    head = message.head
+    client = head[CLIENT]
+    if head[EPOCH] != shard.facts[LIFE]:
+        return False
+    if head[KIND] == ASK:
+        for i in range(head[COUNT]):
+            row = message.rows[i]
+            asked = shard.asked[client, row]
+            # The earliest of several: who asked for a later clock asks again, while a worker that
+            # waits for the earlier one may be what the later clock waits for.
+            shard.asked[client, row] = head[NEED] if asked < 0 else min(asked, head[NEED])
+    if head[KIND] == UPDATES:
+        if head[VERSION] > shard.applied[client] + 1:
+            return False
+        if head[VERSION] <= shard.applied[client]:
+            return True
+        for i in range(head[COUNT]):
+            _change(shard, client, message, i)
+        shard.applied[client] = head[VERSION]
+        shard.clocks[client] = max(shard.clocks[client], head[CLOCK])
+        now = _slowest(shard)
+        if now > shard.facts[NOW]:
+            _advance(shard, now)
+    return True
+
+
+@kernel
+def _slowest(shard: ShardState) -> int:
+    now = shard.clocks[0]
+    for client in range(len(shard.clocks)):
+        now = min(now, shard.clocks[client])
+    return int(now)
+
+
+@kernel
+def _change(shard: ShardState, client: int, message: Message, line: int) -> None:
+    row = message.rows[line]
+    large = magnitude(shard.cells, row, message.cells, line, shard.facts[WIDTH])
+    fine = apply_change(
+        shard.facts[RULE], shard.rate[0], shard.cells, shard.hidden, row, message.cells, line
+    )
+    if not fine:
+        shard.facts[NUM_REFUSED] += 1
+    if not shard.facts[PUSHES]:
+        return
+    for other in range(len(shard.clocks)):
+        # A client has its own changes, unless one was refused: then it is sent the row as it is.
+        if shard.subscribed[other, row] and (other == client) != fine:
+            shard.dirty[other, row] = True
+            shard.importance[other, row] += large if fine else 1.0
+
+
+@kernel
+def _advance(shard: ShardState, now: int) -> None:
+    """All changes of clocks before ``now`` are here: what was changed is due to subscribers."""
+    shard.facts[NOW] = now
+    for client in range(shard.dirty.shape[0]):
+        for row in range(shard.dirty.shape[1]):
+            if shard.dirty[client, row] and not shard.due[client, row]:
+                shard.due[client, row] = True
+                shard.num_due[client] += 1
+
+
+@kernel
+def can_send(shard: ShardState, client: int, row: int) -> bool:
+    """Whether a row may go to a client now: asked for and ready, or changed by others."""
+    asked = shard.asked[client, row]
+    return bool(0 <= asked <= shard.facts[NOW] or shard.dirty[client, row])
+
+
+@kernel
+def shard_send(shard: ShardState, client: int, rows: LongArray, out: Message) -> None:
+    """Fill ROWS with those of ``rows`` that may be sent; they count as sent."""
+    count = 0
+    now = shard.facts[NOW]
+    for i in range(len(rows)):
+        row = rows[i]
+        if not can_send(shard, client, row):
+            continue
+        for j in range(shard.cells.shape[1]):
+            out.cells[count, j] = shard.cells[row, j]
+        out.rows[count] = row
+        count += 1
+        if shard.asked[client, row] <= now:
+            shard.asked[client, row] = -1
+        if shard.due[client, row]:
+            shard.due[client, row] = False
+            shard.num_due[client] -= 1
+        shard.dirty[client, row] = False
+        shard.importance[client, row] = 0.0
+        shard.subscribed[client, row] = shard.facts[PUSHES]
+    shard_head(shard, client, ROWS, out.head)
+    out.head[COUNT] = count
+
+
+@kernel
+def shard_head(shard: ShardState, client: int, kind: int, head: LongArray) -> None:
+    """Fill a head with what a client should know of the shard."""
+    for i in range(HEAD):
+        head[i] = 0
+    head[KIND] = kind
+    head[CLIENT] = client
+    head[EPOCH] = shard.facts[LIFE]
+    head[CLOCK] = shard.clocks[client] if kind == RESTORED else shard.facts[NOW]
+    claims = shard.facts[PUSHES] and shard.num_due[client] == 0
+    head[CLAIM] = shard.facts[NOW] if claims else -1
+    head[APPLIED] = shard.applied[client]
+    head[DURABLE] = shard.durable[client]
+    head[REFUSED] = shard.facts[NUM_REFUSED]
+
+
+@kernel
+def shard_restore(shard: ShardState, epoch: int) -> None:
+    """Begin another life with the rows, changes and clocks of a checkpoint; nobody is subscribed.
+
+    A claim of this life says nothing about rows that it has not sent: clients start with none.
+    """
+    shard.facts[LIFE] = epoch
+    shard.facts[NOW] = _slowest(shard)
+    for client in range(len(shard.clocks)):
+        shard.durable[client] = shard.applied[client]
+        shard.num_due[client] = 0
+        for row in range(shard.asked.shape[1]):
+            shard.asked[client, row] = -1
+            shard.subscribed[client, row] = False
+            shard.dirty[client, row] = False
+            shard.due[client, row] = False
+            shard.importance[client, row] = 0.0

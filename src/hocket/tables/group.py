@@ -1,0 +1,90 @@
+"""Shards and clients of one process, for one machine's threads and for trying things out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hocket.tables.node import Node, Worker
+from hocket.tables.server import ShardServer
+from hocket.tables.spec import Layout, TableSpec
+from hocket.tables.transports.inside import InsidePort, inside_ports
+
+
+class Group:
+    """Running shards and nodes; `kill_shard` is for trying out what happens then."""
+
+    def __init__(self, layout: Layout, ports: list[InsidePort], folder: Path | None) -> None:
+        self.layout, self.folder = layout, folder
+        self.nodes: list[Node] = []
+        self.servers: list[ShardServer] = []
+        self._ports = ports
+        self._stops: list[threading.Event] = []
+        self._threads: list[threading.Thread] = []
+        for shard in range(layout.num_shards):
+            self.servers.append(self._server(shard))
+            self._stops.append(threading.Event())
+            self._threads.append(self._started(shard))
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers of all nodes."""
+        return [worker for node in self.nodes for worker in node.workers]
+
+    def kill_shard(self, shard: int) -> None:
+        """End a shard where it stands, with what it holds and what is under way to it."""
+        self._stops[shard].set()
+        self._threads[shard].join()
+        self._ports[shard].lose()
+
+    def restart_shard(self, shard: int) -> None:
+        """Start a killed shard from its last checkpoint."""
+        self.servers[shard] = self._server(shard)
+        self._stops[shard] = threading.Event()
+        self._threads[shard] = self._started(shard)
+
+    def close(self) -> None:
+        """End all shards."""
+        for shard in range(len(self.servers)):
+            self._stops[shard].set()
+            self._threads[shard].join()
+
+    def _server(self, shard: int) -> ShardServer:
+        path = None if self.folder is None else self.folder / f"shard-{shard}.npz"
+        return ShardServer(
+            self.layout, shard, self._ports[shard], checkpoint=path, checkpoint_s=0.2
+        )
+
+    def _started(self, shard: int) -> threading.Thread:
+        thread = threading.Thread(
+            target=self.servers[shard].run, args=(self._stops[shard],), daemon=True
+        )
+        thread.start()
+        return thread
+
+
+@contextmanager
+def local_tables(
+    tables: Sequence[TableSpec],
+    *,
+    num_shards: int = 1,
+    num_clients: int = 1,
+    workers_per_client: int = 1,
+    checkpoints: Path | None = None,
+    timeout_s: float = 60.0,
+) -> Iterator[Group]:
+    """Tables inside this process; changes that are still unsent at the end are sent."""
+    layout = Layout(tuple(tables), num_shards, num_clients)
+    shard_ports, client_ports = inside_ports(num_shards, num_clients)
+    group = Group(layout, shard_ports, checkpoints)
+    try:
+        with ExitStack() as stack:
+            for client, port in enumerate(client_ports):
+                node = Node(layout, client, port, num_workers=workers_per_client,
+                            timeout_s=timeout_s)  # fmt: skip
+                group.nodes.append(stack.enter_context(node))
+            yield group
+    finally:
+        group.close()

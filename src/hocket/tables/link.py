@@ -1,0 +1,199 @@
+"""A client's link to one shard of one table: when the core's changes and asks are sent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.arrays import LongArray
+from hocket.tables.core.client import (
+    BASE,
+    DONE,
+    END,
+    KEPT,
+    ME,
+    MY_CLOCK,
+    MY_LIFE,
+    NEVER,
+    NEXT,
+    TAIL,
+    TOLD,
+    ClientState,
+    ask_again,
+    batch_head,
+    batch_start,
+    compact_log,
+    mark_asked,
+    new_client,
+    newest_clock,
+    send_changes,
+    take_restored,
+    take_rows,
+)
+from hocket.tables.core.message import (
+    ASK,
+    COUNT,
+    EPOCH,
+    HEAD,
+    KIND,
+    NEED,
+    PING,
+    RESTORED,
+    Message,
+    plain,
+)
+from hocket.tables.priority import next_changes, unsent_rows
+from hocket.tables.route import Route
+from hocket.tables.spec import TableSpec
+
+_MAX_UNDER_WAY = 64 * 2**20
+"""Bytes of changes that a shard has not applied, after which `clock` waits."""
+
+
+class Link:
+    """The client's side of one shard of one table; not to be used by two threads at once."""
+
+    def __init__(
+        self, spec: TableSpec, number: int, client: int, num_rows: int, route: Route, seed: int
+    ) -> None:
+        self.spec, self.number, self.route = spec, number, route
+        self.state: ClientState = new_client(
+            client, num_rows, spec.width, rule=spec.rule, pushes=spec.pushes, rate=spec.rate
+        )
+        self._random = np.random.default_rng((seed, client, number))
+        self._scratch = np.zeros(num_rows, np.int64)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the shard has ever answered."""
+        return bool(self.state.facts[MY_LIFE])
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether more is under way than should be."""
+        facts = self.state.facts
+        lines = facts[END] - batch_start(self.state, facts[DONE] + 1) if self.is_connected else 0
+        return bool(4 * lines * self.state.pending.shape[1] > _MAX_UNDER_WAY)
+
+    @property
+    def has_unapplied(self) -> bool:
+        """Whether changes are not yet in the shard."""
+        facts = self.state.facts
+        return bool((self.state.oldest != NEVER).any() or facts[NEXT] > facts[DONE] + 1)
+
+    def send_everything(self) -> None:
+        """Send all changes without regard to clocks."""
+        rows = unsent_rows(self.state)
+        if len(rows):
+            self.send_rows(rows)
+
+    # ── sending ─────────────────────────────────────────────────────────────────────────────────
+
+    def send_due(self) -> bool:
+        """Send what should go now; whether anything was."""
+        facts = self.state.facts
+        if not self.is_connected:
+            return False
+        if self.spec.mode == "managed":
+            return self._send_managed()
+        if facts[MY_CLOCK] <= facts[TOLD]:
+            return False
+        self.send_rows(unsent_rows(self.state))
+        return True
+
+    def _send_managed(self) -> bool:
+        state, sent = self.state, False
+        limit = max(1, self.route.budget.chunk_bytes // (4 * state.pending.shape[1] + 4))
+        slack = self.spec.staleness
+        while self.route.allows():
+            rows = next_changes(state, limit, self.spec.order, slack, self._random)
+            if not len(rows) and state.facts[MY_CLOCK] <= state.facts[TOLD]:
+                break
+            self.send_rows(rows)
+            sent = True
+        return sent
+
+    def send_rows(self, rows: LongArray) -> None:
+        """Send the changes of some rows as one batch."""
+        self._make_room(len(rows))
+        head = np.zeros(HEAD, np.int64)
+        num = send_changes(self.state, rows, head)
+        self._send_batch(head, int(self.state.facts[END]) - num)
+
+    def _send_batch(self, head: LongArray, start: int) -> None:
+        first = start - int(self.state.facts[BASE])
+        lines = slice(first, first + int(head[COUNT]))
+        self.route.send(
+            self.number, Message(head, self.state.log_row[lines], self.state.log_cells[lines])
+        )
+
+    def ask(self, missing: LongArray, num: int, need: int) -> bool:
+        """Ask for rows that nothing is on its way for; whether any was."""
+        rows = self._scratch
+        if not self.is_connected or not (count := mark_asked(self.state, missing, num, need, rows)):
+            return False
+        self._send_ask(rows[:count], need)
+        return True
+
+    def _send_ask(self, rows: LongArray, need: int) -> None:
+        message = plain(ASK, int(self.state.facts[ME]), int(self.state.facts[MY_LIFE]))
+        message.head[COUNT], message.head[NEED] = len(rows), need
+        self.route.send(self.number, Message(message.head, rows, message.cells))
+
+    def ping(self) -> None:
+        """Ask how far the shard is; one that was restarted says so."""
+        me, life = int(self.state.facts[ME]), int(self.state.facts[MY_LIFE])
+        self.route.send(self.number, plain(PING, me, life))
+
+    # ── receiving ───────────────────────────────────────────────────────────────────────────────
+
+    def take(self, message: Message) -> None:
+        """Take a message of the shard."""
+        if message.head[KIND] != RESTORED:
+            take_rows(self.state, message)
+            if message.head[EPOCH] != self.state.facts[MY_LIFE]:
+                self.ping()  # a shard that was restarted: it will say what it lacks
+            return
+        is_new = self.state.facts[MY_LIFE] != message.head[EPOCH]
+        first = take_restored(self.state, message.head)
+        if is_new and self.spec.pushes:
+            count = ask_again(self.state, self._scratch)
+            if count:
+                self._send_ask(self._scratch[:count], newest_clock(self.state))
+        head = np.zeros(HEAD, np.int64)
+        for version in range(first, int(self.state.facts[NEXT])):
+            batch_head(self.state, version, head)
+            self._send_batch(head, batch_start(self.state, version))
+
+    # ── the log's memory ────────────────────────────────────────────────────────────────────────
+
+    def _make_room(self, num_lines: int) -> None:
+        """See to it that a batch of so many lines fits into the log."""
+        state, facts = self.state, self.state.facts
+        if facts[END] - facts[BASE] + num_lines > len(state.log_row):
+            compact_log(state)
+            needed = int(facts[END] - facts[TAIL]) + num_lines
+            # Compacting must not happen at every batch, so half of the log is kept free.
+            if needed > len(state.log_row) // 2:
+                self.state = state = _with_lines(state, 2 * needed)
+        if facts[NEXT] - facts[KEPT] >= len(state.batch_end) - 1:
+            self.state = _with_batches(state, 2 * len(state.batch_end))
+
+
+def _with_lines(state: ClientState, num: int) -> ClientState:
+    more = num - len(state.log_row)
+    return state._replace(
+        log_row=np.pad(state.log_row, (0, more)),
+        log_before=np.pad(state.log_before, (0, more)),
+        log_version=np.pad(state.log_version, (0, more)),
+        log_cells=np.pad(state.log_cells, ((0, more), (0, 0))),
+    )
+
+
+def _with_batches(state: ClientState, num: int) -> ClientState:
+    old = len(state.batch_end)
+    end, clock = np.zeros(num, np.int64), np.zeros(num, np.int64)
+    first = max(int(state.facts[KEPT]), 0)
+    for version in range(first, int(state.facts[NEXT])):
+        end[version % num] = state.batch_end[version % old]
+        clock[version % num] = state.batch_clock[version % old]
+    return state._replace(batch_end=end, batch_clock=clock)

@@ -1,0 +1,72 @@
+"""Which rows are sent next (Wei et al., "Managed communication and consistency for fast
+data-parallel iterative analytics", SoCC 2015).
+
+Rows that a clock waits for go first: a client's oldest changes, the rows that a shard was asked for
+or has due. The rest goes by the size of what has changed relative to the row (`magnitude`), by age
+(`fifo`) or at random. O(rows) per choice.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.arrays import LongArray
+from hocket.tables.core.client import MY_CLOCK, NEVER, ClientState
+from hocket.tables.core.shard import NOW, ShardState
+
+
+def unsent_rows(client: ClientState) -> LongArray:
+    """All rows with changes that are not sent."""
+    return np.flatnonzero(client.oldest != NEVER)
+
+
+def next_changes(
+    client: ClientState, limit: int, order: str, slack: float, random: np.random.Generator
+) -> LongArray:
+    """At most ``limit`` rows of a client; those of clocks ``slack`` or more back go first."""
+    rows = unsent_rows(client)
+    age = client.oldest[rows]
+    first = age <= client.facts[MY_CLOCK] - max(1.0, slack)
+    return _best(rows, first, order, age, client.importance[0, rows], limit, random)
+
+
+def ready_rows(shard: ShardState, client: int, *, at_once: bool) -> LongArray:
+    """Rows that a client waits for: asked for and at the clock it needs, or due.
+
+    ``at_once``: whatever was changed, without waiting for a clock.
+    """
+    asked = shard.asked[client]
+    changed = shard.dirty[client] if at_once else shard.due[client]
+    return np.flatnonzero(((asked >= 0) & (asked <= shard.facts[NOW])) | changed)
+
+
+def next_rows(
+    shard: ShardState, client: int, limit: int, order: str, random: np.random.Generator
+) -> LongArray:
+    """At most ``limit`` rows of a shard for a client: ready ones first, then changed ones."""
+    asked = shard.asked[client]
+    is_asked = (asked >= 0) & (asked <= shard.facts[NOW])
+    rows = np.flatnonzero(is_asked | shard.dirty[client])
+    first = is_asked[rows] * 2 + shard.due[client, rows]
+    return _best(rows, first, order, rows, shard.importance[client, rows], limit, random)
+
+
+def _best(
+    rows: LongArray,
+    first: np.ndarray[tuple[int], np.dtype[np.generic]],
+    order: str,
+    age: LongArray,
+    importance: np.ndarray[tuple[int], np.dtype[np.float32]],
+    limit: int,
+    random: np.random.Generator,
+) -> LongArray:
+    if len(rows) <= limit:
+        return rows
+    if order == "magnitude":
+        key = -importance.astype(np.float64)
+    elif order == "fifo":
+        key = age.astype(np.float64)
+    else:
+        key = random.random(len(rows))
+    chosen = np.lexsort((key, -first.astype(np.int64)))[:limit]
+    return rows[chosen]

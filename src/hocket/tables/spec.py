@@ -1,0 +1,106 @@
+"""What a table is, and how it is spread."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hocket.base.errors import UsageError, unknown_name
+from hocket.tables.core.rule import ADD, REVISE
+
+MODES = ("ssp", "essp", "managed")
+ORDERS = ("fifo", "random", "magnitude")
+MAX_ROWS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table of ``num_rows`` rows of ``width`` 32-bit floats, zero at first.
+
+    A worker at clock c reads all changes of clocks before c - ``staleness`` and all of its own
+    process: 0 is bulk synchronous, ``math.inf`` asynchronous. ``mode`` says what moves when:
+
+    - ``ssp``: changes at each clock; rows when a worker asks.
+    - ``essp``: changes at each clock; a row that was read once is pushed whenever all have clocked.
+    - ``managed``: both directions send all the time, as fast as was measured to arrive, what a
+      clock waits for first, then in ``order``.
+    """
+
+    name: str
+    num_rows: int
+    width: int
+    staleness: float = 1
+    mode: str = "essp"
+    order: str = "magnitude"
+    is_adaptive: bool = False
+    """Changes are gradients, and rows move by adaptive revision (see `hocket.tables.core.rule`)."""
+    rate: float = 0.1
+    """Of an adaptive table: the step size."""
+    curvature: float = 1.0
+    """Of an adaptive table: the squared gradients that every cell starts with."""
+
+    def __post_init__(self) -> None:
+        where = f"table {self.name!r}"
+        if not 0 < self.num_rows <= MAX_ROWS or not 0 < self.width < 2**16:
+            raise UsageError(
+                f"a table of {self.num_rows} x {self.width} is not possible",
+                hint=f"1 to {MAX_ROWS} rows of 1 to {2**16 - 1} numbers",
+                where=where,
+            )
+        if math.isnan(self.staleness) or self.staleness < 0:
+            raise UsageError(
+                f"staleness {self.staleness!r} is not possible",
+                hint="0 waits for everybody at each clock, math.inf for nobody",
+                where=where,
+            )
+        if self.staleness != math.inf and self.staleness != int(self.staleness):
+            raise UsageError(f"staleness {self.staleness!r} is no whole number", where=where)
+        if self.mode not in MODES:
+            raise unknown_name("mode", self.mode, MODES, where=where)
+        if self.order not in ORDERS:
+            raise unknown_name("order", self.order, ORDERS, where=where)
+        if self.staleness == math.inf and self.mode == "ssp":
+            raise UsageError(
+                "an asynchronous table must push: a row in the cache would never be old",
+                hint="use mode 'essp' or 'managed'",
+                where=where,
+            )
+
+    @property
+    def rule(self) -> int:
+        """How changes enter rows."""
+        return REVISE if self.is_adaptive else ADD
+
+    @property
+    def pushes(self) -> bool:
+        """Whether shards send rows that nobody asks for again."""
+        return self.mode != "ssp"
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether nobody waits for anybody."""
+        return self.staleness == math.inf
+
+    def need(self, clock: int) -> int:
+        """The clock that a row must have for a reader at ``clock``."""
+        return 0 if self.is_asynchronous else max(0, clock - int(self.staleness))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The tables of a program, the shards that hold them and the clients that use them."""
+
+    tables: tuple[TableSpec, ...]
+    num_shards: int = 1
+    num_clients: int = 1
+
+    def __post_init__(self) -> None:
+        names = [table.name for table in self.tables]
+        if len(set(names)) < len(names):
+            raise UsageError(f"two tables have one name: {', '.join(sorted(names))}")
+        if self.num_shards < 1 or self.num_clients < 1 or not names:
+            raise UsageError("tables need at least one table, one shard and one client")
+
+    def rows_of(self, table: TableSpec, shard: int) -> int:
+        """How many rows of a table a shard holds: row r is row r // shards of shard r % shards."""
+        return max(0, -(-(table.num_rows - shard) // self.num_shards))

@@ -1,0 +1,1 @@
+"""How messages travel: inside a process, through shared memory, over ZeroMQ."""

@@ -1,0 +1,29 @@
+"""What tables need of a transport.
+
+A port belongs to one client or one shard and to one thread, but for `wake`. Messages to one peer
+arrive in order, each whole; when a peer dies, all that were under way to it may be lost, none in
+the middle. Sending never waits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Port(Protocol):
+    """One end of all channels of a client (peers: shards) or of a shard (peers: clients)."""
+
+    def send(self, peer: int, data: bytes) -> None:
+        """Send a message to a peer; lost if there is none."""
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """The next message and its sender; None if none has arrived."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a message may have arrived, at `wake`, or after some time."""
+
+    def wake(self) -> None:
+        """End a `wait` of another thread."""
+
+    def close(self) -> None:
+        """Give everything back."""

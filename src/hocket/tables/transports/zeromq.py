@@ -1,0 +1,157 @@
+"""Across machines: a ROUTER socket per shard, and a DEALER socket of each client for each shard.
+
+A client's number is the name of its sockets, so the shard knows where an answer goes, also after
+it was restarted at the same address. Queues are not bounded here: clients bound what is under way.
+Addresses are those of ZeroMQ (``tcp://10.0.0.1:4000``, ``ipc:///run/…``); nothing is encrypted and
+nobody is asked for a name, so bind to a network that only the program's machines reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hocket.base.errors import RunError
+from hocket.base.extras import require
+
+_POLL_IN = 1
+
+
+def _socket(kind: str, name: str = "") -> Any:
+    require("zmq", "tables across machines")
+    import zmq
+
+    socket: Any = zmq.Context.instance().socket(getattr(zmq, kind))
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.SNDHWM, 0)
+    socket.setsockopt(zmq.RCVHWM, 0)
+    socket.setsockopt(zmq.RECONNECT_IVL, 50)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+    if name:
+        socket.setsockopt(zmq.IDENTITY, name.encode())
+    else:
+        # A client that reconnects takes over from the connection that it lost.
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+    return socket
+
+
+class _Waiter:
+    """Waits for sockets and for `wake` of other threads."""
+
+    def __init__(self, sockets: Sequence[Any]) -> None:
+        import zmq
+
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, _POLL_IN)
+        self._poller.register(self._read, _POLL_IN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until something is there."""
+        found = dict(self._poller.poll(int(timeout_s * 1e3) + 1))
+        if self._read in found:
+            os.read(self._read, 4096)
+
+    def wake(self) -> None:
+        """End a wait; a full pipe will end it too."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, b".")
+
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self._read)
+        os.close(self._write)
+
+
+class ZeroMqShardPort:
+    """The port of a shard, bound to an address; port 0 or ``*`` takes a free one."""
+
+    def __init__(self, address: str) -> None:
+        import zmq
+
+        self._socket = _socket("ROUTER")
+        try:
+            self._socket.bind(address.replace(":0", ":*") if address.endswith(":0") else address)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            raise RunError(
+                f"cannot listen: {error}", hint="is another shard there?", where=address
+            ) from error
+        self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._waiter = _Waiter([self._socket])
+
+    def send(self, peer: int, data: bytes) -> None:
+        """Send to a client."""
+        self._socket.send_multipart((str(peer).encode(), data))
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """The next message and its client."""
+        import zmq
+
+        while True:
+            try:
+                name, *rest = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return None
+            if name.isdigit() and len(rest) == 1:
+                return int(name), rest[0]
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a message is there."""
+        self._waiter.wait(timeout_s)
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._waiter.wake()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+        self._waiter.close()
+
+
+class ZeroMqClientPort:
+    """The port of a client, connected to the addresses of all shards."""
+
+    def __init__(self, client: int, addresses: Sequence[str]) -> None:
+        import zmq
+
+        self._sockets = [_socket("DEALER", str(client)) for _ in addresses]
+        for socket, address in zip(self._sockets, addresses, strict=True):
+            try:
+                socket.connect(address)
+            except zmq.ZMQError as error:
+                raise RunError(f"cannot connect: {error}", where=address) from error
+        self._waiter = _Waiter(self._sockets)
+
+    def send(self, peer: int, data: bytes) -> None:
+        """Send to a shard."""
+        self._sockets[peer].send(data)
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """The next message and its shard."""
+        import zmq
+
+        for shard, socket in enumerate(self._sockets):
+            try:
+                return shard, socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                continue
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Until a message is there."""
+        self._waiter.wait(timeout_s)
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._waiter.wake()
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for socket in self._sockets:
+            socket.close()
+        self._waiter.close()

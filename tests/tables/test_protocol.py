@@ -1,0 +1,146 @@
+"""The protocol under random schedules, and the parts that are not seen from outside."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.base.errors import CheckError, InputFileError, RunError
+from hocket.tables import Layout, ShardServer, TableSpec, check
+from hocket.tables.budget import Budget
+from hocket.tables.codec import decode, encode
+from hocket.tables.core.message import COUNT, HEAD, KIND, ROWS, UPDATES, Message
+from hocket.tables.core.rule import (
+    REVISE,
+    apply_change,
+    apply_locally,
+    starting_cells,
+    starting_hidden,
+)
+from hocket.tables.transports.inside import inside_ports
+
+
+def test_no_read_of_some_thousand_random_schedules_misses_what_it_must_hold():
+    assert check.check_schedules(4000, seed=11) >= 4000
+
+
+def test_a_promise_that_is_not_kept_is_found_out(monkeypatch):
+    """Rows that are read with staleness 1 do not hold what staleness 0 promises."""
+    broken = check.Arrangement(2, 1, 1, True, 0, promised=0)
+    assert check.first_fault(broken, 0, 500)[0] == check.OLD_MISSING
+    monkeypatch.setattr(check, "arrangements", lambda: [broken])
+    with pytest.raises(CheckError, match="older than the staleness allows"):
+        check.check_schedules(500)
+
+
+def message(kind, rows, cells):
+    head = np.zeros(HEAD, np.int64)
+    head[KIND], head[COUNT] = kind, len(rows)
+    return Message(head, np.array(rows, np.int64), np.array(cells, np.float32))
+
+
+@given(st.integers(1, 9), st.integers(1, 12), st.floats(0, 1), st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_messages_survive_the_way_dense_or_sparse(count, width, filled, seed):
+    random = np.random.default_rng(seed)
+    cells = random.normal(size=(count, width)) * (random.random((count, width)) < filled)
+    sent = message(UPDATES, random.integers(0, 20, count), cells)
+    data = encode(sent)
+    found = decode(data, 20, width)
+    np.testing.assert_array_equal(found.cells, sent.cells)
+    np.testing.assert_array_equal(found.rows, sent.rows)
+    assert len(data) <= 8 * HEAD + 4 * count + 1 + 4 * count * width
+
+
+@given(st.binary(max_size=400), st.integers(0, 200), st.integers(0, 255))
+@settings(max_examples=150, deadline=None)
+def test_bytes_that_are_no_message_are_refused_or_harmless(noise, place, value):
+    good = bytearray(encode(message(ROWS, [1, 2], np.ones((2, 3)))))
+    good[place % len(good)] = value
+    for data in (noise, bytes(good), bytes(good[: -1 - place % 20])):
+        try:
+            found = decode(data, 5, 3)
+        except RunError:
+            continue
+        assert ((found.rows >= 0) & (found.rows < 5)).all()
+        assert found.cells.shape in ((len(found.rows), 3), (0, 3))
+
+
+def test_a_shard_outlives_noise():
+    shards, clients = inside_ports(1, 1)
+    server = ShardServer(Layout((TableSpec("w", 4, 2),)), 0, shards[0])
+    for noise in (b"", b"x" * 500, encode(message(UPDATES, [9], np.ones((1, 2))))):
+        clients[0].send(0, noise)
+    server.turn(0)
+    assert server.num_refused_messages == 3
+    assert not server.cells(0).any()
+
+
+def adagrad(gradients, rate):
+    value, total = 0.0, 1.0
+    for gradient in gradients:
+        total += gradient * gradient
+        value -= rate / np.sqrt(total) * gradient
+    return value
+
+
+def revised(pairs, rate):
+    """A row after gradients, each with the sum of gradients that its sender knew."""
+    cells, hidden = starting_cells(REVISE, 1, 1, 1.0), starting_hidden(REVISE, 1, 1, 1.0)
+    for pair in pairs:
+        assert apply_change(REVISE, rate, cells, hidden, 0, np.array([pair], np.float32), 0)
+    return cells[0]
+
+
+def test_adaptive_revision_without_delay_is_adagrad():
+    gradients = [0.5, -1.25, 2.0, 0.125]
+    known = np.cumsum([0.0, *gradients[:-1]])
+    cells = revised(list(zip(gradients, known, strict=True)), 0.3)
+    assert cells[0] == pytest.approx(adagrad(gradients, 0.3), rel=1e-6)
+    local = starting_cells(REVISE, 1, 1, 1.0)
+    for gradient in gradients:
+        apply_locally(REVISE, 0.3, local, 0, np.array([[gradient, 0]], np.float32), 0)
+    np.testing.assert_allclose(local[0], cells, rtol=1e-6)
+
+
+def test_adaptive_revision_of_delayed_gradients_follows_the_paper():
+    # Two gradients of 1, both computed at 0: z = 1 + 1, then 2 + 1 + 2 * 1 * 1 = 5.
+    rate, first, last = 1.0, 1 / np.sqrt(2), 1 / np.sqrt(5)
+    expected = -first * 1 - last * 1 + (first - last) * 1
+    assert revised([(1, 0), (1, 0)], rate)[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_goodput_is_measured_and_kept_to():
+    budget, now_s, arrived = Budget(1000), 0.0, []
+    for _ in range(4000):
+        now_s += 0.001
+        if budget.allows(now_s):
+            start_s = max(now_s, arrived[-1][0] if arrived else 0.0)
+            arrived.append((start_s + 1000 / 50_000, budget.sent(1000, now_s)))
+        seen = [stamp for at_s, stamp in arrived if at_s <= now_s]
+        budget.returned(seen[-1] if seen else 0, now_s)
+    assert budget.goodput_bps == pytest.approx(50_000, rel=0.1)
+    assert budget.sent_bytes == pytest.approx(4 * 50_000, rel=0.1)
+    assert budget.under_way_bytes < 12_000
+
+
+def checkpoint(path, layout):
+    shards, _ = inside_ports(1, 1)
+    return ShardServer(layout, 0, shards[0], checkpoint=path)
+
+
+def test_a_checkpoint_of_other_tables_or_none_is_refused_in_words(tmp_path):
+    path = tmp_path / "shard.npz"
+    checkpoint(path, Layout((TableSpec("w", 4, 2),))).save()
+    with pytest.raises(InputFileError, match="differs in tables"):
+        checkpoint(path, Layout((TableSpec("w", 4, 3),)))
+    np.savez(path, facts=np.frombuffer(json.dumps([1]).encode(), np.uint8))
+    with pytest.raises(InputFileError, match="differs in format"):
+        checkpoint(path, Layout((TableSpec("w", 4, 2),)))
+    path.write_bytes(b"no archive")
+    with pytest.raises(InputFileError, match="no checkpoint"):
+        checkpoint(path, Layout((TableSpec("w", 4, 2),)))
