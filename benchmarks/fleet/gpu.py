@@ -43,7 +43,7 @@ from gpu_service import HOCKET, Service, environment, wait_until
 from gpu_train import SHAPES
 
 from hocket.fleet.rounds.state import Rules
-from hocket.service.executors import processes
+from hocket.processes import system
 
 WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.0}
 PLAIN = "b"
@@ -157,7 +157,7 @@ def kill_training(service: Service, findings: Findings, name: str) -> None:
     time.sleep(2.0)
     victim = service.training(name)
     saved, killed_s = service.checkpoint_step(name), time.time()
-    is_killed = victim is not None and processes.send(victim, signal.SIGKILL)
+    is_killed = victim is not None and system.send(victim, signal.SIGKILL)
     over = wait_until(lambda: ended(service, name, attempt), "the service knew of the kill")
     again = wait_until(lambda: service.steps_of(name, attempt + 1), f"job {name} trains again")
     reached = service.steps_of(name, attempt)[-1]["step"] + 1

@@ -16,8 +16,8 @@ from typing import Any
 import trials
 from gpu_findings import read_ledger
 
+from hocket.processes import system
 from hocket.service.client import FleetClient
-from hocket.service.executors import processes
 from hocket.service.executors.attempt_folder import RUNNING, read_json
 
 HOCKET = (sys.executable, "-m", "hocket")
@@ -111,11 +111,11 @@ class Service:
         found = self.client.get(f"/v1/jobs/{self.jobs[name]}/checkpoints")["checkpoints"]
         return max((int(one["step"]) for one in found), default=-1)
 
-    def training(self, name: str) -> processes.Process | None:
+    def training(self, name: str) -> system.Process | None:
         """The process of the newest attempt."""
         folder = self.state / "attempts" / f"{self.jobs[name]}-{self.job(name)['attempt']}"
         told = read_json(folder / RUNNING)
-        return None if told is None else processes.process(told["commands"][0]["pid"])
+        return None if told is None else system.process(told["commands"][0]["pid"])
 
     def wait_for_success(self, name: str) -> None:
         def has_ended() -> bool:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.base.errors import HocketError
+from hocket.processes import system
 from hocket.service.client import FleetClient, find_service
-from hocket.service.executors import processes
 
 PATIENCE_S = 300.0
 
@@ -117,7 +117,7 @@ class Fleet:
 
     def processes_left(self) -> int:
         """Workers that still run."""
-        return sum(_is_worker(one.pid, str(self._worker)) for one in processes.processes())
+        return sum(_is_worker(one.pid, str(self._worker)) for one in system.processes())
 
     def close(self) -> None:
         self._process.terminate()

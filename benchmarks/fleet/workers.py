@@ -20,19 +20,19 @@ from typing import Any
 
 from trials import Fleet, Load, report, wait_until
 
-from hocket.service.executors import processes
+from hocket.processes import system
 from hocket.service.executors.attempt_folder import BEGUN, RUNNING, read_json
 
 LOAD = Load(round_s=2.0, step_s=0.05, save_s=0.5, num_steps=80, num_live_jobs=6)
 
 
-def victim_of(fleet: Fleet, job: dict[str, Any], who: str) -> processes.Process | None:
+def victim_of(fleet: Fleet, job: dict[str, Any], who: str) -> system.Process | None:
     folder = fleet.state / "attempts" / f"{job['id']}-{job['attempt']}"
     told = read_json(folder / (BEGUN if who == "supervisor" else RUNNING))
     if told is None:
         return None
     found = told if who == "supervisor" else told["commands"][0]
-    return processes.Process(found["pid"], found["start_ticks"], 0)
+    return system.Process(found["pid"], found["start_ticks"], 0)
 
 
 def trial(fleet: Fleet, chance: random.Random) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def trial(fleet: Fleet, chance: random.Random) -> dict[str, Any]:
         job, who = chance.choice(able), chance.choice(["command", "supervisor"])
         victim = victim_of(fleet, job, who)
         reached = fleet.progress(job["id"])
-        if victim is not None and processes.send(victim, signal.SIGKILL):
+        if victim is not None and system.send(victim, signal.SIGKILL):
             break
     at_s, began_s = time.time(), time.monotonic()
     struck = {"job": job["id"], "attempt": job["attempt"], "who": who, "reached": reached}

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +17,8 @@ from hocket.cli import main
 from hocket.hardware import detect
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.parallel_files import write_parallel_plan
+from hocket.processes.frames import Frame
+from hocket.processes.progress import Position
 from hocket.runtime import connect
 from hocket.runtime.executors import choose
 from hocket.runtime.options import RunOptions
@@ -29,7 +32,6 @@ from hocket.runtime.parallel.model import Slice
 from hocket.runtime.parallel.reference import reference_run
 from hocket.runtime.parallel.session import _gpu_dtype, predicted_busy_s, run_parallel
 from hocket.runtime.parallel.spawn import _describer
-from hocket.runtime.progress import Position
 
 FOREVER = 10**6
 
@@ -225,7 +227,7 @@ def test_a_failed_stage_tells_why(monkeypatch):
     monkeypatch.setattr(connect, "join_group", lambda header, device: None)
     monkeypatch.setattr(rank_module, "_run_job", fail)
     with pytest.raises(MemoryError, match="out of memory"):
-        rank_module.carry_out(header, [], None, None)
+        rank_module.carry_out(SimpleNamespace(hear=lambda: Frame(header, [])))
 
 
 def test_arithmetic_on_gpus_is_the_planned_one_where_it_can_be():

@@ -22,13 +22,13 @@ from hocket.capture import named_tensors
 from hocket.capture.program import Call
 from hocket.capture.recording import Constant, Cost, Ref, same_leaves
 from hocket.graph import Phase
+from hocket.processes.member import Member
+from hocket.processes.progress import Position
 from hocket.runtime.connect import Store
 from hocket.runtime.outbox import Outbox
-from hocket.runtime.progress import Position
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.reference import reference_steps
 from hocket.runtime.spawn import RankOptions, _describer, run_ranks
-from hocket.runtime.supervise import _Rank
 from hocket.runtime.wire import decode_call, decode_spec, encode_call, encode_spec
 
 NAMES = ("gpu0", "gpu1", "gpu2")
@@ -143,7 +143,7 @@ def test_a_rank_that_is_stopped_before_its_first_step_is_named_and_all_is_gone()
 
 
 def test_a_rank_that_gives_no_sign_of_life_is_named_and_all_is_gone(monkeypatch):
-    monkeypatch.setattr(_Rank, "is_stopped", False)
+    monkeypatch.setattr(Member, "is_stopped", False)
     error, took_s = run_and_hurt(signal.SIGSTOP, 1, step=2, silence_s=3.0)
     assert error.message.startswith("rank 1 (gpu1) has stopped answering for 3 s while ")
     assert took_s < 10

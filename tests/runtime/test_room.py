@@ -11,7 +11,6 @@ from hocket.api import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
 from hocket.runtime import room
-from hocket.runtime.supervise import RankSpec, Supervisor
 
 
 class Wide(nn.Module):
@@ -71,29 +70,3 @@ def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):
     monkeypatch.setattr(room, "available_bytes", lambda: 1)
     refused = hocket("run", "plan.json", "--json", cwd=tmp_path, expect=2)
     assert "are free" in json.loads(refused.stdout)["error"]["message"]
-
-
-SLOW = """
-import sys
-from hocket.runtime.rank import main
-def carry_out(header, buffers, progress, results):
-    progress.move(1, 0)
-    sum(range(header["count"]))  # in one piece: no other thread gets a turn meanwhile
-main(carry_out)
-"""
-
-
-def test_a_rank_that_is_busy_and_gives_no_sign_of_life_is_not_dead(tmp_path):
-    (tmp_path / "slow_rank.py").write_text(SLOW)
-    spec = RankSpec(
-        device_name="gpu0",
-        header={"count": 60_000_000},
-        buffers=(),
-        describe=lambda position: "counting",
-        environment={"PYTHONPATH": str(tmp_path)},
-        program="slow_rank",
-    )
-    seen = []
-    with Supervisor([spec], silence_s=0.2, on_wait=seen.append) as supervisor:
-        assert list(supervisor.messages()) == []
-    assert {positions[0].step for positions in seen} >= {1}

@@ -243,9 +243,11 @@ def start(plan_file):
     if not lines[1].startswith("step "):
         run.kill()
         raise AssertionError(run.communicate()[1])
-    ranks = psutil.Process(run.pid).children(recursive=True)
-    assert len(ranks) == 2
-    return run, ranks, temporary
+    children = psutil.Process(run.pid).children(recursive=True)
+    ranks = [child for child in children if "hocket.runtime.rank" in child.cmdline()]
+    keepers = [child for child in children if child not in ranks]
+    assert (len(ranks), len(keepers)) == (2, 1)
+    return run, [*ranks, *keepers], temporary
 
 
 def ended(run):

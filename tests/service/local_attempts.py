@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from hocket.fleet.rounds.state import Device
-from hocket.service.executors import processes
+from hocket.processes import system
 from hocket.service.executors.attempt_folder import BEGUN, mark_of, read_json
 from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName, Status
 from hocket.service.executors.local import LocalExecutor
@@ -103,9 +103,9 @@ def folder_of(tmp_path: Path, name: AttemptName = NAME) -> Path:
     return tmp_path / "attempts" / str(name)
 
 
-def left_of(tmp_path: Path, name: AttemptName = NAME) -> list[processes.Process]:
+def left_of(tmp_path: Path, name: AttemptName = NAME) -> list[system.Process]:
     """Processes of the attempt that still run."""
-    return processes.marked(mark_of(folder_of(tmp_path, name)))
+    return system.marked(mark_of(folder_of(tmp_path, name)))
 
 
 def supervisor_of(tmp_path: Path, name: AttemptName = NAME) -> int:
@@ -119,13 +119,13 @@ def kill_everything(tmp_path: Path) -> None:
         with contextlib.suppress(ValueError):
             begun = read_json(folder / BEGUN)
             if begun is not None:
-                supervisor = processes.Process(begun["pid"], begun["start_ticks"], 0)
-                processes.send(supervisor, signal.SIGKILL)
-        processes.send_all(processes.marked(mark_of(folder)), signal.SIGKILL)
+                supervisor = system.Process(begun["pid"], begun["start_ticks"], 0)
+                system.send(supervisor, signal.SIGKILL)
+        system.send_all(system.marked(mark_of(folder)), signal.SIGKILL)
 
 
 def is_alive(pid: int) -> bool:
-    return processes.process(pid) is not None
+    return system.process(pid) is not None
 
 
 def pids(path: Path, count: int) -> list[int]:

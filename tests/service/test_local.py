@@ -29,7 +29,8 @@ from service.local_attempts import (
     wait_for_text,
 )
 
-from hocket.service.executors import attempt_folder, processes
+from hocket.processes import system
+from hocket.service.executors import attempt_folder
 from hocket.service.executors.executor import EXITED, RUNNING, AttemptName
 from hocket.service.executors.local_devices import with_cuda
 
@@ -137,7 +138,7 @@ def test_a_halted_command_can_still_obey(executor, tmp_path):
     executor.start(assignment(tmp_path, *python(OBEYS)))
     wait_for_text(tmp_path / "log", "ready")
     for found in left_of(tmp_path):
-        processes.send(found, signal.SIGSTOP)
+        system.send(found, signal.SIGSTOP)
     executor.stop(NAME, 20.0)
     assert wait_for_end(executor).exit_code == 4
 

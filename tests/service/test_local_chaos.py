@@ -16,7 +16,7 @@ from service.local_attempts import (
     wait_until,
 )
 
-from hocket.service.executors import processes
+from hocket.processes import system
 from hocket.service.executors.attempt_folder import BEGUN, read_json
 from hocket.service.executors.executor import EXITED, LOST, AttemptName
 
@@ -69,10 +69,10 @@ def _trial(executor, tmp_path, attempt, chance):
         wait_until(lambda: str(attempt) in _runs(tmp_path), "it runs")
     time.sleep(chance.uniform(0.0, 0.15))
     if victim == "supervisor":
-        supervisor = processes.Process(begun["pid"], begun["start_ticks"], 0)
-        processes.send(supervisor, signal.SIGKILL)
+        supervisor = system.Process(begun["pid"], begun["start_ticks"], 0)
+        system.send(supervisor, signal.SIGKILL)
     elif victim == "command" and (left := left_of(tmp_path, name)):
-        processes.send(chance.choice(left), signal.SIGKILL)
+        system.send(chance.choice(left), signal.SIGKILL)
     if victim != "supervisor":
         executor.stop(name, 5.0)
     executor.start(work)

@@ -29,7 +29,8 @@ from service.local_attempts import (
     wait_until,
 )
 
-from hocket.service.executors import attempt_folder, local, processes, supervisor
+from hocket.processes import system
+from hocket.service.executors import attempt_folder, local, supervisor
 from hocket.service.executors.executor import EXITED, LOST
 
 
@@ -79,23 +80,23 @@ def test_a_supervisor_that_is_halted_is_killed_when_its_time_is_up(executor, tmp
 def test_a_number_that_was_used_again_is_left_alone(tmp_path):
     stranger = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
     try:
-        found = processes.process(stranger.pid)
-        assert not processes.send(found._replace(start_ticks=found.start_ticks - 1), signal.SIGKILL)
+        found = system.process(stranger.pid)
+        assert not system.send(found._replace(start_ticks=found.start_ticks - 1), signal.SIGKILL)
         # The same through the files of an attempt whose supervisor had this number before.
         executor = executor_in(tmp_path)
         folder_of(tmp_path).mkdir()
         begun = {"pid": stranger.pid, "start_ticks": found.start_ticks - 1}
         path = folder_of(tmp_path) / attempt_folder.BEGUN
-        attempt_folder.write_json(path, {**begun, "boot": processes.boot()})
+        attempt_folder.write_json(path, {**begun, "boot": system.boot()})
         executor.kill(NAME)
         begun["start_ticks"] += 1
         attempt_folder.write_json(path, {**begun, "boot": "an earlier one"})
         executor.kill(NAME)
         assert wait_for_end(executor).phase == LOST
         assert stranger.poll() is None
-        assert processes.send(found, signal.SIGKILL)
+        assert system.send(found, signal.SIGKILL)
         assert stranger.wait() == -signal.SIGKILL
-        assert not processes.send(found, signal.SIGKILL)
+        assert not system.send(found, signal.SIGKILL)
     finally:
         stranger.kill()
         stranger.wait()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 
 import numpy as np
 import pytest
+from processes.crews import spec
 
 from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain
@@ -17,6 +17,7 @@ from hocket.fleet.forecast import at_moment, forecast
 from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
 from hocket.fleet.rounds.events import Submit
 from hocket.fleet.what_if import what_if
+from hocket.processes.crew import Crew
 from hocket.service.errors import BusyError, UnavailableError
 from hocket.service.outlook import process
 from hocket.service.outlook.outlook import MAX_ASKED, HereOutlook, Outlook
@@ -71,16 +72,17 @@ def test_answers_are_those_of_the_fleet_itself(where, request):
 
 def test_the_process_ends_when_nobody_can_ask_it_any_more(beside):
     beside.explain(fleet(), 1e9, 6)
-    child, beside._child = beside._child, None
-    child.stdin.close()
-    child.stdout.close()
-    assert child.wait(20) == 0
+    member = beside._crew._members[0]
+    os.close(member.writer.descriptor)
+    member.writer.descriptor = os.open(os.devnull, os.O_WRONLY)
+    assert member.process.wait(20) == 0
+    beside._let_go()
 
 
 def test_a_process_that_was_killed_is_started_again(beside):
     state = fleet()
     before = beside.explain(state, 1e9, 6)
-    os.kill(beside._child.pid, signal.SIGKILL)
+    os.kill(beside._crew.process_ids[0], signal.SIGKILL)
     with pytest.raises(UnavailableError):
         beside.explain(state, 1e9, 6)
     assert beside.explain(state, 1e9, 6) == before
@@ -89,7 +91,7 @@ def test_a_process_that_was_killed_is_started_again(beside):
 def test_a_process_that_hangs_is_given_up(beside):
     state = fleet()
     beside.explain(state, 1e9, 6)
-    child = beside._child
+    child = beside._crew._members[0].process
     child.send_signal(signal.SIGSTOP)
     beside._patience_s = 0.3
     try:
@@ -108,8 +110,7 @@ def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypa
         closing.start()
         closing.join(0.2)
         # One that never answers: the end of the service must not depend on who is faster.
-        command = ["sleep", "60"]
-        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        started.append(Crew([spec("sleep")]).__enter__())
         return started[-1]
 
     monkeypatch.setattr(process, "_started", slowly)
@@ -117,9 +118,10 @@ def test_a_process_that_is_started_while_the_service_ends_does_not_stay(monkeypa
         with pytest.raises(UnavailableError):
             outlook.explain(fleet(), 1e9, 6)
         closing.join(20)
-        assert started[0].returncode == -signal.SIGKILL
+        assert not closing.is_alive()
+        assert started[0].process_ids == []
     finally:
-        process._end(started[0])
+        started[0].close()
     with pytest.raises(UnavailableError, match="the service ends"):
         outlook.explain(fleet(), 1e9, 6)
 

@@ -16,7 +16,7 @@ import pytest
 from service.ray_cluster import RayCluster, processes_with, ray_cluster
 
 from hocket.base.errors import RunError
-from hocket.service.executors import processes
+from hocket.processes import system
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -331,7 +331,7 @@ def test_what_killed_nodes_left_is_removed_by_the_next_attempt(lab, cluster):
 
 
 def own_identity() -> str:
-    me = processes.process(os.getpid())
+    me = system.process(os.getpid())
     return f"{me.pid}-{me.start_ticks}"
 
 

@@ -17,10 +17,11 @@ from service.slurm_cluster import NoSlurmError, SlurmCluster
 
 from hocket.base.errors import RunError
 from hocket.fleet.rounds.state import Rules
+from hocket.processes import system
 from hocket.service.daemon import Daemon
 from hocket.service.daemon.world import violations
 from hocket.service.executors import attempt_folder as files
-from hocket.service.executors import processes, slurm
+from hocket.service.executors import slurm
 from hocket.service.executors.executor import Assignment, AttemptName, Status
 from hocket.service.executors.slurm import SlurmExecutor
 from hocket.service.executors.slurm_commands import jobs_of
@@ -278,7 +279,7 @@ def test_impossible_requests_end_with_the_reason(bench: Bench) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    return processes.process(pid) is not None
+    return system.process(pid) is not None
 
 
 def test_a_killed_supervisor_is_a_lost_attempt(bench: Bench) -> None:

@@ -119,3 +119,12 @@ def _closest(name: str, names: list[str]) -> str:
 def unknown_name(what: str, name: str, known: Iterable[str], *, where: str = "") -> UsageError:
     """The error for a name that is not in a registry."""
     return UsageError(f"unknown {what} {name!r}", hint=did_you_mean(name, known), where=where)
+
+
+_LONGEST_LINE = 400
+
+
+def one_line(error: BaseException) -> str:
+    """An error of somebody else as one line: its class, and the first line of what it says."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}"[:_LONGEST_LINE]

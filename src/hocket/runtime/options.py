@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
+from hocket.processes.limits import Limits
 
 if TYPE_CHECKING:
     from hocket.runtime.record import StepRecord
 
-SILENCE_S = 5.0
+SILENCE_S = Limits().silence_s
 """A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
 
 OnStart = Callable[[list[int]], None]

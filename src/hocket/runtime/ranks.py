@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from hocket.base.errors import RunError
 from hocket.capture.program import TensorSpec
+from hocket.processes.blame import CONSEQUENCE
 from hocket.runtime.lanes import Lane
 from hocket.runtime.outbox import Outbox
 from hocket.runtime.package import pack, package_bytes, unpack
@@ -31,7 +32,7 @@ _SPIN_S = 2e-4
 class CommunicationError(RunError):
     """Another rank went away."""
 
-    code = "communication"
+    code = CONSEQUENCE
 
 
 class RankRunner:

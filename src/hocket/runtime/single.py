@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hocket.base.errors import RunError
+from hocket.base.errors import RunError, one_line
 from hocket.capture.program import Program
 from hocket.capture.storage import given_storages
 from hocket.runtime.lanes import Arrival, Channel, new_lane
@@ -22,7 +22,7 @@ from hocket.runtime.package import pack, unpack
 from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
-from hocket.runtime.worker import Worker, one_line
+from hocket.runtime.worker import Worker
 
 
 class SingleProcess:

@@ -10,16 +10,18 @@ import torch
 
 from hocket.base.units import format_percent
 from hocket.capture.storage import given_storages
+from hocket.processes.crew import Crew
+from hocket.processes.limits import Limits
+from hocket.processes.member import ProcessSpec
+from hocket.processes.progress import Position
 from hocket.runtime.connect import Store
 from hocket.runtime.executors.ranks import Backend
 from hocket.runtime.options import SILENCE_S, OnProgress, OnStart, OnStep
 from hocket.runtime.package import unpack
 from hocket.runtime.peer import Peer
-from hocket.runtime.progress import Position
 from hocket.runtime.record import StepRecord, joined
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
-from hocket.runtime.supervise import RankSpec, Supervisor
 from hocket.runtime.wire import encode_call, encode_spec, from_raw, raw
 
 
@@ -56,8 +58,7 @@ def run_ranks(
     store = Store()
     try:
         specs = [
-            _rank_spec(setup, values, device_names, options, device, store.port)
-            for device in setup.split.used_devices
+            _rank_spec(setup, device_names, options, device) for device in setup.split.used_devices
         ]
         results: dict[int, torch.Tensor] = {}
         parts: dict[int, list[StepRecord]] = {}
@@ -67,9 +68,12 @@ def run_ranks(
         def tell(positions: Sequence[Position]) -> None:
             on_progress(_how_far(positions, counts, options.steps))
 
-        with Supervisor(specs, silence_s=options.silence_s, on_wait=tell) as supervisor:
-            on_start(supervisor.process_ids)
-            for _, header, buffers in supervisor.messages():
+        limits = Limits(silence_s=options.silence_s)
+        with Crew(specs, limits=limits, on_wait=tell) as crew:
+            on_start(crew.process_ids)
+            for rank, device in enumerate(setup.split.used_devices):
+                crew.tell(rank, *_order(setup, values, options, device, store.port))
+            for _, header, buffers in crew.messages():
                 if header["what"] == "results":
                     results |= _unpacked(setup, header["tensors"], buffers)
                     continue
@@ -96,13 +100,25 @@ def _how_far(positions: Sequence[Position], counts: Sequence[int], steps: int) -
 
 
 def _rank_spec(
+    setup: Setup, device_names: Sequence[str], options: RankOptions, device: int
+) -> ProcessSpec:
+    rank = setup.split.used_devices.index(device)
+    return ProcessSpec(
+        name=f"rank {rank} ({device_names[device]})",
+        module="hocket.runtime.rank",
+        describe=_describer(setup, setup.split.of_device(device), device_names),
+        environment={"OMP_NUM_THREADS": str(options.threads)},
+    )
+
+
+def _order(
     setup: Setup,
     values: Mapping[str, torch.Tensor],
-    device_names: Sequence[str],
     options: RankOptions,
     device: int,
     port: int,
-) -> RankSpec:
+) -> tuple[dict[str, Any], list[Any]]:
+    """What a rank is told at first: its part of the program, and the values that it starts from."""
     program, used = setup.program, setup.split.used_devices
     instructions = setup.split.of_device(device)
     calls = setup.calls_of(device)
@@ -132,14 +148,7 @@ def _rank_spec(
         "instructions": [(int(do), number) for do, number in instructions],
         "peers": _peers(setup, instructions, device),
     }
-    buffers = [raw(data) for data in (*given.values(), *constants)]
-    return RankSpec(
-        device_name=device_names[device],
-        header=header,
-        buffers=buffers,
-        describe=_describer(setup, instructions, device_names),
-        environment={"OMP_NUM_THREADS": str(options.threads)},
-    )
+    return header, [raw(data) for data in (*given.values(), *constants)]
 
 
 def _peers(

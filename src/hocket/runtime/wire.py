@@ -1,15 +1,12 @@
-"""What goes between the process that was started by the user and the ranks: data, never code.
+"""Calls and tensors as what processes may say to each other (`hocket.processes.frames`).
 
-A frame is a JSON object followed by raw buffers whose sizes it lists. Calls of a program travel as
-the names of their ops and their arguments as tagged JSON.
+Calls of a program travel as the names of their ops and their arguments as tagged JSON.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -18,54 +15,16 @@ from hocket.capture.program import Call, TensorSpec
 from hocket.capture.recording import Constant, Cost, Layout, Ref
 from hocket.graph.graph import Phase, Role
 
-_LENGTH = struct.Struct(">Q")
 _NO_COST = Cost("", "", 0, 0.0, 0)
 
 
-def write_frame(stream: BinaryIO, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
-    """Write one frame and flush it."""
-    views = [memoryview(buffer).cast("B") for buffer in buffers]
-    text = json.dumps({**header, "sizes": [len(view) for view in views]}).encode()
-    stream.write(_LENGTH.pack(len(text)))
-    stream.write(text)
-    for view in views:
-        stream.write(view)
-    stream.flush()
-
-
-def read_frame(stream: BinaryIO) -> tuple[dict[str, Any], list[bytearray]] | None:
-    """Read one frame; None where the other side has closed its end."""
-    length = _read(stream, _LENGTH.size)
-    if length is None:
-        return None
-    text = _read(stream, _LENGTH.unpack(length)[0])
-    if text is None:
-        return None
-    header = json.loads(text)
-    buffers = [_read(stream, size) for size in header.pop("sizes")]
-    if any(buffer is None for buffer in buffers):
-        return None
-    return header, [buffer for buffer in buffers if buffer is not None]
-
-
-def _read(stream: BinaryIO, size: int) -> bytearray | None:
-    data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
-        count = stream.readinto(view[done:])  # type: ignore[attr-defined]
-        if not count:
-            return None
-        done += count
-    return data
-
-
 def raw(tensor: torch.Tensor) -> Any:
-    """The bytes of a tensor on any device, for `write_frame`."""
+    """The bytes of a tensor on any device, for a frame."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
 
 def from_raw(data: bytearray) -> torch.Tensor:
-    """Bytes of `read_frame` as a tensor, not copied."""
+    """Bytes of a frame as a tensor, not copied."""
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 

@@ -13,9 +13,6 @@ from hocket.graph.graph import Role
 from hocket.runtime.held import Held
 from hocket.runtime.kernels import stand_in
 
-_LONGEST_ERROR = 400
-"""Characters of an op's error that are passed on."""
-
 
 class Worker:
     """Runs the calls of one device on the tensors that it holds."""
@@ -60,9 +57,3 @@ class Worker:
         results = [t for t in self.held if self.specs[t].role in (Role.GRADIENT, Role.OUTPUT)]
         for tensor in results:
             del self.held[tensor]
-
-
-def one_line(error: Exception) -> str:
-    """An error as one line: its class, and the first line of what it says."""
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}"[:_LONGEST_ERROR]

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import contextlib
 import dataclasses
-import json
 import os
-import selectors
-import subprocess
-import sys
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from hocket.base.config import environment_anywhere
 from hocket.base.errors import RunError
 from hocket.loops.backends.segments import SharedArrays, plain_scalars, scalar_of
 from hocket.loops.job import AnyArray, Job, exchange, finish
+from hocket.processes.blame import ProcessError
+from hocket.processes.crew import Crew
+from hocket.processes.member import ProcessSpec
 
 Results = list[tuple[Any, ...]]
 
@@ -34,71 +31,57 @@ class ProcessTeam:
     def __init__(self, num_workers: int) -> None:
         self.shared = SharedArrays()
         cores = sorted(os.sched_getaffinity(0))
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "hocket.loops.backends.worker", str(cores[w % len(cores)])],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment_anywhere(),
+        specs = [
+            ProcessSpec(
+                name=f"worker {worker}",
+                module="hocket.loops.backends.worker",
+                arguments=(str(cores[worker % len(cores)]),),
+                shows_output=True,
             )
-            for w in range(num_workers)
+            for worker in range(num_workers)
         ]
+        self._doing = ["starting"] * num_workers
+        self.crew = Crew(specs).__enter__()
 
     def tell(self, worker: int, request: dict[str, Any], doing: str) -> None:
         """Send one request."""
-        pipe = self.processes[worker].stdin
-        assert pipe is not None
-        try:
-            pipe.write(json.dumps(request).encode() + b"\n")
-            pipe.flush()
-        except OSError as error:
-            raise self._died(worker, doing) from error
+        self._doing[worker] = doing
+        self.crew.tell(worker, request)
 
-    def hear(self, worker: int, doing: str) -> dict[str, Any]:
-        """Read one answer; raises what the worker raised, or that it died."""
-        pipe = self.processes[worker].stdout
-        assert pipe is not None
-        line = pipe.readline()
-        if not line:
-            raise self._died(worker, doing)
-        answer: dict[str, Any] = json.loads(line)
+    def hear(self) -> tuple[int, dict[str, Any]]:
+        """The next answer and whose it is; raises what the worker raised, or that it died."""
+        try:
+            message = self.crew.hear()
+        except ProcessError as error:
+            raise RunError(
+                error.message,
+                hint="the arrays are as they were before the call; call again, new workers are "
+                "started",
+                where=self._doing[error.blame.index],
+            ) from error
+        assert message is not None, "workers end only when they are ended"
+        worker, answer = message.sender, message.header
         if "error" in answer:
-            name, message = answer["error"]
+            name, text = answer["error"]
             kind = getattr(builtins, name, None)
             if isinstance(kind, type) and issubclass(kind, Exception):
-                raise kind(message)
-            raise RunError(f"worker {worker} failed: {name}: {message}", where=doing)
-        return answer
-
-    def _died(self, worker: int, doing: str) -> RunError:
-        process = self.processes[worker]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-        return RunError(
-            f"worker {worker} (process {process.pid}) died with status {process.returncode}",
-            hint="the arrays are as they were before the call; call again, a new team is started",
-            where=doing,
-        )
+                raise kind(text)
+            raise RunError(f"worker {worker} failed: {name}: {text}", where=self._doing[worker])
+        return worker, answer
 
     def close(self) -> None:
         """End the workers and give the memory back."""
-        for process in self.processes:
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
-        for process in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=2)
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        self.crew.close()
         self.shared.close()
 
 
-@lru_cache(maxsize=4)
 def team(num_workers: int) -> ProcessTeam:
-    """The worker processes of this process."""
+    """The worker processes of this process; a forked one starts its own."""
+    return _team_of(os.getpid(), num_workers)
+
+
+@lru_cache(maxsize=4)
+def _team_of(process_id: int, num_workers: int) -> ProcessTeam:
     started = ProcessTeam(num_workers)
     atexit.register(started.close)
     return started
@@ -111,7 +94,7 @@ def run_on_processes(job: Job) -> Results:
         return _run(job, workers)
     except BaseException:
         # Workers may be in the middle of tiles: none of them is used again.
-        team.cache_clear()
+        _team_of.cache_clear()
         atexit.unregister(workers.close)
         workers.close()
         raise
@@ -167,8 +150,8 @@ def _send(job: Job, workers: ProcessTeam) -> list[dict[str, AnyArray]]:
             "orders": [each.as_data() for each in orders],
         }  # fmt: skip
         workers.tell(worker, {"job": request}, "starting")
-    for worker in range(job.tiling.num_workers):
-        workers.hear(worker, "starting")
+    for _ in range(job.tiling.num_workers):
+        workers.hear()
     return replicas
 
 
@@ -181,24 +164,16 @@ def _run_tiles(
         for w in range(job.tiling.num_workers)
     ]
     running: dict[int, int] = {}
-    selector = selectors.DefaultSelector()
-    for worker, process in enumerate(workers.processes):
-        assert process.stdout is not None
-        selector.register(process.stdout, selectors.EVENT_READ, worker)
-    with selector:
-        while any(waiting) or running:
-            for worker, queue in enumerate(waiting):
-                if worker in running or not queue:
-                    continue
-                tile = job.tiling.tiles[queue[0]]
-                if all(other in ended for other in tile.after):
-                    running[worker] = queue.pop(0)
-                    lead = job.leading(tile)[len(job.tiling.order) :]
-                    workers.tell(worker, {"bounds": list(map(int, lead))}, f"tile {tile.place}")
-            for key, _ in selector.select():
-                worker = key.data
-                place = job.tiling.tiles[running[worker]].place
-                answer = workers.hear(worker, f"tile {place}")
-                number = running.pop(worker)
-                results[number] = tuple(map(scalar_of, answer["result"]))
-                ended.add(number)
+    while any(waiting) or running:
+        for worker, queue in enumerate(waiting):
+            if worker in running or not queue:
+                continue
+            tile = job.tiling.tiles[queue[0]]
+            if all(other in ended for other in tile.after):
+                running[worker] = queue.pop(0)
+                lead = job.leading(tile)[len(job.tiling.order) :]
+                workers.tell(worker, {"bounds": list(map(int, lead))}, f"tile {tile.place}")
+        worker, answer = workers.hear()
+        number = running.pop(worker)
+        results[number] = tuple(map(scalar_of, answer["result"]))
+        ended.add(number)

@@ -1,67 +1,62 @@
-"""A worker process: reads jobs as JSON lines, runs its tiles on shared memory, answers per tile.
+"""A worker process: told of a job, it runs its tiles on shared memory and answers for each.
 
-Started as ``python -m hocket.loops.backends.worker CORE``. It gets the source of the kernel that
-was made from the user's function and compiles it as the caller would, so the bits are the same.
+Started as ``python -m hocket.loops.backends.worker`` with its core. It gets the source of the
+kernel that was made from the user's function and compiles it as the caller would, so the bits are
+the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 from hocket.loops.backends.segments import AttachedArrays, plain_scalars, scalar_of
 from hocket.loops.compile import CompileOptions, compiled
+from hocket.processes.child import serve
+from hocket.processes.frames import Frame
 
 
-def main() -> None:
-    """Serve until the caller closes the pipe."""
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, {int(sys.argv[1])})
-    # What the user's code prints must not mix with the answers.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    serve(sys.stdin, answers)
+class Worker:
+    """Answers for one caller."""
 
+    def __init__(self) -> None:
+        self._attached = AttachedArrays()
+        self._job: dict[str, Any] = {}
+        self._arguments: list[Any] = []
+        self._orders: list[Any] = []
 
-def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer requests one after another."""
-    attached = AttachedArrays()
-    job: dict[str, Any] = {}
-    arguments: list[Any] = []
-    orders: list[Any] = []
-    for line in requests:
-        request = json.loads(line)
+    def answer(self, asked: Frame) -> tuple[dict[str, Any], tuple[()]]:
+        """Take a job, or run one of its tiles."""
         try:
-            if "job" in request:
-                job = request["job"]
-                arguments = [
-                    attached.get(job["arrays"][name]) if name in job["arrays"]
-                    else scalar_of(job["scalars"][name])
-                    for name in job["arguments"]
-                ]  # fmt: skip
-                orders = [attached.get(described) for described in job["orders"]]
-                answer: dict[str, Any] = {"ready": True}
-            else:
-                answer = {"result": _run(job, request["bounds"], orders, arguments)}
+            if "job" in asked.header:
+                self._take(asked.header["job"])
+                return {"ready": True}, ()
+            return {"result": self._run(asked.header["bounds"])}, ()
         except Exception as error:
-            answer = {"error": [type(error).__name__, str(error).partition("\n")[0]]}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            return {"error": [type(error).__name__, str(error).partition("\n")[0]]}, ()
 
+    def _take(self, job: dict[str, Any]) -> None:
+        self._job = job
+        self._arguments = [
+            self._attached.get(job["arrays"][name]) if name in job["arrays"]
+            else scalar_of(job["scalars"][name])
+            for name in job["arguments"]
+        ]  # fmt: skip
+        self._orders = [self._attached.get(described) for described in job["orders"]]
 
-def _run(
-    job: dict[str, Any], bounds: list[int], orders: list[Any], arguments: list[Any]
-) -> list[Any]:
-    kernel = compiled(job["text"], CompileOptions(**job["options"]))
-    found = kernel(*orders, *bounds, *arguments)
-    if not found:
-        return []
-    numbered = {str(place): value for place, value in enumerate(found)}
-    return list(plain_scalars(numbered).values())
+    def _run(self, bounds: list[int]) -> list[Any]:
+        kernel = compiled(self._job["text"], CompileOptions(**self._job["options"]))
+        found = kernel(*self._orders, *bounds, *self._arguments)
+        if not found:
+            return []
+        numbered = {str(place): value for place, value in enumerate(found)}
+        return list(plain_scalars(numbered).values())
 
 
 if __name__ == "__main__":
-    main()
+    # The first argument is for the crew.
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, {int(sys.argv[2])})
+    serve(Worker().answer)

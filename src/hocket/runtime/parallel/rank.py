@@ -1,16 +1,14 @@
 """The program of one rank of parallel jobs: ``python -m hocket.runtime.parallel.rank``.
 
-It carries out its jobs one after another with the same other ranks; see `hocket.runtime.rank` for
-the four file descriptors that it is given.
+It carries out its jobs one after another with the same other ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
-from hocket.runtime.progress import Progress
-from hocket.runtime.rank import Header, main
+from hocket.processes.child import Parent, live
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +21,12 @@ _SIGNS_OF_LOSS = ("connection closed", "connection reset", "broken pipe", "remot
 """What gloo and NCCL say where another rank is gone."""
 
 
-def carry_out(
-    header: Header, buffers: list[bytearray], progress: Progress, results: BinaryIO
-) -> None:
-    """Run all jobs of a header and report each step."""
-    del buffers
+def carry_out(parent: Parent) -> None:
+    """Run all jobs that the parent asks for and report each step."""
+    order = parent.hear()
+    if order is None:
+        return
+    header = order.header
     import torch
 
     from hocket.runtime.connect import join_group
@@ -40,7 +39,7 @@ def carry_out(
     join_group(header, device)
     try:
         for index, job in enumerate(header["jobs"]):
-            _run_job(index, Job.from_dict(job), device, progress, results)
+            _run_job(index, Job.from_dict(job), device, parent)
     except RuntimeError as error:
         if _lost_another(error):
             from hocket.runtime.ranks import CommunicationError
@@ -50,22 +49,20 @@ def carry_out(
         raise error.__cause__ or error from None
 
 
-def _run_job(
-    index: int, job: Job, device: torch.device, progress: Progress, results: BinaryIO
-) -> None:
+def _run_job(index: int, job: Job, device: torch.device, parent: Parent) -> None:
     from hocket.runtime.parallel.trainer import Trainer
-    from hocket.runtime.wire import raw, write_frame
+    from hocket.runtime.wire import raw
 
-    trainer = Trainer(job, device, progress.move)
+    trainer = Trainer(job, device, parent.move)
     for number in range(1, job.steps + 1):
         record = _record(trainer, trainer.step(number))
         if number == 1 and job.wants_gradients:
             gradients = trainer.gradients()
             header = {"what": "gradients", "job": index, "names": list(gradients)}
-            write_frame(results, header, [raw(value) for value in gradients.values()])
+            parent.tell(header, [raw(value) for value in gradients.values()])
         plain, arrays = record.to_arrays()
         step = {"what": "step", "job": index, "number": number, "record": plain}
-        write_frame(results, step, arrays)
+        parent.tell(step, arrays)
 
 
 def _record(trainer: Trainer, step: Step) -> StepRecord:
@@ -97,4 +94,4 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 if __name__ == "__main__":
-    main(carry_out)
+    live(carry_out)

@@ -1,21 +1,24 @@
-"""Carry out parallel jobs with one process per rank, under the supervisor of all runs."""
+"""Carry out parallel jobs with one process per rank, one crew for all jobs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from hocket.processes.crew import Crew
+from hocket.processes.limits import Limits
+from hocket.processes.member import ProcessSpec
+from hocket.processes.progress import Position
 from hocket.runtime.connect import Store
 from hocket.runtime.executors.division import Backend
 from hocket.runtime.options import SILENCE_S, OnStart, OnStep
 from hocket.runtime.parallel.job import Job
 from hocket.runtime.parallel.pipeline import require_pipelining
-from hocket.runtime.progress import Position
 from hocket.runtime.record import StepRecord, joined
-from hocket.runtime.supervise import RankSpec, Supervisor
 from hocket.runtime.wire import from_raw
 
 _WORDS = {
@@ -67,12 +70,14 @@ def run_jobs(
     store = Store()
     try:
         specs = [
-            _rank_spec(jobs, rank, device_names, backend, threads, store.port)
-            for rank in range(len(device_names))
+            _rank_spec(jobs[0], rank, device_name, threads)
+            for rank, device_name in enumerate(device_names)
         ]
-        with Supervisor(specs, silence_s=silence_s) as supervisor:
-            on_start(supervisor.process_ids)
-            for rank, header, buffers in supervisor.messages():
+        with Crew(specs, limits=Limits(silence_s=silence_s)) as crew:
+            on_start(crew.process_ids)
+            for rank in range(len(specs)):
+                crew.tell(rank, _order(jobs, rank, len(specs), backend, threads, store.port))
+            for rank, header, buffers in crew.messages():
                 result, job = results[header["job"]], jobs[header["job"]]
                 if header["what"] == "gradients":
                     result.gradients[rank] = _tensors(job, header["names"], buffers)
@@ -88,32 +93,28 @@ def run_jobs(
     return results
 
 
-def _rank_spec(
-    jobs: Sequence[Job],
-    rank: int,
-    device_names: Sequence[str],
-    backend: Backend,
-    threads: int,
-    port: int,
-) -> RankSpec:
-    header = {
+def _rank_spec(job: Job, rank: int, device_name: str, threads: int) -> ProcessSpec:
+    return ProcessSpec(
+        name=f"rank {rank} ({device_name})",
+        module="hocket.runtime.parallel.rank",
+        describe=_describer(job, rank // (job.division.data * job.division.tensor)),
+        environment={"OMP_NUM_THREADS": str(threads)},
+    )
+
+
+def _order(
+    jobs: Sequence[Job], rank: int, num_ranks: int, backend: Backend, threads: int, port: int
+) -> dict[str, Any]:
+    """What a rank is told at first."""
+    return {
         "rank": rank,
-        "num_ranks": len(device_names),
+        "num_ranks": num_ranks,
         "backend": backend,
         "port": port,
         "device": f"cuda:{rank}" if backend == "nccl" else "cpu",
         "threads": threads,
         "jobs": [job.as_dict() for job in jobs],
     }
-    division = jobs[0].division
-    return RankSpec(
-        device_name=device_names[rank],
-        header=header,
-        buffers=(),
-        describe=_describer(jobs[0], rank // (division.data * division.tensor)),
-        environment={"OMP_NUM_THREADS": str(threads)},
-        program="hocket.runtime.parallel.rank",
-    )
 
 
 def _describer(job: Job, pipeline_rank: int) -> Callable[[Position], str]:

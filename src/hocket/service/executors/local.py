@@ -21,8 +21,9 @@ from pathlib import Path
 from hocket.base import config
 from hocket.base.errors import RunError, UsageError
 from hocket.fleet.rounds.state import Device
+from hocket.processes import system
+from hocket.processes.start import start_module
 from hocket.service.executors import attempt_folder as files
-from hocket.service.executors import processes
 from hocket.service.executors.attempt_folder import DAMAGED, Result
 from hocket.service.executors.attempts import CANNOT_START, Attempts, ended, looked_at
 from hocket.service.executors.executor import (
@@ -159,7 +160,7 @@ class LocalExecutor:
 
     def _sweep(self, folder: Path) -> Result | None:
         """Kill what a dead supervisor left; the attempt is over once nothing is found."""
-        if not processes.end_marked(files.mark_of(folder)):
+        if not system.end_marked(files.mark_of(folder)):
             return None
         detail = _last_line(folder) or "it was killed"
         return Result(-signal.SIGKILL, f"its supervisor died: {detail}", is_lost=True)
@@ -178,21 +179,19 @@ class LocalExecutor:
         # A damaged file names nobody who could be signalled.
         with contextlib.suppress(OSError, *DAMAGED):
             begun = files.read_json(folder / files.BEGUN)
-            if begun is not None and begun["boot"] == processes.boot():
-                processes.send(processes.Process(begun["pid"], begun["start_ticks"], 0), number)
+            if begun is not None and begun["boot"] == system.boot():
+                system.send(system.Process(begun["pid"], begun["start_ticks"], 0), number)
 
     def _start_supervisor(self, name: AttemptName) -> None:
         folder = self._attempts.path(name)
         self._num_supervisors[name] = self._num_supervisors.get(name, 0) + 1
         with open(folder / COMPLAINTS, "ab") as complaints:
-            handle = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hocket.service.executors.supervisor", str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=complaints,
-                stderr=complaints,
-                cwd="/",
-                env=_for_supervisors(config.environment_anywhere()),
-                start_new_session=True,
+            handle = start_module(
+                "hocket.service.executors.supervisor",
+                [str(folder)],
+                output=complaints,
+                folder="/",
+                environment=_for_supervisors(config.environment_anywhere()),
             )
         self._supervisors.setdefault(name, []).append(handle)
 

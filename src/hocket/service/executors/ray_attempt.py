@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 
-from hocket.service.executors import processes
+from hocket.processes import system
 from hocket.service.executors.supervisor import run_attempt
 
 
@@ -22,7 +22,7 @@ def run_part(folder: str, parent: int) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     try:
         # SIGTERM makes the supervisor end its commands with the grace of the order, which is 0.
-        processes.die_with(parent, signal.SIGTERM)
+        system.die_with(parent, signal.SIGTERM)
         return run_attempt(folder)
     finally:
         if os.getppid() != parent:

@@ -11,14 +11,13 @@ import contextlib
 import importlib.util
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from hocket.base import config
 from hocket.base.errors import MissingExtraError, RunError
 from hocket.fleet.rounds.state import Device
+from hocket.processes.start import start_module
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import DAMAGED, Result
 from hocket.service.executors.attempts import CANNOT_START, Attempts, ended
@@ -141,16 +140,13 @@ class RayExecutor:
 
     def _start_driver(self) -> None:
         self._started_s = time.monotonic()
-        module = "hocket.service.executors.ray_driver"
         with open(self._folder / DRIVER_LOG, "wb") as log:
-            self._driver = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(self._folder), self._address],
+            self._driver = start_module(
+                "hocket.service.executors.ray_driver",
+                [str(self._folder), self._address],
+                output=log,
                 stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=config.environment_anywhere(),
-                start_new_session=True,
+                folder="/",
             )
 
     def _look_after_driver(self) -> None:

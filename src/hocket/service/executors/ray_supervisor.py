@@ -15,12 +15,12 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from hocket.service.executors import processes
+from hocket.processes import system
+from hocket.processes.start import start_module
 from hocket.service.executors.attempt_folder import (
     ASSIGNMENT,
     MARK,
@@ -51,7 +51,7 @@ class Supervisor:
     """Runs one order on the node where Ray put this actor."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        processes.die_with(os.getppid())
+        system.die_with(os.getppid())
         self._order = order
         self._process: subprocess.Popen[bytes] | None = None
         self._result: Result | None = None
@@ -73,13 +73,12 @@ class Supervisor:
         _remove_forgotten()
         self._folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{_identity(os.getpid())}-")
         write_json(os.path.join(self._folder, ASSIGNMENT), _completed(self._order, meeting))
-        module = "hocket.service.executors.ray_attempt"
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, self._folder, str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
+        self._process = start_module(
+            "hocket.service.executors.ray_attempt",
+            [self._folder, str(os.getpid())],
+            output=subprocess.DEVNULL,
+            folder="/",
+            is_own_session=False,
         )
         self._is_settled.set()
 
@@ -104,8 +103,8 @@ class Supervisor:
     async def _swept(self) -> Result:
         """Kill what a dead supervisor left behind, until nothing is found twice."""
         mark = f"{MARK}={self._order['mark']}"
-        while left := processes.marked(mark) or processes.marked(mark):
-            processes.send_all(left, signal.SIGKILL)
+        while left := system.marked(mark) or system.marked(mark):
+            system.send_all(left, signal.SIGKILL)
             await asyncio.sleep(0.05)
         return Result(-signal.SIGKILL, "its supervisor was killed", is_lost=True)
 
@@ -121,7 +120,7 @@ def _completed(order: dict[str, Any], meeting: tuple[str, int]) -> dict[str, Any
 
 
 def _identity(pid: int) -> str:
-    found = processes.process(pid)
+    found = system.process(pid)
     return f"{pid}-{found.start_ticks}" if found else ""
 
 

@@ -23,7 +23,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
-from hocket.service.executors import isolation, processes
+from hocket.processes import system
+from hocket.service.executors import isolation
 from hocket.service.executors.attempt_folder import (
     BEGUN,
     DAMAGED,
@@ -120,16 +121,16 @@ def _run() -> Result:
         inputs = _Inputs(log)
         write_json(BEGUN, _identity(os.getpid()))
         sync_folder("..")
-        processes.adopt_orphans()
+        system.adopt_orphans()
         return _supervise(order, inputs)
     finally:
         log.close()
 
 
 def _identity(pid: int) -> dict[str, int | str]:
-    found = processes.process(pid)
+    found = system.process(pid)
     start_ticks = found.start_ticks if found else 0
-    return {"pid": pid, "start_ticks": start_ticks, "boot": processes.boot()}
+    return {"pid": pid, "start_ticks": start_ticks, "boot": system.boot()}
 
 
 class _Inputs:
@@ -205,7 +206,7 @@ class _Gang:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=lambda: processes.die_with(supervisor),
+            preexec_fn=lambda: system.die_with(supervisor),
         ).result()
         self._handles.append(handle)
         self.rank_of[handle.pid] = rank
@@ -224,17 +225,17 @@ class _Gang:
 
     def ask_to_end(self, *, is_for_all: bool) -> None:
         """Send SIGTERM to the commands, or to everything, those in other sessions too."""
-        everything = processes.descendants(os.getpid())
+        everything = system.descendants(os.getpid())
         for one in everything:
             is_command = one.pid in self.rank_of
-            if (is_for_all or is_command) and processes.send(one, signal.SIGTERM):
+            if (is_for_all or is_command) and system.send(one, signal.SIGTERM):
                 self.was_asked |= is_command
         # What was halted could neither save nor end.
-        processes.send_all(everything, signal.SIGCONT)
+        system.send_all(everything, signal.SIGCONT)
 
     def kill(self) -> None:
         """Send SIGKILL to everything that is there now; it may have had children meanwhile."""
-        processes.send_all(processes.descendants(os.getpid()), signal.SIGKILL)
+        system.send_all(system.descendants(os.getpid()), signal.SIGKILL)
 
     @property
     def failure(self) -> tuple[int, int] | None:

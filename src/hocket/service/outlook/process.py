@@ -1,24 +1,21 @@
 """Answers in a process of their own, which takes no time from the one that decides.
 
-It is started by the first question and asked through its pipes, one question at a time: a line of
-JSON that says how long the packed state behind it is, and a line of JSON back. It yields to
-everything else on the machine (`nice`). One that dies or takes too long is started anew for the
-next question; it ends by itself when the daemon's end of the pipe is closed, however that came.
+It is started by the first question and asked one question at a time: what is asked, and the packed
+state behind it. It yields to everything else on the machine (`nice`). One that dies or takes too
+long is started anew for the next question.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
 
-from hocket.base import config
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds.state import State
+from hocket.processes.blame import ProcessError
+from hocket.processes.crew import Crew
+from hocket.processes.member import ProcessSpec
 from hocket.service.errors import UnavailableError
 from hocket.service.outlook.outlook import Outlook
 from hocket.service.store import snapshot
@@ -34,7 +31,7 @@ class ProcessOutlook(Outlook):
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         super().__init__(self._ask_child)
         self._patience_s = patience_s
-        self._child: subprocess.Popen[bytes] | None = None
+        self._crew: Crew | None = None
         self._is_closed = False
         self._starting = threading.Lock()
         """A process that is started while the service ends must not outlive it."""
@@ -43,29 +40,18 @@ class ProcessOutlook(Outlook):
         """End the process, and with it the question that it works on."""
         with self._starting:
             self._is_closed = True
-            child, self._child = self._child, None
-        if child is not None:
-            _end(child)
+            if self._crew is not None:
+                # Whoever waits for an answer is told, and lets go of the rest.
+                self._crew.kill()
+        with self._turn:
+            self._let_go()
 
     def _ask_child(
         self, question: str, state: State, time_s: float, asked: Mapping[str, Any]
     ) -> dict[str, Any]:
-        child = self._living()
-        packed = snapshot.pack(state)
-        head = {
-            "question": question, "time_s": time_s, "asked": dict(asked), "bytes": len(packed),
-        }  # fmt: skip
-        impatience = threading.Timer(self._patience_s, child.kill)
-        impatience.start()
-        try:
-            answer = _exchange(child, json.dumps(head).encode() + b"\n" + packed)
-        except (OSError, ValueError):
-            self._child = None
-            _end(child)
-            hint = "try again; the fleet itself goes on"
-            raise UnavailableError("no answer was found in time", hint=hint) from None
-        finally:
-            impatience.cancel()
+        answer = self._answer(
+            {"question": question, "time_s": time_s, "asked": dict(asked)}, snapshot.pack(state)
+        )
         if "failure" in answer:
             raise UnavailableError(f"no answer could be found: {answer['failure']}")
         if "error" in answer:
@@ -73,42 +59,36 @@ class ProcessOutlook(Outlook):
         found: dict[str, Any] = answer["found"]
         return found
 
-    def _living(self) -> subprocess.Popen[bytes]:
+    def _answer(self, asked: dict[str, Any], packed: bytes) -> dict[str, Any]:
+        crew = self._living()
+        try:
+            crew.tell(0, asked, [packed])
+            answer = crew.hear(self._patience_s)
+        except ProcessError:
+            answer = None
+        if answer is None:
+            self._let_go()
+            hint = "try again; the fleet itself goes on"
+            raise UnavailableError("no answer was found in time", hint=hint)
+        return answer.header
+
+    def _living(self) -> Crew:
         with self._starting:
             if self._is_closed:
                 raise UnavailableError("the service ends")
-            self._child = self._child or _started()
-            return self._child
+            self._crew = self._crew or _started()
+            return self._crew
+
+    def _let_go(self) -> None:
+        with self._starting:
+            crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.close()
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _started() -> Crew:
+    spec = ProcessSpec(name="the forecast", module=_PROGRAM, folder="/", shows_output=True)
     try:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd="/",
-            env=config.environment_anywhere(),
-            start_new_session=True,
-        )
+        return Crew([spec]).__enter__()
     except OSError as error:
         raise UnavailableError(f"nobody can be asked: {error.strerror}") from None
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    for pipe in (child.stdin, child.stdout):
-        # What could not be written is written once more by closing.
-        with contextlib.suppress(OSError):
-            if pipe is not None:
-                pipe.close()
-    child.wait()
-
-
-def _exchange(child: subprocess.Popen[bytes], request: bytes) -> dict[str, Any]:
-    assert child.stdin is not None, "it was started with pipes"
-    assert child.stdout is not None, "it was started with pipes"
-    child.stdin.write(request)
-    child.stdin.flush()
-    answer: dict[str, Any] = json.loads(child.stdout.readline())
-    return answer

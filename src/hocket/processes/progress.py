@@ -7,21 +7,22 @@ import struct
 from typing import NamedTuple
 
 BEAT_S = 0.2
-"""How often a rank shows that it lives."""
+"""How often a process shows that it lives."""
 
 
 class Position(NamedTuple):
-    """Where a rank was when it last said so."""
+    """Where a process was when it last said so."""
 
     beat_s: float
     """Time of its last sign of life on the monotonic clock; 0 before the first."""
     step: int
     """0 before the first step."""
     instruction: int
+    """Of the step; what is counted is for each kind of work to say."""
 
 
 class Progress:
-    """The memory that a rank writes and its supervisor reads."""
+    """The memory that a process writes and the one that started it reads."""
 
     SIZE = 24
     _beat = struct.Struct("=d")

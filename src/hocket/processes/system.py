@@ -2,7 +2,7 @@
 
 A number of a process is used again once the process is gone, so a process is named here by its
 number and the moment it started, and is signalled through a handle (pidfd) that is opened first and
-compared afterwards. Only light modules are imported: every supervisor loads this file.
+compared afterwards. Only light modules are imported: every process of ours loads this file.
 """
 
 from __future__ import annotations
@@ -116,6 +116,26 @@ def end_marked(variable: str) -> bool:
             send_all(left, signal.SIGKILL)
             return False
     return True
+
+
+def is_at_work(pid: int) -> bool:
+    """Whether some thread of a process runs, wants to run, or waits for the disk."""
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/stat", "rb") as file:
+                # The name of a thread may hold anything; its state stands behind the last bracket.
+                if file.read().rpartition(b")")[2].split()[0] in (b"R", b"D"):
+                    return True
+    return False
+
+
+def memory_kills() -> int:
+    """How many processes the machine has killed for want of memory, in groups with a limit too."""
+    with contextlib.suppress(OSError), open("/proc/vmstat") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 def boot() -> str:

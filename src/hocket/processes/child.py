@@ -1,0 +1,90 @@
+"""The side of a process that belongs to a crew: ``live`` is the first thing that it calls.
+
+Its first argument names four descriptors, what is said to it, what it says, the memory of its signs
+of life and a pipe that closes when its parent is gone, and the number of its parent.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from hocket.base.errors import one_line
+from hocket.processes.frames import Frame, FrameReader, FrameWriter
+from hocket.processes.progress import BEAT_S, Progress
+from hocket.processes.system import die_with
+
+_FAILED = 1
+
+
+class Parent:
+    """The process that started this one, as seen from here."""
+
+    def __init__(self, reader: FrameReader, writer: FrameWriter, progress: Progress) -> None:
+        self._reader, self._writer, self._progress = reader, writer, progress
+
+    def hear(self) -> Frame | None:
+        """What it says next; None when it has nothing more to say."""
+        return self._reader.read()
+
+    def tell(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+        """Say something; returns when it is on its way."""
+        self._writer.put(header, buffers)
+        self._writer.flush()
+
+    def move(self, step: int, instruction: int) -> None:
+        """Show what is done now, for whoever has to say what this process died of."""
+        self._progress.move(step, instruction)
+
+
+def live(work: Callable[[Parent], None]) -> NoReturn:
+    """Do the work of this process and end it; what the work raises is told to the parent."""
+    inbox, outbox, memory, life, parent_id = map(int, sys.argv.pop(1).split(","))
+    if sys.platform == "linux":
+        die_with(parent_id)
+    progress = Progress(mmap.mmap(memory, Progress.SIZE))
+    threading.Thread(target=_show_life, args=(progress, life), daemon=True).start()
+    code = _do(work, Parent(FrameReader(inbox), FrameWriter(outbox), progress))
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # The end of the interpreter would wait for threads of libraries that wait for others.
+    os._exit(code)
+
+
+def serve(answer: Callable[[Frame], tuple[dict[str, Any], Sequence[Any]]]) -> NoReturn:
+    """Answer what the parent says, one thing after another, until it has nothing more to say."""
+
+    def work(parent: Parent) -> None:
+        while (frame := parent.hear()) is not None:
+            parent.tell(*answer(frame))
+
+    live(work)
+
+
+def _do(work: Callable[[Parent], None], parent: Parent) -> int:
+    try:
+        work(parent)
+        parent.tell({"what": "done"})
+    except BrokenPipeError:
+        # Nobody listens any more.
+        return _FAILED
+    # Whatever a stranger's code raises is told, with its message, by the parent.
+    except Exception as error:
+        kind = getattr(error, "code", "")
+        parent.tell({"what": "error", "kind": kind, "message": one_line(error)})
+        return _FAILED
+    return 0
+
+
+def _show_life(progress: Progress, life: int) -> None:
+    while True:
+        progress.beat(time.monotonic())
+        readable, _, _ = select.select([life], [], [], BEAT_S)
+        if readable:
+            os._exit(_FAILED)

@@ -1,0 +1,100 @@
+"""What processes say to each other: data, never code.
+
+A frame is a JSON object followed by raw buffers whose sizes it lists. Reading and writing go on
+where they stopped, so both work on descriptors that block and on those that do not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple
+
+_LENGTH = struct.Struct(">Q")
+_MAX_HEADER_BYTES = 1 << 32
+_MAX_PARTS = 64
+"""Of one call of the system; it takes 1024."""
+
+
+class Frame(NamedTuple):
+    """One thing that is said."""
+
+    header: dict[str, Any]
+    buffers: list[bytearray]
+
+
+class FrameReader:
+    """Frames that come in by a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.is_closed = False
+        """Whether the other side has closed its end."""
+        self._frames = self._receive()
+
+    def read(self) -> Frame | None:
+        """The next frame; None where it is not whole yet, or never will be (`is_closed`)."""
+        return next(self._frames)
+
+    def _receive(self) -> Generator[Frame | None, None, None]:
+        while True:
+            length = yield from self._filled(_LENGTH.size)
+            (size,) = _LENGTH.unpack(length)
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError(f"no frame begins with {bytes(length)!r}")
+            header = json.loads((yield from self._filled(size)))
+            buffers = []
+            for size in header.pop("sizes"):
+                buffers.append((yield from self._filled(size)))
+            yield Frame(header, buffers)
+
+    def _filled(self, size: int) -> Generator[None, None, bytearray]:
+        data = bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            try:
+                count = os.readv(self.descriptor, [view[done:]])
+            except BlockingIOError:
+                yield None
+                continue
+            if not count:
+                self.is_closed = True
+                yield None
+            done += count
+        return data
+
+
+class FrameWriter:
+    """Frames that go out by a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._waiting: deque[memoryview] = deque()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all has been written."""
+        return not self._waiting
+
+    def put(self, header: dict[str, Any], buffers: Sequence[Any] = ()) -> None:
+        """Take a frame; ``buffers`` must not change until it is written."""
+        views = [memoryview(buffer).cast("B") for buffer in buffers]
+        text = json.dumps({**header, "sizes": [len(view) for view in views]}).encode()
+        self._waiting.append(memoryview(_LENGTH.pack(len(text)) + text))
+        self._waiting.extend(view for view in views if len(view))
+
+    def flush(self) -> None:
+        """Write what the other side takes now: on a descriptor that blocks, everything."""
+        while self._waiting:
+            parts = [self._waiting[i] for i in range(min(len(self._waiting), _MAX_PARTS))]
+            try:
+                count = os.writev(self.descriptor, parts)
+            except BlockingIOError:
+                return
+            while self._waiting and count >= len(self._waiting[0]):
+                count -= len(self._waiting.popleft())
+            if count:
+                self._waiting[0] = self._waiting[0][count:]

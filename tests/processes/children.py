@@ -1,0 +1,71 @@
+"""Programs of a crew for tests: ``python -m processes.children DESCRIPTORS WHAT``."""
+
+import os
+import subprocess
+import sys
+import time
+
+from hocket.processes.child import live, serve
+
+
+def echo(asked):
+    return asked.header, asked.buffers
+
+
+def report_then_work(parent):
+    parent.tell({"modules": sorted(sys.modules)})
+
+
+def count_in_one_piece(parent):
+    parent.move(1, 0)
+    sum(range(parent.hear().header["count"]))  # no other thread gets a turn meanwhile
+
+
+def fail(parent):
+    parent.move(2, 7)
+    raise ValueError("no such thing\nwith a second line")
+
+
+def lose_another(parent):
+    error = RuntimeError("lost the other one")
+    error.code = "communication"
+    raise error
+
+
+def leave(parent):
+    sys.stderr.write("first words\nlast words\n")
+    os._exit(3)
+
+
+def print_without_end(parent):
+    for _ in range(6):
+        os.write(2, b"nonsense\n" * 500_000)
+        parent.hear()
+    os.write(1, b"the end\n")
+    os._exit(4)
+
+
+def start_others(parent):
+    """One child in this group, and one that went into a session of its own."""
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    found = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
+    parent.tell({"pids": [one.pid for one in found]})
+    time.sleep(60)
+
+
+def sleep(parent):
+    time.sleep(60)
+
+
+WORKS = {
+    work.__name__: work
+    for work in (
+        report_then_work, count_in_one_piece, fail, lose_another, leave, print_without_end,
+        start_others, sleep,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    if sys.argv[2] == "echo":
+        serve(echo)
+    live(WORKS[sys.argv[2]])

@@ -1,0 +1,19 @@
+"""Processes for tests."""
+
+from pathlib import Path
+
+from hocket.processes.member import ProcessSpec
+
+TESTS = str(Path(__file__).resolve().parents[1])
+
+
+def spec(work, **options):
+    """A process that does one of the works of `children`."""
+    return ProcessSpec(
+        name=options.pop("name", work),
+        module="processes.children",
+        arguments=(work,),
+        environment={"PYTHONPATH": TESTS},
+        describe=lambda position: f"at {position.step}.{position.instruction}",
+        **options,
+    )
