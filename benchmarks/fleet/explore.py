@@ -19,6 +19,7 @@ import numpy as np
 from gavel_cluster import KINDS, devices_of_each_kind, gavel_table, model_of
 
 from hocket.base.arrays import FloatArray
+from hocket.contrib.unseen import Belief, belief_from
 from hocket.fleet.rounds import (
     Finish,
     Job,
@@ -31,7 +32,7 @@ from hocket.fleet.rounds import (
     step,
 )
 from hocket.fleet.rounds.state import RUNNING
-from hocket.fleet.throughputs import Belief, Throughputs, belief_from
+from hocket.fleet.throughputs import Throughputs
 
 DEVICES_PER_KIND = 6
 NUM_JOBS = 150

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from gavel_cluster import KINDS, TABLE, model_of
 
-from hocket.fleet.throughputs import Throughputs, read_throughputs, with_unseen_job
-from hocket.fleet.throughputs.conditional import conditional_row
-from hocket.fleet.throughputs.similar import expected_row
+from hocket.contrib.unseen import with_unseen_job
+from hocket.contrib.unseen.conditional import conditional_row
+from hocket.contrib.unseen.similar import expected_row
+from hocket.fleet.throughputs import Throughputs, read_throughputs
 
 TABLES = (
     TABLE,

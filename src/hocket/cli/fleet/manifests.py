@@ -11,7 +11,7 @@ from hocket.base.errors import UsageError, did_you_mean
 from hocket.cli.output import emit, json_option
 
 if TYPE_CHECKING:
-    from hocket.export.kubernetes import KubernetesJob, KubernetesKind
+    from hocket.contrib.kubernetes.manifests import KubernetesJob, KubernetesKind
     from hocket.service.spec import JobSpec
 
 _NOT_CARRIED = ("resume", "weight", "team", "total_steps", "deadline_s", "silence_s")
@@ -53,8 +53,8 @@ def command(
 
     Apply the one of the kind that a job shall run on; Kueue starts it when there is room.
     """
-    from hocket.export.kubernetes import job_set, job_set_name, resource_flavors
-    from hocket.export.kubernetes_yaml import to_yaml
+    from hocket.contrib.kubernetes.manifests import job_set, job_set_name, resource_flavors
+    from hocket.contrib.kubernetes.plain_yaml import to_yaml
     from hocket.service.spec import read_spec
 
     known = _kinds(kinds, node_label)
@@ -81,7 +81,7 @@ def command(
 
 
 def _kinds(text: str, node_label: str) -> list[KubernetesKind]:
-    from hocket.export.kubernetes import NODE_LABEL, KubernetesKind
+    from hocket.contrib.kubernetes.manifests import NODE_LABEL, KubernetesKind
 
     found: dict[str, KubernetesKind] = {}
     for part in text.split(","):
@@ -107,7 +107,7 @@ def _allowed(spec: JobSpec, kinds: list[KubernetesKind]) -> list[KubernetesKind]
 
 
 def _job(spec: JobSpec, image: str) -> KubernetesJob:
-    from hocket.export.kubernetes import KubernetesJob
+    from hocket.contrib.kubernetes.manifests import KubernetesJob
 
     return KubernetesJob(
         name=spec.name,

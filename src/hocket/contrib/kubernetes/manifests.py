@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.export.kubernetes_yaml import Value
+from hocket.contrib.kubernetes.plain_yaml import Value
 
 NODE_LABEL = "nvidia.com/gpu.product"
 """What NVIDIA's device discovery tells the kind of a node with."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.root import root
-from hocket.export.kubernetes import (
+from hocket.contrib.kubernetes.manifests import (
     KubernetesJob,
     KubernetesKind,
     dns_label,
@@ -22,7 +22,7 @@ from hocket.export.kubernetes import (
     literal,
     resource_flavors,
 )
-from hocket.export.kubernetes_yaml import to_yaml
+from hocket.contrib.kubernetes.plain_yaml import to_yaml
 
 DNS_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")

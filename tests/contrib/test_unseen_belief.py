@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
+from hocket.contrib.unseen.belief import Belief, belief_from
+from hocket.contrib.unseen.similar import Expected
 from hocket.fleet.rounds import Device, Job, Submit, Tick, new_state, step
 from hocket.fleet.throughputs import Profile, Throughputs
-from hocket.fleet.throughputs.belief import Belief, belief_from
-from hocket.fleet.throughputs.similar import Expected
 
 KINDS = ("fast", "slow")
 

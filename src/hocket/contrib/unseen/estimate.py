@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError
-from hocket.fleet.throughputs.belief import belief_from, check_kind, check_speed
-from hocket.fleet.throughputs.completion import Completed, complete
+from hocket.contrib.unseen.belief import belief_from, check_kind, check_speed
+from hocket.contrib.unseen.completion import Completed, complete
 from hocket.fleet.throughputs.table import Profile, Throughputs
 
 PairRates = Mapping[tuple[str, Profile], tuple[float, float]]

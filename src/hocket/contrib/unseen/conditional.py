@@ -1,6 +1,6 @@
 """A row of a narrow table from some of its entries: the conditional mean of a Gaussian.
 
-The row is taken for a draw of a normal distribution (`hocket.fleet.throughputs.similar`) at a level
+The row is taken for a draw of a normal distribution (`hocket.contrib.unseen.similar`) at a level
 of its own; what is known of it gives the mean and the deviation of the rest in closed form
 (kriging; Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section A.2). For
 tables of a few columns, where a factor model has more factors than it can learn. O(columns^3).
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.throughputs.similar import Expected
+from hocket.contrib.unseen.similar import Expected
 
 _LEVEL_VARIANCE = 10.0
 """Added to all covariances: a step may be any amount of work, so how many a job does per second on

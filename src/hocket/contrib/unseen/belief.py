@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError, did_you_mean
-from hocket.fleet.throughputs.conditional import conditional_row
-from hocket.fleet.throughputs.similar import Expected, expected_row
+from hocket.contrib.unseen.conditional import conditional_row
+from hocket.contrib.unseen.similar import Expected, expected_row
 from hocket.fleet.throughputs.table import Profile, Throughputs
 
 _MOST = 700.0

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from hocket.base.errors import UsageError
+from hocket.contrib.unseen import complete
+from hocket.contrib.unseen.conditional import conditional_row
+from hocket.contrib.unseen.estimate import with_unseen_job
+from hocket.contrib.unseen.similar import expected_row
 from hocket.fleet.rounds import Device, Job, Progress, State, Submit, Tick, new_state, step
 from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
-from hocket.fleet.throughputs.conditional import conditional_row
-from hocket.fleet.throughputs.similar import expected_row
-from hocket.fleet.throughputs.unseen import with_unseen_job
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
@@ -334,3 +335,40 @@ def test_an_estimated_job_moves_to_where_it_is_really_faster() -> None:
     # It leaves as soon as the belief falls below the other kind's, which is measured exactly.
     assert state.jobs.steps_per_s[0, 0] < state.jobs.steps_per_s[0, 1]
     assert state.jobs.steps_per_s[0, 1] == pytest.approx(4.0)
+
+
+def test_low_rank_tables_are_completed() -> None:
+    random = np.random.default_rng(0)
+    truth = np.exp(random.normal(size=(40, 2)) @ random.normal(size=(2, 30)) + 1.0)
+    known = random.random(truth.shape) < 0.7
+    filled = complete(np.where(known, truth, np.nan), rank=2, ridge=1e-3)
+    assert (filled.values[known] == truth[known]).all()
+    error = np.abs(np.log(filled.values / truth))[~known]
+    assert np.median(error) < 0.15
+    assert (filled.log_deviation[known] == 0.0).all()
+    assert (filled.log_deviation[~known] > 0.0).all()
+
+
+def test_little_knowledge_is_said_to_be_uncertain() -> None:
+    random = np.random.default_rng(1)
+    truth = np.exp(random.normal(size=(10, 1)) + random.normal(size=(1, 8)) * 0.5)
+    values = truth * np.exp(0.1 * random.normal(size=truth.shape))
+    values[0, 1:] = np.nan
+    values[1, 5:] = np.nan
+    filled = complete(values)
+    assert filled.log_deviation[0, 7] > filled.log_deviation[1, 7]
+
+
+@needs_data
+def test_unseen_pairs_of_the_public_table() -> None:
+    table = read_throughputs(DATA / "gavel" / "simulation_throughputs.json").on(("v100",))
+    single = [row for row, profile in enumerate(table.profiles) if profile.gang == 1]
+    alone = table.alone[single, 0]
+    ratio = table.beside[np.ix_(single, single)][:, :, 0] / alone[:, None]
+    ratio = np.where(ratio > 0.0, ratio, np.nan)
+    hidden = np.random.default_rng(0).random(ratio.shape) < 0.5
+    filled = complete(np.where(hidden, np.nan, ratio))
+    tested = hidden & np.isfinite(ratio)
+    error = np.abs(np.log(filled.values / ratio))[tested]
+    plain = np.abs(np.log(np.nanmean(ratio[~hidden]) / ratio))[tested]
+    assert np.median(error) < 0.5 * np.median(plain)

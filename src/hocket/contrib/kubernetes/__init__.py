@@ -1,0 +1,1 @@
+"""Jobs of a fleet as manifests for Kubernetes: start with `manifests`."""
