@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 from fleet.watch import Watch
 from hypothesis import settings
@@ -32,9 +30,9 @@ from hocket.fleet.rounds import (
     new_state,
     step,
 )
-from hocket.fleet.rounds.files import state_from_data, state_to_data
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING
+from hocket.service.store.snapshot import pack, unpack
 
 KINDS = ("fast", "slow")
 DEVICES = tuple(
@@ -60,11 +58,11 @@ class Fleet:
         self.watch = Watch()
 
     def happen(self, event: Event) -> Actions:
-        before = json.dumps(state_to_data(self.state))
+        before = pack(self.state)
         after, actions = step(self.state, event)
-        assert json.dumps(state_to_data(self.state)) == before, "the old state was changed"
-        again, _ = step(state_from_data(json.loads(before)), event)
-        assert state_to_data(again) == state_to_data(after), "a reloaded state acts differently"
+        assert pack(self.state) == before, "the old state was changed"
+        again, _ = step(unpack(before), event)
+        assert pack(again) == pack(after), "a reloaded state acts differently"
         self._carry_out(actions)
         self.state = after
         self.watch(after, event, actions)
@@ -206,8 +204,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        text = json.dumps(state_to_data(self.fleet.state))
-        self.fleet.state = state_from_data(json.loads(text))
+        self.fleet.state = unpack(pack(self.fleet.state))
 
     @rule(rounds=st.integers(1, 3))
     def tick(self, rounds: int) -> None:

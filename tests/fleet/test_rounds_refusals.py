@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from hocket.base.errors import InputFileError, UsageError
+from hocket.base.errors import UsageError
 from hocket.fleet.rounds import (
     AddDevices,
     Cancel,
     Device,
     Fail,
     Job,
-    PairTable,
     Progress,
     Rules,
     Submit,
@@ -20,9 +18,8 @@ from hocket.fleet.rounds import (
     new_state,
     step,
 )
-from hocket.fleet.rounds.files import state_from_data, state_to_data
 
-from .round_fleets import NO_SLACK, fleet, job, submit
+from .round_fleets import fleet, job, submit
 
 
 @pytest.mark.parametrize(
@@ -77,42 +74,3 @@ def test_what_cannot_be_is_refused() -> None:
             step(state, event)
     with pytest.raises(UsageError, match="at least one kind"):
         new_state((), ())
-    with pytest.raises(InputFileError):
-        state_from_data({"format": "hocket-fleet-state", "version": 1})
-    with pytest.raises(InputFileError, match="damaged"):
-        state_from_data({**state_to_data(state), "rules": "none"})
-
-
-@pytest.mark.parametrize(
-    ("table", "name", "wrong"),
-    [
-        ("jobs", "number", [3, 3]),
-        ("jobs", "phase", [1, 4]),
-        ("jobs", "kind", [0, 7]),
-        ("jobs", "kind", [-1, 1]),
-        ("jobs", "profile", [0, 2]),
-        ("jobs", "team", [0, -1]),
-        ("by_kind", "shares", [[0.5, 0.5]]),
-        ("by_kind", "credit_s", []),
-        (None, "holders", [[0, -1], [9, -1]]),
-        (None, "holders", [[0, -1]]),
-        (None, "device_kind", [0, -1]),
-        (None, "device_server", [0, 2]),
-        (None, "price_per_hour", [1.0]),
-        (None, "pair_plan", None),
-        (None, "pair_steps_per_s", None),
-        (None, "pair_steps_per_s", [[[0.0, 0.0]]]),
-        ("pair_plan", "amount", []),
-    ],
-)
-def test_a_state_that_points_to_nothing_is_refused(
-    table: str | None, name: str, wrong: object
-) -> None:
-    devices = tuple(Device(name=kind, kind=kind) for kind in ("fast", "slow"))
-    pairs = PairTable(steps_per_s=np.zeros((1, 1, 2)))
-    state = new_state(("fast", "slow"), devices, NO_SLACK, pair_table=pairs)
-    data = state_to_data(submit(state, job(0), job(1)))
-    state_from_data(data)
-    (data if table is None else data[table])[name] = wrong
-    with pytest.raises(InputFileError, match="damaged"):
-        state_from_data(data)

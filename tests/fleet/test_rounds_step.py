@@ -22,9 +22,9 @@ from hocket.fleet.rounds import (
     Tick,
     step,
 )
-from hocket.fleet.rounds.files import state_from_data, state_to_data
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import WAITING
+from hocket.service.store.snapshot import pack, unpack
 
 from .round_fleets import fleet, held_s, job, submit
 
@@ -262,7 +262,7 @@ def test_devices_of_one_server_may_come_one_by_one() -> None:
     for at in range(4):
         device = Device(name=f"d{at}", kind="fast", server="s")
         state, _ = step(state, AddDevices(time_s=float(at), devices=(device,)))
-        state = state_from_data(state_to_data(state))
+        state = unpack(pack(state))
     assert state.layout.largest_server.tolist() == [4, 0]
     state, _ = step(state, RemoveDevices(time_s=5.0, names=("d0", "d1")))
     back = (Device(name="d0", kind="slow", server="s"), Device(name="d1", kind="fast", server="t"))

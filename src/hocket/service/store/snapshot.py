@@ -1,8 +1,7 @@
 """A `State` as bytes, and back, exactly: a JSON head that names the parts, then raw arrays.
 
-Unlike `rounds.files`, which writes a state for people and other programs, this takes few
-milliseconds at thousands of jobs: whoever is asked about the future gets a state so. Only the
-classes and element types that are listed here are ever made of what is read.
+This takes few milliseconds at thousands of jobs: whoever is asked about the future gets a state so.
+Only the classes and element types that are listed here are ever made of what is read.
 O(bytes).
 """
 
