@@ -1,11 +1,13 @@
 """Memory of a GPU that no tensor of a plan can have: context, library workspaces, fragmentation.
 
-    python benchmarks/cost/headroom_gpu.py [--json FILE]
+    python benchmarks/cost/headroom_gpu.py [--json FILE] [--only-limits]
 
 Needs torch and a CUDA device that nothing else uses. The context is what the driver reports as used
 once a process has touched the device; libraries add their kernels and handles when they are first
 used; the allocator holds more than its tensors need, the more so where sizes change from step to
-step. `headroom` in presets/kinds.toml is made from the three.
+step. `headroom` in presets/kinds.toml is made from the three. With ``--only-limits`` each case is
+trained under limits close to its peak (`torch.cuda.set_per_process_memory_fraction`): the least
+that it runs in tells what fragmentation needs when the allocator must give back what it keeps.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,11 @@ def main() -> None:
     """Print a table, and write the numbers where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=None, metavar="FILE")
+    parser.add_argument("--only-limits", action="store_true", help="only train under limits")
     options = parser.parse_args()
+    if options.only_limits:
+        print_limits(options.json)
+        return
     before = _used_by_smi_mib()
     torch.zeros(1, device="cuda")
     context = _outside_allocator_mib()
@@ -57,6 +64,43 @@ def main() -> None:
     print(f"outside the allocator at the end: {result['outside_at_end_mib']:.0f} MiB")
     if options.json is not None:
         options.json.write_text(json.dumps(result, indent=1))
+
+
+def print_limits(file: Path | None) -> None:
+    """The least room that each case runs in, over the peak of its tensors."""
+    _touch_libraries()
+    found = [_limits(name, make, count) for name, make, count in _cases()]
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    print("case | peak allocated MiB | runs with at least | its steps take | fails with")
+    for case in found:
+        print(" | ".join(str(value) for value in case.values()))
+    if file is not None:
+        file.write_text(json.dumps(found, indent=1))
+
+
+def _limits(
+    name: str, make: Callable[[], Callable[[int], None]], count: int
+) -> dict[str, str | float]:
+    total = torch.cuda.mem_get_info()[1]
+    free = _case(name, make, count)
+    peak_bytes = free["allocated_mib"] * MIB
+    least, failed, slower = "none of them", "-", "-"
+    for share in (0.05, 0.03, 0.02, 0.015, 0.01, 0.005, 0.0):
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(peak_bytes * (1 + share) / total)
+        try:
+            limited = _case(name, make, count)
+        except torch.cuda.OutOfMemoryError:
+            failed = f"{share:.1%} more"
+            break
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        least = f"{share:.1%} more"
+        slower = f"{limited['seconds'] / free['seconds'] - 1:+.0%}"
+    return {
+        "name": name, "allocated_mib": round(free["allocated_mib"]), "least": least,
+        "slower": slower, "failed": failed,
+    }  # fmt: skip
 
 
 def _used_by_smi_mib() -> int | None:
@@ -167,11 +211,15 @@ def _case(name: str, make: Callable[[], Callable[[int], None]], count: int) -> d
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step = make()
-    for number in range(count):
+    step(0)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for number in range(1, count):
         step(number)
     torch.cuda.synchronize()
     return {
         "name": name,
+        "seconds": time.perf_counter() - started,
         "allocated_mib": torch.cuda.max_memory_allocated() / MIB,
         "reserved_mib": torch.cuda.max_memory_reserved() / MIB,
     }

@@ -51,7 +51,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        return f"{self.model} {self.batch}x{self.seq} {self.dtype}"
+        return f"{Path(self.model).stem} {self.batch}x{self.seq} {self.dtype}"
 
 
 CASES = {
@@ -210,6 +210,8 @@ def measure_case(case: Case, device: str) -> dict[str, Any]:
     model, batch = load_model(
         case.model, batch=case.batch, seq=case.seq, dtype=case.dtype, device=device
     )
+    # A function of one's own builds on the host.
+    model, batch = model.to(device), {name: value.to(device) for name, value in batch.items()}
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     clock = CudaClock() if device == "cuda" else HostClock()
     steps = []

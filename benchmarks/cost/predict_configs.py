@@ -4,7 +4,8 @@
 
 Each configuration is written to a file, read as ``hocket plan config.json`` reads it, captured,
 profiled, predicted and really trained; small batches are limited by the host. Nothing of these
-models was used to choose a constant. Needs one CUDA device; results as of ``predict.py``.
+models was used to choose a constant; the calibration is fitted to three cases of the zoo in the
+same run. Needs one CUDA device; results as of ``predict.py``.
 """
 
 from __future__ import annotations
@@ -18,11 +19,40 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from predict import Captured, Case, cluster_for, free_memory, run_case, say, write_results
+from predict import (
+    Captured,
+    Case,
+    cluster_for,
+    free_memory,
+    predict_calibrated,
+    run_case,
+    say,
+    write_results,
+)
 
 Config = dict[str, Any]
 _COMMON = {"vocab_size": 32000, "hidden_act": "silu"}
+FIT = (
+    Case("gpt2", 16, 1024, "float32", "fit"),
+    Case("gpt2", 32, 1024, "bfloat16", "fit"),
+    Case("resnet50", 128, 1, "float32", "fit"),
+)
+"""What the calibration sees; first, for they must be there when the time is used up."""
+UNET = str(Path(__file__).with_name("unet.py")) + ":unet"
+UNET_SIZES = ((16, 64, "float32"), (16, 64, "bfloat16"))
 CONFIGS: dict[str, tuple[Config, tuple[tuple[int, int, str], ...]]] = {
+    "opt-350m": (
+        {"model_type": "opt", "hidden_size": 1024, "ffn_dim": 4096, "num_hidden_layers": 24,
+         "num_attention_heads": 16, "word_embed_proj_dim": 1024, "vocab_size": 50272},
+        ((8, 1024, "bfloat16"), (1, 128, "bfloat16")),
+    ),
+    "whisper-small": (
+        {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"],
+         "d_model": 768, "encoder_layers": 12, "decoder_layers": 12,
+         "encoder_attention_heads": 12, "decoder_attention_heads": 12, "encoder_ffn_dim": 3072,
+         "decoder_ffn_dim": 3072, "vocab_size": 51865},
+        ((8, 128, "bfloat16"),),
+    ),
     "qwen2-0.5b": (
         {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864,
          "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
@@ -103,13 +133,14 @@ def main() -> None:
                 traceback.print_exc()
             free_memory()
             say(f"{case.label}: done after {time.perf_counter() - started:.0f} s")
-            write_results(arguments.out, rows, captured, cluster, None)
+        calibration = predict_calibrated(rows, captured, cluster)
+    write_results(arguments.out, rows, captured, cluster, calibration)
     print((arguments.out / "table.md").read_text(), end="", flush=True)
 
 
 def cases(folder: Path) -> list[Case]:
     """The configurations as files, with each of their batches."""
-    found = []
+    found = [*FIT, *(Case(UNET, *size, "held out") for size in UNET_SIZES)]
     for name, (config, sizes) in CONFIGS.items():
         path = folder / f"{name}.json"
         path.write_text(json.dumps(config))

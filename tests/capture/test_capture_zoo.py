@@ -202,6 +202,26 @@ def test_a_name_means_one_model_for_plan_and_for_parallel(name):
         ("t5", {"d_model": 64, "d_ff": 128}, "T5ForConditionalGeneration"),
         ("vit", {"image_size": 32, "patch_size": 8}, "ViTForImageClassification"),
         ("bloom", {"n_layer": 2, "n_head": 4}, "BloomForCausalLM"),
+        # Their stacks draw whether to skip a layer even where none may be skipped.
+        ("opt", {"ffn_dim": 128, "word_embed_proj_dim": 64}, "OPTForCausalLM"),
+        (
+            "whisper",
+            {
+                "d_model": 64,
+                "encoder_layers": 2,
+                "decoder_layers": 2,
+                "encoder_attention_heads": 4,
+                "decoder_attention_heads": 4,
+                "encoder_ffn_dim": 128,
+                "decoder_ffn_dim": 128,
+                "max_source_positions": 24,
+                "pad_token_id": 0,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "decoder_start_token_id": 1,
+            },
+            "WhisperForConditionalGeneration",
+        ),
     ],
 )
 def test_a_config_file_is_a_model(family, sizes, architecture, tmp_path):

@@ -217,6 +217,9 @@ def _workspace_bytes(run: Callable[[], Any], device: torch.device) -> int:
 
 def _host_and_reserved(device: torch.device) -> tuple[Any, int]:
     """Host overheads, and what the libraries keep on the device after a small training step."""
+    if device.type == "cuda":
+        # Libraries that were used before in this process hold their memory already.
+        torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
     with torch.enable_grad():
         host = measure_host_overhead(device)

@@ -73,6 +73,8 @@ def _built(found: Any, made: Any, name: str, batch: int, seq: int, where: str) -
         images = torch.randn(batch, getattr(made, "num_channels", 3), size, size)
         labels = torch.randint(made.num_labels, (batch,))
         return found(made), {"pixel_values": images, "labels": labels}
+    if name.endswith(_TOKENS) and getattr(found, "main_input_name", "") == "input_features":
+        return found(made), _sound(made, batch, seq)
     takes_tokens = getattr(found, "main_input_name", "input_ids") == "input_ids"
     if not (name.endswith((*_CAUSAL, *_TOKENS)) and takes_tokens and hasattr(made, "vocab_size")):
         raise InputFileError(
@@ -90,6 +92,23 @@ def _built(found: Any, made: Any, name: str, batch: int, seq: int, where: str) -
     if made.is_encoder_decoder and getattr(made, "decoder_start_token_id", None) is None:
         made.decoder_start_token_id = 0
     return found(made), token_batch(batch, seq, made.vocab_size)
+
+
+def keep_every_layer(model: torch.nn.Module) -> None:
+    """Stacks that skip no layer (``layerdrop`` 0) still draw a number for each, which no recording
+    can follow: they are told not to train, which their layers go on doing."""
+    for module in model.modules():
+        if getattr(module, "layerdrop", None) == 0:
+            module.training = False
+
+
+def _sound(made: Any, batch: int, seq: int) -> dict[str, torch.Tensor]:
+    """Spectra of the length that the encoder takes (its first layers halve it), and their text."""
+    frames = 2 * made.max_source_positions
+    return {
+        "input_features": torch.randn(batch, made.num_mel_bins, frames),
+        "labels": torch.randint(made.vocab_size, (batch, min(seq, made.max_target_positions))),
+    }
 
 
 def config_of(shape: Transformer) -> dict[str, Any]:

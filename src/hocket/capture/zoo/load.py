@@ -18,7 +18,7 @@ from torch import nn
 from hocket.base.errors import HocketError, UsageError, did_you_mean, unknown_name
 from hocket.capture.trouble import user_line
 from hocket.capture.zoo import ZOO, ZooModel, vision
-from hocket.capture.zoo.configs import config_of, from_config, read_config
+from hocket.capture.zoo.configs import config_of, from_config, keep_every_layer, read_config
 from hocket.transformer.files import find_model, is_config_file, preset_names
 from hocket.transformer.hf_cache import PREFIX, cached_config
 
@@ -54,7 +54,9 @@ def load_model(
     entry = _entry(spec) if path is None else _from_file(path)
     with _default_dtype(_DTYPES[dtype or entry.dtype]), torch.device(device):
         model, tensors = _require_transformers(spec, entry, batch or entry.batch, seq or entry.seq)
-    return model.train(), tensors
+    model.train()
+    keep_every_layer(model)
+    return model, tensors
 
 
 def _entry(name: str) -> ZooModel:
