@@ -284,22 +284,25 @@ def make_training(
     batch: int,
     *,
     software: str | None = None,
+    options: Sequence[str] = (),
     dtype: str | None = None,
     coefficients: Coefficients | None = None,
     spare: float | None = None,
 ) -> Training:
     """What is trained on what; without ``dtype``, in the first type that all devices have.
 
-    ``spare`` is the share of memory that stays free, a few percent unless it is given.
+    ``options`` set the program (``async-tp``, ``hsdp=8``); ``spare`` is the share of memory that
+    stays free, a few percent unless it is given.
     """
     from hocket.cost.parallel.coefficients import Coefficients
+    from hocket.cost.parallel.options import with_options
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
     from hocket.planners.parallelism.candidates import SPARE, Training
     from hocket.transformer import Transformer
     from hocket.transformer.files import find_model
 
     cluster = find_cluster(on)
-    program = find_software(software or DEFAULT_SOFTWARE)
+    program = with_options(find_software(software or DEFAULT_SOFTWARE), options)
     return Training(
         model=model if isinstance(model, Transformer) else find_model(str(model)),
         cluster=cluster,

@@ -116,6 +116,29 @@ def test_predict_takes_the_stated_arithmetic(hocket, tmp_path):
     assert step_s[1] < 0.95 * step_s[0]
 
 
+def test_options_of_the_program_are_asked_for_and_stated(hocket, tmp_path):
+    question = ("parallel", "llama3-8b", "--on", "8xh100-80g", "--batch", 16, "--json",
+                "--software", "torchtitan", "--fix", "tensor=1,pipeline=1",
+                "--fix", "zero=3,microbatch=1,recompute=full")  # fmt: skip
+    plain, held = (
+        json.loads(hocket(*question, *more)[0])["candidates"][0]
+        for more in ((), ("--options", "offload,float8=tensorwise"))
+    )
+    assert held["peak_bytes"] < plain["peak_bytes"]
+    assert held["step_s"] != plain["step_s"]
+    _, err = hocket(*question, "--options", "ofload", expect=2)
+    assert "did you mean 'offload'" in err
+    text = CONFIG.replace("batch = 64", 'batch = 64\noptions = ["graphs"]')
+    replayed, launched = (
+        json.loads(hocket("parallel", "--predict", _config(tmp_path, one), "--json")[0])["step_s"]
+        for one in (text, CONFIG)
+    )
+    assert replayed < launched
+    wrong = _config(tmp_path, text.replace("graphs", "graph"))
+    _, err = hocket("parallel", "--predict", wrong, expect=3)
+    assert "did you mean 'graphs'" in err
+
+
 def test_predict_finds_a_model_file_beside_the_configuration(hocket, tmp_path):
     path = _config(tmp_path, CONFIG.replace('"gpt-18b"', '"mine.toml"'))
     (tmp_path / "mine.toml").write_text(

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from cost.parallel_samples import cluster_of, gpt, mixture
 
+from hocket.base.errors import UsageError
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.chips import CHIPS, HOPPER, HOPPER_2023, UNKNOWN, chip_of
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s
 from hocket.cost.parallel.memory import FORMULAS_ONLY, memory, stage_memory
+from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.setting import setting_of
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
@@ -308,3 +310,69 @@ def test_memory_beside_the_formulas_is_the_program_s(name):
     assert whole == pytest.approx(max(stage_memory(LLAMA, division, program).peak_bytes), rel=1e-6)
     formulas = max(stage_memory(LLAMA, division, program, FORMULAS_ONLY).peak_bytes)
     assert whole - formulas >= program.overheads.constant_bytes
+
+
+def test_replicas_that_divide_state_in_groups_hold_more_and_send_less_far():
+    program = find_software("torch")
+    fields = {"data": 64, "global_batch": 64, "zero": 3}
+    model = gpt(5120, 40, 40)
+    whole, groups = program, with_options(program, ["hsdp=8"])
+    division = Division(**fields)
+    held = [stage_memory(model, division, p, FORMULAS_ONLY).state_bytes[0] for p in (whole, groups)]
+    parameters = 12.8e9
+    assert held[1] - held[0] == pytest.approx(16 * parameters * (1 / 8 - 1 / 64), rel=0.05)
+    # Short sequences hide nothing of gathering over the network for every microbatch.
+    slow = {**fields, "global_batch": 1024, "on": "8xdgx-a100-80g"}
+    short = replace(model, sequence=128)
+    assert parts(short, groups, **slow)["data"] < 0.6 * parts(short, whole, **slow)["data"]
+    every = with_options(program, ["hsdp=64"])
+    assert step_s(model, every, **slow) == pytest.approx(step_s(model, whole, **slow))
+    kernel = [
+        memory(model, Divisions.of([division]), p, FORMULAS_ONLY).total_bytes[0]
+        for p in (whole, groups)
+    ]
+    assert kernel[1] - kernel[0] == pytest.approx(held[1] - held[0], rel=0.01)
+
+
+def test_state_in_the_hosts_memory_frees_the_device_and_takes_time():
+    program = find_software("torch")
+    held = with_options(program, ["offload"])
+    division = Division(data=8, global_batch=8, zero=3)
+    bytes_ = [
+        stage_memory(LLAMA, division, p, FORMULAS_ONLY).state_bytes[0] for p in (program, held)
+    ]
+    assert bytes_[0] - bytes_[1] == pytest.approx(16 * 8.03e9 / 8, rel=0.02)
+    on_device, on_host = (parts(LLAMA, p)["optimizer"] for p in (program, held))
+    # A billion parameters of each device: 33 bytes each at an eighth of 200 GB/s, and 4 over PCIe.
+    assert on_host == pytest.approx(33 * 8 * 1.0e9 / 200e9 + 4 * 1.0e9 / 24e9, rel=0.05)
+    assert on_host > 20 * on_device
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("async-tp", {"overlaps_tensor": True}), ("async-ep", {"overlaps_experts": True}),
+        ("eager", {"is_eager": True}), ("compiled", {"is_eager": False}),
+        ("graphs", {"replays_graphs": True}), ("offload", {"offloads": True}),
+        ("hsdp=8", {"shard_ranks": 8}), ("selective=ops", {"selective": "ops"}),
+        ("float8=rowwise", {"dtype": "float8", "cast_bytes": 16.0, "float8_rate": 0.65}),
+        ("float8=tensorwise, hsdp=4", {"dtype": "float8", "shard_ranks": 4}), ("", {}),
+    ],
+)  # fmt: skip
+def test_options_set_what_they_say(text, changed):
+    program = find_software("torch")
+    assert with_options(program, [text]) == replace(program, **changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("asinc-tp", "did you mean 'async-tp'"), ("float8", "float8=tensorwise or rowwise"),
+        ("graphs=1", "write graphs"), ("hsdp=0", "hsdp=8"), ("hsdp=x", "hsdp=8"),
+        ("selective=opps", "did you mean 'ops'"), ("float8=", "rowwise"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_exist_are_refused(text, message):
+    with pytest.raises(UsageError) as caught:
+        with_options(find_software("torch"), [text])
+    assert message in str(caught.value)

@@ -39,6 +39,9 @@ NUM_SYNTHESISED = 3
 @click.option("--software", metavar="NAME", default=None,
               help="The training program; only what it can run is tried. "
               "[default: megatron-core]")  # fmt: skip
+@click.option("--options", multiple=True, metavar="NAME[=VALUE],...",
+              help="How the program is set: async-tp, async-ep, compiled, eager, "
+              "float8=rowwise, graphs, hsdp=N, offload, selective=ops.")  # fmt: skip
 @click.option("--coefficients", type=click.Path(path_type=Path), default=None,
               help="Fitted coefficients from hocket calibrate parallel.")  # fmt: skip
 @click.option("--fix", "fixed", multiple=True, metavar="NAME=VALUE,...",
@@ -70,6 +73,7 @@ def command(
     seq: int | None,
     dtype: str | None,
     software: str | None,
+    options: tuple[str, ...],
     coefficients: Path | None,
     fixed: tuple[str, ...],
     schedules: tuple[str, ...],
@@ -94,7 +98,7 @@ def command(
         _refuse_besides_predict()
         _predict(config, output, report, as_json)
         return
-    training = _training(model, on, batch, seq, dtype, software, coefficients)
+    training = _training(model, on, batch, seq, dtype, software, options, coefficients)
     limits = _limits(training, software, fixed, schedules, max_tensor)
     if output is None and not as_json:
         output = Path("plan.json")
@@ -178,6 +182,7 @@ def _training(
     seq: int | None,
     dtype: str | None,
     software: str | None,
+    options: tuple[str, ...],
     coefficients: Path | None,
 ) -> Training:
     from dataclasses import replace
@@ -198,7 +203,7 @@ def _training(
     if seq is not None:
         shape = replace(shape, sequence=seq)
         check_model(shape)
-    return _make_training(shape, on, batch, dtype, software, coefficients)
+    return _make_training(shape, on, batch, dtype, software, options, coefficients)
 
 
 def _make_training(
@@ -207,11 +212,13 @@ def _make_training(
     batch: int,
     dtype: str | None,
     software: str | None,
+    options: tuple[str, ...],
     coefficients: Path | None,
     spare: float | None = None,
 ) -> Training:
     from hocket.api import make_training
     from hocket.cost.parallel.coefficients import read_coefficients
+    from hocket.cost.parallel.options import with_options
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
 
     say_joining(on)
@@ -221,11 +228,13 @@ def _make_training(
             on,
             batch,
             software=software,
+            options=options,
             dtype=dtype,
             coefficients=read_coefficients(coefficients) if coefficients else None,
             spare=spare,
         )
-    usual, taken = find_software(software or DEFAULT_SOFTWARE).dtype, training.software.dtype
+    program = with_options(find_software(software or DEFAULT_SOFTWARE), options)
+    usual, taken = program.dtype, training.software.dtype
     if dtype is None and taken != usual:
         say(f"{training.cluster.name} has no {usual} everywhere: {taken} is taken")
     return training
@@ -289,7 +298,8 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     _require_folders(output, report)
     asked = read_configuration(config)
     training = _make_training(
-        asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.coefficients,
+        asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.options,
+        asked.coefficients,
         spare=0.0,
     )  # fmt: skip
     with working("predicting"):

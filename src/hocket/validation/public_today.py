@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.software import Software
 from hocket.cost.parallel.softwares import find_software
 from hocket.transformer import Division
@@ -121,17 +122,10 @@ def _titan(record: Record) -> Measured:
 
 def _titan_software(techniques: str) -> Software:
     software = find_software("torchtitan" if "compile" in techniques else "torchtitan-eager")
-    if "AsyncTP" in techniques:
-        software = replace(software, overlaps_tensor=True)
-    if "float8" not in techniques:
-        return software
-    software = replace(software, dtype="float8")
-    # A scale per row takes another pass for each of the two uses of a tensor, and slower products.
-    return (
-        replace(software, cast_bytes=16.0, float8_rate=0.65)
-        if "rowwise" in techniques
-        else software
-    )
+    options = ["async-tp"] if "AsyncTP" in techniques else []
+    if "float8" in techniques:
+        options.append(f"float8={'rowwise' if 'rowwise' in techniques else 'tensorwise'}")
+    return with_options(software, options)
 
 
 def titan(record: Record) -> list[Measured]:

@@ -88,6 +88,12 @@ class Constants:
     """Of tensor-parallel collectives, where the program overlaps them."""
     never_hidden: float = 0.1
     """Of data-parallel collectives, whatever they overlap with."""
+    host_link_bps: float = 24e9
+    """To and from the host's memory, per device, where state stays there: PCIe 4.0 of 16 lanes as
+    NCCL rates it."""
+    host_memory_bps: float = 200e9
+    """Of a host's memory, which the optimizers of all its devices then share: eight channels of
+    DDR4-3200 less a few percent."""
     gather_share: float = 0.7
     """Of one adapter's bandwidth, where weights are gathered tensor by tensor."""
 

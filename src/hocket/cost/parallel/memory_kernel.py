@@ -26,13 +26,14 @@ def _state_bytes(
     layer, more_if_dense, routed = figures[0], figures[1], figures[2]
     kept, divided, live = tables.by_zero[of.zero[i]]
     ranks = float(of.data[i] * of.context[i])
-    share = 1.0 / ranks
+    shards = min(ranks, tables.most_shards)
+    share = 1.0 / shards
     per_parameter = kept + divided * share
     total: float = (layers * layer + figures[end]) * per_parameter
     if routed > 0.0:
         expert_ranks = min(float(of.expert[i]), ranks)
         routed /= expert_ranks
-        routed_bytes = routed * (kept + divided * expert_ranks * share)
+        routed_bytes = routed * (kept + divided * min(expert_ranks * share, 1.0))
         layer += routed
         more = more_if_dense * per_parameter - routed_bytes
         # In a pipeline, the next rank may be all experts: the heavier kind stands for both.

@@ -44,6 +44,8 @@ class MemoryTables(NamedTuple):
     """At ``[schedule * recomputations + recompute]``: how activations are kept."""
     num_pipelines: int
     num_chunks: int
+    most_shards: float
+    """Replicas that divide state among them, at most."""
 
 
 @lru_cache(maxsize=16)
@@ -81,6 +83,7 @@ def memory_tables(
         mode=table(_modes().ravel(), np.int64),
         num_pipelines=max_pipeline + 1,
         num_chunks=max_chunks + 1,
+        most_shards=software.most_shards,
     )
 
 

@@ -54,19 +54,54 @@ def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -
     expert_copies = np.maximum(copies / degrees.expert, 1)
     common_group = Group(copies, degrees.tensor)
     expert_group = Group(expert_copies, degrees.tensor * degrees.expert)
-    once = each = np.zeros(1)
+    once = each = own = np.zeros(1)
     for parameters, group in ((common, common_group), (experts, expert_group)):
-        part_once, part_each = _collectives_s(parameters, group, setting, degrees, coefficients)
-        once, each = once + part_once, each + part_each
-    is_divided = degrees.zero > 0
-    own = np.where(is_divided, common / copies + experts / expert_copies, common + experts)
+        shards = np.minimum(group.num_ranks, setting.most_shards)
+        part_once, part_each = _collectives_s(
+            parameters, Group(shards, group.stride), setting, degrees, coefficients
+        )
+        same_s = _same_shards_s(parameters, group, shards, setting, coefficients)
+        once = once + part_once + np.where(degrees.zero > 0, same_s, 0.0)
+        each = each + part_each
+        own = own + parameters / np.where(degrees.zero > 0, shards, 1.0)
+    held_s, fetched_s = _host_s(own, setting, degrees)
     moved_bytes = efficiency.CONSTANTS.optimizer_bytes * own
+    on_device_s = memory_s(moved_bytes, setting, coefficients)
     return RankTimes(
         once_s=once,
-        each_s=each,
+        each_s=each + fetched_s,
         ends_s=_shared_embedding_s(setting, degrees, coefficients),
-        optimizer_s=memory_s(moved_bytes, setting, coefficients) + efficiency.CONSTANTS.step_s,
+        optimizer_s=np.where(held_s > 0, held_s, on_device_s) + efficiency.CONSTANTS.step_s,
     )
+
+
+def _same_shards_s(
+    parameters: FloatArray,
+    group: Group,
+    shards: FloatArray,
+    setting: Setting,
+    coefficients: Coefficients,
+) -> FloatArray:
+    """Adding up the gradients of shards that several ranks hold alike."""
+    others = Group(group.num_ranks / shards, group.stride * shards)
+    size_bytes = parameters / shards * setting.sent_gradient_bytes
+    return all_reduce_s(size_bytes, others, setting, coefficients)
+
+
+def _host_s(own: FloatArray, setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatArray]:
+    """Of state in the host's memory: gradients there and the optimizer once per step, and fetching
+    divided weights for both passes of every microbatch."""
+    constants = efficiency.CONSTANTS
+    is_held = (setting.offloads > 0) & (degrees.zero > 0)
+    down_s = setting.gradient_bytes * own / constants.host_link_bps
+    up_s = ACTIVATION_BYTES * own / constants.host_link_bps
+    update_s = (
+        constants.optimizer_bytes * own * setting.devices_per_host / constants.host_memory_bps
+    )
+    is_whole = degrees.zero < 3  # new weights go up once, and stay
+    once_s = down_s + update_s + np.where(is_whole, up_s, 0.0)
+    each_s = np.where(is_whole, 0.0, 2 * up_s)
+    return np.where(is_held, once_s, 0.0), np.where(is_held, each_s, 0.0)
 
 
 def _parameters(setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatArray]:

@@ -69,6 +69,8 @@ class Setting:
     overlaps_experts: FloatArray
     routing_host_s: FloatArray
     replays_graphs: FloatArray
+    most_shards: FloatArray
+    offloads: FloatArray
     gradient_bytes: FloatArray
     sent_gradient_bytes: FloatArray
     scatters: FloatArray
@@ -136,6 +138,8 @@ def setting_of(
         "overlaps_experts": software.overlaps_experts,
         "routing_host_s": software.routing_host_s,
         "replays_graphs": software.replays_graphs,
+        "most_shards": software.most_shards,
+        "offloads": software.offloads,
         "gradient_bytes": software.gradient_bytes,
         "sent_gradient_bytes": software.sent_gradient_bytes,
         "scatters": software.scatters_activations,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -78,10 +79,21 @@ class Software:
     logit_bytes: int = 4
     """Kept per token and word of the vocabulary for the loss."""
     overheads: MemoryOverheads = DEFAULT_OVERHEADS
+    shard_ranks: int = 0
+    """Replicas that divide state among them, where the others hold the same again (HSDP); 0 for
+    all of them."""
+    offloads: bool = False
+    """Whether state that replicas divide stays in the memory of the host, and the optimizer with
+    it."""
     replays_graphs: bool = False
     """Whether passes are recorded once as CUDA graphs and replayed: the host launches nothing."""
     pause_s: float = 0.0
     """What the program adds to each pass over each layer, whatever its size, and nothing hides."""
+
+    @property
+    def most_shards(self) -> float:
+        """The largest number of replicas that divide state among them."""
+        return float(self.shard_ranks) if self.shard_ranks else math.inf
 
     @property
     def sent_gradient_bytes(self) -> int:

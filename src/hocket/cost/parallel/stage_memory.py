@@ -110,6 +110,7 @@ class _Rates:
             mode = SPLIT_FULL
         ranks = division.data * division.context
         expert_ranks = min(division.expert, ranks)
+        shards = min(ranks, software.most_shards)
         held = state_tables(model, division.tensor)
         kept, divided = (float(table[division.zero]) for table in bytes_per_parameter(software))
         return cls(
@@ -118,8 +119,8 @@ class _Rates:
             tensor=division.tensor,
             mode=(division.tensor, int(division.sequence_parallel), mode),
             share=division.microbatch / division.context,
-            per_parameter=kept + divided / ranks,
-            per_routed=kept + divided * expert_ranks / ranks,
+            per_parameter=kept + divided / shards,
+            per_routed=kept + divided * min(expert_ranks / shards, 1.0),
             routed=float(held.routed[division.tensor]) / expert_ranks,
             live=float(live_bytes_per_parameter(software)[division.zero]),
         )

@@ -62,7 +62,8 @@ def state_tables(model: Transformer, max_tensor: int) -> StateTables:
 
 
 def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
-    """For each ZeRO stage: bytes that every rank holds, and bytes that the ranks divide.
+    """For each ZeRO stage: bytes that every rank holds, and bytes that the ranks divide, unless
+    these stay in the memory of the host.
 
     The optimizer works on 32-bit gradients: where they are summed in fewer bits, it makes a copy of
     its share. So a parameter takes 18 bytes in all with 32-bit sums and 20 with 16-bit ones.
@@ -71,7 +72,7 @@ def bytes_per_parameter(software: Software) -> tuple[FloatArray, FloatArray]:
     is_copied = software.copies_gradients and software.gradient_bytes < _FLOAT32_BYTES
     optimizer = software.optimizer_bytes + (_FLOAT32_BYTES if is_copied else 0)
     kept = np.cumsum([0, WEIGHT_BYTES, gradient, optimizer], dtype=np.float64)[::-1]
-    return kept, kept[0] - kept
+    return kept, (0.0 if software.offloads else 1.0) * (kept[0] - kept)
 
 
 def live_bytes_per_parameter(software: Software) -> FloatArray:

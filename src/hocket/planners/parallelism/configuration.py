@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hocket.base import fields
-from hocket.base.errors import InputFileError
+from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import read_bounded
+from hocket.cost.parallel.options import with_options
+from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
 from hocket.planners.parallelism.rules import broken_rules
 from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Transformer
 from hocket.transformer.files import find_model, is_file, model_from_dict, parse_toml
@@ -35,6 +37,8 @@ class Configuration:
     batch: int
     dtype: str | None
     software: str | None
+    options: tuple[str, ...]
+    """How the program is set, as `hocket.cost.parallel.options` names it."""
     coefficients: Path | None
     division: Division
     fills_cluster: bool
@@ -73,7 +77,7 @@ def check_configuration(model: Transformer, division: Division, where: str) -> N
 def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
     top = fields.record(
         data, "the file", required=("model", "on", "batch", "division"),
-        optional=("dtype", "software", "coefficients"),
+        optional=("dtype", "software", "options", "coefficients"),
     )  # fmt: skip
     model = top["model"]
     batch = fields.integer(top["batch"], "batch", 1, 2**31 - 1)
@@ -86,10 +90,21 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
         batch=batch,
         dtype=fields.choice(top["dtype"], "dtype", DTYPES) if "dtype" in top else None,
         software=fields.text(top["software"], "software") if "software" in top else None,
+        options=_options(top.get("options", [])),
         coefficients=None if file is None else folder / fields.text(file, "coefficients"),
         division=_division(top["division"], batch),
         fills_cluster="data" not in top["division"],
     )
+
+
+def _options(value: object) -> tuple[str, ...]:
+    """Checked where they are read, so that what is wrong is told with the file's name."""
+    texts = tuple(fields.text(entry, "options") for entry in fields.items(value, "options"))
+    try:
+        with_options(find_software(DEFAULT_SOFTWARE), texts)
+    except UsageError as error:
+        raise InputFileError(f"options: {error.message}", hint=error.hint) from None
+    return texts
 
 
 def _beside(folder: Path, text: str) -> str:

@@ -1,0 +1,122 @@
+"""How a training program is set, by the names that people give it: ``async-tp,float8=rowwise``.
+
+Each option changes the fields of `Software` that it stands for, and nothing else; a program and its
+options together are what is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import get_args
+
+from hocket.base.errors import UsageError, unknown_name
+from hocket.cost.parallel.software import Selective, Software
+
+MAX_SHARDS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a program."""
+
+    values: str
+    """What may follow the equals sign; nothing where the name says it all."""
+    meaning: str
+    change: Callable[[Software, str], Software]
+
+
+def _float8(software: Software, value: str) -> Software:
+    recipe = _one_of("float8", value, ("tensorwise", "rowwise"))
+    software = replace(software, dtype="float8")
+    if recipe == "tensorwise":
+        return software
+    # A scale per row takes another pass for each of the two uses of a tensor, and slower products.
+    return replace(software, cast_bytes=16.0, float8_rate=0.65)
+
+
+def _selective(software: Software, value: str) -> Software:
+    kept = _one_of("selective", value, get_args(Selective))
+    return replace(software, selective=kept)  # type: ignore[arg-type]
+
+
+def _hsdp(software: Software, value: str) -> Software:
+    if not value.isdecimal() or not 1 <= int(value) <= MAX_SHARDS:
+        raise UsageError(
+            f"hsdp is {value[:60]!r}", hint="expected the replicas that divide state: hsdp=8"
+        )
+    return replace(software, shard_ranks=int(value))
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(
+    {
+        "async-tp": Option(
+            "", "tensor-parallel collectives hide behind matrix products",
+            lambda s, _: replace(s, overlaps_tensor=True),
+        ),
+        "async-ep": Option(
+            "", "tokens travel to experts while another microbatch computes",
+            lambda s, _: replace(s, overlaps_experts=True),
+        ),
+        "compiled": Option(
+            "", "norms, rotations and activations are fused kernels",
+            lambda s, _: replace(s, is_eager=False),
+        ),
+        "eager": Option(
+            "", "norms, rotations and activations are many small kernels",
+            lambda s, _: replace(s, is_eager=True),
+        ),
+        "float8": Option(
+            "tensorwise or rowwise", "8-bit products with a scale per tensor or per row", _float8
+        ),
+        "graphs": Option(
+            "", "passes are replayed as CUDA graphs: the host launches nothing",
+            lambda s, _: replace(s, replays_graphs=True),
+        ),
+        "hsdp": Option("N", "N replicas divide state, the others hold the same again", _hsdp),
+        "offload": Option(
+            "", "state that replicas divide stays in the host's memory, with the optimizer",
+            lambda s, _: replace(s, offloads=True),
+        ),
+        "selective": Option(
+            "attention, ops or activations", "what selective recomputation computes again",
+            _selective,
+        ),
+    }
+)  # fmt: skip
+"""Options by name."""
+
+
+def with_options(software: Software, texts: Sequence[str]) -> Software:
+    """The program set as the options say, in their order."""
+    for text in texts:
+        for part in text.split(","):
+            if part.strip():
+                software = _with(software, part.strip())
+    return software
+
+
+def options_help() -> str:
+    """All options in one line each, for help and documentation."""
+    return "; ".join(
+        f"{name}{'=' + option.values if option.values else ''}: {option.meaning}"
+        for name, option in OPTIONS.items()
+    )
+
+
+def _with(software: Software, text: str) -> Software:
+    name, equals, value = (word.strip() for word in text.partition("="))
+    if name not in OPTIONS:
+        raise unknown_name("option of a program", name[:60], OPTIONS)
+    option = OPTIONS[name]
+    if bool(equals) != bool(option.values):
+        expected = f"{name}={option.values}" if option.values else name
+        raise UsageError(f"cannot read {text[:60]!r}", hint=f"write {expected}")
+    return option.change(software, value)
+
+
+def _one_of(name: str, value: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise unknown_name(name, value[:60], known)
+    return value
