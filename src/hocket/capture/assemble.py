@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hocket.base.arrays import pointers
 from hocket.capture.program import Call, Program
 from hocket.capture.sharing import sharing_ops
 from hocket.graph import Graph, OpColumns, Phase, Role, TensorColumns, assemble
@@ -38,7 +39,7 @@ def graph_of(program: Program, name: str, meta: Mapping[str, Any]) -> Graph:
         alias_of=[spec.alias_of for spec in program.tensors],
     )
     reads = [tensor for call in calls for tensor in call.reads]
-    read_ptr = np.concatenate(([0], np.cumsum([len(call.reads) for call in calls], dtype=np.int64)))
+    read_ptr = pointers([len(call.reads) for call in calls])
     return assemble(name, ops, tensors, read_ptr, reads, meta=meta)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import IntArray
+from hocket.base.arrays import IntArray, pointers
 from hocket.base.errors import InputFileError
 from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream, distinct
 from hocket.graph.verify import verify_graph
@@ -201,7 +201,7 @@ class GraphBuilder:
         tensor_fields = TensorColumns.__dataclass_fields__
         tensors = TensorColumns(**{key: [t[key] for t in self.tensors] for key in tensor_fields})
         lengths = [len(reads) for reads in self.op_reads]
-        read_ptr = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        read_ptr = pointers(lengths)
         flat = [tensor for reads in self.op_reads for tensor in reads]
         return assemble(self.name, columns, tensors, read_ptr, flat, stated=stated, meta=meta)
 
@@ -273,7 +273,7 @@ def _sorted_reads(
     reader = np.repeat(op_rank, np.diff(read_ptr))
     key = distinct(reader * num_tensors + (tensor_rank[reads] if len(reads) else reads))
     counts = np.bincount(key // num_tensors, minlength=num_ops)
-    ptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    ptr = pointers(counts)
     return ptr, (key % num_tensors).astype(np.int32)
 
 

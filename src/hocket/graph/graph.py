@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -177,7 +177,7 @@ class Graph:
     def user_ptr(self) -> LongArray:
         """Tensor t is read by ops ``users[user_ptr[t]:user_ptr[t + 1]]``, ascending."""
         counts = np.bincount(self.reads, minlength=self.num_tensors)
-        return _frozen(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
+        return _frozen(pointers(counts))
 
     @cached_property
     def users(self) -> IntArray:

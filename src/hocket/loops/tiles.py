@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import LongArray, pointers
 from hocket.loops.legal import Shape
 from hocket.loops.space import Space
 
@@ -274,9 +274,7 @@ def _listed(space: Space, shape: Shape, num_workers: int, num_steps: int) -> Til
         num_parts, rotates = num_workers, True
     tile_of = space_part * num_parts + time_part
     picked = np.argsort(tile_of, kind="stable")
-    starts = np.concatenate(
-        [[0], np.cumsum(np.bincount(tile_of, minlength=num_workers * num_parts))]
-    )
+    starts = pointers(np.bincount(tile_of, minlength=num_workers * num_parts))
     tiles: list[Tile] = []
     for step in range(num_parts):
         for worker in range(num_workers):

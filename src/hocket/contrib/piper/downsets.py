@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import LongArray, pointers
 from hocket.base.errors import UsageError
 from hocket.kernels.containers import table
 
@@ -59,7 +59,7 @@ def find_stages(num_layers: int, edges: Iterable[tuple[int, int]]) -> tuple[Stag
         stage_ptr.append(stage_ptr[-1] + len(subsets))
         if num_slots > _MAX_SLOTS:
             raise _too_many("stages")
-    slot_ptr = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
+    slot_ptr = pointers(np.concatenate(counts))
     stages = Stages(
         stage_ptr=table(stage_ptr, np.int64),
         after=table(np.concatenate(after), np.int64),

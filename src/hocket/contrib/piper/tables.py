@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.contrib.piper.downsets import Stages, bridged, find_stages
 from hocket.contrib.piper.input import PiperInput, PiperNode, Variant
 from hocket.kernels.containers import table
@@ -159,6 +159,6 @@ def _neighbours(
                     size = cost + sync.get(nodes[other].id, 0.0)
                     near_s[at, index, way] = 2.0 * size / model.bandwidth_bps
             at += 1
-    ptr = np.concatenate(([0], np.cumsum([len(neighbours) for neighbours in near])))
+    ptr = pointers([len(neighbours) for neighbours in near])
     flat = [other for neighbours in near for other, _, _ in neighbours]
     return ptr, np.array(flat, dtype=np.int64), near_s

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import LongArray
+from hocket.base.arrays import LongArray, pointers
 from hocket.graph.coarsen.ties import Ties
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import distinct
@@ -89,7 +89,7 @@ def in_order(part_of_op: LongArray, edges: Edges) -> LongArray:
     np.minimum.at(first, part_of_op, np.arange(len(part_of_op)))
     src, dst = quotient(part_of_op, edges)
     by_src = np.argsort(src, kind="stable")
-    target_ptr = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=num_parts))))
+    target_ptr = pointers(np.bincount(src, minlength=num_parts))
     rank = np.full(num_parts, -1, dtype=np.int64)
     rank_nodes(
         table(target_ptr, np.int64),

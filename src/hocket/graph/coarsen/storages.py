@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import IntArray, LongArray, pointers
 from hocket.graph.coarsen.nodes import Nodes
 from hocket.graph.graph import PERSISTENT_ROLES, Role, distinct
 
@@ -141,5 +141,5 @@ def read_table(reader: Numbers, tensor: Numbers, num_nodes: int, num_tensors: in
     count = max(num_tensors, 1)
     key = distinct(reader.astype(np.int64) * count + tensor)
     counts = np.bincount(key // count, minlength=num_nodes)
-    ptr = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    ptr = pointers(counts)
     return ReadTable(ptr, (key % count).astype(np.int32))

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.planners.bounds.classes import Classes
@@ -66,7 +66,7 @@ def windows_s(
 
     num_parts = int(part_of_op.max(initial=-1)) + 1
     sizes = np.bincount(part_of_op, minlength=num_parts)
-    ptr = np.concatenate(([0], np.cumsum(sizes)))
+    ptr = pointers(sizes)
     by_tail = np.lexsort((tail_s, part_of_op))
     leaf = np.empty(len(part_of_op), dtype=np.int64)
     leaf[by_tail] = np.arange(len(part_of_op)) - np.repeat(ptr[:-1], sizes)
@@ -116,7 +116,7 @@ def _one_side(
     joined = np.isfinite(classes.latency_s)
     least_unit_s = classes.unit_s[joined].min() if joined.any() else 0.0
     sides = Sides(
-        ptr=table(np.concatenate(([0], np.cumsum(degree))), np.int64),
+        ptr=table(pointers(degree), np.int64),
         op=table(other, np.int64),
         work=table(work, np.float64),
         least_s=table(classes.latency_s.min() + work * least_unit_s, np.float64),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import pointers
 from hocket.kernels import kernel
 
 Whole = NDArray[np.int64]
@@ -49,7 +50,7 @@ def flow_graph(num_nodes: int, pairs: Whole) -> tuple[FlowGraph, Whole]:
     reverse = np.empty(2 * num_pairs, dtype=np.int64)
     reverse[place[:num_pairs]] = place[num_pairs:]
     reverse[place[num_pairs:]] = place[:num_pairs]
-    arc_ptr = np.concatenate(([0], np.cumsum(np.bincount(tails, minlength=num_nodes))))
+    arc_ptr = pointers(np.bincount(tails, minlength=num_nodes))
     graph = FlowGraph(
         arc_ptr=arc_ptr.astype(np.int64),
         arc_head=heads[order].astype(np.int64),

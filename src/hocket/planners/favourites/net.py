@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.tables import mean_transfer_s
@@ -60,7 +60,7 @@ def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray)
 
 
 def _offsets(counts: LongArray) -> LongArray:
-    return table(np.concatenate(([0], np.cumsum(counts))), np.int64)
+    return table(pointers(counts), np.int64)
 
 
 def _edge_s(problem: Problem) -> FloatArray:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.max_load.pieces import Pieces
@@ -134,7 +134,7 @@ def _tables(
 
 def _lists(key: IntArray, value: IntArray, count: int) -> tuple[LongArray, IntArray]:
     """The values of each key, in order."""
-    ptr = np.concatenate(([0], np.cumsum(np.bincount(key, minlength=count)))).astype(np.int64)
+    ptr = pointers(np.bincount(key, minlength=count))
     return ptr, value[np.argsort(key, kind="stable")]
 
 

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.graph.coarsen.ties import hard_ties, partners
 from hocket.graph.coarsen.units import joined
 from hocket.graph.graph import Graph, Phase
@@ -61,7 +61,7 @@ class Pieces:
     def piece_ptr(self) -> LongArray:
         """Piece p is in nets ``piece_nets[piece_ptr[p]:piece_ptr[p + 1]]``."""
         counts = np.bincount(self.net_pieces, minlength=self.num_pieces)
-        return np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+        return pointers(counts)
 
     @cached_property
     def piece_nets(self) -> IntArray:
@@ -127,7 +127,7 @@ def merged_nets(pieces: Pieces, *, keep_maker: bool = False) -> Pieces:
     merged = np.array(of_net, dtype=np.int32)
     return replace(
         pieces,
-        net_ptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        net_ptr=pointers(sizes),
         net_pieces=np.array([piece for key in number for piece in key], dtype=np.int32),
         net_count=summed(merged, pieces.net_count, len(number)),
         net_work=summed(merged, pieces.net_work, len(number)),
@@ -246,5 +246,5 @@ def _as_nets(
     sizes = np.bincount(net[chosen], minlength=num_nets)
     chosen = chosen[sizes[net[chosen]] > 1]
     kept = np.flatnonzero(sizes > 1)
-    ptr = np.concatenate(([0], np.cumsum(sizes[kept]))).astype(np.int64)
+    ptr = pointers(sizes[kept])
     return ptr, piece[chosen].astype(np.int32), kept

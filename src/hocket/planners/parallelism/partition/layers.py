@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hocket.base.arrays import pointers
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
 from hocket.planners.parallelism.partition.chunks import cuts_of_chunks
@@ -130,7 +131,7 @@ def _described(
         kinds[ranks[stage]] = kind
         held_bytes = int(kept[chosen, layers].sum()) * int(order.in_flight[row])
         peak_bytes[ranks[stage]] += held_bytes + int(state[start:stop].sum())
-    counted = np.concatenate(([0], np.cumsum(costs.counts)))
+    counted = pointers(costs.counts)
     return LayerPartition(
         starts=starts,
         layers=tuple(int(n) for n in np.diff(counted[list(starts)])),

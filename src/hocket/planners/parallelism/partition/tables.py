@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
 from hocket.planners.parallelism.partition.costs import LayerCosts
@@ -36,7 +36,7 @@ def stage_tables(costs: LayerCosts, order: Order) -> StageTables:
 
 def tables_of(costs: LayerCosts, stage_s: FloatArray, num_inexact: int = 0) -> StageTables:
     """The given times, with what else the search for cuts reads."""
-    counted = np.concatenate(([0], np.cumsum(costs.counts)))
+    counted = pointers(costs.counts)
     sent_s = np.concatenate(([0.0], 2.0 * np.asarray(costs.send_s)))
     sent_s[-1] = 0.0
     return StageTables(
@@ -93,7 +93,7 @@ def _fill_choices(costs: LayerCosts, order: Order, way_s: FloatArray, stage_s: F
         order,
         table(way_s, np.float64),
         table(kept, np.int64),
-        table(np.concatenate(([0], np.cumsum(state))), np.int64),
+        table(pointers(state), np.int64),
         table(np.concatenate(([False], alike)), np.bool_),
         choices,
         stage_s,

@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from hocket.base.arrays import pointers
 from hocket.plan.parallel import StageCosts
 from hocket.plan.schedule import Schedule, Work
 from hocket.simulate.pipeline import simulate_pipeline
@@ -62,7 +63,7 @@ def _with_joined(schedule: Schedule, pairs: NDArray[np.int64]) -> Schedule:
     work[pairs] = Work.BACKWARD
     kept = np.ones(len(work), dtype=np.bool_)
     kept[pairs + 1] = False
-    before = np.concatenate(([0], np.cumsum(kept)))
+    before = pointers(kept)
     return replace(
         schedule,
         start=before[schedule.start].astype(np.int32),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray
+from hocket.base.arrays import IntArray, pointers
 from hocket.plan.schedule import Schedule, Work
 
 Row = NDArray[np.int64]
@@ -112,7 +112,7 @@ def from_rows(
         name=name,
         num_microbatches=num_microbatches,
         device_of_stage=device_of_stage,
-        start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+        start=pointers(sizes).astype(np.int32),
         work=work.astype(np.int32),
         stage=stage.astype(np.int32),
         microbatch=microbatch.astype(np.int32),

@@ -15,7 +15,7 @@ from itertools import islice
 
 import numpy as np
 
-from hocket.base.arrays import IntArray
+from hocket.base.arrays import IntArray, pointers
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
 from hocket.plan.parallel import StageCosts
@@ -197,7 +197,7 @@ def _scheduled(state: GreedyState, task: _Task) -> Schedule:
         name="synthesised",
         num_microbatches=task.num_microbatches,
         device_of_stage=task.layout,
-        start=np.concatenate(([0], np.cumsum(state.row_size))).astype(np.int32),
+        start=pointers(state.row_size).astype(np.int32),
         work=work,
         stage=stage,
         microbatch=microbatch,

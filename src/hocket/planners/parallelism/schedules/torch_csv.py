@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hocket.base.arrays import pointers
 from hocket.base.errors import InputFileError
 from hocket.plan.schedule import Schedule
 from hocket.planners.parallelism.schedules.verify import verify_schedule
@@ -54,7 +55,7 @@ def from_torch_csv(text: str, *, name: str = "torch") -> Schedule:
         name=name,
         num_microbatches=int(flat[:, 2].max()) + 1,
         device_of_stage=_devices(rows, name),
-        start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int32),
+        start=pointers(sizes).astype(np.int32),
         work=flat[:, 0].copy(),
         stage=flat[:, 1].copy(),
         microbatch=flat[:, 2].copy(),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.graph.graph import Graph, distinct
 from hocket.kernels.containers import new_heaps, table, zeros
 from hocket.plan.problem import Problem
@@ -72,7 +72,7 @@ def make_world(
         groups=groups,
         members=table(np.argsort(group_of, kind="stable"), np.int64),
         families=table(family, np.int64),
-        family_ptr=table(_pointers(np.bincount(family, minlength=num_tensors)), np.int64),
+        family_ptr=table(pointers(np.bincount(family, minlength=num_tensors)), np.int64),
         readers=table(owner[np.argsort(family, kind="stable")], np.int64),
         users=table(rank[tasks.users], np.int64),
         storages=_filled(state.STORAGE_ROW, num_tensors + num_reads),
@@ -151,8 +151,8 @@ def _groups(tasks: TaskTable, order: LongArray, group: LongArray, owner: LongArr
     held_bytes = _sums(tasks.made_ptr, np.where(tasks.is_held, tasks.held_bytes, 0))
     reserve_bytes = zeros(num_groups)
     np.add.at(reserve_bytes, group, held_bytes[order])
-    member_ptr = _pointers(np.bincount(group, minlength=num_groups))
-    family_ptr = _pointers(np.bincount(owner, minlength=num_groups))
+    member_ptr = pointers(np.bincount(group, minlength=num_groups))
+    family_ptr = pointers(np.bincount(owner, minlength=num_groups))
     return _filled(
         state.GROUP_ROW,
         num_groups,
@@ -219,17 +219,13 @@ def _queues(num_ops: int, num_devices: int) -> Queues:
 def _rows(ptr: LongArray, values: LongArray, order: LongArray) -> tuple[LongArray, LongArray]:
     """The rows of a table in another order."""
     sizes = np.diff(ptr)[order]
-    new_ptr = _pointers(sizes)
+    new_ptr = pointers(sizes)
     index = np.repeat(ptr[order] - new_ptr[:-1], sizes) + np.arange(len(values))
     return new_ptr, values[index]
 
 
 def _sums(ptr: LongArray, values: NDArray[Any]) -> LongArray:
     """Per row, the sum of its values."""
-    total = _pointers(values)
+    total = pointers(values)
     sums: LongArray = total[ptr[1:]] - total[ptr[:-1]]
     return sums
-
-
-def _pointers(sizes: NDArray[Any]) -> LongArray:
-    return np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))

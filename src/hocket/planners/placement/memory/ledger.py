@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import IntArray, LongArray, pointers
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import Marks, new_marks, table
 from hocket.plan.problem import Problem
@@ -85,7 +85,7 @@ def units_of(unit_of_op: IntArray) -> Units:
     sizes = np.bincount(unit_of_op, minlength=count)
     return Units(
         of=table(unit_of_op, np.int64),
-        ptr=table(np.concatenate(([0], np.cumsum(sizes))), np.int64),
+        ptr=table(pointers(sizes), np.int64),
         ops=table(np.argsort(unit_of_op, kind="stable"), np.int64),
     )
 
@@ -138,7 +138,7 @@ def ledger_table(graph: Graph, spans: Spans) -> LedgerTable:
         num_bytes=table(graph.tensor_bytes, np.int64),
         home_op=table(home_ops(graph), np.int64),
         root=table(root, np.int64),
-        family_ptr=table(np.concatenate(([0], np.cumsum(sizes))), np.int64),
+        family_ptr=table(pointers(sizes), np.int64),
         family=table(np.argsort(root, kind="stable"), np.int64),
     )
 

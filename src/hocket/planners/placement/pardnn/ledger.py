@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
-from hocket.planners.placement.pardnn.work import Devices, Work, pointers
+from hocket.planners.placement.pardnn.work import Devices, Work
 
 
 class Facts(NamedTuple):
@@ -133,7 +133,7 @@ def pieces_of(axis: Axis, number: LongArray, first: LongArray, stop: LongArray) 
     within_s = np.maximum(axis.before_s[stop] - axis.before_s[first], 0.0).sum(axis=1)
     return Pieces(
         number=table(number, np.int64),
-        ptr=table(pointers(number[member], len(first)), np.int64),
+        ptr=table(pointers(np.bincount(number[member], minlength=len(first))), np.int64),
         op=table(order, np.int64),
         first=table(first, np.int64),
         stop=table(stop, np.int64),

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.emulate import Emulation
-from hocket.planners.placement.pardnn.work import pointers
 from hocket.planners.tables import mean_transfer_s
 
 _MAX_SHARED = 32
@@ -97,7 +96,7 @@ def candidates_at(
     op_s = run.timeline.op_end_s - run.timeline.op_start_s
     start_s, end_s = _lives(run, own_ops, held, sets.num_sets)
     return Candidates(
-        ptr=pointers(own_ops.which, sets.num_sets),
+        ptr=pointers(np.bincount(own_ops.which, minlength=sets.num_sets)),
         op=own_ops.item,
         potential_bytes=potential,
         incoming_bytes=potential + copied,
@@ -116,7 +115,7 @@ def _sets(run: Emulation, holds: _Pairs, unit: IntArray) -> _Sets:
     together = [holder[holds.item == storage] for storage in largest]
     sizes = [1] * len(alone) + [len(units) for units in together]
     return _Sets(
-        ptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        ptr=pointers(sizes),
         unit=np.concatenate((alone, *together)),
     )
 
@@ -125,7 +124,7 @@ def _pairs(unit: IntArray, item: LongArray, num_units: int, num_items: int) -> _
     width = max(num_items, 1)
     pair = np.unique(unit.astype(np.int64) * width + item)
     return _Pairs(
-        ptr=pointers(pair // width, num_units),
+        ptr=pointers(np.bincount(pair // width, minlength=num_units)),
         item=pair % width,
         num_units=np.bincount(pair % width, minlength=num_items),
     )

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.graph.coarsen import bound_ops
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
@@ -88,7 +87,7 @@ def work_of(problem: Problem, unit: IntArray, devices: Devices) -> Work:
         parent=table(src, np.int64),
         parent_s=table(edge_s, np.float64),
         unit=table(unit, np.int64),
-        unit_ptr=table(pointers(unit, num_units), np.int64),
+        unit_ptr=table(pointers(np.bincount(unit, minlength=num_units)), np.int64),
         unit_op=table(np.argsort(unit, kind="stable"), np.int64),
         tensor_s=table(tensor_s, np.float64),
     )
@@ -104,13 +103,6 @@ def mean_op_s(op_s: FloatArray) -> FloatArray:
     runs = np.isfinite(op_s)
     total: FloatArray = np.where(runs, op_s, 0.0).sum(axis=0) / np.maximum(runs.sum(axis=0), 1)
     return total
-
-
-def pointers(number: NDArray[np.integer], count: int) -> LongArray:
-    """Where the items of each number begin once they are sorted by it."""
-    ptr = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(np.bincount(number, minlength=count), out=ptr[1:])
-    return ptr
 
 
 def _spread_limits(op_s: FloatArray, unit: IntArray) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.planners.placement.search.clusters import cluster, neighbours
 from hocket.planners.placement.search.state import Search
 from hocket.planners.placement.search.units import Units
@@ -80,7 +80,7 @@ class _Pool:
         chosen, device = self.target[which].T
         is_exchange = which < 0
         size = np.where(is_exchange, 1, self.size[chosen])
-        ptr = np.concatenate(([0], np.cumsum(size)))
+        ptr = pointers(size)
         move = np.repeat(np.arange(len(which)), size)
         op = self.ops[self.first[chosen][move] + np.arange(len(move)) - ptr[move]]
         pairs = random.integers(0, self.num_ops, (len(which), 2))

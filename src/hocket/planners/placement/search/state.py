@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels
@@ -179,7 +179,7 @@ class Search:
         sizes = [len(change.ops) for change in changes]
         op = np.concatenate([change.ops for change in changes]).astype(np.int64)
         priority = self.priority[op]
-        ptr = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+        ptr = pointers(sizes)
         for index, change in enumerate(changes):
             if change.priorities is not None:
                 priority[ptr[index] : ptr[index + 1]] = change.priorities

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import IntArray, LongArray
+from hocket.base.arrays import IntArray, LongArray, pointers
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import runnable
 
@@ -45,7 +45,7 @@ def units_of(problem: Problem, unit_of: IntArray) -> Units:
     sizes = np.bincount(unit_of)
     return Units(
         unit_of=unit_of,
-        ptr=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
+        ptr=pointers(sizes),
         ops=np.argsort(unit_of, kind="stable"),
         can_run=runnable(problem, unit_of),
     )
