@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hocket.service.lease import StaleLeaseError, lease
     from hocket.simulate.timeline import Timeline
     from hocket.simulate.verify import verify
+    from hocket.training import PadTo, Training, prepare
 
 __version__ = "0.1.0"
 
@@ -32,11 +33,13 @@ __all__ = [
     "Cluster",
     "Graph",
     "HocketError",
+    "PadTo",
     "Plan",
     "Planned",
     "Problem",
     "StaleLeaseError",
     "Timeline",
+    "Training",
     "auto",
     "capture",
     "cluster_from_text",
@@ -44,6 +47,7 @@ __all__ = [
     "parallel_for",
     "plan_graph",
     "plan_parallel",
+    "prepare",
     "read_graph",
     "read_plan",
     "verify",
@@ -56,11 +60,13 @@ _HOME = {
     "Cluster": "hocket.hardware.cluster",
     "Graph": "hocket.graph.graph",
     "HocketError": "hocket.base.errors",
+    "PadTo": "hocket.training",
     "Plan": "hocket.plan.plan",
     "Planned": "hocket.api",
     "Problem": "hocket.plan.problem",
     "StaleLeaseError": "hocket.service.lease",
     "Timeline": "hocket.simulate.timeline",
+    "Training": "hocket.training",
     "auto": "hocket.api",
     "capture": "hocket.capture",
     "cluster_from_text": "hocket.hardware.shorthand",
@@ -68,6 +74,7 @@ _HOME = {
     "parallel_for": "hocket.loops.function",
     "plan_graph": "hocket.api",
     "plan_parallel": "hocket.api",
+    "prepare": "hocket.training",
     "read_graph": "hocket.graph.files",
     "read_plan": "hocket.plan.files",
     "verify": "hocket.simulate.verify",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hocket.capture.program import Call, Program, TensorSpec
-from hocket.capture.recording import RawCall, Recording, Ref, map_tree
+from hocket.capture.recording import RawCall, Recording, Ref, Returned, map_tree
 from hocket.graph import Role
 
 
@@ -144,7 +144,18 @@ class _Linker:
                 for parameter, gradient in self.recording.gradients.items()
             },
             outputs=tuple(rank[self.current[value]] for value in self.recording.outputs),
+            returned=self._returned(rank),
         )
+
+    def _returned(self, rank: dict[int, int]) -> Returned | None:
+        returned = self.recording.returned
+        if returned is None:
+            return None
+        leaves = (
+            Ref(rank[self.current[leaf.number]]) if isinstance(leaf, Ref) else leaf
+            for leaf in returned.leaves
+        )
+        return Returned(returned.form, tuple(leaves))
 
     def _hold(self, values: list[int], role: Role) -> None:
         """Mark tensors and the owners of their storage as held until the end of the step."""

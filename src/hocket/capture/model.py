@@ -35,7 +35,7 @@ from hocket.capture.program import Program
 from hocket.capture.recording import Recording
 from hocket.capture.repeat import expand
 from hocket.capture.splice import without_stand_ins
-from hocket.capture.step import record_fake_step, record_real_step
+from hocket.capture.step import Forward, record_fake_step, record_real_step
 from hocket.capture.trouble import reason, remedy, user_line
 from hocket.graph import Graph
 
@@ -61,6 +61,7 @@ def capture(
     name: str = "",
     repeat: bool = True,
     device: str = ACCELERATOR,
+    forward: Forward | None = None,
 ) -> Graph:
     """The graph of one training step, or of inference with ``optimizer=None``.
 
@@ -70,16 +71,18 @@ def capture(
     taken. ``graph.meta["loss"]`` says which. Neither model nor batch is changed, and
     nothing is computed: only shapes are read. ``device`` says whose kernels are recorded, wherever
     the model is: an ``accelerator`` (which need not be there), ``cuda`` of this machine, or
-    ``cpu``. ``repeat=False`` records identical blocks one by one.
+    ``cpu``. ``repeat=False`` records identical blocks one by one. ``forward(model, batch)`` says
+    how the model is applied to the batch where that is more than one call of it.
     A model that cannot be traced is run for real and gives one op per module, with a
     `CaptureWarning` that names the line.
     """
     try:
         graph, _ = capture_program(model, batch, loss=loss, optimizer=optimizer, name=name,
-                                   repeat=repeat, device=device)  # fmt: skip
+                                   repeat=repeat, device=device, forward=forward)  # fmt: skip
         return graph
     except UntraceableError as error:
-        return _capture_modules(model, batch, loss, as_optimizer(optimizer, model), name, error)
+        update = as_optimizer(optimizer, model)
+        return _capture_modules(model, batch, loss, update, name, error, forward)
 
 
 def capture_program(
@@ -91,6 +94,7 @@ def capture_program(
     name: str = "",
     repeat: bool = True,
     device: str = "cpu",
+    forward: Forward | None = None,
 ) -> tuple[Graph, Program]:
     """As `capture`, with the Program that can be run op by op; refuses what cannot be traced."""
     batch = _plain_batch(batch)
@@ -100,7 +104,9 @@ def capture_program(
     if update is not None:
         refuse_sparse_gradients(model)
     chosen = ChosenLoss(loss)
-    options = {"loss": chosen, "training": update is not None, "device": device}
+    options: dict[str, Any] = {
+        "loss": chosen, "training": update is not None, "device": device, "forward": forward,
+    }  # fmt: skip
     name = name or type(model).__name__
     traced = _trace_repeated(model, batch, options, update, name) if repeat else None
     graph, program, num_stamped = traced or _trace(model, batch, options, update, name)
@@ -171,6 +177,7 @@ def _capture_modules(
     optimizer: Optimizer | None,
     name: str,
     error: UntraceableError,
+    forward: Forward | None,
 ) -> Graph:
     """The module-level graph of a step that is really run."""
     batch = _plain_batch(batch)
@@ -179,7 +186,9 @@ def _capture_modules(
         raise error
     chosen = ChosenLoss(loss)
     try:
-        recording = record_real_step(model, batch, loss=chosen, training=optimizer is not None)
+        recording = record_real_step(
+            model, batch, loss=chosen, training=optimizer is not None, forward=forward
+        )
     except HocketError:
         raise
     except Exception as failure:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from hocket.capture.recording import Cost, Layout
+from hocket.capture.recording import Cost, Layout, Returned
 from hocket.graph import Phase, Role
 
 
@@ -63,6 +63,8 @@ class Program:
     """Parameter to its final gradient."""
     outputs: tuple[int, ...]
     """What the user keeps: the loss in training, all results in inference."""
+    returned: Returned | None = None
+    """All that the model returned; of tensors that are not outputs, what a run kept of them."""
 
     @cached_property
     def draws(self) -> dict[int, int]:

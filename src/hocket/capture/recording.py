@@ -131,6 +131,13 @@ class Visit(NamedTuple):
     """Values among the results that the block itself made."""
 
 
+class Returned(NamedTuple):
+    """What the model returned: how it is nested, and its leaves with `Ref` for tensors."""
+
+    form: Any
+    leaves: tuple[Any, ...]
+
+
 @dataclass
 class Recording:
     """A linear record of one step."""
@@ -145,6 +152,8 @@ class Recording:
     """Parameter value to the value of its final gradient."""
     outputs: list[int] = field(default_factory=list)
     """What the user keeps: the loss in training, all results in inference."""
+    returned: Returned | None = None
+    """None where blocks were left out."""
     spans: list[Span] = field(default_factory=list)
     visits: dict[str, Visit] = field(default_factory=dict)
     """By path: the blocks that were left out, and the two that show what they would do."""

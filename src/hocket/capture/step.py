@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
+from torch.utils._pytree import tree_flatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.attention import ACCELERATOR, FusedAttention
@@ -29,9 +30,12 @@ from hocket.capture.fake import (
 )
 from hocket.capture.loss import Loss, tensors_of
 from hocket.capture.record import Recorder
-from hocket.capture.recording import Recording
+from hocket.capture.recording import Recording, Ref, Returned
 from hocket.capture.standin import put_stand_ins
 from hocket.graph import Phase, Role
+
+Forward = Callable[[nn.Module, Any], Any]
+"""How a model is applied to a batch; gives what the loss is taken of."""
 
 
 def record_fake_step(
@@ -42,6 +46,7 @@ def record_fake_step(
     training: bool,
     device: str,
     runs: Sequence[Run] = (),
+    forward: Forward | None = None,
 ) -> Recording:
     """Record a step on fake tensors of ``device``.
 
@@ -63,7 +68,7 @@ def record_fake_step(
     sources = [(name, role, twins[id(tensor)]) for name, role, tensor in named]
     attention = FusedAttention() if stands_in else nullcontext()
     with mode, attention, _quiet(logging.getLogger("torch._subclasses.fake_tensor")):
-        return _record(fake_model, fake_batch, sources, loss, training, runs)
+        return _record(fake_model, fake_batch, sources, loss, training, runs, forward)
 
 
 @contextmanager
@@ -76,11 +81,13 @@ def _quiet(logger: logging.Logger) -> Iterator[None]:
         logger.disabled = before
 
 
-def record_real_step(model: nn.Module, batch: Any, *, loss: Loss, training: bool) -> Recording:
+def record_real_step(
+    model: nn.Module, batch: Any, *, loss: Loss, training: bool, forward: Forward | None = None
+) -> Recording:
     """Record a step that is really computed, on a copy of the model."""
     real_model = copy.deepcopy(model)
     sources = all_tensors(real_model, batch)
-    return _record(real_model, batch, sources, loss, training, ())
+    return _record(real_model, batch, sources, loss, training, (), forward)
 
 
 def _record(
@@ -90,6 +97,7 @@ def _record(
     loss: Loss,
     training: bool,
     runs: Sequence[Run],
+    forward: Forward | None,
 ) -> Recording:
     names = {id(module): path for path, module in model.named_modules()}
     recorder = Recorder(names, frozenset(path for run in runs for path in run.paths))
@@ -98,15 +106,30 @@ def _record(
         recorder.add_source(name, role, tensor)
     with _module_hooks(recorder), torch.autograd.set_multithreading_enabled(False), recorder:
         with nullcontext() if training else torch.no_grad():
-            output = _call(model, batch)
+            output = (forward or apply_model)(model, batch)
             kept = [loss(output)] if training else tensors_of(output)
         if training:
             _run_backward(recorder, kept[0])
     if training:
         _collect_gradients(recorder, sources)
+    if not runs:
+        recorder.recording.returned = _returned(recorder, output)
     kept_values = [recorder.value_of(tensor) for tensor in kept]
     recorder.recording.outputs = list(dict.fromkeys(v for v in kept_values if v is not None))
     return recorder.recording
+
+
+def _returned(recorder: Recorder, output: Any) -> Returned:
+    leaves, form = tree_flatten(output)
+    numbers = [recorder.value_of(x) if isinstance(x, torch.Tensor) else None for x in leaves]
+    return Returned(
+        form,
+        tuple(
+            None if number is None and isinstance(leaf, torch.Tensor)
+            else leaf if number is None else Ref(number)
+            for leaf, number in zip(leaves, numbers, strict=True)
+        ),
+    )  # fmt: skip
 
 
 def _run_backward(recorder: Recorder, loss: torch.Tensor) -> None:
@@ -139,7 +162,8 @@ def _module_hooks(recorder: Recorder) -> Iterator[None]:
         after.remove()
 
 
-def _call(model: nn.Module, batch: Any) -> Any:
+def apply_model(model: nn.Module, batch: Any) -> Any:
+    """Call a model with a batch: by keyword, by position, or with the one tensor."""
     if isinstance(batch, dict):
         return model(**batch)
     if isinstance(batch, tuple | list):

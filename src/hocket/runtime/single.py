@@ -29,9 +29,10 @@ class SingleProcess:
     """A program split over logical devices, each on a real one."""
 
     def __init__(
-        self, setup: Setup, values: Mapping[str, torch.Tensor], devices: Sequence[torch.device],
-        *, seed: int = 0,
+        self, setup: Setup, values: Mapping[str, torch.Tensor] | None,
+        devices: Sequence[torch.device], *, seed: int | None = 0,
     ) -> None:  # fmt: skip
+        """Without ``values`` the caller puts tensors into the workers."""
         self.setup = setup
         program = setup.program
         specs = dict(enumerate(program.tensors))
@@ -40,7 +41,8 @@ class SingleProcess:
         for index, lane in enumerate(self.lanes):
             worker = Worker(setup.calls_of(index), specs, program.draws, lane.device, seed)
             present = setup.split.present[index]
-            worker.load(present, given_storages(present, specs, program.names, values))
+            if values is not None:
+                worker.load(present, given_storages(present, specs, program.names, values))
             self.workers.append(worker)
         real = [lane.device for lane in self.lanes]
         self._alone = [lane.is_cuda and real.count(lane.device) == 1 for lane in self.lanes]

@@ -23,8 +23,9 @@ class Worker:
         specs: Mapping[int, TensorSpec],
         draws: Mapping[int, int],
         device: torch.device,
-        seed: int,
+        seed: int | None,
     ) -> None:
+        """Without a ``seed`` draws go on where the generators of PyTorch stand."""
         self.device, self.seed = device, seed
         self.specs, self.draws = specs, draws
         self.held = Held()
@@ -44,7 +45,7 @@ class Worker:
 
     def run(self, op: int, step: int) -> None:
         """Run one call; ``step`` counts from 1."""
-        if op in self.draws:
+        if op in self.draws and self.seed is not None:
             seed_device(self.device, draw_seed(self.seed, step, self.draws[op]))
         self._bound[op].perform(self.held, step)
 

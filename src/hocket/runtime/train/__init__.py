@@ -1,0 +1,1 @@
+"""A person's own training loop, carried by a plan: their model, their optimizer, their batches."""

@@ -1,0 +1,135 @@
+"""Batches of a loop: what two of them have to share to be carried out by one recorded step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from hocket.base.errors import UsageError
+from hocket.capture.fake import batch_tensors, map_batch
+
+Padding = Callable[[Any], Any]
+"""Makes a batch one of few shapes."""
+
+
+class BatchTensor(NamedTuple):
+    """What a recorded step knows of one tensor of its batch."""
+
+    name: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    twin: int
+    """Position of the first part that is this very tensor: labels are often the inputs."""
+
+
+class Signature(NamedTuple):
+    """What a recorded step knows of its batch; what is no tensor is part of the program."""
+
+    parts: tuple[BatchTensor, ...]
+    constants: tuple[tuple[str, str], ...]
+
+
+def settled(batch: Any) -> Any:
+    """The batch with tensors that own all of their memory, so that only shapes tell them apart.
+
+    Slices of a larger tensor are copied; mappings of any kind become dicts.
+    """
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    own: dict[int, torch.Tensor] = {}
+    made: dict[tuple[Any, ...], torch.Tensor] = {}
+    for _, tensor in batch_tensors(batch):
+        look = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        if look not in made:
+            made[look] = tensor if _is_whole(tensor) else tensor.clone()
+        own[id(tensor)] = made[look]
+    return map_batch(batch, own)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    num_bytes = tensor.numel() * tensor.itemsize
+    return tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == num_bytes
+
+
+def signature_of(batch: Any) -> Signature:
+    """What has to be the same for a recorded step to take another batch."""
+    first: dict[int, int] = {}
+    parts = []
+    for position, (name, tensor) in enumerate(batch_tensors(batch)):
+        twin = first.setdefault(id(tensor), position)
+        parts.append(BatchTensor(name, tuple(tensor.shape), tensor.stride(), tensor.dtype, twin))
+    return Signature(tuple(parts), tuple(_constants(batch)))
+
+
+def _constants(batch: Any, prefix: str = "input") -> Iterator[tuple[str, str]]:
+    if isinstance(batch, dict | list | tuple):
+        items = batch.items() if isinstance(batch, dict) else enumerate(batch)
+        for key, item in items:
+            yield from _constants(item, f"{prefix}.{key}")
+    elif not isinstance(batch, torch.Tensor):
+        yield prefix, repr(batch)
+
+
+def difference(first: Signature, now: Signature) -> str:
+    """What of a batch is not as it was planned, other than extents; empty where nothing is."""
+    before, found = ({part.name: part for part in s.parts} for s in (first, now))
+    for name in before:
+        if name not in found:
+            return f"the batch has no {name!r}"
+    for name, part in found.items():
+        if name not in before:
+            return f"the batch has {name!r}, which was not planned"
+        planned = before[name]
+        if part.dtype != planned.dtype:
+            return f"{name!r} is of type {_dtype(part)}, planned was {_dtype(planned)}"
+        if len(part.shape) != len(planned.shape):
+            return f"{name!r} has {len(part.shape)} dimensions, planned were {len(planned.shape)}"
+    return ""
+
+
+def _dtype(part: BatchTensor) -> str:
+    return str(part.dtype).removeprefix("torch.")
+
+
+def shapes_text(signature: Signature) -> str:
+    """The shapes of a batch, for people."""
+    return ", ".join(f"{part.name} {list(part.shape)}" for part in signature.parts)
+
+
+@dataclass(frozen=True)
+class PadTo:
+    """Fills tensors up along one dimension to the next multiple.
+
+    ``values`` says with what, by the name of the tensor: ``{"labels": -100}``; 0 where nothing is
+    said. ``names`` are the tensors that are filled; without it, all that have the dimension.
+    """
+
+    multiple: int
+    dim: int = 1
+    values: Mapping[str, float] = field(default_factory=dict)
+    names: Sequence[str] | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch, filled up."""
+        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        filled = {}
+        for name, tensor in batch_tensors(batch):
+            is_meant = name in self.names if self.names is not None else tensor.dim() > self.dim
+            filled[id(tensor)] = self._filled(name, tensor) if is_meant else tensor
+        return map_batch(batch, filled)
+
+    def _filled(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not -tensor.dim() <= self.dim < tensor.dim():
+            raise UsageError(
+                f"{name!r} has {tensor.dim()} dimensions and cannot be filled along {self.dim}",
+                hint="name the tensors to fill up: PadTo(…, names=[…])",
+            )
+        dim = self.dim % tensor.dim()
+        missing = -tensor.shape[dim] % self.multiple
+        if not missing:
+            return tensor
+        pads = [0, 0] * (tensor.dim() - dim - 1) + [0, missing]
+        return torch.nn.functional.pad(tensor, pads, value=self.values.get(name, 0))

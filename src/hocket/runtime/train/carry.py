@@ -1,0 +1,228 @@
+"""Carry out a recorded step on a person's own tensors, with as little in between as possible.
+
+Where all devices of the plan are one real device, the instructions become a flat list of functions
+over slots, made once: per op one call into PyTorch, one write, and the drops after it. What crosses
+between devices of the plan is copied as it would be. Where there are several real devices, streams
+and events carry it (`SingleProcess`). Updates are not part of it: where the plan updates a
+parameter, its gradient is handed out, for the person's own optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from hocket.base.errors import RunError
+from hocket.capture.perform import BoundCall, draw_seed, seed_device
+from hocket.capture.program import Call
+from hocket.graph.graph import Phase, Role
+from hocket.runtime.kernels import stand_in
+from hocket.runtime.package import pack, unpack
+from hocket.runtime.setup import Setup
+from hocket.runtime.split import Do
+from hocket.runtime.train.weight import Weight, starts_backward
+from hocket.runtime.worker import one_line
+
+Slots = list[Any]
+"""Tensors by number; None where there is none."""
+
+
+class _Act(NamedTuple):
+    """One thing to do, and the slots that are free after it."""
+
+    do: Callable[[], None]
+    op: int
+    """-1 for transfers."""
+    slots: Slots
+    drops: tuple[int, ...]
+
+
+class CarriedStep:
+    """The forward and backward of a step on one real device."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        device: torch.device,
+        *,
+        seed: int | None,
+        keep: frozenset[int] = frozenset(),
+    ) -> None:
+        """``keep`` are tensors to hold beside loss and gradients; ``seed`` is as in `prepare`."""
+        self.setup, self.device, self._seed = setup, device, seed
+        num_tensors = len(setup.program.tensors)
+        self._slots: list[Slots] = [[None] * num_tensors for _ in range(setup.split.num_devices)]
+        self._keep = keep | {*setup.program.outputs}
+        self._step = 0
+        self._weight: Weight = 1.0
+        self._moving: dict[int, torch.Tensor] = {}
+        self.gradients: dict[int, torch.Tensor] = {}
+        """By parameter, after the backward part."""
+        acts = self._acts()
+        num_forward = 1 + max(
+            (at for at, act in enumerate(acts)
+             if act.op >= 0 and setup.program.calls[act.op].phase == Phase.FORWARD),
+            default=-1,
+        )  # fmt: skip
+        self._parts = (acts[:num_forward], acts[num_forward:])
+
+    def forward(self, given: Sequence[Mapping[int, torch.Tensor]], step: int) -> None:
+        """Compute all up to the loss from the tensors that are there before, per device."""
+        for slots, tensors in zip(self._slots, given, strict=True):
+            slots[:] = [None] * len(slots)
+            for number, tensor in tensors.items():
+                slots[number] = tensor
+        self.gradients, self._step = {}, step
+        self._moving.clear()
+        self._carry_out(self._parts[0])
+
+    def backward(self, weight: Weight = 1.0) -> None:
+        """Compute the gradients of ``weight`` times the loss."""
+        self._weight = weight
+        self._carry_out(self._parts[1])
+        for parameter, gradient in self.setup.program.gradients.items():
+            if parameter not in self.gradients:
+                self.gradients[parameter] = self.value(gradient)
+
+    def carry_out(
+        self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
+    ) -> None:
+        """The whole step at once."""
+        self.forward(given, step)
+        self.backward(weight)
+
+    def value(self, tensor: int) -> torch.Tensor:
+        """A tensor that was kept."""
+        found: torch.Tensor = next(s[tensor] for s in self._slots if s[tensor] is not None)
+        return found
+
+    def forget(self) -> None:
+        """Drop all that the step held."""
+        for slots in self._slots:
+            slots[:] = [None] * len(slots)
+        self.gradients = {}
+
+    def _carry_out(self, acts: Sequence[_Act]) -> None:
+        # As in a plain training step: some kernels save less where gradients are switched off.
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            for do, op, slots, drops in acts:
+                try:
+                    do()
+                # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
+                except Exception as error:
+                    raise self._failure(op, error) from error
+                for number in drops:
+                    slots[number] = None
+
+    def _failure(self, op: int, error: Exception) -> RunError:
+        name = self.setup.graph.op_names[op] if op >= 0 else "a transfer"
+        return RunError(f"op {name!r} failed in step {self._step}: {one_line(error)}")
+
+    # ── made once ────────────────────────────────────────────────────────────────────────────
+
+    def _acts(self) -> list[_Act]:
+        acts: list[_Act] = []
+        last: dict[int, int] = {}
+        for device, (do, number) in self.setup.split.sequence:
+            slots = self._slots[device]
+            if do == Do.DROP:
+                # Only acts of the same device look at its slots, so the last of them may drop.
+                if number not in self._keep and device in last:
+                    act = acts[last[device]]
+                    acts[last[device]] = act._replace(drops=(*act.drops, number))
+                continue
+            if do == Do.RUN:
+                acts.append(_Act(self._run(number, slots), number, slots, ()))
+            elif do == Do.SEND:
+                acts.append(_Act(partial(self._send, number), -1, slots, ()))
+            elif do == Do.WAIT:
+                acts.append(_Act(partial(self._receive, number), -1, slots, ()))
+            else:
+                continue
+            last[device] = len(acts) - 1
+        return acts
+
+    def _run(self, op: int, slots: Slots) -> Callable[[], None]:
+        call = self.setup.program.calls[op]
+        if call.phase == Phase.OPTIMIZER:
+            return partial(self._hand_out, call.args[0].number, call.args[1].number, slots)
+        specs = [None if t is None else self.setup.program.tensors[t] for t in call.outputs]
+        function = stand_in(call, specs, self.device)
+        if starts_backward(self.setup.program, call):
+            function = self._weighted(call.function)
+        do = performed(BoundCall(call, self.device, function), call, slots)
+        if self._seed is not None and op in self.setup.program.draws:
+            return partial(self._seeded, do, self.setup.program.draws[op])
+        return do
+
+    def _hand_out(self, parameter: int, gradient: int, slots: Slots) -> None:
+        self.gradients[parameter] = slots[gradient]
+
+    def _seeded(self, do: Callable[[], None], draw: int) -> None:
+        assert self._seed is not None
+        seed_device(self.device, draw_seed(self._seed, self._step, draw))
+        do()
+
+    def _weighted(self, ones_like: Any) -> Callable[..., torch.Tensor]:
+        def weighted(like: torch.Tensor, **options: Any) -> torch.Tensor:
+            ones: torch.Tensor = ones_like(like, **options)
+            return ones.mul_(self._weight)
+
+        return weighted
+
+    def _send(self, number: int) -> None:
+        tensor, src, _ = self.setup.split.transfers[number]
+        spec = self.setup.program.tensors[tensor]
+        if spec.layout is not None:
+            packed = pack(self._slots[src][tensor], spec, self.setup.is_whole[number])
+            self._moving[number] = packed.clone()
+
+    def _receive(self, number: int) -> None:
+        tensor, _, dst = self.setup.split.transfers[number]
+        spec = self.setup.program.tensors[tensor]
+        if spec.layout is not None:
+            data = self._moving.pop(number)
+            self._slots[dst][tensor] = unpack(data, spec, self.setup.is_whole[number])
+
+
+def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
+    """A call as a function without arguments that reads and writes slots."""
+    if bound.nested or bound.named or bound.versions or not _gives_one_tensor(call):
+        return partial(bound.perform, slots, 0)  # type: ignore[arg-type]
+    function, constants, kwargs = bound.function, bound.args, bound.kwargs
+    refs, output = tuple(bound.refs), call.outputs[0]
+    assert output is not None
+
+    def do() -> None:
+        args = constants.copy()
+        for position, number in refs:
+            args[position] = slots[number]
+        slots[output] = function(*args, **kwargs)
+
+    return do
+
+
+def _gives_one_tensor(call: Call) -> bool:
+    if len(call.outputs) != 1 or call.outputs[0] is None or isinstance(call.function, str):
+        return False
+    returns = call.function._schema.returns
+    return len(returns) == 1 and str(returns[0].type) == "Tensor"
+
+
+def kept_tensors(setup: Setup, *, everything: bool) -> frozenset[int]:
+    """What the model returned: all of it, or single numbers only, such as a loss and metrics."""
+    returned = setup.program.returned
+    found = [leaf.number for leaf in returned.leaves if hasattr(leaf, "number")] if returned else []
+    specs = setup.program.tensors
+    return frozenset(
+        t
+        for t in found
+        if everything or specs[t].role != Role.ACTIVATION or _is_single(specs[t].layout)
+    )
+
+
+def _is_single(layout: Any) -> bool:
+    return layout is not None and layout.num_elements == 1

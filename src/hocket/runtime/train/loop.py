@@ -1,0 +1,114 @@
+"""The loop of a person, carried by a plan: real weights, their optimizer, their batches.
+
+Forward and backward are carried where the plan says; the update is the person's own optimizer,
+called as they would call it, so that every class, group, schedule and setting of it holds. Weights
+stay theirs: after a step ``model.parameters()`` have the new values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.runtime.train.batches import Padding
+from hocket.runtime.train.carrier import Carrier
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """How a person wants to train."""
+
+    accumulate: int = 1
+    """Batches per update; each counts this share of the loss."""
+    clip_norm: float | None = None
+    """Largest norm of all gradients together."""
+    seed: int | None = None
+    """Of random draws, each with its own; None goes on where PyTorch's generator stands."""
+    outputs: bool = False
+    """Whether all that the model returns is kept, not only single numbers."""
+    max_shapes: int = 8
+    """Shapes of batches of each kind that are recorded."""
+    pad: Padding | None = None
+    """Makes each batch one of few shapes."""
+
+
+class TrainingLoop:
+    """Steps, evaluation and prediction of a model in training."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        carrier: Carrier,
+        options: LoopOptions,
+    ) -> None:
+        self.model, self.optimizer, self.options = model, optimizer, options
+        self.num_steps = 0
+        """Batches that were trained on."""
+        self.num_updates = 0
+        self.outputs: Any = None
+        """What the model returned in the last step or evaluation, as far as it was kept."""
+        self._carrier = carrier
+        self._parameters = list(model.parameters())
+        self._is_updated = False
+        """Whether the gradients that are there were used."""
+
+    @property
+    def lost(self) -> str:
+        """What the plan cannot do for this model; empty where it does everything."""
+        return self._carrier.lost
+
+    def step(
+        self, batch: Any, *, accumulate: bool | None = None, weight: float | None = None
+    ) -> torch.Tensor:
+        """Train on a batch and return its loss.
+
+        ``accumulate=True`` adds the gradients and leaves the update to a later step; without it the
+        loop updates every `LoopOptions.accumulate` steps. ``weight`` is what the loss counts, by
+        default its share of an update.
+        """
+        if accumulate is None:
+            accumulate = (self.num_steps + 1) % self.options.accumulate != 0
+        if self._is_updated:
+            self._drop_gradients()
+        share = 1.0 / self.options.accumulate if weight is None else weight
+        loss, self.outputs = self._carrier.train(self._padded(batch), self.num_steps + 1, share)
+        self.num_steps += 1
+        if not accumulate:
+            self._update()
+        return loss
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
+        self._is_updated = False
+        loss, self.outputs = self._carrier.forward(self._padded(batch), self.num_steps + 1)
+        self.num_steps += 1
+        return loss
+
+    def evaluate(self, batch: Any) -> torch.Tensor:
+        """The loss of a batch in evaluation mode; nothing is trained."""
+        loss, self.outputs = self._carrier.evaluate(self._padded(batch))
+        return loss
+
+    def predict(self, batch: Any) -> Any:
+        """What the model returns in evaluation mode."""
+        return self._carrier.predict(self._padded(batch))
+
+    def _padded(self, batch: Any) -> Any:
+        return batch if self.options.pad is None else self.options.pad(batch)
+
+    def _update(self) -> None:
+        if self.options.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.options.clip_norm)
+        self.optimizer.step()
+        self.num_updates += 1
+        # They can be looked at until the next step begins.
+        self._is_updated = True
+
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._is_updated = False

@@ -1,0 +1,193 @@
+"""The recorded programs of a loop, one per shape of batch and mode of the model.
+
+The first is the planned one; others are recorded when they are needed, and placed like it. What a
+program was recorded from and may change between steps is part of its key: shapes, constants of the
+batch, which modules train and which parameters are frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.base.errors import UsageError
+from hocket.capture.program import Program
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.runtime.train.batches import (
+    Signature,
+    difference,
+    settled,
+    shapes_text,
+    signature_of,
+)
+from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.homes import Homes
+from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like, problem_like
+from hocket.runtime.train.weight import Weight
+
+
+class Programs:
+    """Carries steps by recorded programs; see `Carrier`."""
+
+    lost = ""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        recipe: Recipe,
+        problem: Problem,
+        plan: Plan,
+        program: Program,
+        devices: Sequence[torch.device],
+        *,
+        seed: int | None,
+        outputs: bool,
+        max_shapes: int,
+    ) -> None:
+        """``program`` is that of the planned graph; ``batch`` is settled."""
+        self._model, self._recipe = model, recipe
+        self.problem, self.plan, self.devices = problem, plan, devices
+        self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
+        self._modules = list(model.modules())
+        self._parameters = list(model.parameters())
+        self._homes = Homes(model)
+        self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
+        self._planned = signature_of(batch)
+        self.first = self._ready(problem, plan, program)
+        self._recorded = {self._key("train", self._planned): self.first}
+
+    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+        """Forward and backward at once."""
+        recorded, batch = self.find("train", batch)
+        recorded.carried.carry_out(self.given(recorded, batch), step, weight)
+        return self.taken(recorded)
+
+    def forward(self, batch: Any, step: int) -> Carried:
+        """Forward alone; backward is carried out when it is asked for."""
+        recorded, batch = self.find("train", batch)
+        carried: Any = recorded.carried
+        if not recorded.is_on_one_device:
+            raise UsageError(
+                "a plan on several devices runs forward and backward as one list",
+                hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
+            )
+        carried.forward(self.given(recorded, batch), step)
+        loss = carried.value(recorded.program.outputs[0])
+        anchor = torch.zeros((), device=loss.device, requires_grad=True)
+        attached = _Recorded.apply(anchor, loss, self._backward_of(recorded))  # type: ignore[no-untyped-call]
+        return Carried(attached, recorded.returned())
+
+    def evaluate(self, batch: Any) -> Carried:
+        """The loss, without gradients."""
+        kept = self._use("evaluate", batch)
+        return Carried(kept["loss"], kept["returned"])
+
+    def predict(self, batch: Any) -> Any:
+        """What the model returns."""
+        return self._use("predict", batch)
+
+    def _use(self, kind: Kind, batch: Any) -> Any:
+        recorded, batch = self.find(kind, batch)
+        recorded.carried.carry_out(self.given(recorded, batch), 1)
+        returned = recorded.returned()
+        recorded.carried.forget()
+        return returned
+
+    def _backward_of(self, recorded: RecordedStep) -> Callable[[Weight], None]:
+        def backward(weight: Weight) -> None:
+            carried: Any = recorded.carried
+            carried.backward(weight)
+            self._add_gradients(recorded)
+            carried.forget()
+
+        return backward
+
+    def taken(self, recorded: RecordedStep) -> Carried:
+        """Loss, outputs and gradients of a step that was carried out; nothing stays behind."""
+        loss = recorded.carried.value(recorded.program.outputs[0]).detach()
+        outcome = Carried(loss, recorded.returned())
+        self._add_gradients(recorded)
+        recorded.carried.forget()
+        return outcome
+
+    @torch.no_grad()
+    def _add_gradients(self, recorded: RecordedStep) -> None:
+        names = recorded.program.names
+        for number, gradient in recorded.carried.gradients.items():
+            parameter = self.tensors[names[number]]
+            if parameter.grad is None:
+                parameter.grad = gradient.to(parameter.device)
+            else:
+                parameter.grad.add_(gradient.to(parameter.device))
+
+    # ── which program ────────────────────────────────────────────────────────────────────────
+
+    def given(self, recorded: RecordedStep, batch: Any) -> list[dict[int, torch.Tensor]]:
+        """What is there before a step, per device of the plan."""
+        return recorded.given(self._model, self._homes, batch)
+
+    def find(self, kind: Kind, batch: Any) -> tuple[RecordedStep, Any]:
+        """The recorded step for a batch, and the batch as it takes it."""
+        batch = settled(batch)
+        signature = signature_of(batch)
+        key = self._key(kind, signature)
+        if key not in self._recorded:
+            self._require_known(kind, signature)
+            self._recorded[key] = self._record(kind, batch)
+        return self._recorded[key], batch
+
+    def _key(self, kind: Kind, signature: Signature) -> tuple[Any, ...]:
+        modes = tuple(module.training for module in self._modules) if kind == "train" else ()
+        frozen = tuple(parameter.requires_grad for parameter in self._parameters)
+        return kind, signature, modes, frozen
+
+    def _require_known(self, kind: Kind, signature: Signature) -> None:
+        what = difference(self._planned, signature) if kind != "predict" else ""
+        if what:
+            raise UsageError(
+                f"{what}; planned: {shapes_text(self._planned)}",
+                hint="give batches like the one that was prepared, or prepare again",
+            )
+        shapes = {key[1] for key in self._recorded if key[0] == kind}
+        if signature not in shapes and len(shapes) >= self._max_shapes:
+            raise UsageError(
+                f"batches of more than {self._max_shapes} shapes: {shapes_text(signature)}",
+                hint="fill them up to few shapes with pad=hocket.PadTo(64), drop the last batch, "
+                "or raise max_shapes",
+            )
+
+    def _record(self, kind: Kind, batch: Any) -> RecordedStep:
+        graph, program = self._recipe.trace(self._model, batch, kind)
+        problem = problem_like(self.problem, graph)
+        assert self.plan.device_of is not None
+        plan = plan_like(problem, self.problem.graph, self.plan.device_of, self.plan.planner)
+        return self._ready(problem, plan, program, everything=kind != "train")
+
+    def _ready(
+        self, problem: Problem, plan: Plan, program: Program, *, everything: bool = False
+    ) -> RecordedStep:
+        return RecordedStep(
+            problem, plan, program, self.devices, seed=self._seed,
+            everything=everything or self._outputs,
+        )  # fmt: skip
+
+
+class _Recorded(torch.autograd.Function):
+    """A loss whose backward is the recorded one; gradients go to the parameters themselves."""
+
+    @staticmethod
+    def forward(
+        context: Any, anchor: torch.Tensor, loss: torch.Tensor, backward: Any
+    ) -> torch.Tensor:
+        context.run = backward
+        return loss.clone()
+
+    @staticmethod
+    def backward(context: Any, weight: torch.Tensor) -> Any:
+        context.run(weight)
+        return torch.zeros_like(weight).sum(), None, None

@@ -1,0 +1,201 @@
+"""A step of a person's model, recorded for one shape of batch and placed as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_unflatten
+
+from hocket.base.arrays import IntArray
+from hocket.capture.fake import all_tensors, batch_tensors
+from hocket.capture.loss import ChosenLoss, Loss
+from hocket.capture.model import capture_program
+from hocket.capture.optimizer import Optimizer
+from hocket.capture.program import Program
+from hocket.capture.recording import Ref
+from hocket.capture.step import Forward, apply_model
+from hocket.cost.roofline import costs_from_settings
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.verify import raise_violations, structure_violations
+from hocket.runtime.setup import Setup
+from hocket.runtime.split import Do, Split, split
+from hocket.runtime.train.carry import CarriedStep, kept_tensors
+from hocket.runtime.train.homes import Homes
+from hocket.runtime.train.like import placed_like
+from hocket.runtime.train.streamed import StreamedStep
+from hocket.runtime.train.weight import starts_backward
+from hocket.simulate import Timeline, simulate
+from hocket.simulate.engine import instructions_of
+from hocket.simulate.verify import update_violations
+
+Kind = Literal["train", "evaluate", "predict"]
+"""A training step; the loss without gradients; what the model returns, without gradients."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a step computes."""
+
+    loss: Loss | str | None = None
+    forward: Forward | None = None
+    update: Optimizer
+    device: str
+    """Whose kernels are recorded."""
+    name: str = ""
+
+    def trace(self, model: nn.Module, batch: Any, kind: Kind) -> tuple[Graph, Program]:
+        """The step on a batch as it is settled; neither model nor batch nor draws are changed."""
+        forward, update = self.forward, self.update if kind == "train" else None
+        if kind == "evaluate":
+            forward = self._with_loss
+        with in_mode(model, is_training=None if kind == "train" else False):
+            return capture_program(
+                model, batch, loss=self.loss, optimizer=update, repeat=False, device=self.device,
+                forward=forward, name=self.name,
+            )  # fmt: skip
+
+    def _with_loss(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        returned = (self.forward or apply_model)(model, batch)
+        return {"loss": ChosenLoss(self.loss)(returned), "returned": returned}
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, is_training: bool | None) -> Iterator[None]:
+    """The model as it trains, as it is used, or as it is (None); then as it was again."""
+    before = [(module, module.training) for module in model.modules()]
+    if is_training is not None:
+        model.train(is_training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training
+
+
+def problem_like(problem: Problem, graph: Graph) -> Problem:
+    """The same problem with another graph."""
+    costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
+    return replace(problem, graph=graph, costs=costs)
+
+
+def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:
+    """A plan that places the problem's graph as another graph of the same model is placed."""
+    return Plan(planner=planner, device_of=placed_like(problem.graph, planned, device_of))
+
+
+class RecordedStep:
+    """One program of the loop, ready to be carried out."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        plan: Plan,
+        program: Program,
+        devices: Sequence[torch.device],
+        *,
+        seed: int | None,
+        everything: bool,
+    ) -> None:
+        """``everything`` holds all that the model returns, not only single numbers."""
+        assert plan.device_of is not None
+        found = list(structure_violations(plan, problem))
+        found += [] if found else list(update_violations(plan.device_of, problem))
+        raise_violations(found, plan.planner)
+        self.problem, self.plan, self.program = problem, plan, program
+        self.devices, self.seed = list(devices), seed
+        self.predicted: Timeline = simulate(problem, plan)
+        parts = _parts(problem, plan, program, self.predicted, self.is_on_one_device)
+        self.setup = Setup(problem.graph, program, plan.device_of, parts)
+        self.keep = kept_tensors(self.setup, everything=everything)
+        self.carried: CarriedStep | StreamedStep = (
+            CarriedStep(self.setup, self.devices[0], seed=seed, keep=self.keep)
+            if self.is_on_one_device
+            else self.timed()
+        )
+        self._inputs: list[tuple[int, int, int]] = []
+        self._given: list[dict[int, torch.Tensor]] = []
+        self._addresses: list[int] = []
+
+    @property
+    def is_on_one_device(self) -> bool:
+        """Whether all devices of the plan are one real device here."""
+        return len(set(self.devices)) == 1
+
+    def timed(self) -> StreamedStep:
+        """The same step with every op timed."""
+        return StreamedStep(self.setup, self.devices, seed=self.seed, keep=self.keep)
+
+    def given(self, model: nn.Module, homes: Homes, batch: Any) -> list[dict[int, torch.Tensor]]:
+        """What is there before the step, per device of the plan."""
+        if not self._given:
+            self._inputs = self._find_inputs(model, batch)
+        addresses = homes.addresses()
+        if addresses != self._addresses:
+            self._given = homes.settle(self.program, self.setup.split.present, self.devices)
+            self._addresses = homes.addresses()
+        tensors = [tensor for _, tensor in batch_tensors(batch)]
+        for position, device, number in self._inputs:
+            tensor = tensors[position].detach()
+            self._given[device][number] = tensor.to(self.devices[device], non_blocking=True)
+        return self._given
+
+    def _find_inputs(self, model: nn.Module, batch: Any) -> list[tuple[int, int, int]]:
+        """Position in the batch, device and number of the tensors that the program reads."""
+        names = [name for name, role, _ in all_tensors(model, batch) if role == Role.INPUT]
+        position = {name: at for at, name in enumerate(names)}
+        return [
+            (position[self.program.names[number]], device, number)
+            for device, numbers in enumerate(self.setup.split.present)
+            for number in numbers
+            if self.program.tensors[number].role == Role.INPUT
+        ]
+
+    def returned(self) -> Any:
+        """What the model returned, with None for tensors that were not kept."""
+        found = self.program.returned
+        if found is None:
+            return None
+        leaves = [self._leaf(leaf) for leaf in found.leaves]
+        return tree_unflatten(leaves, found.form)
+
+    def _leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Ref):
+            return leaf
+        return self.carried.value(leaf.number) if leaf.number in self.keep else None
+
+
+def _parts(
+    problem: Problem, plan: Plan, program: Program, predicted: Timeline, one_device: bool
+) -> Split:
+    """What each device does; in recorded order where the planned one is not possible here.
+
+    On one device there is one generator of random numbers, which gives what the unsplit model gets
+    as long as ops draw in recorded order, and forward ends before backward begins, so that both can
+    be asked for one by one.
+    """
+    tables = instructions_of(problem, plan)
+    planned = split(problem.graph, tables, timeline=predicted, order=plan.order)
+    if not one_device or _keeps_order(planned, program):
+        return planned
+    return split(problem.graph, tables)
+
+
+def _keeps_order(parts: Split, program: Program) -> bool:
+    ops = np.array([number for _, (do, number) in parts.sequence if do == Do.RUN], dtype=np.int64)
+    drawn = [op for op in ops.tolist() if program.calls[op].draws]
+    phases = [program.calls[op].phase for op in ops.tolist()]
+    starts = [
+        at for at, op in enumerate(ops.tolist()) if starts_backward(program, program.calls[op])
+    ]
+    last_forward = max(
+        (at for at, phase in enumerate(phases) if phase == Phase.FORWARD), default=-1
+    )
+    return drawn == sorted(drawn) and all(at > last_forward for at in starts)

@@ -1,0 +1,181 @@
+"""``hocket.prepare``: a plan carries a person's own training loop.
+
+train = hocket.prepare(model, optimizer, batch, on="2xv100-16g")
+for batch in batches:
+    loss = train.step(batch)
+"""
+
+# ruff: noqa: E402
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hocket.api import ON_THIS_MACHINE, Planned, plan_graph
+from hocket.base.errors import UsageError
+from hocket.base.extras import require
+from hocket.hardware.cluster import Cluster
+from hocket.plan.files import SavedPlan, read_plan
+
+require("torch", "training")
+
+import torch
+from torch import nn
+
+from hocket.capture.loss import Loss
+from hocket.capture.model import CaptureWarning, UntraceableError, capture
+from hocket.capture.step import Forward
+from hocket.graph.graph import Graph
+from hocket.runtime.executors import choose
+from hocket.runtime.rebuild import require_same
+from hocket.runtime.train.batches import Padding, PadTo, settled
+from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.modules import MovedModules
+from hocket.runtime.train.programs import Programs
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.update import planned_update
+
+__all__ = ["PadTo", "Training", "prepare"]
+
+PlanLike = str | Path | Planned | SavedPlan
+"""A plan with its problem, or the file of one."""
+
+
+class Training(TrainingLoop):
+    """A loop that a plan carries; made by `prepare`."""
+
+
+def prepare(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    *,
+    plan: PlanLike | None = None,
+    on: str | Path | Cluster = ON_THIS_MACHINE,
+    loss: Loss | str | None = None,
+    forward: Forward | None = None,
+    accumulate: int = 1,
+    clip_norm: float | None = None,
+    seed: int | None = None,
+    outputs: bool = False,
+    max_shapes: int = 8,
+    pad: Padding | None = None,
+) -> Training:
+    """Make a plan carry the training of ``model`` by ``optimizer`` on batches like ``batch``.
+
+    ``plan`` is a plan of this model, or its file; without it one is made for the cluster ``on``. A
+    batch is a tensor, a tuple (by position) or a mapping (by keyword) of tensors, or whatever
+    ``forward(model, batch)`` takes; that returns the loss, or what ``loss`` finds it in. The other
+    options are explained in `LoopOptions`. A model that cannot be recorded op by op is placed
+    module by module, with a warning that says why and what is lost.
+    """
+    options = LoopOptions(
+        accumulate=accumulate, clip_norm=clip_norm, seed=seed, outputs=outputs,
+        max_shapes=max_shapes, pad=pad,
+    )  # fmt: skip
+    _require_sensible(options)
+    batch = settled(pad(batch) if pad is not None else batch)
+    recipe = Recipe(
+        loss=loss, forward=forward, update=planned_update(optimizer, model),
+        device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,
+    )  # fmt: skip
+    saved = read_plan(plan) if isinstance(plan, str | Path) else plan
+    # What is tried while recording must not change what the loop draws.
+    with torch.random.fork_rng():
+        carrier = _carrier(model, batch, recipe, saved, on, options)
+    return Training(model, optimizer, carrier, options)
+
+
+def _require_sensible(options: LoopOptions) -> None:
+    if options.accumulate < 1:
+        raise UsageError(
+            f"accumulate={options.accumulate} batches make no update", hint="give 1 or more"
+        )
+    if options.clip_norm is not None and not options.clip_norm > 0:
+        raise UsageError(
+            f"clip_norm={options.clip_norm:g} leaves no gradient", hint="give a norm above 0"
+        )
+
+
+def _carrier(
+    model: nn.Module,
+    batch: Any,
+    recipe: Recipe,
+    saved: Planned | SavedPlan | None,
+    on: str | Path | Cluster,
+    options: LoopOptions,
+) -> Carrier:
+    if saved is not None:
+        noted = saved.problem.graph.meta.get("device")
+        recipe = replace(recipe, device=noted if isinstance(noted, str) else recipe.device)
+    if any(getattr(module, "sparse", False) is True for module in model.modules()):
+        reason = "it makes sparse gradients, whose size depends on the data"
+        dense = copy.deepcopy(model)
+        for module in dense.modules():
+            if getattr(module, "sparse", False) is True:
+                module.sparse = False  # type: ignore[assignment]
+        return _by_modules(model, dense, batch, recipe, saved, on, reason)
+    try:
+        graph, program = recipe.trace(model, batch, "train")
+    except UntraceableError as error:
+        return _by_modules(
+            model, model, batch, recipe, saved, on, f"{error.where}: {error.message}"
+        )
+    saved = _planned(graph, saved, on, recipe.name)
+    return Programs(
+        model, batch, recipe, saved.problem, saved.plan, program, _devices(saved),
+        seed=options.seed, outputs=options.outputs, max_shapes=options.max_shapes,
+    )  # fmt: skip
+
+
+def _by_modules(
+    model: nn.Module,
+    traceable: nn.Module,
+    batch: Any,
+    recipe: Recipe,
+    saved: Planned | SavedPlan | None,
+    on: str | Path | Cluster,
+    reason: str,
+) -> Carrier:
+    """The model placed module by module; its step is recorded on ``traceable``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        graph = capture(
+            traceable, batch, loss=recipe.loss, optimizer=recipe.update, name=recipe.name,
+            device=recipe.device, forward=recipe.forward,
+        )  # fmt: skip
+    saved = _planned(graph, saved, on, recipe.name)
+    assert saved.plan.device_of is not None
+    lost = (
+        f"{recipe.name} is placed by modules, not by ops, because {reason}; order, overlap of "
+        "transfers and replay of the recorded step are lost, the numbers are the same"
+    )
+    warnings.warn(lost, CaptureWarning, 4)
+    return MovedModules(model, recipe, graph, saved.plan.device_of, _devices(saved), lost=lost)
+
+
+def _planned(
+    graph: Graph, saved: Planned | SavedPlan | None, on: str | Path | Cluster, name: str
+) -> Planned | SavedPlan:
+    if saved is None:
+        return plan_graph(graph, on)
+    require_same(saved.problem.graph, graph, name)
+    if saved.plan.device_of is None:
+        raise UsageError("the plan does not say where ops run", hint="run a placement planner")
+    return saved
+
+
+def _devices(saved: Planned | SavedPlan) -> list[torch.device]:
+    """What carries out each device of the plan here; unused ones are with the first used one."""
+    assert saved.plan.device_of is not None
+    used = sorted(set(saved.plan.device_of.tolist())) or [0]
+    devices = saved.problem.cluster.devices
+    _, found = choose("placement", "single", [devices[device] for device in used])
+    places: dict[int, str] = dict(zip(used, found, strict=True))
+    rest = places[used[0]]
+    return [torch.device(places.get(d, rest)) for d in range(len(devices))]
