@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hocket.api import ON_THIS_MACHINE, Planned, plan_graph
+from hocket.api import ON_THIS_MACHINE, Planned, find_cluster, plan_graph
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
+from hocket.planners.registry import ONE_DEVICE
 
 require("torch", "training")
 
@@ -34,11 +36,13 @@ from hocket.runtime.executors import choose
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.checkpoint import read_state, write_state
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
+from hocket.service.checkpoint import write_checkpoint
 
 __all__ = ["PadTo", "Training", "prepare"]
 
@@ -48,6 +52,21 @@ PlanLike = str | Path | Planned | SavedPlan
 
 class Training(TrainingLoop):
     """A loop that a plan carries; made by `prepare`."""
+
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+        """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
+
+        ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch.
+        """
+        state = {**self.state_dict(), "extra": dict(extra or {})}
+        return write_checkpoint(folder, self.num_steps, lambda place: write_state(place, state))
+
+    def load(self, checkpoint: str | Path) -> dict[str, Any]:
+        """Go on from a checkpoint, of this plan or another; returns its ``extra``."""
+        state = read_state(checkpoint)
+        extra: dict[str, Any] = state.pop("extra", {})
+        self.load_state_dict(state)
+        return extra
 
 
 def prepare(
@@ -65,6 +84,7 @@ def prepare(
     outputs: bool = False,
     max_shapes: int = 8,
     pad: Padding | None = None,
+    replay: bool = True,
 ) -> Training:
     """Make a plan carry the training of ``model`` by ``optimizer`` on batches like ``batch``.
 
@@ -76,7 +96,7 @@ def prepare(
     """
     options = LoopOptions(
         accumulate=accumulate, clip_norm=clip_norm, seed=seed, outputs=outputs,
-        max_shapes=max_shapes, pad=pad,
+        max_shapes=max_shapes, pad=pad, replay=replay,
     )  # fmt: skip
     _require_sensible(options)
     batch = settled(pad(batch) if pad is not None else batch)
@@ -130,6 +150,7 @@ def _carrier(
     return Programs(
         model, batch, recipe, saved.problem, saved.plan, program, _devices(saved),
         seed=options.seed, outputs=options.outputs, max_shapes=options.max_shapes,
+        replay=options.replay,
     )  # fmt: skip
 
 
@@ -163,7 +184,10 @@ def _planned(
     graph: Graph, saved: Planned | SavedPlan | None, on: str | Path | Cluster, name: str
 ) -> Planned | SavedPlan:
     if saved is None:
-        return plan_graph(graph, on)
+        cluster = find_cluster(on)
+        # Where there is one device there is nothing to compare.
+        planners = ONE_DEVICE if cluster.num_devices == 1 else ()
+        return plan_graph(graph, cluster, planners=planners)
     require_same(saved.problem.graph, graph, name)
     if saved.plan.device_of is None:
         raise UsageError("the plan does not say where ops run", hint="run a placement planner")

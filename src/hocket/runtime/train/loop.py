@@ -7,6 +7,7 @@ stay theirs: after a step ``model.parameters()`` have the new values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 
 from hocket.runtime.train.batches import Padding
 from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class LoopOptions:
     """Shapes of batches of each kind that are recorded."""
     pad: Padding | None = None
     """Makes each batch one of few shapes."""
+    replay: bool = True
+    """Whether a step on one CUDA device is launched as a whole, as a CUDA graph."""
 
 
 class TrainingLoop:
@@ -97,6 +101,40 @@ class TrainingLoop:
         """What the model returns in evaluation mode."""
         return self._carrier.predict(self._padded(batch))
 
+    # ── checkpoints ──────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> State:
+        """All that the training needs to go on, under this plan or another.
+
+        ``model`` and ``optimizer`` are the state dicts that they give themselves.
+        """
+        pending = {} if self._is_updated else self._gradients()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "gradients": pending,
+            "generators": _generator_states(),
+            "loop": {"num_steps": self.num_steps, "num_updates": self.num_updates},
+        }
+
+    def load_state_dict(self, state: State) -> None:
+        """Go on from what `state_dict` gave."""
+        require_same_model(state["model"], self.model)
+        optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(optimizer)
+        self.num_steps = int(state["loop"]["num_steps"])
+        self.num_updates = int(state["loop"]["num_updates"])
+        self._drop_gradients()
+        for name, parameter in self.model.named_parameters():
+            if name in state["gradients"]:
+                parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
+        _set_generator_states(state["generators"])
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        named = self.model.named_parameters()
+        return {name: p.grad for name, p in named if p.grad is not None}
+
     def _padded(self, batch: Any) -> Any:
         return batch if self.options.pad is None else self.options.pad(batch)
 
@@ -112,3 +150,18 @@ class TrainingLoop:
         for parameter in self._parameters:
             parameter.grad = None
         self._is_updated = False
+
+
+def _generator_states() -> dict[str, torch.Tensor]:
+    """Where the generators of random numbers stand, by device."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{at}": s for at, s in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _set_generator_states(states: Mapping[str, torch.Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    for device, state in states.items():
+        if device != "cpu" and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state, device)

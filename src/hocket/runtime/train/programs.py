@@ -27,6 +27,7 @@ from hocket.runtime.train.batches import (
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like, problem_like
+from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.weight import Weight
 
 
@@ -48,11 +49,13 @@ class Programs:
         seed: int | None,
         outputs: bool,
         max_shapes: int,
+        replay: bool,
     ) -> None:
         """``program`` is that of the planned graph; ``batch`` is settled."""
         self._model, self._recipe = model, recipe
         self.problem, self.plan, self.devices = problem, plan, devices
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
+        self._replay = replay
         self._modules = list(model.modules())
         self._parameters = list(model.parameters())
         self._homes = Homes(model)
@@ -64,6 +67,8 @@ class Programs:
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward at once."""
         recorded, batch = self.find("train", batch)
+        if isinstance(recorded.carried, ReplayedStep) and recorded.carried.lends:
+            self._keep_lent(recorded.carried)
         recorded.carried.carry_out(self.given(recorded, batch), step, weight)
         return self.taken(recorded)
 
@@ -97,6 +102,12 @@ class Programs:
         returned = recorded.returned()
         recorded.carried.forget()
         return returned
+
+    def _keep_lent(self, carried: ReplayedStep) -> None:
+        """Copy gradients that wait for more before a replay overwrites them."""
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def _backward_of(self, recorded: RecordedStep) -> Callable[[Weight], None]:
         def backward(weight: Weight) -> None:
@@ -173,7 +184,7 @@ class Programs:
     ) -> RecordedStep:
         return RecordedStep(
             problem, plan, program, self.devices, seed=self._seed,
-            everything=everything or self._outputs,
+            everything=everything or self._outputs, replay=self._replay and not everything,
         )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from hocket.runtime.split import Do, Split, split
 from hocket.runtime.train.carry import CarriedStep, kept_tensors
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.like import placed_like
+from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.streamed import StreamedStep
 from hocket.runtime.train.weight import starts_backward
 from hocket.simulate import Timeline, simulate
@@ -103,8 +104,12 @@ class RecordedStep:
         *,
         seed: int | None,
         everything: bool,
+        replay: bool,
     ) -> None:
-        """``everything`` holds all that the model returns, not only single numbers."""
+        """``everything`` holds all that the model returns, not only single numbers.
+
+        With ``replay`` a step on one CUDA device is launched as a whole.
+        """
         assert plan.device_of is not None
         found = list(structure_violations(plan, problem))
         found += [] if found else list(update_violations(plan.device_of, problem))
@@ -115,11 +120,10 @@ class RecordedStep:
         parts = _parts(problem, plan, program, self.predicted, self.is_on_one_device)
         self.setup = Setup(problem.graph, program, plan.device_of, parts)
         self.keep = kept_tensors(self.setup, everything=everything)
-        self.carried: CarriedStep | StreamedStep = (
-            CarriedStep(self.setup, self.devices[0], seed=seed, keep=self.keep)
-            if self.is_on_one_device
-            else self.timed()
-        )
+        self.carried: CarriedStep | StreamedStep = self.timed()
+        if self.is_on_one_device:
+            kind = ReplayedStep if replay and self.devices[0].type == "cuda" else CarriedStep
+            self.carried = kind(self.setup, self.devices[0], seed=seed, keep=self.keep)
         self._inputs: list[tuple[int, int, int]] = []
         self._given: list[dict[int, torch.Tensor]] = []
         self._addresses: list[int] = []
