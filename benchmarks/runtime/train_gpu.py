@@ -1,6 +1,6 @@
 """One training step on one GPU: plain PyTorch, ``torch.compile`` and ``hocket.prepare``.
 
-    PYTHONPATH=src python benchmarks/runtime/train_gpu.py [--steps 20] [--only gpt2-1x128-bf16] [--out F]
+    PYTHONPATH=src python benchmarks/runtime/train_gpu.py [--steps 20] [--only CASE] [--out FILE]
 
 The same model, weights, batches and fused AdamW for all three, dropout on; times are those of
 whole steps, host included, the device being waited for only at the end of all of them. Losses of

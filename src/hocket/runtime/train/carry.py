@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hocket.base.errors import RunError
+from hocket.base.errors import RunError, one_line
 from hocket.capture.perform import BoundCall, draw_seed, seed_device
 from hocket.capture.program import Call
 from hocket.graph.graph import Phase, Role
@@ -24,7 +24,6 @@ from hocket.runtime.package import pack, unpack
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do
 from hocket.runtime.train.weight import Weight, starts_backward
-from hocket.runtime.worker import one_line
 
 Slots = list[Any]
 """Tensors by number; None where there is none."""

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from hocket.base.errors import one_line
 from hocket.graph.graph import Role
 from hocket.runtime.setup import Setup
 from hocket.runtime.train.carry import CarriedStep
 from hocket.runtime.train.weight import Weight
-from hocket.runtime.worker import one_line
 
 _NUM_WARM = 2
 """Steps op by op before the capture."""
