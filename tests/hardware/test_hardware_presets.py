@@ -191,7 +191,9 @@ def test_prices_add_up_over_devices():
 
 
 def test_the_page_names_every_preset_and_its_example_is_a_valid_file():
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "hardware.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "hardware.md").read_text(
+        encoding="utf-8"
+    )
     for name in (*preset_kinds(), *machine_names()):
         assert f"`{name}`" in page, name
     example = page.split("```toml\n")[1].split("```")[0]
