@@ -15,6 +15,9 @@ _INSTALL = {
     "jinja2": "pip install 'hocket[serve]'",
     "zmq": "pip install 'hocket[tables]'",
     "uvicorn": "pip install 'hocket[serve]'",
+    "onnxruntime": "pip install 'hocket[classes]'",
+    "safetensors": "pip install 'hocket[classes]'",
+    "torch_pruning": "pip install 'hocket[classes]'",
 }
 
 

@@ -24,8 +24,10 @@ from hocket.cli import (
     profile,
     run,
     schema,
+    serve_classes,
     show,
     simulate,
+    split,
     validate,
     verify,
 )
@@ -63,7 +65,8 @@ def root() -> None:
 
 
 for module in (
-    plan, parallel, collective, fleet, loop, run, show, explain, simulate, verify, export, capture,
-    generate, listing, detect, profile, calibrate, validate, schema, doctor, completion,
+    plan, parallel, collective, fleet, loop, split, serve_classes, run, show, explain, simulate,
+    verify, export, capture, generate, listing, detect, profile, calibrate, validate, schema,
+    doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

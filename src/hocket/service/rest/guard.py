@@ -64,21 +64,21 @@ class Guard:
             await self._app(scope, receive, send)
         if scope["type"] != "http":
             return
-        answer = _Answer(send)
+        answer = Answer(send)
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, answer.send)
             return
         try:
-            body = await _body(scope, receive)
+            body = await whole_body(scope, receive)
             if not isinstance(body, Response) and self._is_forged(scope, body):
                 body = problem(403, "this form is not one of this service", hint="load it again")
             if isinstance(body, Response):
                 await body(scope, receive, answer.send)
             else:
-                await self._app(scope, _again(body, receive), answer.send)
+                await self._app(scope, again(body, receive), answer.send)
         except Exception as error:
-            await _unexpected(error, scope, receive, answer)
+            await unexpected(error, scope, receive, answer)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
@@ -86,11 +86,11 @@ class Guard:
             return problem(400, "a header is there twice")
         if "transfer-encoding" in headers and "content-length" in headers:
             return problem(400, "the length of the body is told in two ways")
-        host = _host_name(headers.get("host", ""))
+        host = host_name(headers.get("host", ""))
         if host not in self._hosts:
             hint = "use 127.0.0.1 or localhost, or start the service with --name"
             return problem(421, "this service does not go by that name", hint=hint)
-        if "origin" in headers and not _is_own(headers["origin"], headers["host"]):
+        if "origin" in headers and not is_own(headers["origin"], headers["host"]):
             return problem(403, "pages of other sites may not use this service")
         return self._without_right(scope, headers)
 
@@ -136,7 +136,7 @@ class Guard:
         return tokens.holder_of_cookie(cookie) if cookie else None
 
 
-def _host_name(host: str) -> str:
+def host_name(host: str) -> str:
     """``name`` of ``name:port``, ``[::1]:port`` or ``name``; empty where it is none of these."""
     try:
         parts = urlsplit(f"//{host}")
@@ -147,7 +147,8 @@ def _host_name(host: str) -> str:
     return (parts.hostname or "") if is_plain else ""
 
 
-def _is_own(origin: str, host: str) -> bool:
+def is_own(origin: str, host: str) -> bool:
+    """Whether a page that a request comes from is one of the service that it goes to."""
     scheme, separator, authority = origin.partition("://")
     return bool(separator) and scheme in ("http", "https") and authority.lower() == host.lower()
 
@@ -156,13 +157,15 @@ def _wants_page(headers: Headers) -> bool:
     return "text/html" in headers.get("accept", "")
 
 
-async def _body(scope: Scope, receive: Receive) -> bytes | Response:
+async def whole_body(
+    scope: Scope, receive: Receive, max_bytes: int = MAX_BODY_BYTES
+) -> bytes | Response:
     """The whole body, or why it is not taken."""
-    too_large = problem(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+    too_large = problem(413, f"the body has more than {max_bytes} bytes")
     length = Headers(scope=scope).get("content-length", "0")
     if not length.isdecimal() or len(length) > 12:
         return problem(400, "the length of the body is no number")
-    if int(length) > MAX_BODY_BYTES:
+    if int(length) > max_bytes:
         return too_large
     parts: list[bytes] = []
     size_bytes = 0
@@ -174,7 +177,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes | Response:
                     return problem(400, "the body was not sent whole")
                 parts.append(message.get("body", b""))
                 size_bytes += len(parts[-1])
-                if size_bytes > MAX_BODY_BYTES:
+                if size_bytes > max_bytes:
                     return too_large
                 if not message.get("more_body", False):
                     return b"".join(parts)
@@ -182,7 +185,7 @@ async def _body(scope: Scope, receive: Receive) -> bytes | Response:
         return problem(408, "the body did not come in time", headers={"connection": "close"})
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
+def again(body: bytes, receive: Receive) -> Receive:
     """A ``receive`` that gives a body which was read already, then what comes after it."""
     is_given = False
 
@@ -196,7 +199,7 @@ def _again(body: bytes, receive: Receive) -> Receive:
     return give
 
 
-class _Answer:
+class Answer:
     """``send`` that adds the headers of every answer and knows whether one has begun."""
 
     def __init__(self, send: Send) -> None:
@@ -204,6 +207,7 @@ class _Answer:
         self.has_begun = False
 
     async def send(self, message: Message) -> None:
+        """Hand on a part of the answer."""
         if message["type"] == "http.response.start":
             self.has_begun = True
             headers = MutableHeaders(scope=message)
@@ -213,7 +217,8 @@ class _Answer:
         await self._send(message)
 
 
-async def _unexpected(error: Exception, scope: Scope, receive: Receive, answer: _Answer) -> None:
+async def unexpected(error: Exception, scope: Scope, receive: Receive, answer: Answer) -> None:
+    """Log an error that nobody foresaw, and answer where no answer has begun."""
     _log.error("%s %r: %s: %r", scope["method"], scope["path"], type(error).__name__, error)
     if debug():
         _log.error("%s", "".join(traceback.format_exception(error)))

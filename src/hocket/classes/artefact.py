@@ -1,0 +1,81 @@
+"""A split as a folder: its table, its parts as ONNX and torch.export files, its report, hashes.
+
+Reading checks every hash and runs no code; the table is written last, so a folder with a table is
+whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hocket.base.atomic import write_atomically
+from hocket.base.errors import InputFileError
+from hocket.base.fields import located
+from hocket.base.jsonfile import dump_json, read_json
+from hocket.base.regular import read_regular
+from hocket.classes.table import Table
+
+TABLE, VALIDATION, REPORT = "table.json", "validation.json", "report.html"
+_MAX_TABLE_BYTES = 64 * 2**20
+_MAX_PART_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """A folder of parts that was read and checked."""
+
+    path: Path
+    table: Table
+    validation: Mapping[str, Any]
+    models: tuple[bytes, ...]
+    """ONNX of each part, the very bytes whose hash was checked."""
+
+
+def write_folder(
+    path: Path, table: Table, files: Mapping[str, bytes], validation: Mapping[str, Any]
+) -> Table:
+    """Write a folder; gives the table with the hashes of its files."""
+    path.mkdir(parents=True, exist_ok=True)
+    every = {**files, VALIDATION: dump_json(dict(validation))}
+    (path / TABLE).unlink(missing_ok=True)
+    for name, content in every.items():
+        write_atomically(path / name, content)
+    hashed = replace(table, hashes={name: _digest(content) for name, content in every.items()})
+    write_atomically(path / TABLE, dump_json(hashed.to_data()))
+    return hashed
+
+
+def read_folder(path: Path) -> Folder:
+    """A folder of parts; raises `InputFileError` where it was changed or is not whole."""
+    file = path / TABLE
+    if not file.is_file():
+        raise InputFileError(
+            f"holds no {TABLE}", hint="name a folder that hocket split has written", where=str(path)
+        )
+    with located(str(file)):
+        table = Table.from_data(read_json(file, _MAX_TABLE_BYTES))
+    models = tuple(_checked(path, part.onnx, table) for part in table.parts)
+    _checked(path, VALIDATION, table)
+    validation = read_json(path / VALIDATION, _MAX_TABLE_BYTES)
+    if not isinstance(validation, dict):
+        raise InputFileError("is no object", where=str(path / VALIDATION))
+    return Folder(path, table, validation, models)
+
+
+def _checked(path: Path, name: str, table: Table) -> bytes:
+    content = read_regular(path / name, _MAX_PART_BYTES)
+    if table.hashes.get(name) != _digest(content):
+        raise InputFileError(
+            f"is not the file that {TABLE} was written with",
+            hint="copy or make the folder again",
+            where=str(path / name),
+        )
+    return content
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,78 @@
+"""The answers of parts as one answer over all classes.
+
+A part says, for each of its classes, the log-odds against "others"; its own scale and shift, found
+on validation data, make log-odds of different parts comparable. A class that several parts hold has
+the mean of those that answered; one that none answered for is missing. O(parts · classes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, LongArray
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a part's log-odds are made comparable with those of other parts."""
+
+    scale: float = 1.0
+    shift: float = 0.0
+
+
+def log_odds(logits: FloatArray) -> FloatArray:
+    """Of each class against "others", which is the first output of a part."""
+    return logits[..., 1:] - logits[..., :1]
+
+
+@dataclass(frozen=True, eq=False)
+class Combiner:
+    """Parts and their calibration, ready to combine answers."""
+
+    num_classes: int
+    classes: tuple[tuple[int, ...], ...]
+    """Of each part."""
+    calibrations: tuple[Calibration, ...]
+
+    def scores(self, answers: Sequence[FloatArray | None]) -> FloatArray:
+        """Scores of all classes from the raw outputs of parts; ``-inf`` where none answered.
+
+        Each answer is an array ``[..., 1 + its classes]``, or None where it did not come.
+        """
+        lead = next((answer.shape[:-1] for answer in answers if answer is not None), ())
+        total = np.zeros((*lead, self.num_classes))
+        copies = np.zeros(self.num_classes)
+        for classes, calibration, answer in zip(
+            self.classes, self.calibrations, answers, strict=True
+        ):
+            if answer is None:
+                continue
+            index = list(classes)
+            total[..., index] += calibration.scale * log_odds(answer) + calibration.shift
+            copies[index] += 1
+        return np.where(copies > 0, total / np.maximum(copies, 1), -np.inf)
+
+    def copies(self, has_answered: Sequence[bool]) -> FloatArray:
+        """How many answers each class has."""
+        copies = np.zeros(self.num_classes)
+        for classes, came in zip(self.classes, has_answered, strict=True):
+            if came:
+                copies[list(classes)] += 1
+        return copies
+
+
+def probabilities(scores: FloatArray) -> FloatArray:
+    """Scores as shares of one; missing classes get none."""
+    if not np.isfinite(scores).any():
+        return np.zeros_like(scores)
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    shares: FloatArray = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
+def accuracy(scores: FloatArray, labels: LongArray) -> float:
+    """Share of inputs whose highest score is their label's."""
+    return float(np.mean(scores.argmax(axis=-1) == labels))

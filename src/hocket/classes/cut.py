@@ -1,0 +1,67 @@
+"""A part from the whole net: its channels cut, its head replaced by its classes and "others".
+
+Cuts are index lists of what stays, so that the same part can be built again anywhere from the same
+net: the dependency graph cuts whatever follows a channel. O(streams · layers).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from hocket.base.arrays import FloatArray
+from hocket.classes.structure import Structure, dependency_graph, whole_group
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a part keeps of the whole net."""
+
+    classes: tuple[int, ...]
+    kept: tuple[tuple[int, ...], ...]
+    """Units of each stream."""
+
+
+def best_units(values: Sequence[FloatArray], widths: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The most valuable units of each stream."""
+    return tuple(
+        tuple(sorted(np.argsort(-each, kind="stable")[:width].tolist()))
+        for each, width in zip(values, widths, strict=True)
+    )
+
+
+def build_part(net: nn.Module, structure: Structure, example: torch.Tensor, cut: Cut) -> nn.Module:
+    """A new network: a copy of the net, cut, with outputs "others" and its classes."""
+    part = copy.deepcopy(net).cpu().eval()
+    for parameter in part.parameters():
+        parameter.requires_grad_(True)
+    graph = dependency_graph(part, example.cpu())
+    for stream, parts, kept in zip(structure.model.streams, structure.parts, cut.kept, strict=True):
+        gone = sorted(set(range(stream.units)) - set(kept))
+        channels = [each for unit in gone for each in parts.channels_of(unit, stream.units)]
+        if channels:
+            whole_group(graph, part.get_submodule(parts.root), sorted(channels)).prune()
+    _replace_head(part, structure.head, cut.classes)
+    return part
+
+
+def _replace_head(part: nn.Module, name: str, classes: tuple[int, ...]) -> None:
+    old = part.get_submodule(name)
+    assert isinstance(old, nn.Linear)
+    new = nn.Linear(old.in_features, 1 + len(classes))
+    with torch.no_grad():
+        # "Others" starts as the mean of the other classes, so that it is a fair rival at once.
+        rest = [each for each in range(old.out_features) if each not in classes]
+        rows = [old.weight[rest].mean(dim=0) if rest else torch.zeros(old.in_features)]
+        rows += [old.weight[each] for each in classes]
+        new.weight.copy_(torch.stack(rows))
+        new.bias.zero_()
+        if old.bias is not None:
+            new.bias[1:].copy_(old.bias[list(classes)])
+    parent, _, leaf = name.rpartition(".")
+    setattr(part.get_submodule(parent), leaf, new)

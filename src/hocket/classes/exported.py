@@ -1,0 +1,66 @@
+"""A part as files that need no class definition: ONNX and torch.export."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from hocket.base.errors import UsageError
+from hocket.classes.session import INPUT, OUTPUT
+
+_OPSET = 17
+
+
+def as_onnx(net: nn.Module, example: torch.Tensor) -> bytes:
+    """The net for a batch of one as an ONNX file; batch norms are folded into their layers."""
+    buffer = io.BytesIO()
+    with _told("ONNX"), _quiet():
+        torch.onnx.export(
+            net.eval().cpu(),
+            (example.cpu(),),
+            buffer,  # type: ignore[arg-type]
+            dynamo=False,
+            opset_version=_OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+        )
+    return buffer.getvalue()
+
+
+def as_exported(net: nn.Module, example: torch.Tensor) -> bytes:
+    """The net as a torch.export archive."""
+    buffer = io.BytesIO()
+    with _told("torch.export"), _quiet():
+        torch.export.save(torch.export.export(net.eval().cpu(), (example.cpu(),)), buffer)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _told(form: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise UsageError(
+            f"the net cannot be written as {form}: {type(error).__name__}: {error}",
+            hint="check that its forward has no branch on values",
+        ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' advice to their own developers."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

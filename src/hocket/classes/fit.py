@@ -1,0 +1,152 @@
+"""Budgets of work for the parts, so that the slowest answers within a latency.
+
+Work and time are not proportional (thin layers cost more per multiplication), so parts are built,
+written as ONNX and timed: the share of work is scaled by target over measured until the heaviest
+group is just within the target, then each part is checked on its own. At most a dozen builds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.units import format_seconds
+from hocket.classes.cut import Cut, best_units, build_part
+from hocket.classes.exported import as_onnx
+from hocket.classes.material import Material, Tell
+from hocket.classes.outlook import FanOut
+from hocket.classes.session import latency_s, open_session
+from hocket.classes.widths import Floors, chosen_widths, needed_macs
+
+_TRIES = 6
+_NEAR = 0.9
+"""Within this share of the target is near enough."""
+_USUAL_SHARE = 0.25
+"""Of the whole net's work, for parts without a target."""
+_TYPICAL_SHARE = 0.8
+"""Of the value, when groups are compared by the work they need."""
+
+
+@dataclass(frozen=True)
+class WholeTimes:
+    """Of the whole net, one input on one thread."""
+
+    latency_s: float
+    eager_s: float
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """Multiplications that each part may have."""
+
+    macs: tuple[float, ...]
+    target_s: float | None
+    """Of the slowest part; None where none was asked for."""
+
+
+def whole_times(material: Material) -> WholeTimes:
+    """The whole net in ONNX Runtime and in eager torch."""
+    example = material.example
+    session = open_session(as_onnx(material.net, example))
+    eager_s = eager_latency_s(material.net, example)
+    material.net.to(material.request.device)
+    return WholeTimes(latency_s(session, example.numpy()), eager_s)
+
+
+@torch.no_grad()
+def eager_latency_s(net: torch.nn.Module, example: torch.Tensor, runs: int = 20) -> float:
+    """Processor time of one input in eager torch on one thread."""
+    net = net.cpu().eval()
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        spent = []
+        for _ in range(runs + 3):
+            start = time.process_time_ns()
+            net(example)
+            spent.append(time.process_time_ns() - start)
+    finally:
+        torch.set_num_threads(before)
+    return float(np.quantile(spent[3:], 0.1)) * 1e-9
+
+
+def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
+    """The work that a group of classes needs, roughly, without training anything."""
+    known: dict[tuple[int, ...], float] = {}
+
+    def work_of(classes: tuple[int, ...]) -> float:
+        if classes not in known:
+            values = material.scores.of_group(classes)
+            known[classes] = needed_macs(material.structure.model, values, _TYPICAL_SHARE)
+        return known[classes]
+
+    return work_of
+
+
+def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> Cut:
+    """The most valuable channels for some classes, within a budget of work."""
+    values = material.scores.of_group(classes)
+    widths = chosen_widths(material.structure.model, values, budget_macs, Floors())
+    return Cut(classes, best_units(values, widths))
+
+
+def part_latency_s(material: Material, cut: Cut) -> float:
+    """How long a part will take; its weights do not matter, so it need not be trained."""
+    part = build_part(material.net, material.structure, material.example, cut)
+    model = as_onnx(part, material.example)
+    return latency_s(open_session(model), material.example.numpy())
+
+
+def fitted_budgets(
+    material: Material, whole: WholeTimes, classes: Sequence[tuple[int, ...]], tell: Tell
+) -> Budgets:
+    """The largest budgets with which every part is within the target."""
+    asked = material.request.target_s
+    if asked is None:
+        return Budgets(tuple(_USUAL_SHARE * material.whole_macs for _ in classes), None)
+    target_s = asked - FanOut().overhead_s(len(classes))
+    heaviest = max(classes, key=group_work(material))
+    share = _largest_share(material, whole.latency_s, heaviest, target_s, tell)
+    macs = []
+    for mine in classes:
+        budget = share * material.whole_macs
+        for _ in range(_TRIES):
+            if part_latency_s(material, cut_to(material, mine, budget)) <= 1.05 * target_s:
+                break
+            budget *= _NEAR
+        macs.append(budget)
+    return Budgets(tuple(macs), target_s)
+
+
+def _largest_share(
+    material: Material, whole_s: float, classes: tuple[int, ...], target_s: float, tell: Tell
+) -> float:
+    """The largest share of the whole net's work with which a part is within the target."""
+    if whole_s <= target_s:
+        return 1.0
+    least_s, best = whole_s, 0.0
+    share, low, high = max(target_s / whole_s, 1e-4), 0.0, 1.0
+    for number in range(_TRIES):
+        tell("fit widths to the latency", number, _TRIES)
+        now_s = part_latency_s(material, cut_to(material, classes, share * material.whole_macs))
+        least_s = min(least_s, now_s)
+        if now_s <= target_s:
+            low = best = max(best, share)
+            if now_s >= _NEAR * target_s:
+                break
+        else:
+            high = min(high, share)
+        guess = share * target_s / now_s
+        share = guess if low < guess < high else (low + high) / 2
+    if not best:
+        raise NoFeasiblePlanError(
+            f"no part answers within {format_seconds(max(target_s, 0.0))}: the thinnest that was "
+            f"tried takes {format_seconds(least_s)}",
+            hint="allow a longer --target-latency; processes take part of it for themselves",
+        )
+    return best

@@ -1,0 +1,76 @@
+"""How long an answer will take, before anything is served, from the measured times of parts.
+
+With a core for each worker and one for the front end, all parts compute at the same time: an answer
+takes the slowest part and the fan-out. With fewer cores parts wait for each other: they are put on
+cores longest first (Graham 1969), as the system's scheduler does roughly. O(parts log cores).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FanOut:
+    """What sending an input to workers and collecting their answers costs, beside computing."""
+
+    fixed_s: float = 60e-6
+    per_worker_s: float = 15e-6
+
+    def overhead_s(self, num_workers: int) -> float:
+        """For so many workers."""
+        return self.fixed_s + self.per_worker_s * num_workers
+
+
+def answer_s(part_s: Sequence[float], cores: int, fan_out: FanOut) -> float:
+    """Predicted time of one answer that needs all parts."""
+    return finish_s(part_s, worker_cores(len(part_s), cores)) + fan_out.overhead_s(len(part_s))
+
+
+def worker_cores(num_workers: int, cores: int) -> int:
+    """Cores of workers: one is left to the front end where that costs no worker its own."""
+    return min(num_workers, max(cores - 1, 1)) if cores > num_workers else max(cores, 1)
+
+
+def finish_s(part_s: Sequence[float], cores: int) -> float:
+    """When the last part is done if each core takes the longest that is left."""
+    loads = [0.0] * min(max(cores, 1), max(len(part_s), 1))
+    for each in sorted(part_s, reverse=True):
+        heapq.heapreplace(loads, loads[0] + each)
+    return max(loads)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a split pays, in one sentence, and what it costs."""
+
+    pays: bool
+    speedup: float
+    """Of the answer over the whole net in the same runtime."""
+    total_work: float
+    """Multiplications of all parts, in those of the whole net."""
+    why: str
+
+
+def verdict(
+    whole_s: float, predicted_s: float, part_macs: Sequence[float], whole_macs: float, cores: int
+) -> Verdict:
+    """Compare a split with the whole net on one core."""
+    speedup = whole_s / predicted_s
+    work = sum(part_macs) / whole_macs
+    told = (
+        f"{len(part_macs)} parts with {max(part_macs) / whole_macs:.2f} of the work each at most "
+        f"do {work:.1f}x the work of the whole net"
+    )
+    if speedup > 1.1:
+        return Verdict(True, speedup, work, f"an answer comes {speedup:.1f}x sooner; {told}")
+    reason = (
+        f"only {cores} cores for {len(part_macs)} workers"
+        if cores <= len(part_macs)
+        else "the net is too small for the cost of sending inputs to processes"
+    )
+    return Verdict(
+        False, speedup, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {told}"
+    )

@@ -1,0 +1,189 @@
+"""The web service: one input in, classes with their probabilities out.
+
+An input comes as JSON (``{"input": [...]}``) or as its raw bytes (``application/octet-stream``,
+little-endian, in the order of its dimensions). What is wrong with it is said before any worker sees
+it. Requests wait in one line; when it is long, the next are refused at once.
+"""
+
+from __future__ import annotations
+
+from asyncio import get_running_loop
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import FastAPI, Query, Request
+from pydantic import BaseModel, Field
+
+from hocket import __version__
+from hocket.base.errors import InputFileError, UsageError
+from hocket.base.jsonfile import parse_json
+from hocket.classes.serving.door import Door
+from hocket.classes.serving.front_end import Answer, FrontEnd
+from hocket.service.rest.problems import RefusedError, answers, handle_errors
+
+MAX_WAITING = 64
+MAX_DEADLINE_S = 60.0
+_LEAST_BODY_BYTES = 65_536
+_JSON_BYTES_PER_NUMBER = 40
+_RAW = "application/octet-stream"
+
+
+class ClassBody(BaseModel):
+    """One class with what the parts think of it."""
+
+    name: str
+    index: int
+    probability: float
+
+
+class PredictBody(BaseModel):
+    """An answer."""
+
+    label: str
+    index: int
+    classes: list[ClassBody] = Field(description="Most probable first")
+    missing: list[str] = Field(description="Classes that no part answered for")
+    parts: int = Field(description="Parts that answered in time")
+    took_s: float
+
+
+class ModelBody(BaseModel):
+    """What is served."""
+
+    classes: list[str]
+    input_shape: list[int]
+    input_dtype: str
+    parts: list[list[str]]
+    redundancy: int
+
+
+class HealthBody(BaseModel):
+    """Whether every part has a worker."""
+
+    status: str
+    workers: int
+    alive: int
+
+
+def max_body_bytes(front_end: FrontEnd) -> int:
+    """What one input may take as JSON or raw."""
+    numbers = int(np.prod(front_end.table.input_shape))
+    return max(_LEAST_BODY_BYTES, _JSON_BYTES_PER_NUMBER * numbers)
+
+
+def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> FastAPI:
+    """The service of workers that were started."""
+    line = ThreadPoolExecutor(1, "hocket-predict")
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        line.shutdown(cancel_futures=True)
+
+    app = FastAPI(title="hocket classes", version=__version__, docs_url=None, redoc_url=None,
+                  redirect_slashes=False, lifespan=lifespan)  # fmt: skip
+    names = front_end.table.class_names
+    waiting = 0
+
+    @app.post("/v1/predict", responses=answers(), openapi_extra={"requestBody": _body_schema()})
+    async def predict(
+        request: Request,
+        top: Annotated[int, Query(ge=1, le=100_000)] = 5,
+        deadline_s: Annotated[float | None, Query(gt=0, le=MAX_DEADLINE_S)] = None,
+    ) -> PredictBody:
+        """Classify one input."""
+        nonlocal waiting
+        if waiting >= MAX_WAITING:
+            raise RefusedError(503, f"{waiting} requests are waiting", hint="ask again in a moment")
+        inputs = front_end.checked(_inputs(await request.body(), request, front_end))
+        waiting += 1
+        try:
+            loop = get_running_loop()
+            answer = await loop.run_in_executor(line, front_end.predict, inputs, deadline_s)
+        finally:
+            waiting -= 1
+        if answer.label < 0:
+            raise RefusedError(503, "no part answered in time", hint="allow a longer deadline_s")
+        return _told(answer, names, top)
+
+    @app.get("/v1/model", responses=answers())
+    async def model() -> ModelBody:
+        """What is served: classes, the form of an input, parts."""
+        table = front_end.table
+        parts = [[names[each] for each in part.classes] for part in table.parts]
+        return ModelBody(classes=list(names), input_shape=list(table.input_shape), parts=parts,
+                         input_dtype=table.input_dtype, redundancy=table.redundancy)  # fmt: skip
+
+    @app.get("/v1/metrics", responses=answers())
+    async def metrics() -> dict[str, Any]:
+        """Times of answers and parts, late and dead workers."""
+        return front_end.metrics().to_data()
+
+    @app.get("/healthz", responses=answers())
+    async def health() -> HealthBody:
+        """Whether all parts can answer; open to all."""
+        workers, alive = len(front_end.table.parts), front_end.num_alive
+        status = "ok" if alive == workers else "degraded"
+        return HealthBody(status=status, workers=workers, alive=alive)
+
+    handle_errors(app)
+    app.add_middleware(Door, token=token, max_bytes=max_body_bytes(front_end), hosts=hosts)
+    return app
+
+
+def _body_schema() -> dict[str, Any]:
+    number_list = {"type": "array", "items": {}}
+    body = {"type": "object", "properties": {"input": number_list}, "required": ["input"]}
+    return {
+        "required": True,
+        "content": {
+            "application/json": {"schema": body},
+            _RAW: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+
+
+def _inputs(body: bytes, request: Request, front_end: FrontEnd) -> np.ndarray[Any, Any]:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    table = front_end.table
+    if kind == _RAW:
+        dtype = np.dtype(table.input_dtype).newbyteorder("<")
+        expected = int(np.prod(table.input_shape)) * dtype.itemsize
+        if len(body) != expected:
+            raise UsageError(f"the body has {len(body)} bytes", hint=f"expected {expected}")
+        return np.frombuffer(body, dtype).reshape(table.input_shape)
+    if kind != "application/json":
+        raise RefusedError(415, "the body must be JSON or raw bytes",
+                           hint=f"send Content-Type: application/json or {_RAW}")  # fmt: skip
+    try:
+        told = parse_json(body, "body")
+    except InputFileError as error:
+        raise RefusedError(400, f"the body is no JSON: {error.message}") from None
+    if not isinstance(told, dict) or set(told) != {"input"}:
+        raise UsageError("the body has not the one key 'input'", hint='send {"input": [...]}')
+    try:
+        return np.array(told["input"], dtype=np.float64 if table.input_dtype == "float32" else None)
+    except (ValueError, TypeError, OverflowError):
+        raise UsageError(
+            "the input is no array of numbers",
+            hint=f"expected lists of the shape {table.input_shape}",
+        ) from None
+
+
+def _told(answer: Answer, names: tuple[str, ...], top: int) -> PredictBody:
+    shares = answer.probabilities
+    best = np.argsort(-shares, kind="stable")[:top]
+    return PredictBody(
+        label=names[answer.label],
+        index=answer.label,
+        classes=[
+            ClassBody(name=names[each], index=int(each), probability=float(shares[each]))
+            for each in best
+        ],
+        missing=[names[each] for each in answer.missing],
+        parts=answer.came,
+        took_s=answer.took_s,
+    )

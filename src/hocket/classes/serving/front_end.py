@@ -1,0 +1,262 @@
+"""The front end: an input to all workers at once, an answer as soon as every class has its copies.
+
+It never waits for a worker that it can do without: with r copies of each class, one less than r
+answers per class are enough, so that a dead or slow worker costs no time. What comes later is
+dropped. One request is under way at a time, because every worker takes part in every one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import RunError, UsageError
+from hocket.base.units import format_seconds
+from hocket.classes.artefact import Folder
+from hocket.classes.combine import probabilities
+from hocket.classes.serving.link import Link, WorkerSpec
+from hocket.classes.serving.metrics import Metrics, metrics_of
+from hocket.classes.serving.wire import SLOTS, Layout, set_finished
+
+_WATCH_S = 0.05
+START_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How parts are served."""
+
+    deadline_s: float = 1.0
+    """After which an answer is given from what has come."""
+    cores: tuple[int, ...] | None = None
+    """That workers are pinned to; those of this process where None."""
+    spin_s: float = 0.0
+    """How long an idle worker keeps its core busy to be there at once."""
+    restarts: bool = True
+    quorum: int | None = None
+    """Answers per class that are waited for; what the folder's copies allow where None."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What the parts say to an input."""
+
+    scores: FloatArray
+    label: int
+    missing: tuple[int, ...]
+    """Classes that no part has answered for."""
+    came: int
+    """Parts that answered in time."""
+    took_s: float
+
+    @property
+    def probabilities(self) -> FloatArray:
+        """Of all classes."""
+        return probabilities(self.scores)
+
+
+class FrontEnd:
+    """Workers for all parts of a folder; use it as a context."""
+
+    def __init__(self, folder: Folder, options: ServeOptions | None = None) -> None:
+        self.options = options or ServeOptions()
+        self.table = folder.table
+        self._combiner = folder.table.combiner()
+        self._layout = Layout(folder.table.input_shape, folder.table.input_dtype)
+        self._held = folder.table.held
+        self._quorum = self.options.quorum or folder.table.quorum
+        self._descriptor = os.memfd_create("inputs")
+        os.ftruncate(self._descriptor, self._layout.total_bytes)
+        self._memory = mmap.mmap(self._descriptor, self._layout.total_bytes)
+        self._slots = self._layout.slots(self._memory)
+        self._number = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._events = select.epoll()
+        self._times_ns: list[int] = []
+        self._links = [
+            Link(WorkerSpec(index, model, self._layout, self._descriptor, core,
+                            self.options.spin_s))
+            for index, (model, core) in enumerate(
+                zip(folder.models, self._cores(len(folder.models)), strict=True)
+            )
+        ]  # fmt: skip
+        self._by_descriptor: dict[int, Link] = {}
+        self._watcher: threading.Thread | None = None
+
+    def _cores(self, count: int) -> list[int | None]:
+        given = self.options.cores
+        cores = sorted(os.sched_getaffinity(0)) if given is None else list(given)
+        # The first core is the front end's where there are enough.
+        mine = cores[1:] if given is None and len(cores) > count else cores
+        return [mine[index % len(mine)] if mine else None for index in range(count)]
+
+    # ── life ──
+
+    def __enter__(self) -> FrontEnd:
+        try:
+            for link in self._links:
+                self._start(link)
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+        self._watcher = threading.Thread(target=self._watch, name="hocket-classes", daemon=True)
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all workers."""
+        self._stop.set()
+        if self._watcher is not None:
+            self._watcher.join()
+            self._watcher = None
+        with self._lock:
+            for link in self._links:
+                link.end()
+            if not self._events.closed:
+                self._events.close()
+                os.close(self._descriptor)
+
+    def _start(self, link: Link, start: Callable[[Link], object] = Link.start) -> None:
+        start(link)
+        if link.channel is not None:
+            self._by_descriptor[link.channel.fileno()] = link
+            self._events.register(link.channel.fileno(), select.EPOLLIN)
+
+    def _wait_until_ready(self) -> None:
+        until_s = time.monotonic() + START_S
+        while not all(link.is_alive for link in self._links):
+            self._hear(0.1)
+            for link in self._links:
+                if link.channel is None:
+                    raise RunError(
+                        f"worker {link.spec.index} died while it was starting",
+                        hint="run hocket doctor; the part may need more memory than there is",
+                    )
+            if time.monotonic() > until_s:
+                raise RunError(f"workers were not ready after {format_seconds(START_S)}")
+
+    def _watch(self) -> None:
+        """Between requests: hear late answers and deaths, start dead workers again."""
+        while not self._stop.wait(_WATCH_S):
+            with self._lock:
+                self._hear(0)
+                for link in self._links if self.options.restarts else ():
+                    if link.channel is None:
+                        self._start(link, Link.start_again)
+
+    # ── answering ──
+
+    def predict(self, inputs: np.ndarray[Any, Any], deadline_s: float | None = None) -> Answer:
+        """The answer to one input; any thread may ask."""
+        checked = self.checked(inputs)
+        limit_s = self.options.deadline_s if deadline_s is None else deadline_s
+        with self._lock:
+            if self._stop.is_set():
+                raise RunError("the front end is closed")
+            return self._answer(checked, limit_s)
+
+    def checked(self, inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """An input as the parts take it; raises `UsageError` for anything else."""
+        given = np.asarray(inputs)
+        shape = self._layout.shape
+        if given.shape not in (shape, (1, *shape)):
+            raise UsageError(f"the input has the shape {given.shape}", hint=f"expected {shape}")
+        if given.dtype.kind not in "fiub":
+            raise UsageError(f"the input has the type {given.dtype}", hint="expected numbers")
+        if given.dtype.kind == "f" and not np.isfinite(given).all():
+            raise UsageError("the input holds NaN or infinity", hint="send finite numbers")
+        if self._layout.dtype == "int64" and given.dtype.kind == "f":
+            raise UsageError("the input holds fractions", hint="expected whole numbers (tokens)")
+        with np.errstate(over="ignore"):
+            cast = given.reshape(1, *shape).astype(self._layout.dtype)
+        if cast.dtype.kind == "f" and not np.isfinite(cast).all():
+            raise UsageError("the input holds numbers beyond float32", hint="scale it")
+        return cast
+
+    def _answer(self, inputs: np.ndarray[Any, Any], limit_s: float) -> Answer:
+        start_ns = time.perf_counter_ns()
+        self._number += 1
+        number, slot = self._number, self._number % SLOTS
+        self._slots[slot][...] = inputs
+        asked = {link.spec.index for link in self._links if link.send(number, slot)}
+        answers: list[FloatArray | None] = [None] * len(self._links)
+        until_ns = start_ns + int(limit_s * 1e9)
+        while not self._is_enough(answers, asked):
+            left_s = (until_ns - time.perf_counter_ns()) * 1e-9
+            if left_s <= 0:
+                break
+            for link, (of, spent_ns, outputs) in self._hear(left_s):
+                if of != number:
+                    continue
+                answers[link.spec.index] = outputs
+                link.counts.answered += 1
+                link.counts.compute_ns.append(spent_ns)
+                link.counts.round_trip_ns.append(time.perf_counter_ns() - start_ns)
+            asked = {index for index in asked if self._links[index].is_alive}
+        set_finished(self._memory, number)
+        scores = self._combiner.scores(answers)
+        took_ns = time.perf_counter_ns() - start_ns
+        self._times_ns = [*self._times_ns[-4095:], took_ns]
+        return Answer(
+            scores,
+            int(scores.argmax()) if np.isfinite(scores).any() else -1,
+            tuple(np.flatnonzero(~np.isfinite(scores)).tolist()),
+            sum(answer is not None for answer in answers),
+            took_ns * 1e-9,
+        )
+
+    def _is_enough(self, answers: list[FloatArray | None], asked: set[int]) -> bool:
+        """Whether every group has its copies, or as many as can still come."""
+        has, may = [0] * len(self.table.groups), [0] * len(self.table.groups)
+        for index, groups in enumerate(self._held):
+            came = answers[index] is not None
+            for group in groups:
+                has[group] += came
+                may[group] += came or index in asked
+        return all(have >= min(self._quorum, could) for have, could in zip(has, may, strict=True))
+
+    def _hear(self, timeout_s: float) -> list[tuple[Link, tuple[int, int, FloatArray]]]:
+        """Messages that came; deaths and late answers are noted."""
+        found = []
+        for descriptor, _ in self._events.poll(timeout_s):
+            link = self._by_descriptor[descriptor]
+            message = link.receive()
+            if link.channel is None:
+                # Its descriptor is closed and may be given to another worker.
+                del self._by_descriptor[descriptor]
+            elif message is not None:
+                if message[0] != self._number or not len(message[2]):
+                    link.counts.late += 1
+                else:
+                    found.append((link, message))
+        return found
+
+    # ── what is known ──
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the workers, in the order of the parts; 0 for one that is dead."""
+        return [link.process.pid if link.process else 0 for link in self._links]
+
+    @property
+    def num_alive(self) -> int:
+        """Workers that can be asked."""
+        return sum(link.is_alive for link in self._links)
+
+    def metrics(self) -> Metrics:
+        """Times and losses so far."""
+        return metrics_of(self._times_ns, [(link.is_alive, link.counts) for link in self._links])

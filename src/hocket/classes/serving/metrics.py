@@ -1,0 +1,71 @@
+"""Numbers of a running front end: times of answers and parts, late and dead workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from hocket.classes.serving.link import Counts
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Of the last few thousand times."""
+
+    count: int
+    p50_s: float | None
+    p99_s: float | None
+
+
+@dataclass(frozen=True)
+class WorkerMetrics:
+    """One worker."""
+
+    is_alive: bool
+    answered: int
+    late: int
+    deaths: int
+    restarts: int
+    compute: Quantiles
+    round_trip: Quantiles
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """A front end and its workers."""
+
+    answers: Quantiles
+    workers: tuple[WorkerMetrics, ...]
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON can write it."""
+        return asdict(self)
+
+
+def metrics_of(times_ns: Sequence[int], workers: Sequence[tuple[bool, Counts]]) -> Metrics:
+    """Quantiles of what was counted."""
+    return Metrics(
+        _quantiles(times_ns),
+        tuple(
+            WorkerMetrics(
+                is_alive,
+                counts.answered,
+                counts.late,
+                counts.deaths,
+                counts.restarts,
+                _quantiles(list(counts.compute_ns)),
+                _quantiles(list(counts.round_trip_ns)),
+            )
+            for is_alive, counts in workers
+        ),
+    )
+
+
+def _quantiles(times_ns: Sequence[int]) -> Quantiles:
+    if not times_ns:
+        return Quantiles(0, None, None)
+    p50, p99 = np.quantile(times_ns, [0.5, 0.99]) * 1e-9
+    return Quantiles(len(times_ns), float(p50), float(p99))

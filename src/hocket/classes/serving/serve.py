@@ -1,0 +1,98 @@
+"""The web service as a process, until somebody ends it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from hocket.base.errors import UsageError
+from hocket.base.regular import read_regular
+from hocket.classes.artefact import Folder
+from hocket.classes.serving.app import make_app
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.service.serve import is_loopback, listening_socket, server_config
+
+_MAX_TOKEN_BYTES = 4096
+
+
+def serve(
+    folder: Folder,
+    options: ServeOptions,
+    *,
+    host: str,
+    port: int,
+    token: str,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve a folder until SIGTERM or SIGINT; ``on_ready`` is told the address."""
+    if not is_loopback(host):
+        raise UsageError(
+            f"--host {host} can be reached from other machines",
+            hint="traffic is not encrypted: put a proxy with TLS before a loopback address",
+        )
+    try:
+        listener = listening_socket(host, port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {error.strerror}",
+            hint="leave out --port for a free one",
+        ) from None
+    with listener, FrontEnd(folder, options) as front_end:
+        address = listener.getsockname()
+        shown = f"[{host}]" if ":" in host else host
+        app = make_app(front_end, token, (host,))
+        _Server(server_config(app), lambda: on_ready(f"http://{shown}:{address[1]}")).serve_on(
+            listener
+        )
+
+
+class _Server(uvicorn.Server):
+    """A server that says when it answers, and ends quietly when it is told to."""
+
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_ready = on_ready
+
+    def serve_on(self, listener: socket.socket) -> None:
+        """Serve until SIGTERM or SIGINT; returns normally after both."""
+        # The base class raises signals again at its end; these handlers take them.
+        numbers = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+        try:
+            self.run(sockets=[listener])
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open for requests."""
+        await super().startup(sockets)
+        self._on_ready()
+
+
+def token_in(path: Path | None) -> str:
+    """The token that a file holds; a new one is made, and written there, where there is none."""
+    if path is None or not path.exists():
+        token = secrets.token_urlsafe(32)
+        if path is not None:
+            _write_private(path, token)
+        return token
+    token = read_regular(path, _MAX_TOKEN_BYTES).decode("ascii", "replace").strip()
+    if len(token) < 16:
+        raise UsageError("the token has fewer than 16 characters", where=str(path))
+    return token
+
+
+def _write_private(path: Path, token: str) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write the token: {error.strerror}", where=str(path)) from None
+    with open(descriptor, "w") as file:
+        file.write(token + "\n")

@@ -1,0 +1,72 @@
+"""What front end and workers share: slots for inputs in memory, and short messages over sockets.
+
+An input is written once, into a slot that all workers map; a worker is woken by a few bytes over
+its own socket (whole messages, never parts) and answers over it. The head of the memory holds the
+number of the last request that was answered, so that a late worker skips what nobody waits for.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SLOTS = 16
+_HEAD_BYTES = 64
+_ALIGN_BYTES = 64
+_FINISHED = struct.Struct("<Q")
+WAKE = struct.Struct("<QI")
+"""Number of a request and its slot."""
+ANSWER = struct.Struct("<QQ")
+"""Number of a request and the nanoseconds of computing; the outputs follow as float32."""
+READY = 0
+"""The number that a worker answers with when it can begin."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where inputs stand in the shared memory."""
+
+    shape: tuple[int, ...]
+    """Of one input, without its batch."""
+    dtype: str
+
+    @property
+    def input_bytes(self) -> int:
+        """Of one input."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def total_bytes(self) -> int:
+        """Of the whole memory."""
+        return _HEAD_BYTES + SLOTS * self._stride
+
+    @property
+    def _stride(self) -> int:
+        return -(-self.input_bytes // _ALIGN_BYTES) * _ALIGN_BYTES
+
+    def slots(self, memory: mmap.mmap) -> list[np.ndarray[Any, Any]]:
+        """Each slot as a batch of one."""
+        return [
+            np.frombuffer(
+                memory,
+                dtype=self.dtype,
+                count=math.prod(self.shape),
+                offset=_HEAD_BYTES + slot * self._stride,
+            ).reshape(1, *self.shape)
+            for slot in range(SLOTS)
+        ]
+
+
+def set_finished(memory: mmap.mmap, number: int) -> None:
+    """Say that nobody waits for a request any more, nor for those before it."""
+    _FINISHED.pack_into(memory, 0, number)
+
+
+def finished(memory: mmap.mmap) -> int:
+    """The last request that nobody waits for."""
+    return int(_FINISHED.unpack_from(memory, 0)[0])

@@ -1,0 +1,55 @@
+"""A part as an ONNX file: run by ONNX Runtime on one thread, and how long that takes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import InputFileError
+
+INPUT, OUTPUT = "input", "scores"
+
+
+def open_session(model: bytes | str | Path) -> Any:
+    """A session on one thread; raises `InputFileError` where the file is no such model."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # A thread pool of one thread would still spin on the core that the worker is pinned to.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    content = model if isinstance(model, bytes) else str(model)
+    try:
+        return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        where = "" if isinstance(model, bytes) else str(model)
+        raise InputFileError(
+            f"is no ONNX model that can be run: {error}", hint="make the part again", where=where
+        ) from error
+
+
+def infer(session: Any, inputs: np.ndarray[Any, Any]) -> FloatArray:
+    """The outputs for a batch."""
+    outputs: FloatArray = session.run([OUTPUT], {INPUT: inputs})[0]
+    return outputs
+
+
+def latency_s(session: Any, example: np.ndarray[Any, Any], runs: int = 80) -> float:
+    """Time of one input on one thread: processor time, so that other work does not count.
+
+    The lowest tenth, because what disturbs a run only ever makes it longer.
+    """
+    for _ in range(5):
+        infer(session, example)
+    spent = []
+    for _ in range(runs):
+        start = time.process_time_ns()
+        infer(session, example)
+        spent.append(time.process_time_ns() - start)
+    return float(np.quantile(spent, 0.1)) * 1e-9

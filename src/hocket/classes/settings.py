@@ -1,0 +1,68 @@
+"""What a split is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hocket.base.errors import UsageError
+
+AUTO = 0
+"""As a number of parts: as many as answer soonest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the whole net and parts are trained."""
+
+    steps: int = 200
+    batch: int = 64
+    learning_rate: float = 0.05
+    weight_decay: float = 5e-4
+    soft_weight: float = 0.7
+    """Share of the whole net's opinion in the loss of a part; 0 for labels alone."""
+    temperature: float = 2.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One split, as it was asked for."""
+
+    net: str
+    data: str
+    parts: int = AUTO
+    redundancy: int = 1
+    target_s: float | None = None
+    """Of an answer, over processes; parts with a quarter of the work where None."""
+    accuracy_loss: float = 0.2
+    """Points that may be lost on validation data."""
+    unequal: bool = False
+    """Whether groups may have unequal numbers of classes."""
+    train_steps: int = 0
+    """Steps that the net is trained first; 0 where it is trained already."""
+    retraining: Training = field(default_factory=Training)
+    rounds: int = 4
+    """How often channels are given back."""
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.parts < 0 or self.redundancy < 1:
+            raise UsageError("a split needs one part and one copy of each class at least")
+        if self.target_s is not None and self.target_s <= 0:
+            raise UsageError("the target latency must be more than nothing")
+        if not 0 <= self.accuracy_loss <= 100:
+            raise UsageError(
+                f"an accuracy loss of {self.accuracy_loss} points cannot be",
+                hint="write points, such as 0.2",
+            )
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON can write it."""
+        return asdict(self)
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Request:
+        """What `to_data` wrote."""
+        return cls(**{**data, "retraining": Training(**data["retraining"])})

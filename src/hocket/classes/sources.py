@@ -1,0 +1,58 @@
+"""The user's net and data, named as ``file.py:function``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from hocket.base.errors import HocketError, UsageError
+from hocket.capture.trouble import user_line
+from hocket.capture.zoo.load import find_function
+from hocket.classes.data import Splits, splits_from
+
+
+def load_net(spec: str, seed: int) -> nn.Module:
+    """The net that a user's function makes; random weights follow from the seed."""
+    torch.manual_seed(seed)
+    net = _called(spec)
+    if isinstance(net, tuple):
+        net = net[0]
+    if not isinstance(net, nn.Module):
+        raise UsageError(
+            f"gave {type(net).__name__}, not a torch.nn.Module", hint="return the net", where=spec
+        )
+    return net.eval()
+
+
+def load_data(spec: str, seed: int) -> Splits:
+    """The data that a user's function gives."""
+    return splits_from(_called(spec), spec, seed)
+
+
+def _called(spec: str) -> Any:
+    if ":" not in spec:
+        raise UsageError(f"{spec!r} names no function", hint="write file.py:function")
+    function = find_function(spec)
+    try:
+        return function()
+    except HocketError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"{spec!r} fails: {type(error).__name__}: {error}",
+            where=user_line(error),
+            hint="it is called without arguments; check that it runs outside hocket",
+        ) from error
+
+
+def state_arrays(net: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
+    """The weights of a net as arrays."""
+    return {name: value.detach().cpu().numpy() for name, value in net.state_dict().items()}
+
+
+def load_arrays(net: nn.Module, arrays: Any) -> None:
+    """Put arrays into a net of the same form."""
+    net.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})

@@ -1,0 +1,200 @@
+"""The whole way from a trained classifier to a folder of parts that answer together.
+
+groups of classes -> widths within a latency -> cut -> retrain each part -> calibrate on validation
+data -> give channels back while too much accuracy is lost -> folder. Every finished step is kept in
+``FOLDER/work``, so that the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from hocket.base.arrays import FloatArray
+from hocket.base.atomic import write_atomically
+from hocket.base.jsonfile import dump_json
+from hocket.classes.artefact import write_folder
+from hocket.classes.calibrate import calibrated
+from hocket.classes.codes import cyclic_code
+from hocket.classes.combine import Calibration, Combiner, accuracy
+from hocket.classes.cut import Cut
+from hocket.classes.exported import as_exported, as_onnx
+from hocket.classes.fit import Budgets, cut_to, fitted_budgets, whole_times
+from hocket.classes.give_back import blame, larger_budgets
+from hocket.classes.grouping import chosen_groups
+from hocket.classes.groups import Groups
+from hocket.classes.material import Material, Tell, prepared
+from hocket.classes.part_job import REQUEST, part_key, save_cut, trained_part
+from hocket.classes.session import latency_s, open_session
+from hocket.classes.settings import Request
+from hocket.classes.side_by_side import train_side_by_side
+from hocket.classes.steps import Steps
+from hocket.classes.structure import multiplications
+from hocket.classes.table import Part, Table, Whole
+from hocket.classes.training import outputs_of
+from hocket.classes.validation import Stage, Validation, validated
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A finished split."""
+
+    folder: Path
+    table: Table
+    validation: Validation
+
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """Parts that were trained, calibrated and tried on validation data."""
+
+    cuts: tuple[Cut, ...]
+    parts: tuple[nn.Module, ...]
+    combiner: Combiner
+    scores: FloatArray
+    """Of the validation inputs."""
+    accuracy: float
+
+
+def split(
+    request: Request, folder: Path, *, jobs: int = 1, cores: int | None = None, tell: Tell
+) -> Split:
+    """Carry out a request; ``cores`` are those of the machine that will serve (default: this)."""
+    cores = cores or len(os.sched_getaffinity(0))
+    steps = Steps(folder / "work")
+    write_atomically(steps.folder / REQUEST, dump_json(request.to_data()))
+    material = prepared(request, steps, tell)
+    whole = whole_times(material)
+    groups = chosen_groups(material, whole, cores)
+    held = cyclic_code(len(groups), request.redundancy)
+    classes = [tuple(sorted(each for g in mine for each in groups[g])) for mine in held]
+    budgets = fitted_budgets(material, whole, classes, tell)
+    whole_scores = outputs_of(material.net, material.splits.validation.inputs).numpy()
+    labels = material.splits.validation.labels.cpu().numpy()
+    base = accuracy(whole_scores, labels)
+    stages = [Stage("whole net", base, whole.latency_s)]
+    best, stages = _rounds(material, steps, classes, budgets, jobs, tell, whole_scores, stages)
+    table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, tell)
+    validation = validated(material, table, best.parts, stages, cores, budgets.target_s)
+    table = write_folder(folder, table, files, validation.to_data())
+    return Split(folder, table, validation)
+
+
+def _rounds(
+    material: Material,
+    steps: Steps,
+    classes: Sequence[tuple[int, ...]],
+    budgets: Budgets,
+    jobs: int,
+    tell: Tell,
+    whole_scores: FloatArray,
+    stages: list[Stage],
+) -> tuple[_Round, list[Stage]]:
+    """Train, and give channels back until the accuracy holds; the best round there was."""
+    request = material.request
+    labels = material.splits.validation.labels.cpu().numpy()
+    needed = stages[0].accuracy - request.accuracy_loss / 100
+    macs: tuple[float, ...] | None = budgets.macs
+    best: _Round | None = None
+    for number in range(request.rounds + 1):
+        if macs is None:
+            break
+        tell("rounds of training", number, request.rounds + 1)
+        now = _round(material, steps, classes, macs, jobs, tell)
+        name = "parts, calibrated" if number == 0 else f"channels given back, round {number}"
+        stages = [*stages, Stage(name, now.accuracy, _slowest_s(material, now.parts))]
+        if best is None or now.accuracy > best.accuracy:
+            best = now
+        if now.accuracy >= needed - 1e-12:
+            break
+        blamed = blame(now.combiner, now.scores, whole_scores, labels)
+        macs = larger_budgets(macs, blamed, material.whole_macs)
+    assert best is not None
+    return best, stages
+
+
+def _slowest_s(material: Material, parts: Sequence[nn.Module]) -> float:
+    example = material.example
+    return max(latency_s(open_session(as_onnx(part, example)), example.numpy()) for part in parts)
+
+
+def _round(
+    material: Material,
+    steps: Steps,
+    classes: Sequence[tuple[int, ...]],
+    macs: Sequence[float],
+    jobs: int,
+    tell: Tell,
+) -> _Round:
+    cuts = tuple(cut_to(material, mine, budget) for mine, budget in zip(classes, macs, strict=True))
+    missing = [
+        index
+        for index, cut in enumerate(cuts)
+        if steps.get(f"part-{index}", part_key(material, cut)) is None
+    ]
+    if jobs > 1 and len(missing) > 1:
+        for index in missing:
+            save_cut(steps, index, cuts[index])
+        train_side_by_side(steps.folder, missing, jobs, tell)
+    parts = tuple(trained_part(material, steps, index, cut, tell) for index, cut in enumerate(cuts))
+    validation = material.splits.validation
+    outputs = [outputs_of(part, validation.inputs.cpu()).numpy().astype(float) for part in parts]
+    labels = validation.labels.cpu().numpy()
+    plain = Combiner(
+        material.splits.num_classes, tuple(classes), tuple(Calibration() for _ in classes)
+    )
+    combiner = calibrated(plain, outputs, labels)
+    scores = combiner.scores(outputs)
+    return _Round(cuts, parts, combiner, scores, accuracy(scores, labels))
+
+
+def _table(
+    material: Material,
+    whole_s: float,
+    eager_s: float,
+    groups: Groups,
+    held: tuple[tuple[int, ...], ...],
+    done: _Round,
+    tell: Tell,
+) -> tuple[Table, dict[str, bytes]]:
+    example = material.example
+    files: dict[str, bytes] = {"whole.onnx": as_onnx(material.net, example)}
+    material.net.to(material.request.device)
+    parts = []
+    for index, (net, cut, calibration) in enumerate(
+        zip(done.parts, done.cuts, done.combiner.calibrations, strict=True)
+    ):
+        tell("write parts", index, len(done.parts))
+        onnx, exported = f"part-{index}.onnx", f"part-{index}.pt2"
+        files[onnx], files[exported] = as_onnx(net, example), as_exported(net, example)
+        parts.append(
+            Part(
+                cut.classes,
+                calibration,
+                onnx,
+                exported,
+                sum(multiplications(net, example).values()),
+                _parameters(net),
+                latency_s(open_session(files[onnx]), example.numpy()),
+            )
+        )
+    whole = Whole("whole.onnx", material.whole_macs, _parameters(material.net), whole_s, eager_s)
+    table = Table(
+        material.splits.names,
+        tuple(example.shape[1:]),
+        str(example.dtype).removeprefix("torch."),
+        groups,
+        held,
+        tuple(parts),
+        whole,
+        material.request.redundancy,
+    )
+    return replace(table), files
+
+
+def _parameters(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())

@@ -1,0 +1,204 @@
+"""The streams of a network: which channels must be cut together, and what layers cost.
+
+The dependency graph of torch-pruning (Fang et al., "DepGraph", CVPR 2023) says which inputs,
+outputs and statistics follow a channel, through sums, concatenations and reshapes. Every output
+channel of a layer is in one stream; the outputs of the head are in none. O(layers²) for deep sums.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch_pruning
+from torch import nn
+
+from hocket.base.errors import UsageError
+from hocket.classes.widths import Layer, Stream, WidthModel
+
+_MULTIPLYING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+_PRODUCING = (*_MULTIPLYING, nn.Embedding)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A layer that a stream runs into, and which of its inputs belong to each channel."""
+
+    name: str
+    channel_of_input: tuple[int, ...]
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StreamParts:
+    """What a stream is made of, beside its size."""
+
+    root: str
+    producers: tuple[str, ...]
+    """Layers whose outputs these channels are."""
+    norms: tuple[str, ...]
+    """Batch norms over these channels."""
+    readers: tuple[Member, ...]
+    heads: int
+    """Of attention: channels of equal place in all heads are cut together; else 1."""
+
+    def channels_of(self, unit: int, units: int) -> list[int]:
+        """The channels of a unit."""
+        return [head * units + unit for head in range(self.heads)]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A network as streams: what may be cut, and what it saves."""
+
+    model: WidthModel
+    parts: tuple[StreamParts, ...]
+    head: str
+    """The last linear layer, which names the classes."""
+
+
+def find_head(net: nn.Module, num_classes: int) -> str:
+    """The name of the last linear layer with one output per class."""
+    names = [
+        name
+        for name, module in net.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features == num_classes
+    ]
+    if not names:
+        raise UsageError(
+            f"the net has no linear layer with {num_classes} outputs",
+            hint="the last layer must be a torch.nn.Linear with one output per class",
+        )
+    last: str = names[-1]
+    return last
+
+
+def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Structure:
+    """The streams of a net that takes ``example`` (a batch of one)."""
+    head = find_head(net, num_classes)
+    net = net.eval()
+    names = {module: name for name, module in net.named_modules()}
+    graph = dependency_graph(net, example)
+    covered: set[str] = set()
+    parts: list[StreamParts] = []
+    sizes: list[int] = []
+    for name, module in net.named_modules():
+        if not isinstance(module, _PRODUCING) or name in covered or name == head:
+            continue
+        found = _stream(graph, module, name, names, net)
+        covered.update(found.producers)
+        if head in found.producers or not found.readers:
+            continue
+        parts.append(found)
+        sizes.append(_width(module))
+    streams = tuple(
+        Stream(each.root, size // each.heads, each.heads, len(each.readers))
+        for each, size in zip(parts, sizes, strict=True)
+    )
+    layers = _layers(net, example, parts)
+    return Structure(WidthModel(streams, layers), tuple(parts), head)
+
+
+def dependency_graph(net: nn.Module, example: torch.Tensor) -> Any:
+    """What follows what in a net; says what it cannot follow."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch_pruning.DependencyGraph().build_dependency(net, example)
+    except Exception as error:
+        raise UsageError(
+            f"the structure of the net cannot be followed: {type(error).__name__}: {error}",
+            hint="the net must take one tensor (a batch) and give one tensor of class scores",
+        ) from error
+
+
+def _width(module: nn.Module) -> int:
+    for attribute in ("out_channels", "out_features", "embedding_dim"):
+        if hasattr(module, attribute):
+            return int(getattr(module, attribute))
+    raise AssertionError(f"{type(module).__name__} has no width")
+
+
+def whole_group(graph: Any, module: nn.Module, channels: list[int]) -> Any:
+    """All that must be cut with some output channels of a layer."""
+    prune = graph.get_pruner_of_module(module).prune_out_channels
+    return graph.get_pruning_group(module, prune, channels)
+
+
+def _stream(
+    graph: Any, module: nn.Module, name: str, names: dict[nn.Module, str], net: nn.Module
+) -> StreamParts:
+    producers, norms, readers = [], [], []
+    group = whole_group(graph, module, list(range(_width(module))))
+    for item in group.items:
+        target = item.dep.target.module
+        if target not in names:
+            continue
+        if graph.is_out_channel_pruning_fn(item.dep.handler):
+            if isinstance(target, _PRODUCING):
+                producers.append(names[target])
+            elif isinstance(target, _NORMS):
+                norms.append(names[target])
+        elif isinstance(target, _MULTIPLYING):
+            member = Member(names[target], tuple(item.root_idxs), tuple(item.idxs))
+            readers.append(member)
+    heads = _heads(net, name) if len(producers) > 1 and _is_attention(producers) else 1
+    return StreamParts(name, tuple(producers), tuple(norms), tuple(readers), heads)
+
+
+def _is_attention(producers: list[str]) -> bool:
+    """Whether the layers stand in one module, as queries, keys and values do."""
+    return len({name.rpartition(".")[0] for name in producers}) == 1
+
+
+def _heads(net: nn.Module, name: str) -> int:
+    parent = net.get_submodule(name.rpartition(".")[0])
+    heads = getattr(parent, "num_heads", 1)
+    return heads if isinstance(heads, int) and heads >= 1 else 1
+
+
+def _layers(net: nn.Module, example: torch.Tensor, parts: list[StreamParts]) -> tuple[Layer, ...]:
+    out_of = {name: index for index, each in enumerate(parts) for name in each.producers}
+    into: dict[str, list[tuple[int, int]]] = {}
+    for index, each in enumerate(parts):
+        for reader in each.readers:
+            into.setdefault(reader.name, []).append((index, len(reader.inputs)))
+    found = []
+    for name, macs in multiplications(net, example).items():
+        module = net.get_submodule(name)
+        is_grouped = getattr(module, "groups", 1) > 1
+        width = module.in_features if isinstance(module, nn.Linear) else module.in_channels
+        # A depthwise layer has one stream on both sides: its work grows with one width only.
+        reads = [] if is_grouped else into.get(name, [])
+        shares = tuple((stream, count / int(width)) for stream, count in reads)  # type: ignore[arg-type]
+        found.append(Layer(name, macs, out_of.get(name, -1), shares))
+    return tuple(found)
+
+
+def multiplications(net: nn.Module, example: torch.Tensor) -> dict[str, float]:
+    """Multiplications of each layer for one input, by its name."""
+    found: dict[str, float] = {}
+
+    def count(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            weights = module.weight.numel()  # type: ignore[operator]
+            positions = output.numel() / output.shape[0] / _width(module)
+            found[name] = found.get(name, 0.0) + weights * positions
+
+        return hook
+
+    hooks = [
+        module.register_forward_hook(count(name))
+        for name, module in net.named_modules()
+        if isinstance(module, _MULTIPLYING)
+    ]
+    try:
+        with torch.no_grad():
+            net(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,89 @@
+"""A split as the terminal shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hocket.base.units import format_seconds
+from hocket.classes.table import Table
+from hocket.view.names import inert
+
+_MOST_NAMES = 6
+
+
+def split_text(table: Table, validation: Mapping[str, Any]) -> str:
+    """Parts, stages, lost workers and whether it pays."""
+    return "\n".join(
+        [
+            *_parts(table),
+            "",
+            *_stages(validation),
+            "",
+            *_losses(validation),
+            "",
+            *_end(table, validation),
+        ]
+    )
+
+
+def _parts(table: Table) -> list[str]:
+    whole = table.whole
+    lines = [f"  {'part':<6}{'work':>8}{'size':>8}{'one input':>12}   classes"]
+    for index, part in enumerate(table.parts):
+        names = [inert(table.class_names[each]) for each in part.classes]
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        lines.append(
+            f"  {index:<6}{part.macs / whole.macs:>8.3f}{part.parameters / whole.parameters:>8.3f}"
+            f"{format_seconds(part.latency_s):>12}   {', '.join(names[:_MOST_NAMES])}{more}"
+        )
+    lines.append(
+        f"  {'whole':<6}{1.0:>8.3f}{1.0:>8.3f}{format_seconds(whole.latency_s):>12}   "
+        f"(eager torch {format_seconds(whole.eager_s)})"
+    )
+    return lines
+
+
+def _stages(validation: Mapping[str, Any]) -> list[str]:
+    lines = [f"  {'stage':<34}{'accuracy':>10}{'slowest part':>15}"]
+    for stage in validation["stages"]:
+        lines.append(
+            f"  {stage['name']:<34}{100 * stage['accuracy']:>8.2f} %"
+            f"{format_seconds(stage['slowest_s']):>15}"
+        )
+    lines.append(
+        f"  test inputs ({validation['num_test']}): whole {100 * validation['test_whole']:.2f} %, "
+        f"parts {100 * validation['test_parts']:.2f} % "
+        f"(standard error of the difference {100 * validation['test_error']:.2f})"
+    )
+    return lines
+
+
+def _losses(validation: Mapping[str, Any]) -> list[str]:
+    lines = ["  lost workers   patterns   that lose a group   worst: groups lost"]
+    for row in validation["losses"]:
+        lines.append(f"  {row['lost']:<15}{row['patterns']:<11}{row['losing']:<20}{row['worst']}")
+    told = [
+        f"{row['lost']} lost: mean {100 * row['mean']:.2f} %, worst {100 * row['worst']:.2f} %"
+        for row in validation["lost_workers"]
+    ]
+    return [*lines, "  test accuracy with workers lost: " + "; ".join(told)]
+
+
+def _end(table: Table, validation: Mapping[str, Any]) -> list[str]:
+    slowest_s = validation["slowest_s"]
+    lines = [
+        f"predicted on {validation['cores']} cores: {format_seconds(validation['predicted_s'])} "
+        f"per answer; the slowest part is {table.whole.latency_s / slowest_s:.1f}x as fast as the "
+        f"whole net, {table.whole.eager_s / slowest_s:.1f}x as fast as that in eager torch",
+        str(validation["verdict"]["why"]),
+    ]
+    if (
+        validation["target_s"] is not None
+        and validation["slowest_s"] > 1.1 * validation["target_s"]
+    ):
+        lines.append(
+            f"the slowest part takes more than {format_seconds(validation['target_s'])}: channels "
+            "were given back for accuracy"
+        )
+    return lines

@@ -1,0 +1,150 @@
+"""What a split holds: accuracy of every stage, of lost workers, confusion between groups, times.
+
+Decisions were made on the validation split; the test split is looked at here, once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from math import comb, sqrt
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from hocket.base.arrays import FloatArray, LongArray
+from hocket.classes.codes import Losses, pattern_table
+from hocket.classes.combine import Combiner, accuracy
+from hocket.classes.material import Material
+from hocket.classes.outlook import FanOut, Verdict, answer_s, verdict
+from hocket.classes.table import Table
+from hocket.classes.training import outputs_of
+
+_MOST_PATTERNS = 500
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Accuracy on validation data and time of the slowest part after a stage."""
+
+    name: str
+    accuracy: float
+    slowest_s: float
+
+
+@dataclass(frozen=True)
+class LostWorkers:
+    """Accuracy on test data when some workers do not answer."""
+
+    lost: int
+    patterns: int
+    mean: float
+    worst: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The report of a split, as data."""
+
+    stages: tuple[Stage, ...]
+    test_whole: float
+    test_parts: float
+    test_error: float
+    """Standard error of the difference of both, paired by input."""
+    num_test: int
+    accuracy_loss: float
+    """Points lost on validation data."""
+    allowed_loss: float
+    target_s: float | None
+    slowest_s: float
+    predicted_s: float
+    cores: int
+    losses: tuple[Losses, ...]
+    lost_workers: tuple[LostWorkers, ...]
+    confusion: tuple[tuple[int, ...], ...]
+    """``[true group][answered group]``, test inputs."""
+    verdict: Verdict
+
+    @property
+    def holds(self) -> bool:
+        """Whether no more accuracy was lost than allowed."""
+        return self.accuracy_loss <= self.allowed_loss + 1e-9
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON can write it."""
+        return {**asdict(self), "holds": self.holds}
+
+
+def validated(
+    material: Material,
+    table: Table,
+    parts: Sequence[nn.Module],
+    stages: Sequence[Stage],
+    cores: int,
+    target_s: float | None,
+) -> Validation:
+    """Try the finished parts on the test split."""
+    test = material.splits.test
+    labels = test.labels.cpu().numpy()
+    inputs = test.inputs.cpu()
+    outputs = [outputs_of(part, inputs).numpy().astype(float) for part in parts]
+    whole = outputs_of(material.net, test.inputs).numpy()
+    combiner = table.combiner()
+    scores = combiner.scores(outputs)
+    part_s = [part.latency_s for part in table.parts]
+    predicted_s = answer_s(part_s, cores, FanOut())
+    macs = [part.macs for part in table.parts]
+    best = max(stage.accuracy for stage in stages[1:])
+    return Validation(
+        tuple(stages),
+        accuracy(whole, labels),
+        accuracy(scores, labels),
+        _paired_error(whole, scores, labels),
+        len(labels),
+        100 * (stages[0].accuracy - best),
+        material.request.accuracy_loss,
+        target_s,
+        max(part_s),
+        predicted_s,
+        cores,
+        pattern_table(table.held, table.redundancy + 1),
+        _lost_workers(combiner, outputs, labels, table.redundancy),
+        _confusion(table, scores, labels),
+        verdict(table.whole.latency_s, predicted_s, macs, table.whole.macs, cores),
+    )
+
+
+def _paired_error(first: FloatArray, second: FloatArray, labels: LongArray) -> float:
+    apart = (first.argmax(axis=1) == labels).astype(float) - (second.argmax(axis=1) == labels)
+    return float(apart.std(ddof=1) / sqrt(len(labels))) if len(labels) > 1 else 0.0
+
+
+def _lost_workers(
+    combiner: Combiner, outputs: Sequence[FloatArray], labels: LongArray, most: int
+) -> tuple[LostWorkers, ...]:
+    rows = []
+    for lost in range(min(most, len(outputs) - 1) + 1):
+        if comb(len(outputs), lost) > _MOST_PATTERNS:
+            break
+        found = [
+            accuracy(
+                combiner.scores(
+                    [None if index in gone else each for index, each in enumerate(outputs)]
+                ),
+                labels,
+            )
+            for gone in combinations(range(len(outputs)), lost)
+        ]
+        rows.append(LostWorkers(lost, len(found), float(np.mean(found)), min(found)))
+    return tuple(rows)
+
+
+def _confusion(table: Table, scores: FloatArray, labels: LongArray) -> tuple[tuple[int, ...], ...]:
+    group_of = np.zeros(len(table.class_names), dtype=int)
+    for index, group in enumerate(table.groups):
+        group_of[list(group)] = index
+    counts = np.zeros((len(table.groups), len(table.groups)), dtype=int)
+    np.add.at(counts, (group_of[labels], group_of[scores.argmax(axis=1)]), 1)
+    return tuple(tuple(int(each) for each in row) for row in counts)

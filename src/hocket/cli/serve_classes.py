@@ -1,0 +1,75 @@
+"""``hocket serve-classes``: answers from a folder that ``hocket split`` has written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hocket.cli.output import emit, json_option, say
+
+
+@click.command("serve-classes")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 for a free one.")
+@click.option("--token-file", type=click.Path(path_type=Path), default=None,
+              help="Holds the token; made where it is not there.")  # fmt: skip
+@click.option("--deadline", default="1s", show_default=True, help="For one answer.")
+@click.option("--spin", default="0s", show_default=True,
+              help="How long an idle worker keeps its core awake, such as 2ms.")  # fmt: skip
+@click.option("--quorum", type=click.IntRange(1), default=None,
+              help="Answers per class that are waited for.")  # fmt: skip
+@click.option("--predict", "only_predict", is_flag=True,
+              help="Say how long an answer will take on this machine, and end.")  # fmt: skip
+@json_option
+def command(
+    folder: Path,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    deadline: str,
+    spin: str,
+    quorum: int | None,
+    only_predict: bool,
+    as_json: bool,
+) -> None:
+    """Serve the parts in FOLDER: one worker process per part, HTTP on a loopback address."""
+    from hocket.base.errors import UsageError
+    from hocket.base.extras import require
+    from hocket.base.units import format_seconds, parse_seconds
+
+    for package in ("onnxruntime", "fastapi", "uvicorn"):
+        require(package, "hocket serve-classes")
+    from hocket.classes.artefact import read_folder
+    from hocket.classes.rehearsal import rehearsed
+
+    try:
+        deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    opened = read_folder(folder)
+    outlook = rehearsed(opened)
+    say(
+        f"an answer will take about {format_seconds(outlook.answer_s)} on {outlook.cores} cores: "
+        f"{format_seconds(max(outlook.part_s))} for the slowest part, "
+        f"{format_seconds(outlook.overhead_s)} to reach {len(outlook.part_s)} workers"
+    )
+    if only_predict:
+        if as_json:
+            emit(outlook.to_data())
+        return
+    from hocket.classes.serving.front_end import ServeOptions
+    from hocket.classes.serving.serve import serve, token_in
+
+    token = token_in(token_file)
+    options = ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)
+
+    def tell(url: str) -> None:
+        if as_json:
+            emit({"url": url, "token": token, "prediction": outlook.to_data()})
+        else:
+            click.echo(url)
+            say(f"token: {token_file or token}; POST {url}/v1/predict; Ctrl-C ends it")
+
+    serve(opened, options, host=host, port=port, token=token, on_ready=tell)

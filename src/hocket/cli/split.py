@@ -1,0 +1,139 @@
+"""``hocket split``: one classifier as several small ones that answer together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hocket.cli.output import console, emit, json_option, say
+
+
+@click.command("split")
+@click.argument("net", metavar="FILE.py:FUNCTION")
+@click.option("--data", required=True, metavar="FILE.py:FUNCTION", help="Labelled inputs.")
+@click.option("--parts", default="auto", show_default=True, help="How many parts, or auto.")
+@click.option("--target-latency", default=None, help="Of an answer, such as 2ms.")
+@click.option(
+    "--accuracy-loss", type=float, default=0.2, show_default=True, help="Points that may be lost."
+)
+@click.option(
+    "--redundancy", type=click.IntRange(1, 10), default=1, show_default=True,
+    help="Copies of each class, on different workers.",
+)  # fmt: skip
+@click.option("--unequal", is_flag=True, help="Groups may differ in size where that evens work.")
+@click.option("--train", "train_steps", type=click.IntRange(0), default=0, metavar="STEPS",
+              help="Train the net first.")  # fmt: skip
+@click.option("--retrain", "steps", type=click.IntRange(1), default=200, show_default=True,
+              metavar="STEPS", help="Steps of each part.")  # fmt: skip
+@click.option("--batch", type=click.IntRange(2), default=64, show_default=True)
+@click.option("--learning-rate", type=float, default=0.05, show_default=True)
+@click.option("--soft-targets", type=click.FloatRange(0, 1), default=0.7, show_default=True,
+              help="Weight of the whole net's opinion in retraining.")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(0, 20), default=4, show_default=True,
+              help="How often channels may be given back.")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True,
+              help="Parts trained at once, in processes of their own.")  # fmt: skip
+@click.option("--cores", type=click.IntRange(1), default=None,
+              help="Of the machine that will serve; default: this one.")  # fmt: skip
+@click.option("--device", default="cpu", show_default=True, help="To train on, such as cuda.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("parts"),
+              show_default=True, help="Folder to write.")  # fmt: skip
+@json_option
+def command(net: str, data: str, parts: str, as_json: bool, output: Path, **asked: Any) -> None:
+    """Split a classifier by class into parts that are smaller, and answer sooner together.
+
+    The same command goes on where it was interrupted. Exit code 6: more accuracy was lost than
+    allowed; the folder is written and says by how much.
+    """
+    from hocket.base.errors import CheckError
+    from hocket.base.extras import require
+
+    for package in ("torch", "torch_pruning", "onnxruntime", "safetensors"):
+        require(package, "hocket split")
+    request = _request(net, data, parts, asked)
+    from hocket.classes.report import write_split_report
+    from hocket.classes.split import split
+    from hocket.classes.text import split_text
+
+    with _progress() as tell:
+        done = split(request, output, jobs=asked["jobs"], cores=asked["cores"], tell=tell)
+    write_split_report(output, done.table, done.validation.to_data())
+    if as_json:
+        emit({"folder": str(output), "table": done.table.to_data(),
+              "validation": done.validation.to_data()})  # fmt: skip
+    else:
+        click.echo(split_text(done.table, done.validation.to_data()))
+        say(f"wrote {output}; next: hocket serve-classes {output}")
+    if not done.validation.holds:
+        lost, allowed = done.validation.accuracy_loss, done.validation.allowed_loss
+        raise CheckError(
+            f"{lost:.2f} points of accuracy were lost on validation data, {allowed:g} are allowed",
+            hint="allow more --retrain steps, a longer --target-latency or more --rounds",
+        )
+
+
+def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
+    from hocket.base.errors import UsageError
+    from hocket.base.units import parse_seconds
+    from hocket.classes.settings import AUTO, Request, Training
+
+    if parts != "auto" and not (parts.isdecimal() and 1 <= int(parts) <= 10_000):
+        raise UsageError(f"--parts {parts!r} is no number of parts", hint="such as 5, or auto")
+    try:
+        target = asked["target_latency"]
+        target_s = None if target is None else parse_seconds(target)
+    except ValueError as error:
+        raise UsageError(str(error), where="--target-latency") from None
+    retraining = Training(
+        steps=asked["steps"],
+        batch=asked["batch"],
+        learning_rate=asked["learning_rate"],
+        soft_weight=asked["soft_targets"],
+        seed=asked["seed"],
+    )
+    return Request(
+        net=_absolute(net),
+        data=_absolute(data),
+        parts=AUTO if parts == "auto" else int(parts),
+        redundancy=asked["redundancy"],
+        target_s=target_s,
+        accuracy_loss=asked["accuracy_loss"],
+        unequal=asked["unequal"],
+        train_steps=asked["train_steps"],
+        retraining=retraining,
+        rounds=asked["rounds"],
+        seed=asked["seed"],
+        device=asked["device"],
+    )
+
+
+def _absolute(spec: str) -> str:
+    """A file by its whole path: processes that train parts may run elsewhere."""
+    file, separator, function = spec.rpartition(":")
+    is_file = file.endswith(".py")
+    return f"{Path(file).absolute()}{separator}{function}" if is_file else spec
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on stderr where somebody looks at them."""
+    if not sys.stderr.isatty():
+        yield lambda what, done, total: None
+        return
+    from rich.progress import Progress, TaskID
+
+    with Progress(console=console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def tell(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done, total=total)
+
+        yield tell

@@ -1,0 +1,49 @@
+"""A folder of parts that is made in a second: no training, no cutting."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from hocket.classes.artefact import Folder, read_folder, write_folder
+from hocket.classes.codes import cyclic_code
+from hocket.classes.combine import Calibration
+from hocket.classes.exported import as_onnx
+from hocket.classes.table import Part, Table, Whole
+
+SHAPE = (1, 4, 4)
+NUM_CLASSES = 6
+
+
+def truth() -> torch.Tensor:
+    """What each class scores for an input: a part says these, and 0 for others."""
+    return torch.randn(NUM_CLASSES, 16, generator=torch.Generator().manual_seed(1))
+
+
+def whole_scores(inputs: np.ndarray) -> np.ndarray:
+    return inputs.reshape(-1, 16) @ truth().numpy().T
+
+
+def small_folder(path: Path, num_parts: int = 3, redundancy: int = 2) -> Folder:
+    groups = tuple(
+        tuple(each.tolist()) for each in np.array_split(np.arange(NUM_CLASSES), num_parts)
+    )
+    held = cyclic_code(num_parts, redundancy)
+    parts, files = [], {"whole.onnx": b"whole"}
+    for index, mine in enumerate(held):
+        classes = tuple(sorted(each for group in mine for each in groups[group]))
+        net = nn.Sequential(nn.Flatten(), nn.Linear(16, 1 + len(classes)))
+        with torch.no_grad():
+            net[1].weight.copy_(torch.cat([torch.zeros(1, 16), truth()[list(classes)]]))
+            net[1].bias.zero_()
+        files[f"part-{index}.onnx"] = as_onnx(net, torch.zeros(1, *SHAPE))
+        files[f"part-{index}.pt2"] = b"exported"
+        name = f"part-{index}"
+        parts.append(Part(classes, Calibration(), f"{name}.onnx", f"{name}.pt2", 1e3, 100, 1e-5))
+    table = Table(
+        tuple(f"class {each}" for each in range(NUM_CLASSES)), SHAPE, "float32", groups, held,
+        tuple(parts), Whole("whole.onnx", 1e4, 1000, 1e-4, 1e-3), redundancy,
+    )  # fmt: skip
+    write_folder(path, table, files, {"holds": True})
+    return read_folder(path)

@@ -1,0 +1,58 @@
+import json
+
+import pytest
+from classes.small import small_folder
+
+from hocket.base.errors import InputFileError
+from hocket.classes.artefact import TABLE, read_folder
+from hocket.classes.table import Table
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("parts")
+    small_folder(path)
+    return path
+
+
+def test_a_folder_reads_as_it_was_written(path):
+    folder = read_folder(path)
+    assert Table.from_data(folder.table.to_data()) == folder.table
+    assert folder.table.quorum == 1
+    assert len(folder.models) == 3
+
+
+def test_a_changed_part_is_refused(path, tmp_path):
+    for file in path.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    with open(tmp_path / "part-1.onnx", "ab") as file:
+        file.write(b"!")
+    with pytest.raises(InputFileError, match=r"is not the file that table\.json was written with"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.update(schema="hocket-classes-9"), "schema is 'hocket-classes-9'"),
+        (lambda t: t["parts"][0].update(onnx="../secret"), r"parts\[0\].onnx is '../secret'"),
+        (lambda t: t["parts"][0].update(onnx="/etc/passwd"), r"parts\[0\].onnx"),
+        (lambda t: t["parts"][0].update(classes=[0]), r"parts\[0\].classes are not those"),
+        (lambda t: t["parts"][0].update(scale="big"), r"parts\[0\].scale is 'big'"),
+        (lambda t: t["groups"][0].append(0), "groups do not hold every class once"),
+        (lambda t: t["held"].pop(), "held has 2 entries for 3 parts"),
+        (lambda t: t["input"].update(dtype="object"), "input.dtype is 'object'"),
+        (lambda t: t.update(code="import os"), "unknown key 'code'"),
+    ],
+)
+def test_a_wrong_table_is_told_by_its_place(path, tmp_path, change, message):
+    table = json.loads((path / TABLE).read_bytes())
+    change(table)
+    (tmp_path / TABLE).write_text(json.dumps(table))
+    with pytest.raises(InputFileError, match=message):
+        read_folder(tmp_path)
+
+
+def test_an_empty_folder_says_what_is_expected(tmp_path):
+    with pytest.raises(InputFileError, match=r"holds no table\.json"):
+        read_folder(tmp_path)

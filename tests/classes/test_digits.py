@@ -1,0 +1,144 @@
+"""The whole way on digits: train, group, cut, retrain, calibrate, write, serve, kill a worker."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import hocket.cli
+from classes.digits_data import images
+from hocket.classes.artefact import read_folder
+from hocket.classes.serving.client import ClassesClient
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.session import infer, open_session
+from hocket.classes.sources import load_data
+
+pytestmark = pytest.mark.timeout(400)
+DATA = Path(__file__).parent / "digits_data.py"
+ARGUMENTS = [
+    f"{DATA}:net", "--data", f"{DATA}:images", "--parts", "5", "--redundancy", "2",
+    "--train", "120", "--retrain", "50", "--accuracy-loss", "1.5", "--rounds", "2",
+]  # fmt: skip
+
+
+def hocket_main(*arguments):
+    hocket.cli.main([str(each) for each in arguments])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    before = torch.get_num_threads()
+    path = tmp_path_factory.mktemp("split") / "digits"
+    hocket_main("split", *ARGUMENTS, "-o", path)
+    yield path
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def validation(path):
+    return json.loads((path / "validation.json").read_text())
+
+
+def test_little_accuracy_is_lost_though_parts_have_a_quarter_of_the_work(path, validation):
+    assert validation["holds"]
+    assert validation["test_whole"] > 0.96
+    assert validation["test_parts"] > validation["test_whole"] - 0.03
+    table = read_folder(path).table
+    assert len(table.parts) == 5
+    assert max(part.macs for part in table.parts) < 0.5 * table.whole.macs
+    assert max(part.parameters for part in table.parts) < 0.5 * table.whole.parameters
+
+
+def test_any_one_lost_worker_costs_little(validation):
+    assert [row["losing"] for row in validation["losses"]] == [0, 5, 10]
+    lost = {row["lost"]: row for row in validation["lost_workers"]}
+    assert lost[1]["worst"] > validation["test_parts"] - 0.05
+    assert lost[2]["worst"] < 0.9  # a group is gone
+
+
+def test_the_same_command_goes_on_with_what_is_done(path, capsys):
+    before = {file: file.stat().st_mtime_ns for file in (path / "work").glob("*.safetensors")}
+    assert len(before) == 7
+    (path / "work/part-3.safetensors").unlink()
+    hocket_main("split", *ARGUMENTS, "-o", path, "--json")
+    told = json.loads(capsys.readouterr().out)
+    after = {file: file.stat().st_mtime_ns for file in (path / "work").glob("*.safetensors")}
+    assert [file.name for file in after if after[file] != before[file]] == ["part-3.safetensors"]
+    assert told["validation"]["holds"]
+
+
+def test_both_files_of_a_part_say_the_same(path):
+    table = read_folder(path).table
+    example = torch.rand(1, *table.input_shape)
+    for part in table.parts[:2]:
+        exported = torch.export.load(io.BytesIO((path / part.exported).read_bytes())).module()
+        onnx = infer(open_session(path / part.onnx), example.numpy())
+        assert exported(example).detach().numpy() == pytest.approx(onnx, abs=1e-4)
+
+
+def test_the_report_is_one_page_without_scripts(path):
+    page = (path / "report.html").read_text()
+    for title in ("Accuracy against latency", "Parts", "When workers are lost", "answered group"):
+        assert title in page
+    assert "<script" not in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_served_parts_answer_as_validated_and_survive_a_killed_worker(path, validation):
+    folder = read_folder(path)
+    test = load_data(f"{DATA}:images", 0).test
+    with FrontEnd(folder, ServeOptions(deadline_s=30)) as front_end:
+        labels = [front_end.predict(each.numpy()).label for each in test.inputs]
+        os.kill(front_end.process_ids[2], signal.SIGKILL)
+        answers = [front_end.predict(each.numpy()) for each in test.inputs[:20]]
+    truth = test.labels.numpy()
+    assert np.mean(labels == truth) > validation["test_parts"] - 0.03
+    assert all(answer.missing == () for answer in answers)
+    assert np.mean([answer.label for answer in answers] == truth[:20]) >= 0.9
+
+
+def test_the_service_as_typed(path, tmp_path):
+    pixels, labels = images()
+    token = tmp_path / "token"
+    command = [sys.executable, "-m", "hocket", "serve-classes", str(path), "--token-file", token]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            url = run.stdout.readline().strip()
+            client = ClassesClient(url, token.read_text().strip())
+            right = [client.predict(pixels[k])["label"] == str(labels[k]) for k in range(20)]
+            workers = client.metrics()["workers"]
+            client.close()
+        finally:
+            run.send_signal(signal.SIGTERM)
+            _, said = run.communicate(timeout=60)
+    assert run.returncode == 0
+    assert sum(right) >= 18
+    assert len(workers) == 5
+    assert oct(token.stat().st_mode & 0o777) == "0o600"
+    assert "an answer will take about" in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "message"),
+    [
+        (["--parts", "11"], 2, "10 classes cannot be put into 11 parts"),
+        (["--parts", "many"], 2, "is no number of parts"),
+        (["--target-latency", "soon"], 2, "is not a number with a unit"),
+        (["--target-latency", "1us"], 4, "no part answers within"),
+        (["--redundancy", "3"], 2, "5 parts have no code of redundancy 3"),
+    ],
+)
+def test_what_cannot_be_is_told_in_one_sentence(path, capsys, changed, code, message):
+    with pytest.raises(SystemExit) as ended:
+        hocket_main("split", *ARGUMENTS, *changed, "-o", path)
+    assert ended.value.code == code
+    assert message in capsys.readouterr().err

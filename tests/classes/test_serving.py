@@ -1,0 +1,209 @@
+"""Workers, the web service and what strangers send: on parts that need no training."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from classes.small import NUM_CLASSES, SHAPE, small_folder, whole_scores
+from fastapi.testclient import TestClient
+
+from hocket.base.errors import RunError, UsageError
+from hocket.classes.rehearsal import rehearsed
+from hocket.classes.serving.app import make_app, max_body_bytes
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+
+TOKEN = "a-token-of-many-characters"
+RAW = "application/octet-stream"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return small_folder(tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture(scope="module")
+def front_end(folder):
+    with FrontEnd(folder, ServeOptions(deadline_s=20)) as front_end:
+        yield front_end
+
+
+@pytest.fixture(scope="module")
+def client(front_end):
+    app = make_app(front_end, TOKEN)
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        client.headers["authorization"] = f"Bearer {TOKEN}"
+        yield client
+
+
+def inputs(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, *SHAPE)).astype(np.float32)
+
+
+def test_answers_are_those_of_the_whole_net(front_end):
+    for each in inputs(20):
+        answer = front_end.predict(each, 20)
+        assert answer.missing == ()
+        assert answer.scores == pytest.approx(whole_scores(each)[0], rel=1e-4, abs=1e-4)
+        assert answer.probabilities.sum() == pytest.approx(1)
+
+
+def test_many_threads_get_each_their_own_answer(front_end):
+    given = inputs(40, seed=1)
+    wrong = []
+
+    def ask(mine):
+        for index in mine:
+            found = front_end.predict(given[index], 30).label
+            if found != whole_scores(given[index])[0].argmax():
+                wrong.append(index)
+
+    threads = [threading.Thread(target=ask, args=(range(k, 40, 4),)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_any_worker_may_be_killed_in_mid_request_without_a_lost_answer(folder):
+    given = inputs(4, seed=2)
+    with FrontEnd(folder, ServeOptions(deadline_s=20)) as front_end:
+        for victim in range(3):
+            _wait(lambda: front_end.num_alive == 3)
+            process = front_end.process_ids[victim]
+            # Stopped, it holds its request in mid-flight; then it is killed.
+            os.kill(process, signal.SIGSTOP)
+            first = front_end.predict(given[0])
+            os.kill(process, signal.SIGKILL)
+            answers = [first, *(front_end.predict(each) for each in given[1:])]
+            for each, answer in zip(given, answers, strict=True):
+                assert answer.missing == ()
+                assert answer.label == whole_scores(each)[0].argmax()
+        _wait(lambda: front_end.num_alive == 3)
+        metrics = front_end.metrics()
+        assert [worker.deaths for worker in metrics.workers] == [1, 1, 1]
+        assert [worker.restarts for worker in metrics.workers] == [1, 1, 1]
+        process_ids = front_end.process_ids
+    assert not any(_is_there(each) for each in process_ids)
+
+
+def test_without_copies_the_classes_of_a_dead_worker_are_named(tmp_path):
+    folder = small_folder(tmp_path, redundancy=1)
+    with FrontEnd(folder, ServeOptions(deadline_s=20, restarts=False)) as front_end:
+        os.kill(front_end.process_ids[1], signal.SIGKILL)
+        _wait(lambda: front_end.num_alive == 2)
+        answer = front_end.predict(inputs(1)[0])
+        assert answer.missing == folder.table.parts[1].classes
+        assert answer.label not in answer.missing
+    with pytest.raises(RunError, match="closed"):
+        front_end.predict(inputs(1)[0])
+
+
+def test_a_deadline_gives_what_has_come(tmp_path):
+    folder = small_folder(tmp_path, redundancy=1)
+    with FrontEnd(folder, ServeOptions(deadline_s=20)) as front_end:
+        process = front_end.process_ids[0]
+        os.kill(process, signal.SIGSTOP)
+        answers = [front_end.predict(each, 0.5) for each in inputs(2)]
+        os.kill(process, signal.SIGCONT)
+        assert all(set(answer.missing) >= {0, 1} for answer in answers)
+        _wait(lambda: front_end.metrics().workers[0].late == 2)
+        assert front_end.predict(inputs(1)[0]).missing == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.zeros((4, 4)), "has the shape"),
+        (np.full(SHAPE, np.nan), "NaN or infinity"),
+        (np.full(SHAPE, 1e300), "beyond float32"),
+        (np.full(SHAPE, "a"), "has the type"),
+        (np.zeros((2, *SHAPE)), "has the shape"),
+    ],
+)
+def test_wrong_inputs_are_refused_before_any_worker_sees_them(front_end, given, message):
+    with pytest.raises(UsageError, match=message):
+        front_end.predict(given)
+
+
+def test_the_web_service_answers_json_and_raw(client):
+    given = inputs(1, seed=3)[0]
+    expected = whole_scores(given)[0].argmax()
+    told = client.post("/v1/predict?deadline_s=20", json={"input": given.tolist()}).json()
+    raw = client.post("/v1/predict?top=1&deadline_s=20", content=given.tobytes(),
+                      headers={"content-type": RAW}).json()  # fmt: skip
+    assert told["index"] == raw["index"] == expected
+    assert told["label"] == f"class {expected}"
+    assert len(told["classes"]) == 5
+    assert len(raw["classes"]) == 1
+    model = client.get("/v1/model").json()
+    assert model["input_shape"] == list(SHAPE)
+    assert len(model["classes"]) == NUM_CLASSES
+    assert len(client.get("/v1/metrics").json()["workers"]) == 3
+    assert client.get("/healthz", headers={"authorization": ""}).json()["workers"] == 3
+    assert "/v1/predict" in client.get("/openapi.json").json()["paths"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b'{"input": NaN}', "application/json", 400),
+        (b'{"input": [[[1, 2], [3]]]}', "application/json", 422),
+        (b'{"input": "image"}', "application/json", 422),
+        (b'{"input": [1e400]}', "application/json", 422),
+        (b'{"input": [], "path": "/etc"}', "application/json", 422),
+        (b"[" * 5000, "application/json", 400),
+        (np.full(SHAPE, np.inf, np.float32).tobytes(), RAW, 422),
+        (b"short", RAW, 422),
+        (b"", "text/plain", 415),
+        (b"x" * 70_000, RAW, 413),
+    ],
+)
+def test_hostile_requests_get_a_clear_error_and_kill_no_worker(
+    client, front_end, content, kind, status
+):
+    answer = client.post("/v1/predict", content=content, headers={"content-type": kind})
+    assert answer.status_code == status
+    assert answer.json()["detail"]
+    assert front_end.num_alive == 3
+    assert max_body_bytes(front_end) == 65_536
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"authorization": ""}, 401),
+        ({"authorization": "Bearer wrong"}, 401),
+        ({"host": "evil.example"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+    ],
+)
+def test_only_the_token_on_a_loopback_name_opens_the_service(client, headers, status):
+    assert client.get("/v1/model", headers=headers).status_code == status
+
+
+def test_the_prediction_names_its_pieces(folder):
+    outlook = rehearsed(folder)
+    assert len(outlook.part_s) == 3
+    assert outlook.answer_s > max(outlook.part_s)
+    assert json.dumps(outlook.to_data())
+
+
+def _wait(is_true, limit_s=60):
+    until_s = time.monotonic() + limit_s
+    while not is_true():
+        assert time.monotonic() < until_s, "waited too long"
+        time.sleep(0.02)
+
+
+def _is_there(process_id):
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return True

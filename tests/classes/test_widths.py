@@ -1,0 +1,67 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.classes.combine import Calibration, Combiner
+from hocket.classes.give_back import blame, larger_budgets
+from hocket.classes.outlook import FanOut, answer_s, finish_s, verdict
+from hocket.classes.widths import Floors, Layer, Stream, WidthModel, chosen_widths, needed_macs
+
+
+def chain(widths):
+    streams = tuple(Stream(f"s{index}", width, 1, 1) for index, width in enumerate(widths))
+    layers = [Layer("first", 3.0 * widths[0], 0, ())]
+    for index in range(1, len(widths)):
+        into = ((index - 1, 1.0),)
+        layers.append(Layer(f"l{index}", float(widths[index] * widths[index - 1]), index, into))
+    layers.append(Layer("head", 10.0 * widths[-1], -1, ((len(widths) - 1, 1.0),)))
+    return WidthModel(streams, tuple(layers))
+
+
+@given(
+    st.lists(st.integers(8, 70), min_size=1, max_size=5), st.floats(0.05, 1.0), st.integers(0, 9)
+)
+@settings(max_examples=50, deadline=None)
+def test_widths_meet_the_budget_or_stand_on_their_floors(widths, share, seed):
+    model = chain(widths)
+    values = [np.random.default_rng(seed).exponential(size=width) for width in widths]
+    floors = Floors()
+    budget = share * model.macs(np.ones(len(widths)))
+    chosen = chosen_widths(model, values, budget, floors)
+    assert all(floors.floor(s) <= c <= s.units for s, c in zip(model.streams, chosen, strict=True))
+    if model.macs(np.array(chosen) / np.array(widths)) > budget:
+        blocks = [floors.block(stream) for stream in model.streams]
+        gaps = zip(chosen, model.streams, blocks, strict=True)
+        assert all((c - 1) // b * b < floors.floor(s) for c, s, b in gaps)
+
+
+def test_what_is_worth_little_is_cut_first():
+    model = chain([32, 32])
+    even, skewed = np.ones(32), np.r_[np.ones(8), np.full(24, 1e-3)]
+    first, second = chosen_widths(model, [even, skewed], 600, Floors(block_units=1))
+    assert first > 2 * second
+    assert needed_macs(model, [even, skewed], 0.9) < needed_macs(model, [even, even], 0.9)
+
+
+def test_parts_with_newly_wrong_answers_get_more():
+    combiner = Combiner(4, ((0, 1), (2,), (3,)), (Calibration(),) * 3)
+    labels = np.array([0, 2, 3, 1])
+    whole = np.eye(4)[[0, 2, 3, 0]]
+    # The first is wrong now (2 won); the last was wrong before.
+    counts = blame(combiner, np.eye(4)[[2, 2, 3, 0]], whole, labels)
+    assert counts.tolist() == [1, 1, 0]
+    assert larger_budgets((10, 10, 10), counts, 100) == (14, 14, 10)
+    assert larger_budgets((100, 100, 10), counts, 100) is None
+
+
+def test_an_answer_takes_the_slowest_part_where_every_worker_has_a_core():
+    fan_out = FanOut(1e-4, 0)
+    assert answer_s([1e-3, 2e-3, 1e-3], 4, fan_out) == pytest.approx(2.1e-3)
+    assert answer_s([1e-3, 2e-3, 1e-3], 2, fan_out) == pytest.approx(2.1e-3)
+    assert finish_s([2, 2, 2], 2) == 4
+    assert verdict(1e-2, 2e-3, [5e5] * 5, 1e6, 8).total_work == 2.5
+    small = verdict(1e-5, 1e-4, [5e5] * 5, 1e6, 8)
+    assert not small.pays
+    assert "too small" in small.why
+    assert "only 2 cores for 5 workers" in verdict(1e-5, 1e-4, [5e5] * 5, 1e6, 2).why
