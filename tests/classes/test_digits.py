@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from classes.digits_data import images
 
 import hocket.cli
-from classes.digits_data import images
 from hocket.classes.artefact import read_folder
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
