@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain, words_for_seconds
-from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, resized
+from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, next_event, resized
 from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
 from hocket.fleet.rounds.events import Pause, Progress, Submit, Tick
 from hocket.fleet.rounds.reasons import reason
@@ -189,6 +189,33 @@ def test_unknown_names_are_refused():
         explain(state, 9)
     with pytest.raises(UsageError, match="no job 9"):
         forecast(state).start_of(9)
+
+
+@pytest.mark.parametrize("preemptible", [None, False, True])
+def test_who_waits_for_a_job_that_may_save_is_told_both_moments(preemptible):
+    state = fleet([{"total_steps": 5000.0, "preemptible": preemptible}], rules=Rules(policy="las"))
+    second = Job(number=2, name="second", steps_per_s=(1.0, 0.5), total_steps=100.0)
+    state = step(state, Submit(time_s=0.0, jobs=(second,)))[0]
+    told = explain(state, 2)
+    does_save, does_not = (
+        first_start_of(state, 2, saves=True),
+        first_start_of(state, 2, saves=False),
+    )
+    assert does_save < does_not == 5000.0
+    expected_s = does_save if preemptible else does_not
+    earliest_s = does_save if preemptible is None else None
+    assert (told.estimated_start_s, told.earliest_start_s) == (expected_s, earliest_s)
+    assert ("show that they do" in told.sentence) == (preemptible is None)
+
+
+def first_start_of(state, number, *, saves):
+    """When a job starts if the first shows now that it saves its work, or never does."""
+    rows = state.jobs.rows.copy()
+    rows["preemptible"][0] = saves
+    state = state.but(jobs=state.jobs._replace(rows=rows))
+    while state.jobs.rows["phase"][state.row_of(number)] == WAITING:
+        state, _ = step(state, next_event(state))
+    return state.time_s
 
 
 # ── explanations ─────────────────────────────────────────────────────────────────────────────────

@@ -59,7 +59,7 @@ class Watch:
         for stop in actions.stops:
             if stop.reason in ("preempted", "moved"):
                 job = self._state.jobs.rows[self._state.row_of(stop.number)]
-                assert job["preemptible"], f"job {stop.number} was {stop.reason}"
+                assert job["preemptible"] > 0, f"job {stop.number} was {stop.reason}"
                 assert job["losses"] < most, f"job {stop.number} was {stop.reason} once too often"
 
     def accounts(self, state: State) -> None:

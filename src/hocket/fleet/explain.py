@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hocket.fleet.forecast import first_start
+from hocket.fleet.forecast import Forecast, earliest_start, first_start
 from hocket.fleet.rounds.reasons import reason
-from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, State
+from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, UNDECIDED, WAITING, State
 
 MAX_HOLDERS = 20
 """Jobs named as holding what another waits for; the evidence says how many more there are."""
@@ -27,6 +27,9 @@ class Explanation:
     """Plain data: shares, debts, free devices, who holds what the job could use."""
     estimated_start_s: float | None = None
     """A moment; None for a job that runs, never starts, or starts later than was looked."""
+    earliest_start_s: float | None = None
+    """When it would start if those that hold what it waits for, and have not shown whether they
+    save their work, do; None where that is no earlier."""
     not_before_s: float | None = None
     """How far was looked where no start was found; None where nothing would change that."""
 
@@ -36,6 +39,7 @@ class Explanation:
             "job": self.number,
             "sentence": self.sentence,
             "estimated_start_s": self.estimated_start_s,
+            "earliest_start_s": self.earliest_start_s,
             "not_before_s": self.not_before_s,
             "evidence": dict(self.evidence),
         }
@@ -45,7 +49,8 @@ def explain(state: State, number: int) -> Explanation:
     """What a job does or waits for; raises `UsageError` for a job that is not there or ended."""
     row = state.row_of(number)
     phase = int(state.jobs.rows["phase"][row])
-    sentence, start_s, not_before_s = f"job {number} {reason(state, number)}", None, None
+    sentence = f"job {number} {reason(state, number)}"
+    start_s = earliest_s = not_before_s = None
     if phase == WAITING:
         ahead = first_start(state, number)
         start_s = ahead.start_of(number)
@@ -55,13 +60,31 @@ def explain(state: State, number: int) -> Explanation:
             not_before_s = ahead.reached_s
             span = words_for_seconds(not_before_s - state.time_s)
             sentence += f"; it is not expected to start within {span}"
+        earliest_s = _earliest_s(state, number, ahead)
+        if earliest_s is not None:
+            when = _from_now(earliest_s - state.time_s)
+            sentence += f", or {when} if jobs that may save their work show that they do"
     return Explanation(
         number=number,
         sentence=sentence,
         evidence=_evidence(state, row),
         estimated_start_s=start_s,
+        earliest_start_s=earliest_s,
         not_before_s=not_before_s,
     )
+
+
+def _earliest_s(state: State, number: int, expected: Forecast) -> float | None:
+    """An earlier start than expected, where jobs that hold devices have not shown that they
+    cannot be stopped."""
+    rows = state.jobs.rows
+    if not np.any((rows["phase"] == RUNNING) & (rows["preemptible"] == UNDECIDED)):
+        return None
+    start_s, expected_s = earliest_start(state, number).start_of(number), expected.start_of(number)
+    if start_s is None:
+        return None
+    is_earlier = start_s < (expected.reached_s if expected_s is None else expected_s)
+    return start_s if is_earlier else None
 
 
 def words_for_seconds(duration_s: float) -> str:

@@ -21,7 +21,7 @@ from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick
 from hocket.fleet.rounds.share import seen_steps_per_s
-from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, Device, State
+from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, UNDECIDED, Device, State
 from hocket.fleet.rounds.step import step
 
 Counts = NDArray[np.int64]
@@ -166,6 +166,13 @@ def first_starts(state: State, numbers: Iterable[int]) -> Forecast:
         grain_s=affordable_grain_s(state),
         max_events=affordable_events(state),
     )
+
+
+def earliest_start(state: State, number: int) -> Forecast:
+    """As `first_start`, where all jobs of which nobody knows whether they save their work do."""
+    rows = state.jobs.rows.copy()
+    rows["preemptible"][rows["preemptible"] == UNDECIDED] = 1
+    return first_start(state.but(jobs=state.jobs._replace(rows=rows)), number)
 
 
 def affordable_events(state: State) -> int:

@@ -78,9 +78,9 @@ class JobSpec(BaseModel):
     """An attempt that reports nothing for so long is taken for stuck and stopped."""
 
 
-def is_preemptible(spec: JobSpec) -> bool:
-    """Whether a job may be stopped for others, as far as its file tells."""
-    return bool(spec.resume) if spec.preemptible is None else spec.preemptible
+def is_preemptible(spec: JobSpec) -> bool | None:
+    """Whether a job may be stopped for others; None where its file does not tell."""
+    return True if spec.preemptible is None and spec.resume else spec.preemptible
 
 
 def _is_pipe(path: str | Path) -> bool:

@@ -26,6 +26,8 @@ do not know."""
 _NONE = np.zeros(0, dtype=np.int64)
 
 WAITING, RUNNING, PAUSED, ENDED = range(4)
+UNDECIDED = -1
+"""In the column ``preemptible``, beside 0 and 1: nobody knows yet."""
 PHASES = ("waiting", "running", "paused", "ended")
 MECHANISMS = ("improved", "gavel")
 
@@ -84,9 +86,10 @@ class Job:
     """Row of the pair table; -1 for a job that shares devices with nobody."""
     spread_steps_per_s: tuple[float, ...] | None = None
     """Where the gang is spread over several servers; 0 where it cannot be, None for as fast."""
-    preemptible: bool = True
+    preemptible: bool | None = True
     """Whether it saves its work when it is stopped. One that does not keeps its devices until it
-    ends, once it was started, and shares them with nobody."""
+    ends, once it was started, and shares them with nobody; so does one of which nobody knows
+    (None), until it shows that it saves."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -246,7 +249,7 @@ def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float
             "gang": job.gang,
             "team": job.team,
             "profile": job.profile if job.preemptible else -1,
-            "preemptible": job.preemptible,
+            "preemptible": UNDECIDED if job.preemptible is None else job.preemptible,
             "weight": job.weight,
             "total_steps": job.total_steps,
             "deadline_s": job.deadline_s,

@@ -227,7 +227,7 @@ def _pause(state: State, jobs: Jobs, event: Pause) -> tuple[State, Actions]:
 
 
 def _saves(jobs: Jobs, at: Counts) -> NDArray[np.bool_]:
-    return np.asarray((jobs.rows["preemptible"][at] != 0) & (jobs.rows["losses"][at] == 0))
+    return np.asarray((jobs.rows["preemptible"][at] > 0) & (jobs.rows["losses"][at] == 0))
 
 
 def _resume(state: State, jobs: Jobs, event: Resume) -> tuple[State, Actions]:

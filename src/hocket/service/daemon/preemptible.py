@@ -16,7 +16,7 @@ def with_preemptible(state: State, number: int) -> State:
     """The state in which a job may be stopped for others."""
     rows = state.jobs.rows
     at = int(np.searchsorted(rows["number"], number))
-    if at >= len(rows) or rows["number"][at] != number or rows["preemptible"][at]:
+    if at >= len(rows) or rows["number"][at] != number or rows["preemptible"][at] > 0:
         return state
     changed = rows.copy()
     changed["preemptible"][at] = 1

@@ -281,6 +281,9 @@ class ExplanationBody(BaseModel):
     status: JobStatus
     sentence: str
     estimated_start_s: float | None
+    earliest_start_s: float | None = Field(
+        description="The same if jobs that have not shown whether they save their work do"
+    )
     not_before_s: float | None = Field(description="How far was looked where no start was found")
     evidence: dict[str, Any]
 

@@ -206,6 +206,7 @@ def explain_job(job: Number, daemon: TheDaemon, outlook: TheOutlook) -> Explanat
         status=record.status,
         sentence=ending_of(record),
         estimated_start_s=None,
+        earliest_start_s=None,
         not_before_s=None,
         evidence={"attempt": record.attempt, "failures": record.failures},
     )

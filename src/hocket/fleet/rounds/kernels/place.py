@@ -326,7 +326,7 @@ def _write_stops(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes:
     for i in range(jobs.rows.shape[0]):
         if choice.before[i] < 0:
             continue
-        saves = jobs.rows.preemptible[i] != 0 and jobs.rows.losses[i] == 0
+        saves = jobs.rows.preemptible[i] > 0 and jobs.rows.losses[i] == 0
         if saves and (not pace.keeps_running or not changes.stays[i]):
             # A checkpoint per round and per stop: more than a round of work is never lost.
             jobs.rows.saved_steps[i] = jobs.rows.done_steps[i]

@@ -126,7 +126,7 @@ def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> 
     keeps_all = pace.keeps_running or pace.keeps_line
     for i in range(jobs.rows.shape[0]):
         is_fresh = time_s - jobs.rows.started_s[i] < pace.min_run_s
-        is_bound = jobs.rows.preemptible[i] == 0 or jobs.rows.losses[i] >= pace.max_losses
+        is_bound = jobs.rows.preemptible[i] <= 0 or jobs.rows.losses[i] >= pace.max_losses
         is_running = jobs.rows.phase[i] == _RUNNING
         is_kept[i] = is_running and (keeps_all or is_fresh or is_bound)
     for i in range(jobs.rows.shape[0]):
