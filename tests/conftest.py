@@ -12,6 +12,7 @@ FOLDER = Path(__file__).parent
 LONG = (
     "fleet/test_simulator.py",
     "service/test_ray.py",
+    "loops/test_ray.py",
     "runtime/test_run_command.py",
     "service/test_slurm.py",
     "runtime/test_parallel_gradients.py",
@@ -19,6 +20,10 @@ LONG = (
     "runtime/test_parallel_run.py",
     "service/test_daemon_kill.py",
     "runtime/test_ranks.py",
+    "runtime/test_single.py",
+    "capture/test_capture_repeat.py",
+    "pages/test_readme_commands.py",
+    "service/test_page_in_browser.py",
     "export/test_torch_script.py",
     "service/test_local_chaos.py",
     "service/test_lease_examples.py",

@@ -17,7 +17,7 @@ from service.local_attempts import (
 )
 
 from hocket.base.errors import UsageError
-from hocket.service.daemon import commands
+from hocket.service.daemon import commands, sightings
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
 from hocket.service.daemon.world import violations
@@ -76,13 +76,13 @@ def test_a_job_that_was_done_before_it_was_asked_to_stop_is_done(rig, engine, st
     rig.submit()
     rig.look(2)
     if stop is None:
-        rig.ask(commands.silent, name=FIRST, silence_s=1.0)
+        rig.ask(sightings.silent, name=FIRST, silence_s=1.0)
     else:
         rig.change(stop, 1)
     assert rig.world.attempt(FIRST).stopping_since_s is not None
     engine.exit(FIRST, 0)
     status = Status(name=FIRST, phase=EXITED, exit_code=0, was_asked=was_asked)
-    rig.ask(commands.ended, statuses=[status])
+    rig.ask(sightings.ended, statuses=[status])
     if stop is commands.cancel:
         assert rig.status(1) == "cancelled"
     elif not was_asked:
@@ -107,7 +107,7 @@ def test_a_job_that_left_because_its_report_was_answered_so_is_not_done(rig, eng
         rig = rig.again()
     engine.exit(FIRST, 0)
     status = Status(name=FIRST, phase=EXITED, exit_code=0, was_asked=False)
-    rig.ask(commands.ended, statuses=[status])
+    rig.ask(sightings.ended, statuses=[status])
     assert (rig.status(1), rig.job(1).done_steps) == ("paused", 30.0)
     rig.change(commands.resume, 1)
     rig.look(2)

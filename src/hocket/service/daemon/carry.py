@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hocket.base.errors import HocketError
-from hocket.service.daemon import commands
+from hocket.service.daemon import sightings
 from hocket.service.daemon.assignment import assignment_of
 from hocket.service.daemon.decider import Command
 from hocket.service.daemon.world import World, kinds_up, name_of
@@ -167,7 +167,7 @@ class Carrier:
         look has not found it either, it is over."""
         if self._asked_to_stop.get(name, self._num_looks) < self._num_looks:
             status = Status(name=name, phase=phase, detail=detail)
-            self._tell(name, partial(commands.ended, statuses=[status]))
+            self._tell(name, partial(sightings.ended, statuses=[status]))
         elif name not in self._asked_to_stop and self._try(partial(self._executor.kill, name)):
             self._asked_to_stop[name] = self._num_looks
 
@@ -186,13 +186,13 @@ class Carrier:
         state = self._world().state
         known = tuple(device for device in poll.devices if device.kind in state.kinds)
         if kinds_up(state) != {device.name: device.kind for device in known}:
-            self._tell("devices", partial(commands.see_devices, devices=known))
+            self._tell("devices", partial(sightings.see_devices, devices=known))
         unknown = {device.kind for device in poll.devices} - set(state.kinds)
         if unknown:
             kinds = ", ".join(map(repr, sorted(unknown)))
             self.trouble = f"devices of kind {kinds} came and are not used before a restart"
         if new := unknown - self._unknown_kinds:
-            self._tell("kinds", partial(commands.see_unknown_kinds, kinds=sorted(new)))
+            self._tell("kinds", partial(sightings.see_unknown_kinds, kinds=sorted(new)))
         self._unknown_kinds = unknown
 
     def _tell_attempts(self, poll: Poll) -> None:
@@ -216,7 +216,7 @@ class Carrier:
                 ended.append(status)
             elif is_over:
                 # A failure of the job takes a decision of its own.
-                self._tell(name, partial(commands.ended, statuses=[status]))
+                self._tell(name, partial(sightings.ended, statuses=[status]))
             elif (
                 status.phase == RUNNING
                 and record.stopping_since_s is None
@@ -224,10 +224,10 @@ class Carrier:
             ):
                 begun.append(name)
         for names in self._together(begun):
-            self._tell_of(names, partial(commands.begun, names=names))
+            self._tell_of(names, partial(sightings.begun, names=names))
         for some in self._together(ended):
             names = [status.name for status in some]
-            self._tell_of(names, partial(commands.ended, statuses=some))
+            self._tell_of(names, partial(sightings.ended, statuses=some))
 
     def _together(self, items: list[Item]) -> list[list[Item]]:
         """What is told as one command, which costs hardly more than one of its parts: all, but
@@ -245,7 +245,7 @@ class Carrier:
             if silence_s is None or since_s is None or record.stopping_since_s is not None:
                 continue
             if now_s - max(since_s, self._heard_s(name)) > silence_s:
-                self._tell(name, partial(commands.silent, name=name, silence_s=silence_s))
+                self._tell(name, partial(sightings.silent, name=name, silence_s=silence_s))
 
     def _forget_decided(self) -> None:
         """What could not be stored is seen and told again; people may know why."""
