@@ -126,9 +126,9 @@ class Machine(RuleBasedStateMachine):
         kind=st.integers(0, 3),
         gang=st.sampled_from([1, 1, 1, 2, 3]),
         steps=st.floats(100, 1e5),
-        preemptible=st.sampled_from([True, True, False]),
+        preemptible=st.sampled_from([True, True, False, None]),
     )
-    def submit(self, kind: int, gang: int, steps: float, preemptible: bool) -> None:
+    def submit(self, kind: int, gang: int, steps: float, preemptible: bool | None) -> None:
         job = Job(
             number=self.next_number,
             name=f"job{self.next_number}",
