@@ -199,8 +199,8 @@ def predicted_peak_bytes(graph: Graph, cluster: Cluster, profile: Profile) -> in
 
     counted = with_allocator_rounding(with_measured_workspace(graph, profile))
     costs = estimate_costs(counted, cluster, profile=profile)
-    problem = Problem(graph=counted, cluster=cluster, costs=costs)
-    plan = Plan(device_of=np.zeros(graph.num_ops, dtype=np.int32))
+    problem = Problem(work=counted, cluster=cluster, op_costs=costs)
+    plan = Plan().placing(np.zeros(graph.num_ops, dtype=np.int32))
     return int(simulate(problem, plan).peak_bytes[0]) + profile.reserved_bytes
 
 

@@ -55,8 +55,8 @@ def best_of_three(run: Callable[[], Coarse]) -> tuple[Coarse, float]:
 
 def peak_bytes(problem: Problem, coarse: Coarse) -> tuple[int, int]:
     """On one device: of the coarse graph, and of its expanded plan."""
-    on_one = Plan(
-        device_of=np.zeros(coarse.graph.num_ops, dtype=np.int32),
+    on_one = Plan().placing(
+        np.zeros(coarse.graph.num_ops, dtype=np.int32),
         priority=np.arange(coarse.graph.num_ops, dtype=np.float64),
     )
     small = simulate(coarse_problem(problem, coarse), on_one)

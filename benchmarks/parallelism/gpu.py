@@ -22,7 +22,11 @@ from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import PlacedDivision
+from hocket.plan.training import Training
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.options import RunOptions
 from hocket.runtime.parallel.session import run_parallel
@@ -56,21 +60,17 @@ CASES = (
 """Recomputation, microbatch, number of microbatches."""
 
 
-def plan_of(model: Transformer, division: Division) -> ParallelPlan:
+def plan_of(model: Transformer, division: Division) -> DividedTraining:
     cluster = cluster_from_text("1xh200")
     software = find_software("torch")
     costs = stage_costs(model, division, cluster, software)
     step_s = predict(model, Divisions.of([division]), cluster, software).step_s
-    return ParallelPlan(
-        model=model,
-        cluster=cluster,
-        division=division,
-        devices=((cluster.device_names[0],),),
-        schedule=make_schedule("1f1b", 1, division.num_microbatches),
-        costs=costs,
-        step_s=float(step_s[0]),
-        peak_bytes=(costs.state_bytes[0] + costs.activation_bytes[0],),
-    )
+    devices = ((cluster.device_names[0],),)
+    placed = PlacedDivision(division=division, devices=devices, stage_costs=costs)
+    plan = Plan(sections=(placed, make_schedule("1f1b", 1, division.num_microbatches)))
+    work = Training(model=model, global_batch=division.global_batch, software=software)
+    problem = Problem(work=work, cluster=cluster)
+    return DividedTraining(problem, plan.claiming(step_s=float(step_s[0])))
 
 
 def main() -> None:

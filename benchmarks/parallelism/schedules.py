@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.plan.parallel import StageCosts
+from hocket.cost.parallel.costs import StageCosts
 from hocket.planners.parallelism.schedules import (
     known_schedules,
     make_schedule,

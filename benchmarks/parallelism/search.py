@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import time
 
-from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.softwares import find_software
 from hocket.hardware import cluster_from_text
-from hocket.planners.parallelism.candidates import Training
+from hocket.plan.problem import Problem
+from hocket.plan.training import Training
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.recheck import Effort, recheck
 from hocket.planners.parallelism.scan import scan
@@ -36,29 +36,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     for model, on, batch, max_tensor, max_context in CASES:
-        training = Training(
-            model=find_model(model),
-            cluster=cluster_from_text(on),
-            global_batch=batch,
-            software=find_software("megatron-core"),
-            coefficients=Coefficients(),
+        work = Training(
+            model=find_model(model), global_batch=batch, software=find_software("megatron-core")
         )
-        measure(training, Limits(max_tensor=max_tensor, max_context=max_context), rounds)
+        problem = Problem(work=work, cluster=cluster_from_text(on))
+        measure(problem, Limits(max_tensor=max_tensor, max_context=max_context), rounds)
 
 
-def measure(training: Training, limits: Limits, rounds: int) -> None:
+def measure(problem: Problem, limits: Limits, rounds: int) -> None:
     effort = Effort()
     scan_s, recheck_s = [], []
     for _ in range(rounds + 1):  # the first one compiles
         start = time.process_time()
-        found = scan(training, 0, limits, ROUNDS * effort.num_simulated)
+        found = scan(problem, 0, limits, ROUNDS * effort.num_simulated)
         middle = time.process_time()
-        seen = recheck(described(training, 0, found.fitting)[: effort.num_simulated], effort)
+        seen = recheck(described(problem, 0, found.fitting)[: effort.num_simulated], effort)
         scan_s.append(middle - start)
         recheck_s.append(time.process_time() - middle)
-    winner = search(training, limits).winner
+    winner = search(problem, limits).winner
     print(
-        f"{training.model.name} on {training.cluster.name}: {found.num_divisions:,} divisions, "
+        f"{problem.work_name} on {problem.cluster.name}: {found.num_divisions:,} divisions, "
         f"{found.num_fitting:,} fit; scan {min(scan_s[1:]):.2f} s, "
         f"recheck of {len(seen)} {min(recheck_s[1:]):.2f} s"
     )

@@ -140,7 +140,7 @@ def step_of(name: str, **options: int) -> Graph:
 
 def need_bytes(problem: Problem) -> int:
     """What the whole step needs on one device."""
-    alone = Plan(device_of=np.zeros(problem.graph.num_ops, dtype=np.int32))
+    alone = Plan().placing(np.zeros(problem.graph.num_ops, dtype=np.int32))
     return int(simulate(problem, alone).peak_bytes[0])
 
 
@@ -149,7 +149,7 @@ def tightened(problem: Problem, share: float) -> Problem:
     factor = need_bytes(problem) / share / float(problem.memory_bytes.sum())
     cluster = scaled(problem.cluster, factor)
     costs = estimate_costs(problem.graph, cluster)
-    return replace(problem, cluster=cluster, costs=costs)
+    return replace(problem, cluster=cluster, op_costs=costs)
 
 
 def scaled(cluster: Cluster, factor: float) -> Cluster:

@@ -80,7 +80,7 @@ def captured(name: str, sizes: dict[str, int]) -> Graph:
 
 def tight(problem: Problem, shares: tuple[int, ...], filled: float) -> Problem:
     """The problem with so little memory that the step needs ``filled`` of it."""
-    alone = Plan(device_of=np.zeros(problem.graph.num_ops, dtype=np.int32))
+    alone = Plan().placing(np.zeros(problem.graph.num_ops, dtype=np.int32))
     total = int(simulate(problem, alone).peak_bytes[0]) / filled
     reserved = problem.costs.reserved_bytes[problem.costs.device_row]
     devices = tuple(

@@ -81,15 +81,15 @@ def problem_of(graph: Graph, transfers: TransferMode) -> Problem:
         tensor_bytes=graph.tensor_bytes,
         settings={},
     )
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)
+    return Problem(work=graph, cluster=cluster, op_costs=costs, transfers=transfers)
 
 
 def placement(problem: Problem, form: str) -> Plan:
     """At random, or in blocks of equal size."""
     num_ops = problem.graph.num_ops
     if form == "random":
-        return Plan(device_of=np.random.RandomState(0).randint(0, NUM_DEVICES, num_ops))
-    return Plan(device_of=np.arange(num_ops) * NUM_DEVICES // num_ops)
+        return Plan().placing(np.random.RandomState(0).randint(0, NUM_DEVICES, num_ops))
+    return Plan().placing(np.arange(num_ops) * NUM_DEVICES // num_ops)
 
 
 def best_s(problem: Problem, plan: Plan, repeats: int = 3) -> float:

@@ -27,11 +27,9 @@ from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, 
 
 if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
-    from hocket.plan.parallel import ParallelPlan
     from hocket.planners.communication.collective import CollectivePlan
     from hocket.planners.compare import Comparison
     from hocket.planners.goal import Goal
-    from hocket.planners.parallelism.candidates import Training
     from hocket.runtime.options import RunOptions
     from hocket.runtime.rebuild import ModelSource
     from hocket.runtime.session import RunResult
@@ -105,14 +103,7 @@ class Planned:
         """Write the plan; the graph is put inside unless its file is named."""
         from hocket.plan.files import write_plan
 
-        write_plan(
-            path,
-            self.problem,
-            self.plan,
-            graph_file=graph_file,
-            step_s=self.step_s,
-            peak_bytes=self.peak_bytes,
-        )
+        write_plan(path, self.problem, self.plan, graph_file=graph_file)
 
     def save_all(
         self,
@@ -128,10 +119,7 @@ class Planned:
         from hocket.view.report import report_html
         from hocket.view.trace import trace_bytes, trace_events
 
-        plan = plan_bytes(
-            path, self.problem, self.plan, graph_file=graph_file, step_s=self.step_s,
-            peak_bytes=self.peak_bytes,
-        )  # fmt: skip
+        plan = plan_bytes(path, self.problem, self.plan, graph_file=graph_file)
         page = report_html(self.problem, self.plan, self.timeline, self.comparison).encode()
         events = trace_events(self.problem, self.plan, self.timeline, label="predicted")
         write_together({path: plan, report: page, trace: trace_bytes(trace, events)})
@@ -254,7 +242,7 @@ def make_problem(
     graph = as_profiled(graph, cluster, profile)
     costs = estimate_costs(graph, cluster, profile=profile, calibration=calibration)
     return Problem(
-        graph=graph, cluster=cluster, costs=costs, transfers=transfers, objective=objective,
+        work=graph, cluster=cluster, op_costs=costs, transfers=transfers, objective=objective,
         contiguous=contiguous, seed=seed,
     )  # fmt: skip
 
@@ -266,7 +254,7 @@ def plan_parallel(
     *,
     software: str | None = None,
     coefficients: Coefficients | None = None,
-) -> ParallelPlan:
+) -> Plan:
     """Divide the training of a transformer over a cluster: data x tensor x pipeline.
 
     ``model`` is a preset, a file (see `hocket.transformer.files.find_model`) or a shape; ``batch``
@@ -274,8 +262,8 @@ def plan_parallel(
     """
     from hocket.planners.parallelism.search import plan_of, search
 
-    training = make_training(model, on, batch, software=software, coefficients=coefficients)
-    return plan_of(search(training))
+    problem = make_training(model, on, batch, software=software, coefficients=coefficients)
+    return plan_of(search(problem))
 
 
 def make_training(
@@ -288,7 +276,7 @@ def make_training(
     dtype: str | None = None,
     coefficients: Coefficients | None = None,
     spare: float | None = None,
-) -> Training:
+) -> Problem:
     """What is trained on what; without ``dtype``, in the first type that all devices have.
 
     ``options`` set the program (``async-tp``, ``hsdp=8``); ``spare`` is the share of memory that
@@ -297,18 +285,21 @@ def make_training(
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.cost.parallel.options import with_options
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
-    from hocket.planners.parallelism.candidates import SPARE, Training
+    from hocket.plan.training import Training
+    from hocket.planners.parallelism.candidates import SPARE
     from hocket.transformer import Transformer
     from hocket.transformer.files import find_model
 
     cluster = find_cluster(on)
     program = with_options(find_software(software or DEFAULT_SOFTWARE), options)
-    return Training(
-        model=model if isinstance(model, Transformer) else find_model(str(model)),
+    return Problem(
+        work=Training(
+            model=model if isinstance(model, Transformer) else find_model(str(model)),
+            global_batch=batch,
+            software=replace(program, dtype=dtype or usual_dtype(program, cluster)),
+            coefficients=coefficients or Coefficients(),
+        ),
         cluster=cluster,
-        global_batch=batch,
-        software=replace(program, dtype=dtype or usual_dtype(program, cluster)),
-        coefficients=coefficients or Coefficients(),
         spare=SPARE if spare is None else spare,
     )
 
@@ -361,7 +352,7 @@ def plan_collective(
         cluster, kind, ranks, root=_root(cluster, ranks, root), size_bytes=size_bytes,
         relay=relay, links=choice, max_trees=max_trees,
     )  # fmt: skip
-    found.chosen.section.verify(cluster)
+    found.chosen.section.require_legal(cluster)
     check_certificate(found.fabric, kind, found.root, found.certificate)
     return found
 

@@ -264,7 +264,7 @@ def test_detect_writes_a_file_that_plan_accepts(folder, tmp_path):
 
 def test_schema_is_json_schema():
     schema = json.loads(hocket("schema", "plan").stdout)
-    assert schema["properties"]["schema"]["const"] == "hocket.plan/1"
+    assert schema["properties"]["schema"]["const"] == "hocket.plan/2"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -25,7 +25,7 @@ def test_table_reason_and_files(hocket, tmp_path, monkeypatch):
     assert "chosen because" in out
     assert "divisions" in out
     assert "wrote plan.json, report.html" in err
-    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "hocket.parallel/1"
+    assert json.loads((tmp_path / "plan.json").read_text())["schema"] == "hocket.plan/2"
     page = (tmp_path / "report.html").read_text()
     assert "src=" not in page
     assert "url(" not in page
@@ -166,8 +166,9 @@ def test_graph_option_has_no_meaning_for_parallel_plans(hocket, plan_file):
         assert "no graph" in hocket(name, plan_file, "--graph", "x.json", expect=2)[1]
 
 
-def test_schema_of_parallel_plans_is_printed(hocket):
-    assert json.loads(hocket("schema", "parallel")[0])["title"] == "ParallelPlanFile"
+def test_schema_of_plans_knows_divisions(hocket):
+    sections = json.loads(hocket("schema", "plan")[0])["properties"]["sections"]["properties"]
+    assert {"division", "schedule"} <= set(sections)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])

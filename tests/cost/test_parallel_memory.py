@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.in_flight import in_flight_chunks
 from hocket.cost.parallel.memory import (
     DEFAULT_OVERHEADS,
@@ -19,8 +20,7 @@ from hocket.cost.parallel.memory import (
     stage_memory,
 )
 from hocket.cost.parallel.software import Software
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Work
+from hocket.plan.sections.schedule import Work
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Divisions, Experts

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
 from hocket.cost.parallel.costs import StageCosts
+from hocket.cost.parallel.costs import StageCosts as PlannedCosts
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.stages import stage_costs
 from hocket.cost.parallel.step import predict
-from hocket.plan.parallel import StageCosts as PlannedCosts
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import Division, Divisions

@@ -46,7 +46,7 @@ def placed(problem, device_of_module):
     """Every op with its module, on the device that ``device_of_module`` says."""
     graph = problem.graph
     devices = [device_of_module(graph.module_of(op)) for op in range(graph.num_ops)]
-    return Plan(device_of=np.array(devices, dtype=np.int32))
+    return Plan().placing(np.array(devices, dtype=np.int32))
 
 
 def layer_number(module):
@@ -71,7 +71,7 @@ def test_what_a_map_cannot_say_is_counted(problem):
         op for op in range(problem.graph.num_ops) if problem.graph.module_of(op) == "layers.1"
     ]
     device_of[in_layer[-1]] = 1
-    found = device_map(problem, Plan(device_of=device_of))
+    found = device_map(problem, Plan().placing(device_of))
     assert 0 < found.elsewhere_share < 0.5
 
 
@@ -87,7 +87,7 @@ def test_accelerate_takes_the_map_of_processors(problem):
 def test_a_graph_without_modules_has_no_map():
     graph = chain(3, seed=0)
     with pytest.raises(UsageError, match="names modules"):
-        device_map(make_problem(graph, "2xt4"), Plan(device_of=np.array([0, 0, 1])))
+        device_map(make_problem(graph, "2xt4"), Plan().placing(np.array([0, 0, 1])))
 
 
 def test_the_command_writes_the_map_and_refuses_the_other_kind_of_plan(tmp_path, problem):

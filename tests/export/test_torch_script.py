@@ -14,7 +14,7 @@ from runtime.parallel_plans import GPT, LLAMA, circular_plan, divided, plan_of
 from hocket.base.errors import CheckError, UsageError
 from hocket.cli.export import command
 from hocket.export import TARGETS, export_plan
-from hocket.plan.parallel_files import write_parallel_plan
+from hocket.plan.files import write_plan
 from hocket.runtime.parallel.jobs import make_job
 from hocket.runtime.parallel.reference import reference_run
 
@@ -65,14 +65,14 @@ def test_what_pytorch_gets_wrong_is_not_written():
 @pytest.mark.parametrize("target", ["torch", "torchtitan"])
 @pytest.mark.parametrize("dtype", ["float16", "float8"])
 def test_arithmetic_that_needs_scaling_is_refused_not_replaced(target, dtype):
-    plan = replace(plan_of(*divided(LLAMA, "1f1b", 2)), dtype=dtype)
+    plan = plan_of(*divided(LLAMA, "1f1b", 2), dtype=dtype)
     with pytest.raises(UsageError, match=f"not for {dtype}") as caught:
         export_plan(plan, target)
     assert "--dtype bfloat16" in caught.value.hint
 
 
 def test_the_script_computes_as_planned():
-    plan = replace(plan_of(*divided(LLAMA, "1f1b", 2)), dtype="float32")
+    plan = plan_of(*divided(LLAMA, "1f1b", 2), dtype="float32")
     assert "dtype='float32'," in export_plan(plan, "torch")["train.py"]
 
 
@@ -84,7 +84,8 @@ def test_a_schedule_that_waits_for_itself_is_not_written(target):
 
 def test_the_command_writes_files_or_prints_them(tmp_path, capsys):
     path = tmp_path / "plan.json"
-    write_parallel_plan(path, plan_of(*divided(GPT, "1f1b", 2)))
+    made = plan_of(*divided(GPT, "1f1b", 2))
+    write_plan(path, made.problem, made.plan)
     folder = tmp_path / "new" / "out"
     command.main([str(path), "--to", "torch", "-o", str(folder)], standalone_mode=False)
     assert sorted(p.name for p in folder.iterdir()) == ["schedule.csv", "train.py"]

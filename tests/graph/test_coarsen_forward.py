@@ -72,7 +72,7 @@ def test_memory_of_the_forward_graph_covers_the_whole_step(family, num_ops, most
     coarse = forward_only(graph, units, np.ones(graph.num_ops))
     fine = problem_of(graph, joined(1), np.ones(graph.num_ops))
     small = coarse_problem(fine, coarse)
-    whole = Plan(device_of=np.zeros(coarse.graph.num_ops, dtype=np.int32))
+    whole = Plan().placing(np.zeros(coarse.graph.num_ops, dtype=np.int32))
     by_op = simulate(fine, expand(fine, coarse, whole)).peak_bytes[0]
     assert 0.99 * by_op <= simulate(small, whole).peak_bytes[0] <= most * by_op
 
@@ -85,7 +85,7 @@ def test_memory_of_the_forward_graph_covers_each_of_several_devices(family):
     fine = problem_of(graph, joined(3, 1e12), np.ones(graph.num_ops))
     small = coarse_problem(fine, coarse)
     count = coarse.graph.num_ops
-    blocks = Plan(device_of=(np.arange(count) * 3 // count).astype(np.int32))
+    blocks = Plan().placing((np.arange(count) * 3 // count).astype(np.int32))
     planned = simulate(small, blocks).peak_bytes
     needed = simulate(fine, expand(fine, coarse, blocks)).peak_bytes
     assert np.all(planned >= 0.95 * needed)

@@ -96,11 +96,10 @@ def test_on_one_device_a_fused_graph_needs_no_less_memory_than_its_ops(case):
     cluster = joined(1)
     fine = problem_of(graph, cluster, np.ones(graph.num_ops))
     small = problem_of(coarse.graph, cluster, np.ones(coarse.graph.num_ops))
-    by_node = Plan(
-        device_of=np.zeros(graph.num_ops, dtype=np.int32),
-        priority=coarse.node_of.astype(np.float64),
+    by_node = Plan().placing(
+        np.zeros(graph.num_ops, dtype=np.int32), priority=coarse.node_of.astype(np.float64)
     )
-    whole = Plan(device_of=np.zeros(coarse.graph.num_ops, dtype=np.int32))
+    whole = Plan().placing(np.zeros(coarse.graph.num_ops, dtype=np.int32))
     assert simulate(small, whole).peak_bytes[0] >= simulate(fine, by_node).peak_bytes[0]
 
 
@@ -137,8 +136,8 @@ def test_memory_of_a_fused_training_step_is_close_to_that_of_its_ops(family, num
     fine = problem_of(graph, cluster, np.ones(graph.num_ops))
     small = problem_of(coarse.graph, cluster, np.ones(coarse.graph.num_ops))
     on_one = np.zeros(graph.num_ops, dtype=np.int32)
-    by_node = simulate(fine, Plan(device_of=on_one, priority=coarse.node_of.astype(float)))
-    whole = simulate(small, Plan(device_of=on_one[: coarse.graph.num_ops]))
+    by_node = simulate(fine, Plan().placing(on_one, priority=coarse.node_of.astype(float)))
+    whole = simulate(small, Plan().placing(on_one[: coarse.graph.num_ops]))
     assert by_node.peak_bytes[0] <= whole.peak_bytes[0] <= 1.05 * by_node.peak_bytes[0]
 
 

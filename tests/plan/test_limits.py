@@ -38,7 +38,7 @@ def small():
 
 def test_a_peak_of_all_that_is_usable_fits_and_one_byte_more_does_not(small):
     cluster = cluster_from_text("2xv100-16g")
-    plan = Plan(device_of=np.array([0, 1], dtype=np.int32))
+    plan = Plan().placing(np.array([0, 1], dtype=np.int32))
     peaks = simulate(make_problem(small, cluster), plan).peak_bytes.tolist()
     for device, peak in enumerate(peaks):
         for lacking in (0, 1):
@@ -51,18 +51,18 @@ def test_a_peak_of_all_that_is_usable_fits_and_one_byte_more_does_not(small):
 def test_the_first_device_that_is_not_there_is_refused_in_plan_and_file(small, tmp_path):
     problem = make_problem(small, "2xv100-16g")
     for device, is_there in ((1, True), (2, False), (-1, False)):
-        plan = Plan(device_of=np.array([0, device], dtype=np.int32))
+        plan = Plan().placing(np.array([0, device], dtype=np.int32))
         assert (violations(plan, problem) == []) is is_there
     plan_graph(small, "2xv100-16g", planners="m-topo").save(tmp_path / "plan.json")
     content = json.loads((tmp_path / "plan.json").read_text())
-    content["placement"]["device_of"] = [0, 2]
+    content["sections"]["placement"]["device_of"] = [0, 2]
     (tmp_path / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(InputFileError, match="device_of names device 2"):
+    with pytest.raises(InputFileError, match=r"device_of\[1\] is 2"):
         read_plan(tmp_path / "plan.json")
-    content["placement"]["device_of"] = [0, 1]
-    content["order"] = {"by_device": [[0], [2]]}
+    content["sections"]["placement"]["device_of"] = [0, 1]
+    content["sections"]["order"] = {"by_device": [[0], [2]]}
     (tmp_path / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(InputFileError, match="names an op that does not exist"):
+    with pytest.raises(InputFileError, match=r"by_device\[1\]\[0\] is 2"):
         read_plan(tmp_path / "plan.json")
 
 
@@ -82,6 +82,6 @@ def test_a_tensor_of_before_the_step_is_no_alias_of_one_made_in_it():
     [([0.0, 1.0], True), ([0.0, np.inf], True), ([0.0, np.nan], False), ([0.0], False)],
 )
 def test_priorities_are_one_number_per_op(small, priority, is_legal):
-    plan = Plan(device_of=np.array([0, 1], dtype=np.int32), priority=np.array(priority))
+    plan = Plan().placing(np.array([0, 1], dtype=np.int32), priority=np.array(priority))
     found = list(structure_violations(plan, make_problem(small, "2xv100-16g")))
     assert [violation.rule for violation in found] == ([] if is_legal else ["order"])

@@ -7,17 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.base.errors import InputFileError
+from hocket.cost.parallel.costs import StageCosts
+from hocket.cost.parallel.softwares import find_software
 from hocket.hardware import cluster_from_text
-from hocket.plan.parallel import ParallelPlan, StageCosts
-from hocket.plan.parallel_files import (
-    parallel_plan_from_dict,
-    parallel_plan_to_dict,
-    read_parallel_plan,
-    write_parallel_plan,
-)
-from hocket.plan.parallel_schema import parallel_json_schema
-from hocket.plan.parallel_verify import memory_violations, parallel_structure_violations
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.divided import DividedTraining, rank_memory_violations
+from hocket.plan.files import plan_from_data, plan_to_data, read_plan, write_plan
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.plan.sections.schedule import Work
+from hocket.plan.training import Training
+from hocket.plan.verify import structure_violations
 from hocket.transformer import Division, Experts, Transformer
 
 MODEL = Transformer(
@@ -53,36 +53,48 @@ def _schedule(num_devices, num_microbatches, *, split=False):
 def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, layers=None):
     division = Division(
         tensor=2, pipeline=pipeline, data=data, microbatch=1,
-        global_batch=num_microbatches * data, schedule="gpipe", recompute="selective", zero=1,
-        sequence_parallel=True, layers=layers,
+        global_batch=num_microbatches * data, schedule="gpipe", recompute="selective",
+        zero=int(data > 1), sequence_parallel=True, layers=layers,
     )  # fmt: skip
     cluster = cluster_from_text("8xa100-80g")
     names, each = cluster.device_names, 2 * data
     stages = (0.25,) * pipeline
-    return ParallelPlan(
-        model=replace(MODEL, experts=experts),
-        cluster=cluster,
+    costs = StageCosts(
+        forward_s=stages,
+        input_gradient_s=stages,
+        weight_gradient_s=stages,
+        send_s=(0.001,) * (pipeline - 1),
+        activation_bytes=(1000,) * pipeline,
+        weight_gradient_bytes=(10,) * pipeline,
+        state_bytes=(10**6,) * pipeline,
+        after_s=(0.5,) * pipeline,
+    )
+    placed = PlacedDivision(
         division=division,
         devices=tuple(names[i * each : (i + 1) * each] for i in range(pipeline)),
-        schedule=_schedule(pipeline, num_microbatches, split=split),
-        costs=StageCosts(
-            forward_s=stages,
-            input_gradient_s=stages,
-            weight_gradient_s=stages,
-            send_s=(0.001,) * (pipeline - 1),
-            activation_bytes=(1000,) * pipeline,
-            weight_gradient_bytes=(10,) * pipeline,
-            state_bytes=(10**6,) * pipeline,
-            after_s=(0.5,) * pipeline,
-        ),
-        step_s=1.5,
-        peak_bytes=(10**6 + 3000,) * pipeline,
+        stage_costs=costs,
+    )
+    plan = Plan(
+        planner="divide",
+        sections=(placed, _schedule(pipeline, num_microbatches, split=split)),
         notes={"why": "because"},
     )
+    work = Training(
+        model=replace(MODEL, experts=experts),
+        global_batch=division.global_batch,
+        software=find_software("megatron-core"),
+    )
+    claimed = plan.claiming(step_s=1.5, peak_bytes=(10**6 + 3000,) * pipeline)
+    return DividedTraining(Problem(work=work, cluster=cluster), claimed)
 
 
-def _data(plan):
-    return json.loads(json.dumps(parallel_plan_to_dict(plan)))
+def _data(divided):
+    return json.loads(json.dumps(plan_to_data(divided.problem, divided.plan)))
+
+
+def _read(data):
+    saved = plan_from_data(data, "plan.json")
+    return DividedTraining(saved.problem, saved.plan)
 
 
 @settings(derandomize=True, deadline=None, max_examples=30)
@@ -94,7 +106,7 @@ def _data(plan):
 )
 def test_plan_read_back_is_the_plan(shape, num_microbatches, split, experts):
     plan = _plan(*shape, num_microbatches, split=split, experts=experts)
-    again = parallel_plan_from_dict(_data(plan), "plan.json")
+    again = _read(_data(plan))
     assert again.model == plan.model
     assert again.division == plan.division
     assert again.cluster.content_hash == plan.cluster.content_hash
@@ -102,21 +114,22 @@ def test_plan_read_back_is_the_plan(shape, num_microbatches, split, experts):
     assert vars(again.costs) == vars(plan.costs)
     for name in ("device_of_stage", "start", "work", "stage", "microbatch"):
         assert np.array_equal(getattr(again.schedule, name), getattr(plan.schedule, name))
-    assert parallel_plan_to_dict(again) == parallel_plan_to_dict(plan)
+    assert _data(again) == _data(plan)
 
 
 def test_equal_plans_give_equal_bytes_and_the_file_is_compact(tmp_path):
     for name in ("a.json", "b.json"):
-        write_parallel_plan(tmp_path / name, _plan())
+        made = _plan()
+        write_plan(tmp_path / name, made.problem, made.plan)
     written = (tmp_path / "a.json").read_bytes()
     assert written == (tmp_path / "b.json").read_bytes()
     assert b'"F0.0 F0.1 F0.2 B0.0 B0.1 B0.2"' in written
-    assert read_parallel_plan(tmp_path / "a.json").step_s == 1.5
+    assert read_plan(tmp_path / "a.json").plan.claims.step_s == 1.5
 
 
 def test_uneven_layers_are_kept():
     plan = _plan(layers=(2, 4))
-    assert parallel_plan_from_dict(_data(plan), "x").division.layers == (2, 4)
+    assert _read(_data(plan)).division.layers == (2, 4)
 
 
 def _set(*path_and_value):
@@ -130,38 +143,41 @@ def _set(*path_and_value):
     return edit
 
 
+DIVISION, SCHEDULE = ("sections", "division"), ("sections", "schedule")
+DEGREES = (*DIVISION, "degrees")
+COSTS = (*DIVISION, "stage_costs")
 BROKEN = {
-    "another schema": (_set("schema", "hocket.plan/1"), "not a hocket.parallel/1 file"),
-    "unknown key": (_set("division", "tensors", 8), "unknown key 'division.tensors'"),
-    "text for a number": (_set("division", "tensor", "8"), "division.tensor"),
-    "huge degree": (_set("division", "pipeline", 10**18), "division.pipeline"),
-    "negative microbatch": (_set("division", "microbatch", -1), "division.microbatch"),
-    "infinite cost": (_set("costs", "forward_s", [1e300, 1.0]), "costs.forward_s"),
-    "another cluster": (_set("cluster", "hash", "0" * 64), "not the one"),
-    "device twice": (_set("devices", 0, 0, "gpu5"), "device 'gpu5' has 2 places"),
-    "no such device": (_set("devices", 0, 0, "gpu77"), "no device 'gpu77'"),
-    "too few devices": (_set("devices", 0, ["gpu0"]), "rank 0 has 1 devices, not 4"),
-    "layers missing": (_set("division", "layers", [3, 2]), "5 layers, the model 6"),
-    "batch": (_set("division", "global_batch", 7), "batch of 7"),
-    "heads": (_set("model", "heads", 3), "heads"),
-    "stage of nobody": (_set("schedule", "device_of_stage", [0, 9]), "rank that does not exist"),
-    "word": (_set("schedule", "actions", 0, "F0.0 X1.1"), "'X1.1'"),
+    "another schema": (_set("schema", "hocket.plan/7"), "not a hocket.plan/2 file"),
+    "unknown key": (_set(*DEGREES, "tensors", 8), "unknown key 'tensors' in division.degrees"),
+    "text for a number": (_set(*DEGREES, "tensor", "8"), "division.degrees.tensor"),
+    "huge degree": (_set(*DEGREES, "pipeline", 10**18), "division.degrees.pipeline"),
+    "negative microbatch": (_set(*DEGREES, "microbatch", -1), "division.degrees.microbatch"),
+    "infinite cost": (_set(*COSTS, "forward_s", [1e300, 1.0]), "stage_costs.forward_s"),
+    "another cluster": (_set("problem", "cluster", "hash", "0" * 64), "another cluster"),
+    "device twice": (_set(*DIVISION, "devices", 0, 0, "gpu5"), "device 'gpu5' has 2 places"),
+    "no such device": (_set(*DIVISION, "devices", 0, 0, "gpu77"), "no device 'gpu77'"),
+    "too few devices": (_set(*DIVISION, "devices", 0, ["gpu0"]), "rank 0 has 1 devices, not 4"),
+    "layers missing": (_set(*DEGREES, "layers", [3, 2]), "5 layers, the model 6"),
+    "batch": (_set(*DEGREES, "global_batch", 7), "batch of 7"),
+    "heads": (_set("problem", "work", "training", "content", "model", "heads", 3), "heads"),
+    "stage of nobody": (_set(*SCHEDULE, "device_of_stage", [0, 9]), "rank that does not exist"),
+    "word": (_set(*SCHEDULE, "actions", 0, "F0.0 X1.1"), "'X1.1'"),
     "action of another": (
-        _set("schedule", "actions", 0, "F1.0 F0.1 F0.2 B0.0 B0.1 B0.2"), "stage 1 is worked on",
+        _set(*SCHEDULE, "actions", 0, "F1.0 F0.1 F0.2 B0.0 B0.1 B0.2"), "stage 1 is worked on",
     ),
     "action twice": (
-        _set("schedule", "actions", 0, "F0.0 F0.0 F0.2 B0.0 B0.1 B0.2"),
+        _set(*SCHEDULE, "actions", 0, "F0.0 F0.0 F0.2 B0.0 B0.1 B0.2"),
         "forward of stage 0, microbatch 0",
     ),
     "half a backward": (
-        _set("schedule", "actions", 0, "F0.0 F0.1 F0.2 B0.0 B0.1 I0.2"),
+        _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F0.2 B0.0 B0.1 I0.2"),
         "weight gradient of stage 0, microbatch 2",
     ),
     "microbatch beyond": (
-        _set("schedule", "actions", 0, "F0.0 F0.1 F0.999999999 B0.0 B0.1 B0.2"), "does not exist",
+        _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F0.999999999 B0.0 B0.1 B0.2"), "does not exist",
     ),
-    "costs of too few": (_set("costs", "send_s", []), "costs.send_s must have 1"),
-    "peaks of too few": (_set("predicted", "peak_bytes", [1]), "peak_bytes"),
+    "costs of too few": (_set(*COSTS, "send_s", []), "stage_costs.send_s must have 1"),
+    "peaks of too few": (_set("claims", "peak_bytes", [1]), "peak_bytes"),
 }  # fmt: skip
 
 
@@ -171,19 +187,28 @@ def test_broken_file_is_refused_with_its_place(name):
     data = _data(_plan())
     edit(data)
     with pytest.raises(InputFileError) as caught:
-        parallel_plan_from_dict(data, "plan.json")
+        _read(data)
     assert said in str(caught.value)
     assert caught.value.where.startswith("plan.json")
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b"nonsense", b'{"schema": "hocket.parallel/1"}', b"\x00" * 50]
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"nonsense",
+        b'{"schema": "hocket.parallel/1"}',
+        b'{"schema": "hocket.plan/2"}',
+        b"\x00" * 50,
+    ],
 )
 def test_what_is_no_plan_is_refused(content, tmp_path):
     path = tmp_path / "plan.json"
     path.write_bytes(content)
     with pytest.raises(InputFileError):
-        read_parallel_plan(path)
+        read_plan(path)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -197,31 +222,27 @@ def test_a_file_with_one_value_replaced_never_ends_in_another_error(draw):
         key = draw.draw(st.sampled_from(list(keys)))
     place[key] = draw.draw(st.sampled_from([None, -1, 2**70, "", "x", [], {}, True, 0.5, [[]]]))
     try:
-        plan = parallel_plan_from_dict(data, "plan.json")
+        plan = _read(data)
     except InputFileError:
         return
     # What is accepted is a plan that can be written and read again.
-    again = parallel_plan_from_dict(_data(plan), "plan.json")
-    assert parallel_plan_to_dict(again) == parallel_plan_to_dict(plan)
+    again = _read(_data(plan))
+    assert _data(again) == _data(plan)
 
 
 def test_did_you_mean_for_a_wrong_key():
     data = _data(_plan())
-    data["division"]["tensr"] = data["division"].pop("tensor")
+    degrees = data["sections"]["division"]["degrees"]
+    degrees["tensr"] = degrees.pop("tensor")
     with pytest.raises(InputFileError) as caught:
-        parallel_plan_from_dict(data, "plan.json")
+        _read(data)
     assert caught.value.hint == "did you mean 'tensor'?"
 
 
 def test_memory_that_does_not_fit_is_named():
     plan = _plan()
-    assert list(memory_violations(plan)) == []
-    (found,) = memory_violations(replace(plan, peak_bytes=(10**6, 100 * 2**30)))
+    assert list(rank_memory_violations(plan, plan.plan.claims.peak_bytes)) == []
+    (found,) = rank_memory_violations(plan, (10**6, 100 * 2**30))
     assert found.rule == "memory"
     assert "rank 1 lacks 20.0 GiB" in found.message
-    assert list(parallel_structure_violations(plan)) == []
-
-
-def test_schema_says_what_files_hold():
-    properties = parallel_json_schema()["properties"]
-    assert set(_data(_plan())) == set(properties)
+    assert list(structure_violations(plan.plan, plan.problem)) == []

@@ -30,6 +30,18 @@ def plan_file(planned, tmp_path):
     return path
 
 
+def _placement(data):
+    return data["sections"]["placement"]
+
+
+def _graph(data):
+    return data["problem"]["work"]["graph"]
+
+
+def _ordered(data, order):
+    data["sections"]["order"] = order
+
+
 def _edited(path, edit):
     data = json.loads(path.read_text())
     edit(data)
@@ -40,7 +52,7 @@ def _edited(path, edit):
 def test_plan_read_back_simulates_to_the_same_bits(planned, plan_file):
     saved = read_plan(plan_file)
     again = simulate(saved.problem, saved.plan)
-    assert again.makespan_s == planned.step_s == saved.predicted_step_s
+    assert again.makespan_s == planned.step_s == saved.plan.claims.step_s
     assert again.peak_bytes.tolist() == planned.timeline.peak_bytes.tolist()
     assert np.array_equal(saved.plan.device_of, planned.plan.device_of)
 
@@ -52,15 +64,15 @@ def test_plan_with_order_and_priority_round_trips(planned, tmp_path):
         for device in range(problem.cluster.num_devices)
     )
     for name, fields in (
-        ("order", {"order": order}),
+        ("order", {"by_device": order}),
         ("priority", {"priority": np.linspace(0, 1, problem.graph.num_ops)}),
     ):
         path = tmp_path / f"{name}.json"
-        plan = Plan(planner=name, device_of=device_of, **fields)
-        write_plan(path, problem, plan, step_s=1.0, peak_bytes={})
+        plan = Plan(planner=name).placing(device_of, **fields)
+        write_plan(path, problem, plan)
         read = read_plan(path).plan
-        if read.order is not None:
-            assert all(np.array_equal(a, b) for a, b in zip(read.order, order, strict=True))
+        if read.by_device is not None:
+            assert all(np.array_equal(a, b) for a, b in zip(read.by_device, order, strict=True))
         else:
             assert np.array_equal(read.priority, plan.priority)
 
@@ -79,7 +91,7 @@ def test_graph_named_by_file_is_found_beside_the_plan(tmp_path):
     write_graph(graph, graph_file)
     path = tmp_path / "plan.json"
     plan_graph(graph, "2xv100-16g").save(path, graph_file=graph_file)
-    assert json.loads(path.read_text())["graph"]["file"] == "data/g.json.gz"
+    assert json.loads(path.read_text())["problem"]["work"]["graph"]["file"] == "data/g.json.gz"
     assert read_plan(path).problem.graph.content_hash == graph.content_hash
     moved = tmp_path / "moved.json.gz"
     graph_file.rename(moved)
@@ -103,20 +115,25 @@ def test_plan_of_another_graph_is_refused(tmp_path):
     ("edit", "message", "hint"),
     [
         (lambda d: d.update(planer="x"), "unknown key 'planer'", "did you mean 'planner'?"),
-        (lambda d: d["placement"].update(device="x"), "unknown key 'placement.device'", "devices"),
-        (lambda d: d.pop("transfers"), "transfers: field required", ""),
-        (lambda d: d.update(transfers="teleport"), "transfers", ""),
-        (lambda d: d["placement"]["device_of"].__setitem__(0, 99), "names device 99", ""),
-        (lambda d: d["placement"]["device_of"].__setitem__(0, -1), "greater than or equal", ""),
-        (lambda d: d["placement"]["device_of"].__setitem__(0, 0.5), "valid integer", ""),
-        (lambda d: d["placement"]["device_of"].pop(), "entries for", ""),
-        (lambda d: d["placement"].update(devices=["a", "b"]), "not the devices", ""),
-        (lambda d: d.update(schema="hocket.plan/9"), "not a hocket.plan/1 file", "hocket plan"),
-        (lambda d: d["cluster"].update(hash="0" * 64), "made for another cluster", "plan again"),
-        (lambda d: d["graph"].update(inline=None), "names no graph", ""),
-        (lambda d: d.update(order={"by_device": [[10**6], []]}), "does not exist", ""),
-        (lambda d: d.update(order={"by_device": [[], []], "priority": []}), "has both", ""),
-        (lambda d: d["graph"].update(inline=None, file="x" * 5000), "the plan's graph", "--graph"),
+        (lambda d: _placement(d).update(device="x"), "unknown key 'device'", "devices"),
+        (lambda d: d["problem"].pop("transfers"), "has no key 'transfers'", ""),
+        (lambda d: d["problem"].update(transfers="teleport"), "transfers", ""),
+        (lambda d: _placement(d)["device_of"].__setitem__(0, 99), "device_of[0] is 99", "to 1"),
+        (lambda d: _placement(d)["device_of"].__setitem__(0, -1), "device_of[0] is -1", "from 0"),
+        (lambda d: _placement(d)["device_of"].__setitem__(0, 0.5), "0.5", "an integer"),
+        (lambda d: _placement(d)["device_of"].pop(), "entries, expected", "each op"),
+        (lambda d: _placement(d).update(devices=["a", "b"]), "not the devices", ""),
+        (lambda d: d.update(schema="hocket.plan/9"), "not a hocket.plan/2 file", "hocket plan"),
+        (lambda d: d["problem"]["cluster"].update(hash="0" * 64), "another cluster", "plan again"),
+        (lambda d: _graph(d).update(inline=None), "names no graph", ""),
+        (lambda d: _ordered(d, {"by_device": [[10**6], []]}), "by_device[0][0] is 1000000", ""),
+        (lambda d: _ordered(d, {"by_device": [[], []], "priority": []}), "has both", ""),
+        (lambda d: _ordered(d, {"by_device": [[]]}), "has 1 entries, expected 2", ""),
+        (lambda d: _graph(d).update(inline=None, file="x" * 5000), "the plan's graph", "--graph"),
+        (lambda d: d["sections"].update(placment={}), "section 'placment'", "mean 'placement'?"),
+        (lambda d: d["claims"].update(step_s="short"), "claims.step_s", "a number"),
+        (lambda d: d["claims"].update(bound=1.0), "unknown key 'bound'", ""),
+        (lambda d: d["notes"].update(x=1), "notes.x", "a text"),
     ],
 )
 def test_broken_plan_files_are_refused_with_place_and_reason(plan_file, edit, message, hint):
@@ -130,7 +147,7 @@ def test_broken_plan_files_are_refused_with_place_and_reason(plan_file, edit, me
 def test_a_graph_file_is_not_a_plan(tmp_path):
     path = tmp_path / "g.json"
     write_graph(generate("chain", 5, 0), path)
-    with pytest.raises(InputFileError, match=r"not a hocket\.plan/1 file"):
+    with pytest.raises(InputFileError, match=r"not a hocket\.plan/2 file"):
         read_plan(path)
 
 
@@ -148,9 +165,9 @@ def test_failed_write_leaves_no_half_file(problem, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plan")
     path = folder / "plan.json"
     path.write_text("old")
-    plan = Plan(device_of=np.zeros(problem.graph.num_ops, dtype=np.int32), notes={"x": object()})
+    plan = Plan(notes={"x": object()}).placing(np.zeros(problem.graph.num_ops, dtype=np.int32))
     with pytest.raises(TypeError):
-        write_plan(path, problem, plan, step_s=0.0, peak_bytes={})
+        write_plan(path, problem, plan)
     assert path.read_text() == "old"
     assert [item.name for item in folder.iterdir()] == ["plan.json"]
 

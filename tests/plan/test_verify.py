@@ -14,6 +14,7 @@ from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
+from hocket.plan.sections import Placement
 from hocket.plan.verify import contiguity_violations, structure_violations
 from hocket.simulate.verify import verify, violations
 
@@ -35,24 +36,24 @@ def test_verify_names_an_unplaced_op(planned):
     device_of = planned.plan.device_of.copy()
     device_of[7] = 2
     with pytest.raises(CheckError, match="is on device 2, but there are 2") as caught:
-        verify(replace(planned.plan, device_of=device_of), planned.problem)
+        verify(planned.plan.having(Placement(device_of)), planned.problem)
     assert planned.problem.graph.op_names[7] in str(caught.value)
 
 
 def test_verify_wants_one_placement_per_op(planned):
-    plan = replace(planned.plan, device_of=planned.plan.device_of[:-1])
+    plan = planned.plan.having(Placement(planned.plan.device_of[:-1]))
     assert _rules(plan, planned.problem) == {"placed"}
-    assert _rules(replace(planned.plan, device_of=None), planned.problem) == {"placed"}
+    assert _rules(planned.plan.without(Placement), planned.problem) == {"placed"}
 
 
 def test_verify_keeps_groups_together(planned):
     group = np.full(planned.problem.graph.num_ops, -1, dtype=np.int32)
     group[[3, 8]] = 5
     graph = replace(planned.problem.graph, group=group)
-    problem = replace(planned.problem, graph=graph)
+    problem = replace(planned.problem, work=graph)
     device_of = planned.plan.device_of.copy()
     device_of[[3, 8]] = 0, 1
-    found = violations(replace(planned.plan, device_of=device_of, graph_hash=""), problem)
+    found = violations(replace(planned.plan, work_hash="").having(Placement(device_of)), problem)
     assert [violation.rule for violation in found] == ["groups"]
     assert found[0].op == graph.op_names[8]
     assert found[0].device == "gpu1"
@@ -60,7 +61,7 @@ def test_verify_keeps_groups_together(planned):
 
 
 def test_verify_refuses_another_graph_or_cluster(planned):
-    assert "identity" in _rules(replace(planned.plan, graph_hash="f" * 64), planned.problem)
+    assert "identity" in _rules(replace(planned.plan, work_hash="f" * 64), planned.problem)
     assert "identity" in _rules(replace(planned.plan, cluster_hash="f" * 64), planned.problem)
 
 
@@ -88,7 +89,7 @@ def _two_step_problem():
 
 def _plan(order, device_of=(0, 0)):
     arrays = tuple(np.array(sequence, dtype=np.int32) for sequence in order)
-    return Plan(device_of=np.array(device_of, dtype=np.int32), order=arrays)
+    return Plan().placing(np.array(device_of, dtype=np.int32), by_device=arrays)
 
 
 def test_verify_finds_an_order_that_contradicts_a_dependency():
@@ -104,7 +105,8 @@ def test_verify_wants_each_op_once_in_the_order_of_its_device(order):
 
 
 def test_verify_refuses_order_together_with_priority():
-    plan = replace(_plan([[0, 1], []]), priority=np.zeros(2))
+    by_device = _plan([[0, 1], []]).by_device
+    plan = _plan([[0, 1], []]).ordered(by_device=by_device, priority=np.zeros(2))
     assert "order" in _rules(plan, _two_step_problem())
 
 
@@ -113,8 +115,8 @@ def test_verify_refuses_an_op_on_a_device_that_cannot_run_it():
     op_s = problem.costs.op_s.copy()
     op_s[:, 1] = np.inf
     costs = replace(problem.costs, op_s=op_s)
-    plan = Plan(device_of=np.zeros(2, dtype=np.int32))
-    assert _rules(plan, replace(problem, costs=costs)) == {"can run"}
+    plan = Plan().placing(np.zeros(2, dtype=np.int32))
+    assert _rules(plan, replace(problem, op_costs=costs)) == {"can run"}
 
 
 def test_verify_wants_in_place_updates_where_the_tensor_lives():
@@ -125,8 +127,8 @@ def test_verify_wants_in_place_updates_where_the_tensor_lives():
     update = builder.op("update", reads=[weight, gradient])
     builder.tensor("w.new", 8, producer=update, role=Role.PARAMETER, alias_of=weight)
     problem = make_problem(builder.build(), "2xv100-16g")
-    verify(Plan(device_of=np.array([0, 0], dtype=np.int32)), problem)
-    found = violations(Plan(device_of=np.array([0, 1], dtype=np.int32)), problem)
+    verify(Plan().placing(np.array([0, 0], dtype=np.int32)), problem)
+    found = violations(Plan().placing(np.array([0, 1], dtype=np.int32)), problem)
     assert [violation.rule for violation in found] == ["updates"]
     assert "'w', which lives on 'gpu0'" in found[0].message
 
@@ -136,7 +138,7 @@ def test_verify_wants_in_place_updates_where_the_tensor_lives():
 def test_random_placements_break_only_the_rules_they_break(data):
     problem = data.draw(problems(has_streams=True))
     device_of = np.asarray(data.draw(placements(problem)), dtype=np.int32)
-    found = violations(Plan(device_of=device_of), problem)
+    found = violations(Plan().placing(device_of), problem)
     group = problem.graph.group
     split = any(
         len(set(device_of[group == number].tolist())) > 1 for number in set(group[group >= 0])
@@ -165,6 +167,6 @@ def test_contiguity_is_what_paths_say(data):
 
 def test_only_a_contiguous_problem_refuses_paths_that_come_back():
     problem = make_problem(generate("chain", 9, 0), "2xv100-16g")
-    plan = Plan(device_of=np.array([0, 1] * 5, dtype=np.int32)[: problem.graph.num_ops])
+    plan = Plan().placing(np.array([0, 1] * 5, dtype=np.int32)[: problem.graph.num_ops])
     assert violations(plan, problem) == []
     assert _rules(plan, replace(problem, contiguous=True)) == {"contiguous"}

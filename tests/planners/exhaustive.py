@@ -33,7 +33,7 @@ def constrained_problems(draw: Any, max_ops: int, max_devices: int, mode: str | 
         flags = draw(st.lists(barred, min_size=num_ops, max_size=num_ops))
         op_s[0, np.array(flags)] = np.inf
     graph = replace(problem.graph, group=group)
-    return replace(problem, graph=graph, costs=replace(problem.costs, op_s=op_s))
+    return replace(problem, work=graph, op_costs=replace(problem.costs, op_s=op_s))
 
 
 def legal_placements(problem: Problem) -> Iterator[np.ndarray]:
@@ -42,7 +42,7 @@ def legal_placements(problem: Problem) -> Iterator[np.ndarray]:
     for devices in product(range(num_devices), repeat=num_ops):
         device_of = np.array(devices, dtype=np.int32)
         broken = chain(
-            structure_violations(Plan(device_of=device_of), problem),
+            structure_violations(Plan().placing(device_of), problem),
             update_violations(device_of, problem),
         )
         if next(broken, None) is None:
@@ -80,7 +80,7 @@ def shortest_step_s(problem: Problem) -> float:
                 continue
             seen.add(per_device)
             lists = tuple(np.array(ops, dtype=np.int32) for ops in per_device)
-            timeline = simulate(problem, Plan(device_of=device_of, order=lists))
+            timeline = simulate(problem, Plan().placing(device_of, by_device=lists))
             if np.all(timeline.peak_bytes <= usable):
                 best = min(best, timeline.makespan_s)
     return best

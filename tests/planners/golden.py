@@ -50,7 +50,7 @@ class Example:
         op_s = np.array([self.op_s[name] for name in graph.op_names])
         tensor_s = np.array([self.transfer_s.get(name, 0.0) for name in graph.tensor_names])
         costs = costs_of(graph, cluster, op_s, tensor_s)
-        return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)
+        return Problem(work=graph, cluster=cluster, op_costs=costs, transfers=transfers)
 
 
 EXAMPLE_A = Example(

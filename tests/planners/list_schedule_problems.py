@@ -42,9 +42,9 @@ def hard_problems(draw: Any, max_ops: int = 10) -> Problem:
     )
     return replace(
         problem,
-        graph=replace(graph, group=group.astype(np.int32)),
+        work=replace(graph, group=group.astype(np.int32)),
         cluster=replace(problem.cluster, devices=devices),
-        costs=replace(problem.costs, op_s=op_s),
+        op_costs=replace(problem.costs, op_s=op_s),
     )
 
 
@@ -108,7 +108,7 @@ def random_problem(random: np.random.Generator, num_ops: int) -> Problem:
         op_s[random.integers(len(op_s)), random.integers(num_ops)] = np.inf
     transfers = TRANSFER_MODES[random.integers(3)]
     costs = costs_of(graph, cluster, op_s)
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)
+    return Problem(work=graph, cluster=cluster, op_costs=costs, transfers=transfers)
 
 
 def random_favourites(random: np.random.Generator, graph: Graph) -> tuple[Any, Any]:

@@ -59,7 +59,7 @@ def training_steps(draw: Any, min_layers: int = 12) -> Graph:
 
 def need_bytes(problem: Problem) -> int:
     """Peak of the whole step on one device."""
-    alone = Plan(device_of=np.zeros(problem.graph.num_ops, dtype=np.int32))
+    alone = Plan().placing(np.zeros(problem.graph.num_ops, dtype=np.int32))
     return int(simulate(problem, alone).peak_bytes[0])
 
 

@@ -23,7 +23,7 @@ def tied_problems(draw: Any, max_ops: int = 12, max_devices: int = 4) -> Any:
         op_s = costs.op_s.copy()
         op_s[choices.below(len(op_s)), choices.below(graph.num_ops)] = np.inf
         costs = replace(costs, op_s=op_s)
-    return replace(problem, graph=graph, costs=costs)
+    return replace(problem, work=graph, op_costs=costs)
 
 
 def with_memory(problem: Any, memory_bytes: int) -> Any:

@@ -31,7 +31,7 @@ def test_device_map_auto_ignores_everything_but_parameter_bytes():
     placed = device_map_auto(problem, Plan()).device_of
     # The first takes 400 and 1.25 blocks, and of these keeps room for one block.
     assert placed.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert violations(Plan(device_of=placed), problem) == []
+    assert violations(Plan().placing(placed), problem) == []
 
 
 def test_device_map_auto_keeps_room_for_numbered_blocks_not_for_names_that_end_in_a_digit():

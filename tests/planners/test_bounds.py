@@ -166,7 +166,7 @@ def test_memory_of_the_fast_device_lengthens_the_step():
         builder.op(f"op{index}", reads=[weight])
     problem = make_problem(builder.build(), "1xv100-16g+1xt4")
     op_s = np.where(np.array(problem.costs.kind_names) == "t4", 10.0, 1.0)[:, None] * np.ones(8)
-    problem = replace(problem, costs=replace(problem.costs, op_s=op_s))
+    problem = replace(problem, op_costs=replace(problem.costs, op_s=op_s))
     devices = list(problem.cluster.devices)
     roomy = lower_bound(problem)
     assert roomy.seconds == pytest.approx(80 / 11, rel=1e-3)

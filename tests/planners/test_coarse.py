@@ -44,7 +44,7 @@ def training_problems(draw):
     count = len(cluster.kinds) * graph.num_ops
     op_s = numbers(draw, count, DURATIONS)
     costs = costs_of(graph, cluster, op_s.reshape(len(cluster.kinds), graph.num_ops))
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers="queued")
+    return Problem(work=graph, cluster=cluster, op_costs=costs, transfers="queued")
 
 
 @st.composite
@@ -55,13 +55,13 @@ def coarse_plans(draw, problem, coarse):
     device_of = np.array(draw(st.lists(st.integers(0, last), min_size=count, max_size=count)))
     for group in set(coarse.graph.group[coarse.graph.group >= 0].tolist()):
         device_of[coarse.graph.group == group] = device_of[coarse.graph.group == group][0]
-    plan = Plan(planner="drawn", device_of=device_of.astype(np.int32))
+    plan = Plan(planner="drawn").placing(device_of.astype(np.int32))
     form = draw(st.sampled_from(["none", "priority", "order"]))
     if form == "priority":
         keys = draw(st.lists(st.integers(0, 3).map(float), min_size=count, max_size=count))
-        return replace(plan, priority=np.array(keys))
+        return plan.by_deviceed(priority=np.array(keys))
     order = tuple(np.flatnonzero(device_of == device) for device in range(last + 1))
-    return replace(plan, order=order) if form == "order" else plan
+    return plan.by_deviceed(by_device=order) if form == "order" else plan
 
 
 def _broken(plan, problem):
@@ -123,7 +123,7 @@ def test_a_node_that_no_device_of_a_kind_can_run_stays_impossible_there():
     op_s[0, 2] = np.inf
     source = np.full(op_s.shape, Source.PROFILE, dtype=np.uint8)
     source[0, 3] = Source.MODEL
-    problem = replace(problem, costs=replace(problem.costs, op_s=op_s, op_source=source))
+    problem = replace(problem, op_costs=replace(problem.costs, op_s=op_s, op_source=source))
     units = np.array([0, 0, 1, 1, 2, 2], dtype=np.int32)
     costs = coarse_problem(problem, fuse(problem.graph, units, np.ones(6))).costs
     assert costs.op_s.tolist() == [[2.0, np.inf, 2.0]]
@@ -153,17 +153,15 @@ def test_an_order_of_nodes_becomes_priorities_of_ops():
     coarse = fuse(problem.graph, np.array([0, 0, 1, 1], dtype=np.int32), np.ones(4))
     plan = Plan(
         planner="p",
-        graph_hash=coarse.graph.content_hash,
+        work_hash=coarse.graph.content_hash,
         cluster_hash=problem.cluster.content_hash,
-        device_of=np.zeros(2, dtype=np.int32),
-        order=(np.array([0, 1], dtype=np.int32),),
         notes={"said": 1},
-    )
+    ).placing(np.zeros(2, dtype=np.int32), by_device=(np.array([0, 1], dtype=np.int32),))
     expanded = expand(problem, coarse, plan)
-    assert expanded.order is None
+    assert expanded.by_device is None
     assert expanded.priority.tolist() == [0.0, 0.0, 1.0, 1.0]
     assert (expanded.planner, expanded.notes) == ("p", {"said": 1})
-    assert expanded.graph_hash == problem.graph.content_hash
+    assert expanded.work_hash == problem.graph.content_hash
     assert _broken(expanded, problem) == []
 
 
@@ -172,7 +170,7 @@ def test_later_ops_of_a_forward_node_come_in_the_mirrored_order():
     problem = problem_of(graph, joined(2), np.ones(graph.num_ops))
     coarse = forward_coarsened(problem)
     count = coarse.graph.num_ops
-    plan = Plan(device_of=np.zeros(count, dtype=np.int32), priority=np.arange(count, dtype=float))
+    plan = Plan().placing(np.zeros(count, dtype=np.int32), priority=np.arange(count, dtype=float))
     priority = expand(problem, coarse, plan).priority
     by_phase = [priority[graph.op_phase == phase] for phase in Phase]
     assert by_phase[0].max() < by_phase[1].min()
@@ -189,7 +187,7 @@ def test_training_steps_become_smaller_and_stay_legal(name, family, num_ops):
     small = coarse_problem(problem, coarse)
     assert coarse.graph.num_ops < problem.graph.num_ops
     assert name == "fused" or coarse.graph.num_ops <= problem.graph.num_ops // 2
-    on_one = Plan(device_of=np.zeros(coarse.graph.num_ops, dtype=np.int32))
+    on_one = Plan().placing(np.zeros(coarse.graph.num_ops, dtype=np.int32))
     expanded = expand(problem, coarse, on_one)
     step_s = simulate(problem, expanded).makespan_s
     assert simulate(small, on_one).makespan_s == pytest.approx(step_s)
@@ -197,7 +195,7 @@ def test_training_steps_become_smaller_and_stay_legal(name, family, num_ops):
     unit_device = random.integers(0, 4, coarse.graph.num_ops)
     group = coarse.graph.group
     device_of = np.where(group >= 0, unit_device[group % len(group)], unit_device)
-    plan = expand(problem, coarse, Plan(device_of=device_of.astype(np.int32)))
+    plan = expand(problem, coarse, Plan().placing(device_of.astype(np.int32)))
     assert _broken(plan, problem) == []
 
 

@@ -20,6 +20,7 @@ from planners.communication_cases import (
 
 from hocket.base.errors import CheckError
 from hocket.hardware.shorthand import cluster_from_text
+from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication, Tree
 from hocket.planners.communication.blink import blink_broadcast, many_trees
 from hocket.planners.communication.certificate import Cut, Partition, Prices
@@ -38,7 +39,7 @@ ORACLE = Path(__file__).parents[3] / "shared/data/communication/dgx1_subset_orac
 def exact(cluster, fabric, collective, root=0):
     """A schedule, proven: it is legal, meets its bound, and the bound is certified."""
     found = best_schedule(fabric, collective, root)
-    found.section.verify(cluster)
+    found.section.require_legal(cluster)
     check_certificate(fabric, collective, root, found.certificate)
     assert found.section.rate_bps(cluster) == found.certificate.bound * fabric.unit_bps
     return found
@@ -149,7 +150,7 @@ def test_six_trees_keep_95_percent_on_the_whole_dgx1():
     packed = plan.offers[0]
     assert len(packed.section.trees) <= 6
     assert packed.rate_bps >= Fraction(95, 100) * plan.bound_bps
-    packed.section.verify(cluster)
+    packed.section.require_legal(cluster)
 
 
 def test_a_class_is_planned_once_and_named_for_each_allocation(monkeypatch):
@@ -166,7 +167,7 @@ def test_a_class_is_planned_once_and_named_for_each_allocation(monkeypatch):
     for fabric in (first, second):
         for collective in COLLECTIVES:
             found = planned_once(fabric, collective, 0)
-            found.section.verify(cluster)
+            found.section.require_legal(cluster)
             check_certificate(fabric, collective, 0, found.certificate)
             assert found.section.ranks == fabric.places
     assert len(calls) == len(COLLECTIVES)
@@ -178,7 +179,7 @@ def test_certificates_survive_renaming_where_switches_are():
     found = planned_once(fabric, "allreduce", 0)
     assert isinstance(found.certificate, Prices)
     check_certificate(fabric, "allreduce", 0, found.certificate)
-    found.section.verify(cluster)
+    found.section.require_legal(cluster)
 
 
 def test_relays_help_and_are_used_only_when_allowed():
@@ -187,7 +188,7 @@ def test_relays_help_and_are_used_only_when_allowed():
     alone = plan_collective(cluster, "allreduce", ranks)
     helped = plan_collective(cluster, "allreduce", ranks, relay=True)
     assert helped.bound_bps > 2 * alone.bound_bps
-    helped.offers[0].section.verify(cluster)
+    helped.offers[0].section.require_legal(cluster)
     assert all(place in ranks for place in alone.fabric.places)
 
 
@@ -196,7 +197,7 @@ def test_multiplicative_weights_need_more_trees_for_no_more_rate():
     fabric = fabric_of(cluster, cluster.device_names)
     spread = many_trees(fabric, 0, epsilon=0.2)
     section = blink_broadcast(fabric, 0, epsilon=0.2)
-    section.verify(cluster)
+    section.require_legal(cluster)
     assert 0.7 * 6 < sum(spread.values()) <= 6
     assert len(section.trees) <= 6 < len(spread)
     assert section.rate_bps(cluster) <= broadcast_bound(fabric, 0).bound * fabric.unit_bps
@@ -232,17 +233,19 @@ def test_the_interpreter_refuses_what_does_not_deliver():
     }
     for message, wrong in broken.items():
         with pytest.raises(CheckError, match=message):
-            replace(section, trees=(wrong, *section.trees[1:])).verify(cluster)
+            replace(section, trees=(wrong, *section.trees[1:])).require_legal(cluster)
     with pytest.raises(CheckError, match="add up"):
-        replace(section, trees=section.trees[1:]).verify(cluster)
+        replace(section, trees=section.trees[1:]).require_legal(cluster)
     hop = replace(tree.broadcast[0], hops=(("nowhere", "gpu0", "gpu1"),))
     with pytest.raises(CheckError, match="no link"):
-        replace(section, trees=(replace(tree, broadcast=(hop,)),)).verify(cluster)
+        replace(section, trees=(replace(tree, broadcast=(hop,)),)).require_legal(cluster)
 
 
 def test_sections_survive_their_data():
     cluster = cluster_from_text("2xdgx-a100-40g")
     section = best_schedule(fabric_of(cluster, cluster.device_names), "allgather", 0).section
-    again = Communication.from_data(json.loads(json.dumps(section.to_data())))
+    again = Communication.from_data(
+        json.loads(json.dumps(section.to_data())), Problem(work=None, cluster=cluster)
+    )
     assert again == section
     assert isinstance(again.trees[0], Tree)

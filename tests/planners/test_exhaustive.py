@@ -65,7 +65,7 @@ def test_an_op_that_no_device_can_run_leaves_no_plan(op):
     problem = tight_problem(3, num_ops=5)
     op_s = problem.costs.op_s.copy()
     op_s[:, op] = np.inf
-    answer = try_all(replace(problem, costs=replace(problem.costs, op_s=op_s)), Plan(), ENOUGH)
+    answer = try_all(replace(problem, op_costs=replace(problem.costs, op_s=op_s)), Plan(), ENOUGH)
     assert (answer.plan, answer.bound_s, answer.is_complete) == (None, np.inf, True)
 
 
@@ -79,5 +79,5 @@ def test_large_graphs_are_not_tried():
 def test_optimal_proves_what_is_tight(seed):
     problem = tight_problem(seed, num_ops=8)
     plan = optimal(problem, Plan())
-    assert plan.notes["proven"]
+    assert plan.claims.proven
     assert _step_s(problem, plan) == _step_s(problem, try_all(problem, Plan(), ENOUGH).plan)

@@ -24,7 +24,7 @@ def problem():
 def placed(problem, devices, step_s=None):
     """A candidate on some devices, its step stretched to a length."""
     device_of = np.array([devices[op % len(devices)] for op in range(GRAPH.num_ops)], np.int32)
-    candidate = judge(problem, f"on {devices}", Plan(device_of=device_of), 0.0)
+    candidate = judge(problem, f"on {devices}", Plan().placing(device_of), 0.0)
     if step_s is None:
         return candidate
     return replace(candidate, timeline=replace(candidate.timeline, makespan_s=step_s))

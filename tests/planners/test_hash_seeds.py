@@ -12,9 +12,9 @@ from hocket.planners.auto import auto
 
 for family, num_ops in (("layered", 8), ("series-parallel", 40)):
     plan = auto(make_problem(generate(family, num_ops, 0), "2xt4"), Plan())
-    order = None if plan.order is None else [ops.tolist() for ops in plan.order]
+    order = None if plan.by_device is None else [ops.tolist() for ops in plan.by_device]
     priority = None if plan.priority is None else plan.priority.tolist()
-    print(plan.device_of.tolist(), order, priority, sorted(plan.notes.items()))
+    print(plan.device_of.tolist(), order, priority, sorted(plan.claims.told().items()))
 """
 
 

@@ -68,7 +68,7 @@ def test_it_is_deterministic_legal_and_better_than_blocks(family, num_ops, trans
     problem = problem_of(graph, joined(4, 1e10, 1e-5), op_s, transfers)
     device_of = (np.arange(graph.num_ops) * 4 // graph.num_ops).astype(np.int32)
     together = np.zeros(graph.num_ops, np.int32)
-    start = Plan(device_of=device_of if family == "layered" else together)
+    start = Plan().placing(device_of if family == "layered" else together)
     one, other = local_search(problem, start), local_search(problem, start)
     np.testing.assert_array_equal(one.device_of, other.device_of)
     assert (one.priority is None) == (other.priority is None)
@@ -97,8 +97,8 @@ def test_it_finds_the_optimum_of_five_ops(seed):
     tensor_s = random.choice([0.2, 1.0, 3.0], graph.num_tensors)
     cluster = joined(2)
     costs = costs_of(graph, cluster, random.choice([0.5, 1.0, 2.0], (1, 5)), tensor_s)
-    problem = replace(problem_of(graph, cluster, np.ones(5), "parallel"), costs=costs)
-    found = local_search(problem, Plan(device_of=np.arange(5, dtype=np.int32) % 2))
+    problem = replace(problem_of(graph, cluster, np.ones(5), "parallel"), op_costs=costs)
+    found = local_search(problem, Plan().placing(np.arange(5, dtype=np.int32) % 2))
     assert _score(problem, found).step_s == pytest.approx(_shortest_s(problem), rel=1e-9)
 
 
@@ -124,7 +124,7 @@ def _published(case, num_devices, transfers):
     graph, cluster = builder.build(), joined(num_devices)
     op_s = np.array([[float(case[op][0]) for op in order]])
     costs = costs_of(graph, cluster, op_s, np.array(tensor_s))
-    return replace(problem_of(graph, cluster, op_s, transfers), costs=costs)
+    return replace(problem_of(graph, cluster, op_s, transfers), op_costs=costs)
 
 
 # The queued values are longer: a tensor is sent when it is made, so one that is needed later can be
@@ -142,7 +142,7 @@ def _published(case, num_devices, transfers):
 )
 def test_it_reaches_the_proven_optimum_of_published_cases(case, num_devices, transfers, step_s):
     problem = _published(case, num_devices, transfers)
-    start = Plan(device_of=np.zeros(problem.graph.num_ops, np.int32))
+    start = Plan().placing(np.zeros(problem.graph.num_ops, np.int32))
     assert _score(problem, local_search(problem, start)).step_s == step_s
 
 
@@ -153,7 +153,7 @@ def test_it_moves_what_does_not_fit():
         builder.tensor(f"made{index}", 100, producer=op, role=6)
     cluster = _with_memory(joined(4), 150)
     problem = problem_of(builder.build(), cluster, np.ones(4))
-    start = Plan(device_of=np.zeros(4, np.int32))
+    start = Plan().placing(np.zeros(4, np.int32))
     assert _score(problem, start).overflow_bytes == 250
     found = local_search(problem, start)
     assert _score(problem, found).overflow_bytes == 0
@@ -172,7 +172,7 @@ def test_groups_stay_together_and_ops_stay_off_devices_that_cannot_run_them():
     op_s = np.tile(1e-5 + graph.flops / 1e13, (3, 1))
     op_s[1, 5:15] = np.inf
     problem = problem_of(graph, cluster, op_s)
-    found = local_search(problem, Plan(device_of=np.zeros(graph.num_ops, np.int32)))
+    found = local_search(problem, Plan().placing(np.zeros(graph.num_ops, np.int32)))
     assert len(set(found.device_of[::10].tolist())) == 1
     assert 1 not in found.device_of[5:15]
     assert len(set(found.device_of.tolist())) > 1, "nothing was moved at all"
@@ -181,7 +181,7 @@ def test_groups_stay_together_and_ops_stay_off_devices_that_cannot_run_them():
 
 def test_a_strict_order_that_is_better_than_any_priority_is_kept():
     problem = _published(CASE_B, 2, "parallel")
-    best = local_search(problem, Plan(device_of=np.zeros(9, np.int32)))
+    best = local_search(problem, Plan().placing(np.zeros(9, np.int32)))
     timeline = simulate(problem, best)
     order = tuple(
         np.array(
@@ -190,7 +190,7 @@ def test_a_strict_order_that_is_better_than_any_priority_is_kept():
         )
         for d in range(2)
     )
-    strict = replace(best, order=order, priority=None)
+    strict = best.ordered(by_device=order)
     assert _score(problem, strict).step_s == 36.0
     assert local_search(problem, strict) is strict
 
@@ -198,7 +198,7 @@ def test_a_strict_order_that_is_better_than_any_priority_is_kept():
 def test_it_goes_on_from_a_strict_order():
     problem = _published(CASE_B, 2, "parallel")
     order = (np.array([0, 1, 4, 8, 3, 7, 2, 5, 6], np.int32), np.array([], np.int32))
-    start = Plan(device_of=np.zeros(9, np.int32), order=order)
+    start = Plan().placing(np.zeros(9, np.int32), by_device=order)
     found = local_search(problem, start)
     _require_legal(problem, found)
     assert simulate(problem, found).makespan_s == 36.0
@@ -207,7 +207,7 @@ def test_it_goes_on_from_a_strict_order():
 @pytest.mark.parametrize("change", [{"contiguous": True}, {"objective": "throughput"}])
 def test_other_aims_than_a_short_step_keep_the_plan(change):
     problem = replace(_published(CASE_A, 2, "parallel"), **change)
-    plan = Plan(device_of=np.zeros(6, np.int32))
+    plan = Plan().placing(np.zeros(6, np.int32))
     assert local_search(problem, plan) is plan
 
 

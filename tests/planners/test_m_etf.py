@@ -52,7 +52,7 @@ def test_m_etf_reaches_the_published_values(example, num_devices, memory_bytes, 
     setting = {"memory_bytes": memory_bytes, "transfers": "queued"}
     problem = example.problem(num_devices, duplex="half", **setting)
     plan = m_etf(problem, Plan())
-    assert plan.notes["estimated_step_s"] == step_s
+    assert plan.claims.estimated_step_s == step_s
     # The simulator sends tensors when they are made, not when their reader is chosen; on three
     # devices with one queue each, one that is not urgent then goes first.
     duplex = "full" if num_devices == 3 else "half"
@@ -64,9 +64,9 @@ def test_m_etf_reaches_the_published_values(example, num_devices, memory_bytes, 
 
 def test_m_etf_notes_its_starts_as_priorities_and_drops_an_older_order():
     problem = make_problem(generate("transformer", 300, 0), "2xv100-16g", transfers="queued")
-    older = Plan(planner="x", order=(np.arange(3), np.arange(0)), notes={"kept": 1})
+    older = Plan(planner="x", notes={"kept": 1}).ordered(by_device=(np.arange(3), np.arange(0)))
     plan = m_etf(problem, older)
-    assert plan.order is None
+    assert plan.by_device is None
     assert plan.notes["kept"] == 1
     src, dst = problem.graph.edges
     assert (plan.priority[src] <= plan.priority[dst]).all()

@@ -55,8 +55,8 @@ def test_m_sct_reaches_the_published_values(example, num_devices, memory_bytes, 
     setting = {"memory_bytes": memory_bytes, "transfers": "queued"}
     problem = example.problem(num_devices, duplex="half", **setting)
     plan = m_sct(problem, Plan())
-    assert plan.notes["estimated_step_s"] == step_s
-    assert plan.notes["favourites"] > 0
+    assert plan.claims.estimated_step_s == step_s
+    assert plan.claims.counts["favourites"] > 0
     # As for m-ETF: the simulator sends tensors when they are made.
     duplex = "full" if num_devices == 3 else "half"
     simulated = example.problem(num_devices, duplex=duplex, **setting)
@@ -80,7 +80,7 @@ def test_m_sct_waits_only_for_children_that_long_paths_need():
     # Op 8 is the only child of op 4 and has no other parent, but its transfer delays no end.
     assert found.child[4] == 8
     assert found.need[4] < 0.5
-    assert m_sct(problem, Plan()).notes["favourites"] < (found.child >= 0).sum()
+    assert m_sct(problem, Plan()).claims.counts["favourites"] < (found.child >= 0).sum()
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_m_sct_plans_of_generated_graphs_verify(family):
     problem = make_problem(generate(family, 400, 2), "2xv100-16g+1xt4", transfers="queued")
     plan = m_sct(problem, Plan())
     verify(plan, problem)
-    assert 0 < plan.notes["favourites"] < problem.graph.num_ops
+    assert 0 < plan.claims.counts["favourites"] < problem.graph.num_ops

@@ -108,8 +108,8 @@ def test_contiguous_throughput_is_the_optimum_of_brute_force(problem):
         return
     plan = throughput(contiguously(problem), Plan())
     best = min(max_load_s(problem, device_of) for device_of in feasible)
-    assert plan.notes["max_load_s"] == pytest.approx(best, rel=1e-9, abs=1e-15)
-    assert plan.notes["proven"]
+    assert plan.claims.max_load_s == pytest.approx(best, rel=1e-9, abs=1e-15)
+    assert plan.claims.proven
     assert is_ordered(problem, plan.device_of)
     assert not returns_to_a_device(problem, plan.device_of)
 
@@ -125,7 +125,7 @@ def test_one_order_is_never_better_than_all_and_pipedream_never_better_than_it(p
             loads.append(np.inf)
             continue
         assert is_ordered(problem, plan.device_of)
-        loads.append(plan.notes["max_load_s"])
+        loads.append(plan.claims.max_load_s)
     assert loads[0] <= loads[1] * (1 + 1e-9)
     assert loads[0] <= loads[2] * (1 + 1e-9)
 
@@ -193,7 +193,7 @@ def test_free_throughput_is_the_optimum_of_brute_force_on_tiny_graphs(problem):
             throughput(freely(problem), Plan())
         return
     plan = throughput(freely(problem), Plan())
-    assert plan.notes["max_load_s"] == pytest.approx(min(loads), rel=1e-9, abs=1e-15)
+    assert plan.claims.max_load_s == pytest.approx(min(loads), rel=1e-9, abs=1e-15)
 
 
 @settings(derandomize=True, deadline=None, max_examples=50)
@@ -257,8 +257,8 @@ def test_planner_gives_a_legal_plan_that_tells_its_load(name, problem):
     require_structure(plan, problem)
     verify(plan, problem)
     assert plan.notes["kept"] == 1
-    assert plan.notes["max_load_s"] == max_load_s(problem, plan.device_of)
-    assert plan.notes["lower_bound_s"] <= plan.notes["max_load_s"]
+    assert plan.claims.max_load_s == max_load_s(problem, plan.device_of)
+    assert plan.claims.load_bound_s <= plan.claims.max_load_s
     assert not returns_to_a_device(problem, plan.device_of)
 
 
@@ -273,10 +273,10 @@ def test_no_bound_counts_on_partners_that_a_free_placement_may_separate():
     assert apart_s < 2
     assert max_load_bound(free) <= apart_s
     for planner in (throughput, dpl, pipedream):
-        assert planner(free, Plan()).notes["lower_bound_s"] <= apart_s
-    together = throughput(replace(free, contiguous=True), Plan()).notes
-    assert together["proven"]
-    assert together["lower_bound_s"] == 2
+        assert planner(free, Plan()).claims.load_bound_s <= apart_s
+    together = throughput(replace(free, contiguous=True), Plan()).claims
+    assert together.proven
+    assert together.load_bound_s == 2
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)
@@ -285,7 +285,7 @@ def test_free_throughput_is_legal_and_no_worse_than_contiguous(problem):
     free = throughput(freely(problem), Plan())
     verify(free, problem)
     ordered = throughput(contiguously(problem), Plan())
-    assert free.notes["max_load_s"] <= ordered.notes["max_load_s"] * (1 + 1e-9)
+    assert free.claims.max_load_s <= ordered.claims.max_load_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("on", ["4xv100-16g", "dgx1-v100"])
@@ -303,7 +303,7 @@ def test_throughput_of_a_training_step_beats_equal_blocks_and_repeats_itself(
     num = problem.cluster.num_devices
     blocks = pieces_of(problem).piece_of
     equal = (blocks.astype(np.int64) * num // (int(blocks.max()) + 1)).astype(np.int32)
-    assert plan.notes["max_load_s"] < 0.8 * max_load_s(problem, equal)
+    assert plan.claims.max_load_s < 0.8 * max_load_s(problem, equal)
 
 
 def test_throughput_of_an_empty_graph_places_nothing():

@@ -74,8 +74,8 @@ def test_contiguous_throughput_proves_the_published_optimum(row):
     problem = contiguously(_problem(row))
     plan = throughput(problem, Plan())
     verify(plan, problem)
-    load_ms = 1e3 * plan.notes["max_load_s"]
-    assert plan.notes["proven"]
+    load_ms = 1e3 * plan.claims.max_load_s
+    assert plan.claims.proven
     if row["dp_contig_optimum"]:
         assert load_ms == pytest.approx(float(row["dp_contig_optimum"]), rel=1e-9)
     expected = BEYOND_THE_TABLE.get(_name(row), float(row["cpsat_contig_best"]))
@@ -86,13 +86,13 @@ def test_contiguous_throughput_proves_the_published_optimum(row):
 def test_one_order_is_as_good_as_the_published_heuristic(row):
     plan = dpl(contiguously(_problem(row)), Plan())
     published = float(row["dpl_linearised_heuristic"])
-    assert 1e3 * plan.notes["max_load_s"] <= published * (1 + 1e-9)
+    assert 1e3 * plan.claims.max_load_s <= published * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if _name(r) in CHAINS], ids=_name)
 def test_pipedream_is_the_published_baseline(row):
     plan = pipedream(contiguously(_problem(row)), Plan())
-    load_ms = 1e3 * plan.notes["max_load_s"]
+    load_ms = 1e3 * plan.claims.max_load_s
     assert load_ms == pytest.approx(float(row["pipedream_baseline"]), rel=1e-6)
 
 
@@ -101,5 +101,5 @@ def test_free_throughput_proves_what_no_contiguous_split_reaches(row):
     problem = freely(_problem(row))
     plan = throughput(problem, Plan())
     verify(plan, problem)
-    assert plan.notes["proven"]
-    assert 1e3 * plan.notes["max_load_s"] <= BETTER_ANYWHERE[_name(row)]
+    assert plan.claims.proven
+    assert 1e3 * plan.claims.max_load_s <= BETTER_ANYWHERE[_name(row)]

@@ -1,7 +1,6 @@
 """Memory fitting: the ledger counts as it says, repairs never harm, tight problems get a plan."""
 
 import re
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -95,7 +94,7 @@ def test_ledger_peaks_are_those_of_the_simulator(family, form):
     device_of = np.arange(num_ops) * 4 // num_ops
     if form == "random":
         device_of = np.random.RandomState(0).randint(0, 4, num_ops)
-    timeline = simulate(problem, Plan(device_of=device_of))
+    timeline = simulate(problem, Plan().placing(device_of))
     board = Board(problem, spans_of_run(problem, timeline))
     board.place(device_of)
     assert board.peak_bytes == pytest.approx(timeline.peak_bytes, rel=0.01)
@@ -134,7 +133,7 @@ def test_fit_memory_never_lacks_more_and_stays_legal(problem, data, filled):
     plan = data.draw(plans(problem))
     tie_of = bound_ops(problem.graph)
     first = np.unique(tie_of, return_index=True)[1]
-    plan = replace(plan, device_of=plan.device_of[first][tie_of], order=None)
+    plan = plan.placing(plan.device_of[first][tie_of])
     fitted = fit_memory(problem, plan)
     assert overflow_bytes(problem, fitted) <= overflow_bytes(problem, plan)
     assert broken_rules(problem, fitted) == []
@@ -146,7 +145,7 @@ def test_fit_memory_never_lacks_more_and_stays_legal(problem, data, filled):
 @settings(derandomize=True, deadline=None, max_examples=5)
 def test_repairs_are_deterministic(graph, num_devices):
     problem = tight(on_joined(graph, num_devices), (1,) * num_devices, 1.1)
-    start = Plan(device_of=np.zeros(graph.num_ops, dtype=np.int32))
+    start = Plan().placing(np.zeros(graph.num_ops, dtype=np.int32))
     for planner in (fit_memory, memory_split):
         first, second = planner(problem, start), planner(problem, start)
         assert np.array_equal(first.device_of, second.device_of)
@@ -265,7 +264,7 @@ def test_an_order_that_releases_early_is_enough_where_it_fits():
     graph = builder.build()
     problem = problem_of(graph, joined(2), np.ones(graph.num_ops))
     late = np.array([0.0 if name.startswith("first") else 1.0 for name in graph.op_names])
-    plan = Plan(device_of=np.zeros(graph.num_ops, dtype=np.int32), priority=late)
+    plan = Plan().placing(np.zeros(graph.num_ops, dtype=np.int32), priority=late)
     problem = with_memory(problem, [250, 250])
     assert overflow_bytes(problem, plan) > 0
     fitted = fit_memory(problem, plan)
@@ -282,7 +281,7 @@ def test_no_plan_gets_below_the_stated_needs(problem, data):
     graph, tie_of = problem.graph, bound_ops(problem.graph)
     first = np.unique(tie_of, return_index=True)[1]
     device_of = data.draw(plans(problem, orders=("none",))).device_of[first][tie_of]
-    peaks = simulate(problem, Plan(device_of=device_of)).peak_bytes
+    peaks = simulate(problem, Plan().placing(device_of)).peak_bytes
     assert np.all(tie_needs(graph, tie_of) <= peaks[device_of[first]])
     assert held_at_end_bytes(graph) <= peaks.sum()
 
@@ -314,7 +313,7 @@ def test_smallest_change_of_a_shortage_really_fits(num_devices):
     problem = make_problem(graph, f"{num_devices}xv100-16g")
     problem = tight(problem, (1,) * num_devices, 1.0)
     best = memory_split(problem, Plan())
-    shortage = explain_shortage(problem, [Plan(device_of=np.zeros(graph.num_ops, np.int32))])
+    shortage = explain_shortage(problem, [Plan().placing(np.zeros(graph.num_ops, np.int32))])
     assert shortage.lacking_bytes > 0
     assert shortage.device in problem.cluster.device_names
     memory = dict(zip(problem.cluster.device_names, problem.memory_bytes.tolist(), strict=True))

@@ -40,8 +40,8 @@ def test_optimal_proves_the_published_optimum(example, num_devices, memory_bytes
     problem = example.problem(num_devices, memory_bytes=memory_bytes)
     plan = optimal(problem, Plan())
     assert simulate(problem, plan).makespan_s == step_s
-    assert plan.notes["proven"]
-    assert plan.notes["lower_bound_s"] == pytest.approx(step_s)
+    assert plan.claims.proven
+    assert plan.claims.step_bound_s == pytest.approx(step_s)
 
 
 def test_what_is_proven_is_the_bound_that_is_shown():
@@ -62,19 +62,19 @@ def test_optimal_proves_example_a_with_queues(duplex, memory_bytes, step_s):
     problem = EXAMPLE_A.problem(2, memory_bytes=memory_bytes, transfers="queued", duplex=duplex)
     plan = optimal(problem, Plan())
     assert simulate(problem, plan).makespan_s == step_s
-    assert plan.notes["proven"]
+    assert plan.claims.proven
 
 
 def test_queues_in_order_of_readiness_make_example_b_longer():
     # 36 needs a queue that lets a later tensor go first; the simulator's queues do not.
     problem = EXAMPLE_B.problem(2, transfers="queued", duplex="half")
     plan = optimal(problem, Plan())
-    assert plan.notes["proven"]
+    assert plan.claims.proven
     assert simulate(problem, plan).makespan_s == 38
 
 
 def _checked(problem, shortest_s):
-    """The notes of the optimal plan, which is legal and as good as they say; None for none."""
+    """The claims of the optimal plan, which is legal and as good as they say; None for none."""
     try:
         plan = optimal(problem, Plan(planner="optimal"))
     except NoFeasiblePlanError:
@@ -82,26 +82,26 @@ def _checked(problem, shortest_s):
         return None
     assert violations(plan, problem) == []
     step_s = simulate(problem, plan).makespan_s
-    assert plan.notes["lower_bound_s"] <= shortest_s <= step_s * (1 + 1e-12)
+    assert plan.claims.step_bound_s <= shortest_s <= step_s * (1 + 1e-12)
     if step_s > 0:
-        assert plan.notes["gap"] == pytest.approx(1 - plan.notes["lower_bound_s"] / step_s)
-    if plan.notes["proven"]:
+        assert plan.claims.gap == pytest.approx(1 - plan.claims.step_bound_s / step_s)
+    if plan.claims.proven:
         assert step_s <= shortest_s * (1 + PROVEN_GAP)
-    return plan.notes
+    return plan.claims
 
 
 @given(problem=constrained_problems(max_ops=6, max_devices=2, mode="parallel"))
 @settings(derandomize=True, deadline=None, max_examples=50)
 def test_optimal_equals_trying_everything(problem):
-    notes = _checked(problem, shortest_parallel_step_s(problem))
-    assert notes is None or notes["proven"]
+    claims = _checked(problem, shortest_parallel_step_s(problem))
+    assert claims is None or claims.proven
 
 
 @given(problem=constrained_problems(max_ops=4, max_devices=3, mode="queued"))
 @settings(derandomize=True, deadline=None, max_examples=30)
 def test_optimal_equals_trying_everything_with_queues(problem):
-    notes = _checked(problem, shortest_step_s(problem))
-    assert notes is None or notes["proven"]
+    claims = _checked(problem, shortest_step_s(problem))
+    assert claims is None or claims.proven
 
 
 @given(problem=constrained_problems(max_ops=4, max_devices=2, mode="shared"))
@@ -129,8 +129,8 @@ def test_optimal_is_deterministic_and_never_below_the_bound(transfers):
     problem = replace(problem, transfers=transfers)
     first, second = optimal(problem, Plan()), optimal(problem, Plan())
     assert np.array_equal(first.device_of, second.device_of)
-    assert dict(first.notes) == dict(second.notes)
-    assert first.notes["proven"]
+    assert first.claims == second.claims
+    assert first.claims.proven
     assert lower_bound(problem).seconds <= simulate(problem, first).makespan_s
 
 

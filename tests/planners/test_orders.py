@@ -84,7 +84,7 @@ def test_best_order_is_the_best_of_all_and_says_which(data):
     best = best_order(problem, plan)
     scores = {name: _score(problem, ordered) for name, ordered in tried.items()}
     assert _score(problem, best) == min(scores.values())
-    assert scores[best.notes["order"]] == min(scores.values())
+    assert scores[best.claims.order] == min(scores.values())
     assert best.notes["kept"] == 1
 
 
@@ -124,7 +124,7 @@ def test_holding_up_an_op_within_its_slack_does_not_make_the_step_longer(data):
     op = int(np.argmax(slack_s))
     op_s = problem.costs.op_s.copy()
     op_s[:, op] += max(slack_s[op], 0.0)
-    slower = replace(problem, costs=replace(problem.costs, op_s=op_s))
+    slower = replace(problem, op_costs=replace(problem.costs, op_s=op_s))
     step_s = simulate(slower, plan).makespan_s
     assert step_s == pytest.approx(score.step_s, rel=1e-9, abs=1e-12)
 
@@ -137,14 +137,14 @@ def _forked():
     tensor = builder.tensor("sent", 0, producer=head)
     builder.op("rest", reads=[tensor])
     problem = problem_of(builder.build(), joined(2), np.array([1.0, 1.0, 5.0]))
-    return problem, Plan(device_of=np.array([0, 0, 1], np.int32))
+    return problem, Plan().placing(np.array([0, 0, 1], np.int32))
 
 
 def test_bottom_level_runs_the_head_of_the_long_chain_first():
     problem, plan = _forked()
     assert simulate(problem, topological(problem, plan)).makespan_s == 7.0
     assert simulate(problem, bottom_level(problem, plan)).makespan_s == 6.0
-    assert best_order(problem, plan).notes["order"] == "bottom-level"
+    assert best_order(problem, plan).claims.order == "bottom-level"
 
 
 def test_earliest_start_prefers_what_could_start_first():
@@ -160,12 +160,12 @@ def test_of_equally_long_orders_the_one_with_less_memory_is_kept():
     for tensor in tensors:
         builder.op(f"use{tensor}", reads=[tensor])
     problem = problem_of(builder.build(), joined(1), np.ones(4))
-    wide = Plan(device_of=np.zeros(4, np.int32), priority=np.arange(4.0))
-    deep = replace(wide, priority=np.array([0.0, 2.0, 1.0, 3.0]))
+    wide = Plan().placing(np.zeros(4, np.int32), priority=np.arange(4.0))
+    deep = wide.ordered(priority=np.array([0.0, 2.0, 1.0, 3.0]))
     assert simulate(problem, wide).peak_bytes[0] == 200
     assert simulate(problem, deep).peak_bytes[0] == 100
     kept = best_order(problem, deep, names=["topological"])
-    assert kept.notes["order"] == GIVEN
+    assert kept.claims.order == GIVEN
     best = best_order(problem, wide)
     assert simulate(problem, best).peak_bytes[0] <= 200
 

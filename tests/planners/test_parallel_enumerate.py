@@ -21,8 +21,8 @@ from hocket.planners.parallelism.enumerate import (
 )
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.pools import Pool, alone, pools_of, rank_devices
-from hocket.planners.parallelism.rules import broken_rules
 from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Experts, Transformer
+from hocket.transformer.rules import broken_rules
 
 SMALL = Transformer(
     name="small", hidden=48, layers=4, heads=6, kv_heads=2, head_width=8, mlp_width=96,

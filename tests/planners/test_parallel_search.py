@@ -13,20 +13,24 @@ from hocket.cost.parallel.memory import memory, stage_memory
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
 from hocket.hardware import cluster_from_text
-from hocket.plan.parallel_files import parallel_plan_from_dict, parallel_plan_to_dict
+from hocket.plan.divided import DividedTraining
+from hocket.plan.files import plan_from_data, plan_to_data
+from hocket.plan.problem import Problem
+from hocket.plan.sections import PlacedDivision
+from hocket.plan.training import Training
 from hocket.planners.parallelism import enumerate as enumeration
-from hocket.planners.parallelism.candidates import Training
 from hocket.planners.parallelism.enumerate import Limits, enumerate_divisions
 from hocket.planners.parallelism.limits import fixed_limits
+from hocket.planners.parallelism.pools import pools_of
 from hocket.planners.parallelism.programs import program_limits
 from hocket.planners.parallelism.recheck import AS_SHORT, Effort
-from hocket.planners.parallelism.rules import broken_rules
 from hocket.planners.parallelism.scan import scan
 from hocket.planners.parallelism.search import default_limits, plan_of, search
 from hocket.planners.parallelism.uneven import even_layers
-from hocket.planners.parallelism.verify import parallel_violations
+from hocket.simulate.verify import violations
 from hocket.transformer import RECOMPUTES, Division, Transformer
 from hocket.transformer.files import find_model
+from hocket.transformer.rules import broken_rules
 from hocket.view.parallel_report import parallel_report_html
 from hocket.view.parallel_text import range_sentence
 
@@ -40,20 +44,23 @@ QUICK = Effort(num_simulated=30, num_balanced=4, num_balanced_chunks=1)
 
 def _training(model=SMALL, on="8xa100-80g", batch=16, software="megatron-core", dtype=None):
     program = find_software(software)
-    return Training(
+    work = Training(
         model=model if isinstance(model, Transformer) else find_model(model),
-        cluster=cluster_from_text(on),
         global_batch=batch,
         software=program if dtype is None else replace(program, dtype=dtype),
-        coefficients=Coefficients(),
     )
+    return Problem(work=work, cluster=cluster_from_text(on))
 
 
-def _judged(training, divisions):
+def _judged(problem, divisions):
     """What memory and time the closed forms give, asked without any of the scan's shortcuts."""
-    held = memory(training.model, divisions, training.software).total_bytes
+    held = memory(problem.training.model, divisions, problem.training.software).total_bytes
     step_s = predict(
-        training.model, divisions, training.cluster, training.software, training.coefficients
+        problem.training.model,
+        divisions,
+        problem.cluster,
+        problem.training.software,
+        problem.training.coefficients,
     ).step_s
     return held, step_s
 
@@ -70,20 +77,20 @@ def _judged(training, divisions):
     ],
 )
 def test_scan_finds_the_best_of_all_divisions(model, on, batch):
-    training = _training(model, on, batch)
-    limits = default_limits(training)
-    found = scan(training, 0, limits, 50)
-    every = enumerate_divisions(training.model, training.pools[0], batch, limits)
-    held, step_s = _judged(training, every)
-    fits = held <= training.pools[0].memory_bytes
+    problem = _training(model, on, batch)
+    limits = default_limits(problem)
+    found = scan(problem, 0, limits, 50)
+    every = enumerate_divisions(problem.training.model, pools_of(problem)[0], batch, limits)
+    held, step_s = _judged(problem, every)
+    fits = held <= pools_of(problem)[0].memory_bytes
     assert found.num_divisions == len(every)
     assert found.num_fitting == fits.sum()
-    kept_held, kept_s = _judged(training, found.fitting)
-    assert np.all(kept_held <= training.pools[0].memory_bytes)
+    kept_held, kept_s = _judged(problem, found.fitting)
+    assert np.all(kept_held <= pools_of(problem)[0].memory_bytes)
     assert np.all(np.diff(kept_s) >= 0)
     assert kept_s[0] <= step_s[fits].min() * 1.005  # see the test on recomputation below
-    lacking, _ = _judged(training, found.nearly)
-    assert np.all(lacking > training.pools[0].memory_bytes)
+    lacking, _ = _judged(problem, found.nearly)
+    assert np.all(lacking > pools_of(problem)[0].memory_bytes)
 
 
 @pytest.mark.parametrize("software", ["megatron-core", "torch", "megatron-2021"])
@@ -92,12 +99,12 @@ def test_more_recomputation_never_shortens_a_step(software):
 
     Communication that waits anyway may hide behind the work done again, hence the allowance.
     """
-    training = _training("gpt-18b", "16xdgx-a100-80g", 96, software)
-    limits = replace(default_limits(training), recomputes=("none",))
-    every = enumerate_divisions(training.model, training.pools[0], 96, limits)
+    problem = _training("gpt-18b", "16xdgx-a100-80g", 96, software)
+    limits = replace(default_limits(problem), recomputes=("none",))
+    every = enumerate_divisions(problem.training.model, pools_of(problem)[0], 96, limits)
     some = every.take(np.random.default_rng(1).integers(0, len(every), 20_000))
     none_s, selective_s, full_s = (
-        _judged(training, replace(some, recompute=some.recompute + np.int8(mode)))[1]
+        _judged(problem, replace(some, recompute=some.recompute + np.int8(mode)))[1]
         for mode in range(len(RECOMPUTES))
     )
     assert np.all(none_s <= selective_s * 1.005)
@@ -105,11 +112,11 @@ def test_more_recomputation_never_shortens_a_step(software):
 
 
 def test_replicas_left_out_on_large_clusters_would_not_be_chosen(monkeypatch):
-    training = _training("gpt-18b", "32xdgx-a100-80g", 48)
-    limits = replace(default_limits(training), schedules=("1f1b", "interleaved"), max_context=2)
-    reduced = scan(training, 0, limits, 20).fitting[0]
+    problem = _training("gpt-18b", "32xdgx-a100-80g", 48)
+    limits = replace(default_limits(problem), schedules=("1f1b", "interleaved"), max_context=2)
+    reduced = scan(problem, 0, limits, 20).fitting[0]
     monkeypatch.setattr(enumeration, "FEW_DEVICES", 10**6)
-    assert scan(training, 0, limits, 20).fitting[0] == reduced
+    assert scan(problem, 0, limits, 20).fitting[0] == reduced
 
 
 # ── search ───────────────────────────────────────────────────────────────────────────────────────
@@ -129,21 +136,22 @@ def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
     assert all(c.reason for c in comparison.candidates)
     assert all(c.reason.startswith("lacks") for c in comparison.candidates if c.lacking_bytes)
     plan = plan_of(comparison)
-    assert parallel_violations(plan) == []
-    assert plan.step_s == winner.step_s
+    assert violations(plan, comparison.problem) == []
+    assert plan.claims.step_s == winner.step_s
     assert 0 < winner.mfu < 1
     assert winner.tokens_per_s == pytest.approx(
-        batch * winner.training.model.sequence / winner.step_s
+        batch * winner.problem.training.model.sequence / winner.step_s
     )
-    assert sum(len(names) for names in plan.devices) == winner.division.num_devices
-    again = parallel_plan_from_dict(parallel_plan_to_dict(plan), "plan")
-    assert parallel_plan_to_dict(again) == parallel_plan_to_dict(plan)
+    assert sum(len(names) for names in plan[PlacedDivision].devices) == winner.division.num_devices
+    written = plan_to_data(comparison.problem, plan)
+    again = plan_from_data(written, "plan")
+    assert plan_to_data(again.problem, again.plan) == written
 
 
 @pytest.mark.parametrize("fixed", ["pipeline=4,schedule=zb-v", "pipeline=3,schedule=1f1b"])
 def test_parts_add_up_to_the_simulated_step(fixed):
-    training = _training(replace(SMALL, layers=14), "4xa100-80g", 24)
-    comparison = search(training, fixed_limits(default_limits(training), fixed), QUICK)
+    problem = _training(replace(SMALL, layers=14), "4xa100-80g", 24)
+    comparison = search(problem, fixed_limits(default_limits(problem), fixed), QUICK)
     for candidate in comparison.candidates:
         assert sum(candidate.parts_s.values()) == pytest.approx(candidate.step_s)
         assert not candidate.simulated or candidate.parts_s["bubble"] == pytest.approx(
@@ -153,15 +161,16 @@ def test_parts_add_up_to_the_simulated_step(fixed):
 
 
 def test_same_question_same_plan():
-    plans = [plan_of(search(_training(), effort=QUICK)) for _ in range(2)]
-    assert len({dump_json(parallel_plan_to_dict(plan)) for plan in plans}) == 1
+    problem = _training()
+    plans = [plan_of(search(problem, effort=QUICK)) for _ in range(2)]
+    assert len({dump_json(plan_to_data(problem, plan)) for plan in plans}) == 1
 
 
 def test_simulator_and_closed_form_agree_on_even_pipelines():
-    training = _training("gpt-39b", "4xdgx-a100-80g", 64)
-    limits = fixed_limits(default_limits(training), "pipeline=4,chunks=1,schedule=1f1b")
+    problem = _training("gpt-39b", "4xdgx-a100-80g", 64)
+    limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,schedule=1f1b")
     effort = Effort(num_simulated=30, num_balanced=0, num_balanced_chunks=0)
-    fitting = [c for c in search(training, limits, effort).candidates if c.simulated]
+    fitting = [c for c in search(problem, limits, effort).candidates if c.simulated]
     assert len(fitting) > 10
     off = [abs(c.step_s / c.estimate_s - 1) for c in fitting]
     assert np.mean(off) < 0.05
@@ -169,20 +178,20 @@ def test_simulator_and_closed_form_agree_on_even_pipelines():
 
 
 def test_layers_that_do_not_divide_are_shared_out():
-    training = _training(replace(SMALL, layers=30), "4xa100-80g", 32)
-    limits = fixed_limits(default_limits(training), "pipeline=4,chunks=1,tensor=1")
-    winner = search(training, limits, QUICK).winner
+    problem = _training(replace(SMALL, layers=30), "4xa100-80g", 32)
+    limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,tensor=1")
+    winner = search(problem, limits, QUICK).winner
     assert len(winner.division.layers) == 4
     assert sum(winner.division.layers) == 30
     assert max(winner.division.layers) <= 9
 
 
 def test_heavy_output_layer_gets_fewer_layers():
-    training = _training(replace(SMALL, vocabulary=500_000), "4xa100-80g", 32)
-    limits = fixed_limits(default_limits(training), "pipeline=4,schedule=1f1b,tensor=1")
-    winner = search(training, limits, QUICK).winner
+    problem = _training(replace(SMALL, vocabulary=500_000), "4xa100-80g", 32)
+    limits = fixed_limits(default_limits(problem), "pipeline=4,schedule=1f1b,tensor=1")
+    winner = search(problem, limits, QUICK).winner
     assert winner.division.layers[-1] < 3
-    even = search(training, limits, replace(QUICK, num_balanced=0)).winner
+    even = search(problem, limits, replace(QUICK, num_balanced=0)).winner
     assert even.division.layers is None
     assert winner.step_s < even.step_s
 
@@ -201,8 +210,8 @@ def test_even_shares_differ_by_one_and_ends_are_never_larger(layers, stages):
 
 
 def test_nothing_fits_names_the_least_lack_and_what_would_do():
-    training = _training("gpt-39b", "4xdgx1-v100", 16, dtype="float16")
-    small = replace(training, cluster=cluster_from_text("8xv100-16g"))
+    problem = _training("gpt-39b", "4xdgx1-v100", 16, dtype="float16")
+    small = replace(problem, cluster=cluster_from_text("8xv100-16g"))
     comparison = search(small, effort=QUICK)
     assert comparison.winner is None
     assert comparison.candidates[0].lacking_bytes == min(
@@ -219,19 +228,19 @@ def test_nothing_fits_names_the_least_lack_and_what_would_do():
 
 @pytest.mark.parametrize("fixed", ["pipeline=1,zero=0", "pipeline=1,zero=0,tensor=1", "chunks=4"])
 def test_hosts_that_would_do_keep_to_what_is_fixed(fixed):
-    training = _training("gpt-39b", "2xdgx1-v100", 16, dtype="float16")
-    comparison = search(training, fixed_limits(default_limits(training), fixed), QUICK)
+    problem = _training("gpt-39b", "2xdgx1-v100", 16, dtype="float16")
+    comparison = search(problem, fixed_limits(default_limits(problem), fixed), QUICK)
     assert comparison.winner is None
     told = re.search(r"(\d+) hosts of 8 v100-16g instead of 2", comparison.why)
     assert (told is not None) == (fixed == "chunks=4")
     if told:
-        other = replace(training, cluster=cluster_from_text(f"{told[1]}xdgx1-v100"))
+        other = replace(problem, cluster=cluster_from_text(f"{told[1]}xdgx1-v100"))
         assert scan(other, 0, fixed_limits(default_limits(other), fixed), 1).num_fitting
 
 
 def test_limits_that_leave_nothing_say_so():
-    training = _training()
-    comparison = search(training, fixed_limits(default_limits(training), "tensor=7"), QUICK)
+    problem = _training()
+    comparison = search(problem, fixed_limits(default_limits(problem), "tensor=7"), QUICK)
     assert comparison.winner is None
     assert "no division exists" in comparison.why
 
@@ -240,31 +249,31 @@ def test_limits_that_leave_nothing_say_so():
 
 
 def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
-    training = _training("gpt-3.6b", "4xa100-80g+4xv100-32g", 32, dtype="float16")
-    comparison = search(training, effort=Effort(num_simulated=60))
+    problem = _training("gpt-3.6b", "4xa100-80g+4xv100-32g", 32, dtype="float16")
+    comparison = search(problem, effort=Effort(num_simulated=60))
     both = [c for c in comparison.candidates if c.feasible and len(c.stages.pools) == 2]
     assert both
-    kinds = {device.name: device.kind.name for device in training.cluster.devices}
+    kinds = {device.name: device.kind.name for device in problem.cluster.devices}
     best = both[0]
     plan = plan_of(replace(comparison, candidates=(best,), chosen=0))
-    assert parallel_violations(plan) == []
-    assert all(len({kinds[name] for name in names}) == 1 for names in plan.devices)
+    assert violations(plan, comparison.problem) == []
+    assert all(len({kinds[name] for name in names}) == 1 for names in plan[PlacedDivision].devices)
     layers = np.array(best.division.layers or [30 // best.division.pipeline])
-    fast = np.array([kinds[names[0]] == "a100-80g" for names in plan.devices])
+    fast = np.array([kinds[names[0]] == "a100-80g" for names in plan[PlacedDivision].devices])
     assert layers[fast].mean() > layers[~fast].mean()
 
 
 @pytest.mark.parametrize("fixed", ["context=2", "chunks=2"])
 def test_fixed_degrees_hold_on_mixed_clusters(fixed):
-    training = _training(SMALL, "4xa100-80g+4xh100-80g", 16)
-    comparison = search(training, fixed_limits(default_limits(training), fixed), QUICK)
+    problem = _training(SMALL, "4xa100-80g+4xh100-80g", 16)
+    comparison = search(problem, fixed_limits(default_limits(problem), fixed), QUICK)
     name, value = fixed.split("=")
     assert {getattr(c.division, name) for c in comparison.candidates} == {int(value)}
 
 
 def test_a_kind_alone_is_tried_on_mixed_clusters():
-    training = _training(SMALL, "4xa100-80g+2xv100-16g", 16, dtype="float16")
-    comparison = search(training, effort=QUICK)
+    problem = _training(SMALL, "4xa100-80g+2xv100-16g", 16, dtype="float16")
+    comparison = search(problem, effort=QUICK)
     alone = search(_training(SMALL, "4xa100-80g", 16, dtype="float16"), effort=QUICK)
     assert comparison.winner.step_s <= alone.winner.step_s * (1 + AS_SHORT)
 
@@ -274,16 +283,16 @@ def test_a_kind_alone_is_tried_on_mixed_clusters():
 
 @pytest.mark.parametrize("order", ["1f1b", "zb-h2", "zb-v"])
 def test_a_schedule_made_for_the_stages_is_never_longer(order):
-    training = _training(replace(SMALL, vocabulary=300_000), "4xa100-80g", 8)
-    limits = fixed_limits(default_limits(training), f"pipeline=4,schedule={order},microbatch=1")
-    plain = search(training, limits, QUICK).winner
-    comparison = search(training, limits, replace(QUICK, num_synthesised=2))
+    problem = _training(replace(SMALL, vocabulary=300_000), "4xa100-80g", 8)
+    limits = fixed_limits(default_limits(problem), f"pipeline=4,schedule={order},microbatch=1")
+    plain = search(problem, limits, QUICK).winner
+    comparison = search(problem, limits, replace(QUICK, num_synthesised=2))
     winner = comparison.winner
     assert winner.step_s < plain.step_s or winner.schedule_name == order
     assert winner.step_s <= plain.step_s
     plan = plan_of(comparison)
-    assert parallel_violations(plan) == []
-    report = parallel_report_html(plan, comparison)
+    assert violations(plan, comparison.problem) == []
+    report = parallel_report_html(DividedTraining(comparison.problem, plan), comparison)
     # Candidate, device count, plan.
     assert report.count(f"microbatch 1, {winner.schedule_name}") >= 3
 
@@ -293,7 +302,9 @@ def test_a_schedule_made_for_the_stages_is_never_longer(order):
 
 def test_report_on_a_telephone_keeps_division_step_and_memory():
     comparison = search(_training(), effort=QUICK)
-    report = parallel_report_html(plan_of(comparison), comparison)
+    report = parallel_report_html(
+        DividedTraining(comparison.problem, plan_of(comparison)), comparison
+    )
     heads = re.findall(r'<th scope="col"(?: class="([^"]*)")?>([^<]*)</th>', report)
     candidates = heads[: [title for _, title in heads].index("Reason") + 1]
     assert len(candidates) > 5
@@ -316,7 +327,7 @@ def test_what_is_kept_free_stays_free():
     kept = replace(full, spare=0.25)
     tight = search(full, effort=QUICK)
     wide = search(kept, effort=QUICK)
-    capacity = full.pools[0].memory_bytes
+    capacity = pools_of(full)[0].memory_bytes
     assert max(tight.winner.peak_bytes) > 0.75 * capacity >= max(wide.winner.peak_bytes)
     assert all(max(c.peak_bytes) <= 0.75 * capacity for c in wide.candidates if c.feasible)
     misfits = [c for c in wide.candidates if not c.feasible]
@@ -336,8 +347,8 @@ def test_what_is_kept_free_stays_free():
     ],
 )
 def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expected):
-    training = replace(_training(model, on, batch=32), coefficients=Coefficients(source=source))
-    winner = search(training, effort=QUICK).winner
+    problem = replace(_training(model, on, batch=32), coefficients=Coefficients(source=source))
+    winner = search(problem, effort=QUICK).winner
     assert winner.uncertainty == expected
     low_s, high_s = winner.range_s
     assert low_s == pytest.approx(winner.step_s * (1 - expected))
@@ -348,9 +359,9 @@ def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expecte
 
 
 def test_a_named_program_limits_what_is_tried():
-    training = _training("gpt-39b", "4xdgx-a100-80g", 32, software="megatron-2021")
-    limits = program_limits(default_limits(training), "megatron-2021")
-    found = enumerate_divisions(training.model, training.pools[0], 32, limits)
+    problem = _training("gpt-39b", "4xdgx-a100-80g", 32, software="megatron-2021")
+    limits = program_limits(default_limits(problem), "megatron-2021")
+    found = enumerate_divisions(problem.training.model, pools_of(problem)[0], 32, limits)
     assert set(found.zero.tolist()) == {0}
     assert not found.sequence_parallel.any()
     assert set(found.context.tolist()) == {1}
@@ -369,8 +380,8 @@ def test_experts_are_divided_where_that_is_shorter():
 
 
 def test_megatron_core_divides_gradients_without_pipelines_only():
-    training = _training("gpt-7.5b", "16xa100-80g", 32)
-    limits = program_limits(default_limits(training), "megatron-core")
-    found = enumerate_divisions(training.model, training.pools[0], 32, limits)
+    problem = _training("gpt-7.5b", "16xa100-80g", 32)
+    limits = program_limits(default_limits(problem), "megatron-core")
+    found = enumerate_divisions(problem.training.model, pools_of(problem)[0], 32, limits)
     assert found.zero[found.pipeline > 1].max() == 1
     assert found.zero[found.pipeline == 1].max() == 3

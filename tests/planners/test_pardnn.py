@@ -57,8 +57,10 @@ def prepared(problem):
 def test_pardnn_yields_a_legal_plan(problem):
     plan = planned(problem)
     assert [v for v in violations(plan, problem) if v.rule != "memory"] == []
-    assert plan.notes["primary"] <= plan.notes["paths"] <= problem.graph.num_ops
-    assert plan.notes["merged"] <= plan.notes["paths"] - plan.notes["primary"]
+    assert plan.claims.counts["primary"] <= plan.claims.counts["paths"] <= problem.graph.num_ops
+    assert (
+        plan.claims.counts["merged"] <= plan.claims.counts["paths"] - plan.claims.counts["primary"]
+    )
 
 
 @given(problem=tied_problems())
@@ -87,7 +89,7 @@ def test_pardnn_is_never_slower_than_its_fastest_device_alone(problem):
 def test_pardnn_takes_the_better_of_two_orders(problem):
     plan = planned(problem)
     step_s = simulate(problem, plan).makespan_s
-    assert step_s <= simulate(problem, replace(plan, priority=None)).makespan_s
+    assert step_s <= simulate(problem, plan.ordered()).makespan_s
 
 
 def test_pardnn_plans_graphs_of_no_op_and_of_one():
@@ -139,7 +141,7 @@ def test_refinement_and_critical_moves_never_make_the_step_longer(problem):
     assert steps == sorted(steps, reverse=True)
     assert fittest.score[:2] <= min(mapped.score[:2], refined.score[:2])
     for trial in (refined, improved, fittest):
-        plan = Plan(device_of=trial.device_of, priority=trial.priority)
+        plan = Plan().placing(trial.device_of, priority=trial.priority)
         assert simulate(problem, plan).makespan_s == trial.score.step_s
         assert [v for v in violations(plan, problem) if v.rule != "memory"] == []
 
@@ -249,12 +251,12 @@ def test_emulated_lifetimes_add_up_to_the_simulated_memory(problem, data):
 @settings(derandomize=True, deadline=None, max_examples=40)
 def test_fit_memory_never_overflows_more_and_stays_legal(problem, data, share):
     device_of = planned(problem).device_of
-    peak = int(simulate(problem, Plan(device_of=device_of)).peak_bytes.max())
+    peak = int(simulate(problem, Plan().placing(device_of)).peak_bytes.max())
     tight = with_memory(problem, max(int(peak * share), 1))
     before = emulate(tight, device_of, None)
     found = fit_memory(tight, device_of)
     assert emulate(tight, found, None).overflow_bytes <= before.overflow_bytes
-    plan = Plan(device_of=found)
+    plan = Plan().placing(found)
     assert [v for v in violations(plan, tight) if v.rule != "memory"] == []
 
 
@@ -329,7 +331,7 @@ def test_variables_spread_over_devices_until_shares_are_even():
     graph = towers(8, 100)
     problem = problem_of(graph, joined(4), np.ones(graph.num_ops))
     found = spread_variables(problem, np.zeros(graph.num_ops, dtype=np.int32))
-    peaks = simulate(problem, Plan(device_of=found)).peak_bytes
+    peaks = simulate(problem, Plan().placing(found)).peak_bytes
     assert peaks.max() <= 202
     assert (found[::2] == found[1::2]).all(), "a variable's readers stay together"
 
@@ -338,7 +340,7 @@ def test_overflow_is_relieved_where_there_is_room():
     graph = towers(8, 100)
     problem = with_memory(problem_of(graph, joined(4), np.ones(graph.num_ops)), 205)
     found = fit_memory(problem, np.zeros(graph.num_ops, dtype=np.int32))
-    assert (simulate(problem, Plan(device_of=found)).peak_bytes <= 205).all()
+    assert (simulate(problem, Plan().placing(found)).peak_bytes <= 205).all()
 
 
 def test_memory_that_cannot_be_met_ends_with_the_best_plan():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from planners.partition_cases import brute_force, layer_costs
 
 from hocket.base.errors import HocketError, NoFeasiblePlanError, UsageError
-from hocket.plan.parallel import StageCosts
+from hocket.cost.parallel.costs import StageCosts
 from hocket.planners.parallelism.partition import (
     LayerCosts,
     in_flight_counts,

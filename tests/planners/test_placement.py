@@ -50,11 +50,11 @@ def assert_legal_and_repeatable(name, problem):
     broken = [v for v in violations(first, problem) if v.rule != "memory"]
     assert broken == []
     assert np.array_equal(first.device_of, second.device_of)
-    for one, other in ((first.priority, second.priority), (first.order, second.order)):
+    for one, other in ((first.priority, second.priority), (first.by_device, second.by_device)):
         assert (one is None) == (other is None)
     if first.priority is not None:
         assert np.array_equal(first.priority, second.priority)
-    for one, other in zip(first.order or (), second.order or (), strict=True):
+    for one, other in zip(first.by_device or (), second.by_device or (), strict=True):
         assert np.array_equal(one, other)
 
 
@@ -102,7 +102,7 @@ def test_groups_that_hide_parallelism_do_not_hide_it_from_the_published_algorith
     problem = make_problem(fork_join(3, 5, 3), "4xv100-16g")
     plan, fine = planned(name, problem), planned(f"{name}-fine", problem)
     assert simulate(problem, plan).makespan_s <= simulate(problem, fine).makespan_s
-    assert plan.notes["form"] == "ops"
+    assert plan.claims.form == "ops"
     assert hides_parallelism(make_problem(fork_join(40, 5, 3), "4xv100-16g"))
     assert not hides_parallelism(make_problem(generate("chain", 60, 0), "4xv100-16g"))
 
@@ -140,7 +140,7 @@ def test_an_op_that_no_device_can_run_is_named(objective):
     problem = make_problem(generate("chain", 4, 0), "2xv100-16g", objective=objective)
     op_s = problem.costs.op_s.copy()
     op_s[:, 2] = np.inf
-    problem = replace(problem, costs=replace(problem.costs, op_s=op_s))
+    problem = replace(problem, op_costs=replace(problem.costs, op_s=op_s))
     with pytest.raises(NoFeasiblePlanError, match=f"run op {problem.graph.op_names[2]!r}"):
         compare(problem)
 
@@ -172,7 +172,7 @@ def test_chain_refuses_a_planner_that_breaks_a_rule():
     problem = make_problem(generate("chain", 10, 0), "2xv100-16g")
 
     def half(problem, plan):
-        return Plan(device_of=np.zeros(3, dtype=np.int32))
+        return Plan().placing(np.zeros(3, dtype=np.int32))
 
     with pytest.raises(CheckError, match="3 placements for"):
         chain(half)(problem, Plan())
@@ -322,7 +322,7 @@ def test_layer_blocks_moves_what_a_device_cannot_run():
     problem = make_problem(_training_chain(6).build(), "1xv100-16g+1xt4")
     op_s = problem.costs.op_s.copy()
     op_s[problem.costs.device_row[0], 1] = np.inf
-    problem = replace(problem, costs=replace(problem.costs, op_s=op_s))
+    problem = replace(problem, op_costs=replace(problem.costs, op_s=op_s))
     comparison = compare(problem)
     by_name = {candidate.planner: candidate for candidate in comparison.candidates}
     assert by_name["layer-blocks"].plan.device_of[1] == 1

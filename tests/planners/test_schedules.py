@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulate.pipelines import CASES, even_costs, needs_of, schedules, stage_costs, with_row
 
 from hocket.base.errors import CheckError, UsageError
-from hocket.plan.schedule import Work
+from hocket.plan.sections.schedule import Work
 from hocket.planners.parallelism.schedules import make_schedule, verify_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import SCHEDULES

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulate.pipelines import even_costs, stage_costs
 
 from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules import (
     known_schedules,
     make_schedule,

@@ -26,9 +26,9 @@ def tight_problem(seed: int, num_ops: int, num_devices: int = 2) -> Problem:
     slow_s = fast_s * random.choice([1.0, 2.0, 2.5])
     costs = costs_of(graph, cluster, np.array([fast_s, slow_s])[: len(cluster.kinds)])
     mode = TRANSFER_MODES[seed % len(TRANSFER_MODES)]
-    problem = Problem(graph=graph, cluster=cluster, costs=costs, transfers=mode)
+    problem = Problem(work=graph, cluster=cluster, op_costs=costs, transfers=mode)
     placed = random.integers(0, num_devices, graph.num_ops).astype(np.int32)
-    peaks = simulate(problem, Plan(device_of=placed)).peak_bytes
+    peaks = simulate(problem, Plan().placing(placed)).peak_bytes
     memory = int(peaks.max() * random.uniform(0.7, 1.1))
     devices = tuple(replace(spec, memory_bytes=memory) for spec in cluster.devices)
     return replace(problem, cluster=replace(cluster, devices=devices))

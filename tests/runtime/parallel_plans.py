@@ -2,8 +2,14 @@
 
 from dataclasses import replace
 
+from hocket.cost.parallel.costs import StageCosts
+from hocket.cost.parallel.software import Software
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.plan.parallel import ParallelPlan, StageCosts
+from hocket.plan.divided import DividedTraining
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import PlacedDivision
+from hocket.plan.training import Training
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
 from hocket.transformer import Division, Transformer
 
@@ -45,21 +51,24 @@ def divided(model, schedule_name, pipeline, microbatches=4, **fields):
     return replace(model, layers=sum(layers)), division, schedule
 
 
-def plan_of(model, division, schedule, on=None):
+def plan_of(model, division, schedule, on=None, dtype="bfloat16"):
     """A plan on the first devices of a cluster."""
     cluster = cluster_from_text(on or f"{division.num_devices}xv100-16g")
     names, size = cluster.device_names, division.num_devices // division.pipeline
-    return ParallelPlan(
-        model=model,
-        cluster=cluster,
+    placed = PlacedDivision(
         division=division,
         devices=tuple(
             tuple(names[rank * size : (rank + 1) * size]) for rank in range(division.pipeline)
         ),
-        schedule=schedule,
-        costs=costs_of(division.num_stages, division.pipeline),
-        step_s=1.5,
-        peak_bytes=(10,) * division.pipeline,
+        stage_costs=costs_of(division.num_stages, division.pipeline),
+    )
+    plan = Plan(sections=(placed, schedule))
+    work = Training(
+        model=model, global_batch=division.global_batch, software=Software(name="", dtype=dtype)
+    )
+    return DividedTraining(
+        Problem(work=work, cluster=cluster),
+        plan.claiming(step_s=1.5, peak_bytes=(10,) * division.pipeline),
     )
 
 

@@ -16,7 +16,7 @@ from hocket.base.errors import MissingExtraError, RunError, UsageError
 from hocket.cli import main
 from hocket.hardware import detect
 from hocket.hardware.shorthand import cluster_from_text
-from hocket.plan.parallel_files import write_parallel_plan
+from hocket.plan.files import write_plan
 from hocket.processes.frames import Frame
 from hocket.processes.progress import Position
 from hocket.runtime import connect
@@ -46,7 +46,7 @@ def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys
     # The check itself runs with those of many divisions, where it needs no processes of its own.
     monkeypatch.setattr(check, "check_jobs", lambda jobs: checked.extend(jobs) or [right])
     path = tmp_path / "plan.json"
-    write_parallel_plan(path, plan)
+    write_plan(path, plan.problem, plan.plan)
     main(["run", str(path), "--steps", "2", "--seed", "3", "--json"])
     out, err = capsys.readouterr()
     result = json.loads(out)
@@ -99,7 +99,8 @@ def test_a_rank_that_is_lost_is_named_and_all_is_gone(signal_number, message):
 
 def test_only_the_check_can_be_asked_for(tmp_path, capsys, monkeypatch):
     path = tmp_path / "plan.json"
-    write_parallel_plan(path, small_plan())
+    made = small_plan()
+    write_plan(path, made.problem, made.plan)
     right = Agreement(loss_error=0.0, gradient_error=2e-9, worst="head.logits.weight")
     monkeypatch.setattr(check, "check_jobs", lambda jobs: [right])
     main(["run", str(path), "--check-only"])
@@ -120,7 +121,8 @@ def test_options_without_meaning_are_refused(options, tmp_path, capsys):
     if options == ["--backend", "nccl"] and torch.cuda.device_count() > 1:
         pytest.skip("this machine has GPUs")
     path = tmp_path / "plan.json"
-    write_parallel_plan(path, small_plan())
+    made = small_plan()
+    write_plan(path, made.problem, made.plan)
     with pytest.raises(SystemExit) as caught:
         main(["run", str(path), *options])
     assert caught.value.code == 2
@@ -231,8 +233,9 @@ def test_a_failed_stage_tells_why(monkeypatch):
 
 
 def test_arithmetic_on_gpus_is_the_planned_one_where_it_can_be():
-    plan = small_plan()
-    found = {d: _gpu_dtype(replace(plan, dtype=d)) for d in ("bfloat16", "float32", "float8")}
+    divided_model = divided(LLAMA, "1f1b", 2)
+    dtypes = ("bfloat16", "float32", "float8")
+    found = {dtype: _gpu_dtype(plan_of(*divided_model, dtype=dtype)) for dtype in dtypes}
     assert found == {"bfloat16": "bfloat16", "float32": "float32", "float8": "bfloat16"}
 
 

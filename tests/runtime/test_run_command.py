@@ -64,7 +64,7 @@ def plan_file(tmp_path, monkeypatch):
 def save_plan(path, spec, **options):
     model, batch = load_model(spec, **options)
     problem = make_problem(capture(model, batch, name=spec, device="cpu"), "2xv100-16g")
-    plan = Plan(planner="random", device_of=random_placement(problem.graph, 2, 0))
+    plan = Plan(planner="random").placing(random_placement(problem.graph, 2, 0))
     assert len(np.unique(plan.device_of)) == 2
     timeline = simulate(problem, plan)
     peaks = dict(zip(problem.cluster.device_names, timeline.peak_bytes.tolist(), strict=True))

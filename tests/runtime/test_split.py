@@ -21,9 +21,9 @@ from hocket.simulate.lowering import lower
 def cases(draw):
     problem = draw(problems(max_ops=14, max_devices=4, has_streams=True))
     plan = draw(plans(problem))
-    timeline = simulate(problem, plan) if draw(st.booleans()) or plan.order is None else None
+    timeline = simulate(problem, plan) if draw(st.booleans()) or plan.by_device is None else None
     tables = instructions_of(problem, plan)
-    made = split(problem.graph, tables, timeline=timeline, order=plan.order)
+    made = split(problem.graph, tables, timeline=timeline, order=plan.by_device)
     return problem, plan, timeline, made
 
 
@@ -128,8 +128,8 @@ def test_devices_run_their_ops_in_planned_or_simulated_order(case):
     _, plan, timeline, made = case
     for device in range(made.num_devices):
         ops = [number for do, number in made.of_device(device) if do == Do.RUN]
-        if plan.order is not None:
-            assert ops == plan.order[device].tolist()
+        if plan.by_device is not None:
+            assert ops == plan.by_device[device].tolist()
         else:
             assert np.all(np.diff(timeline.op_start_s[ops]) >= 0)
 

@@ -86,7 +86,9 @@ class Oracle:
         graph = self.graph
         self.device_of = [int(d) for d in plan.device_of]
         self.num_devices = problem.cluster.num_devices
-        self.order = None if plan.order is None else [list(map(int, ops)) for ops in plan.order]
+        self.order = (
+            None if plan.by_device is None else [list(map(int, ops)) for ops in plan.by_device]
+        )
         self.priority = (
             list(range(graph.num_ops)) if plan.priority is None else plan.priority.tolist()
         )

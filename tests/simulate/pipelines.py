@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Schedule, Work
+from hocket.cost.parallel.costs import StageCosts
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules import make_schedule
 
 CASES = [

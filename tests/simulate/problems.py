@@ -148,7 +148,7 @@ def problems(
     transfers = mode or choices.pick(TRANSFER_MODES)
     tensor_s = None if choices.below(4) else numbers(draw, graph.num_tensors, DURATIONS)
     costs = costs_of(graph, cluster, op_s, tensor_s)
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)
+    return Problem(work=graph, cluster=cluster, op_costs=costs, transfers=transfers)
 
 
 @st.composite
@@ -165,16 +165,16 @@ def plans(draw: Any, problem: Problem, orders: tuple[str, ...] = ("none", "prior
     num_ops = problem.graph.num_ops
     form = draw(st.sampled_from(orders))
     if form == "none":
-        return Plan(planner="generated", device_of=device_of)
+        return Plan(planner="generated").placing(device_of)
     keys = numbers(draw, num_ops, (0.0, 1.0, 2.0, 3.0))
     if form == "priority":
-        return Plan(planner="generated", device_of=device_of, priority=keys)
+        return Plan(planner="generated").placing(device_of, priority=keys)
     order = topological_order(problem.graph, keys.tolist())
     per_device = tuple(
         np.array([op for op in order if device_of[op] == device], dtype=np.int32)
         for device in range(problem.cluster.num_devices)
     )
-    return Plan(planner="generated", device_of=device_of, order=per_device)
+    return Plan(planner="generated").placing(device_of, by_device=per_device)
 
 
 def topological_order(graph: Graph, keys: list[float]) -> list[int]:
@@ -242,4 +242,4 @@ def costs_of(
 def problem_of(graph: Graph, cluster: Cluster, op_s: Any, transfers: Any = "shared") -> Problem:
     """A problem with the given op times."""
     costs = costs_of(graph, cluster, op_s)
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=transfers)
+    return Problem(work=graph, cluster=cluster, op_costs=costs, transfers=transfers)

@@ -24,7 +24,9 @@ def test_quick_path_equals_event_engine(data):
     engine = simulate(problem, plan)
     assert quick.makespan_s == pytest.approx(engine.makespan_s, rel=1e-12)
     np.testing.assert_array_equal(quick.peak_bytes, engine.peak_bytes)
-    works = np.concatenate([*(row[:-1] for row in plan.order), [row[-1] for row in plan.order]])
+    works = np.concatenate(
+        [*(row[:-1] for row in plan.by_device), [row[-1] for row in plan.by_device]]
+    )
     np.testing.assert_allclose(quick.start_s, engine.op_start_s[works], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(quick.end_s, engine.op_end_s[works], rtol=1e-12, atol=1e-12)
     np.testing.assert_array_equal(quick.device, engine.op_device[works])

@@ -75,7 +75,7 @@ def test_critical_path_reasons_are_true(data):
 @pytest.mark.parametrize("mode", TRANSFER_MODES)
 def test_path_summary_adds_up_to_the_step(mode):
     problem = problem_of(chain(4), joined(2, 4.0, 0.5), [1.0] * 4, mode)
-    timeline = simulate(problem, Plan(device_of=np.array([0, 1, 0, 1])))
+    timeline = simulate(problem, Plan().placing(np.array([0, 1, 0, 1])))
     summary = summarize(critical_path(timeline, problem))
     assert summary.compute_s == 4
     assert summary.transfer_s == 3 * 2.5
@@ -89,7 +89,7 @@ def test_queued_transfer_waits_for_the_link():
     tensors = [builder.tensor(name, 8, producer=op) for name in "ab"]
     builder.op("read", reads=tensors)
     problem = problem_of(builder.build(), joined(2, 8.0), [1.0, 1.0], "queued")
-    timeline = simulate(problem, Plan(device_of=np.array([0, 1])))
+    timeline = simulate(problem, Plan().placing(np.array([0, 1])))
     steps = [(step.kind, step.reason, step.wait_s) for step in critical_path(timeline, problem)]
     assert steps == [
         ("op", "start", 0.0),
@@ -128,32 +128,32 @@ def test_busy_times_equal_the_union_of_spans(data):
 
 def test_bottleneck_names_the_busy_device():
     problem = problem_of(fan_out(9), joined(2, 1e9), [1.0] * 10)
-    timeline = simulate(problem, Plan(device_of=np.array([0] * 9 + [1])))
+    timeline = simulate(problem, Plan().placing(np.array([0] * 9 + [1])))
     assert bottleneck(timeline, problem) == "limited by compute on gpu0 (100 % busy)"
 
 
 def test_bottleneck_names_the_busy_link():
     problem = problem_of(chain(2, 70), joined(3, 10.0), [1.0, 2.0])
-    timeline = simulate(problem, Plan(device_of=np.array([0, 2])))
+    timeline = simulate(problem, Plan().placing(np.array([0, 2])))
     sentence = bottleneck(timeline, problem)
     assert sentence == "limited by the link gpu0–gpu2 gpu0→gpu2 (70 % busy)"
 
 
 def test_bottleneck_names_the_bus():
     problem = problem_of(chain(2, 80), bus(3, 10.0), [1.0, 1.0])
-    timeline = simulate(problem, Plan(device_of=np.array([0, 2])))
+    timeline = simulate(problem, Plan().placing(np.array([0, 2])))
     assert bottleneck(timeline, problem) == "limited by the link bus (80 % busy)"
 
 
 def test_bottleneck_says_when_devices_take_turns():
     problem = problem_of(chain(4), joined(4, 1e12), [1.0] * 4)
-    timeline = simulate(problem, Plan(device_of=np.arange(4)))
+    timeline = simulate(problem, Plan().placing(np.arange(4)))
     assert "wait for each other" in bottleneck(timeline, problem)
     assert "25 % busy" in bottleneck(timeline, problem)
 
 
 def test_bottleneck_of_nothing_is_said():
     problem = problem_of(GraphBuilder("empty").build(), joined(1), [])
-    timeline = simulate(problem, Plan(device_of=np.empty(0, dtype=np.int32)))
+    timeline = simulate(problem, Plan().placing(np.empty(0, dtype=np.int32)))
     assert critical_path(timeline, problem) == ()
     assert "no time" in bottleneck(timeline, problem)

@@ -40,8 +40,8 @@ def fan_out(num_readers: int, size_bytes: int = 8) -> Graph:
     return builder.build()
 
 
-def run(graph: Graph, cluster: Cluster, op_s, device_of, mode="shared", **sections) -> Timeline:
-    plan = Plan(planner="by hand", device_of=np.array(device_of), **sections)
+def run(graph: Graph, cluster: Cluster, op_s, device_of, mode="shared", **order) -> Timeline:
+    plan = Plan(planner="by hand").placing(np.array(device_of), **order)
     return simulate(problem_of(graph, cluster, op_s, mode), plan)
 
 
@@ -152,7 +152,7 @@ def test_what_an_op_of_no_length_makes_ready_queues_behind_what_was_ready_before
     builder.op("read t1", reads=[early])
     builder.op("read t2", reads=[late])
     problem = problem_of(builder.build(), joined(3, 8.0), [1.0, 0.0, 1.0, 0.0, 0.0], "queued")
-    plan = Plan(device_of=np.array([0, 0, 1, 2, 2], dtype=np.int32))
+    plan = Plan().placing(np.array([0, 0, 1, 2, 2], dtype=np.int32))
     timeline, oracle = simulate(problem, plan), Oracle(problem, plan).run()
     # Both are ready at 1, t1 in a later round than t2: by (ready, tensor) t1 would go first.
     assert timeline.transfer_ready_s.tolist() == [1, 1]
@@ -175,8 +175,8 @@ def test_control_tensor_costs_the_latency():
 def test_stated_tensor_times_replace_bytes():
     graph, cluster = chain(2, size_bytes=10**9), joined(2, 1.0, 0.5)
     costs = costs_of(graph, cluster, [1.0, 1.0], np.array([0.0, 3.0, 0.0]))
-    problem = Problem(graph=graph, cluster=cluster, costs=costs)
-    assert simulate(problem, Plan(device_of=np.array([0, 1]))).makespan_s == 1 + 0.5 + 3 + 1
+    problem = Problem(work=graph, cluster=cluster, op_costs=costs)
+    assert simulate(problem, Plan().placing(np.array([0, 1]))).makespan_s == 1 + 0.5 + 3 + 1
 
 
 @pytest.mark.parametrize(("num_stages", "num_batches"), [(2, 4), (4, 8), (3, 1)])
@@ -209,7 +209,7 @@ def test_strict_order_waits_for_the_next_op_though_another_is_ready():
     builder.op("reads remote", reads=[far])
     builder.op("free")
     order = (np.array([0]), np.array([1, 2]))
-    timeline = run(builder.build(), joined(2, 8.0), [1.0] * 3, [0, 1, 1], order=order)
+    timeline = run(builder.build(), joined(2, 8.0), [1.0] * 3, [0, 1, 1], by_device=order)
     assert timeline.op_start_s.tolist() == [0.0, 2.0, 3.0]
     free = run(builder.build(), joined(2, 8.0), [1.0] * 3, [0, 1, 1])
     assert free.op_start_s.tolist() == [0.0, 2.0, 0.0]
@@ -299,7 +299,7 @@ def test_order_against_dependencies_names_both_ops():
     with pytest.raises(
         CheckError, match=r"'op1' can never start on 'gpu0'.*'t0' of op 'op0'"
     ) as error:
-        run(chain(2), joined(1), [1.0] * 2, [0, 0], order=(np.array([1, 0]),))
+        run(chain(2), joined(1), [1.0] * 2, [0, 0], by_device=(np.array([1, 0]),))
     assert "producers come before" in error.value.hint
     assert error.value.where == "by hand"
 
@@ -311,7 +311,7 @@ def test_orders_that_wait_for_each_other_across_devices_are_refused():
         builder.op(f"read {pair}", reads=[builder.tensor(pair, 8, producer=op)])
     order = (np.array([3, 0]), np.array([1, 2]))
     with pytest.raises(CheckError, match="can never start"):
-        run(builder.build(), joined(2), [1.0] * 4, [0, 1, 1, 0], order=order)
+        run(builder.build(), joined(2), [1.0] * 4, [0, 1, 1, 0], by_device=order)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ digest = hashlib.sha256()
 for mode in ("shared", "queued", "parallel"):
     problem = random_problem(3, mode)
     device_of = np.random.default_rng(5).integers(0, 4, problem.graph.num_ops)
-    timeline = simulate(problem, Plan(device_of=device_of))
+    timeline = simulate(problem, Plan().placing(device_of))
     digest.update(repr(critical_path(timeline, problem)).encode())
     digest.update(bottleneck(timeline, problem).encode())
     for name, value in sorted(vars(timeline).items()):

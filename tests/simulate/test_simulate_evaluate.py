@@ -51,7 +51,7 @@ def test_evaluator_agrees_with_the_simulator_on_a_training_step(transfers):
     for seed in range(3):
         random = np.random.default_rng(seed)
         device_of = random.integers(0, 4, graph.num_ops).astype(np.int32)
-        plan = Plan(device_of=device_of, priority=random.permutation(graph.num_ops) * 1.0)
+        plan = Plan().placing(device_of, priority=random.permutation(graph.num_ops) * 1.0)
         assert evaluate.plan(plan) == _simulated(problem, plan)[0]
 
 
@@ -69,7 +69,7 @@ def test_first_better_stops_at_the_first_change_that_the_simulator_finds_better(
     for which in range(len(op) if found < 0 else found + 1):
         device_of = plan.device_of.copy()
         device_of[op[which]] = device[which]
-        score = _simulated(problem, Plan(device_of=device_of, priority=plan.priority))[0]
+        score = _simulated(problem, Plan().placing(device_of, priority=plan.priority))[0]
         slightly = 1 - 1e-9
         is_better = (
             score.overflow_bytes < best.overflow_bytes
@@ -112,7 +112,7 @@ def test_walk_keeps_what_is_good_enough_and_remembers_the_best(data):
             priority[pair] = priority[pair[::-1]]
         else:
             device_of[op[which]] = device[which]
-        candidate = Plan(device_of=device_of, priority=priority)
+        candidate = Plan().placing(device_of, priority=priority)
         tried = _simulated(problem, candidate)[0]
         if _is_better(tried, score, tolerance[which]):
             present, score = candidate, tried
@@ -126,7 +126,7 @@ def test_walk_keeps_what_is_good_enough_and_remembers_the_best(data):
 def test_an_order_that_deadlocks_has_no_end():
     graph = generate("chain", 3)
     problem = problem_of(graph, joined(1), np.ones(3))
-    backwards = Plan(device_of=np.zeros(3, np.int32), order=(np.array([2, 1, 0], np.int32),))
+    backwards = Plan().placing(np.zeros(3, np.int32), by_device=(np.array([2, 1, 0], np.int32),))
     score = Evaluator(problem).plan(backwards)
     assert (score.overflow_bytes, score.step_s) == (np.inf, np.inf)
 

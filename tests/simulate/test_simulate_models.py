@@ -37,7 +37,7 @@ def random_problem(seed: int, mode: str, num_ops: int = 60, num_devices: int = 4
         tensors.append(builder.tensor(f"t{index}", size, producer=op))
     graph, cluster = builder.build(), joined(num_devices, 1e6, 1e-3)
     costs = costs_of(graph, cluster, rng.uniform(0.1, 1.0, num_ops))
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers=mode)
+    return Problem(work=graph, cluster=cluster, op_costs=costs, transfers=mode)
 
 
 @pytest.mark.parametrize("mode", ["parallel", "queued"])
@@ -45,8 +45,8 @@ def random_problem(seed: int, mode: str, num_ops: int = 60, num_devices: int = 4
 def test_simulate_agrees_with_simpy(mode, seed):
     problem = random_problem(seed, mode)
     rng = np.random.default_rng(1000 + seed)
-    plan = Plan(
-        device_of=rng.integers(0, 4, problem.graph.num_ops),
+    plan = Plan().placing(
+        rng.integers(0, 4, problem.graph.num_ops),
         priority=rng.uniform(size=problem.graph.num_ops) if seed % 2 else None,
     )
     timeline = simulate(problem, plan)
@@ -61,7 +61,7 @@ def test_simulate_agrees_with_simpy(mode, seed):
 
 def test_simulate_is_ten_times_as_fast_as_simpy():
     problem = random_problem(0, "queued", num_ops=3000)
-    plan = Plan(device_of=np.random.default_rng(0).integers(0, 4, 3000))
+    plan = Plan().placing(np.random.default_rng(0).integers(0, 4, 3000))
     simulate(problem, plan)
 
     def best_s(function) -> float:
@@ -144,7 +144,7 @@ def test_timeline_keeps_the_rules(data):
 def test_memory_ends_with_what_is_held(data):
     """On one device, what is left at the end are the storages that the roles say stay."""
     problem = data.draw(problems(max_devices=1, has_streams=True))
-    timeline = simulate(problem, Plan(device_of=data.draw(placements(problem))))
+    timeline = simulate(problem, Plan().placing(data.draw(placements(problem))))
     graph = problem.graph
     kept = set()
     for tensor in np.flatnonzero(graph.is_held).tolist():

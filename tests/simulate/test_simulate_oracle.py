@@ -62,8 +62,8 @@ def test_simulate_is_the_same_twice(data):
 def test_simulate_equals_the_oracle_on_times_that_round(mode, seed):
     """Many transfers at once and numbers that binary fractions cannot hold."""
     problem = random_problem(seed, mode, num_ops=50)
-    problem = replace(problem, costs=replace(problem.costs, op_s=problem.costs.op_s * 0.01))
-    plan = Plan(device_of=np.random.default_rng(seed).integers(0, 4, 50))
+    problem = replace(problem, op_costs=replace(problem.costs, op_s=problem.costs.op_s * 0.01))
+    plan = Plan().placing(np.random.default_rng(seed).integers(0, 4, 50))
     timeline = simulate(problem, plan)
     for name, expected in Oracle(problem, plan).run().arrays().items():
         np.testing.assert_array_equal(getattr(timeline, name), expected, err_msg=name)

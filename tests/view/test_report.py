@@ -6,7 +6,6 @@ import json
 import re
 import time
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -27,6 +26,7 @@ from view.view_samples import (
 from hocket.base.units import format_percent, format_seconds
 from hocket.graph import Graph, OpColumns, TensorColumns, assemble
 from hocket.plan.plan import Plan
+from hocket.plan.sections import Placement
 from hocket.simulate.timeline import step_timeline
 from hocket.view.drawing import tick_step
 from hocket.view.facts import facts_of
@@ -166,7 +166,7 @@ def test_report_of_a_step_without_ops_or_time_is_still_a_page():
         memory_ptr=np.array([0, 1, 2]), memory_time_s=np.zeros(2),
         memory_bytes=np.zeros(2, np.int64), peak_bytes=np.zeros(2, np.int64),
     )  # fmt: skip
-    plan = replace(made.plan, device_of=made.timeline.op_device)
+    plan = made.plan.having(Placement(made.timeline.op_device))
     html = report_html(made.problem, plan, nothing)
     assert "0 s" in html
     ET.fromstring(timeline_svg(made.problem, plan, nothing))
@@ -205,7 +205,7 @@ def huge(num_ops: int, num_devices: int) -> Sample:
         memory_bytes=np.tile(curve % 977 * 2**10, num_devices),
         peak_bytes=np.full(num_devices, 976 * 2**10),
     )  # fmt: skip
-    return Sample(problem, Plan(planner="dealt", device_of=device_of), timeline)
+    return Sample(problem, Plan(planner="dealt").placing(device_of), timeline)
 
 
 def test_report_of_3000_ops_is_below_2_megabytes():
@@ -280,7 +280,7 @@ def test_notebook_fragment_is_escaped_and_complete():
 def test_report_names_a_graph_that_planners_see(tmp_path):
     graph = layered_graph(2, name="named")
     problem = problem_of(graph, small_cluster(2))
-    plan = Plan(planner="p", device_of=np.zeros(graph.num_ops, np.int32))
+    plan = Plan(planner="p").placing(np.zeros(graph.num_ops, np.int32))
     html = report_html(problem, plan, listed_timeline(problem, plan))
     assert "<h1>named on mixed</h1>" in html
     assert "Nothing is sent between devices." in html

@@ -15,6 +15,7 @@ from hocket.graph import Graph, GraphBuilder, Phase, Role
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.bounds import LowerBound
 from hocket.planners.candidates import Candidate
 from hocket.planners.compare import Comparison
@@ -110,7 +111,7 @@ def problem_of(graph: Graph, cluster: Cluster) -> Problem:
         tensor_bytes=graph.tensor_bytes,
         settings={},
     )
-    return Problem(graph=graph, cluster=cluster, costs=costs, transfers="parallel")
+    return Problem(work=graph, cluster=cluster, op_costs=costs, transfers="parallel")
 
 
 def listed_timeline(problem: Problem, plan: Plan) -> Timeline:
@@ -198,9 +199,9 @@ def sample(num_layers: int = 4, num_devices: int = 3, **cluster_options) -> Samp
         if "mm1" in name or "adam1" in name:
             device_of[op] = (device_of[op] + 1) % num_devices
     plan = Plan(
-        planner="layer-blocks", graph_hash=graph.content_hash, cluster_hash=cluster.content_hash,
-        device_of=device_of, notes={"blocks": num_devices},
-    )  # fmt: skip
+        planner="layer-blocks", work_hash=graph.content_hash, cluster_hash=cluster.content_hash,
+        notes={"blocks": f"{num_devices}"},
+    ).placing(device_of)  # fmt: skip
     return Sample(problem, plan, listed_timeline(problem, plan))
 
 
@@ -217,9 +218,7 @@ def random_sample(num_ops: int, num_devices: int, seed: int) -> Sample:
         tensors.append(build.tensor(f"t{op}", int(rng.integers(1, 2**22)), producer=number))
     graph = build.build()
     problem = problem_of(graph, small_cluster(num_devices))
-    plan = Plan(
-        planner="random", device_of=rng.integers(num_devices, size=num_ops).astype(np.int32)
-    )
+    plan = Plan(planner="random").placing(rng.integers(num_devices, size=num_ops).astype(np.int32))
     return Sample(problem, plan, listed_timeline(problem, plan))
 
 
@@ -258,7 +257,7 @@ def hostile_sample() -> Sample:
 def comparison_of(chosen: Sample, *, planner: str = "m-topo, recompute 4 of 48") -> Comparison:
     """One candidate without a plan, one that does not fit, one slower, and the given one."""
     problem, plan, timeline = chosen.parts
-    alone = replace(plan, device_of=np.zeros_like(plan.device_of))
+    alone = plan.having(Placement(np.zeros_like(plan.device_of)))
     crowded = listed_timeline(problem, alone)
     crowded = replace(crowded, peak_bytes=crowded.peak_bytes + np.array([2**30, 0, 0]))
     slow = replace(timeline, makespan_s=timeline.makespan_s * 1.22)

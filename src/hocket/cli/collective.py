@@ -126,7 +126,9 @@ def command(
 def _write(
     plan: CollectivePlan, output: Path | None, report: Path | None, trace: Path | None
 ) -> list[Path]:
-    from hocket.plan.communication_files import write_collective
+    from hocket.plan.files import write_plan
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
     from hocket.view.collective import as_dict
     from hocket.view.collective_report import write_collective_report, write_collective_trace
 
@@ -134,7 +136,9 @@ def _write(
     if output is not None:
         named = ("rate", "bound", "gap", "certificate", "why", "limit")
         kept = {key: claims[key] for key in named}
-        write_collective(output, plan.cluster, plan.chosen.section, kept)
+        made = Plan(planner="collective", sections=(plan.chosen.section,))
+        problem = Problem(work=None, cluster=plan.cluster)
+        write_plan(output, problem, made.claiming(certificate=kept))
     if report is not None:
         write_collective_report(report, plan)
     if trace is not None:

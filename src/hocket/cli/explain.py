@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from hocket.cli.output import console, emit, json_option
-from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, refuse_graph
+from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 
 
 @click.command("explain")
@@ -15,43 +15,14 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments, 
 @json_option
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Explain PLAN: its critical path, why devices wait, and what limits the step."""
-    from hocket.plan.parallel_files import holds_parallel_plan
-
-    if holds_parallel_plan(plan_file):
-        from hocket.cli.parallel_plans import explain_parallel
-
-        refuse_graph(graph_file)
-        explain_parallel(plan_file, as_json)
-        return
-    from hocket.simulate.analysis import bottleneck, critical_path
     from hocket.simulate.engine import simulate
+    from hocket.view.plans import view_of
 
     saved = load_plan(plan_file, graph_file)
-    problem, plan = saved.problem, saved.plan
+    problem, plan, view = saved.problem, saved.plan, view_of(saved.plan)
     announce_compilation()
     timeline = simulate(problem, plan)
-    if not as_json:
-        from hocket.view.text import explanation
-
-        console().print(explanation(problem, plan, timeline))
-        return
-    tensors, graph = timeline.transfer_tensor, problem.graph
-    emit(
-        {
-            "step_s": timeline.makespan_s,
-            "bottleneck": bottleneck(timeline, problem),
-            "critical_path": [
-                {
-                    "kind": step.kind,
-                    "name": graph.op_names[step.index]
-                    if step.kind == "op"
-                    else graph.tensor_names[tensors[step.index]],
-                    "start_s": step.start_s,
-                    "end_s": step.end_s,
-                    "reason": step.reason,
-                    "wait_s": step.wait_s,
-                }
-                for step in critical_path(timeline, problem)
-            ],
-        }
-    )
+    if as_json:
+        emit(view.explained(problem, plan, timeline))
+    else:
+        console().print(view.explanation(problem, plan, timeline))

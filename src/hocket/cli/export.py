@@ -59,14 +59,14 @@ def _device_map(plan_file: Path) -> DeviceMap:
     from hocket.base.units import format_percent
     from hocket.cli.sources import load_plan
     from hocket.export.accelerate import device_map
-    from hocket.plan.parallel_files import holds_parallel_plan
+    from hocket.plan.sections import Placement
 
-    if holds_parallel_plan(plan_file):
+    saved = load_plan(plan_file, None)
+    if saved.plan.get(Placement) is None:
         raise UsageError(
             "a device_map places modules; a parallel plan divides them",
             hint="export it --to megatron, torchtitan, deepspeed or torch",
         )
-    saved = load_plan(plan_file, None)
     found = device_map(saved.problem, saved.plan)
     if found.elsewhere_share > 0:
         say(
@@ -78,15 +78,18 @@ def _device_map(plan_file: Path) -> DeviceMap:
 
 def _parallel(plan_file: Path, target: str) -> dict[str, str]:
     from hocket.base.errors import UsageError
+    from hocket.cli.sources import load_plan
     from hocket.export import export_plan
-    from hocket.plan.parallel_files import holds_placement, read_parallel_plan
+    from hocket.plan.divided import DividedTraining
+    from hocket.plan.sections import PlacedDivision
 
-    if holds_placement(plan_file):
+    saved = load_plan(plan_file, None)
+    if saved.plan.get(PlacedDivision) is None:
         raise UsageError(
             f"{target} takes parallel plans, and {str(plan_file)!r} is a placement",
             hint="export it --to accelerate, or plan with hocket parallel",
         )
-    return export_plan(read_parallel_plan(plan_file), target)
+    return export_plan(DividedTraining(saved.problem, saved.plan), target)
 
 
 def _write(folder: Path, files: dict[str, str]) -> dict[str, str]:

@@ -17,8 +17,9 @@ from hocket.cli.sources import (
 )
 
 if TYPE_CHECKING:
-    from hocket.plan.parallel import ParallelPlan
-    from hocket.planners.parallelism.candidates import ParallelComparison, Training
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+    from hocket.planners.parallelism.candidates import ParallelComparison
     from hocket.planners.parallelism.enumerate import Limits
     from hocket.planners.parallelism.recheck import Effort
     from hocket.transformer import Transformer
@@ -98,17 +99,17 @@ def command(
         _refuse_besides_predict()
         _predict(config, output, report, as_json)
         return
-    training = _training(model, on, batch, seq, dtype, software, options, coefficients)
-    limits = _limits(training, software, fixed, schedules, max_tensor)
+    problem = _training(model, on, batch, seq, dtype, software, options, coefficients)
+    limits = _limits(problem, software, fixed, schedules, max_tensor)
     if output is None and not as_json:
         output = Path("plan.json")
     _require_folders(output, report)
     effort = Effort(num_synthesised=NUM_SYNTHESISED if synthesise else 0)
-    _search(training, limits, effort, top, output, report, as_json)
+    _search(problem, limits, effort, top, output, report, as_json)
 
 
 def _search(
-    training: Training,
+    problem: Problem,
     limits: Limits,
     effort: Effort,
     top: int,
@@ -121,7 +122,7 @@ def _search(
     from hocket.view.parallel_text import comparison_table
 
     with working("searching"):
-        comparison = search(training, limits, effort)
+        comparison = search(problem, limits, effort)
     if not as_json:
         console().print(comparison_table(comparison, top))
     _answer(comparison, comparison_dict(comparison, top), output, report, as_json)
@@ -157,17 +158,19 @@ def _require_folders(*paths: Path | None) -> None:
 
 
 def _write(
-    plan: ParallelPlan, comparison: ParallelComparison, output: Path | None, report: Path | None
+    plan: Plan, comparison: ParallelComparison, output: Path | None, report: Path | None
 ) -> list[Path]:
     from hocket.base.atomic import write_together
-    from hocket.plan.parallel_files import parallel_plan_bytes
+    from hocket.plan.divided import DividedTraining
+    from hocket.plan.files import plan_bytes
     from hocket.view.parallel_report import parallel_report_html
 
     contents: dict[str | Path, bytes] = {}
     if output is not None:
-        contents[output] = parallel_plan_bytes(plan)
+        contents[output] = plan_bytes(output, comparison.problem, plan)
     if report is not None:
-        contents[report] = parallel_report_html(plan, comparison).encode()
+        page = parallel_report_html(DividedTraining(comparison.problem, plan), comparison)
+        contents[report] = page.encode()
     write_together(contents)
     return [Path(path) for path in contents]
 
@@ -184,7 +187,7 @@ def _training(
     software: str | None,
     options: tuple[str, ...],
     coefficients: Path | None,
-) -> Training:
+) -> Problem:
     from dataclasses import replace
 
     from hocket.base.errors import UsageError
@@ -215,7 +218,7 @@ def _make_training(
     options: tuple[str, ...],
     coefficients: Path | None,
     spare: float | None = None,
-) -> Training:
+) -> Problem:
     from hocket.api import make_training
     from hocket.cost.parallel.coefficients import read_coefficients
     from hocket.cost.parallel.options import with_options
@@ -223,7 +226,7 @@ def _make_training(
 
     say_joining(on)
     with working(f"reading {on}"):
-        training = make_training(
+        problem = make_training(
             model,
             on,
             batch,
@@ -234,14 +237,14 @@ def _make_training(
             spare=spare,
         )
     program = with_options(find_software(software or DEFAULT_SOFTWARE), options)
-    usual, taken = program.dtype, training.software.dtype
+    usual, taken = program.dtype, problem.training.software.dtype
     if dtype is None and taken != usual:
-        say(f"{training.cluster.name} has no {usual} everywhere: {taken} is taken")
-    return training
+        say(f"{problem.cluster.name} has no {usual} everywhere: {taken} is taken")
+    return problem
 
 
 def _limits(
-    training: Training,
+    problem: Problem,
     software: str | None,
     fixed: tuple[str, ...],
     schedules: tuple[str, ...],
@@ -255,7 +258,7 @@ def _limits(
     from hocket.planners.parallelism.search import default_limits
     from hocket.transformer import SCHEDULES
 
-    limits = default_limits(training)
+    limits = default_limits(problem)
     if max_tensor is not None:
         limits = replace(limits, max_tensor=max_tensor)
     for name in schedules:
@@ -297,13 +300,13 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
 
     _require_folders(output, report)
     asked = read_configuration(config)
-    training = _make_training(
+    problem = _make_training(
         asked.model, asked.on, asked.batch, asked.dtype, asked.software, asked.options,
         asked.coefficients,
         spare=0.0,
     )  # fmt: skip
     with working("predicting"):
-        comparison = single(training, asked, str(config))
+        comparison = single(problem, asked, str(config))
     candidate = comparison.candidates[0]
     if not as_json:
         console().print(comparison_table(comparison, 1))

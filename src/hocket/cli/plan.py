@@ -198,6 +198,7 @@ def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path
 
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
     from hocket.planners.goal import num_devices
+    from hocket.view.placed import device_names, device_peaks
 
     problem, winner = comparison.problem, comparison.winner
     result: dict[str, Any] = {
@@ -213,7 +214,9 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
                 "planner": candidate.planner,
                 "feasible": candidate.feasible,
                 "step_s": candidate.step_s,
-                "peak_bytes": _peaks(comparison, candidate),
+                "peak_bytes": {}
+                if candidate.timeline is None
+                else device_peaks(problem, candidate.timeline),
                 "devices": num_devices(candidate),
                 "reason": candidate.reason,
                 "plan_seconds": candidate.plan_seconds,
@@ -226,16 +229,16 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
         "lower_bound_s": comparison.bound.seconds,
         "lower_bound_from": comparison.bound.why,
     }
-    if winner is not None:
+    if winner is not None and winner.plan is not None and winner.timeline is not None:
         result |= {
             "planner": winner.planner,
             "step_s": winner.step_s,
             "gap": comparison.gap,
-            "peak_bytes": _peaks(comparison, winner),
+            "peak_bytes": device_peaks(problem, winner.timeline),
             "plan_seconds": winner.plan_seconds,
-            "placement": _placement(comparison, winner),
+            "placement": device_names(problem, winner.plan),
             "cut_bytes": _cut_bytes(comparison, winner),
-            "notes": dict(winner.plan.notes) if winner.plan else {},
+            "notes": {**winner.plan.claims.told(), **winner.plan.notes},
         } | _load(winner)
     return result
 
@@ -244,24 +247,9 @@ def _load(candidate: Candidate) -> dict[str, float]:
     return {} if candidate.max_load_s is None else {"max_load": candidate.max_load_s}
 
 
-def _placement(comparison: Comparison, winner: Candidate) -> dict[str, str]:
-    if winner.plan is None or winner.plan.device_of is None:
-        return {}
-    names = comparison.problem.cluster.device_names
-    ops = comparison.problem.graph.op_names
-    return {op: names[d] for op, d in zip(ops, winner.plan.device_of.tolist(), strict=True)}
-
-
 def _cut_bytes(comparison: Comparison, winner: Candidate) -> int:
     """Bytes that are sent between devices in one step."""
     if winner.timeline is None:
         return 0
     sent = comparison.problem.graph.tensor_bytes[winner.timeline.transfer_tensor]
     return int(sent.sum())
-
-
-def _peaks(comparison: Comparison, candidate: Candidate) -> dict[str, int]:
-    if candidate.timeline is None:
-        return {}
-    names = comparison.problem.cluster.device_names
-    return dict(zip(names, candidate.timeline.peak_bytes.tolist(), strict=True))

@@ -13,7 +13,6 @@ from hocket.cli.sources import (
     announce_compilation,
     load_plan,
     plan_arguments,
-    refuse_graph,
     require_folder,
 )
 from hocket.runtime.executors import BACKENDS
@@ -21,6 +20,7 @@ from hocket.runtime.executors import BACKENDS
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.runtime.record import StepRecord
     from hocket.runtime.session import RunResult
@@ -114,15 +114,18 @@ def command(
     from hocket.base.extras import require
 
     require("torch", "running a plan")
-    if _holds_parallel_plan(plan_file, graph_file, check_only=check_only, only_placement={
+    saved = load_plan(plan_file, graph_file)
+    if _is_divided(saved.plan, check_only=check_only, only_placement={
         "--model": model, "--slowdown": slowdown, "--trace": trace_file, "--scale": scale != 1,
         "--backend single": backend == "single",
     }):  # fmt: skip
         from hocket.cli import run_parallel
+        from hocket.plan.divided import DividedTraining
         from hocket.runtime.options import RunOptions
 
         parallel = RunOptions(steps=steps, backend=backend, seed=seed, threads=threads)
-        run_parallel.run(plan_file, parallel, check_only=check_only, as_json=as_json)
+        divided = DividedTraining(saved.problem, saved.plan)
+        run_parallel.run(divided, parallel, check_only=check_only, as_json=as_json)
         return
     from hocket.runtime.options import RunOptions
     from hocket.runtime.session import run_plan
@@ -140,7 +143,6 @@ def command(
         trace_file = _beside(plan_file)
     if trace_file is not None:
         require_folder(trace_file)
-    saved = load_plan(plan_file, graph_file)
     announce_compilation()
     with working(f"building {saved.problem.graph.name}") as progress:
 
@@ -173,26 +175,19 @@ def command(
         )
 
 
-def _holds_parallel_plan(
-    plan_file: Path,
-    graph_file: Path | None,
-    *,
-    check_only: bool,
-    only_placement: dict[str, Any],
-) -> bool:
-    """Whether the file is a parallel plan; refuses options that its kind of plan does not take."""
+def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:
+    """Whether the plan divides a training; refuses options that its sections do not take."""
     from hocket.base.errors import UsageError
-    from hocket.plan.parallel_files import holds_parallel_plan
+    from hocket.plan.sections import PlacedDivision
 
-    is_parallel = holds_parallel_plan(plan_file)
-    if is_parallel:
-        refuse_graph(graph_file)
+    is_divided = plan.get(PlacedDivision) is not None
+    if is_divided:
         given = [name for name, value in only_placement.items() if value]
         if given:
             raise UsageError(f"{given[0]} has no meaning for a parallel plan", hint="leave it out")
-    elif check_only and plan_file.is_file():
+    elif check_only:
         raise UsageError("--check-only is for parallel plans", hint="leave it out")
-    return is_parallel
+    return is_divided
 
 
 def _beside(plan_file: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,18 +13,15 @@ from hocket.cli.output import console, emit, say, working
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hocket.plan.parallel import ParallelPlan
+    from hocket.plan.divided import DividedTraining
     from hocket.runtime.options import RunOptions
     from hocket.runtime.parallel.check import Agreement
     from hocket.runtime.parallel.session import ParallelRunResult
     from hocket.runtime.record import StepRecord
 
 
-def run(plan_file: Path, options: RunOptions, *, check_only: bool, as_json: bool) -> None:
-    """Check a parallel plan's division at toy size, then train and print what happened."""
-    from hocket.plan.parallel_files import read_parallel_plan
-
-    plan = read_parallel_plan(plan_file)
+def run(plan: DividedTraining, options: RunOptions, *, check_only: bool, as_json: bool) -> None:
+    """Check a division at toy size, then train and print what happened."""
     if check_only:
         _check(plan, as_json)
         return
@@ -48,7 +44,7 @@ def run(plan_file: Path, options: RunOptions, *, check_only: bool, as_json: bool
         console().print(_table(plan, result))
 
 
-def _check(plan: ParallelPlan, as_json: bool) -> None:
+def _check(plan: DividedTraining, as_json: bool) -> None:
     from hocket.runtime.parallel.check import check_division
 
     with working("comparing with one device at toy size"):
@@ -70,7 +66,7 @@ def _show(number: int, record: StepRecord, as_json: bool) -> None:
     )
 
 
-def _say_what_stood_in(plan: ParallelPlan, result: ParallelRunResult) -> None:
+def _say_what_stood_in(plan: DividedTraining, result: ParallelRunResult) -> None:
     is_cpu = {device.name: device.kind.is_cpu for device in plan.cluster.devices}
     if any(place == "cpu" and not is_cpu[name] for name, place in result.runs_on.items()):
         say("note: devices run on the processor here, so times are not those of the planned ones")
@@ -78,7 +74,7 @@ def _say_what_stood_in(plan: ParallelPlan, result: ParallelRunResult) -> None:
         say(f"note: computed with {result.dtype}, planned with {plan.dtype}: times differ")
 
 
-def _table(plan: ParallelPlan, result: ParallelRunResult) -> RenderableType:
+def _table(plan: DividedTraining, result: ParallelRunResult) -> RenderableType:
     from rich.table import Table
 
     from hocket.base.units import format_seconds
@@ -100,7 +96,7 @@ def _table(plan: ParallelPlan, result: ParallelRunResult) -> RenderableType:
     return table
 
 
-def _as_dict(plan: ParallelPlan, result: ParallelRunResult) -> dict[str, Any]:
+def _as_dict(plan: DividedTraining, result: ParallelRunResult) -> dict[str, Any]:
     losses = [loss if math.isfinite(loss) else None for loss in result.losses]
     return {
         "backend": result.backend,

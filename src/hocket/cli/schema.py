@@ -8,15 +8,10 @@ from hocket.cli.output import emit, json_option
 
 
 @click.command("schema")
-@click.argument("what", type=click.Choice(["plan", "parallel"]))
+@click.argument("what", type=click.Choice(["plan"]))
 @json_option
 def command(what: str, as_json: bool) -> None:
     """Print the JSON Schema of a file format."""
-    if what == "parallel":
-        from hocket.plan.parallel_schema import parallel_json_schema
-
-        emit(parallel_json_schema())
-        return
     from hocket.plan.schema import json_schema
 
     emit(json_schema())

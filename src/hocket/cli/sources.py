@@ -193,18 +193,15 @@ def say_joining(on: str) -> None:
 
 def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
     """A plan file with the problem that it answers."""
+    from hocket.base.errors import UsageError
+    from hocket.graph.graph import Graph
     from hocket.plan.files import read_plan
 
     with working(f"reading {path}"):
-        return read_plan(path, graph_file=graph_file)
-
-
-def refuse_graph(graph_file: Path | None) -> None:
-    """A parallel plan holds its model: a graph beside it is a mistake."""
-    from hocket.base.errors import UsageError
-
-    if graph_file is not None:
-        raise UsageError("a parallel plan has no graph", hint="leave out --graph")
+        saved = read_plan(path, graph_file=graph_file)
+    if graph_file is not None and not isinstance(saved.problem.work, Graph):
+        raise UsageError("this plan has no graph", hint="leave out --graph")
+    return saved
 
 
 def require_folder(output: Path) -> None:
@@ -233,10 +230,10 @@ def require_own_kind(
 ) -> None:
     """Ask before a plan takes the place of one of the other kind, which has another command."""
     from hocket.base.errors import UsageError
-    from hocket.plan.parallel_files import holds_parallel_plan, holds_placement
+    from hocket.plan.files import section_names
 
-    holds_other = holds_parallel_plan if kind == "placement" else holds_placement
-    if overwrite or not output.is_file() or not holds_other(output):
+    other_section = "division" if kind == "placement" else "placement"
+    if overwrite or not output.is_file() or other_section not in section_names(output):
         return
     other = "a parallel plan" if kind == "placement" else "the plan of a placement"
     question = f"{output} holds {other}. Replace it?"

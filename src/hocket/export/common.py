@@ -6,19 +6,19 @@ import re
 from collections import Counter
 
 from hocket.base.errors import UsageError
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 from hocket.runtime.parallel.jobs import TRAINED_DTYPES, even_layers
 from hocket.runtime.parallel.refusals import str_of
 
 _LONGEST_NAME = 80
 
 
-def cannot(plan: ParallelPlan, program: str, what: str, instead: str) -> UsageError:
+def cannot(plan: DividedTraining, program: str, what: str, instead: str) -> UsageError:
     """The error for a part of a plan that a program has no words for."""
     return UsageError(f"{program} {what}", hint=instead, where=str_of(plan.division))
 
 
-def refuse_dtype(plan: ParallelPlan, program: str) -> None:
+def refuse_dtype(plan: DividedTraining, program: str) -> None:
     """Refuse arithmetic for which losses or products would have to be scaled."""
     if plan.dtype not in TRAINED_DTYPES:
         raise cannot(
@@ -32,7 +32,7 @@ def plain(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9 ._+:/,()-]", "_", name)[:_LONGEST_NAME]
 
 
-def stage_layers(plan: ParallelPlan) -> tuple[int, ...]:
+def stage_layers(plan: DividedTraining) -> tuple[int, ...]:
     """Layers of each virtual stage."""
     return plan.division.layers or even_layers(plan.model.layers, plan.division.num_stages)
 
@@ -42,13 +42,13 @@ def is_even(layers: tuple[int, ...]) -> bool:
     return len(set(layers)) == 1
 
 
-def is_looped(plan: ParallelPlan) -> bool:
+def is_looped(plan: DividedTraining) -> bool:
     """Whether stages go round the devices in order, as all programs place them by default."""
     devices: list[int] = plan.schedule.device_of_stage.tolist()
     return devices == [stage % plan.division.pipeline for stage in range(len(devices))]
 
 
-def ranks_per_machine(plan: ParallelPlan) -> int:
+def ranks_per_machine(plan: DividedTraining) -> int:
     """Ranks on each machine; raises where machines do not carry the same number.
 
     Launchers number ranks machine by machine, which is the order of the plan's devices.
@@ -66,7 +66,7 @@ def ranks_per_machine(plan: ParallelPlan) -> int:
     return size
 
 
-def launch(plan: ParallelPlan, program: str) -> str:
+def launch(plan: DividedTraining, program: str) -> str:
     """The command that starts a program on every machine."""
     size = ranks_per_machine(plan)
     machines = plan.division.num_devices // size

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from hocket.export.common import cannot, is_even, plain, stage_layers
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 
 _NAME = "DeepSpeed"
 _DTYPES: dict[str, dict[str, Any]] = {
@@ -20,7 +20,7 @@ _DTYPES: dict[str, dict[str, Any]] = {
 }
 
 
-def deepspeed_files(plan: ParallelPlan) -> dict[str, str]:
+def deepspeed_files(plan: DividedTraining) -> dict[str, str]:
     """The configuration, and a module for the parts that are code."""
     _refuse(plan)
     files = {"deepspeed.json": json.dumps(deepspeed_config(plan), indent=2) + "\n"}
@@ -31,7 +31,7 @@ def deepspeed_files(plan: ParallelPlan) -> dict[str, str]:
     return files
 
 
-def _refuse(plan: ParallelPlan) -> None:
+def _refuse(plan: DividedTraining) -> None:
     division = plan.division
     reasons = (
         (
@@ -91,7 +91,7 @@ def _refuse(plan: ParallelPlan) -> None:
             raise cannot(plan, _NAME, what, instead)
 
 
-def deepspeed_config(plan: ParallelPlan) -> dict[str, Any]:
+def deepspeed_config(plan: DividedTraining) -> dict[str, Any]:
     """The JSON file's content."""
     division = plan.division
     config: dict[str, Any] = {
@@ -106,7 +106,7 @@ def deepspeed_config(plan: ParallelPlan) -> dict[str, Any]:
     return config
 
 
-def _pipeline_module(plan: ParallelPlan) -> str:
+def _pipeline_module(plan: DividedTraining) -> str:
     interval = int(plan.division.recompute == "full")
     return f'''"""The pipeline of {plain(plan.model.name)}: DeepSpeed is told about it in code."""
 

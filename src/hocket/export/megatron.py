@@ -11,7 +11,7 @@ import shlex
 from itertools import groupby
 
 from hocket.export.common import cannot, is_even, is_looped, launch, plain, stage_layers
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 from hocket.transformer import Transformer
 
 _NAME = "Megatron-LM"
@@ -27,7 +27,7 @@ _DTYPE_FLAGS: dict[str, Flags] = {
 }
 
 
-def megatron_files(plan: ParallelPlan) -> dict[str, str]:
+def megatron_files(plan: DividedTraining) -> dict[str, str]:
     """One shell script with all flags; data, tokenizer and learning rate are the user's."""
     flags = megatron_flags(plan)
     lines = [
@@ -54,7 +54,7 @@ def megatron_files(plan: ParallelPlan) -> dict[str, str]:
     return {"megatron.sh": text}
 
 
-def megatron_flags(plan: ParallelPlan) -> Flags:
+def megatron_flags(plan: DividedTraining) -> Flags:
     """All flags that a plan decides."""
     _refuse(plan)
     return {
@@ -66,7 +66,7 @@ def megatron_flags(plan: ParallelPlan) -> Flags:
     }
 
 
-def _refuse(plan: ParallelPlan) -> None:
+def _refuse(plan: DividedTraining) -> None:
     division = plan.division
     is_own = division.schedule in _OWN_SCHEDULES and plan.schedule.name in _OWN_SCHEDULES
     if division.pipeline > 1 and not (is_own and is_looped(plan)):
@@ -141,7 +141,7 @@ def _expert_flags(model: Transformer) -> Flags:
     return flags
 
 
-def _degree_flags(plan: ParallelPlan) -> Flags:
+def _degree_flags(plan: DividedTraining) -> Flags:
     division = plan.division
     flags: Flags = {
         "--tensor-model-parallel-size": str(division.tensor),
@@ -165,7 +165,7 @@ def _degree_flags(plan: ParallelPlan) -> Flags:
     return flags
 
 
-def _stage_flags(plan: ParallelPlan) -> Flags:
+def _stage_flags(plan: DividedTraining) -> Flags:
     """How layers lie on stages."""
     division, layers = plan.division, stage_layers(plan)
     if division.pipeline == 1:
@@ -196,7 +196,7 @@ def pipeline_layout(layers: tuple[int, ...]) -> str:
     return "".join(parts) + stages[-1]
 
 
-def _data_flags(plan: ParallelPlan) -> Flags:
+def _data_flags(plan: DividedTraining) -> Flags:
     strategies = {2: "optim_grads", 3: "optim_grads_params"}
     zero = plan.division.zero
     if plan.division.data * plan.division.context == 1:
@@ -216,7 +216,7 @@ def _data_flags(plan: ParallelPlan) -> Flags:
     }
 
 
-def _recompute_flags(plan: ParallelPlan) -> Flags:
+def _recompute_flags(plan: DividedTraining) -> Flags:
     if plan.division.recompute == "none":
         return {}
     if plan.division.recompute == "selective":

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from hocket.base.errors import unknown_name
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 
 Target = Literal["megatron", "torchtitan", "deepspeed", "torch"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
 
-def export_plan(plan: ParallelPlan, target: str) -> dict[str, str]:
+def export_plan(plan: DividedTraining, target: str) -> dict[str, str]:
     """Files for a training program by name; raises `UsageError` where it cannot say the plan."""
     from hocket.export.deepspeed import deepspeed_files
     from hocket.export.megatron import megatron_files
@@ -20,7 +20,7 @@ def export_plan(plan: ParallelPlan, target: str) -> dict[str, str]:
     from hocket.export.torchtitan import torchtitan_files
     from hocket.planners.parallelism.schedules import verify_schedule
 
-    writers: Mapping[str, Callable[[ParallelPlan], dict[str, str]]] = {
+    writers: Mapping[str, Callable[[DividedTraining], dict[str, str]]] = {
         "megatron": megatron_files,
         "torchtitan": torchtitan_files,
         "deepspeed": deepspeed_files,

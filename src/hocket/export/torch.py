@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from importlib.resources import files
 
 from hocket.export.common import launch, plain, refuse_dtype, stage_layers
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 from hocket.planners.parallelism.schedules.torch_csv import to_torch_csv
 from hocket.runtime.parallel.refusals import data_program, refuse_plan
 
@@ -39,14 +39,14 @@ _PARTS: tuple[tuple[str, str, Collection[str] | None], ...] = (
 """Packages, files and the names that are taken from them; None takes all."""
 
 
-def torch_files(plan: ParallelPlan) -> dict[str, str]:
+def torch_files(plan: DividedTraining) -> dict[str, str]:
     """The script and its schedule; raises where PyTorch cannot carry the plan out rightly."""
     refuse_plan(plan)
     refuse_dtype(plan, "the script for PyTorch")
     return {"train.py": _script(plan), CSV: to_torch_csv(plan.schedule)}
 
 
-def _script(plan: ParallelPlan) -> str:
+def _script(plan: DividedTraining) -> str:
     imports: Imports = {}
     bodies = []
     for package, name, wanted in _PARTS:
@@ -115,7 +115,7 @@ def _import_lines(imports: Imports) -> str:
     return "\n".join([*whole, *parts])
 
 
-def _start(plan: ParallelPlan) -> str:
+def _start(plan: DividedTraining) -> str:
     data = data_program(plan.division, splits_backward=plan.schedule.splits_backward)
     return f"""if __name__ == "__main__":
     train(

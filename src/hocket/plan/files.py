@@ -1,221 +1,264 @@
-"""Plan files: written atomically, read strictly, complete enough to simulate again exactly."""
+"""Plan files: written atomically, read strictly, complete enough to simulate again exactly.
+
+A file holds the problem (a graph inside or by its path, or a training; the cluster; what the costs
+were made from), every section by its name, the claims and the notes. Files of earlier versions are
+brought into this form by `hocket.plan.older` and then read like all others.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
+from hocket.base import fields
 from hocket.base.atomic import write_atomically
-from hocket.base.checked import checked
-from hocket.base.errors import InputFileError
-from hocket.base.fields import shown
+from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.jsonfile import dump_json, read_json
 from hocket.cost.memory import as_profiled
-from hocket.cost.profile import Profile, profile_from_dict
+from hocket.cost.profile import profile_from_dict
 from hocket.cost.roofline import costs_from_settings
 from hocket.graph.files import graph_from_dict, graph_to_dict, read_graph
 from hocket.graph.formats.dnn_partitioning import on_file_terms
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.files import cluster_from_dict, cluster_to_dict
-from hocket.plan.plan import PLAN_SCHEMA, Plan
-from hocket.plan.problem import Problem
+from hocket.plan.claims import Claims
+from hocket.plan.older import upgraded
+from hocket.plan.plan import Plan
+from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Problem
+from hocket.plan.sections import SECTIONS, PlacedDivision, Schedule
+from hocket.plan.training import Training
 
-if TYPE_CHECKING:
-    from hocket.plan.schema import GraphReference, PlanFile
-
+PLAN_SCHEMA = "hocket.plan/2"
 MAX_PLAN_BYTES = 2 * 2**30
+_KEYS = ("schema", "generator", "planner", "problem", "sections", "claims", "notes")
+_HOW = ("transfers", "objective", "contiguous", "spare", "seed")
 
 
 @dataclass(frozen=True, eq=False)
 class SavedPlan:
-    """A plan as it was read: with its problem and what was predicted when it was written."""
+    """A plan as it was read, with its problem."""
 
     problem: Problem
     plan: Plan
-    predicted_step_s: float | None
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def write_plan(
-    path: str | Path,
-    problem: Problem,
-    plan: Plan,
-    *,
-    graph_file: str | Path | None = None,
-    step_s: float,
-    peak_bytes: dict[str, int],
+    path: str | Path, problem: Problem, plan: Plan, *, graph_file: str | Path | None = None
 ) -> None:
     """Write a plan. With ``graph_file`` the graph is named by its path, else it is put inside."""
-    data = plan_bytes(
-        path, problem, plan, graph_file=graph_file, step_s=step_s, peak_bytes=peak_bytes
-    )
-    write_atomically(path, data)
+    write_atomically(path, plan_bytes(path, problem, plan, graph_file=graph_file))
 
 
 def plan_bytes(
-    path: str | Path,
-    problem: Problem,
-    plan: Plan,
-    *,
-    graph_file: str | Path | None = None,
-    step_s: float,
-    peak_bytes: dict[str, int],
+    path: str | Path, problem: Problem, plan: Plan, *, graph_file: str | Path | None = None
 ) -> bytes:
-    """What `write_plan` writes to ``path``."""
+    """What `write_plan` writes to ``path``; equal plans give equal bytes."""
+    named = None
+    if graph_file is not None:
+        named = os.path.relpath(Path(graph_file).resolve(), Path(path).resolve().parent)
+    return dump_json(plan_to_data(problem, plan, graph_file=named))
+
+
+def plan_to_data(problem: Problem, plan: Plan, *, graph_file: str | None = None) -> dict[str, Any]:
+    """The content of a plan's file."""
     from hocket import __version__
 
-    assert plan.device_of is not None, "only a plan with a placement is written"
-    graph: dict[str, Any] = {"hash": problem.graph.content_hash}
-    if graph_file is None:
-        graph["inline"] = graph_to_dict(problem.graph)
-    else:
-        graph["file"] = os.path.relpath(Path(graph_file).resolve(), Path(path).resolve().parent)
-    order: dict[str, Any] | None = None
-    if plan.order is not None:
-        order = {"by_device": [sequence.tolist() for sequence in plan.order]}
-    elif plan.priority is not None:
-        order = {"priority": plan.priority.tolist()}
-    content = {
+    cluster = problem.cluster
+    costs = {} if problem.op_costs is None else dict(problem.op_costs.settings)
+    return {
         "schema": PLAN_SCHEMA,
         "generator": f"hocket {__version__}",
         "planner": plan.planner,
-        "graph": graph,
-        "cluster": {
-            "hash": problem.cluster.content_hash,
-            "content": cluster_to_dict(problem.cluster),
+        "problem": {
+            "work": _work_data(problem, graph_file),
+            "cluster": {"hash": cluster.content_hash, "content": cluster_to_dict(cluster)},
+            "costs": costs,
+            **{name: getattr(problem, name) for name in _HOW},
         },
-        "costs": dict(problem.costs.settings),
-        "transfers": problem.transfers,
-        "objective": problem.objective,
-        "contiguous": problem.contiguous,
-        "seed": problem.seed,
-        "placement": {
-            "devices": list(problem.cluster.device_names),
-            "device_of": plan.device_of.tolist(),
-        },
-        "order": order,
+        "sections": {name: section.to_data() for name, section in plan.named().items()},
+        "claims": plan.claims.to_data(),
         "notes": dict(plan.notes),
-        "predicted": {"step_s": step_s, "peak_bytes": peak_bytes},
     }
-    return dump_json(content)
+
+
+def _work_data(problem: Problem, graph_file: str | None) -> dict[str, Any]:
+    work = problem.work
+    if work is None:
+        return {}
+    if isinstance(work, Training):
+        return {"training": {"hash": work.content_hash, "content": work.to_data()}}
+    where = {"inline": graph_to_dict(work)} if graph_file is None else {"file": graph_file}
+    return {"graph": {"hash": work.content_hash, **where}}
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def read_plan(path: str | Path, *, graph_file: str | Path | None = None) -> SavedPlan:
     """Read a plan with its problem; ``graph_file`` replaces the path written in the plan."""
-    path = Path(path)
     data = read_json(path, max_bytes=MAX_PLAN_BYTES)
-    content = _validated(data, str(path))
-    cluster = cluster_from_dict(content.cluster.content, str(path))
-    graph = as_profiled(
-        _graph(content, cluster, path, graph_file), cluster, _profile(content, str(path))
-    )
-    for what, planned, actual in (
-        ("graph", content.graph.hash, graph.content_hash),
-        ("cluster", content.cluster.hash, cluster.content_hash),
-    ):
-        if planned != actual:
-            raise InputFileError(
-                f"the plan was made for another {what}: {planned[:12]}…, this is {actual[:12]}…",
-                hint=f"plan again for this {what}",
-                where=str(path),
-            )
-    problem = Problem(
-        graph=graph,
+    return plan_from_data(data, str(path), graph_file=graph_file)
+
+
+def section_names(path: str | Path) -> set[str]:
+    """The sections of a plan file; none where the file cannot be read or is no plan."""
+    try:
+        data = read_json(path, max_bytes=MAX_PLAN_BYTES)
+        with fields.located(str(path)):
+            return set(fields.mapping(_content(data)["sections"], "sections"))
+    except InputFileError:
+        return set()
+
+
+def plan_from_data(data: object, where: str, *, graph_file: str | Path | None = None) -> SavedPlan:
+    """The plan of a file's content; ``where`` names the file in errors."""
+    with fields.located(where):
+        content = _content(data)
+        problem = _problem(content["problem"], Path(where), graph_file)
+        sections = fields.mapping(content["sections"], "sections")
+        for name in sections:
+            if name not in SECTIONS:
+                raise InputFileError(
+                    f"unknown section {fields.shown(name)}",
+                    hint=f"{did_you_mean(name, SECTIONS)}; a newer hocket may know it",
+                )
+        plan = Plan(
+            planner=fields.text(content["planner"], "planner"),
+            work_hash=problem.work_hash,
+            cluster_hash=problem.cluster.content_hash,
+            sections=tuple(
+                kind.from_data(sections[name], problem)
+                for name, kind in SECTIONS.items()
+                if name in sections
+            ),
+            claims=Claims.from_data(content["claims"]),
+            notes={
+                key: fields.text(text, fields.inside("notes", key))
+                for key, text in fields.mapping(content["notes"], "notes").items()
+            },
+        )
+        _require_sense(problem, plan)
+    return SavedPlan(problem, plan)
+
+
+def _content(data: object) -> Mapping[str, Any]:
+    content = upgraded(data)
+    schema = content.get("schema") if isinstance(content, Mapping) else None
+    if schema != PLAN_SCHEMA:
+        raise InputFileError(
+            f"this is not a {PLAN_SCHEMA} file", hint="make one with hocket plan or hocket parallel"
+        )
+    return fields.record(content, "the file", required=_KEYS)
+
+
+def _problem(data: object, path: Path, graph_file: str | Path | None) -> Problem:
+    entry = fields.record(data, "problem", required=("work", "cluster", "costs", *_HOW))
+    inner = fields.record(entry["cluster"], "problem.cluster", required=("hash", "content"))
+    content = fields.mapping(inner["content"], "problem.cluster.content")
+    cluster = cluster_from_dict(content, str(path))
+    _require_same("cluster", inner["hash"], cluster.content_hash)
+    settings = fields.mapping(entry["costs"], "problem.costs")
+    work = _work(entry["work"], cluster, settings, path, graph_file)
+    costs = costs_from_settings(work, cluster, settings) if isinstance(work, Graph) else None
+    transfers = fields.choice(entry["transfers"], "problem.transfers", TRANSFER_MODES)
+    objective = fields.choice(entry["objective"], "problem.objective", OBJECTIVES)
+    return Problem(
+        work=work,
         cluster=cluster,
-        costs=costs_from_settings(graph, cluster, content.costs),
-        transfers=content.transfers,
-        objective=content.objective,
-        contiguous=content.contiguous,
-        seed=content.seed,
-    )
-    predicted = content.predicted.step_s if content.predicted else None
-    return SavedPlan(problem, _plan(content, problem, path), predicted)
-
-
-def _plan(content: PlanFile, problem: Problem, path: Path) -> Plan:
-    placement, order = content.placement, content.order
-    if tuple(placement.devices) != problem.cluster.device_names:
-        raise InputFileError(
-            "placement.devices are not the devices of the plan's cluster", where=str(path)
-        )
-    if len(placement.device_of) != problem.graph.num_ops:
-        raise InputFileError(
-            f"placement.device_of has {len(placement.device_of)} entries for "
-            f"{problem.graph.num_ops} ops",
-            where=str(path),
-        )
-    limit = max(placement.device_of, default=0)
-    if limit >= len(placement.devices):
-        raise InputFileError(f"placement.device_of names device {limit}", where=str(path))
-    by_device = order.by_device if order else None
-    if by_device is not None and order is not None and order.priority is not None:
-        raise InputFileError("order has both by_device and priority", where=str(path))
-    if by_device is not None and any(
-        op >= problem.graph.num_ops for sequence in by_device for op in sequence
-    ):
-        raise InputFileError("order.by_device names an op that does not exist", where=str(path))
-    priority = order.priority if order else None
-    return Plan(
-        planner=content.planner,
-        graph_hash=content.graph.hash,
-        cluster_hash=content.cluster.hash,
-        device_of=np.array(placement.device_of, dtype=np.int32),
-        order=None
-        if by_device is None
-        else tuple(np.array(sequence, dtype=np.int32) for sequence in by_device),
-        priority=None if priority is None else np.array(priority, dtype=np.float64),
-        notes=content.notes,
+        op_costs=costs,
+        transfers=next(mode for mode in TRANSFER_MODES if mode == transfers),
+        objective=next(known for known in OBJECTIVES if known == objective),
+        contiguous=fields.flag(entry["contiguous"], "problem.contiguous"),
+        spare=fields.number(entry["spare"], "problem.spare", 0, 1),
+        seed=fields.integer(entry["seed"], "problem.seed", -(2**63), 2**63 - 1),
     )
 
 
-def _graph(content: PlanFile, cluster: Cluster, path: Path, graph_file: str | Path | None) -> Graph:
-    reference = content.graph
-    if graph_file is None and reference.inline is not None:
-        return graph_from_dict(reference.inline, f"{path}: graph.inline")
+def _work(
+    data: object,
+    cluster: Cluster,
+    settings: Mapping[str, Any],
+    path: Path,
+    graph_file: str | Path | None,
+) -> Graph | Training | None:
+    entry = fields.record(data, "problem.work", optional=("graph", "training"))
+    if "training" in entry:
+        place = "problem.work.training"
+        inner = fields.record(entry["training"], place, required=("hash", "content"))
+        training = Training.from_data(inner["content"], place)
+        _require_same("training", inner["hash"], training.content_hash)
+        return training
+    if "graph" not in entry:
+        return None
+    reference = fields.record(
+        entry["graph"], "problem.work.graph", required=("hash",), optional=("file", "inline")
+    )
+    profile = settings.get("profile")
+    if profile is not None:
+        profile = profile_from_dict(profile, f"{path}: costs.profile")
+    graph = as_profiled(_graph(reference, cluster, path, graph_file), cluster, profile)
+    _require_same("graph", reference["hash"], graph.content_hash)
+    return graph
+
+
+def _graph(
+    reference: Mapping[str, Any], cluster: Cluster, path: Path, graph_file: str | Path | None
+) -> Graph:
+    if graph_file is None and reference.get("inline") is not None:
+        content = fields.mapping(reference["inline"], "problem.work.graph.inline")
+        return graph_from_dict(content, f"{path}: graph.inline")
     if graph_file is None:
-        if reference.file is None:
-            raise InputFileError("the plan names no graph", where=str(path))
-        graph = _found_again(reference, path)
+        if reference.get("file") is None:
+            raise InputFileError("the plan names no graph", hint="give it with --graph PATH")
+        file = fields.text(reference["file"], "problem.work.graph.file")
+        graph = _found_again(file, reference["hash"], path)
     else:
         graph = read_graph(graph_file)
     return on_file_terms(graph) if cluster.uses_stated_times else graph
 
 
-def _found_again(reference: GraphReference, path: Path) -> Graph:
+def _found_again(file: str, content_hash: str, path: Path) -> Graph:
     """The graph that a plan names: where it was, or beside the plan, or in the current folder."""
-    assert reference.file is not None
-    name = Path(reference.file).name
+    name = Path(file).name
     first: InputFileError | None = None
-    for place in (path.parent / reference.file, path.parent / name, Path(name)):
+    for place in (path.parent / file, path.parent / name, Path(name)):
         try:
             graph = read_graph(place)
         except InputFileError as error:
             first = first or error
             continue
-        if place == path.parent / reference.file or graph.content_hash == reference.hash:
+        if place == path.parent / file or graph.content_hash == content_hash:
             return graph
     assert first is not None
     raise InputFileError(
-        f"the plan's graph {shown(reference.file)}: {first.message}",
+        f"the plan's graph {fields.shown(file)}: {first.message}",
         hint="give its place with --graph PATH",
-        where=str(path),
     )
 
 
-def _profile(content: PlanFile, where: str) -> Profile | None:
-    data = content.costs.get("profile")
-    return None if data is None else profile_from_dict(data, f"{where}: costs.profile")
+# ── what makes no sense ──────────────────────────────────────────────────────────────────────────
 
 
-def _validated(data: object, where: str) -> PlanFile:
-    from hocket.plan.schema import PlanFile
-
-    if not isinstance(data, dict) or data.get("schema") != PLAN_SCHEMA:
+def _require_same(what: str, planned: object, actual: str) -> None:
+    if fields.text(planned, f"the hash of the {what}") != actual:
         raise InputFileError(
-            f"this is not a {PLAN_SCHEMA} file", hint="make one with hocket plan", where=where
+            f"the plan was made for another {what}: {str(planned)[:12]}…, this is {actual[:12]}…",
+            hint=f"plan again for this {what}",
         )
-    return checked(PlanFile, data, where, hint="hocket schema plan prints what a plan file holds")
+
+
+def _require_sense(problem: Problem, plan: Plan) -> None:
+    """Refuse a division or schedule that cannot even be simulated; the rest is for ``verify``."""
+    for kind in (PlacedDivision, Schedule):
+        section = plan.get(kind)
+        found = [] if section is None else list(section.verify(problem, plan))
+        if found:
+            message = "; ".join(violation.message for violation in found[:3])
+            raise InputFileError(message, hint="make the plan again with hocket parallel")

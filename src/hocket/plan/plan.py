@@ -1,40 +1,120 @@
 """The Plan: every decision, as data.
 
-A plan is a set of sections, each filled by a planner and left None until then. It is tied to its
-graph and cluster by their content hashes, so a plan for something else is noticed.
+A plan is a set of sections, each filled by a planner, and what is claimed of it. It is tied to its
+problem by content hashes, so that a plan for something else is noticed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.errors import UsageError
+from hocket.plan.claims import Claims
+from hocket.plan.sections import SECTIONS, Order, Placement, Section
 
-PLAN_SCHEMA = "hocket.plan/1"
+S = TypeVar("S", bound=Section)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Plan:
-    """Decisions about one graph on one cluster."""
+    """Decisions about one problem."""
 
     planner: str = ""
     """Names of the planners that made it, joined by ' + '."""
-    graph_hash: str = ""
+    work_hash: str = ""
     cluster_hash: str = ""
-    device_of: IntArray | None = None
-    """Section placement: the device of each op."""
-    order: tuple[IntArray, ...] | None = None
-    """Section order: per device, its ops in the order in which they run."""
-    priority: FloatArray | None = None
-    """Section order, the other form: of the ops that are ready, the device runs the one with the
-    smallest value first; without either, the smallest position in the graph."""
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    """What the planner wants to tell (bounds, counts); shown, never interpreted."""
+    sections: tuple[Section, ...] = ()
+    """At most one of each kind."""
+    claims: Claims = field(default_factory=Claims)
+    """What programs may read besides the decisions."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What the planner tells people; no program reads it."""
+
+    def get(self, kind: type[S]) -> S | None:
+        """The section of a kind, if it is there."""
+        return next((section for section in self.sections if isinstance(section, kind)), None)
+
+    def __getitem__(self, kind: type[S]) -> S:
+        """The section of a kind; raises `UsageError` where it is not there."""
+        found = self.get(kind)
+        if found is None:
+            has = ", ".join(self.named()) or "nothing"
+            raise UsageError(
+                f"the plan has no {section_name(kind)} section, it has {has}",
+                hint="hocket plan places the ops of a graph, hocket parallel divides a training, "
+                "hocket collective plans communication",
+            )
+        return found
+
+    def named(self) -> dict[str, Section]:
+        """The sections by their names in files, in the order of the registry."""
+        there = {section_name(type(section)): section for section in self.sections}
+        return {name: there[name] for name in SECTIONS if name in there}
+
+    def having(self, *sections: Section) -> Plan:
+        """The plan with these sections, which take the place of those of their kinds."""
+        kinds = tuple(type(section) for section in sections)
+        kept = tuple(section for section in self.sections if not isinstance(section, kinds))
+        return replace(self, sections=(*kept, *sections))
+
+    def without(self, kind: type[Section]) -> Plan:
+        """The plan without the section of a kind."""
+        kept = tuple(section for section in self.sections if not isinstance(section, kind))
+        return replace(self, sections=kept)
+
+    def placing(
+        self,
+        device_of: IntArray,
+        *,
+        priority: FloatArray | None = None,
+        by_device: tuple[IntArray, ...] | None = None,
+    ) -> Plan:
+        """The plan with this placement and this order, or that of the graph."""
+        return self.having(Placement(device_of)).ordered(priority=priority, by_device=by_device)
+
+    def ordered(
+        self,
+        *,
+        priority: FloatArray | None = None,
+        by_device: tuple[IntArray, ...] | None = None,
+    ) -> Plan:
+        """The plan with this order; without one, that of the graph."""
+        if priority is None and by_device is None:
+            return self.without(Order)
+        return self.having(Order(priority=priority, by_device=by_device))
+
+    def claiming(self, **claims: Any) -> Plan:
+        """The plan with further claims; see `Claims`."""
+        return replace(self, claims=self.claims.also(**claims))
+
+    @property
+    def device_of(self) -> IntArray | None:
+        """The device of each op, where ops are placed."""
+        placement = self.get(Placement)
+        return None if placement is None else placement.device_of
+
+    @property
+    def by_device(self) -> tuple[IntArray, ...] | None:
+        """Per device, its ops in the order in which they must run, where that is strict."""
+        order = self.get(Order)
+        return None if order is None else order.by_device
+
+    @property
+    def priority(self) -> FloatArray | None:
+        """What decides between ready ops, where that is planned; the smallest first."""
+        order = self.get(Order)
+        return None if order is None else order.priority
 
     def __repr__(self) -> str:
         if self.device_of is None:
-            return f"Plan({self.planner!r}, nothing placed)"
+            return f"Plan({self.planner!r}, {', '.join(self.named()) or 'nothing decided'})"
         num_devices = len(set(self.device_of.tolist()))
         return f"Plan({self.planner!r}, {len(self.device_of)} ops on {num_devices} devices)"
+
+
+def section_name(kind: type[Section]) -> str:
+    """The name of a kind of section in files."""
+    return next((name for name, known in SECTIONS.items() if known is kind), kind.__name__.lower())

@@ -8,9 +8,11 @@ from typing import Literal
 import numpy as np
 
 from hocket.base.arrays import LongArray
+from hocket.base.errors import UsageError
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
+from hocket.plan.training import Training
 
 TransferMode = Literal["shared", "queued", "parallel"]
 TRANSFER_MODES: tuple[TransferMode, ...] = ("shared", "queued", "parallel")
@@ -20,11 +22,14 @@ OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """A graph to run on a cluster at given costs."""
+    """Work to do on a cluster, what is wanted and what is allowed."""
 
-    graph: Graph
+    work: Graph | Training | None
+    """A graph, whose ops are placed; a training, which is divided; None for a collective, which
+    concerns the cluster alone."""
     cluster: Cluster
-    costs: Costs
+    op_costs: Costs | None = None
+    """Times of a graph's ops and transfers; a training has coefficients instead."""
     transfers: TransferMode = "shared"
     """How simultaneous transfers affect each other: they share each channel's bandwidth equally,
     they queue one after another at each device, or they do not notice each other."""
@@ -33,10 +38,48 @@ class Problem:
     often steps can follow each other when they are pipelined."""
     contiguous: bool = False
     """Whether no path of forward ops may leave a device and come back to it."""
+    spare: float = 0.0
+    """Share of each device's memory that divisions leave free."""
     seed: int = 0
 
     def __repr__(self) -> str:
-        return f"Problem({self.graph!r} on {self.cluster!r}, {self.objective})"
+        return f"Problem({self.work!r} on {self.cluster!r}, {self.objective})"
+
+    @property
+    def graph(self) -> Graph:
+        """The work, where it is a graph; raises `UsageError` otherwise."""
+        if isinstance(self.work, Graph):
+            return self.work
+        raise UsageError(
+            f"{self.work_name} has no ops to place", hint="plan it with hocket parallel"
+        )
+
+    @property
+    def costs(self) -> Costs:
+        """Times of the graph's ops and transfers."""
+        if self.op_costs is not None:
+            return self.op_costs
+        raise UsageError(f"the ops of {self.work_name} have no times", hint="estimate their costs")
+
+    @property
+    def training(self) -> Training:
+        """The work, where it is a training; raises `UsageError` otherwise."""
+        if isinstance(self.work, Training):
+            return self.work
+        raise UsageError(
+            f"{self.work_name} is not the training of a transformer",
+            hint="plan a transformer's training with hocket parallel",
+        )
+
+    @property
+    def work_hash(self) -> str:
+        """The content hash of the work; empty for a collective."""
+        return "" if self.work is None else self.work.content_hash
+
+    @property
+    def work_name(self) -> str:
+        """The work in errors."""
+        return "a collective" if self.work is None else self.work.name
 
     @property
     def memory_bytes(self) -> LongArray:

@@ -1,86 +1,68 @@
-"""The plan file as pydantic models: reading checks against them, the JSON Schema comes from them.
-
-The graph is either named by its file or stands inside; the cluster and the cost settings always
-stand inside, so that a plan can be simulated again exactly.
-"""
+"""The JSON Schema of a plan file, put together from its sections."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-Index = Annotated[int, Field(ge=0)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class GraphReference(_Strict):
-    """The graph that the plan is for."""
-
-    hash: str
-    """Content hash; a graph with another hash is refused."""
-    file: str | None = None
-    """Path of the graph file, relative to the plan file."""
-    inline: dict[str, Any] | None = None
-    """The graph itself, as in a ``hocket.graph/1`` file."""
-
-
-class ClusterContent(_Strict):
-    """The cluster that the plan is for."""
-
-    hash: str
-    content: dict[str, Any]
-    """The cluster as data, with the keys of a cluster file."""
-
-
-class PlacementSection(_Strict):
-    """Which op runs on which device."""
-
-    devices: list[str]
-    """Names of the cluster's devices."""
-    device_of: list[Index]
-    """For each op of the graph, an index into ``devices``."""
-
-
-class OrderSection(_Strict):
-    """In which order each device runs its ops; one of the two forms."""
-
-    by_device: list[list[Index]] | None = None
-    """Per device, its ops in the order in which they run."""
-    priority: list[float] | None = None
-    """Per op; of the ready ops the one with the smallest value runs first."""
-
-
-class Prediction(_Strict):
-    """What the simulator said when the plan was written."""
-
-    step_s: Annotated[float, Field(ge=0)]
-    peak_bytes: dict[str, Index]
-
-
-class PlanFile(_Strict):
-    """A ``hocket.plan/1`` file."""
-
-    schema_: Annotated[Literal["hocket.plan/1"], Field(alias="schema")]
-    generator: str
-    planner: str
-    graph: GraphReference
-    cluster: ClusterContent
-    costs: dict[str, Any]
-    """Profile and calibration that the op times were made from."""
-    transfers: Literal["shared", "queued", "parallel"]
-    objective: Literal["latency", "throughput"] = "latency"
-    contiguous: bool = False
-    seed: int = 0
-    placement: PlacementSection
-    order: OrderSection | None = None
-    notes: dict[str, Any] = Field(default_factory=dict)
-    predicted: Prediction | None = None
+from hocket.plan.files import PLAN_SCHEMA
+from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES
+from hocket.plan.sections import SECTIONS
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a plan file."""
-    return PlanFile.model_json_schema(by_alias=True)
+    """What ``hocket schema plan`` prints."""
+    text = {"type": "string"}
+    sections = {name: {"type": "object", **kind.schema()} for name, kind in SECTIONS.items()}
+    properties = {
+        "schema": {"const": PLAN_SCHEMA},
+        "generator": text,
+        "planner": text,
+        "problem": _closed(_problem(), "What was planned, whole: it can be simulated again."),
+        "sections": {
+            "type": "object",
+            "properties": {name: _sealed(section) for name, section in sections.items()},
+            "additionalProperties": False,
+        },
+        "claims": {"type": "object", "description": "What planners state about the plan."},
+        "notes": {"type": "object", "additionalProperties": text},
+    }
+    return {"title": "PlanFile", **_closed(properties, f"A {PLAN_SCHEMA} file.")}
+
+
+def _problem() -> dict[str, Any]:
+    content = {"type": "object"}
+    hashed = {"hash": {"type": "string"}, "content": content}
+    graph = {"hash": {"type": "string"}, "file": {"type": "string"}, "inline": content}
+    return {
+        "work": {
+            "type": "object",
+            "properties": {
+                "graph": {"type": "object", "properties": graph, "required": ["hash"]},
+                "training": _closed(hashed, "The training of a transformer."),
+            },
+            "additionalProperties": False,
+        },
+        "cluster": _closed(hashed, "The cluster, with the keys of a cluster file."),
+        "costs": {"type": "object", "description": "What the times of ops were made from."},
+        "transfers": {"enum": list(TRANSFER_MODES)},
+        "objective": {"enum": list(OBJECTIVES)},
+        "contiguous": {"type": "boolean"},
+        "spare": {"type": "number", "minimum": 0, "maximum": 1},
+        "seed": {"type": "integer"},
+    }
+
+
+def _closed(properties: dict[str, Any], description: str) -> dict[str, Any]:
+    """An object that has all of these keys and no others."""
+    return _sealed(
+        {
+            "type": "object",
+            "description": description,
+            "properties": properties,
+            "required": list(properties),
+        }
+    )
+
+
+def _sealed(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**schema, "additionalProperties": False}

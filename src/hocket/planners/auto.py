@@ -143,7 +143,7 @@ def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate
 def _ordered(problem: Problem, candidate: Candidate) -> Candidate:
     assert candidate.plan is not None
     plan = best_order(problem, candidate.plan)
-    return judge(problem, f"{candidate.planner} + {plan.notes['order']}", plan, 0.0)
+    return judge(problem, f"{candidate.planner} + {plan.claims.order}", plan, 0.0)
 
 
 def _improved(problem: Problem, start: Candidate, planner: Planner, name: str) -> Candidate:
@@ -188,5 +188,4 @@ def _rank(problem: Problem) -> Callable[[Candidate], tuple[float, float]]:
 
 def _named(best: Candidate) -> Plan:
     assert best.plan is not None
-    notes = {**best.plan.notes, "made_from": best.planner}
-    return replace(best.plan, planner=AUTO, notes=notes)
+    return replace(best.plan, planner=AUTO).claiming(made_from=best.planner)

@@ -50,9 +50,7 @@ class Candidate:
 def empty_plan(problem: Problem, name: str) -> Plan:
     """A plan without decisions for a problem, as planners are given it."""
     return Plan(
-        planner=name,
-        graph_hash=problem.graph.content_hash,
-        cluster_hash=problem.cluster.content_hash,
+        planner=name, work_hash=problem.work_hash, cluster_hash=problem.cluster.content_hash
     )
 
 
@@ -74,6 +72,7 @@ def judge(problem: Problem, name: str, plan: Plan, plan_seconds: float) -> Candi
     timeline = simulate(problem, plan)
     found = violations(plan, problem, timeline)
     raise_violations([v for v in found if v.rule not in LIMITS], name)
+    plan = plan.claiming(step_s=timeline.makespan_s, peak_bytes=tuple(timeline.peak_bytes.tolist()))
     load_s = None
     if problem.objective == "throughput" and plan.device_of is not None:
         load_s = max_load_s(problem, plan.device_of)

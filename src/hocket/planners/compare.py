@@ -93,11 +93,12 @@ def _bound(problem: Problem, tried: list[Candidate]) -> LowerBound:
     # Contiguous splits are proven best among those in an order, which a legal one need not have.
     best_s = min((c.value_s for c in tried if c.value_s is not None), default=np.inf)
     for candidate in tried:
-        notes = candidate.plan.notes if candidate.plan is not None else {}
-        # Who bounds the load also notes it; what no load is below, a step may well be.
-        is_meant = ("max_load_s" in notes) == (problem.objective == "throughput")
-        proven_s = notes.get("lower_bound_s")
-        if is_meant and isinstance(proven_s, float) and bound.seconds < proven_s <= best_s:
+        if candidate.plan is None:
+            continue
+        claims = candidate.plan.claims
+        is_load = problem.objective == "throughput"
+        proven_s = claims.load_bound_s if is_load else claims.step_bound_s
+        if proven_s is not None and bound.seconds < proven_s <= best_s:
             bound = replace(bound, seconds=proven_s, why=f"proven by {candidate.planner}")
     return bound
 
@@ -156,9 +157,8 @@ def _sentence(problem: Problem, tried: list[Candidate], ranked: list[int], goal:
             f"{_devices(num_devices(tried[cheaper]))} instead of {num_devices(best)} "
             "(--goal cost)"
         )
-    made_from = best.plan.notes.get("made_from") if best.plan is not None else None
-    if made_from:
-        parts.append(f"made from {made_from}")
+    if best.plan is not None and best.plan.claims.made_from:
+        parts.append(f"made from {best.plan.claims.made_from}")
     if problem.objective == "latency":
         parts.append(bottleneck(best.timeline, problem))
     return "; ".join(part for part in parts if part)

@@ -100,7 +100,7 @@ def run_plan(
         predicted = simulate(problem, plan)
         require_room(problem, predicted, places, num_processes=num_processes)
     tables = instructions_of(problem, plan)
-    parts = split(problem.graph, tables, timeline=predicted, order=plan.order)
+    parts = split(problem.graph, tables, timeline=predicted, order=plan.by_device)
     setup = Setup(problem.graph, rebuilt.program, plan.device_of, parts)
     seen: list[StepRecord] = []
     losses: list[float | None] = []
@@ -130,7 +130,7 @@ def run_plan(
 def _of_graph(problem: Problem, graph: Graph) -> Problem:
     """The same problem with another graph of the same ops."""
     costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
-    return replace(problem, graph=graph, costs=costs)
+    return replace(problem, work=graph, op_costs=costs)
 
 
 def _check_slowdown(options: RunOptions, problem: Problem, backend: str) -> None:

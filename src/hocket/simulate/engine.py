@@ -13,9 +13,12 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import TRANSFER_MODES, Problem
+from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.plan.training import Training
 from hocket.simulate.events import run
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import lower, order_priority
+from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.state import Memory, State, new_state
 from hocket.simulate.timeline import Timeline, step_timeline
 
@@ -23,11 +26,14 @@ from hocket.simulate.timeline import Timeline, step_timeline
 def simulate(problem: Problem, plan: Plan) -> Timeline:
     """What carrying out ``plan`` would be like: every span, and memory over time.
 
-    Devices that need more memory than they have are no error here: the peaks tell. Raises
-    `UsageError` for a plan without a placement, `CheckError` for one that cannot be carried out.
+    Devices that need more memory than they have are no error here: the peaks tell. A divided
+    training is timed by its schedule, one device per pipeline rank. Raises `UsageError` for a plan
+    that does not decide what the work asks for, `CheckError` for one that cannot be carried out.
     """
+    if isinstance(problem.work, Training):
+        return simulate_pipeline(plan[Schedule], plan[PlacedDivision].stage_costs)
     tables = instructions_of(problem, plan)
-    timeline = simulate_instructions(problem, tables, is_strict=plan.order is not None)
+    timeline = simulate_instructions(problem, tables, is_strict=plan.by_device is not None)
     if np.isnan(timeline.op_end_s).any():
         raise _deadlock(problem, plan, timeline)
     return timeline
@@ -49,9 +55,9 @@ def simulate_instructions(
 def instructions_of(problem: Problem, plan: Plan) -> Instructions:
     """What every device does to carry out ``plan``; raises as `simulate` does."""
     device_of = _placement(problem, plan)
-    if plan.order is not None:
+    if plan.by_device is not None:
         _check_order(problem, plan, device_of)
-        return lower(problem, device_of, order_priority(plan.order))
+        return lower(problem, device_of, order_priority(plan.by_device))
     if plan.priority is not None and np.shape(plan.priority) != device_of.shape:
         what = f"{np.size(plan.priority)} priorities for {len(device_of)} ops"
         raise _mismatch(plan, f"the plan has {what}")
@@ -126,7 +132,7 @@ def _placement(problem: Problem, plan: Plan) -> IntArray:
 
 def _check_order(problem: Problem, plan: Plan, device_of: IntArray) -> None:
     """Each device must list its own ops once."""
-    order = plan.order or ()
+    order = plan.by_device or ()
     if len(order) != problem.cluster.num_devices:
         raise _mismatch(
             plan,
@@ -158,7 +164,7 @@ def _deadlock(problem: Problem, plan: Plan, timeline: Timeline) -> CheckError:
     """The first device's op that cannot start, and the op that it waits for."""
     graph, names = problem.graph, problem.cluster.device_names
     missing, device_of = np.isnan(timeline.op_end_s), timeline.op_device
-    for ops in plan.order or ():
+    for ops in plan.by_device or ():
         op = next((int(op) for op in ops if missing[op]), None)
         if op is None:
             continue

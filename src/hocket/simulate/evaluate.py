@@ -109,9 +109,9 @@ class Evaluator:
             raise UsageError(
                 "the plan does not say where ops run", hint="run a placement planner first"
             )
-        if plan.order is None:
+        if plan.by_device is None:
             return self(plan.device_of, plan.priority)
-        return self(plan.device_of, order_priority(plan.order), is_strict=True)
+        return self(plan.device_of, order_priority(plan.by_device), is_strict=True)
 
     def first_better(self, changes: Changes, best: Score, *, is_strict: bool = False) -> int:
         """Try changes of what was evaluated last until one is better than ``best``.

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import CheckError, UsageError
+from hocket.cost.parallel.costs import StageCosts
 from hocket.kernels.containers import table
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.simulate.pipeline_tables import ActionTable, Progress, StageTable, new_progress
 from hocket.simulate.timeline import Timeline
 

@@ -15,13 +15,13 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.costs import Costs, Source, device_rows
+from hocket.cost.parallel.costs import StageCosts
 from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
-from hocket.plan.parallel import StageCosts
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.simulate.pipeline import action_name, check_costs
 
 _HOST, _KIND = "host", "pipeline rank"
@@ -44,13 +44,13 @@ def pipeline_problem(
     names = rank_names or tuple(f"rank{index}" for index in range(schedule.num_devices))
     graph, cluster = draft.builder.build(), _cluster(names)
     problem = Problem(
-        graph=graph,
+        work=graph,
         cluster=cluster,
-        costs=_costs(graph, cluster, np.array(draft.op_s), np.array(draft.tensor_s)),
+        op_costs=_costs(graph, cluster, np.array(draft.op_s), np.array(draft.tensor_s)),
         transfers="parallel",
     )
     device_of = np.array(draft.op_device, dtype=np.int32)
-    return problem, Plan(planner=schedule.name, device_of=device_of, order=line_up)
+    return problem, Plan(planner=schedule.name).placing(device_of, by_device=line_up)
 
 
 def _runnable_order(schedule: Schedule) -> IntArray:

@@ -10,16 +10,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from hocket.base.arrays import IntArray
+from hocket.base.errors import CheckError
 from hocket.base.units import format_bytes
 from hocket.graph.graph import PERSISTENT_ROLES
+from hocket.plan.divided import DividedTraining, rank_memory_violations
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.training import Training
 from hocket.plan.verify import (
-    Violation,
     contiguity_violations,
     raise_violations,
     structure_violations,
 )
+from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
 from hocket.simulate.timeline import Timeline
@@ -33,13 +36,29 @@ def verify(plan: Plan, problem: Problem) -> None:
 def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -> list[Violation]:
     """All violations; ``timeline`` saves simulating the plan again."""
     found = list(structure_violations(plan, problem))
-    if found or plan.device_of is None:
+    if found or problem.work is None:
         return found
+    if isinstance(problem.work, Training):
+        return _division_violations(plan, problem, timeline)
+    assert plan.device_of is not None, "structure was checked"
     found += update_violations(plan.device_of, problem)
     if problem.contiguous:
         found += contiguity_violations(plan.device_of, problem)
     found += memory_violations(problem, timeline or simulate(problem, plan))
     return found
+
+
+def _division_violations(
+    plan: Plan, problem: Problem, timeline: Timeline | None
+) -> list[Violation]:
+    """Ranks that wait for each other in a circle, and devices that lack memory."""
+    try:
+        timeline = timeline or simulate(problem, plan)
+    except CheckError as error:
+        return [Violation("schedule", error.message)]
+    # What the plan predicts is a claim; what its costs and schedule give is what counts.
+    peaks = tuple(timeline.peak_bytes.tolist())
+    return list(rank_memory_violations(DividedTraining(problem, plan), peaks))
 
 
 def update_violations(device_of: IntArray, problem: Problem) -> Iterator[Violation]:

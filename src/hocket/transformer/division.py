@@ -19,6 +19,16 @@ ScheduleName = Literal[
 
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 SCHEDULES: tuple[ScheduleName, ...] = get_args(ScheduleName)
+PLAIN: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zb-h1", "zb-h2")
+"""Schedules with one chunk per device."""
+LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
+"""Schedules whose chunks go round the devices, two or more per device."""
+FOLDED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "dualpipe-v")
+"""Schedules with two chunks per device, whose second half goes back the way of the first."""
+SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-h2", *FOLDED)
+"""Schedules that put off the gradients of weights."""
+MAX_ACTIONS = 2_000_000
+"""Stages times microbatches: a schedule of more is longer than any that is run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_percent, format_seconds
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
+from hocket.planners.parallelism.pools import pools_of
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import Division
 from hocket.view.names import inert
@@ -76,18 +76,18 @@ def only_here(candidate: ParallelCandidate) -> bool:
     """Whether ``hocket run`` alone carries the candidate's schedule out."""
     from hocket.planners.parallelism.programs import is_hocket_only
 
-    program = candidate.training.software.name
+    program = candidate.problem.training.software.name
     return candidate.division.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
 
 
 def kinds_text(candidates: tuple[ParallelCandidate, ...]) -> tuple[str, ...]:
     """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind; nothing where all are alike."""
-    if not candidates or len(candidates[0].training.pools) == 1:
+    if not candidates or len(pools_of(candidates[0].problem)) == 1:
         return ("",) * len(candidates)
     texts = []
     for candidate in candidates:
         pairs = zip(candidate.stages.pools, candidate.stages.ranks, strict=True)
-        names = [(candidate.training.pools[pool].kind.name, ranks) for pool, ranks in pairs]
+        names = [(pools_of(candidate.problem)[pool].kind.name, ranks) for pool, ranks in pairs]
         texts.append(" + ".join(f"{ranks} {inert(name)}" for name, ranks in names))
     return tuple(texts)
 
@@ -117,7 +117,7 @@ def candidate_dict(candidate: ParallelCandidate) -> dict[str, Any]:
         "hocket_run_only": only_here(candidate),
         "layers": list(candidate.division.layers) if candidate.division.layers else None,
         "kinds": [
-            {"kind": candidate.training.pools[pool].kind.name, "ranks": ranks}
+            {"kind": pools_of(candidate.problem)[pool].kind.name, "ranks": ranks}
             for pool, ranks in zip(candidate.stages.pools, candidate.stages.ranks, strict=True)
         ],
         "num_devices": candidate.division.num_devices,
@@ -141,12 +141,12 @@ def candidate_dict(candidate: ParallelCandidate) -> dict[str, Any]:
 
 def comparison_dict(comparison: ParallelComparison, top: int) -> dict[str, Any]:
     """A comparison as ``--json`` prints it, with the first ``top`` candidates and misfits."""
-    training, winner = comparison.training, comparison.winner
+    problem, winner = comparison.problem, comparison.winner
     return {
-        "model": training.model.name,
-        "cluster": {"name": training.cluster.name, "hash": training.cluster.content_hash},
-        "software": training.software.name,
-        "global_batch": training.global_batch,
+        "model": problem.training.model.name,
+        "cluster": {"name": problem.cluster.name, "hash": problem.cluster.content_hash},
+        "software": problem.training.software.name,
+        "global_batch": problem.training.global_batch,
         "num_divisions": comparison.num_divisions,
         "num_fitting": comparison.num_fitting,
         "num_simulated": comparison.num_simulated,
@@ -188,7 +188,7 @@ class RankFacts:
     capacity_bytes: int
 
 
-def rank_facts(plan: ParallelPlan, timeline: Timeline) -> list[RankFacts]:
+def rank_facts(plan: DividedTraining, timeline: Timeline) -> list[RankFacts]:
     """Facts of each pipeline rank."""
     devices = {device.name: device for device in plan.cluster.devices}
     layers = plan.division.layers or (
@@ -216,21 +216,35 @@ def rank_facts(plan: ParallelPlan, timeline: Timeline) -> list[RankFacts]:
     return found
 
 
-def plan_numbers(plan: ParallelPlan) -> Mapping[str, float]:
-    """Numbers that the plan's maker noted: parts of the step, MFU, prices."""
-    noted = plan.notes.get("predicted", {})
-    if not isinstance(noted, Mapping):
-        return {}
-    return {str(k): float(v) for k, v in noted.items() if isinstance(v, (int, float))}
-
-
-def step_parts(plan: ParallelPlan) -> dict[str, float]:
-    """What the step's time consists of, largest first."""
-    parts = {
-        name.removesuffix("_s"): value
-        for name, value in plan_numbers(plan).items()
-        if name.endswith("_s")
-        and name not in ("step_s", "estimate_s", "tokens_per_s")
-        and value > 0
+def plan_numbers(divided: DividedTraining, timeline: Timeline) -> dict[str, float]:
+    """What was predicted of a plan, in numbers: parts of the step, MFU, tokens."""
+    claims = divided.plan.claims
+    numbers = {
+        "mfu": divided.mfu,
+        "tokens_per_s": divided.tokens_per_s,
+        "bubble": timeline.idle_share,
+        "estimate_s": claims.estimated_step_s,
+        **{f"{name}_s": value for name, value in claims.parts_s.items()},
     }
-    return dict(sorted(parts.items(), key=lambda part: -part[1]))
+    return {name: value for name, value in numbers.items() if value is not None}
+
+
+def step_parts(divided: DividedTraining) -> dict[str, float]:
+    """What the step's time consists of, largest first."""
+    parts = [pair for pair in divided.plan.claims.parts_s.items() if pair[1] > 0]
+    return dict(sorted(parts, key=lambda part: -part[1]))
+
+
+def plan_dict(divided: DividedTraining, timeline: Timeline) -> dict[str, Any]:
+    """A divided training as ``--json`` prints it."""
+    cluster = divided.cluster
+    return {
+        "model": divided.model.name,
+        "cluster": {"name": cluster.name, "hash": cluster.content_hash},
+        "division": asdict(divided.division),
+        "step_s": timeline.makespan_s,
+        "predicted_step_s": divided.step_s,
+        "bubble": timeline.idle_share,
+        "peak_bytes": max(timeline.peak_bytes.tolist()),
+        "ranks": [asdict(fact) for fact in rank_facts(divided, timeline)],
+    }

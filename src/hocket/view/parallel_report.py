@@ -6,14 +6,12 @@ Candidates, the picture of the pipeline, what the step's time goes into, and mem
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from hocket import __version__
-from hocket.base.atomic import write_atomically
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 from hocket.planners.parallelism.why import PARTS, label
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.timeline import Timeline
@@ -21,7 +19,6 @@ from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
     RankFacts,
     fields_of,
-    plan_numbers,
     rank_facts,
     shown,
     step_parts,
@@ -50,14 +47,16 @@ def _number_classes(title: str) -> str:
     return "number" if title in NARROW else "number wide"
 
 
-def parallel_report_html(plan: ParallelPlan, comparison: ParallelComparison | None = None) -> str:
+def parallel_report_html(
+    plan: DividedTraining, comparison: ParallelComparison | None = None
+) -> str:
     """The report as one HTML text."""
     timeline = simulate_pipeline(plan.schedule, plan.costs)
     css = picture_css() + template("report.css")
     title = f"{inert(plan.model.name)} on {inert(plan.cluster.name)}"
     facts = rank_facts(plan, timeline)
-    why = plan.notes.get("why", "")
-    lead = inert(why, LONGEST_SENTENCE) if isinstance(why, str) and why else _label(plan)
+    why = plan.plan.notes.get("why", "")
+    lead = inert(why, LONGEST_SENTENCE) if why else _label(plan)
     values = {
         "policy": policy(css, ""),
         "generator": f"hocket {__version__}",
@@ -77,18 +76,11 @@ def parallel_report_html(plan: ParallelPlan, comparison: ParallelComparison | No
     return fill(template("parallel.html"), values)
 
 
-def write_parallel_report(
-    path: str | Path, plan: ParallelPlan, comparison: ParallelComparison | None = None
-) -> None:
-    """Write the report to a file."""
-    write_atomically(path, parallel_report_html(plan, comparison).encode())
-
-
 # ── sections ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stats(plan: ParallelPlan, timeline: Timeline, facts: list[RankFacts]) -> str:
-    division, numbers = plan.division, plan_numbers(plan)
+def _stats(plan: DividedTraining, timeline: Timeline, facts: list[RankFacts]) -> str:
+    division = plan.division
     tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
     full = max(facts, key=lambda fact: fact.peak_bytes / max(fact.capacity_bytes, 1))
     entries = [
@@ -101,8 +93,8 @@ def _stats(plan: ParallelPlan, timeline: Timeline, facts: list[RankFacts]) -> st
         ),
         ("Devices", f"{division.num_devices:,}", _label(plan)),
     ]
-    if "mfu" in numbers:
-        entries.insert(1, ("MFU", format_percent(numbers["mfu"]), "of the peak arithmetic"))
+    if plan.mfu is not None:
+        entries.insert(1, ("MFU", format_percent(plan.mfu), "of the peak arithmetic"))
     return "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
         for name, value, note in entries
@@ -143,12 +135,12 @@ def _candidate(candidate: ParallelCandidate, cells: list[str], chosen: bool) -> 
     memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
     tick = Html('✔<span class="visually-hidden"> chosen</span>' if chosen else "")
     reason = inert(candidate.reason, LONGEST_SENTENCE)
-    program = candidate.training.software.name
+    program = candidate.problem.training.software.name
     division = label(candidate.division, candidate.schedule_name, program)
     return [tick, division, *cells, memory, reason]
 
 
-def _pipeline(plan: ParallelPlan, timeline: Timeline) -> str:
+def _pipeline(plan: DividedTraining, timeline: Timeline) -> str:
     if plan.schedule.num_devices == 1:
         return ""
     picture = pipeline_svg(plan.schedule, timeline, width=1080, styled=False)
@@ -157,7 +149,7 @@ def _pipeline(plan: ParallelPlan, timeline: Timeline) -> str:
     return section("pipeline", "Pipeline", f"<div {region}>{picture}</div>", note)
 
 
-def _parts(plan: ParallelPlan) -> str:
+def _parts(plan: DividedTraining) -> str:
     parts = step_parts(plan)
     total_s = sum(parts.values())
     if not total_s:
@@ -211,11 +203,11 @@ def _memory(fact: RankFacts) -> Html:
     return Html(bar(fact.peak_bytes / max(fact.capacity_bytes, 1), "transfer") + text)
 
 
-def _label(plan: ParallelPlan) -> str:
-    return inert(label(plan.division, plan.schedule.name, str(plan.notes.get("software", ""))))
+def _label(plan: DividedTraining) -> str:
+    return inert(label(plan.division, plan.schedule.name, plan.problem.training.software.name))
 
 
-def _plan(plan: ParallelPlan) -> str:
+def _plan(plan: DividedTraining) -> str:
     division = plan.division
     layers = division.layers
     entries = [
@@ -223,7 +215,7 @@ def _plan(plan: ParallelPlan) -> str:
         ("Microbatches", f"{division.num_microbatches:,} of {division.microbatch}"),
         ("Batch", f"{division.global_batch:,} sequences of {plan.model.sequence:,} tokens"),
         ("Layers per stage", " ".join(map(str, layers)) if layers else "even"),
-        ("Software", inert(str(plan.notes.get("software", "–")))),
+        ("Software", inert(plan.problem.training.software.name or "–")),
         ("Cluster", f"{inert(plan.cluster.name)}, {plan.cluster.content_hash[:12]}"),
     ]
     listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries)

@@ -9,14 +9,13 @@ from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.cost.parallel.chips import chip_of
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
     MARK,
     fields_of,
     only_here,
-    plan_numbers,
     rank_facts,
     schedule_text,
     shown,
@@ -55,7 +54,7 @@ def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType
     if candidates:
         parts.append(FittedTable(columns=tuple(columns), rows=rows, indent=1, least_gap=1))
         if any(only_here(candidate) for candidate in candidates):
-            program = comparison.training.software.name
+            program = comparison.problem.training.software.name
             told = f"  {MARK} hocket run only: {program} does not have this schedule"
             parts.append(Text(told, style="dim"))
         reasons = _reasons(comparison, candidates)
@@ -70,13 +69,13 @@ def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType
 def range_sentence(candidate: ParallelCandidate) -> str:
     """Between what steps a measured one is expected, and why."""
     low_s, high_s = map(format_seconds, candidate.range_s)
-    training = candidate.training
-    if training.coefficients.source:
-        why = f"calibrated with {training.coefficients.source}"
-    elif training.model.experts is not None:
+    problem = candidate.problem
+    if problem.training.coefficients.source:
+        why = f"calibrated with {problem.training.coefficients.source}"
+    elif problem.training.model.experts is not None:
         why = "mixtures of experts vary most between releases of a program"
     else:
-        chips = {chip_of(kind, training.software.libraries) for kind in candidate.kinds}
+        chips = {chip_of(kind, problem.training.software.libraries) for kind in candidate.kinds}
         least_known = max(chips, key=lambda chip: chip.uncertainty)
         why = f"{least_known.name}: {least_known.source.partition(':')[0].partition(' (')[0]}"
     return f"expect {low_s} to {high_s} per step ({inert(why, LONGEST_SENTENCE)})"
@@ -119,12 +118,12 @@ def _counts(comparison: ParallelComparison) -> str:
 # ── plans ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def parallel_summary(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
+def parallel_summary(plan: DividedTraining, timeline: Timeline) -> RenderableType:
     """What ``hocket show`` prints of a parallel plan."""
     return Group(headline(plan, timeline), Text(), _rank_table(plan, timeline))
 
 
-def headline(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
+def headline(plan: DividedTraining, timeline: Timeline) -> RenderableType:
     """The model, how it is divided, and the step."""
     division = plan.division
     title = Text(f"{inert(plan.model.name)} on {inert(plan.cluster.name)}", style="bold")
@@ -141,14 +140,13 @@ def headline(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
     modes += ["sequence parallel"] * division.sequence_parallel
     tokens = division.global_batch * plan.model.sequence / (timeline.makespan_s or 1.0)
     numbers = [f"step {format_seconds(timeline.makespan_s)}", f"{tokens:,.0f} tokens/s"]
-    mfu = plan_numbers(plan).get("mfu")
-    numbers += [f"MFU {format_percent(mfu)}"] if mfu is not None else []
+    numbers += [f"MFU {format_percent(plan.mfu)}"] if plan.mfu is not None else []
     numbers.append(f"bubble {format_percent(timeline.idle_share)}")
     numbers.append(count_of(division.num_devices, "device"))
     return Group(title, *(Text(" · ".join(words)) for words in (degrees, modes, numbers)))
 
 
-def _rank_table(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
+def _rank_table(plan: DividedTraining, timeline: Timeline) -> RenderableType:
     facts = rank_facts(plan, timeline)
     rows = [
         [
@@ -182,7 +180,7 @@ def _rank_table(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
     return Group(table, Text(f"  and {hidden} ranks more", style="dim"))
 
 
-def parallel_explanation(plan: ParallelPlan, timeline: Timeline) -> RenderableType:
+def parallel_explanation(plan: DividedTraining, timeline: Timeline) -> RenderableType:
     """What ``hocket explain`` prints of a parallel plan: where the step's time goes."""
     from hocket.planners.parallelism.why import PARTS
 
@@ -201,8 +199,8 @@ def parallel_explanation(plan: ParallelPlan, timeline: Timeline) -> RenderableTy
         Column(title="of step", align="right"),
     )
     slowest = max(rank_facts(plan, timeline), key=lambda fact: fact.busy_share)
-    why = plan.notes.get("why")
-    told = [Text(inert(why, LONGEST_SENTENCE))] if isinstance(why, str) else []
+    why = plan.plan.notes.get("why")
+    told = [Text(inert(why, LONGEST_SENTENCE))] if why else []
     busiest = (
         f"pipeline rank {slowest.rank} is busiest ({format_percent(slowest.busy_share)}); devices "
         f"wait {format_percent(timeline.idle_share)} of their time"

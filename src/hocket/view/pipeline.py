@@ -14,7 +14,7 @@ import numpy as np
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.simulate.pipeline import after_s
 from hocket.simulate.timeline import Timeline
 from hocket.view.drawing import (

@@ -9,7 +9,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_bytes, format_percent, format_rate, format_seconds
-from hocket.plan.plan import PLAN_SCHEMA, Plan
+from hocket.plan.files import PLAN_SCHEMA
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.analysis import price_per_hour
 from hocket.simulate.timeline import Timeline
@@ -368,7 +369,10 @@ def plan_section(problem: Problem, plan: Plan, facts: Facts) -> str:
         ("Cluster", f"{inert(problem.cluster.name)}, {problem.cluster.content_hash[:12]}"),
         ("Op times", sources or "–"),
         ("Transfers", problem.transfers),
-        *((f"Note: {inert(str(key))}", inert(str(value))) for key, value in plan.notes.items()),
+        *(
+            (f"Note: {inert(key)}", inert(str(value)))
+            for key, value in {**plan.claims.told(), **plan.notes}.items()
+        ),
     ]
     listed = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries)
     data = escape(_lines(plan_data(problem, plan)))
@@ -385,21 +389,17 @@ def plan_section(problem: Problem, plan: Plan, facts: Facts) -> str:
 
 def plan_data(problem: Problem, plan: Plan) -> dict[str, Any]:
     """The decisions of a plan, under the names that they have in a plan file."""
-    order = None if plan.order is None else {"by_device": [ops.tolist() for ops in plan.order]}
-    if order is None and plan.priority is not None:
-        order = {"priority": plan.priority.tolist()}
     return {
         "schema": PLAN_SCHEMA,
         "planner": plan.planner,
-        "graph": {"hash": problem.graph.content_hash},
-        "cluster": {"hash": problem.cluster.content_hash},
-        "transfers": problem.transfers,
-        "seed": problem.seed,
-        "placement": {
-            "devices": list(problem.cluster.device_names),
-            "device_of": None if plan.device_of is None else plan.device_of.tolist(),
+        "problem": {
+            "work": {"graph": {"hash": problem.work_hash}},
+            "cluster": {"hash": problem.cluster.content_hash},
+            "transfers": problem.transfers,
+            "seed": problem.seed,
         },
-        "order": order,
+        "sections": {name: section.to_data() for name, section in plan.named().items()},
+        "claims": plan.claims.to_data(),
         "notes": dict(plan.notes),
     }
 

@@ -128,7 +128,7 @@ def device_step(graph: Graph, servers: Servers, calibration: Calibration | None)
         nothing = Gradients(ready_s=np.zeros(0), size_bytes=np.zeros(0))
         return DeviceStep(servers=servers, step_s=np.inf, gradients=nothing, peak_bytes=0)
     placement = np.zeros(graph.num_ops, dtype=np.int32)
-    timeline = simulate(Problem(graph=graph, cluster=one, costs=costs), Plan(device_of=placement))
+    timeline = simulate(Problem(work=graph, cluster=one, op_costs=costs), Plan().placing(placement))
     if timeline.makespan_s <= 0.0:
         raise InputFileError(
             f"{graph.name!r} states no work on {servers.hardware!r}",

@@ -1,1 +1,29 @@
-"""Sections of a plan: small frozen values with to_data, from_data and verify."""
+"""The sections of a plan: small frozen values, one kind of decision each."""
+
+from __future__ import annotations
+
+from hocket.plan.sections.communication import Communication
+from hocket.plan.sections.division import PlacedDivision
+from hocket.plan.sections.order import Order
+from hocket.plan.sections.placement import Placement
+from hocket.plan.sections.schedule import Schedule
+from hocket.plan.sections.section import Section
+
+__all__ = [
+    "SECTIONS",
+    "Communication",
+    "Order",
+    "PlacedDivision",
+    "Placement",
+    "Schedule",
+    "Section",
+]
+
+SECTIONS: dict[str, type[Section]] = {
+    "placement": Placement,
+    "order": Order,
+    "division": PlacedDivision,
+    "schedule": Schedule,
+    "communication": Communication,
+}
+"""Kinds of sections by the name that they have in files, in the order in which files list them."""

@@ -10,14 +10,20 @@ made them, and `rate_bps` is what the links allow for these shares, exactly.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hocket.base import fields
 from hocket.base.errors import CheckError, InputFileError
 from hocket.hardware.cluster import Cluster, Link
+from hocket.plan.sections.section import Section
+from hocket.plan.violation import Violation
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
 
 COLLECTIVES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")
 MAX_TREES = 100_000
@@ -45,7 +51,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Communication:
+class Communication(Section):
     """How one collective is carried out."""
 
     collective: str
@@ -87,7 +93,14 @@ class Communication:
             if round(links[name].bandwidth_bps) / load == rate
         )
 
-    def verify(self, cluster: Cluster) -> None:
+    def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
+        """The first thing that is wrong with it on the problem's cluster."""
+        try:
+            self.require_legal(problem.cluster)
+        except CheckError as error:
+            yield Violation("communication", f"{error.where} {error.message}".strip())
+
+    def require_legal(self, cluster: Cluster) -> None:
         """Raise `CheckError` unless every way exists and every rank ends with what it should."""
         places = {*cluster.device_names, *cluster.hosts, *cluster.switches}
         links = {link.name: link for link in cluster.links}
@@ -130,7 +143,7 @@ class Communication:
         }
 
     @classmethod
-    def from_data(cls, data: object) -> Communication:
+    def from_data(cls, data: object, problem: Problem) -> Communication:
         """The section of plain data, read strictly; raises `InputFileError`."""
         keys = ("collective", "algorithm", "ranks", "root", "num_chunks", "ways", "trees")
         top = fields.record(data, "communication", required=keys)
@@ -148,6 +161,29 @@ class Communication:
             num_chunks=fields.integer(top["num_chunks"], "num_chunks", 1, 2**31),
             trees=tuple(_tree(item, f"trees[{n}]", ways) for n, item in enumerate(trees)),
         )
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON Schema of the data."""
+        text, texts = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+        positions = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+        way = {"from": text, "to": text, "hops": {"type": "array", "items": texts}}
+        tree = {"root": text, "share": text, "reduce": positions, "broadcast": positions}
+        return {
+            "description": "One collective as weighted trees over the links of the cluster.",
+            "properties": {
+                "collective": {"enum": list(COLLECTIVES)},
+                "algorithm": text,
+                "ranks": texts,
+                "root": text,
+                "num_chunks": {"type": "integer", "minimum": 1},
+                "ways": {"type": "array", "items": {"type": "object", "properties": way}},
+                "trees": {"type": "array", "items": {"type": "object", "properties": tree}},
+            },
+            "required": [
+                "collective", "algorithm", "ranks", "root", "num_chunks", "ways", "trees",
+            ],
+        }  # fmt: skip
 
 
 def channel(link: Link, src: str) -> tuple[str, str]:

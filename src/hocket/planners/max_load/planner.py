@@ -23,6 +23,7 @@ from hocket.base.arrays import IntArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.max_load.bound import bound_s
 from hocket.planners.max_load.classes import DeviceClasses, device_classes
 from hocket.planners.max_load.contiguous import (
@@ -127,12 +128,11 @@ def _with_answer(case: _Case, plan: Plan, answer: _Answer) -> Plan:
     device_of = answer.device_of[case.pieces.piece_of].astype(np.int32)
     load_s = max_load_s(case.problem, device_of)
     bound = min(max(answer.lower_bound_s, case.bound_s), load_s)
-    told = {
-        "max_load_s": load_s,
-        "lower_bound_s": load_s if answer.is_proven else bound,
-        "proven": answer.is_proven or load_s <= bound * (1 + _EXACT),
-    }
-    return replace(plan, device_of=device_of, notes={**plan.notes, **told})
+    return plan.having(Placement(device_of)).claiming(
+        max_load_s=load_s,
+        load_bound_s=load_s if answer.is_proven else bound,
+        proven=answer.is_proven or load_s <= bound * (1 + _EXACT),
+    )
 
 
 def _contiguous(case: _Case) -> _Answer | None:

@@ -8,11 +8,11 @@ they run, so any order gives the same numbers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from hocket.base.errors import unknown_name
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Order
 from hocket.planners.order.bottom_level import bottom_level
 from hocket.planners.order.critical_refined import critical_refined, refined
 from hocket.planners.order.earliest_start import earliest_start
@@ -31,7 +31,7 @@ GIVEN = "given"
 
 
 def best_order(problem: Problem, plan: Plan, names: Sequence[str] = tuple(ORDERS)) -> Plan:
-    """The plan in the best of its own order and those named, which ``notes["order"]`` then names.
+    """The plan in the best of its own order and those named, which ``claims.order`` then names.
 
     The least memory beyond what devices have counts first, then the shortest step, then the least
     bytes at the fullest device, then the place in the list.
@@ -42,14 +42,14 @@ def best_order(problem: Problem, plan: Plan, names: Sequence[str] = tuple(ORDERS
     evaluator = Evaluator(problem)
     best, best_name, best_rank = plan, GIVEN, _rank(evaluator, plan)
     for name in names:
-        if name == "topological" and plan.order is None and plan.priority is None:
+        if name == "topological" and plan.get(Order) is None:
             continue
         is_refined = name == "critical-refined"
         candidate = refined(evaluator, problem, plan) if is_refined else ORDERS[name](problem, plan)
         rank = _rank(evaluator, candidate)
         if rank < best_rank:
             best, best_name, best_rank = candidate, name, rank
-    return replace(best, notes={**plan.notes, "order": best_name})
+    return best.claiming(order=best_name)
 
 
 def _rank(evaluator: Evaluator, plan: Plan) -> tuple[float, float, int]:

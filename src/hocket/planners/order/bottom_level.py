@@ -6,8 +6,6 @@ Paths include the transfers that this placement causes, no others. O(ops + reads
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels, placement_of
@@ -16,4 +14,4 @@ from hocket.planners.order.levels import levels, placement_of
 def bottom_level(problem: Problem, plan: Plan) -> Plan:
     """The plan with priorities by bottom level."""
     to_end_s = levels(problem, placement_of(plan)).to_end_s
-    return replace(plan, order=None, priority=-to_end_s)
+    return plan.ordered(priority=-to_end_s)

@@ -9,8 +9,6 @@ al., 2021), applied to the order. O(rounds · simulation).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hocket.base.arrays import FloatArray
@@ -53,7 +51,7 @@ def refined(evaluator: Evaluator, problem: Problem, plan: Plan) -> Plan:
         if score >= best[0]:
             break
         best = score, priority
-    return replace(plan, order=None, priority=best[1])
+    return plan.ordered(priority=best[1])
 
 
 def _raised(evaluator: Evaluator, priority: FloatArray) -> FloatArray:

@@ -7,8 +7,6 @@ O(ops log ops + reads).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hocket.plan.plan import Plan
@@ -22,4 +20,4 @@ def earliest_start(problem: Problem, plan: Plan) -> Plan:
     sequence = np.lexsort((-found.to_end_s, found.from_start_s))
     priority = np.empty(len(sequence))
     priority[sequence] = np.arange(len(sequence))
-    return replace(plan, order=None, priority=priority)
+    return plan.ordered(priority=priority)

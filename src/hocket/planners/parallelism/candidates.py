@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from hocket.cost.parallel.chips import chip_of
-from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.software import Software
+from hocket.cost.parallel.costs import StageCosts
 from hocket.hardware.cluster import Cluster
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Schedule
-from hocket.planners.parallelism.pools import Pool, alone, pools_of
-from hocket.transformer import Division, Transformer
-from hocket.transformer.counts import step_flops
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Schedule
+from hocket.planners.parallelism.pools import pool_clusters, pools_of
+from hocket.transformer import Division
 
 SECONDS_PER_HOUR = 3600
 SPARE = 0.04
@@ -28,35 +25,6 @@ SYNTHESISED = "synthesised"
 """Name of schedules that are made for given stages."""
 EXPOSED = ("tensor", "other", "pipeline", "data")
 """Parts of a step that are communication."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Training:
-    """What is trained, on what, and with which program."""
-
-    model: Transformer
-    cluster: Cluster
-    global_batch: int
-    """Sequences per step."""
-    software: Software
-    coefficients: Coefficients
-    spare: float = 0.0
-    """Share of each device's memory that divisions leave free."""
-
-    @cached_property
-    def pools(self) -> tuple[Pool, ...]:
-        """The cluster's accelerators by kind."""
-        return pools_of(self.cluster, self.spare)
-
-    @cached_property
-    def pool_clusters(self) -> tuple[Cluster, ...]:
-        """The cluster with the devices of one pool alone, for each pool."""
-        return tuple(alone(self.cluster, pool) for pool in self.pools)
-
-    @cached_property
-    def step_flops(self) -> float:
-        """Arithmetic of one step without recomputation: what MFU counts."""
-        return step_flops(self.model, self.global_batch, "model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +47,7 @@ class Stages:
 class ParallelCandidate:
     """One division and what is predicted for it."""
 
-    training: Training
+    problem: Problem
     division: Division
     stages: Stages
     estimate_s: float
@@ -109,24 +77,24 @@ class ParallelCandidate:
     def cluster(self) -> Cluster:
         """What it runs on: one pool alone, or all of them."""
         if len(self.stages.pools) == 1:
-            return self.training.pool_clusters[self.stages.pools[0]]
-        return self.training.cluster
+            return pool_clusters(self.problem)[self.stages.pools[0]]
+        return self.problem.cluster
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """The device kind of each pipeline rank."""
-        return tuple(self.training.pools[pool].kind.name for pool in self.stages.pool_of_rank)
+        return tuple(pools_of(self.problem)[pool].kind.name for pool in self.stages.pool_of_rank)
 
     @property
     def capacity_bytes(self) -> tuple[int, ...]:
         """Usable memory of one device of each pipeline rank."""
-        pools = self.training.pools
+        pools = pools_of(self.problem)
         return tuple(pools[pool].memory_bytes for pool in self.stages.pool_of_rank)
 
     @property
     def limit_bytes(self) -> tuple[int, ...]:
         """What of it may be filled."""
-        pools = self.training.pools
+        pools = pools_of(self.problem)
         return tuple(pools[pool].limit_bytes for pool in self.stages.pool_of_rank)
 
     @property
@@ -145,15 +113,15 @@ class ParallelCandidate:
     @property
     def uncertainty(self) -> float:
         """How far a measured step may be from this one, relative: nine of ten are nearer."""
-        if self.training.coefficients.source:
+        if self.problem.training.coefficients.source:
             return CALIBRATED
-        libraries = self.training.software.libraries
+        libraries = self.problem.training.software.libraries
         chips = [chip_of(kind, libraries) for kind in set(self.kinds)]
         return max([chip.uncertainty for chip in chips] + [EXPERTS] * bool(self._has_experts))
 
     @property
     def _has_experts(self) -> bool:
-        return self.training.model.experts is not None
+        return self.problem.training.model.experts is not None
 
     @property
     def range_s(self) -> tuple[float, float]:
@@ -163,17 +131,18 @@ class ParallelCandidate:
     @property
     def tokens_per_s(self) -> float:
         """Tokens of all replicas per second."""
-        return self.training.global_batch * self.training.model.sequence / self.step_s
+        training = self.problem.training
+        return training.global_batch * training.model.sequence / self.step_s
 
     @property
     def mfu(self) -> float:
         """The model's arithmetic over what the used devices could do at their peak."""
-        return self.training.step_flops / (self.step_s * self._peak_flops)
+        return self.problem.training.step_flops / (self.step_s * self._peak_flops)
 
     @property
     def _peak_flops(self) -> float:
-        dtype, per_rank = self.training.software.dtype, self._devices_per_rank
-        kinds = [self.training.pools[pool].kind for pool in self.stages.pool_of_rank]
+        dtype, per_rank = self.problem.training.software.dtype, self._devices_per_rank
+        kinds = [pools_of(self.problem)[pool].kind for pool in self.stages.pool_of_rank]
         return sum(
             per_rank * kind.peak_flops.get(dtype, max(kind.peak_flops.values())) for kind in kinds
         )
@@ -190,7 +159,7 @@ class ParallelCandidate:
     @property
     def price_per_hour(self) -> float | None:
         """Dollars per hour of the used devices; None where a price is unknown."""
-        kinds = [self.training.pools[pool].kind for pool in self.stages.pool_of_rank]
+        kinds = [pools_of(self.problem)[pool].kind for pool in self.stages.pool_of_rank]
         prices = [kind.price_per_hour * self._devices_per_rank for kind in kinds]
         return sum(prices) if all(price > 0 for price in prices) else None
 
@@ -205,7 +174,7 @@ class ParallelCandidate:
 class ParallelComparison:
     """Candidates from the shortest step to the longest, then those that do not fit."""
 
-    training: Training
+    problem: Problem
     candidates: tuple[ParallelCandidate, ...]
     chosen: int | None
     """Index of the winner; None where nothing fits."""

@@ -16,16 +16,13 @@ from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import read_bounded
 from hocket.cost.parallel.options import with_options
 from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
-from hocket.planners.parallelism.rules import broken_rules
-from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Transformer
+from hocket.transformer import Division, Transformer
+from hocket.transformer.division_data import division_from_data
 from hocket.transformer.files import find_model, is_file, model_from_dict, parse_toml
+from hocket.transformer.rules import broken_rules
 
 MAX_FILE_BYTES = 1_000_000
-MAX_DEGREE = 1_000_000
-COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
-"""Whole numbers of a division from 1 up."""
 DTYPES = ("float16", "bfloat16", "float8")
-CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +89,7 @@ def _configuration(data: Mapping[str, Any], folder: Path) -> Configuration:
         software=fields.text(top["software"], "software") if "software" in top else None,
         options=_options(top.get("options", [])),
         coefficients=None if file is None else folder / fields.text(file, "coefficients"),
-        division=_division(top["division"], batch),
+        division=division_from_data(top["division"], "division", batch),
         fills_cluster="data" not in top["division"],
     )
 
@@ -110,22 +107,3 @@ def _options(value: object) -> tuple[str, ...]:
 def _beside(folder: Path, text: str) -> str:
     """The path of a file that lies beside the configuration, or the text as it is."""
     return str(folder / text) if is_file(folder / text) else text
-
-
-def _division(value: object, batch: int) -> Division:
-    flags = ("sequence_parallel",)
-    table = fields.record(value, "division", optional=(*COUNTS, *CHOICES, *flags, "zero", "layers"))
-    stated: dict[str, Any] = {"global_batch": batch}
-    for key, entry in table.items():
-        place = f"division.{key}"
-        if key in COUNTS:
-            stated[key] = fields.integer(entry, place, 1, MAX_DEGREE)
-        elif key in CHOICES:
-            stated[key] = fields.choice(entry, place, CHOICES[key])
-        elif key in flags:
-            stated[key] = fields.flag(entry, place)
-        elif key == "zero":
-            stated[key] = fields.integer(entry, place, 0, 3)
-        else:
-            stated[key] = tuple(fields.int_column(entry, place, 0, MAX_DEGREE).tolist())
-    return Division(**stated)

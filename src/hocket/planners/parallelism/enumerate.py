@@ -20,22 +20,22 @@ from numpy.typing import NDArray
 from hocket.base.arrays import IntArray
 from hocket.planners.parallelism.pools import Pool
 from hocket.transformer import Divisions, Transformer
-from hocket.transformer.division import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
+from hocket.transformer.division import (
+    FOLDED,
+    LOOPED,
+    MAX_ACTIONS,
+    PLAIN,
+    RECOMPUTES,
+    SCHEDULES,
+    SPLIT,
+    Recompute,
+    ScheduleName,
+)
 
 BLOCK_DIVISIONS = 1 << 20
 """Divisions of one block: enough that tables made for each do not count, and few for memory."""
 FEW_DEVICES = 128
 """Up to this many devices every number of replicas is tried, else only the largest that fits."""
-MAX_ACTIONS = 2_000_000
-"""Stages times microbatches: a schedule of more is longer than any that is run."""
-PLAIN: tuple[ScheduleName, ...] = ("gpipe", "1f1b", "zb-h1", "zb-h2")
-"""Schedules with one chunk per device."""
-LOOPED: tuple[ScheduleName, ...] = ("interleaved", "looped-bfs")
-"""Schedules whose chunks go round the devices, two or more per device."""
-FOLDED: tuple[ScheduleName, ...] = ("zb-v", "v-half", "dualpipe-v")
-"""Schedules with two chunks per device, whose second half goes back the way of the first."""
-SPLIT: tuple[ScheduleName, ...] = ("zb-h1", "zb-h2", *FOLDED)
-"""Schedules that put off the gradients of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.planners.parallelism.configuration import COUNTS
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES
+from hocket.transformer.division_data import COUNTS
 
 Name = TypeVar("Name", bound=str)
 MAX_ZERO = 3

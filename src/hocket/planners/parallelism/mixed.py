@@ -17,7 +17,8 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
-from hocket.planners.parallelism.candidates import Stages, Training
+from hocket.plan.problem import Problem
+from hocket.planners.parallelism.candidates import Stages
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
     Block,
@@ -27,6 +28,7 @@ from hocket.planners.parallelism.enumerate import (
     shape_blocks,
     tensor_degrees,
 )
+from hocket.planners.parallelism.pools import pool_clusters, pools_of
 from hocket.transformer import SCHEDULES, Division
 
 MAX_STAGE_CHOICES = 8
@@ -46,31 +48,31 @@ class MixedDivision:
     estimate_s: float
 
 
-def scan_mixed(training: Training, limits: Limits, num_kept: int) -> list[MixedDivision]:
+def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedDivision]:
     """The best divisions over at least two kinds, shortest step first; none for one kind."""
     is_asked = "1f1b" in limits.schedules and all(limits.allowed(name, [1]) for name in WHOLE)
-    if len(training.pools) < 2 or not is_asked:
+    if len(pools_of(problem)) < 2 or not is_asked:
         return []
     layouts, shapes = [], []
-    for stages, shape in _shapes(training, limits):
+    for stages, shape in _shapes(problem, limits):
         layouts.append(stages)
         shapes.append(shape)
     if not shapes:
         return []
     rows = np.array(shapes, dtype=np.int32)
     found: list[MixedDivision] = []
-    for block in shape_blocks(rows, training.global_batch, limits):
+    for block in shape_blocks(rows, problem.training.global_batch, limits):
         own = [layouts[row] for row in block.shapes.tolist()]
-        found += _best(training, block, own, num_kept)
+        found += _best(problem, block, own, num_kept)
     return sorted(found, key=lambda pair: pair.estimate_s)[:num_kept]
 
 
-def _shapes(training: Training, limits: Limits) -> Iterator[tuple[Stages, tuple[int, ...]]]:
+def _shapes(problem: Problem, limits: Limits) -> Iterator[tuple[Stages, tuple[int, ...]]]:
     """Stages of each kind with the row of `SHAPE` that goes with them."""
-    model, batch = training.model, training.global_batch
+    model, batch = problem.training.model, problem.training.global_batch
     degrees = limits.allowed("tensor", tensor_degrees(model, limits.max_tensor))
     for tensor, data in product(degrees, limits.allowed("data", divisors(batch))):
-        for stages in _layouts(training, tensor, data):
+        for stages in _layouts(problem, tensor, data):
             pipeline = sum(stages.ranks)
             if pipeline > model.layers or not limits.allowed("pipeline", [pipeline]):
                 continue
@@ -82,9 +84,9 @@ def _shapes(training: Training, limits: Limits) -> Iterator[tuple[Stages, tuple[
                 yield stages, tuple(row[name] for name in SHAPE)
 
 
-def _layouts(training: Training, tensor: int, data: int) -> Iterator[Stages]:
+def _layouts(problem: Problem, tensor: int, data: int) -> Iterator[Stages]:
     """Numbers of stages on each kind; more memory comes first, where more is in flight."""
-    pools = training.pools
+    pools = pools_of(problem)
     order = sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i))
     choices = [_numbers(pools[i].num_groups(tensor) // data) for i in order]
     for ranks in product(*choices):
@@ -98,14 +100,15 @@ def _numbers(most: int) -> list[int]:
 
 
 def _best(
-    training: Training, block: Block, layouts: list[Stages], num_kept: int
+    problem: Problem, block: Block, layouts: list[Stages], num_kept: int
 ) -> list[MixedDivision]:
     divisions, width = block.divisions, block.num_variants
-    largest = [max(training.pools[p].limit_bytes for p in stages.pools) for stages in layouts]
+    largest = [max(pools_of(problem)[p].limit_bytes for p in stages.pools) for stages in layouts]
     # Layers are not shared out yet: what even shares hold need only fit the largest kind.
+    training = problem.training
     held_bytes = memory(training.model, divisions, training.software).total_bytes
     fits = held_bytes <= np.repeat(largest, width)
-    step_s = np.where(fits, _estimates(training, block, layouts), np.inf)
+    step_s = np.where(fits, _estimates(problem, block, layouts), np.inf)
     order = np.argsort(step_s, kind="stable")[:num_kept]
     return [
         MixedDivision(
@@ -116,17 +119,16 @@ def _best(
     ]
 
 
-def _estimates(training: Training, block: Block, layouts: list[Stages]) -> FloatArray:
+def _estimates(problem: Problem, block: Block, layouts: list[Stages]) -> FloatArray:
     """The harmonic mean of the kinds' own step times, weighted by their stages."""
-    speed = np.zeros(len(block.divisions))
-    for index, cluster in enumerate(training.pool_clusters):
+    speed, training = np.zeros(len(block.divisions)), problem.training
+    for index, cluster in enumerate(pool_clusters(problem)):
         share = [
             sum(n for p, n in zip(s.pools, s.ranks, strict=True) if p == index) / sum(s.ranks)
             for s in layouts
         ]
         alone_s = predict(
-            training.model, block.divisions, cluster, training.software,
-            training.coefficients,
-        ).step_s  # fmt: skip
+            training.model, block.divisions, cluster, training.software, training.coefficients
+        ).step_s
         speed += np.repeat(share, block.num_variants) / alone_s
     return np.asarray(1 / speed)

@@ -8,10 +8,11 @@ waits for a slower twin; unequal kinds meet at the borders of pipeline stages.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster, Device, DeviceKind
+from hocket.plan.problem import Problem
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,8 +69,10 @@ class Pool:
         ]
 
 
-def pools_of(cluster: Cluster, spare: float = 0.0) -> tuple[Pool, ...]:
-    """The pools of a cluster, in order of first appearance; processors only where all are."""
+@lru_cache(maxsize=8)
+def pools_of(problem: Problem) -> tuple[Pool, ...]:
+    """The pools of a problem's cluster in order of first appearance; processors where all are."""
+    cluster = problem.cluster
     devices = [d for d in cluster.devices if not d.kind.is_cpu] or list(cluster.devices)
     if not devices:
         raise UsageError("there are no devices to train on", where=cluster.name)
@@ -80,10 +83,16 @@ def pools_of(cluster: Cluster, spare: float = 0.0) -> tuple[Pool, ...]:
         Pool(
             next(iter(hosts.values()))[0].kind,
             tuple(tuple(own) for own in sorted(hosts.values(), key=len, reverse=True)),
-            spare,
+            problem.spare,
         )
         for hosts in found.values()
     )
+
+
+@lru_cache(maxsize=8)
+def pool_clusters(problem: Problem) -> tuple[Cluster, ...]:
+    """The cluster with the devices of one pool alone, for each pool."""
+    return tuple(alone(problem.cluster, pool) for pool in pools_of(problem))
 
 
 def alone(cluster: Cluster, pool: Pool) -> Cluster:

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hocket.base.errors import NoFeasiblePlanError
+from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Schedule
+from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallelism.candidates import SYNTHESISED, ParallelCandidate
-from hocket.planners.parallelism.enumerate import FOLDED
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
 from hocket.planners.parallelism.uneven import best_layers, even_layers
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import Division
+from hocket.transformer.division import FOLDED
 
 AS_SHORT = 0.001
 """Steps that differ by less are equally long: no prediction is that good."""
@@ -87,7 +87,7 @@ def _fuss(division: Division) -> tuple[int, ...]:
 
 def simulated(candidate: ParallelCandidate) -> ParallelCandidate:
     """The candidate with even shares of layers or, on unequal devices, with the best ones."""
-    division, model = candidate.division, candidate.training.model
+    division, model = candidate.division, candidate.problem.training.model
     if len(candidate.stages.pools) > 1:
         return _with_best_layers(candidate)
     if division.layers is None and model.layers % division.num_stages:
@@ -140,7 +140,7 @@ def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
 
 def run(candidate: ParallelCandidate, division: Division) -> ParallelCandidate:
     """The candidate with this division, carried out in the simulator."""
-    training = candidate.training
+    training = candidate.problem.training
     costs = stage_costs(
         training.model, division, candidate.cluster, training.software, training.coefficients,
         kinds=candidate.kinds,

@@ -19,7 +19,7 @@ from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster
-from hocket.planners.parallelism.candidates import Training
+from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
     Block,
@@ -28,7 +28,7 @@ from hocket.planners.parallelism.enumerate import (
     joined,
     shape_blocks,
 )
-from hocket.planners.parallelism.pools import Pool
+from hocket.planners.parallelism.pools import Pool, pool_clusters, pools_of
 from hocket.transformer import Divisions
 
 NEARLY = 1.25
@@ -56,9 +56,10 @@ class Scan:
     num_fitting: int
 
 
-def scan(training: Training, pool: int, limits: Limits, num_kept: int) -> Scan:
+def scan(problem: Problem, pool: int, limits: Limits, num_kept: int) -> Scan:
     """The best ``num_kept`` divisions over the devices of one pool."""
-    judge = _Judge(training, training.pools[pool], training.pool_clusters[pool])
+    judge = _Judge(problem, pools_of(problem)[pool], pool_clusters(problem)[pool])
+    training = problem.training
     blocks = division_blocks(training.model, judge.pool, training.global_batch, limits)
     parts = [judge.part(block, SPARE * num_kept) for block in blocks]
     fitting = _diverse(_best(parts, "fitting", "fitting_s", SPARE * num_kept), num_kept)
@@ -87,7 +88,7 @@ class _Part:
 class _Judge:
     """The closed forms for one pool."""
 
-    training: Training
+    problem: Problem
     pool: Pool
     cluster: Cluster
 
@@ -111,7 +112,7 @@ class _Judge:
         """The shortest steps of some shapes that do not fit, but nearly do."""
         shapes = np.stack([getattr(fitting, name).astype(np.int32) for name in SHAPE], axis=1)
         found, found_s = [Divisions.of([])], [np.zeros(0)]
-        for block in shape_blocks(shapes, self.training.global_batch, limits):
+        for block in shape_blocks(shapes, self.problem.training.global_batch, limits):
             held = self.held_bytes(block.divisions)
             lacks = (held > self.pool.limit_bytes) & (held <= NEARLY * self.pool.memory_bytes)
             step_s = self.step_s(block.divisions, lacks)
@@ -122,7 +123,7 @@ class _Judge:
         return joined(found).take(order)
 
     def held_bytes(self, divisions: Divisions) -> FloatArray:
-        training = self.training
+        training = self.problem.training
         return memory(training.model, divisions, training.software).total_bytes
 
     def step_s(self, divisions: Divisions, asked: NDArray[np.bool_]) -> FloatArray:
@@ -130,7 +131,7 @@ class _Judge:
         times = np.full(len(divisions), np.inf)
         which = np.flatnonzero(asked)
         if len(which):
-            training = self.training
+            training = self.problem.training
             times[which] = predict(
                 training.model, divisions.take(which), self.cluster, training.software,
                 training.coefficients,

@@ -14,12 +14,13 @@ from dataclasses import replace
 from hocket.base.errors import InputFileError, NoFeasiblePlanError
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import PlacedDivision
 from hocket.planners.parallelism.candidates import (
     ParallelCandidate,
     ParallelComparison,
     Stages,
-    Training,
 )
 from hocket.planners.parallelism.configuration import (
     Configuration,
@@ -28,7 +29,7 @@ from hocket.planners.parallelism.configuration import (
 )
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.mixed import scan_mixed
-from hocket.planners.parallelism.pools import rank_devices
+from hocket.planners.parallelism.pools import pool_clusters, pools_of, rank_devices
 from hocket.planners.parallelism.programs import asked_limits
 from hocket.planners.parallelism.recheck import Effort, ranked, recheck, run, simulated
 from hocket.planners.parallelism.scan import Scan, scan
@@ -40,23 +41,23 @@ ROUNDS = 3
 
 
 def search(
-    training: Training, limits: Limits | None = None, effort: Effort | None = None
+    problem: Problem, limits: Limits | None = None, effort: Effort | None = None
 ) -> ParallelComparison:
     """All divisions within the limits (all that the program can run), the best of them simulated,
     and the one to take."""
     effort = effort or Effort()
-    limits = limits or asked_limits(default_limits(training), training.software.name)
+    limits = limits or asked_limits(default_limits(problem), problem.training.software.name)
     scans = [
-        scan(training, pool, limits, ROUNDS * effort.num_simulated)
-        for pool in range(len(training.pools))
+        scan(problem, pool, limits, ROUNDS * effort.num_simulated)
+        for pool in range(len(pools_of(problem)))
     ]
-    mixed = scan_mixed(training, limits, effort.num_simulated)
-    fitting = [c for pool, s in enumerate(scans) for c in described(training, pool, s.fitting)]
-    fitting += [judged(training, pair.division, pair.stages, pair.estimate_s) for pair in mixed]
+    mixed = scan_mixed(problem, limits, effort.num_simulated)
+    fitting = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.fitting)]
+    fitting += [judged(problem, pair.division, pair.stages, pair.estimate_s) for pair in mixed]
     fitting.sort(key=lambda candidate: candidate.estimate_s)
-    nearly = [c for pool, s in enumerate(scans) for c in described(training, pool, s.nearly)]
+    nearly = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.nearly)]
     seen = _recheck_until_one_fits(fitting, effort)
-    return _compared(training, limits, scans, [*seen, *ranked(nearly)], len(mixed))
+    return _compared(problem, limits, scans, [*seen, *ranked(nearly)], len(mixed))
 
 
 def _recheck_until_one_fits(
@@ -71,13 +72,13 @@ def _recheck_until_one_fits(
     return seen
 
 
-def default_limits(training: Training) -> Limits:
+def default_limits(problem: Problem) -> Limits:
     """Everything, with tensor-parallel groups that stay on one host."""
-    return Limits(max_tensor=max(pool.per_host for pool in training.pools))
+    return Limits(max_tensor=max(pool.per_host for pool in pools_of(problem)))
 
 
 def _compared(
-    training: Training,
+    problem: Problem,
     limits: Limits,
     scans: list[Scan],
     candidates: list[ParallelCandidate],
@@ -85,11 +86,11 @@ def _compared(
 ) -> ParallelComparison:
     fits = bool(candidates) and candidates[0].feasible
     if not fits:
-        smallest = [c for i, s in enumerate(scans) for c in described(training, i, s.smallest)]
+        smallest = [c for i, s in enumerate(scans) for c in described(problem, i, s.smallest)]
         candidates = ranked([*candidates, *smallest])
-    told = explain(candidates) if fits else shortage(training, candidates, limits)
+    told = explain(candidates) if fits else shortage(problem, candidates, limits)
     return ParallelComparison(
-        training=training,
+        problem=problem,
         candidates=tuple(told.candidates),
         chosen=0 if fits else None,
         why=told.sentence,
@@ -107,20 +108,20 @@ def _num_mixed(candidates: list[ParallelCandidate]) -> int:
 # ── candidates ───────────────────────────────────────────────────────────────────────────────────
 
 
-def described(training: Training, pool: int, divisions: Divisions) -> list[ParallelCandidate]:
+def described(problem: Problem, pool: int, divisions: Divisions) -> list[ParallelCandidate]:
     """Divisions over the devices of one pool, as the closed forms see them."""
     if not len(divisions):
         return []
-    own = training.pools[pool]
+    own, cluster = pools_of(problem)[pool], pool_clusters(problem)[pool]
+    training = problem.training
     held = memory(training.model, divisions, training.software).total_bytes
     prediction = predict(
-        training.model, divisions, training.pool_clusters[pool], training.software,
-        training.coefficients,
-    )  # fmt: skip
+        training.model, divisions, cluster, training.software, training.coefficients
+    )
     parts = prediction.parts()
     return [
         ParallelCandidate(
-            training=training,
+            problem=problem,
             division=divisions[i],
             stages=Stages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
             estimate_s=float(prediction.step_s[i]),
@@ -136,10 +137,10 @@ def described(training: Training, pool: int, divisions: Divisions) -> list[Paral
 
 
 def judged(
-    training: Training, division: Division, stages: Stages, estimate_s: float
+    problem: Problem, division: Division, stages: Stages, estimate_s: float
 ) -> ParallelCandidate:
     """A division over several pools: parts and memory as the first of them sees it."""
-    (first,) = described(training, stages.pools[0], Divisions.of([division]))
+    (first,) = described(problem, stages.pools[0], Divisions.of([division]))
     scale = estimate_s / first.estimate_s
     return replace(
         first,
@@ -153,16 +154,16 @@ def judged(
 # ── one division ─────────────────────────────────────────────────────────────────────────────────
 
 
-def single(training: Training, asked: Configuration, where: str) -> ParallelComparison:
+def single(problem: Problem, asked: Configuration, where: str) -> ParallelComparison:
     """One division alone, simulated; ``where`` names its file in errors."""
-    stages, division = _seated(training, asked, where)
-    check_configuration(training.model, division, where)
-    (seen,) = described(training, stages.pools[0], Divisions.of([division]))
+    stages, division = _seated(problem, asked, where)
+    check_configuration(problem.training.model, division, where)
+    (seen,) = described(problem, stages.pools[0], Divisions.of([division]))
     seen = replace(seen, division=division, stages=stages)
     seen = simulated(seen) if division.layers is None else run(seen, division)
     told = explain_one(seen)
     return ParallelComparison(
-        training=training,
+        problem=problem,
         candidates=tuple(told.candidates),
         chosen=0 if seen.feasible else None,
         why=told.sentence,
@@ -172,9 +173,9 @@ def single(training: Training, asked: Configuration, where: str) -> ParallelComp
     )
 
 
-def _seated(training: Training, asked: Configuration, where: str) -> tuple[Stages, Division]:
+def _seated(problem: Problem, asked: Configuration, where: str) -> tuple[Stages, Division]:
     """The pools of a division's ranks: one that holds all, else several, large memory first."""
-    pools, tensor = training.pools, asked.division.tensor
+    pools, tensor = pools_of(problem), asked.division.tensor
     groups = [pool.num_groups(tensor) for pool in pools]
     division = filled(asked, groups)
     per_rank = division.data * division.context
@@ -189,7 +190,7 @@ def _seated(training: Training, asked: Configuration, where: str) -> tuple[Stage
     if left:
         raise InputFileError(
             f"{division.num_devices} devices are needed in groups of {tensor}, "
-            f"but {training.cluster.name} has {training.cluster.num_devices}",
+            f"but {problem.cluster.name} has {problem.cluster.num_devices}",
             hint="lower a degree in [division], or name a larger cluster",
             where=where,
         )
@@ -199,7 +200,13 @@ def _seated(training: Training, asked: Configuration, where: str) -> tuple[Stage
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def plan_of(comparison: ParallelComparison) -> ParallelPlan:
+def divide(problem: Problem, plan: Plan) -> Plan:
+    """Data x tensor x pipeline: every division by a closed form, the best few hundred simulated."""
+    found = plan_of(search(problem))
+    return replace(plan, sections=found.sections, claims=found.claims, notes=found.notes)
+
+
+def plan_of(comparison: ParallelComparison) -> Plan:
     """The winner as a plan; raises `NoFeasiblePlanError` where nothing fits."""
     winner = comparison.winner
     if winner is None:
@@ -209,32 +216,26 @@ def plan_of(comparison: ParallelComparison) -> ParallelPlan:
     return candidate_plan(winner, comparison.why)
 
 
-def candidate_plan(candidate: ParallelCandidate, why: str = "") -> ParallelPlan:
+def candidate_plan(candidate: ParallelCandidate, why: str = "") -> Plan:
     """A simulated candidate as a plan, with its devices."""
     assert candidate.schedule is not None
     assert candidate.costs is not None
-    training, division = candidate.training, candidate.division
-    pools = tuple(training.pools[pool] for pool in candidate.stages.pools)
-    per_rank = division.data * division.context
-    return ParallelPlan(
-        model=training.model,
-        cluster=training.cluster,
-        division=division,
-        devices=rank_devices(pools, candidate.stages.ranks, division.tensor, per_rank),
-        schedule=candidate.schedule,
-        dtype=training.software.dtype,
-        costs=candidate.costs,
+    problem, division = candidate.problem, candidate.division
+    pools = tuple(pools_of(problem)[pool] for pool in candidate.stages.pools)
+    devices = rank_devices(
+        pools, candidate.stages.ranks, division.tensor, division.data * division.context
+    )
+    placed = PlacedDivision(division=division, devices=devices, stage_costs=candidate.costs)
+    plan = Plan(
+        planner="divide",
+        work_hash=problem.work_hash,
+        cluster_hash=problem.cluster.content_hash,
+        sections=(placed, candidate.schedule),
+        notes={"why": why} if why else {},
+    )
+    return plan.claiming(
         step_s=candidate.step_s,
         peak_bytes=candidate.peak_bytes,
-        notes={
-            "software": training.software.name,
-            "why": why,
-            "predicted": {
-                "mfu": candidate.mfu,
-                "tokens_per_s": candidate.tokens_per_s,
-                "bubble": candidate.bubble,
-                "estimate_s": candidate.estimate_s,
-                **{f"{name}_s": value for name, value in candidate.parts_s.items()},
-            },
-        },
+        parts_s=candidate.parts_s,
+        estimated_step_s=candidate.estimate_s,
     )

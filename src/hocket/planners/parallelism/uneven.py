@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
+from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
-from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.candidates import ParallelCandidate
 from hocket.planners.parallelism.partition import LayerCosts, in_flight_counts, partition_layers
 from hocket.planners.parallelism.schedules import make_schedule
@@ -57,7 +57,7 @@ def layer_costs(
     candidate: ParallelCandidate, kinds: Sequence[str], rank_of_stage: IntArray
 ) -> tuple[LayerCosts, int]:
     """The embedding, the layers and the output layer on each kind, and what all ranks hold."""
-    num_layers, division = candidate.training.model.layers, candidate.division
+    num_layers, division = candidate.problem.training.model.layers, candidate.division
     forward, backward = np.zeros((2, num_layers + 2, len(kinds)))
     for column, kind in enumerate(kinds):
         none, one = (_alike(candidate, kind, count) for count in (0, 1))
@@ -78,7 +78,7 @@ def layer_costs(
 
 def _alike(candidate: ParallelCandidate, kind: str, count: int) -> StageCosts:
     """Costs of stages that all have ``count`` layers, on ranks of one kind."""
-    training, division = candidate.training, candidate.division
+    training, division = candidate.problem.training, candidate.division
     return stage_costs(
         training.model,
         replace(division, layers=(count,) * division.num_stages),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.planners.parallelism.candidates import ParallelCandidate, Training
+from hocket.plan.problem import Problem
+from hocket.planners.parallelism.candidates import ParallelCandidate
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.programs import is_hocket_only
 from hocket.planners.parallelism.recheck import AS_SHORT
@@ -54,7 +55,8 @@ def label(division: Division, schedule: str, program: str = "") -> str:
 
 
 def _label(candidate: ParallelCandidate) -> str:
-    return label(candidate.division, candidate.schedule_name, candidate.training.software.name)
+    program = candidate.problem.training.software.name
+    return label(candidate.division, candidate.schedule_name, program)
 
 
 def explain(candidates: list[ParallelCandidate]) -> Told:
@@ -115,7 +117,7 @@ def lacking(candidate: ParallelCandidate) -> str:
     """What a candidate that does not fit lacks, and where."""
     if not candidate.lacking_bytes:
         return candidate.reason
-    spare = candidate.training.spare
+    spare = candidate.problem.spare
     kept = f" ({format_percent(spare)} of memory stay free)" if spare else ""
     return (
         f"lacks {format_bytes(candidate.lacking_bytes)} on pipeline rank {candidate.fullest_rank}"
@@ -134,7 +136,7 @@ def explain_one(candidate: ParallelCandidate) -> Told:
     return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
 
 
-def shortage(training: Training, candidates: list[ParallelCandidate], limits: Limits) -> Told:
+def shortage(problem: Problem, candidates: list[ParallelCandidate], limits: Limits) -> Told:
     """What is missing where nothing fits: the division that lacks least, and what would do."""
     told = [replace(c, reason=lacking(c)) for c in candidates]
     if not told:
@@ -143,5 +145,5 @@ def shortage(training: Training, candidates: list[ParallelCandidate], limits: Li
     least = told[0]
     sentence = f"nothing fits: {_label(least)} {least.reason}, less than any other"
     ways = [f"devices with {format_bytes(least.peak_bytes[least.fullest_rank])}"]
-    ways += hosts_needed(training, limits)
+    ways += hosts_needed(problem, limits)
     return Told(told, f"{sentence}; it would fit on {' or '.join(ways)}")

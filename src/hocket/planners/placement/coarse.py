@@ -72,8 +72,8 @@ def coarse_problem(problem: Problem, coarse: Coarse) -> Problem:
         np.minimum.at(op_source[row], coarse.node_of, source)
     return replace(
         problem,
-        graph=coarse.graph,
-        costs=replace(
+        work=coarse.graph,
+        op_costs=replace(
             costs,
             op_s=op_s,
             op_source=op_source,
@@ -91,20 +91,16 @@ def expand(problem: Problem, coarse: Coarse, plan: Plan) -> Plan:
     come after it in the mirrored order.
     """
     assert plan.device_of is not None, "a plan is expanded after its placement"
-    return replace(
-        plan,
-        graph_hash=problem.graph.content_hash if plan.graph_hash else "",
-        device_of=plan.device_of[coarse.node_of],
-        order=None,
-        priority=_op_priority(problem, coarse, plan),
+    return replace(plan, work_hash=problem.graph.content_hash if plan.work_hash else "").placing(
+        plan.device_of[coarse.node_of], priority=_op_priority(problem, coarse, plan)
     )
 
 
 def _op_priority(problem: Problem, coarse: Coarse, plan: Plan) -> FloatArray | None:
     node_priority = plan.priority
-    if plan.order is not None:
+    if plan.by_device is not None:
         node_priority = np.empty(coarse.graph.num_ops)
-        for nodes in plan.order:
+        for nodes in plan.by_device:
             node_priority[nodes] = np.arange(len(nodes))
     if node_priority is None or not len(node_priority):
         return node_priority
@@ -155,9 +151,11 @@ def default_units(problem: Problem, op_s: FloatArray, *, joins_gradients: bool =
 
 
 def _through(planner: _Planner, coarse: Coarse, problem: Problem, plan: Plan) -> Plan:
-    empty = Plan(planner=plan.planner, cluster_hash=plan.cluster_hash, notes=plan.notes)
+    empty = Plan(
+        planner=plan.planner, cluster_hash=plan.cluster_hash, claims=plan.claims, notes=plan.notes
+    )
     planned = expand(problem, coarse, planner(coarse_problem(problem, coarse), empty))
-    return replace(planned, graph_hash=plan.graph_hash)
+    return replace(planned, work_hash=plan.work_hash)
 
 
 def _sent_bytes(costs: Costs, coarse: Coarse) -> LongArray:

@@ -9,7 +9,7 @@ optimizer states do not count: it is the split that people get, to compare with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.placement.devices import elsewhere, runnable, workers
 from hocket.planners.placement.layer_blocks import block_path
 
@@ -48,7 +49,7 @@ def device_map_auto(problem: Problem, plan: Plan) -> Plan:
     can_run = runnable(problem, bundle)
     for stuck in np.flatnonzero(~can_run[device_of_bundle, np.arange(len(planned))]):
         device_of_bundle[stuck] = devices[can_run[devices, stuck]][0]
-    return replace(plan, device_of=device_of_bundle[bundle])
+    return plan.having(Placement(device_of_bundle[bundle]))
 
 
 def _fill(blocks: list[_Block], memory_bytes: list[int], leaf_bytes: float) -> dict[str, int]:

@@ -9,7 +9,6 @@ processor, are read as they are. O(ops + paths).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 
 EXPERT_SCHEMA = "hocket.expert/1"
 _MAX_BYTES = 64 * 2**20
@@ -43,7 +43,7 @@ def expert(path: str | Path) -> Callable[[Problem, Plan], Plan]:
                 hint='write {"schema": "hocket.expert/1", "devices": {"gpu0": ["module.path"]}}',
                 where=where,
             )
-        return replace(plan, device_of=_completed(listed, problem.graph, where))
+        return plan.having(Placement(_completed(listed, problem.graph, where)))
 
     return place
 

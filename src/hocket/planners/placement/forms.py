@@ -12,7 +12,6 @@ O(both planners), besides two simulations.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 
 import numpy as np
@@ -74,7 +73,7 @@ def _better(problem: Problem, plan: Plan, forms: dict[str, _Planner]) -> Plan:
         except NoFeasiblePlanError as error:
             refusal = refusal or error
             continue
-        made = replace(made, notes={**made.notes, "form": name})
+        made = made.claiming(form=name)
         found.append((_rank(problem, made), len(found), made))
     if not found and refusal is not None:
         raise refusal

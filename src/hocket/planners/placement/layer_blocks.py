@@ -9,7 +9,6 @@ that can. Speeds and sizes are ignored on purpose: it is the split to compare wi
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.placement.devices import elsewhere, runnable, workers
 
 _UP_TO_FIRST_NUMBER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
@@ -39,7 +39,7 @@ def layer_blocks(problem: Problem, plan: Plan) -> Plan:
     for stuck in np.flatnonzero(~can_run[device_of_unit, np.arange(len(planned))]):
         able = devices[can_run[devices, stuck]]
         device_of_unit[stuck] = able[np.argmin(np.abs(able - planned[stuck]))]
-    return replace(plan, device_of=device_of_unit[unit])
+    return plan.having(Placement(device_of_unit[unit]))
 
 
 def block_path(module: str) -> str:

@@ -10,8 +10,6 @@ Jeon et al., "Baechi: fast device placement of machine learning graphs", SoCC 20
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +19,7 @@ from hocket.graph.coarsen import anchor_of, tied_ops
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.placement.devices import elsewhere, runnable, workers
 from hocket.planners.placement.list_schedule.prepare import breadth_first
 
@@ -44,7 +43,7 @@ def m_topo(problem: Problem, plan: Plan) -> Plan:
             hint="try another planner: m-topo never goes back to an earlier device",
         )
     device_of_unit[walk] = devices[turn]
-    return replace(plan, device_of=device_of_unit[unit_of])
+    return plan.having(Placement(device_of_unit[unit_of]))
 
 
 def _fill(need: LongArray, caps: FloatArray, can_run: NDArray[np.bool_]) -> tuple[IntArray, int]:

@@ -6,13 +6,12 @@ most memory so that the shortage shown is the smallest. O(kinds of device · (op
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.simulate.engine import simulate
 
 
@@ -37,4 +36,4 @@ def one_device(problem: Problem, plan: Plan) -> Plan:
 
 
 def _all_on(problem: Problem, plan: Plan, device: int) -> Plan:
-    return replace(plan, device_of=np.full(problem.graph.num_ops, device, dtype=np.int32))
+    return plan.having(Placement(np.full(problem.graph.num_ops, device, dtype=np.int32)))

@@ -3,7 +3,7 @@
 Of tiny graphs every plan is tried or ruled out (`exact.exhaustive`). Otherwise placement and order
 are one constraint model over whole ticks of time (`exact`), solved by OR-tools'
 CP-SAT from the best of a few simple plans; the simulator then runs the schedule that was found, and
-the best simulated plan is kept. The plan's notes say whether it is proven, and otherwise how much
+the best simulated plan is kept. The plan claims whether it is proven, and otherwise how much
 shorter a step could be at most. Where transfers share channels the model counts each alone on its
 way: its bound holds, but the simulated step can be longer, and the proof is then left open.
 Exponential; limited to `MAX_OPS` ops and to a fixed amount of work.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -82,7 +81,12 @@ def optimal(problem: Problem, plan: Plan) -> Plan:
             else "the exact planner found no plan that fits the memory of the devices",
             hint="take devices with more memory, or more of them",
         )
-    return replace(best.plan, notes={**plan.notes, **_notes(best, bound_s)})
+    gap = _gap(best, bound_s)
+    return best.plan.claiming(
+        proven=gap <= PROVEN_GAP,
+        step_bound_s=min(bound_s, best.timeline.makespan_s),
+        gap=gap,
+    )
 
 
 def _try_all(problem: Problem, plan: Plan, best: _Best | None) -> tuple[_Best | None, float]:
@@ -165,9 +169,3 @@ def _gap(best: _Best, bound_s: float) -> float:
     """The share of the step by which another plan could be shorter."""
     step_s = best.timeline.makespan_s
     return max(1 - bound_s / step_s, 0.0) if step_s > 0 else 0.0
-
-
-def _notes(best: _Best, bound_s: float) -> dict[str, Any]:
-    gap = _gap(best, bound_s)
-    step_s = best.timeline.makespan_s
-    return {"proven": gap <= PROVEN_GAP, "lower_bound_s": min(bound_s, step_s), "gap": gap}

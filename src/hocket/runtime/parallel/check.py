@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from hocket.base.errors import CheckError
-from hocket.plan.parallel import ParallelPlan
+from hocket.plan.divided import DividedTraining
 from hocket.runtime.parallel.job import Job
 from hocket.runtime.parallel.jobs import make_job
 from hocket.runtime.parallel.reference import Reference, reference_run
@@ -36,7 +36,7 @@ class Agreement:
         return self.loss_error <= TOLERANCE and self.gradient_error <= TOLERANCE
 
 
-def check_division(plan: ParallelPlan) -> Agreement:
+def check_division(plan: DividedTraining) -> Agreement:
     """Run a plan's division at toy size against one device; raises where they differ."""
     refuse_plan(plan)
     model, division, schedule = toy_of(plan.model, plan.division, plan.schedule)

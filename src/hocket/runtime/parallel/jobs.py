@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.plan.schedule import Schedule
+from hocket.plan.sections.schedule import Schedule
 from hocket.runtime.parallel.job import Actions, Job
 from hocket.runtime.parallel.refusals import DataProgram, data_program
 from hocket.simulate.pipeline import WORK_LETTERS

@@ -14,7 +14,7 @@ from hocket.base.errors import UsageError
 from hocket.transformer import Division, Transformer
 
 if TYPE_CHECKING:
-    from hocket.plan.parallel import ParallelPlan
+    from hocket.plan.divided import DividedTraining
 
 DataKind = Literal["none", "ddp", "reduce-after", "fsdp"]
 """How data-parallel ranks agree: not at all, as DDP, by one reduction after the last backward, or
@@ -106,7 +106,7 @@ def refuse(model: Transformer, division: Division, *, splits_backward: bool) -> 
             raise UsageError(rule.reason, hint=rule.instead, where=str_of(division))
 
 
-def refuse_plan(plan: ParallelPlan) -> None:
+def refuse_plan(plan: DividedTraining) -> None:
     """`refuse` the division of a plan, and a schedule whose actions wait for each other."""
     from hocket.planners.parallelism.schedules import verify_schedule
 

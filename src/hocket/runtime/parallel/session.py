@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from hocket.plan.parallel import ParallelPlan
-from hocket.plan.schedule import Work
+from hocket.plan.divided import DividedTraining
+from hocket.plan.sections.schedule import Work
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.division import DividedModel
 from hocket.runtime.options import OnStart, OnStep, RunOptions, Watch
@@ -55,7 +55,7 @@ class ParallelRunResult:
 
 
 def run_parallel(
-    plan: ParallelPlan,
+    plan: DividedTraining,
     options: RunOptions,
     *,
     on_start: OnStart = lambda process_ids: None,
@@ -99,11 +99,11 @@ def run_parallel(
     )
 
 
-def _gpu_dtype(plan: ParallelPlan) -> str:
+def _gpu_dtype(plan: DividedTraining) -> str:
     return plan.dtype if plan.dtype in TRAINED_DTYPES else TRAINED_DTYPES[0]
 
 
-def predicted_busy_s(plan: ParallelPlan) -> tuple[float, ...]:
+def predicted_busy_s(plan: DividedTraining) -> tuple[float, ...]:
     """How long one device of each pipeline rank computes in a step."""
     costs = plan.costs
     backward = [i + w for i, w in zip(costs.input_gradient_s, costs.weight_gradient_s, strict=True)]
@@ -121,7 +121,7 @@ def predicted_busy_s(plan: ParallelPlan) -> tuple[float, ...]:
     )
 
 
-def _measured_busy_s(plan: ParallelPlan, record: StepRecord) -> tuple[float, ...]:
+def _measured_busy_s(plan: DividedTraining, record: StepRecord) -> tuple[float, ...]:
     if not record.op_start_s:
         return ()
     start = plan.schedule.start.tolist()

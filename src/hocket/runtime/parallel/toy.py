@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.plan.schedule import Schedule
+from hocket.plan.sections.schedule import Schedule
 from hocket.transformer import Division, Transformer
 
 _MAX_STAGES_ALONE = 4

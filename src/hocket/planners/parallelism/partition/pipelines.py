@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hocket.base.arrays import LongArray
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.planners.parallelism.partition.costs import LayerCosts
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules.rows import Row, code, folded, from_rows
 
 _F, _B, _I, _W = (

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.cost.parallel.costs import StageCosts
 from hocket.kernels.containers import table
-from hocket.plan.parallel import StageCosts
 from hocket.planners.parallelism.schedules.rows import stages_of_chunks
 from hocket.simulate.pipeline import stage_table
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.plan.schedule import Schedule
+from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallelism.schedules.rows import rounds
 
 

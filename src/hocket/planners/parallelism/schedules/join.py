@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import pointers
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Schedule, Work
+from hocket.cost.parallel.costs import StageCosts
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.simulate.pipeline import simulate_pipeline
 
 _MAX_TRIES = 64

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.plan.schedule import Schedule
+from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallelism.schedules.dualpipe_v import dualpipe_v
 from hocket.planners.parallelism.schedules.gpipe import gpipe
 from hocket.planners.parallelism.schedules.interleaved import interleaved

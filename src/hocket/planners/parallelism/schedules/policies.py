@@ -15,7 +15,7 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.kernels.containers import table
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules.bound import round_trips_s
 from hocket.planners.parallelism.schedules.greedy_tables import PipelineTable, PolicyTable
 

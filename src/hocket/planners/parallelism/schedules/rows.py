@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import IntArray, pointers
-from hocket.plan.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, Work
 
 Row = NDArray[np.int64]
 """Codes of one device's actions, see `code`."""

@@ -18,8 +18,8 @@ import numpy as np
 from hocket.base.arrays import IntArray, pointers
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Schedule, Work
+from hocket.cost.parallel.costs import StageCosts
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.planners.parallelism.schedules.bound import lower_bound_s
 from hocket.planners.parallelism.schedules.greedy_tables import (
     GreedyState,

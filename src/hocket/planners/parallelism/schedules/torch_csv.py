@@ -16,7 +16,7 @@ import numpy as np
 
 from hocket.base.arrays import pointers
 from hocket.base.errors import InputFileError
-from hocket.plan.schedule import Schedule
+from hocket.plan.sections.schedule import Schedule
 from hocket.planners.parallelism.schedules.verify import verify_schedule
 from hocket.simulate.pipeline import WORK_LETTERS
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.errors import CheckError
-from hocket.plan.parallel import StageCosts
-from hocket.plan.schedule import Schedule, Work
+from hocket.cost.parallel.costs import StageCosts
+from hocket.plan.sections.schedule import Schedule, Work
 from hocket.simulate.pipeline import action_name, simulate_pipeline
 
 

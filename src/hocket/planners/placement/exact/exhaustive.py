@@ -10,7 +10,7 @@ Exponential; the work is counted in runs of the engine, each about a tenth of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import factorial, prod
 
 import numpy as np
@@ -69,5 +69,5 @@ def try_all(problem: Problem, plan: Plan, max_runs: int, known_s: float = np.inf
     found = None
     if search.best is not None:
         device_of, order = search.best
-        found = replace(plan, device_of=device_of, order=order, priority=None)
+        found = plan.placing(device_of, by_device=order)
     return Answer(found, bound_s, is_complete=open_s == np.inf)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -50,9 +50,9 @@ class Found:
         line_up = np.lexsort((np.arange(len(self.end)), self.end, self.start)).astype(np.int32)
         devices = self.device_of[line_up]
         order = tuple(line_up[devices == device] for device in range(num_devices))
-        placed = replace(plan, device_of=self.device_of, order=None, priority=None)
+        placed = plan.placing(self.device_of)
         rank = np.argsort(line_up).astype(np.float64)
-        return [replace(placed, order=order), replace(placed, priority=rank)]
+        return [placed.ordered(by_device=order), placed.ordered(priority=rank)]
 
 
 def search(

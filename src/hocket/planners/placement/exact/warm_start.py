@@ -8,7 +8,6 @@ transfers: in full, or not at all. Held bytes are kept within memory. O(ops · d
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
@@ -23,11 +22,11 @@ def first_plans(instance: Instance, plan: Plan, tail_s: FloatArray) -> Iterator[
     num_ops = instance.op_ticks.shape[1]
     for device in np.flatnonzero(able):
         alone = np.full(num_ops, device, dtype=np.int32)
-        yield replace(plan, device_of=alone, order=None, priority=-tail_s)
+        yield plan.placing(alone, priority=-tail_s)
     for transfer_weight in (1.0, 0.0):
         device_of = _list_schedule(instance, tail_s, transfer_weight)
         if device_of is not None:
-            yield replace(plan, device_of=device_of, order=None, priority=-tail_s)
+            yield plan.placing(device_of, priority=-tail_s)
 
 
 def _list_schedule(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,12 +27,10 @@ class Schedule:
     step_s: float
     """When the last op ends, as the loop estimates transfers."""
 
-    def added_to(self, plan: Plan, **notes: int) -> Plan:
+    def added_to(self, plan: Plan, **counts: int) -> Plan:
         """The plan with this placement, each device starting its ops in order of their start."""
-        notes_now = {**plan.notes, "estimated_step_s": self.step_s, **notes}
-        return replace(
-            plan, device_of=self.device_of, priority=self.start_s, order=None, notes=notes_now
-        )
+        placed = plan.placing(self.device_of, priority=self.start_s)
+        return placed.claiming(estimated_step_s=self.step_s, counts=counts)
 
 
 def list_schedule(

@@ -6,8 +6,6 @@ in which devices run freely. The best plan that was seen is returned, so the ove
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
@@ -38,8 +36,10 @@ def memory_split(problem: Problem, plan: Plan) -> Plan:
     best = _split(problem, plan)
     if best.overflow_bytes:
         best = min(best, searched(problem, best, levels_of(problem)), key=Attempt.rank)
-    if best.plan.order is not None:
-        best = min(best, attempt(problem, replace(best.plan, order=None)), key=Attempt.rank)
+    if best.plan.by_device is not None:
+        best = min(
+            best, attempt(problem, best.plan.ordered(priority=best.plan.priority)), key=Attempt.rank
+        )
     return best.plan
 
 

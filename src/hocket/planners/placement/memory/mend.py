@@ -9,7 +9,6 @@ what the ledger says. Last comes a search at random (`anneal`). A handful of sim
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from hocket.graph.graph import Phase
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.ledger import spans_of_run
 from hocket.planners.placement.memory.relieve import MAX_BATCHES, Board, Level, relieve
@@ -57,7 +57,7 @@ def reordered(problem: Problem, start: Attempt) -> Attempt:
     """
     is_forward = problem.graph.op_phase == Phase.FORWARD
     position = np.arange(problem.graph.num_ops, dtype=np.float64)
-    eager = replace(start.plan, order=None, priority=position + len(position) * is_forward)
+    eager = start.plan.ordered(priority=position + len(position) * is_forward)
     tried = attempt(problem, eager)
     return start if tried.overflow_bytes else tried
 
@@ -69,7 +69,7 @@ def in_graph_order(problem: Problem, plan: Plan) -> Plan:
         np.flatnonzero(plan.device_of == device).astype(np.int32)
         for device in range(problem.cluster.num_devices)
     )
-    return replace(plan, order=order, priority=None)
+    return plan.ordered(by_device=order)
 
 
 def moved(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attempt:
@@ -133,5 +133,5 @@ def _board(problem: Problem, start: Attempt) -> tuple[Board, LongArray]:
 
 def _placed(problem: Problem, plan: Plan, device_of: LongArray) -> Plan:
     """The plan with another placement; a strict order becomes that of the graph."""
-    placed = replace(plan, device_of=device_of.astype(np.int32))
-    return placed if plan.order is None else in_graph_order(problem, placed)
+    placed = plan.having(Placement(device_of.astype(np.int32)))
+    return placed if plan.by_device is None else in_graph_order(problem, placed)

@@ -52,7 +52,7 @@ def explain_shortage(problem: Problem, plans: Sequence[Plan]) -> Shortage:
         return impossible
     tried = [attempt(problem, plan) for plan in plans]
     if problem.graph.num_ops <= MAX_OPS or not tried:
-        start = replace(plans[0], order=None, priority=None) if plans else Plan()
+        start = plans[0].ordered() if plans else Plan()
         tried.append(attempt(problem, memory_split(problem, start)))
     return _lacking(problem, min(tried, key=Attempt.rank))
 
@@ -155,8 +155,8 @@ def _one_more(problem: Problem, best: Attempt) -> str:
     except InputFileError:  # devices joined pair by pair: no link leads from one to its twin
         return ""
     costs = replace(problem.costs, device_row=device_rows(cluster), routes=routes)
-    larger = replace(problem, cluster=cluster, costs=costs)
-    start = replace(best.plan, order=None, cluster_hash="")
+    larger = replace(problem, cluster=cluster, op_costs=costs)
+    start = replace(best.plan, cluster_hash="").ordered(priority=best.plan.priority)
     fits = _fits(larger, start) or attempt(larger, memory_split(larger, start)).overflow_bytes == 0
     return f"with one more {kind}" if fits else ""
 

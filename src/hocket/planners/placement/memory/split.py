@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from hocket.graph.coarsen import anchor_of
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.placement.devices import elsewhere, workers
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.ledger import clear, spans_in_graph_order, unread_bytes
@@ -56,13 +56,13 @@ class Option(NamedTuple):
 def split_attempts(problem: Problem, plan: Plan) -> list[Attempt]:
     """Plans of contiguous blocks, as simulated, the best first; several only if none fits."""
     filler = Filler(problem)
-    plan = replace(plan, order=None, priority=None)
+    plan = plan.ordered()
     free = problem.memory_bytes - unread_bytes(problem)
     found: list[Attempt] = []
     for _ in range(MAX_CORRECTIONS):
         unseen = np.zeros(len(free), dtype=np.int64)
         for device_of, seen in filler.splits(np.maximum(free, 1)):
-            tried = _attempt(problem, replace(plan, device_of=device_of))
+            tried = _attempt(problem, plan.having(Placement(device_of)))
             if all(tried.rank() < other.rank() for other in found):
                 unseen = np.maximum(tried.timeline.peak_bytes - seen, 0)
             found.append(tried)

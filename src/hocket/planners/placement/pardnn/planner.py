@@ -11,12 +11,11 @@ Parallel Computing 2021.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Placement
 from hocket.planners.placement.devices import workers
 from hocket.planners.placement.pardnn.memory import fit_memory
 from hocket.planners.placement.pardnn.trial import Trial, Trials, faster, fitter
@@ -31,7 +30,7 @@ def pardnn(problem: Problem, plan: Plan) -> Plan:
     """Place every op by ParDNN, and order the ops by bottom level where that is better."""
     num_ops = problem.graph.num_ops
     if num_ops == 0:
-        return replace(plan, device_of=np.zeros(0, dtype=np.int32))
+        return plan.having(Placement(np.zeros(0, dtype=np.int32)))
     from hocket.planners.placement.pardnn.critical import improve
     from hocket.planners.placement.pardnn.mapping import map_paths
     from hocket.planners.placement.pardnn.refinement import refine
@@ -50,18 +49,12 @@ def pardnn(problem: Problem, plan: Plan) -> Plan:
     fastest = improve(work, mapping.facts, trials, fastest, num_rounds)
     fastest = _or_one_device(trials, trials.in_any_order(fastest))
     best = _in_memory(trials, fastest, fittest)
-    notes = {
+    counts = {
         "primary": slices.num_primary,
         "paths": slices.num_paths,
         "merged": mapping.num_merged,
     }
-    return replace(
-        plan,
-        device_of=best.device_of,
-        order=None,
-        priority=best.priority,
-        notes={**plan.notes, **notes},
-    )
+    return plan.placing(best.device_of, priority=best.priority).claiming(counts=counts)
 
 
 def _or_one_device(trials: Trials, trial: Trial) -> Trial:

@@ -58,7 +58,7 @@ class Trials(NamedTuple):
 
     def timeline(self, trial: Trial) -> Timeline:
         """All that happens in a trial."""
-        return simulate(self.problem, Plan(device_of=trial.device_of, priority=trial.priority))
+        return simulate(self.problem, Plan().placing(trial.device_of, priority=trial.priority))
 
     def _in_order(self, device_of: IntArray, by_level: bool) -> Trial:
         priority = self._bottom_level_priority(device_of) if by_level else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class Search:
         self.score = self.evaluator.plan(plan)
         self.device_of: IntArray = np.array(plan.device_of, dtype=np.int32)
         self.priority: FloatArray = self.evaluator.runs.priority.copy()
-        self.is_strict = plan.order is not None
+        self.is_strict = plan.by_device is not None
         if self.is_strict:
             self._number_by_start()
         self.is_shown = True
@@ -147,7 +147,7 @@ class Search:
             num_devices = self.problem.cluster.num_devices
             order = tuple(sequence[on == device] for device in range(num_devices))
         priority = None if self.is_strict else self.priority.copy()
-        return replace(self.plan, device_of=self.device_of.copy(), order=order, priority=priority)
+        return self.plan.placing(self.device_of.copy(), priority=priority, by_device=order)
 
     def _evaluate(self, device_of: IntArray, priority: FloatArray, is_strict: bool) -> Score:
         self.budget -= 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hocket.planners.parallelism.enumerate import FOLDED, LOOPED, MAX_ACTIONS, SPLIT
-from hocket.transformer import Division, Transformer
+from hocket.transformer.division import FOLDED, LOOPED, MAX_ACTIONS, SPLIT, Division
+from hocket.transformer.shape import Transformer
 
 
 def broken_rules(model: Transformer, division: Division) -> Iterator[str]:
@@ -24,6 +24,7 @@ def _degrees(model: Transformer, division: Division) -> Iterator[str]:
     if model.kv_heads % tensor and tensor % model.kv_heads:
         yield f"{model.kv_heads} heads of keys and values cannot be shared by tensor {tensor}"
     if context > 1 and model.sequence % (2 * context):
+        # Each rank takes a part from the start and one from the end, so that all mask alike.
         yield f"a sequence of {model.sequence} cannot be divided by twice context {context}"
     count = model.experts.count if model.experts else 1
     if count % expert:
@@ -64,9 +65,17 @@ def _stages(model: Transformer, division: Division) -> Iterator[str]:
             f"{schedule} gains nothing with fewer microbatches ({division.num_microbatches}) than "
             f"pipeline ranks ({pipeline})"
         )
+    yield from _layers(model, division)
+
+
+def _layers(model: Transformer, division: Division) -> Iterator[str]:
     layers = division.layers
-    if layers is not None and (len(layers) != division.num_stages or sum(layers) != model.layers):
-        yield f"layers must be {division.num_stages} numbers with the sum {model.layers}"
+    if layers is None:
+        return
+    if len(layers) != division.num_stages:
+        yield f"layers of {len(layers)} stages for {division.num_stages}"
+    elif sum(layers) != model.layers:
+        yield f"the stages have {sum(layers)} layers, the model {model.layers}"
 
 
 def _modes(division: Division) -> Iterator[str]:

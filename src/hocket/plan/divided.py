@@ -1,0 +1,103 @@
+"""A training with the decisions about it: what exports, runs and views read by short names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hocket.cost.parallel.costs import StageCosts
+from hocket.hardware.cluster import Cluster, Device
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.plan.violation import Violation
+from hocket.transformer.division import Division
+from hocket.transformer.shape import Transformer
+
+
+@dataclass(frozen=True, eq=False)
+class DividedTraining:
+    """A problem whose work is a training, and a plan that divides it.
+
+    It holds nothing of its own; a plan that lacks a section raises `UsageError` where it is asked.
+    """
+
+    problem: Problem
+    plan: Plan
+
+    @property
+    def model(self) -> Transformer:
+        """The shape of the transformer."""
+        return self.problem.training.model
+
+    @property
+    def cluster(self) -> Cluster:
+        """What it is trained on."""
+        return self.problem.cluster
+
+    @property
+    def dtype(self) -> str:
+        """Arithmetic of matrix products."""
+        return self.problem.training.software.dtype
+
+    @property
+    def division(self) -> Division:
+        """The degrees."""
+        return self.plan[PlacedDivision].division
+
+    @property
+    def devices(self) -> tuple[tuple[str, ...], ...]:
+        """Names of the devices of each pipeline rank."""
+        return self.plan[PlacedDivision].devices
+
+    @property
+    def costs(self) -> StageCosts:
+        """What the stages take."""
+        return self.plan[PlacedDivision].stage_costs
+
+    @property
+    def schedule(self) -> Schedule:
+        """What each pipeline rank does, in order."""
+        return self.plan[Schedule]
+
+    @property
+    def step_s(self) -> float:
+        """Predicted time of a step; 0 where nothing was predicted."""
+        return self.plan.claims.step_s or 0.0
+
+    @property
+    def first_devices(self) -> tuple[Device, ...]:
+        """One device of each pipeline rank: all of a rank are alike."""
+        known = {device.name: device for device in self.cluster.devices}
+        return tuple(known[names[0]] for names in self.devices)
+
+    @property
+    def mfu(self) -> float | None:
+        """The model's arithmetic over what the used devices could do at their peak."""
+        per_rank, dtype = self.division.num_devices // self.division.pipeline, self.dtype
+        kinds = [device.kind for device in self.first_devices]
+        peak_flops = sum(
+            per_rank * kind.peak_flops.get(dtype, max(kind.peak_flops.values())) for kind in kinds
+        )
+        return (
+            self.problem.training.step_flops / (self.step_s * peak_flops) if self.step_s else None
+        )
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of all replicas per second."""
+        tokens = self.division.global_batch * self.model.sequence
+        return tokens / self.step_s if self.step_s else None
+
+
+def rank_memory_violations(
+    divided: DividedTraining, peak_bytes: tuple[int, ...]
+) -> Iterator[Violation]:
+    """Devices that cannot hold the peak of their pipeline rank."""
+    capacity = {device.name: device.memory_bytes for device in divided.cluster.devices}
+    for rank, (names, peak) in enumerate(zip(divided.devices, peak_bytes, strict=True)):
+        name = min(names, key=lambda name: capacity[name])
+        if peak > capacity[name]:
+            lacking = (peak - capacity[name]) / 2**30
+            message = f"pipeline rank {rank} lacks {lacking:.1f} GiB on {name!r}"
+            yield Violation("memory", message, device=name)

@@ -1,0 +1,104 @@
+"""The placement section: which op runs on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hocket.base import fields
+from hocket.base.arrays import IntArray
+from hocket.base.errors import InputFileError
+from hocket.plan.sections.section import Section
+from hocket.plan.violation import Violation
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Placement(Section):
+    """The device of each op."""
+
+    device_of: IntArray
+
+    def to_data(self) -> dict[str, Any]:
+        """The section as plain data."""
+        return {"device_of": self.device_of.tolist()}
+
+    @classmethod
+    def from_data(cls, data: object, problem: Problem) -> Placement:
+        """The section of such data."""
+        entry = fields.record(data, "placement", required=("device_of",), optional=("devices",))
+        names = list(problem.cluster.device_names)
+        if entry.get("devices", names) != names:
+            raise InputFileError("placement.devices are not the devices of the plan's cluster")
+        path, num_ops = "placement.device_of", problem.graph.num_ops
+        fields.sized(entry["device_of"], path, num_ops, "one device for each op of the graph")
+        last = problem.cluster.num_devices - 1
+        return cls(fields.int_column(entry["device_of"], path, 0, last).astype(np.int32))
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON Schema of the data."""
+        positions = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+        about = "For each op of the graph, the position of its device in the cluster."
+        return {
+            "description": "Which op runs on which device.",
+            "properties": {
+                "device_of": {**positions, "description": about},
+                "devices": {"type": "array", "items": {"type": "string"}},
+            },
+            "required": ["device_of"],
+        }
+
+    def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
+        """Every op is on one device, which can run it, and groups stay together. O(ops)."""
+        wrong = list(self._misplaced(problem))
+        yield from wrong
+        if not wrong:
+            yield from self._unable(problem)
+            yield from self._groups_apart(problem)
+
+    def _misplaced(self, problem: Problem) -> Iterator[Violation]:
+        names, num_devices = problem.graph.op_names, problem.cluster.num_devices
+        device_of = self.device_of
+        if len(device_of) != len(names):
+            yield Violation("placed", f"{len(device_of)} placements for {len(names)} ops")
+            return
+        for op in np.flatnonzero((device_of < 0) | (device_of >= num_devices)):
+            yield Violation(
+                "placed",
+                f"op {names[op]!r} is on device {device_of[op]}, but there are {num_devices}",
+                op=names[op],
+            )
+
+    def _unable(self, problem: Problem) -> Iterator[Violation]:
+        costs, device_of = problem.costs, self.device_of
+        seconds = costs.op_s[costs.device_row[device_of], np.arange(len(device_of))]
+        for op in np.flatnonzero(~np.isfinite(seconds)):
+            name, device = problem.graph.op_names[op], problem.cluster.devices[device_of[op]].name
+            yield Violation("can run", f"op {name!r} cannot run on {device!r}", name, device)
+
+    def _groups_apart(self, problem: Problem) -> Iterator[Violation]:
+        graph, device_of = problem.graph, self.device_of
+        grouped = np.flatnonzero(graph.group >= 0)
+        if not len(grouped):
+            return
+        groups, first = np.unique(graph.group[grouped], return_index=True)
+        home = dict(zip(groups.tolist(), grouped[first].tolist(), strict=True))
+        leader = np.array([home[group] for group in graph.group[grouped].tolist()])
+        for op, first_op in zip(grouped, leader, strict=True):
+            if device_of[op] != device_of[first_op]:
+                device = problem.cluster.devices[device_of[op]].name
+                other = problem.cluster.devices[device_of[first_op]].name
+                yield Violation(
+                    "groups",
+                    f"op {graph.op_names[op]!r} is on {device!r} but must be with "
+                    f"{graph.op_names[first_op]!r} on {other!r}",
+                    graph.op_names[op],
+                    device,
+                )

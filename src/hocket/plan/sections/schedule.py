@@ -1,0 +1,221 @@
+"""The schedule section: what each pipeline rank does with which stage and microbatch, in order.
+
+Files list actions as words: ``F0.3`` is stage 0 forward with microbatch 3, ``B`` its backward,
+``I`` and ``W`` the gradients of inputs and of weights apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hocket.base import fields
+from hocket.base.arrays import IntArray
+from hocket.base.errors import InputFileError
+from hocket.plan.sections.division import PlacedDivision
+from hocket.plan.sections.section import Section
+from hocket.plan.violation import Violation
+from hocket.transformer.division import MAX_ACTIONS
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+
+MAX_COUNT = 2**31 - 1
+
+
+class Work(IntEnum):
+    """What is done with one microbatch on one virtual stage."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    """Gradients of inputs and weights together."""
+    INPUT_GRADIENT = 2
+    WEIGHT_GRADIENT = 3
+
+
+LETTERS = {
+    Work.FORWARD: "F",
+    Work.BACKWARD: "B",
+    Work.INPUT_GRADIENT: "I",
+    Work.WEIGHT_GRADIENT: "W",
+}
+_WORKS = {letter: int(work) for work, letter in LETTERS.items()}
+_ACTION = re.compile(r"([FBIW])([0-9]{1,9})\.([0-9]{1,9})")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Schedule(Section):
+    """What every device of a pipeline does, in order.
+
+    Actions of device ``i`` are those from ``start[i]`` to ``start[i + 1]``. Each virtual stage does
+    each microbatch forward once, and backward either as one action or as two. Transfers between
+    stages are not listed: they follow from the actions.
+    """
+
+    name: str
+    num_microbatches: int
+    device_of_stage: IntArray
+    """The device of each virtual stage, in order of the model."""
+    start: IntArray
+    """Where each device's actions begin, and their number at the end."""
+    work: IntArray
+    """`Work` of each action."""
+    stage: IntArray
+    """Virtual stage of each action."""
+    microbatch: IntArray
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages."""
+        return len(self.device_of_stage)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one pipeline."""
+        return len(self.start) - 1
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of inputs and of weights are separate actions anywhere."""
+        return bool(np.any(self.work >= Work.INPUT_GRADIENT))
+
+    def to_data(self) -> dict[str, Any]:
+        """The section as plain data."""
+        return {
+            "name": self.name,
+            "num_microbatches": self.num_microbatches,
+            "device_of_stage": self.device_of_stage.tolist(),
+            "actions": [" ".join(words) for words in schedule_words(self)],
+        }
+
+    @classmethod
+    def from_data(cls, data: object, problem: Problem) -> Schedule:
+        """The section of such data."""
+        keys = ("name", "num_microbatches", "device_of_stage", "actions")
+        entry = fields.record(data, "schedule", required=keys)
+        starts, rows = [0], [np.zeros((0, 3), dtype=np.int32)]
+        for rank, line in enumerate(fields.text_column(entry["actions"], "schedule.actions")):
+            rows.append(_actions(line, f"schedule.actions[{rank}]"))
+            starts.append(starts[-1] + len(rows[-1]))
+        work, stage, microbatch = np.ascontiguousarray(np.concatenate(rows).T)
+        count = fields.integer(entry["num_microbatches"], "schedule.num_microbatches", 1, MAX_COUNT)
+        homes = fields.int_column(
+            entry["device_of_stage"], "schedule.device_of_stage", 0, MAX_COUNT
+        )
+        return cls(
+            name=fields.text(entry["name"], "schedule.name"),
+            num_microbatches=count,
+            device_of_stage=homes.astype(np.int32),
+            start=np.array(starts, dtype=np.int32),
+            work=work,
+            stage=stage,
+            microbatch=microbatch,
+        )
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON Schema of the data."""
+        return {
+            "description": "What each rank of a pipeline does, in order.",
+            "properties": {
+                "name": {"type": "string"},
+                "num_microbatches": {"type": "integer", "minimum": 1},
+                "device_of_stage": {
+                    "type": "array",
+                    "items": {"type": "integer", "minimum": 0},
+                    "description": "The pipeline rank of each virtual stage.",
+                },
+                "actions": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "Per rank its actions in order: F0.3 is stage 0 forward with "
+                    "microbatch 3, B its backward, I and W the gradients of inputs and weights.",
+                },
+            },
+            "required": ["name", "num_microbatches", "device_of_stage", "actions"],
+        }
+
+    def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
+        """Each stage's forward and backward once per microbatch, on its device. O(actions)."""
+        placed = plan.get(PlacedDivision)
+        if placed is None:
+            yield Violation("schedule", "the plan has a schedule and divides nothing")
+            return
+        division = placed.division
+        if self.num_microbatches != division.num_microbatches:
+            yield Violation(
+                "schedule",
+                f"the schedule is for {self.num_microbatches} microbatches, "
+                f"the division makes {division.num_microbatches}",
+            )
+        elif self.num_stages != division.num_stages or self.num_devices != division.pipeline:
+            yield Violation(
+                "schedule",
+                f"the schedule has {self.num_stages} stages on {self.num_devices} ranks, "
+                f"the division {division.num_stages} on {division.pipeline}",
+            )
+        elif np.any(self.device_of_stage >= division.pipeline):
+            yield Violation("schedule", "a stage is on a rank that does not exist")
+        elif self.num_stages * self.num_microbatches <= MAX_ACTIONS:  # more breaks a rule anyway
+            yield from _wrong_actions(self)
+
+
+def schedule_words(schedule: Schedule) -> Iterator[list[str]]:
+    """The actions of each device, as the file writes them."""
+    for device in range(schedule.num_devices):
+        own = slice(schedule.start[device], schedule.start[device + 1])
+        yield [
+            f"{LETTERS[Work(work)]}{stage}.{microbatch}"
+            for work, stage, microbatch in zip(
+                schedule.work[own].tolist(),
+                schedule.stage[own].tolist(),
+                schedule.microbatch[own].tolist(),
+                strict=True,
+            )
+        ]
+
+
+def _actions(line: str, path: str) -> IntArray:
+    rows = []
+    for word in line.split():
+        match = _ACTION.fullmatch(word)
+        if match is None:
+            raise InputFileError(
+                f"{path} has {fields.shown(word)}",
+                hint="expected words such as F0.3: a letter of F, B, I, W, stage, microbatch",
+            )
+        rows.append((_WORKS[match[1]], int(match[2]), int(match[3])))
+    return np.array(rows, dtype=np.int32).reshape(-1, 3)
+
+
+def _wrong_actions(schedule: Schedule) -> Iterator[Violation]:
+    stage, microbatch = schedule.stage, schedule.microbatch
+    if np.any(stage >= schedule.num_stages) or np.any(microbatch >= schedule.num_microbatches):
+        yield Violation("schedule", "an action names a stage or a microbatch that does not exist")
+        return
+    device = np.repeat(np.arange(schedule.num_devices), np.diff(schedule.start))
+    astray = np.flatnonzero(schedule.device_of_stage[stage] != device)
+    if len(astray):
+        first = astray[0]
+        message = f"stage {stage[first]} is worked on by rank {device[first]}, where it is not"
+        yield Violation("schedule", message)
+    num_cells = schedule.num_stages * schedule.num_microbatches
+    cell = stage.astype(np.int64) * schedule.num_microbatches + microbatch
+    times = {work: np.bincount(cell[schedule.work == work], minlength=num_cells) for work in Work}
+    backward = times[Work.BACKWARD]
+    for name, wrong in (
+        ("forward", times[Work.FORWARD] != 1),
+        ("backward", backward + times[Work.INPUT_GRADIENT] != 1),
+        ("weight gradient", backward + times[Work.WEIGHT_GRADIENT] != 1),
+    ):
+        bad = np.flatnonzero(wrong)
+        if len(bad):
+            where = divmod(int(bad[0]), schedule.num_microbatches)
+            message = f"the {name} of stage {where[0]}, microbatch {where[1]} is not there once"
+            yield Violation("schedule", message)

@@ -1,0 +1,40 @@
+"""Divisions out of files: tables and objects with the keys of `Division`, read strictly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hocket.base import fields
+from hocket.transformer.division import RECOMPUTES, SCHEDULES, Division
+
+MAX_DEGREE = 1_000_000
+MAX_BATCH = 2**31 - 1
+COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
+"""Whole numbers of a division from 1 up."""
+CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
+KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers")
+"""What a division states besides its batch."""
+
+
+def division_from_data(data: object, path: str, global_batch: int | None = None) -> Division:
+    """The division of a table; what is left out is 1 or off. The batch is given or stated."""
+    required = () if global_batch is not None else ("global_batch",)
+    table = fields.record(data, path, required=required, optional=KEYS)
+    stated = {key: _value(key, entry, f"{path}.{key}") for key, entry in table.items()}
+    return Division(**{"global_batch": global_batch, **stated})
+
+
+def _value(key: str, entry: object, place: str) -> Any:
+    if key == "global_batch":
+        return fields.integer(entry, place, 1, MAX_BATCH)
+    if key in COUNTS:
+        return fields.integer(entry, place, 1, MAX_DEGREE)
+    if key in CHOICES:
+        return fields.choice(entry, place, CHOICES[key])
+    if key == "sequence_parallel":
+        return fields.flag(entry, place)
+    if key == "zero":
+        return fields.integer(entry, place, 0, 3)
+    if key == "layers" and entry is None:
+        return None
+    return tuple(fields.int_column(entry, place, 0, MAX_DEGREE).tolist())

@@ -1,0 +1,106 @@
+"""How plans are looked at: one view for each section that a plan can be about.
+
+``hocket show``, ``explain`` and ``simulate`` ask the view of a plan's first section that has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.base.errors import UsageError
+from hocket.plan.divided import DividedTraining
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanView:
+    """A plan as text, as ``--json`` and as files."""
+
+    summary: Callable[[Problem, Plan, Timeline], RenderableType]
+    explanation: Callable[[Problem, Plan, Timeline], RenderableType]
+    shown: Callable[[Problem, Plan, Timeline], dict[str, Any]]
+    explained: Callable[[Problem, Plan, Timeline], dict[str, Any]]
+    simulated: Callable[[Problem, Plan, Timeline], dict[str, Any]]
+    report_html: Callable[[Problem, Plan, Timeline], str]
+    trace: Callable[[Problem, Plan, Timeline], dict[str, Any]]
+
+
+def view_of(plan: Plan) -> PlanView:
+    """The view of a plan; raises `UsageError` where nothing of it can be shown in time."""
+    makers = {"placement": _placement, "division": _division}
+    for name in plan.named():
+        if name in makers:
+            return makers[name]()
+    raise UsageError(
+        f"a plan of {', '.join(plan.named()) or 'nothing'} takes no time that could be shown",
+        hint="hocket verify checks it",
+    )
+
+
+def _placement() -> PlanView:
+    from hocket.view import placed
+    from hocket.view.report import report_html
+    from hocket.view.text import explanation, plan_summary
+    from hocket.view.trace import trace_events
+
+    return PlanView(
+        summary=plan_summary,
+        explanation=explanation,
+        shown=placed.shown,
+        explained=placed.explained,
+        simulated=placed.simulated,
+        report_html=report_html,
+        trace=trace_events,
+    )
+
+
+def _division() -> PlanView:
+    from hocket.simulate.verify import violations
+    from hocket.view.parallel import plan_dict, plan_numbers
+    from hocket.view.parallel_report import parallel_report_html
+    from hocket.view.parallel_text import parallel_explanation, parallel_summary
+
+    def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
+        return plan_dict(DividedTraining(problem, plan), timeline)
+
+    def explained(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
+        numbers = plan_numbers(DividedTraining(problem, plan), timeline)
+        why = plan.notes.get("why", "")
+        return {**shown(problem, plan, timeline), "predicted": numbers, "why": why}
+
+    def simulated(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
+        is_legal = not violations(plan, problem, timeline)
+        return {**shown(problem, plan, timeline), "feasible": is_legal}
+
+    return PlanView(
+        summary=lambda problem, plan, timeline: parallel_summary(
+            DividedTraining(problem, plan), timeline
+        ),
+        explanation=lambda problem, plan, timeline: parallel_explanation(
+            DividedTraining(problem, plan), timeline
+        ),
+        shown=shown,
+        explained=explained,
+        simulated=simulated,
+        report_html=lambda problem, plan, _: parallel_report_html(DividedTraining(problem, plan)),
+        trace=_pipeline_trace,
+    )
+
+
+def _pipeline_trace(problem: Problem, plan: Plan, _: Timeline) -> dict[str, Any]:
+    """The trace of a pipeline, as the event engine sees its actions and transfers."""
+    from hocket.simulate.engine import simulate
+    from hocket.simulate.pipeline_graph import pipeline_problem
+    from hocket.view.trace import trace_events
+
+    divided = DividedTraining(problem, plan)
+    ranks = tuple(f"rank {rank} ({names[0]})" for rank, names in enumerate(divided.devices))
+    inner, placed = pipeline_problem(divided.schedule, divided.costs, ranks)
+    return trace_events(inner, placed, simulate(inner, placed))
