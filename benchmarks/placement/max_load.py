@@ -48,14 +48,14 @@ def contiguous_table(rows: list[dict[str, str]]) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         problem = problem_of(row["instance"], contiguous=True)
-        loads = [1e3 * timed(p, problem)[0].notes["max_load_s"] for p in (pipedream, dpl)]
+        loads = [1e3 * timed(p, problem)[0].claims.max_load_s for p in (pipedream, dpl)]
         plan, seconds = timed(throughput, problem)
         reference = float(row["dp_contig_optimum"] or row["cpsat_contig_best"])
         mark = "" if row["dp_contig_optimum"] else " (CP-SAT)"
         print(
             f"| {name_of(row)} | {problem.graph.num_ops:,} ops | {loads[0]:.3f} | {loads[1]:.3f} "
-            f"| {1e3 * plan.notes['max_load_s']:.3f} | {reference:.3f}{mark} "
-            f"| {'yes' if plan.notes['proven'] else 'no'} | {seconds:.2f} |",
+            f"| {1e3 * plan.claims.max_load_s:.3f} | {reference:.3f}{mark} "
+            f"| {'yes' if plan.claims.proven else 'no'} | {seconds:.2f} |",
             flush=True,
         )
 
@@ -66,12 +66,12 @@ def free_table(rows: list[dict[str, str]]) -> None:
     for row in rows:
         plan, seconds = timed(throughput, problem_of(row["instance"], contiguous=False))
         ordered, _ = timed(throughput, problem_of(row["instance"], contiguous=True))
-        load_s, bound_s = plan.notes["max_load_s"], plan.notes["lower_bound_s"]
+        load_s, bound_s = plan.claims.max_load_s, plan.claims.load_bound_s
         print(
-            f"| {name_of(row)} | {1e3 * load_s:.3f}{' =' if plan.notes['proven'] else ''} "
+            f"| {name_of(row)} | {1e3 * load_s:.3f}{' =' if plan.claims.proven else ''} "
             f"| {1e3 * bound_s:.3f} | {float(row['cpsat_noncontig_best']):.3f} "
             f"| {float(row['cpsat_noncontig_bound']):.3f} "
-            f"| {100 * (1 - load_s / ordered.notes['max_load_s']):.1f} % | {seconds:.2f} |",
+            f"| {100 * (1 - load_s / ordered.claims.max_load_s):.1f} % | {seconds:.2f} |",
             flush=True,
         )
 

@@ -39,8 +39,8 @@ def row_of(name: str, problem: Problem) -> dict[str, float | str]:
     row["bound"] = lower_bound(problem).seconds
     if name.startswith("small"):
         proven = propose(problem, "optimal", BASE["optimal"])
-        notes = proven.plan.notes if proven.plan is not None else {}
-        row["optimum"] = float(notes.get("lower_bound_s", math.nan))
+        bound_s = None if proven.plan is None else proven.plan.claims.step_bound_s
+        row["optimum"] = math.nan if bound_s is None else bound_s
     return row
 
 

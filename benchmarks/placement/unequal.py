@@ -58,7 +58,7 @@ def main() -> None:
                 list_of.append(steps[planner] / steps[AUTO])
             cells = [f"{1e3 * steps[p]:,.4g}" for p in ("one-device", *ratios, AUTO)]
             plan = found[AUTO].plan
-            made_from = plan.notes.get("made_from", "") if plan is not None else ""
+            made_from = plan.claims.made_from if plan is not None else ""
             print(f"| {name} | {label} | {' | '.join(cells)} | {made_from} |", flush=True)
     print("\nSteps in milliseconds; nan: does not fit.\n")
     for planner, values in ratios.items():

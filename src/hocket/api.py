@@ -27,6 +27,7 @@ from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, 
 
 if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
+    from hocket.plan.divided import DividedTraining
     from hocket.planners.communication.collective import CollectivePlan
     from hocket.planners.compare import Comparison
     from hocket.planners.goal import Goal
@@ -254,16 +255,17 @@ def plan_parallel(
     *,
     software: str | None = None,
     coefficients: Coefficients | None = None,
-) -> Plan:
+) -> DividedTraining:
     """Divide the training of a transformer over a cluster: data x tensor x pipeline.
 
     ``model`` is a preset, a file (see `hocket.transformer.files.find_model`) or a shape; ``batch``
     counts sequences per step. Raises `NoFeasiblePlanError` where nothing fits.
     """
+    from hocket.plan.divided import DividedTraining
     from hocket.planners.parallelism.search import plan_of, search
 
     problem = make_training(model, on, batch, software=software, coefficients=coefficients)
-    return plan_of(search(problem))
+    return DividedTraining(problem, plan_of(search(problem)))
 
 
 def make_training(

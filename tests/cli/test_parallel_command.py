@@ -144,8 +144,8 @@ def test_show_simulate_explain_verify_know_parallel_plans(hocket, plan_file, tmp
 
 def test_verify_finds_a_schedule_that_waits_for_itself(hocket, plan_file, tmp_path):
     data = json.loads(plan_file.read_text())
-    words = data["schedule"]["actions"][1].split()
-    data["schedule"]["actions"][1] = " ".join(reversed(words))
+    words = data["sections"]["schedule"]["actions"][1].split()
+    data["sections"]["schedule"]["actions"][1] = " ".join(reversed(words))
     path = tmp_path / "broken.json"
     path.write_text(json.dumps(data))
     out, _ = hocket("verify", path, "--json", expect=6)
@@ -154,7 +154,7 @@ def test_verify_finds_a_schedule_that_waits_for_itself(hocket, plan_file, tmp_pa
 
 def test_verify_finds_memory_that_the_file_hides(hocket, plan_file, tmp_path):
     data = json.loads(plan_file.read_text())
-    data["costs"]["state_bytes"][0] = 10**12
+    data["sections"]["division"]["stage_costs"]["state_bytes"][0] = 10**12
     path = tmp_path / "large.json"
     path.write_text(json.dumps(data))
     out, _ = hocket("verify", path, "--json", expect=6)

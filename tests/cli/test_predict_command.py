@@ -167,7 +167,10 @@ def test_plan_for_devices_without_16_bit_arithmetic_can_be_read(hocket, tmp_path
     model.write_text("hidden = 64\nlayers = 4\nheads = 4\nvocabulary = 1000\nsequence = 64\n")
     cluster.write_text(OLD)
     hocket("parallel", model, "--on", cluster, "--batch", 4, "--json", "-o", plan)
-    assert json.loads(plan.read_text())["dtype"] == "float32"
+    assert json.loads(plan.read_text())["problem"]["work"]["training"]["content"]["software"] == {
+        "name": "megatron-core",
+        "dtype": "float32",
+    }
     assert "legal" in hocket("verify", plan)[0]
     for target in ("megatron", "deepspeed"):
         files = hocket("export", plan, "--to", target)[0]

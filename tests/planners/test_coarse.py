@@ -59,9 +59,9 @@ def coarse_plans(draw, problem, coarse):
     form = draw(st.sampled_from(["none", "priority", "order"]))
     if form == "priority":
         keys = draw(st.lists(st.integers(0, 3).map(float), min_size=count, max_size=count))
-        return plan.by_deviceed(priority=np.array(keys))
+        return plan.ordered(priority=np.array(keys))
     order = tuple(np.flatnonzero(device_of == device) for device in range(last + 1))
-    return plan.by_deviceed(by_device=order) if form == "order" else plan
+    return plan.ordered(by_device=order) if form == "order" else plan
 
 
 def _broken(plan, problem):

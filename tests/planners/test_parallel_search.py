@@ -347,7 +347,9 @@ def test_what_is_kept_free_stays_free():
     ],
 )
 def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expected):
-    problem = replace(_training(model, on, batch=32), coefficients=Coefficients(source=source))
+    problem = _training(model, on, batch=32)
+    work = replace(problem.training, coefficients=Coefficients(source=source))
+    problem = replace(problem, work=work)
     winner = search(problem, effort=QUICK).winner
     assert winner.uncertainty == expected
     low_s, high_s = winner.range_s
@@ -370,12 +372,11 @@ def test_a_named_program_limits_what_is_tried():
 
 
 def test_experts_are_divided_where_that_is_shorter():
-    training = _training("qwen3-30b-a3b", "2xdgx-h100", 256)
-    training = replace(training, software=replace(training.software, dtype="float8"))
-    limits = program_limits(default_limits(training), "megatron-core")
-    chosen = search(training, limits, QUICK).winner
+    problem = _training("qwen3-30b-a3b", "2xdgx-h100", 256, dtype="float8")
+    limits = program_limits(default_limits(problem), "megatron-core")
+    chosen = search(problem, limits, QUICK).winner
     assert chosen.division.expert == 8
-    whole = search(training, fixed_limits(limits, "expert=1"), QUICK).winner
+    whole = search(problem, fixed_limits(limits, "expert=1"), QUICK).winner
     assert chosen.step_s < whole.step_s
 
 

@@ -27,7 +27,7 @@ def random_plan(model, optimizer, batch, seed, forward=None):
         warnings.simplefilter("ignore", CaptureWarning)
         graph = capture(model, settled(batch), optimizer=update, device="cpu", forward=forward)
     problem = make_problem(graph, f"{NUM_DEVICES}xv100-16g")
-    return SavedPlan(problem, Plan(device_of=random_placement(graph, NUM_DEVICES, seed)), None)
+    return SavedPlan(problem, Plan().placing(random_placement(graph, NUM_DEVICES, seed)))
 
 
 def adamw(model):

@@ -313,5 +313,5 @@ def test_report_saves_the_plan_as_data(visit):
     with page.expect_download() as waiting:
         page.click("#download-plan")
     content = json.loads(waiting.value.path().read_text())
-    assert content["placement"]["device_of"] == sample(12).plan.device_of.tolist()
+    assert content["sections"]["placement"]["device_of"] == sample(12).plan.device_of.tolist()
     page.requests[:] = [url for url in page.requests if not url.startswith("blob:")]

@@ -45,6 +45,11 @@ class SavedPlan:
     problem: Problem
     plan: Plan
 
+    @property
+    def predicted_step_s(self) -> float | None:
+        """Step time that was predicted when the plan was written."""
+        return self.plan.claims.step_s
+
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
 

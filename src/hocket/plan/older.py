@@ -72,8 +72,7 @@ def _parallel(data: Mapping[str, Any]) -> dict[str, Any]:
     content = {
         "model": {key: value for key, value in model.items() if value is not None},
         "global_batch": division.get("global_batch"),
-        "software": str(notes.get("software", "")),
-        "dtype": entry["dtype"],
+        "software": {"name": str(notes.get("software", "")), "dtype": entry["dtype"]},
         "coefficients": coefficients_to_dict(Coefficients()),
     }
     training = Training.from_data(content, "the training")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from hocket.base import fields
+from hocket.base import fields as checked
 from hocket.cost.parallel.coefficients import (
     Coefficients,
     coefficients_from_dict,
@@ -21,7 +21,7 @@ from hocket.transformer.files import model_from_dict, model_to_dict
 from hocket.transformer.shape import Transformer
 
 DTYPES = ("float16", "bfloat16", "float8", "float32")
-_MAX_BATCH = 2**31 - 1
+_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Training:
 
     @cached_property
     def content_hash(self) -> str:
-        """Changes with all that matters for a plan: shape, batch and arithmetic."""
+        """Changes with all that matters for a plan: shape, batch and program."""
         data = self.to_data()
         data["model"] = {k: v for k, v in data["model"].items() if k not in ("name", "source")}
         del data["coefficients"]
@@ -53,28 +53,68 @@ class Training:
         return step_flops(self.model, self.global_batch, "model")
 
     def to_data(self) -> dict[str, Any]:
-        """The training as plain data; programs are named."""
+        """The training as plain data."""
         return {
             "model": model_to_dict(self.model),
             "global_batch": self.global_batch,
-            "software": self.software.name,
-            "dtype": self.software.dtype,
+            "software": _software_data(self.software),
             "coefficients": coefficients_to_dict(self.coefficients),
         }
 
     @classmethod
     def from_data(cls, data: object, path: str) -> Training:
         """The training of such data, read strictly; raises `InputFileError`."""
-        keys = ("model", "global_batch", "software", "dtype", "coefficients")
-        entry = fields.record(data, path, required=keys)
-        name = fields.text(entry["software"], f"{path}.software")
-        program = SOFTWARES.get(name) or Software(name=name)
-        dtype = fields.choice(entry["dtype"], f"{path}.dtype", DTYPES)
+        keys = ("model", "global_batch", "software", "coefficients")
+        entry = checked.record(data, path, required=keys)
+        batch = checked.integer(entry["global_batch"], f"{path}.global_batch", 1, _MAX)
         return cls(
-            model=model_from_dict(fields.mapping(entry["model"], f"{path}.model")),
-            global_batch=fields.integer(
-                entry["global_batch"], f"{path}.global_batch", 1, _MAX_BATCH
-            ),
-            software=replace(program, dtype=dtype),
+            model=model_from_dict(checked.mapping(entry["model"], f"{path}.model")),
+            global_batch=batch,
+            software=_software(entry["software"], f"{path}.software"),
             coefficients=coefficients_from_dict(entry["coefficients"]),
         )
+
+
+def _software_data(software: Software) -> dict[str, Any]:
+    """The program by its name, and what is set otherwise than it usually is."""
+    usual = _usual(software.name)
+    settings = {name: getattr(software, name) for name in _settings()}
+    changed = {name: value for name, value in settings.items() if value != getattr(usual, name)}
+    return {"name": software.name, "dtype": software.dtype, **changed}
+
+
+def _software(data: object, path: str) -> Software:
+    entry = checked.record(data, path, required=("name", "dtype"), optional=tuple(_settings()))
+    settings = {
+        name: _setting(name, value, f"{path}.{name}")
+        for name, value in entry.items()
+        if name not in ("name", "dtype")
+    }
+    dtype = checked.choice(entry["dtype"], f"{path}.dtype", DTYPES)
+    usual = _usual(checked.text(entry["name"], f"{path}.name"))
+    return replace(usual, dtype=dtype, **settings)
+
+
+def _usual(name: str) -> Software:
+    return SOFTWARES.get(name) or Software(name=name)
+
+
+@cache
+def _settings() -> dict[str, Any]:
+    """Settings of programs that are single values, with their types."""
+    hints = get_type_hints(Software)
+    others = ("name", "dtype", "overheads")
+    return {f.name: hints[f.name] for f in fields(Software) if f.name not in others}
+
+
+def _setting(name: str, value: object, path: str) -> Any:
+    kind = _settings()[name]
+    if get_origin(kind) is Literal:
+        return checked.choice(value, path, get_args(kind))
+    if kind is bool:
+        return checked.flag(value, path)
+    if kind is float:
+        return checked.number(value, path, 0, _MAX)
+    if value is None and type(None) in get_args(kind):
+        return None
+    return checked.integer(value, path, 0, _MAX)

@@ -89,7 +89,7 @@ def problem_like(problem: Problem, graph: Graph) -> Problem:
 
 def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:
     """A plan that places the problem's graph as another graph of the same model is placed."""
-    return Plan(planner=planner, device_of=placed_like(problem.graph, planned, device_of))
+    return Plan(planner=planner).placing(placed_like(problem.graph, planned, device_of))
 
 
 class RecordedStep:
@@ -186,7 +186,7 @@ def _parts(
     be asked for one by one.
     """
     tables = instructions_of(problem, plan)
-    planned = split(problem.graph, tables, timeline=predicted, order=plan.order)
+    planned = split(problem.graph, tables, timeline=predicted, order=plan.by_device)
     if not one_device or _keeps_order(planned, program):
         return planned
     return split(problem.graph, tables)
