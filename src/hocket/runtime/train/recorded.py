@@ -84,7 +84,7 @@ def in_mode(model: nn.Module, *, is_training: bool | None) -> Iterator[None]:
 def problem_like(problem: Problem, graph: Graph) -> Problem:
     """The same problem with another graph."""
     costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
-    return replace(problem, graph=graph, costs=costs)
+    return replace(problem, work=graph, op_costs=costs)
 
 
 def plan_like(problem: Problem, planned: Graph, device_of: IntArray, planner: str) -> Plan:
