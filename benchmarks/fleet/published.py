@@ -27,7 +27,7 @@ import numpy as np
 from gavel_cluster import BATCHES, DATA, KINDS, devices_of_each_kind, gavel_table
 
 from hocket.fleet.rounds import Rules
-from hocket.fleet.simulator import FleetRun, Work, bind, simulate
+from hocket.fleet.simulator import FleetRun, TraceWork, bind, simulate
 from hocket.fleet.throughputs import Throughputs
 from hocket.fleet.traces import Trace
 
@@ -164,7 +164,7 @@ def _draw_duration_s(source: random.Random) -> float:
 # ── the published tables ─────────────────────────────────────────────────────────────────────────
 
 
-def _run(work: Work, rules: Rules, name: str, measured: tuple[int, int]) -> FleetRun:
+def _run(work: TraceWork, rules: Rules, name: str, measured: tuple[int, int]) -> FleetRun:
     policy = name.removesuffix("+sharing")
     rules = replace(rules, policy=policy)
     is_shared = name.endswith("+sharing") or policy == "gandiva"
@@ -194,7 +194,7 @@ def _by_rate(
                 _compare(f"{name} {rate}", bind(trace, KINDS, table), name, theirs_h)
 
 
-def _compare(label: str, work: Work, name: str, theirs_h: float) -> None:
+def _compare(label: str, work: TraceWork, name: str, theirs_h: float) -> None:
     for rules in _mechanisms(name):
         run = _run(work, rules, name, (4000, 5000))
         ours_h, num_left = (
@@ -273,7 +273,7 @@ def preemptions(table: Throughputs, options: argparse.Namespace) -> None:
 
 
 def _report_cost(
-    work: Work, label: str, measured: tuple[int, int], rules: Rules, base_h: float
+    work: TraceWork, label: str, measured: tuple[int, int], rules: Rules, base_h: float
 ) -> float:
     run = _run(work, rules, "las", measured)
     figures, hours = run.figures(), float(run.jct_s.mean()) / 3600.0

@@ -17,7 +17,7 @@ import numpy as np
 from gavel_cluster import DATA, KINDS, TABLE, devices_of_each_kind
 
 from hocket.fleet.rounds import Device, Rules
-from hocket.fleet.simulator import Work, bind, simulate
+from hocket.fleet.simulator import TraceWork, bind, simulate
 from hocket.fleet.throughputs import Throughputs, read_throughputs
 from hocket.fleet.traces import generate_trace, read_trace
 
@@ -52,7 +52,7 @@ def main() -> None:
             _report(name, run.figures(), reference)
     if options.only in (None, "noise"):
         noise = 1.0 + 1e-9 * np.random.default_rng(0).standard_normal(work.steps_per_s.shape)
-        shaken = Work(**{**work.__dict__, "steps_per_s": work.steps_per_s * noise})
+        shaken = TraceWork(**{**work.__dict__, "steps_per_s": work.steps_per_s * noise})
         _report("noise", simulate(shaken, fleet, measured=(4000, 5000)).figures(), "")
     if options.only in (None, "generated"):
         _compare_mechanisms(table, fleet)
@@ -78,7 +78,7 @@ def _compare_mechanisms(table: Throughputs, fleet: tuple[Device, ...]) -> None:
                 _report(name, run.figures(), "")
 
 
-def _warm_up(work: Work, fleet: tuple[Device, ...]) -> None:
+def _warm_up(work: TraceWork, fleet: tuple[Device, ...]) -> None:
     """Compiling is no part of the measured time."""
     for rules in (Rules(), Rules(mechanism="gavel")):
         simulate(work, fleet, rules, measured=(0, 2))

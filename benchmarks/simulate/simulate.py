@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.cost.costs import Costs, Source, device_rows
+from hocket.cost.costs import Costs, TimeSource, device_rows
 from hocket.graph.generators import generate
 from hocket.graph.graph import Graph
 from hocket.hardware import Cluster, Device, DeviceKind, Link
@@ -75,7 +75,7 @@ def problem_of(graph: Graph, transfers: TransferMode) -> Problem:
     costs = Costs(
         kind_names=("gpu",),
         op_s=op_s,
-        op_source=np.full(op_s.shape, Source.MODEL, dtype=np.uint8),
+        op_source=np.full(op_s.shape, TimeSource.MODEL, dtype=np.uint8),
         device_row=device_rows(cluster),
         routes=cluster.routes,
         tensor_bytes=graph.tensor_bytes,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cost.calibrate import Calibration
-from hocket.cost.costs import Costs, Source
+from hocket.cost.costs import Costs, TimeSource
 from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency, KindFit, peak_flops
 from hocket.cost.host import HostOverhead
 from hocket.cost.roofline import costs_from_settings, estimate_costs
@@ -124,7 +124,7 @@ def test_profile_replaces_model_times_by_signature_on_its_kind_only():
     costs = estimate_costs(graph, cluster_of(TESLA, CPU), profile=profile)
     assert costs.op_s[0, [0, 4]].tolist() == [0.25, 0.25]
     assert costs.op_source[0].tolist() == [1, 0, 0, 0, 1, 0]
-    assert costs.op_source[1].tolist() == [Source.MODEL] * 6
+    assert costs.op_source[1].tolist() == [TimeSource.MODEL] * 6
     assert costs.sources() == {"model": 10, "profile": 2}
 
 
@@ -136,7 +136,7 @@ def test_profile_prices_unknown_signatures_by_the_roofline_fitted_to_it():
     profile = profile_of([slow_add, entry_of("view", 0.0, kind="aten.view", flops=0.0)])
     costs = estimate_costs(graph, cluster_of(TESLA), profile=profile)
     assert costs.op_s[0, 1] == pytest.approx(10e-3)
-    assert costs.op_source[0, 1] == Source.MODEL
+    assert costs.op_source[0, 1] == TimeSource.MODEL
 
 
 def test_stated_times_win_over_profile_and_model():

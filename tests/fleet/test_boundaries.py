@@ -27,7 +27,7 @@ from hocket.fleet.rounds.improved import _queues
 from hocket.fleet.simulator import bind, simulate
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import Ladder
-from hocket.fleet.solve.linear import Program, _Parts, maximise
+from hocket.fleet.solve.linear import LinearProgram, _Parts, maximise
 from hocket.fleet.solve.prices import Duals, proven_level
 from hocket.fleet.solve.setup import set_up
 from hocket.fleet.solve.sharing import all_columns, pair_rates
@@ -153,10 +153,10 @@ def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
     market = shared_market(seed, 10) if shares else random_market(seed, max_jobs=10)
     ladder = Ladder(rates=market.usable_steps_per_s, marks=np.arange(market.num_jobs)[:, None])
     setup = set_up(market, ladder, pools_kinds=False)
-    program = Program(crowd=setup.crowd)
+    program = LinearProgram(crowd=setup.crowd)
     if shares:
         pairs = pair_rates(market, setup, market.usable_steps_per_s)
-        program = Program(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
+        program = LinearProgram(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
     random = np.random.default_rng(seed)
     value = random.uniform(0.1, 1.0, setup.crowd.rates.shape)
     num_jobs, zeros = setup.crowd.num_jobs, np.zeros(len(setup.crowd.gang))
@@ -180,7 +180,7 @@ def test_what_pairs_earn_beyond_prices_is_in_the_bound() -> None:
     market = make_market([[1.0], [1.0]], [1], pairs=pairs)
     setup = set_up(market, Ladder(rates=market.steps_per_s, marks=np.zeros((2, 0))))
     beside = pair_rates(market, setup, market.steps_per_s)
-    program = Program(crowd=setup.crowd, pairs=beside.rates, columns=all_columns(beside))
+    program = LinearProgram(crowd=setup.crowd, pairs=beside.rates, columns=all_columns(beside))
     parts, value = _Parts(program), np.ones((1, 1))
     limits = np.array([0.0, 2.0, 1.0])
     cost = -np.concatenate([np.ones(1), parts.pair_values(value), [0.0]])

@@ -13,7 +13,7 @@ from fleet.watch import Watch
 
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.rounds import Actions, Device, Event, Rules, State
-from hocket.fleet.simulator import Faults, FleetRun, Work, bind, simulate
+from hocket.fleet.simulator import Faults, FleetRun, TraceWork, bind, simulate
 from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
 from hocket.fleet.traces import Trace, generate_trace, read_trace
 
@@ -33,7 +33,7 @@ def devices(count: int, kinds: tuple[str, ...] = KINDS, per_server: int = 1) -> 
 
 
 @pytest.fixture(scope="module")
-def gavel_work() -> Work:
+def gavel_work() -> TraceWork:
     trace = read_trace(DATA / "gavel_generated" / "gavel_continuous_single_rate5.6_seed0.tsv")
     table = read_throughputs(DATA / "gavel" / "simulation_throughputs.json")
     return bind(trace.first(1600), KINDS, table)
@@ -56,7 +56,7 @@ def average_hours(run: FleetRun) -> float:
     [("las", "las_aware_jct_s", 0.015), ("las-agnostic", "las_agnostic_jct_s", 0.06)],
 )
 def test_gavels_own_completion_times(
-    gavel_work: Work, policy: str, column: str, rel: float
+    gavel_work: TraceWork, policy: str, column: str, rel: float
 ) -> None:
     # A few hundred jobs hang on single long ones; benchmarks/fleet/simulate.py has the published
     # thousand, which agree within one per cent for both.
@@ -66,14 +66,14 @@ def test_gavels_own_completion_times(
 
 
 @needs_data
-def test_improved_rounds_are_no_worse_and_do_not_hang_on_noise(gavel_work: Work) -> None:
+def test_improved_rounds_are_no_worse_and_do_not_hang_on_noise(gavel_work: TraceWork) -> None:
     measured = (200, 300)
     plain = simulate(gavel_work, devices(36), Rules(), measured=measured)
     gavel = simulate(gavel_work, devices(36), Rules(mechanism="gavel"), measured=measured)
     assert average_hours(plain) < average_hours(gavel)
     assert plain.num_preemptions < gavel.num_preemptions / 3
     noise = 1.0 + 1e-9 * np.random.default_rng(0).standard_normal(gavel_work.steps_per_s.shape)
-    shaken = Work(**{**gavel_work.__dict__, "steps_per_s": gavel_work.steps_per_s * noise})
+    shaken = TraceWork(**{**gavel_work.__dict__, "steps_per_s": gavel_work.steps_per_s * noise})
     again = simulate(shaken, devices(36), Rules(), measured=measured)
     assert average_hours(again) == pytest.approx(average_hours(plain), rel=1e-3)
 
@@ -91,7 +91,7 @@ def small_table() -> Throughputs:
     return Throughputs(kinds=("fast", "slow"), profiles=profiles, alone=alone, beside=beside)
 
 
-def small_work(seed: int, num_jobs: int = 8, most_steps: float = 2e4) -> Work:
+def small_work(seed: int, num_jobs: int = 8, most_steps: float = 2e4) -> TraceWork:
     table = small_table()
     trace = generate_trace(
         table, num_jobs=num_jobs, jobs_per_hour=2.0 if most_steps > 1e4 else 20.0, seed=seed,
@@ -107,7 +107,7 @@ def small_work(seed: int, num_jobs: int = 8, most_steps: float = 2e4) -> Work:
     return bind(short, table.kinds, table)
 
 
-def one_job(steps: float, num: int = 1, arrival_s: float = 0.0) -> Work:
+def one_job(steps: float, num: int = 1, arrival_s: float = 0.0) -> TraceWork:
     trace = Trace(
         names=tuple(map(str, range(num))),
         job_types=("type0",) * num,
@@ -245,7 +245,7 @@ def test_what_cannot_run_is_left_out_or_refused() -> None:
 POLICIES = ("las", "fifo", "las-agnostic", "shortest-job-first")
 
 
-def run_with_faults(seed: int) -> tuple[Work, FleetRun, str]:
+def run_with_faults(seed: int) -> tuple[TraceWork, FleetRun, str]:
     """A small fleet in which much goes wrong, and a digest of all that happened."""
     is_gavel, shares = seed % 5 == 4, seed % 5 == 1
     policy = POLICIES[seed // 5 % 4]

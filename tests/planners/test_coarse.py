@@ -12,7 +12,7 @@ from simulate.problems import DURATIONS, clusters, costs_of, joined, numbers, pr
 
 from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError
-from hocket.cost.costs import Source
+from hocket.cost.costs import TimeSource
 from hocket.graph import GraphBuilder, Phase, generate, read_graph
 from hocket.graph.coarsen import bound_ops, co_placed, forward_only, fuse
 from hocket.graph.verify import verify_graph
@@ -121,13 +121,13 @@ def test_a_node_that_no_device_of_a_kind_can_run_stays_impossible_there():
     problem = problem_of(generate("chain", 6), joined(2), np.ones(6))
     op_s = problem.costs.op_s.copy()
     op_s[0, 2] = np.inf
-    source = np.full(op_s.shape, Source.PROFILE, dtype=np.uint8)
-    source[0, 3] = Source.MODEL
+    source = np.full(op_s.shape, TimeSource.PROFILE, dtype=np.uint8)
+    source[0, 3] = TimeSource.MODEL
     problem = replace(problem, op_costs=replace(problem.costs, op_s=op_s, op_source=source))
     units = np.array([0, 0, 1, 1, 2, 2], dtype=np.int32)
     costs = coarse_problem(problem, fuse(problem.graph, units, np.ones(6))).costs
     assert costs.op_s.tolist() == [[2.0, np.inf, 2.0]]
-    assert costs.op_source.tolist() == [[Source.PROFILE, Source.MODEL, Source.PROFILE]]
+    assert costs.op_source.tolist() == [[TimeSource.PROFILE, TimeSource.MODEL, TimeSource.PROFILE]]
 
 
 def test_bytes_sent_are_those_that_leave_each_counted_once():

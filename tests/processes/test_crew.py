@@ -16,8 +16,8 @@ from processes.crews import TESTS, spec
 from hocket.processes import start
 from hocket.processes.blame import ProcessError
 from hocket.processes.crew import Crew
-from hocket.processes.limits import Limits
-from hocket.processes.member import Member, ProcessSpec
+from hocket.processes.member import CrewMember, ProcessSpec
+from hocket.processes.patience import Patience
 
 
 def is_gone(pid):
@@ -59,8 +59,8 @@ def test_a_crew_needs_neither_torch_nor_numpy_and_ends_when_its_work_is_done():
     assert not {"torch", "numpy", "numba", "ray"} & set(message.header["modules"])
 
 
-def blamed(*works, limits=None, then=lambda crew: None):
-    with Crew([spec(work) for work in works], limits=limits) as crew:
+def blamed(*works, patience=None, then=lambda crew: None):
+    with Crew([spec(work) for work in works], patience=patience) as crew:
         then(crew)
         with pytest.raises(ProcessError) as caught:
             list(crew.messages())
@@ -83,7 +83,7 @@ def test_who_was_killed_is_named_and_not_who_lost_it():
 
 
 def test_who_is_stopped_is_named():
-    error = blamed("echo", "sleep", limits=Limits(stopped_s=0.3), then=hurt(1, signal.SIGSTOP))
+    error = blamed("echo", "sleep", patience=Patience(stopped_s=0.3), then=hurt(1, signal.SIGSTOP))
     assert error.message.startswith("sleep has stopped answering for 0 s")
 
 
@@ -116,7 +116,7 @@ def test_what_is_printed_without_end_does_not_fill_the_disk():
 
 def test_slow_is_not_dead():
     seen = []
-    with Crew([spec("count_in_one_piece")], limits=Limits(silence_s=0.1),
+    with Crew([spec("count_in_one_piece")], patience=Patience(silence_s=0.1),
               on_wait=lambda positions: seen.extend(positions)) as crew:  # fmt: skip
         crew.tell(0, {"count": 12_000_000})
         assert list(crew.messages()) == []
@@ -124,9 +124,9 @@ def test_slow_is_not_dead():
 
 
 def test_silence_counts_where_nothing_is_at_work(monkeypatch):
-    monkeypatch.setattr(Member, "is_stopped", False)
-    limits = Limits(silence_s=0.1)  # four times as long before the first step
-    error = blamed("sleep", limits=limits, then=lambda crew: (
+    monkeypatch.setattr(CrewMember, "is_stopped", False)
+    patience = Patience(silence_s=0.1)  # four times as long before the first step
+    error = blamed("sleep", patience=patience, then=lambda crew: (
         wait_until(lambda: crew._members[0].progress.read().beat_s),
         hurt(0, signal.SIGSTOP)(crew)))  # fmt: skip
     assert error.blame.cause == "silent"

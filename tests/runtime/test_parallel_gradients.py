@@ -22,7 +22,7 @@ from hocket.runtime.parallel.check import (
     check_jobs,
 )
 from hocket.runtime.parallel.jobs import make_job
-from hocket.runtime.parallel.reference import Reference
+from hocket.runtime.parallel.reference import DividedReference
 from hocket.runtime.parallel.refusals import DataProgram, data_program, refuse
 from hocket.runtime.parallel.session import run_parallel
 from hocket.runtime.parallel.spawn import JobResult
@@ -148,7 +148,7 @@ def test_toy_splits_backwards_as_the_plan_does(kind, made):
 
 def test_what_is_not_a_number_is_never_right():
     """Comparisons with it are all false, so that the largest difference may leave it out."""
-    expected = Reference((1.0, 1.0), {"weight": torch.ones(2)})
+    expected = DividedReference((1.0, 1.0), {"weight": torch.ones(2)})
     for losses, gradient in (((1.0, math.nan), 1.0), ((1.0, 1.0), math.nan)):
         records = [StepRecord(start_s=0.0, end_s=1.0, loss=loss) for loss in losses]
         gradients = {rank: {"weight": torch.full((2,), gradient)} for rank in range(2)}

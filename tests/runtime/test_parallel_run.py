@@ -26,7 +26,7 @@ from hocket.runtime.parallel import check, fits, pipeline
 from hocket.runtime.parallel import rank as rank_module
 from hocket.runtime.parallel.build import build_stage, whole_model
 from hocket.runtime.parallel.check import Agreement
-from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.jobs import actions_of, make_job
 from hocket.runtime.parallel.model import Slice
 from hocket.runtime.parallel.reference import reference_run
@@ -189,7 +189,7 @@ def test_a_pytorch_that_is_too_old_or_changed_is_told(monkeypatch):
 
 def test_jobs_survive_as_json_and_positions_are_told_in_words():
     job = make_job(*divided(LLAMA, "zb-v", 2, layers=(1, 2, 2, 1)))
-    assert Job.from_dict(json.loads(json.dumps(job.as_dict()))) == job
+    assert TrainingJob.from_dict(json.loads(json.dumps(job.as_dict()))) == job
     describe = _describer(job, 1)
     assert describe(Position(0.0, 0, 0)) == "starting"
     assert describe(Position(1.0, 3, 0)) == "at forward of microbatch 0 on stage 1 in step 3"

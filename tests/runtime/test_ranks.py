@@ -22,9 +22,9 @@ from hocket.capture import named_tensors
 from hocket.capture.program import Call
 from hocket.capture.recording import Constant, Cost, Ref, same_leaves
 from hocket.graph import Phase
-from hocket.processes.member import Member
+from hocket.processes.member import CrewMember
 from hocket.processes.progress import Position
-from hocket.runtime.connect import Store
+from hocket.runtime.connect import MeetingStore
 from hocket.runtime.outbox import Outbox
 from hocket.runtime.record import measured_timeline
 from hocket.runtime.reference import reference_steps
@@ -39,7 +39,7 @@ FOREVER = 10**6
 def warm():
     """What packages open once, when they are first used, is open."""
     place(*SMALL_ZOO["gpt2"](), seed=0)
-    Store().close()
+    MeetingStore().close()
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +143,7 @@ def test_a_rank_that_is_stopped_before_its_first_step_is_named_and_all_is_gone()
 
 
 def test_a_rank_that_gives_no_sign_of_life_is_named_and_all_is_gone(monkeypatch):
-    monkeypatch.setattr(Member, "is_stopped", False)
+    monkeypatch.setattr(CrewMember, "is_stopped", False)
     error, took_s = run_and_hurt(signal.SIGSTOP, 1, step=2, silence_s=3.0)
     assert error.message.startswith("rank 1 (gpu1) has stopped answering for 3 s while ")
     assert took_s < 10

@@ -11,7 +11,7 @@ from hocket.service.executors import slurm_commands
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName
 from hocket.service.executors.slurm import SlurmExecutor, _told
-from hocket.service.executors.slurm_commands import Job, parts_of
+from hocket.service.executors.slurm_commands import SlurmJob, parts_of
 from hocket.service.executors.slurm_nodes import devices_per_node, parse_nodes
 
 GPU_NODE = (
@@ -84,7 +84,7 @@ def test_slurm_is_asked_now_and_then_and_always_after_a_submission(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[str] = []
-    jobs: dict[AttemptName, list[Job]] = {}
+    jobs: dict[AttemptName, list[SlurmJob]] = {}
     assignment = Assignment(
         name=AttemptName(1, 1),
         command=("true",),
@@ -96,7 +96,7 @@ def test_slurm_is_asked_now_and_then_and_always_after_a_submission(
     )
 
     def submit(*_: object) -> str:
-        jobs[assignment.name] = [Job(id="17", state="PENDING")]
+        jobs[assignment.name] = [SlurmJob(id="17", state="PENDING")]
         return "17"
 
     monkeypatch.setattr(slurm_commands, "require_slurm", lambda: None)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from hocket.cost.costs import Costs, Source, device_rows
+from hocket.cost.costs import Costs, TimeSource, device_rows
 from hocket.graph import Graph, GraphBuilder, Role, Stream
 from hocket.hardware import Cluster, Device, DeviceKind, Link
 from hocket.plan.plan import Plan
@@ -230,7 +230,7 @@ def costs_of(
     return Costs(
         kind_names=tuple(kind.name for kind in cluster.kinds),
         op_s=rows,
-        op_source=np.full(rows.shape, Source.FILE, dtype=np.uint8),
+        op_source=np.full(rows.shape, TimeSource.FILE, dtype=np.uint8),
         device_row=device_rows(cluster),
         routes=cluster.routes,
         tensor_bytes=graph.tensor_bytes,

@@ -24,7 +24,7 @@ def _nothing() -> NDArray[np.int64]:
     return np.zeros(0, dtype=np.int64)
 
 
-class Source(IntEnum):
+class TimeSource(IntEnum):
     """Where an op time came from."""
 
     MODEL = 0
@@ -41,7 +41,7 @@ class Costs:
     op_s: FloatArray
     """[kind, op]: seconds; infinite where the op cannot run on that kind."""
     op_source: NDArray[np.uint8]
-    """[kind, op]: a `Source`."""
+    """[kind, op]: a `TimeSource`."""
     device_row: IntArray
     """Row of ``op_s`` for each device."""
     routes: Routes
@@ -84,8 +84,8 @@ class Costs:
 
     def sources(self) -> dict[str, int]:
         """How many op times came from where, over all kinds."""
-        counts = np.bincount(self.op_source.ravel(), minlength=len(Source))
-        return {source.name.lower(): int(counts[source]) for source in Source if counts[source]}
+        counts = np.bincount(self.op_source.ravel(), minlength=len(TimeSource))
+        return {source.name.lower(): int(counts[source]) for source in TimeSource if counts[source]}
 
 
 def device_rows(cluster: Cluster) -> IntArray:

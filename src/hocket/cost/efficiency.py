@@ -113,7 +113,7 @@ class KindFit:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
+class OpWork:
     """What ops ask of a device, one entry per op."""
 
     family: IntArray
@@ -124,10 +124,10 @@ class Work:
     bytes_touched: FloatArray
 
 
-def work_of(graph: Graph) -> Work:
+def work_of(graph: Graph) -> OpWork:
     """What the ops of a graph ask of a device."""
     family = refine(family_index(graph.kinds)[graph.op_kind], graph.op_signature, graph.signatures)
-    return Work(family, graph.op_dtype, graph.flops, graph.bytes_touched.astype(np.float64))
+    return OpWork(family, graph.op_dtype, graph.flops, graph.bytes_touched.astype(np.float64))
 
 
 def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
@@ -149,7 +149,7 @@ def peak_flops(kind: DeviceKind, family: str, dtype: str) -> float:
     )
 
 
-def ideal_s(work: Work, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
+def ideal_s(work: OpWork, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
     """Seconds of arithmetic and of memory traffic at the full rates of the data sheet."""
     rate = np.full((len(FAMILIES), len(DTYPES)), np.inf)
     for family, dtype in sorted({*zip(work.family.tolist(), work.dtype.tolist(), strict=True)}):
@@ -159,7 +159,7 @@ def ideal_s(work: Work, kind: DeviceKind) -> tuple[FloatArray, FloatArray]:
     ], work.bytes_touched / kind.memory_bandwidth_bps
 
 
-def roofline_s(work: Work, kind: DeviceKind, fit: KindFit | None = None) -> FloatArray:
+def roofline_s(work: OpWork, kind: DeviceKind, fit: KindFit | None = None) -> FloatArray:
     """Seconds of device time per op; 0 for ops that neither compute nor touch memory."""
     fit = fit or KindFit()
     attained = [[fit.of(family, dtype) for dtype in DTYPES] for family in FAMILIES]

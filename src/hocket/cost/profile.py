@@ -20,7 +20,7 @@ from hocket.base import fields
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import dump_json, read_json
-from hocket.cost.efficiency import Work
+from hocket.cost.efficiency import OpWork
 from hocket.cost.families import family_index, refine
 from hocket.cost.host import HostOverhead
 from hocket.graph.graph import DTYPES, Graph
@@ -72,9 +72,9 @@ class Profile:
         """Entries by their signature."""
         return {entry.signature: entry for entry in self.entries}
 
-    def work(self) -> Work:
+    def work(self) -> OpWork:
         """What the entries ask of a device, in their order."""
-        return Work(
+        return OpWork(
             refine(
                 family_index(entry.kind for entry in self.entries),
                 np.arange(len(self.entries), dtype=np.int32),

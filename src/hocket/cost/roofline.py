@@ -21,7 +21,7 @@ from hocket.cost.calibrate import (
     calibration_from_dict,
     calibration_to_dict,
 )
-from hocket.cost.costs import Costs, Source, device_rows, stated_op_s
+from hocket.cost.costs import Costs, TimeSource, device_rows, stated_op_s
 from hocket.cost.efficiency import KindFit, roofline_s, work_of
 from hocket.cost.host import EAGER, REPLAYED, HostOverhead, with_host_overhead
 from hocket.cost.profile import Profile, profile_from_dict, profile_to_dict, require_times
@@ -135,19 +135,19 @@ def _op_times(
     measured = profile if profile is not None and profile.device_kind == kind.name else None
     fit = _fit_of(graph, kind, calibration, measured, launches)
     op_s = roofline_s(work_of(graph), kind, fit)
-    source = np.full(graph.num_ops, Source.MODEL, dtype=np.uint8)
+    source = np.full(graph.num_ops, TimeSource.MODEL, dtype=np.uint8)
     if measured is not None:
         seconds = measured_op_s(graph, measured)
         known = np.isfinite(seconds)
         op_s = np.where(known, seconds, op_s)
-        source[known] = Source.PROFILE
+        source[known] = TimeSource.PROFILE
     host = fit.host if measured is None else measured.host
     if launches == "replayed" and not kind.is_cpu:
         host = REPLAYED
     op_s = with_host_overhead(op_s, graph.op_phase, host)
     stated = stated_op_s(graph, kind)
     if stated is not None:
-        return stated, np.full_like(source, Source.FILE)
+        return stated, np.full_like(source, TimeSource.FILE)
     return op_s, source
 
 

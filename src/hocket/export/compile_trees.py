@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 
-from hocket.export.program import Block, Program, Slot, Step
+from hocket.export.program import Block, CollectiveProgram, Slot, Step
 from hocket.plan.sections.communication import Communication, Send
 
 MAX_CHUNKS = 1024
@@ -56,7 +56,9 @@ def moves_of(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> Moves:
     return Moves(tuple(moves), tuple(ranges), total, change)
 
 
-def program_of(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> tuple[Program, float]:
+def program_of(
+    section: Communication, *, max_chunks: int = MAX_CHUNKS
+) -> tuple[CollectiveProgram, float]:
     """The program, and the largest relative change of a share by rounding (0 where exact)."""
     compiled = moves_of(section, max_chunks=max_chunks)
     total, moves, count = compiled.num_chunks, compiled.moves, len(section.ranks)
@@ -72,7 +74,7 @@ def program_of(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> tuple
     if is_scatter:
         for rank in range(count):
             blocks.copy_after(rank, rank * each, each)
-    return Program(
+    return CollectiveProgram(
         name=f"hocket {section.algorithm}",
         collective=section.collective,
         blocks=blocks.finished(),

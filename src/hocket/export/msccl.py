@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 
 from hocket.base.errors import InputFileError
 from hocket.base.fields import shown
-from hocket.export.program import Block, Program, Slot, Step
+from hocket.export.program import Block, CollectiveProgram, Slot, Step
 
 MAX_FILE_BYTES = 100_000_000
 _COLLECTIVES = {"reduce_scatter": "reducescatter", "all_gather": "allgather"}
@@ -31,7 +31,7 @@ _TYPES = {
 }
 
 
-def read_msccl(path: str | Path) -> Program:
+def read_msccl(path: str | Path) -> CollectiveProgram:
     """The program of an XML file; raises `InputFileError` that names it."""
     where = str(path)
     try:
@@ -52,12 +52,12 @@ def read_msccl(path: str | Path) -> Program:
         raise InputFileError(f"is no MSCCL algorithm: {error}", where=where) from None
 
 
-def _program(top: Element) -> Program:
+def _program(top: Element) -> CollectiveProgram:
     gpus = sorted(top.findall("gpu"), key=lambda gpu: int(gpu.attrib["id"]))
     if [int(gpu.attrib["id"]) for gpu in gpus] != list(range(int(top.attrib["ngpus"]))):
         raise ValueError("gpus are not numbered from 0 to ngpus - 1")
     coll = top.attrib["coll"]
-    return Program(
+    return CollectiveProgram(
         name=top.get("name", "algorithm"),
         collective=_COLLECTIVES.get(coll, coll),
         blocks=tuple(tuple(_blocks(gpu)) for gpu in gpus),
@@ -102,7 +102,7 @@ def _step(step: Element, number: dict[int, int]) -> Step:
     )
 
 
-def to_msccl(program: Program) -> str:
+def to_msccl(program: CollectiveProgram) -> str:
     """The program as XML."""
     per_loop = max(max(program.num_input), max(program.num_output))
     top = Element("algo", {
@@ -133,7 +133,7 @@ def to_msccl(program: Program) -> str:
     return ElementTree.tostring(top, encoding="unicode") + "\n"
 
 
-def _channels(program: Program) -> int:
+def _channels(program: CollectiveProgram) -> int:
     used = [
         wire[1] for blocks in program.blocks for block in blocks
         for wire in (block.sends_to, block.receives_from) if wire is not None

@@ -19,7 +19,7 @@ from hocket.base import fields
 from hocket.base.errors import InputFileError
 from hocket.base.jsonfile import read_json
 from hocket.export.compile_trees import Move, moves_of
-from hocket.export.program import Block, Program, Slot, Step
+from hocket.export.program import Block, CollectiveProgram, Slot, Step
 from hocket.plan.sections.communication import Communication
 
 MAX_BYTES = 200_000_000
@@ -31,20 +31,20 @@ _NAMES = {"reducescatter": "reducescatter", "reduce_scatter": "reducescatter"}
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_mscclpp(path: str | Path) -> Program:
+def read_mscclpp(path: str | Path) -> CollectiveProgram:
     """The program of a plan; raises `InputFileError` that names the file."""
     data = read_json(Path(path), max_bytes=MAX_BYTES)
     with fields.located(str(path)):
         return program_of_plan(fields.mapping(data, "the file"))
 
 
-def program_of_plan(plan: Mapping[str, Any]) -> Program:
+def program_of_plan(plan: Mapping[str, Any]) -> CollectiveProgram:
     """The program of a plan's data."""
     gpus = [fields.mapping(gpu, f"gpus[{n}]") for n, gpu in enumerate(_list(plan, "gpus", ""))]
     semaphores = _semaphores(gpus)
     parts = _parts(gpus)
     collective = fields.text(plan.get("collective"), "collective").replace("_", "")
-    return Program(
+    return CollectiveProgram(
         name=fields.text(plan.get("name", "plan"), "name"),
         collective=_NAMES.get(collective, collective),
         blocks=tuple(

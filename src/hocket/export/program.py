@@ -57,7 +57,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Program:
+class CollectiveProgram:
     """What every rank does."""
 
     name: str
@@ -76,7 +76,7 @@ class Program:
         return len(self.blocks)
 
 
-def run_program(program: Program, *, seed: int = 0) -> None:
+def run_program(program: CollectiveProgram, *, seed: int = 0) -> None:
     """Carry a program out; raise `CheckError` where it hangs or ends with a wrong result."""
     memory = _Memory(program, seed)
     done = [[0] * len(blocks) for blocks in program.blocks]
@@ -125,7 +125,7 @@ def _can_go(
     return all(raised[semaphore] > 0 for semaphore in step.awaits)
 
 
-def _hang(program: Program, rank: int, block: int, step: int) -> CheckError:
+def _hang(program: CollectiveProgram, rank: int, block: int, step: int) -> CheckError:
     return CheckError(
         f"{program.name}: rank {rank} waits for ever in step {step} of thread block {block}",
         hint="a message is missing, or steps wait for each other",
@@ -135,7 +135,7 @@ def _hang(program: Program, rank: int, block: int, step: int) -> CheckError:
 class _Memory:
     """Buffers of all ranks; in place, input and output are the same memory."""
 
-    def __init__(self, program: Program, seed: int) -> None:
+    def __init__(self, program: CollectiveProgram, seed: int) -> None:
         self.program = program
         draw = random.Random(seed)
         self.inputs = [

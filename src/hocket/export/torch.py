@@ -119,7 +119,7 @@ def _start(plan: DividedTraining) -> str:
     data = data_program(plan.division, splits_backward=plan.schedule.splits_backward)
     return f"""if __name__ == "__main__":
     train(
-        Job(
+        TrainingJob(
             model={plan.model!r},
             division={plan.division!r},
             layers={stage_layers(plan)!r},

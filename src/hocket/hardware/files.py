@@ -24,7 +24,7 @@ from hocket.hardware.write import cluster_to_dict, cluster_to_toml
 
 __all__ = [
     "Machine",
-    "Network",
+    "MachineNetwork",
     "cluster_from_dict",
     "cluster_to_dict",
     "cluster_to_toml",
@@ -45,7 +45,7 @@ _DEVICE = ("kind", "name", "count", "host", "memory")
 
 
 @dataclass(frozen=True)
-class Network:
+class MachineNetwork:
     """How a machine is joined to others: one link from each place in ``at`` to the network."""
 
     at: tuple[str, ...]
@@ -57,7 +57,7 @@ class Machine:
     """A cluster as a file states it, with the network that the file may state for it."""
 
     cluster: Cluster
-    network: Network | None
+    network: MachineNetwork | None
 
 
 def read_cluster(path: str | Path) -> Cluster:
@@ -201,7 +201,7 @@ def _meta(top: Table) -> dict[str, str | int | float | bool]:
     return dict(meta)
 
 
-def _network(top: Table, cluster: Cluster) -> Network | None:
+def _network(top: Table, cluster: Cluster) -> MachineNetwork | None:
     table = top.table("network", ("at", "bandwidth", "latency"))
     if table is None:
         return None
@@ -211,4 +211,4 @@ def _network(top: Table, cluster: Cluster) -> Network | None:
         if name not in places:
             hint = did_you_mean(name, (*cluster.hosts, *cluster.switches))
             raise table.error("at", f"no device, host or switch is called {name!r}", hint)
-    return Network(at, host_link(table))
+    return MachineNetwork(at, host_link(table))

@@ -18,7 +18,7 @@ from hocket.hardware.files import (
     DEFAULT_HOST,
     MAX_DEVICES,
     Machine,
-    Network,
+    MachineNetwork,
     machine_from_dict,
 )
 from hocket.hardware.foreign import is_machine_file, read_any_machine
@@ -238,7 +238,7 @@ def _below(prefix: str, place: str) -> str:
 
 
 def _network_links(machine: Machine, prefix: str) -> Iterator[Link]:
-    network = machine.network or Network(machine.cluster.hosts, DEFAULT_NETWORK)
+    network = machine.network or MachineNetwork(machine.cluster.hosts, DEFAULT_NETWORK)
     for place in network.at:
         end = _below(prefix, place)
         yield Link(

@@ -31,7 +31,7 @@ _LISTED_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TiledOption:
     """An option with its tiles and what they cost."""
 
     option: Option
@@ -56,10 +56,10 @@ class Candidate:
 
 def choose(
     options: Sequence[Option], values: Mapping[str, Any], num_workers: int, max_delay: int | None
-) -> tuple[Candidate | None, list[Refusal]]:
+) -> tuple[TiledOption | None, list[Refusal]]:
     """The best option whose conditions hold, and why others do not."""
     spaces: dict[int, Space | Refusal] = {}
-    candidates: list[Candidate] = []
+    candidates: list[TiledOption] = []
     refusals: list[Refusal] = []
     for option in options:
         depth = option.reading.depth
@@ -74,7 +74,7 @@ def choose(
                 steps = _num_steps(turned, space, num_workers, max_delay)
                 tiling = tiling_of(space, turned.shape, num_workers, steps)
                 candidates.append(
-                    Candidate(turned, space, tiling, _moved(turned, space, tiling), work_s(space))
+                    TiledOption(turned, space, tiling, _moved(turned, space, tiling), work_s(space))
                 )
         except Refusal as refusal:
             spaces.setdefault(depth, refusal)
@@ -82,7 +82,7 @@ def choose(
     return _best(candidates), refusals
 
 
-def _best(candidates: Sequence[Candidate]) -> Candidate | None:
+def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
     """The cheapest; one that gives the loop's own bits wins unless it costs half as much again.
 
     Permission to deviate is used only where there is nothing else.

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_bytes, format_seconds
 from hocket.loops import memory
-from hocket.loops.choice import Candidate
+from hocket.loops.choice import TiledOption
 from hocket.loops.evaluate import CannotEvaluate, evaluate
 from hocket.loops.form import Refusal
 from hocket.loops.nest import Reading
 from hocket.loops.scope import guessed_scope
-from hocket.loops.source import Site, Source
+from hocket.loops.source import LoopSource, Site
 from hocket.loops.verdict import Option, Verdict, judge
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LoopExplanation:
     line: int
     verdict: Verdict
     option: Option | None
-    candidate: Candidate | None
+    candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     way: str
 
@@ -139,7 +139,7 @@ class LoopExplanation:
             if names:
                 yield f"  {', '.join(sorted(names))}: {what}"
 
-    def _numbers(self, candidate: Candidate) -> str:
+    def _numbers(self, candidate: TiledOption) -> str:
         tiling = candidate.tiling
         return (
             f"  {candidate.space.num_iterations:,} iterations in {len(tiling.tiles)} tiles on "
@@ -151,7 +151,7 @@ class LoopExplanation:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class FunctionExplanation:
     """All loops of a function."""
 
     name: str
@@ -184,17 +184,17 @@ def _name(atom: Any) -> str:
 
 
 def explain_source(
-    source: Source, *, ordered: bool = False, permit: Iterable[str] = ()
-) -> Explanation:
+    source: LoopSource, *, ordered: bool = False, permit: Iterable[str] = ()
+) -> FunctionExplanation:
     """From the source alone: ranks are guessed, conditions on data are taken to hold."""
     loops: list[LoopExplanation] = []
     for site in source.sites:
         loops += _from_source(site, source, ordered, tuple(permit))
-    return Explanation(source.name, source.place, tuple(loops), with_data=False)
+    return FunctionExplanation(source.name, source.place, tuple(loops), with_data=False)
 
 
 def _from_source(
-    site: Site, source: Source, ordered: bool, permit: tuple[str, ...]
+    site: Site, source: LoopSource, ordered: bool, permit: tuple[str, ...]
 ) -> list[LoopExplanation]:
     scope = guessed_scope([source.node], site.inputs, source.names)
     verdict = judge(site.nest, scope, ordered=ordered, permit=permit)
@@ -214,7 +214,7 @@ def _preference(option: Option) -> tuple[bool, bool, int]:
 
 def explain_call(
     function: ParallelFunction[Any, Any], args: tuple[Any, ...] | None, kwargs: Mapping[str, Any]
-) -> Explanation:
+) -> FunctionExplanation:
     """With data: those of the given arguments, or (``args`` None) of the last call."""
     if args is None:
         return _told(function.source, function.decisions())
@@ -224,8 +224,8 @@ def explain_call(
 
 
 def explain_data(
-    source: Source, runners: Mapping[int, SiteRunner], variables: Mapping[str, Any]
-) -> Explanation:
+    source: LoopSource, runners: Mapping[int, SiteRunner], variables: Mapping[str, Any]
+) -> FunctionExplanation:
     """Decide each loop that can be reached with the arguments alone; nothing is run."""
     decisions = []
     for site in source.sites:
@@ -236,12 +236,12 @@ def explain_data(
     return _told(source, decisions)
 
 
-def _told(source: Source, decisions: Iterable[Decision]) -> Explanation:
+def _told(source: LoopSource, decisions: Iterable[Decision]) -> FunctionExplanation:
     loops = tuple(_of_decision(decision) for decision in decisions)
-    return Explanation(source.name, source.place, loops, with_data=True)
+    return FunctionExplanation(source.name, source.place, loops, with_data=True)
 
 
-def _set_before(source: Source, site: Site, known: Mapping[str, Any]) -> dict[str, Any]:
+def _set_before(source: LoopSource, site: Site, known: Mapping[str, Any]) -> dict[str, Any]:
     """What plain lines before the loop set: shapes, lengths, numbers. Calls are not made."""
     found: dict[str, Any] = {}
     for statement in source.node.body:

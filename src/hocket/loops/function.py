@@ -16,11 +16,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hocket.base.errors import UsageError, unknown_name
 from hocket.loops.flow import stored_names
-from hocket.loops.job import Job
+from hocket.loops.job import LoopJob
 from hocket.loops.names import function_node, live_names
 from hocket.loops.runner import Decision, SiteRunner
 from hocket.loops.settings import Settings
-from hocket.loops.source import Site, Source, source_of
+from hocket.loops.source import LoopSource, Site, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +37,7 @@ class ParallelFunction(Generic[P, R]):
         self.options = dict(options)
 
     @functools.cached_property
-    def source(self) -> Source:
+    def source(self) -> LoopSource:
         """The function's tree and its loops."""
         function = self.function
         if not isinstance(function, FunctionType):
@@ -129,7 +129,7 @@ class ParallelFunction(Generic[P, R]):
         return self.runners[number].run(variables)
 
 
-def backend_named(name: str) -> Callable[[Job], list[tuple[Any, ...]]]:
+def backend_named(name: str) -> Callable[[LoopJob], list[tuple[Any, ...]]]:
     """The back end of a name."""
     if name == "threads":
         from hocket.loops.backends.threads import run_on_threads
@@ -151,7 +151,7 @@ def backend_named(name: str) -> Callable[[Job], list[tuple[Any, ...]]]:
 
 
 def _host_code(
-    source: Source, runners: Mapping[int, SiteRunner], free: tuple[str, ...]
+    source: LoopSource, runners: Mapping[int, SiteRunner], free: tuple[str, ...]
 ) -> CodeType:
     """Compile ``def hocket_make_(run, *free): def f(...): ...; return f``."""
     tree = copy.deepcopy(source.node)

@@ -22,7 +22,7 @@ AnyArray = NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class LoopJob:
     """A loop with its tiles, its data and its replicas."""
 
     source: KernelSource
@@ -65,7 +65,7 @@ class Job:
         return np.zeros_like(shared) if name in self.summed else shared.copy()
 
 
-def arguments_for(job: Job, replicas: Mapping[str, AnyArray]) -> tuple[Any, ...]:
+def arguments_for(job: LoopJob, replicas: Mapping[str, AnyArray]) -> tuple[Any, ...]:
     """The kernel's arguments after the bounds, for one worker."""
     found = []
     for name in job.source.arguments:
@@ -74,7 +74,7 @@ def arguments_for(job: Job, replicas: Mapping[str, AnyArray]) -> tuple[Any, ...]
     return tuple(found)
 
 
-def exchange(job: Job, replicas: list[dict[str, AnyArray]]) -> None:
+def exchange(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
     """Between steps: add everyone's changes to the buffered arrays, in the order of workers."""
     for name in job.buffered:
         shared: AnyArray = job.values[name]
@@ -86,7 +86,7 @@ def exchange(job: Job, replicas: list[dict[str, AnyArray]]) -> None:
             own[name][...] = merged
 
 
-def finish(job: Job, replicas: list[dict[str, AnyArray]]) -> None:
+def finish(job: LoopJob, replicas: list[dict[str, AnyArray]]) -> None:
     """After the last step: keep the private arrays of the last iteration, add up the sums."""
     for name in job.private:
         job.values[name][...] = replicas[job.last_worker][name]

@@ -15,17 +15,17 @@ import numpy as np
 
 from hocket.loops import memory
 from hocket.loops.bounds import all_inside
-from hocket.loops.choice import Candidate, choose, work_s
+from hocket.loops.choice import TiledOption, choose, work_s
 from hocket.loops.compile import CompileOptions, compiled
 from hocket.loops.flow import exposed_names, stored_names
 from hocket.loops.form import Refusal
 from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
-from hocket.loops.job import Job
+from hocket.loops.job import LoopJob
 from hocket.loops.names import Number
 from hocket.loops.rows import lowered
 from hocket.loops.scope import Scope, data_scope, guessed_scope
 from hocket.loops.settings import Settings
-from hocket.loops.source import Site, Source
+from hocket.loops.source import LoopSource, Site
 from hocket.loops.verdict import Verdict, judge
 
 Results = tuple[Any, ...]
@@ -40,7 +40,7 @@ class Decision:
 
     site: Site
     verdict: Verdict
-    candidate: Candidate | None
+    candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     way: str
     """``parallel``, ``serial`` (compiled), ``inside`` (its inner loops are tried) or ``python``."""
@@ -57,7 +57,7 @@ class _Memory:
 class SiteRunner:
     """One loop of one function."""
 
-    def __init__(self, source: Source, site: Site, settings: Settings) -> None:
+    def __init__(self, source: LoopSource, site: Site, settings: Settings) -> None:
         self.source, self.site, self.settings = source, site, settings
         node = site.nest.node
         self._stored = stored_names([node])
@@ -137,7 +137,7 @@ class SiteRunner:
 
     def _candidate(
         self, verdict: Verdict, values: Mapping[str, Any]
-    ) -> tuple[Candidate | None, list[Refusal]]:
+    ) -> tuple[TiledOption | None, list[Refusal]]:
         written = frozenset[str]().union(*(r.body.written for r in verdict.readings))
         try:
             memory.check_overlaps(values, written, self.site.line)
@@ -146,7 +146,7 @@ class SiteRunner:
         return choose(verdict.options, values, self.settings.num_workers, self.settings.max_delay)
 
     def _parallel(
-        self, verdict: Verdict, candidate: Candidate, refusals: list[Refusal]
+        self, verdict: Verdict, candidate: TiledOption, refusals: list[Refusal]
     ) -> Decision:
         option = candidate.option
         reductions = [reduction.name for reduction in option.reading.reductions]
@@ -170,7 +170,7 @@ class SiteRunner:
         options = CompileOptions(self.settings.fastmath, self._checks_bounds(candidate))
         return Decision(self.site, verdict, candidate, tuple(refusals), "parallel", source, options)
 
-    def _checks_bounds(self, candidate: Candidate) -> bool:
+    def _checks_bounds(self, candidate: TiledOption) -> bool:
         return self.settings.check_bounds and not all_inside(candidate.space)
 
     def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
@@ -276,7 +276,9 @@ class SiteRunner:
         per_tile = self.settings.backend(job)
         return self._combined(decision, values, per_tile)
 
-    def job(self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]) -> Job:
+    def job(
+        self, decision: Decision, values: Mapping[str, Any], owners: Mapping[str, str]
+    ) -> LoopJob:
         """The call as a job for a back end."""
         assert decision.candidate is not None
         assert decision.source is not None
@@ -287,7 +289,7 @@ class SiteRunner:
             if neutral is not None:
                 initial = values[reduction.name]
                 started[reduction.name] = type(initial)(neutral)
-        return Job(
+        return LoopJob(
             decision.source, decision.options, tiling, started,
             tuple(sorted(option.private)), tuple(sorted(option.summed)),
             tuple(sorted(option.buffered)), _last_worker(decision.candidate),
@@ -320,7 +322,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _last_worker(candidate: Candidate) -> int:
+def _last_worker(candidate: TiledOption) -> int:
     """Who runs the iteration that comes last in the serial order of the schedule."""
     tiles = [tile for tile in candidate.tiling.tiles if tile.num_iterations]
     if not tiles:

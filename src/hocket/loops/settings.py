@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.loops.job import Job
+from hocket.loops.job import LoopJob
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class Settings:
     """The arguments of ``parallel_for``, resolved."""
 
     num_workers: int
-    backend: Callable[[Job], list[tuple[Any, ...]]]
+    backend: Callable[[LoopJob], list[tuple[Any, ...]]]
     ordered: bool = False
     """Whether dependent iterations must run in the order of the loop."""
     permit: tuple[str, ...] = ()

@@ -44,7 +44,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Source:
+class LoopSource:
     """A function as a syntax tree whose loops are plain, and its sites."""
 
     name: str
@@ -61,16 +61,16 @@ class Source:
         return tuple(argument.arg for argument in every)
 
 
-def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> Source:
+def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSource:
     """Find the loops of a function."""
     plain = _Plain(names).visit(copy.deepcopy(node))
     ast.fix_missing_locations(plain)
     counter = iter(range(1_000_000))
     sites = tuple(_sites(plain.body, frozenset(), names, counter))
-    return Source(node.name, plain, names, sites, place)
+    return LoopSource(node.name, plain, names, sites, place)
 
 
-def parsed_source(path: str | Path, function: str) -> Source:
+def parsed_source(path: str | Path, function: str) -> LoopSource:
     """A function of a file that is parsed, never run."""
     try:
         text = Path(path).read_text(encoding="utf-8")

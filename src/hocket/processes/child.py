@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from hocket.base.errors import one_line
 from hocket.processes.frames import Frame, FrameReader, FrameWriter
-from hocket.processes.progress import BEAT_S, Progress
+from hocket.processes.progress import BEAT_S, SignsOfLife
 from hocket.processes.system import die_with
 
 _FAILED = 1
@@ -26,7 +26,7 @@ _FAILED = 1
 class Parent:
     """The process that started this one, as seen from here."""
 
-    def __init__(self, reader: FrameReader, writer: FrameWriter, progress: Progress) -> None:
+    def __init__(self, reader: FrameReader, writer: FrameWriter, progress: SignsOfLife) -> None:
         self._reader, self._writer, self._progress = reader, writer, progress
 
     def hear(self) -> Frame | None:
@@ -48,7 +48,7 @@ def live(work: Callable[[Parent], None]) -> NoReturn:
     inbox, outbox, memory, life, parent_id = map(int, sys.argv.pop(1).split(","))
     if sys.platform == "linux":
         die_with(parent_id)
-    progress = Progress(mmap.mmap(memory, Progress.SIZE))
+    progress = SignsOfLife(mmap.mmap(memory, SignsOfLife.SIZE))
     threading.Thread(target=_show_life, args=(progress, life), daemon=True).start()
     code = _do(work, Parent(FrameReader(inbox), FrameWriter(outbox), progress))
     for stream in (sys.stdout, sys.stderr):
@@ -82,7 +82,7 @@ def _do(work: Callable[[Parent], None], parent: Parent) -> int:
     return 0
 
 
-def _show_life(progress: Progress, life: int) -> None:
+def _show_life(progress: SignsOfLife, life: int) -> None:
     while True:
         progress.beat(time.monotonic())
         readable, _, _ = select.select([life], [], [], BEAT_S)

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from hocket.processes import keeper, system
 from hocket.processes.blame import Blame, ProcessError, blame
 from hocket.processes.frames import Frame
-from hocket.processes.limits import Limits
-from hocket.processes.member import Member, ProcessSpec
+from hocket.processes.member import CrewMember, ProcessSpec
+from hocket.processes.patience import Patience
 from hocket.processes.progress import Position
 from hocket.processes.start import start_module
 
@@ -37,7 +37,7 @@ showing that it lives."""
 _MARK = "HOCKET_CREW"
 
 
-class Message(NamedTuple):
+class Heard(NamedTuple):
     """What a process says."""
 
     sender: int
@@ -52,13 +52,13 @@ class Crew:
         self,
         specs: Sequence[ProcessSpec],
         *,
-        limits: Limits | None = None,
+        patience: Patience | None = None,
         on_wait: Callable[[Sequence[Position]], None] = lambda positions: None,
     ) -> None:
         """``on_wait`` is told now and then where the processes are."""
-        self._specs, self._limits, self._on_wait = specs, limits or Limits(), on_wait
-        self._members: list[Member] = []
-        self._inbox: deque[Message] = deque()
+        self._specs, self._patience, self._on_wait = specs, patience or Patience(), on_wait
+        self._members: list[CrewMember] = []
+        self._inbox: deque[Heard] = deque()
         self._selector = selectors.PollSelector()
         self._life: tuple[int, int] | None = None
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -73,7 +73,7 @@ class Crew:
         try:
             self._start_keeper()
             for spec in self._specs:
-                member = Member(spec, self._life[0], {_MARK: self._mark})
+                member = CrewMember(spec, self._life[0], {_MARK: self._mark})
                 self._members.append(member)
                 self._selector.register(member.reader.descriptor, selectors.EVENT_READ, member)
         except BaseException:
@@ -117,7 +117,7 @@ class Crew:
         member.writer.put(header, buffers)
         self._write(member)
 
-    def hear(self, timeout_s: float = math.inf) -> Message | None:
+    def hear(self, timeout_s: float = math.inf) -> Heard | None:
         """What a process says next; None after ``timeout_s``, or where all have done their work.
 
         Raises `ProcessError` where one has failed.
@@ -132,7 +132,7 @@ class Crew:
             self._exchange(min(_LOOK_S, until_s - now_s))
         return self._inbox.popleft()
 
-    def messages(self) -> Iterator[Message]:
+    def messages(self) -> Iterator[Heard]:
         """What is said until all have done their work."""
         while (message := self.hear()) is not None:
             yield message
@@ -148,7 +148,7 @@ class Crew:
             elif events:
                 self._read(member)
 
-    def _write(self, member: Member) -> None:
+    def _write(self, member: CrewMember) -> None:
         # One that has died reads nothing; its death is noticed elsewhere.
         is_broken = False
         try:
@@ -162,7 +162,7 @@ class Crew:
         elif is_watched and not has_more:
             self._selector.unregister(member.writer.descriptor)
 
-    def _read(self, member: Member) -> None:
+    def _read(self, member: CrewMember) -> None:
         frame = member.reader.read()
         if frame is not None:
             self._take(member, frame)
@@ -171,7 +171,7 @@ class Crew:
             if not member.is_done:
                 raise self._failure()
 
-    def _take(self, member: Member, frame: Frame) -> None:
+    def _take(self, member: CrewMember, frame: Frame) -> None:
         what = frame.header.get("what")
         if what == "done":
             member.is_done = True
@@ -179,7 +179,7 @@ class Crew:
             member.error = frame.header
             raise self._failure()
         else:
-            self._inbox.append(Message(self._members.index(member), *frame))
+            self._inbox.append(Heard(self._members.index(member), *frame))
 
     # ── who lives, and who is to blame ──
 
@@ -193,15 +193,15 @@ class Crew:
                 raise self._failure()
         self._on_wait([member.progress.read() for member in self._members])
 
-    def _too_silent_s(self, member: Member) -> float | None:
+    def _too_silent_s(self, member: CrewMember) -> float | None:
         """How long a process has given no sign of life, where that is too long."""
         if member.is_done or member.process.poll() is not None:
             return None
-        position, limit_s = member.progress.read(), self._limits.silence_s
+        position, limit_s = member.progress.read(), self._patience.silence_s
         if member.is_stopped:
-            limit_s = self._limits.stopped_s
+            limit_s = self._patience.stopped_s
         elif not position.step:
-            limit_s = _START_PATIENCE * limit_s if position.beat_s else self._limits.start_s
+            limit_s = _START_PATIENCE * limit_s if position.beat_s else self._patience.start_s
         silent_s = member.silent_s
         if silent_s <= limit_s:
             return None
@@ -222,7 +222,7 @@ class Crew:
                     self._listen_for_cause(key.data)
         return ProcessError(found)
 
-    def _listen_for_cause(self, member: Member) -> None:
+    def _listen_for_cause(self, member: CrewMember) -> None:
         frame = member.reader.read()
         if frame is not None and frame.header.get("what") == "error":
             member.error = frame.header
@@ -260,12 +260,12 @@ class Crew:
         self._keeper = None
 
 
-def _has_ended(member: Member) -> bool:
+def _has_ended(member: CrewMember) -> bool:
     """Whether nothing more will be known of a process."""
     return member.reader.is_closed and member.process.poll() is not None
 
 
-def _has_more_to_say(member: Member) -> bool:
+def _has_more_to_say(member: CrewMember) -> bool:
     """Whether something is on its way; a process that has said all may be gone for good."""
     if member.reader.is_closed:
         return False

@@ -17,7 +17,7 @@ from hocket.base import config
 from hocket.processes import system
 from hocket.processes.blame import Sighting
 from hocket.processes.frames import FrameReader, FrameWriter
-from hocket.processes.progress import Position, Progress
+from hocket.processes.progress import Position, SignsOfLife
 from hocket.processes.start import start_module
 
 _PIPE_BYTES = 1 << 20
@@ -47,7 +47,7 @@ class ProcessSpec:
     """Whether what it prints is shown on our standard error; else its end is kept."""
 
 
-class Member:
+class CrewMember:
     """A running process with its pipes."""
 
     def __init__(self, spec: ProcessSpec, life: int, mark: Mapping[str, str]) -> None:
@@ -63,8 +63,8 @@ class Member:
         our_in, child_out = _pipe()
         self.reader, self.writer = FrameReader(our_in), FrameWriter(our_out)
         with tempfile.TemporaryFile() as shared:
-            shared.truncate(Progress.SIZE)
-            self.progress = Progress(mmap.mmap(shared.fileno(), Progress.SIZE))
+            shared.truncate(SignsOfLife.SIZE)
+            self.progress = SignsOfLife(mmap.mmap(shared.fileno(), SignsOfLife.SIZE))
             given = (child_in, child_out, shared.fileno(), life)
             try:
                 self.process = start_module(

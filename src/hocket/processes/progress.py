@@ -21,7 +21,7 @@ class Position(NamedTuple):
     """Of the step; what is counted is for each kind of work to say."""
 
 
-class Progress:
+class SignsOfLife:
     """The memory that a process writes and the one that started it reads."""
 
     SIZE = 24

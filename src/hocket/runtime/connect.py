@@ -17,7 +17,7 @@ _PATIENCE = timedelta(days=1)
 _HOST = "127.0.0.1"
 
 
-class Store:
+class MeetingStore:
     """A key-value store that listens on loopback only; its port is free again when it is closed."""
 
     def __init__(self) -> None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
-from hocket.processes.limits import Limits
+from hocket.processes.patience import Patience
 
 if TYPE_CHECKING:
     from hocket.runtime.record import StepRecord
 
-SILENCE_S = Limits().silence_s
+SILENCE_S = Patience().silence_s
 """A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
 
 OnStart = Callable[[list[int]], None]
@@ -62,7 +62,7 @@ _ONLY_FOR = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class Onlookers:
     """Who looks on while a plan is carried out."""
 
     on_start: OnStart = lambda process_ids: None

@@ -17,7 +17,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.executor import PlacedProgram
-from hocket.runtime.options import OnProgress, OnStart, OnStep, RunOptions, Watch
+from hocket.runtime.options import Onlookers, OnProgress, OnStart, OnStep, RunOptions
 from hocket.runtime.rebuild import ModelSource, rebuild
 from hocket.runtime.record import StepRecord, measured_timeline
 from hocket.runtime.room import require_room
@@ -115,7 +115,7 @@ def run_plan(
 
     names = problem.cluster.device_names
     work = PlacedProgram(setup, rebuilt.values, names, places)
-    executor.run(work, options, Watch(on_start=on_start, on_step=note, on_progress=on_progress))
+    executor.run(work, options, Onlookers(on_start=on_start, on_step=note, on_progress=on_progress))
     middle = sorted(seen, key=lambda record: record.step_s)[len(seen) // 2]
     return RunResult(
         backend=backend,

@@ -11,10 +11,10 @@ import torch
 from hocket.base.units import format_percent
 from hocket.capture.storage import given_storages
 from hocket.processes.crew import Crew
-from hocket.processes.limits import Limits
 from hocket.processes.member import ProcessSpec
+from hocket.processes.patience import Patience
 from hocket.processes.progress import Position
-from hocket.runtime.connect import Store
+from hocket.runtime.connect import MeetingStore
 from hocket.runtime.executors.ranks import Backend
 from hocket.runtime.options import SILENCE_S, OnProgress, OnStart, OnStep
 from hocket.runtime.package import unpack
@@ -55,7 +55,7 @@ def run_ranks(
     ``on_start`` is told the process ids of the ranks, ``on_step`` each step when it is done, and
     ``on_progress`` now and then how far the ranks are.
     """
-    store = Store()
+    store = MeetingStore()
     try:
         specs = [
             _rank_spec(setup, device_names, options, device) for device in setup.split.used_devices
@@ -68,8 +68,8 @@ def run_ranks(
         def tell(positions: Sequence[Position]) -> None:
             on_progress(_how_far(positions, counts, options.steps))
 
-        limits = Limits(silence_s=options.silence_s)
-        with Crew(specs, limits=limits, on_wait=tell) as crew:
+        patience = Patience(silence_s=options.silence_s)
+        with Crew(specs, patience=patience, on_wait=tell) as crew:
             on_start(crew.process_ids)
             for rank, device in enumerate(setup.split.used_devices):
                 crew.tell(rank, *_order(setup, values, options, device, store.port))

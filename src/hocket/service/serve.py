@@ -47,7 +47,7 @@ SWITCH_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class ServeSettings:
     """How a fleet is served."""
 
     folder: Path
@@ -66,7 +66,7 @@ class Settings:
     team_weights: Mapping[str, float] = field(default_factory=dict)
 
 
-def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
+def serve(settings: ServeSettings, on_ready: Callable[[str, str], None]) -> None:
     """Serve a fleet until SIGTERM or SIGINT; ``on_ready`` is told the address once it answers, and
     one that logs a browser in."""
     make_private()
@@ -90,7 +90,7 @@ def serve(settings: Settings, on_ready: Callable[[str, str], None]) -> None:
 
 
 def _run(
-    settings: Settings,
+    settings: ServeSettings,
     store: Store,
     executor: Executor,
     tokens: Tokens,
@@ -122,7 +122,7 @@ def _run(
         daemon.close()
 
 
-def _capacity(settings: Settings) -> dict[str, int] | None:
+def _capacity(settings: ServeSettings) -> dict[str, int] | None:
     """Devices of each kind of this machine; None where more may come (Ray, Slurm)."""
     if settings.on != "local":
         return None
@@ -193,7 +193,7 @@ class _Server(uvicorn.Server):
 # ── addresses ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_host(settings: Settings) -> None:
+def _check_host(settings: ServeSettings) -> None:
     if not is_loopback(settings.host) and not settings.is_remote_allowed:
         raise UsageError(
             f"--host {settings.host} can be reached from other machines",
@@ -252,7 +252,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(settings: Settings, listener: socket.socket) -> str:
+def _url(settings: ServeSettings, listener: socket.socket) -> str:
     host = settings.host
     if host in ("0.0.0.0", "::"):
         # Jobs of other machines need a name; without one, those of this machine are all there are.

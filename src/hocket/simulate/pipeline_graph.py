@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
-from hocket.cost.costs import Costs, Source, device_rows
+from hocket.cost.costs import Costs, TimeSource, device_rows
 from hocket.cost.parallel.costs import StageCosts
 from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import Graph, Phase, Role
@@ -167,7 +167,7 @@ def _costs(graph: Graph, cluster: Cluster, op_s: FloatArray, tensor_s: FloatArra
     return Costs(
         kind_names=(_KIND,),
         op_s=op_s[None, :],
-        op_source=np.full((1, graph.num_ops), Source.FILE, dtype=np.uint8),
+        op_source=np.full((1, graph.num_ops), TimeSource.FILE, dtype=np.uint8),
         device_row=device_rows(cluster),
         routes=cluster.routes,
         tensor_bytes=graph.tensor_bytes,

@@ -13,8 +13,8 @@ from urllib.parse import quote
 from hocket import __version__
 from hocket.base.atomic import write_atomically
 from hocket.base.units import format_bytes, format_seconds
-from hocket.loops.choice import Candidate
-from hocket.loops.explain import Explanation, LoopExplanation
+from hocket.loops.choice import TiledOption
+from hocket.loops.explain import FunctionExplanation, LoopExplanation
 from hocket.view.drawing import AXIS_PX, MARGIN_PX, Scale, svg_rect, svg_text, time_axis
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.picture import picture_css
@@ -26,7 +26,7 @@ _COLOURS = ("forward", "backward", "optimizer")
 MAX_TILES = 5000
 
 
-def loop_report_html(explanation: Explanation) -> str:
+def loop_report_html(explanation: FunctionExplanation) -> str:
     """The report as one HTML text."""
     css = picture_css() + template("report.css")
     title = inert(f"{explanation.name} in {Path(explanation.place).name}")
@@ -51,7 +51,7 @@ def loop_report_html(explanation: Explanation) -> str:
     return fill(template("parallel.html"), values)
 
 
-def write_loop_report(path: str | Path, explanation: Explanation) -> None:
+def write_loop_report(path: str | Path, explanation: FunctionExplanation) -> None:
     """Write the report to a file."""
     write_atomically(path, loop_report_html(explanation).encode())
 
@@ -82,7 +82,7 @@ def _vectors(loop: LoopExplanation) -> str:
     return table(heads, rows)
 
 
-def tiles_svg(candidate: Candidate) -> str:
+def tiles_svg(candidate: TiledOption) -> str:
     """Tiles over workers and time, coloured by their part of the time dimension."""
     tiling = candidate.tiling
     spans = tiling.spans()
@@ -107,7 +107,7 @@ def tiles_svg(candidate: Candidate) -> str:
 
 
 def _marks(
-    candidate: Candidate, spans: list[tuple[float, float]], seconds: float, scale: Scale
+    candidate: TiledOption, spans: list[tuple[float, float]], seconds: float, scale: Scale
 ) -> Iterator[str]:
     def top(worker: int) -> float:
         return float(MARGIN_PX + AXIS_PX + worker * (_BAR_PX + _GAP_PX))

@@ -156,7 +156,7 @@ def command(
     from hocket.fleet.rounds.kernels import kernels_are_compiled
     from hocket.fleet.rounds.state import Rules
     from hocket.service.engines import check_engine
-    from hocket.service.serve import Settings, serve
+    from hocket.service.serve import ServeSettings, serve
 
     folder = state_folder(state).absolute()
 
@@ -171,7 +171,7 @@ def command(
     if not kernels_are_compiled():
         say("compiling the kernels of the rounds (once, some seconds)")
     serve(
-        Settings(
+        ServeSettings(
             folder=folder,
             on=on,
             devices=found,

@@ -17,7 +17,7 @@ from hocket.cli.output import console, emit, json_option, say
 
 if TYPE_CHECKING:
     from hocket.fleet.rounds.state import Device
-    from hocket.fleet.simulator import FleetRun, Work
+    from hocket.fleet.simulator import FleetRun, TraceWork
     from hocket.fleet.simulator.simulate import OnProgress
     from hocket.fleet.throughputs import Throughputs
     from hocket.fleet.traces import Trace
@@ -175,7 +175,7 @@ def command(
     _show(runs, as_json)
 
 
-def _never_fits(work: Work, devices: tuple[Device, ...]) -> tuple[str, ...]:
+def _never_fits(work: TraceWork, devices: tuple[Device, ...]) -> tuple[str, ...]:
     """Jobs that no kind of the cluster can ever run, in words."""
     import numpy as np
 

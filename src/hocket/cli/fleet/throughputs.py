@@ -12,7 +12,7 @@ from hocket.cli.output import console, emit, json_option, say
 from hocket.cli.sources import ModelOptions, announce_compilation, load_graph, model_options
 
 if TYPE_CHECKING:
-    from hocket.fleet.throughputs.predict import Prediction
+    from hocket.fleet.throughputs.predict import PredictedThroughputs
     from hocket.fleet.throughputs.servers import Servers
 
 _MAX_GANG = 4096
@@ -165,7 +165,7 @@ def _gangs(text: str) -> list[int]:
     return sizes
 
 
-def _as_json(prediction: Prediction) -> dict[str, Any]:
+def _as_json(prediction: PredictedThroughputs) -> dict[str, Any]:
     return {
         "job_type": prediction.throughputs.profiles[0].job_type,
         "gradient_bytes": prediction.gradient_bytes,
@@ -182,7 +182,7 @@ def _as_json(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _print(prediction: Prediction) -> None:
+def _print(prediction: PredictedThroughputs) -> None:
     from rich.text import Text
 
     from hocket.base.units import format_bytes

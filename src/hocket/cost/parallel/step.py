@@ -126,7 +126,7 @@ class Times:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Prediction:
+class StepPrediction:
     """Seconds of a step and its parts, one entry per division; the parts add up to the step."""
 
     step_s: FloatArray
@@ -204,7 +204,7 @@ def predict(
     cluster: Cluster,
     software: Software,
     coefficients: Coefficients = Coefficients(),  # noqa: B008 - frozen
-) -> Prediction:
+) -> StepPrediction:
     """The step times of divisions of one model; of unequal devices the slowest kind counts."""
     network = network_of(cluster)
     setting = setting_of(model, software, slowest_kind(cluster, software), network)
@@ -217,7 +217,7 @@ def predict(
         stage=keys.stage,
         rank=keys.rank,
     )
-    return Prediction(
+    return StepPrediction(
         step_s=times.step_s(),
         times=times,
         tokens_per_sequence=model.sequence,

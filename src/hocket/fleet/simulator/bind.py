@@ -26,7 +26,7 @@ _SAME_TIME = 1.05
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Work:
+class TraceWork:
     """The jobs of a trace as the fleet sees them."""
 
     trace: Trace
@@ -44,7 +44,7 @@ class Work:
     """What the trace says of its jobs that is not followed."""
 
 
-def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) -> Work:
+def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) -> TraceWork:
     """Throughputs and steps of all jobs; raises `UsageError` for one whose speed is not known."""
     speed = np.ones(len(kinds))
     table = spread = None
@@ -75,7 +75,7 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
         steps_per_s[:, job] = rows
     beside = np.zeros((0, 0, len(kinds))) if table is None else table.beside
     notes = trace.notes + _other_durations(trace, kinds, steps_per_s[0], total_steps)
-    return Work(
+    return TraceWork(
         trace=trace,
         notes=notes,
         kinds=kinds,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.state import State
-from hocket.fleet.simulator.bind import Work
+from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.fleet_run import FleetRun, Spans
 
 Counts = NDArray[np.int64]
@@ -45,7 +45,7 @@ def new_totals(num_jobs: int, num_kinds: int) -> Totals:
 class Recorder:
     """Collects what `FleetRun` holds."""
 
-    def __init__(self, work: Work, state: State, records_spans: bool) -> None:
+    def __init__(self, work: TraceWork, state: State, records_spans: bool) -> None:
         from hocket.fleet.simulator.tally import tally
 
         count = len(work.trace)

@@ -19,7 +19,7 @@ from hocket.fleet.rounds.actions import GIVEN_UP, Actions
 from hocket.fleet.rounds.events import Event, Fail, Finish, Submit, Tick
 from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, State, new_state
 from hocket.fleet.rounds.step import step
-from hocket.fleet.simulator.bind import Work
+from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.faults import Faults, FaultSource
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.simulator.load import load_compiled
@@ -30,7 +30,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def simulate(
-    work: Work,
+    work: TraceWork,
     devices: tuple[Device, ...],
     rules: Rules | None = None,
     *,
@@ -87,7 +87,7 @@ def simulate(
     )
 
 
-def _can_run(work: Work, state: State) -> NDArray[np.bool_]:
+def _can_run(work: TraceWork, state: State) -> NDArray[np.bool_]:
     fits = work.trace.gang[:, None] <= state.num_devices[None, :]
     return np.asarray(((work.steps_per_s > 0.0) & fits).any(axis=1))
 
@@ -106,7 +106,7 @@ class _Feed:
     """Events in order of time: jobs that end, jobs that come, faults, rounds."""
 
     def __init__(
-        self, work: Work, can_run: NDArray[np.bool_], faults: FaultSource, knows_servers: bool
+        self, work: TraceWork, can_run: NDArray[np.bool_], faults: FaultSource, knows_servers: bool
     ) -> None:
         from hocket.fleet.rounds.kernels.count import first_to_finish
 

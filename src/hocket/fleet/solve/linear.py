@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Program:
+class LinearProgram:
     """Who may run where, alone and two on a device."""
 
     crowd: Crowd
@@ -52,7 +52,7 @@ class Solved:
     duals: Duals
 
 
-def solve(program: Program, *, base: FloatArray, slope: FloatArray, near: float) -> Solved:
+def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: float) -> Solved:
     """The highest level at which every class makes ``base + slope x level`` progress per job.
 
     Levels and demands may be of any size, and the solver's tolerances are absolute: ``near`` is a
@@ -71,7 +71,7 @@ def solve(program: Program, *, base: FloatArray, slope: FloatArray, near: float)
     return parts.answer(value, matrix, limits, unit, near)
 
 
-def maximise(program: Program, step_value: FloatArray, need: FloatArray) -> Solved:
+def maximise(program: LinearProgram, step_value: FloatArray, need: FloatArray) -> Solved:
     """The most summed value of progress ``[class, column]``, each job making ``need``."""
     num_jobs = np.asarray(program.crowd.num_jobs)
     parts = _Parts(program)
@@ -87,7 +87,7 @@ def maximise(program: Program, step_value: FloatArray, need: FloatArray) -> Solv
 class _Parts:
     """Rows: demands of classes, times of classes, devices of pools; then the level's column."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: LinearProgram) -> None:
         self.program = program
         self.one, self.at = np.nonzero(np.asarray(program.crowd.rates) > 0.0)
         fastest = program.crowd.rates.max(axis=1, initial=0.0)

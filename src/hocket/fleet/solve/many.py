@@ -21,7 +21,15 @@ from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import climb_inside
 from hocket.fleet.solve.ladder import DemandAt
-from hocket.fleet.solve.pair_program import NOBODY, WIDE, Answer, Pairs, Task, answer_of, columns_of
+from hocket.fleet.solve.pair_program import (
+    NOBODY,
+    WIDE,
+    PairAnswer,
+    Pairs,
+    Task,
+    answer_of,
+    columns_of,
+)
 from hocket.fleet.solve.pair_tables import Anchors, PairTable, Partners, new_partners
 from hocket.fleet.solve.prices import Duals, PairTime, Rung, proven_level, top_level
 from hocket.fleet.solve.representatives import representatives
@@ -105,7 +113,7 @@ def highest_rung_of_many(
     return _rung(crowd, demand_at, answer, alone)
 
 
-def _rung(crowd: Crowd, demand_at: DemandAt, answer: Answer, alone: Rung) -> Rung:
+def _rung(crowd: Crowd, demand_at: DemandAt, answer: PairAnswer, alone: Rung) -> Rung:
     demand = demand_at(answer.level)
     in_pairs = answer.progress - (crowd.rates * answer.alone).sum(axis=1) / crowd.num_jobs
     return Rung(
@@ -127,7 +135,7 @@ def _rung(crowd: Crowd, demand_at: DemandAt, answer: Answer, alone: Rung) -> Run
     )
 
 
-def _solve(task: Task, duals: Duals, top: float) -> Answer:
+def _solve(task: Task, duals: Duals, top: float) -> PairAnswer:
     """Solve with few pairs, look for others that would pay, and again with them."""
     step, least_step, accuracy = _ALONE_STEP, _LEAST_ALONE_STEP, _FIRST
     reached = guess = task.near
@@ -179,7 +187,7 @@ def _between(best: FloatArray, other: FloatArray, step: float) -> FloatArray:
     return np.asarray((1.0 - step) * best + step * other)
 
 
-def _sampled(task: Task, duals: Duals, top: float) -> tuple[Counts, Answer]:
+def _sampled(task: Task, duals: Duals, top: float) -> tuple[Counts, PairAnswer]:
     """Some of the classes, and how they would share their part of the devices."""
     crowd, table = task.crowd, task.table
     count = min(max(len(task.unit) // _ONE_OF, _LEAST_SAMPLE), _MAX_SAMPLE)
@@ -208,7 +216,7 @@ def _sampled(task: Task, duals: Duals, top: float) -> tuple[Counts, Answer]:
     return part, _solve(few, start, top)
 
 
-def _extended(task: Task, part: Counts, found: Answer) -> Duals:
+def _extended(task: Task, part: Counts, found: PairAnswer) -> Duals:
     """Duals of all classes, each as it would answer to those of a part."""
     from hocket.fleet.solve.response_kernel import respond
 

@@ -89,7 +89,7 @@ NOBODY = Pairs(
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Answer:
+class PairAnswer:
     """Times that keep all limits, and duals over all pairs."""
 
     alone: FloatArray
@@ -136,7 +136,7 @@ def answer_of(
     inside: Inside,
     duals: Duals,
     ceiling: float,
-) -> Answer:
+) -> PairAnswer:
     """What a point inside comes to once it is cut to time and devices, and all demands count."""
     crowd = task.crowd
     fitting = _fitted(columns, inside.amount, crowd)
@@ -150,7 +150,7 @@ def answer_of(
     num_single = len(fitting) - len(pairs.a)
     alone = np.zeros(crowd.rates.shape)
     alone[np.nonzero(np.asarray(crowd.rates) > 0.0)] = fitting[:num_single]
-    return Answer(
+    return PairAnswer(
         alone=alone,
         pairs=pairs,
         amount=fitting[num_single:],

@@ -20,7 +20,7 @@ from hocket.fleet.allocation import PairedTime, SharedTime, Warm
 from hocket.fleet.market import Market
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import DemandAt, reached_level
-from hocket.fleet.solve.linear import Program, Solved, solve
+from hocket.fleet.solve.linear import LinearProgram, Solved, solve
 from hocket.fleet.solve.prices import (
     Duals,
     PairTime,
@@ -196,7 +196,7 @@ def _generate(
     """Solve, take in the pairs that would pay, and again; with the columns and duals over all."""
     for _ in range(_MAX_GENERATIONS):
         solved_columns = columns
-        program = Program(crowd=crowd, pairs=pairs.rates, columns=columns)
+        program = LinearProgram(crowd=crowd, pairs=pairs.rates, columns=columns)
         solved = solve(program, base=line[0], slope=line[1], near=level)
         duals = _with_rents(crowd, solved.duals)
         gain = gains(crowd, pairs, duals)

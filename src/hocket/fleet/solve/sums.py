@@ -8,7 +8,7 @@ from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import Ladder, owed
-from hocket.fleet.solve.linear import Program, maximise
+from hocket.fleet.solve.linear import LinearProgram, maximise
 from hocket.fleet.solve.setup import Setup, set_up, trim
 from hocket.fleet.solve.sharing import (
     all_columns,
@@ -27,10 +27,10 @@ def best_sum(
     needed = np.zeros(market.num_jobs) if needs is None else needs
     setup = _classes(market, step_value, needed)
     first = setup.classes.first
-    program = Program(crowd=setup.crowd)
+    program = LinearProgram(crowd=setup.crowd)
     if market.pairs is not None:
         pairs = pair_rates(market, setup, market.usable_steps_per_s)
-        program = Program(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
+        program = LinearProgram(crowd=setup.crowd, pairs=pairs.rates, columns=all_columns(pairs))
     # Doing what a deadline asks for exactly would fail by a rounding error.
     rounding = 1e-12 if market.pairs is None else 1e-8
     solved = maximise(program, step_value[first], needed[first] * (1.0 - rounding))

@@ -53,7 +53,7 @@ class DeviceStep:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Prediction:
+class PredictedThroughputs:
     """Throughputs of one model, with what they were made from."""
 
     throughputs: Throughputs
@@ -92,7 +92,7 @@ def predict(
     job_type: str | None = None,
     calibration: Calibration | None = None,
     measured: Mapping[str, float] | None = None,
-) -> Prediction:
+) -> PredictedThroughputs:
     """As `predict_throughputs`, with the steps and obstacles behind each number."""
     for name, speed in (measured or {}).items():
         names = [servers.name for servers in kinds]
@@ -116,7 +116,7 @@ def predict(
         alone=np.stack(columns, axis=1),
         beside=np.zeros((len(gangs), len(gangs), len(names))),
     )
-    return Prediction(throughputs=table, steps=steps)
+    return PredictedThroughputs(throughputs=table, steps=steps)
 
 
 def device_step(graph: Graph, servers: Servers, calibration: Calibration | None) -> DeviceStep:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hocket.loops.job import Job, arguments_for, exchange, finish
+from hocket.loops.job import LoopJob, arguments_for, exchange, finish
 
 
-def run_in_turn(job: Job) -> list[tuple[Any, ...]]:
+def run_in_turn(job: LoopJob) -> list[tuple[Any, ...]]:
     """Carry out a job; the result of every tile in the order of tiles."""
     kernel = job.kernel()
     workers = range(job.tiling.num_workers)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hocket.base.errors import RunError
 from hocket.loops.backends.segments import SharedArrays, plain_scalars, scalar_of
-from hocket.loops.job import AnyArray, Job, exchange, finish
+from hocket.loops.job import AnyArray, LoopJob, exchange, finish
 from hocket.processes.blame import ProcessError
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
@@ -87,7 +87,7 @@ def _team_of(process_id: int, num_workers: int) -> ProcessTeam:
     return started
 
 
-def run_on_processes(job: Job) -> Results:
+def run_on_processes(job: LoopJob) -> Results:
     """Carry out a job; the caller's arrays change only when all tiles have ended."""
     workers = team(job.tiling.num_workers)
     try:
@@ -100,7 +100,7 @@ def run_on_processes(job: Job) -> Results:
         raise
 
 
-def _run(job: Job, workers: ProcessTeam) -> Results:
+def _run(job: LoopJob, workers: ProcessTeam) -> Results:
     shared, values = workers.shared, job.values
     replicas = _send(job, workers)
     local = dataclasses.replace(job, values={**values, **_own(job, shared)})
@@ -117,11 +117,11 @@ def _run(job: Job, workers: ProcessTeam) -> Results:
     return results
 
 
-def _own(job: Job, shared: SharedArrays) -> dict[str, AnyArray]:
+def _own(job: LoopJob, shared: SharedArrays) -> dict[str, AnyArray]:
     return {name: shared.arrays[name] for name in job.values if name in shared.arrays}
 
 
-def _send(job: Job, workers: ProcessTeam) -> list[dict[str, AnyArray]]:
+def _send(job: LoopJob, workers: ProcessTeam) -> list[dict[str, AnyArray]]:
     """Put all arrays into shared memory and tell every worker where they are."""
     shared = workers.shared
     arrays = {}
@@ -156,7 +156,7 @@ def _send(job: Job, workers: ProcessTeam) -> list[dict[str, AnyArray]]:
 
 
 def _run_tiles(
-    job: Job, workers: ProcessTeam, step: int | None, ended: set[int], results: Results
+    job: LoopJob, workers: ProcessTeam, step: int | None, ended: set[int], results: Results
 ) -> None:
     """Hand each worker its next tile as soon as those that it follows have ended."""
     waiting = [

@@ -18,7 +18,7 @@ import numpy as np
 from hocket.base.errors import RunError
 from hocket.base.extras import require
 from hocket.loops.compile import CompileOptions, compiled
-from hocket.loops.job import AnyArray, Job, exchange, finish
+from hocket.loops.job import AnyArray, LoopJob, exchange, finish
 
 Results = list[tuple[Any, ...]]
 Changes = dict[str, tuple[AnyArray, AnyArray]]
@@ -82,7 +82,7 @@ def _bytes(array: AnyArray) -> AnyArray:
     return found
 
 
-def run_on_ray(job: Job) -> Results:
+def run_on_ray(job: LoopJob) -> Results:
     """Carry out a job on the Ray cluster that this process is connected to, or a local one."""
     require("ray", "the back end 'ray'")
     import ray
@@ -116,7 +116,7 @@ class _Died(Exception):  # noqa: N818
         self.worker, self.doing = worker, doing
 
 
-def _pass(ray: Any, job: Job, contiguous: dict[str, Any], members: list[Any]) -> Results:
+def _pass(ray: Any, job: LoopJob, contiguous: dict[str, Any], members: list[Any]) -> Results:
     shared = sorted(job.written - set(job.replicated))
     _load(ray, job, contiguous, members)
     values = {name: contiguous[name].copy() for name in sorted(job.written)}
@@ -142,7 +142,7 @@ def _pass(ray: Any, job: Job, contiguous: dict[str, Any], members: list[Any]) ->
     return results
 
 
-def _load(ray: Any, job: Job, contiguous: dict[str, Any], members: list[Any]) -> None:
+def _load(ray: Any, job: LoopJob, contiguous: dict[str, Any], members: list[Any]) -> None:
     """One copy of everything goes to the store; replicas differ only in what they become."""
     started = dict(contiguous)
     for name in job.replicated:
@@ -174,14 +174,14 @@ def _one(ray: Any, call: Any, worker: int, doing: str) -> Any:
         raise error.cause if isinstance(error.cause, Exception) else error from None
 
 
-def _fetched(ray: Any, job: Job, members: list[Any]) -> list[dict[str, AnyArray]]:
+def _fetched(ray: Any, job: LoopJob, members: list[Any]) -> list[dict[str, AnyArray]]:
     found = _all(ray, [member.fetch.remote(job.replicated) for member in members], "its end")
     return [{name: array.copy() for name, array in each.items()} for each in found]
 
 
 def _run_tiles(
     ray: Any,
-    job: Job,
+    job: LoopJob,
     members: list[Any],
     step: int | None,
     shared: list[str],

@@ -16,7 +16,7 @@ from functools import lru_cache
 from queue import SimpleQueue
 from typing import Any
 
-from hocket.loops.job import Job, arguments_for, exchange, finish
+from hocket.loops.job import LoopJob, arguments_for, exchange, finish
 
 Results = list[tuple[Any, ...]]
 
@@ -106,7 +106,7 @@ def team(num_workers: int) -> ThreadTeam:
 os.register_at_fork(after_in_child=team.cache_clear)
 
 
-def run_on_threads(job: Job) -> Results:
+def run_on_threads(job: LoopJob) -> Results:
     """Carry out a job; the result of every tile in the order of tiles."""
     tiling = job.tiling
     kernel = job.kernel()

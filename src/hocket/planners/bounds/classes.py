@@ -14,7 +14,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.problem import Problem
-from hocket.planners.bounds.units import Units
+from hocket.planners.bounds.units import BoundUnits
 from hocket.planners.tables import task_table
 
 MAX_CLASSES = 6
@@ -40,7 +40,7 @@ class Classes:
     """Per tensor: what a transfer of it has to move."""
 
 
-def find_classes(problem: Problem, units: Units) -> Classes:
+def find_classes(problem: Problem, units: BoundUnits) -> Classes:
     """The classes of a problem's devices; raises where some op can run nowhere."""
     tasks = task_table(problem)
     class_of = _class_of(problem)
@@ -67,13 +67,13 @@ def _class_of(problem: Problem) -> LongArray:
     return class_of.astype(np.int64)
 
 
-def _unread(problem: Problem, units: Units) -> LongArray:
+def _unread(problem: Problem, units: BoundUnits) -> LongArray:
     unread = np.zeros(problem.cluster.num_devices, dtype=np.int64)
     unread[0] = units.unread_bytes
     return unread
 
 
-def _op_s_of_units(problem: Problem, units: Units, op_s: FloatArray) -> FloatArray:
+def _op_s_of_units(problem: Problem, units: BoundUnits, op_s: FloatArray) -> FloatArray:
     """Infinite for all ops of a unit where it is infinite for one of them."""
     able = np.ones((len(op_s), units.count), dtype=np.bool_)
     for row, seconds in enumerate(op_s):

@@ -27,7 +27,7 @@ from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.planners.bounds.classes import Classes
 from hocket.planners.bounds.tables import Sides, new_together, new_tree
-from hocket.planners.bounds.units import Units
+from hocket.planners.bounds.units import BoundUnits
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -45,7 +45,7 @@ class Heads:
         return shortest
 
 
-def find_heads(graph: Graph, units: Units, classes: Classes) -> Heads:
+def find_heads(graph: Graph, units: BoundUnits, classes: Classes) -> Heads:
     """Heads and tails of all ops."""
     return Heads(
         head_s=_one_side(_before(graph), graph.num_ops, units, classes, backwards=False),
@@ -103,7 +103,7 @@ def _after(graph: Graph) -> tuple[LongArray, LongArray, LongArray]:
 def _one_side(
     neighbours: tuple[LongArray, LongArray, LongArray],
     num_ops: int,
-    units: Units,
+    units: BoundUnits,
     classes: Classes,
     *,
     backwards: bool,

@@ -21,7 +21,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.planners.bounds.classes import Classes
-from hocket.planners.bounds.units import Units
+from hocket.planners.bounds.units import BoundUnits
 
 _MAX_STEPS = 60
 _CLOSE = 1e-4
@@ -44,7 +44,7 @@ class Load:
     """Per class: the weight of a second of each of its devices."""
 
 
-def find_load(units: Units, classes: Classes) -> Load:
+def find_load(units: BoundUnits, classes: Classes) -> Load:
     """The bounds from load."""
     seconds = np.array([np.bincount(units.of_op, row, units.count) for row in classes.op_s])
     held_bytes, memory_bytes = units.held_bytes, classes.memory_bytes

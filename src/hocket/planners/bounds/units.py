@@ -15,7 +15,7 @@ from hocket.graph.graph import Graph
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Units:
+class BoundUnits:
     """The units of a graph, numbered by their first ops."""
 
     of_op: IntArray
@@ -29,7 +29,7 @@ class Units:
     """Bytes that device 0 holds throughout: of tensors that exist before the step, read by none."""
 
 
-def find_units(graph: Graph) -> Units:
+def find_units(graph: Graph) -> BoundUnits:
     """The units of a graph."""
     home_op, of_op = graph.home_op, bound_ops(graph)
     count = int(of_op.max(initial=-1)) + 1
@@ -38,7 +38,7 @@ def find_units(graph: Graph) -> Units:
     held_bytes = np.zeros(count, dtype=np.int64)
     np.add.at(held_bytes, of_op[home_op[owned[is_read]]], graph.tensor_bytes[owned[is_read]])
     unread_bytes = int(graph.tensor_bytes[owned[~is_read]].sum())
-    return Units(
+    return BoundUnits(
         of_op=of_op,
         count=count,
         home_op=home_op,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hocket.base.errors import UsageError, unknown_name
 from hocket.runtime.executors.division import DivisionExecutor
-from hocket.runtime.executors.executor import Executor
+from hocket.runtime.executors.executor import PlanExecutor
 from hocket.runtime.executors.ranks import RanksExecutor
 from hocket.runtime.executors.single import SingleExecutor
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["placement", "division"]
 
-EXECUTORS: dict[Kind, dict[str, Executor[Any]]] = {
+EXECUTORS: dict[Kind, dict[str, PlanExecutor[Any]]] = {
     "placement": {
         "single": SingleExecutor(),
         "gloo": RanksExecutor("gloo"),

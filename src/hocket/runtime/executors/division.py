@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from hocket.base.errors import UsageError
 from hocket.runtime.executors.executor import num_gpus, threads_each
-from hocket.runtime.options import RunOptions, Watch
+from hocket.runtime.options import Onlookers, RunOptions
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
-    from hocket.runtime.parallel.job import Job
+    from hocket.runtime.parallel.job import TrainingJob
 
 Backend = Literal["gloo", "nccl"]
 
@@ -21,7 +21,7 @@ Backend = Literal["gloo", "nccl"]
 class DividedModel:
     """A model divided over the devices of a plan, those of a tensor-parallel group in a row."""
 
-    job: Job
+    job: TrainingJob
     device_names: Sequence[str]
 
 
@@ -49,7 +49,7 @@ class DivisionExecutor:
             )
         return [f"cuda:{rank}" for rank in range(len(devices))]
 
-    def run(self, work: DividedModel, options: RunOptions, watch: Watch) -> None:
+    def run(self, work: DividedModel, options: RunOptions, watch: Onlookers) -> None:
         """Carry out all steps."""
         from hocket.runtime.parallel.spawn import run_jobs
 

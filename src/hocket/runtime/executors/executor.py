@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hocket.runtime.options import RunOptions, Watch
+from hocket.runtime.options import Onlookers, RunOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +44,7 @@ class PlacedProgram:
     """By used device of the plan: what it is carried out on."""
 
 
-class Executor(Protocol[Work]):
+class PlanExecutor(Protocol[Work]):
     """A way to carry out one kind of work."""
 
     @property
@@ -60,7 +60,7 @@ class Executor(Protocol[Work]):
         Raises `UsageError` where this machine cannot.
         """
 
-    def run(self, work: Work, options: RunOptions, watch: Watch) -> None:
+    def run(self, work: Work, options: RunOptions, watch: Onlookers) -> None:
         """Carry out all steps."""
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hocket.base.errors import UsageError
 from hocket.runtime.executors.executor import PlacedProgram, num_gpus, threads_each
-from hocket.runtime.options import RunOptions, Watch
+from hocket.runtime.options import Onlookers, RunOptions
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
@@ -41,7 +41,7 @@ class RanksExecutor:
             )
         return [f"cuda:{rank}" for rank in range(len(devices))]
 
-    def run(self, work: PlacedProgram, options: RunOptions, watch: Watch) -> None:
+    def run(self, work: PlacedProgram, options: RunOptions, watch: Onlookers) -> None:
         """Carry out all steps."""
         from hocket.runtime.spawn import RankOptions, run_ranks
 

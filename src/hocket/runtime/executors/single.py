@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from hocket.runtime.executors.executor import PlacedProgram, num_gpus
-from hocket.runtime.options import RunOptions, Watch
+from hocket.runtime.options import Onlookers, RunOptions
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
@@ -31,7 +31,7 @@ class SingleExecutor:
             for device in devices
         ]
 
-    def run(self, work: PlacedProgram, options: RunOptions, watch: Watch) -> None:
+    def run(self, work: PlacedProgram, options: RunOptions, watch: Onlookers) -> None:
         """Carry out all steps."""
         import torch
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from hocket.base.errors import CheckError
 from hocket.plan.divided import DividedTraining
-from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.jobs import make_job
-from hocket.runtime.parallel.reference import Reference, reference_run
+from hocket.runtime.parallel.reference import DividedReference, reference_run
 from hocket.runtime.parallel.refusals import refuse_plan, str_of
 from hocket.runtime.parallel.spawn import JobResult, run_jobs
 from hocket.runtime.parallel.toy import toy_of
@@ -51,7 +51,7 @@ def check_division(plan: DividedTraining) -> Agreement:
     return found
 
 
-def check_jobs(jobs: Sequence[Job]) -> list[Agreement]:
+def check_jobs(jobs: Sequence[TrainingJob]) -> list[Agreement]:
     """How far jobs of the same number of ranks are from one device, in one set of processes."""
     exact = [
         replace(job, steps=_STEPS, dtype="float64", wants_gradients=True, learning_rate=1e-2)
@@ -64,7 +64,7 @@ def check_jobs(jobs: Sequence[Job]) -> list[Agreement]:
     ]
 
 
-def _agreement(reference: Reference, result: JobResult) -> Agreement:
+def _agreement(reference: DividedReference, result: JobResult) -> Agreement:
     losses = zip(result.losses, reference.losses, strict=True)
     loss_error = _worst(abs(found - expected) for found, expected in losses)
     errors: dict[str, float] = {}

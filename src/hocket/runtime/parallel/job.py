@@ -18,7 +18,7 @@ weights.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One model trained for some steps with one division."""
 
     model: Transformer
@@ -40,7 +40,7 @@ class Job:
         return asdict(self)
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> Job:
+    def from_dict(data: Mapping[str, Any]) -> TrainingJob:
         """The job of `as_dict` after a way as JSON."""
         model, division = dict(data["model"]), dict(data["division"])
         if model["experts"] is not None:
@@ -58,4 +58,4 @@ class Job:
             "device_of_stage": tuple(data["device_of_stage"]),
             "data": DataProgram(**data["data"]),
         }
-        return Job(**{**data, **given})
+        return TrainingJob(**{**data, **given})

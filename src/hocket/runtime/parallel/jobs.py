@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hocket.plan.sections.schedule import Schedule
-from hocket.runtime.parallel.job import Actions, Job
+from hocket.runtime.parallel.job import Actions, TrainingJob
 from hocket.runtime.parallel.refusals import DataProgram, data_program
 from hocket.simulate.pipeline import WORK_LETTERS
 from hocket.transformer import Division, Transformer
@@ -21,12 +21,12 @@ def make_job(
     *,
     data: DataProgram | None = None,
     **options: Any,
-) -> Job:
-    """The job of a division with its schedule; ``options`` are the remaining fields of `Job`.
+) -> TrainingJob:
+    """The job of a division with its schedule; ``options`` are the other fields of `TrainingJob`.
 
     ``data`` overrides the program that is known to give the right gradients.
     """
-    return Job(
+    return TrainingJob(
         model=model,
         division=division,
         layers=division.layers or even_layers(model.layers, division.num_stages),

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from hocket.base.errors import MissingExtraError
-from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.job import TrainingJob
 
 _NEEDED = ("_PipelineScheduleRuntime._prepare_schedule_with_comms", "_Action.from_str")
 _FOLDS_SINCE = (2, 13)
@@ -97,7 +97,7 @@ class Watch:
 
 
 def make_pipeline(
-    job: Job,
+    job: TrainingJob,
     stages: Sequence[WatchedStage],
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     watch: Watch,
@@ -117,7 +117,7 @@ def make_pipeline(
     return runtime
 
 
-def boundary_shapes(job: Job, stage: int) -> tuple[torch.Tensor, torch.Tensor]:
+def boundary_shapes(job: TrainingJob, stage: int) -> tuple[torch.Tensor, torch.Tensor]:
     """What goes into a stage and comes out of it for one microbatch, without data."""
     model, division = job.model, job.division
     parts = division.tensor if division.sequence_parallel else 1

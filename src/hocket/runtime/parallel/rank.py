@@ -13,7 +13,7 @@ from hocket.processes.child import Parent, live
 if TYPE_CHECKING:
     import torch
 
-    from hocket.runtime.parallel.job import Job
+    from hocket.runtime.parallel.job import TrainingJob
     from hocket.runtime.parallel.trainer import Step, Trainer
     from hocket.runtime.record import StepRecord
 
@@ -30,7 +30,7 @@ def carry_out(parent: Parent) -> None:
     import torch
 
     from hocket.runtime.connect import join_group
-    from hocket.runtime.parallel.job import Job
+    from hocket.runtime.parallel.job import TrainingJob
 
     torch.set_num_threads(header["threads"])
     device = torch.device(header["device"])
@@ -39,7 +39,7 @@ def carry_out(parent: Parent) -> None:
     join_group(header, device)
     try:
         for index, job in enumerate(header["jobs"]):
-            _run_job(index, Job.from_dict(job), device, parent)
+            _run_job(index, TrainingJob.from_dict(job), device, parent)
     except RuntimeError as error:
         if _lost_another(error):
             from hocket.runtime.ranks import CommunicationError
@@ -49,7 +49,7 @@ def carry_out(parent: Parent) -> None:
         raise error.__cause__ or error from None
 
 
-def _run_job(index: int, job: Job, device: torch.device, parent: Parent) -> None:
+def _run_job(index: int, job: TrainingJob, device: torch.device, parent: Parent) -> None:
     from hocket.runtime.parallel.trainer import Trainer
     from hocket.runtime.wire import raw
 

@@ -10,20 +10,20 @@ import torch
 
 from hocket.runtime.parallel.batch import token_batch, token_loss
 from hocket.runtime.parallel.build import whole_model
-from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.model import TIED
 from hocket.runtime.parallel.trainer import new_optimizer
 
 
 @dataclass(frozen=True)
-class Reference:
+class DividedReference:
     """Losses of all steps and gradients of the first."""
 
     losses: tuple[float, ...]
     gradients: dict[str, torch.Tensor]
 
 
-def reference_run(job: Job) -> Reference:
+def reference_run(job: TrainingJob) -> DividedReference:
     """Train the model of a job on one device with the whole batch at once."""
     with _one_thread():
         return _train(job)
@@ -40,7 +40,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _train(job: Job) -> Reference:
+def _train(job: TrainingJob) -> DividedReference:
     stage = whole_model(job.model, seed=job.seed, dtype=getattr(torch, job.dtype))
     parameters = dict(stage.named_parameters())
     optimizer = new_optimizer(list(parameters.values()), job.learning_rate)
@@ -57,7 +57,7 @@ def _train(job: Job) -> Reference:
             gradients = {n: p.grad.clone() for n, p in parameters.items() if p.grad is not None}
         optimizer.step()
         losses.append(loss.item())
-    return Reference(tuple(losses), gradients)
+    return DividedReference(tuple(losses), gradients)
 
 
 def _sum_tied(parameters: dict[str, torch.nn.Parameter]) -> None:

@@ -13,7 +13,7 @@ from hocket.plan.divided import DividedTraining
 from hocket.plan.sections.schedule import Work
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.division import DividedModel
-from hocket.runtime.options import OnStart, OnStep, RunOptions, Watch
+from hocket.runtime.options import Onlookers, OnStart, OnStep, RunOptions
 from hocket.runtime.parallel.check import Agreement, check_division
 from hocket.runtime.parallel.fits import require_memory
 from hocket.runtime.parallel.jobs import TRAINED_DTYPES, make_job
@@ -82,7 +82,7 @@ def run_parallel(
 
     job = make_job(plan.model, plan.division, plan.schedule, dtype=dtype)
     EXECUTORS["division"][backend].run(
-        DividedModel(job, names), options, Watch(on_start=on_start, on_step=note)
+        DividedModel(job, names), options, Onlookers(on_start=on_start, on_step=note)
     )
     middle = sorted(records, key=lambda record: record.step_s)[len(records) // 2]
     return ParallelRunResult(

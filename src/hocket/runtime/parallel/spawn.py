@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from hocket.processes.crew import Crew
-from hocket.processes.limits import Limits
 from hocket.processes.member import ProcessSpec
+from hocket.processes.patience import Patience
 from hocket.processes.progress import Position
-from hocket.runtime.connect import Store
+from hocket.runtime.connect import MeetingStore
 from hocket.runtime.executors.division import Backend
 from hocket.runtime.options import SILENCE_S, OnStart, OnStep
-from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.pipeline import require_pipelining
 from hocket.runtime.record import StepRecord, joined
 from hocket.runtime.wire import from_raw
@@ -50,7 +50,7 @@ def losses_of(records: Sequence[StepRecord]) -> tuple[float, ...]:
 
 
 def run_jobs(
-    jobs: Sequence[Job],
+    jobs: Sequence[TrainingJob],
     device_names: Sequence[str],
     *,
     backend: Backend = "gloo",
@@ -67,13 +67,13 @@ def run_jobs(
         require_pipelining(job.device_of_stage)
     results = [JobResult() for _ in jobs]
     parts: dict[tuple[int, int], list[StepRecord]] = {}
-    store = Store()
+    store = MeetingStore()
     try:
         specs = [
             _rank_spec(jobs[0], rank, device_name, threads)
             for rank, device_name in enumerate(device_names)
         ]
-        with Crew(specs, limits=Limits(silence_s=silence_s)) as crew:
+        with Crew(specs, patience=Patience(silence_s=silence_s)) as crew:
             on_start(crew.process_ids)
             for rank in range(len(specs)):
                 crew.tell(rank, _order(jobs, rank, len(specs), backend, threads, store.port))
@@ -93,7 +93,7 @@ def run_jobs(
     return results
 
 
-def _rank_spec(job: Job, rank: int, device_name: str, threads: int) -> ProcessSpec:
+def _rank_spec(job: TrainingJob, rank: int, device_name: str, threads: int) -> ProcessSpec:
     return ProcessSpec(
         name=f"rank {rank} ({device_name})",
         module="hocket.runtime.parallel.rank",
@@ -103,7 +103,12 @@ def _rank_spec(job: Job, rank: int, device_name: str, threads: int) -> ProcessSp
 
 
 def _order(
-    jobs: Sequence[Job], rank: int, num_ranks: int, backend: Backend, threads: int, port: int
+    jobs: Sequence[TrainingJob],
+    rank: int,
+    num_ranks: int,
+    backend: Backend,
+    threads: int,
+    port: int,
 ) -> dict[str, Any]:
     """What a rank is told at first."""
     return {
@@ -117,7 +122,7 @@ def _order(
     }
 
 
-def _describer(job: Job, pipeline_rank: int) -> Callable[[Position], str]:
+def _describer(job: TrainingJob, pipeline_rank: int) -> Callable[[Position], str]:
     """What a rank does at a position, for people."""
     actions = job.actions[pipeline_rank]
 
@@ -134,7 +139,7 @@ def _describer(job: Job, pipeline_rank: int) -> Callable[[Position], str]:
 
 
 def _tensors(
-    job: Job, names: Sequence[str], buffers: Sequence[bytearray]
+    job: TrainingJob, names: Sequence[str], buffers: Sequence[bytearray]
 ) -> dict[str, torch.Tensor]:
     dtype = getattr(torch, job.dtype)
     flat = [from_raw(data).view(dtype) for data in buffers]

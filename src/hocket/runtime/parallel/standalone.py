@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from hocket.runtime.parallel.job import Actions, Job
+from hocket.runtime.parallel.job import Actions, TrainingJob
 from hocket.runtime.parallel.pipeline import require_pipelining
 from hocket.runtime.parallel.trainer import Trainer
 
 
-def train(job: Job) -> None:
+def train(job: TrainingJob) -> None:
     """Train with made-up text and write the loss of every step."""
     given = _arguments()
     require_pipelining(job.device_of_stage)

@@ -25,7 +25,7 @@ from hocket.runtime.parallel.data import (
     whole,
     wrap_stage,
 )
-from hocket.runtime.parallel.job import Job
+from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.model import TIED, slices_of
 from hocket.runtime.parallel.pipeline import Watch, WatchedStage, boundary_shapes, make_pipeline
 from hocket.runtime.parallel.tensor import divide_over_tensor_ranks
@@ -49,7 +49,9 @@ class Step:
 class Trainer:
     """One rank of a job."""
 
-    def __init__(self, job: Job, device: torch.device, move: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, job: TrainingJob, device: torch.device, move: Callable[[int, int], None]
+    ) -> None:
         division = job.division
         self.job, self.device = job, device
         self.mesh = init_device_mesh(

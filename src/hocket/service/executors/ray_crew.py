@@ -51,7 +51,7 @@ class Part:
         self.calls[method] = (getattr(self.actor, method).remote(*arguments), arguments)
 
 
-class Crew:
+class RayCrew:
     """The parts of one attempt, from their reservation to their end."""
 
     def __init__(self, folder: Path, order: Order, bundles: list[Bundle], namespace: str) -> None:

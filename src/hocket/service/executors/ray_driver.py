@@ -26,7 +26,7 @@ from typing import Any
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.executor import STARTING, Phase
-from hocket.service.executors.ray_crew import PLACED, Crew, release_others
+from hocket.service.executors.ray_crew import PLACED, RayCrew, release_others
 from hocket.service.executors.ray_nodes import (
     Bundle,
     Node,
@@ -55,7 +55,7 @@ class Driver:
         self._folder = folder
         self._namespace = _namespace(folder)
         self._named: dict[str, Node] = {}
-        self._crews: dict[str, Crew] = {}
+        self._crews: dict[str, RayCrew] = {}
         self._told: tuple[float, Any] = (float("-inf"), None)
 
     def connect(self, address: str) -> None:
@@ -131,7 +131,7 @@ class Driver:
                 return
             bundles = found
             files.write_json(folder / PLACED, {"bundles": [vars(each) for each in bundles]})
-        self._crews[folder.name] = Crew(folder, order, bundles, self._namespace)
+        self._crews[folder.name] = RayCrew(folder, order, bundles, self._namespace)
 
     def _tell(self) -> None:
         phases: dict[str, Phase] = {name: crew.phase for name, crew in self._crews.items()}

@@ -40,7 +40,7 @@ from hocket.service.executors.executor import (
     Poll,
     Status,
 )
-from hocket.service.executors.slurm_commands import Job, UnreachableError
+from hocket.service.executors.slurm_commands import SlurmJob, UnreachableError
 from hocket.service.executors.slurm_nodes import Node, devices_per_node, parse_nodes
 
 SUPERVISOR_DELAY_S = 15.0
@@ -81,7 +81,7 @@ class SlurmExecutor:
         self._options = tuple(options)
         self._kinds = tuple(kinds)
         self._nodes: dict[str, Node] = {}
-        self._jobs: dict[AttemptName, list[Job]] = {}
+        self._jobs: dict[AttemptName, list[SlurmJob]] = {}
         self._deadline_s: dict[AttemptName, float] = {}
         self._asked_s = -math.inf
 
@@ -178,7 +178,7 @@ class SlurmExecutor:
         is_running = (folder / files.RUNNING).exists()
         return Status(name=name, phase=RUNNING if is_running else STARTING)
 
-    def _end(self, name: AttemptName, folder: Path, jobs: list[Job]) -> Result | None:
+    def _end(self, name: AttemptName, folder: Path, jobs: list[SlurmJob]) -> Result | None:
         """The end of an attempt that did not write one itself; None where it goes on."""
         if any(not job.has_ended for job in jobs):
             self._hurry(name, folder, jobs)
@@ -211,7 +211,7 @@ class SlurmExecutor:
         now_s = time.monotonic()
         return now_s < self._deadline_s.setdefault(name, now_s + LOCK_PATIENCE_S)
 
-    def _hurry(self, name: AttemptName, folder: Path, jobs: list[Job]) -> None:
+    def _hurry(self, name: AttemptName, folder: Path, jobs: list[SlurmJob]) -> None:
         """Have Slurm end what did not do as it was asked in time."""
         grace_s = files.asked_grace_s(folder)
         if grace_s is None:

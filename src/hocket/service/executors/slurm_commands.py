@@ -34,7 +34,7 @@ class UnreachableError(RunError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class SlurmJob:
     """A job of Slurm that belongs to an attempt, one component where it has several."""
 
     id: str
@@ -56,15 +56,15 @@ def require_slurm() -> None:
             )
 
 
-def jobs_of(fleet: str) -> dict[AttemptName, list[Job]]:
+def jobs_of(fleet: str) -> dict[AttemptName, list[SlurmJob]]:
     """What Slurm knows of the attempts of a fleet, those that ended a while ago too."""
     text = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%A|%T|%k|%j"])
-    found: dict[AttemptName, list[Job]] = {}
+    found: dict[AttemptName, list[SlurmJob]] = {}
     for line in text.splitlines():
         row = _ROW.fullmatch(line.strip())
         if row and row[3] == fleet:
             name = AttemptName(int(row[4]), int(row[5]))
-            found.setdefault(name, []).append(Job(id=row[1], state=row[2]))
+            found.setdefault(name, []).append(SlurmJob(id=row[1], state=row[2]))
     return found
 
 
@@ -101,17 +101,17 @@ def submit(
     return answer.strip().partition(";")[0]
 
 
-def cancel_waiting(jobs: Iterable[Job]) -> None:
+def cancel_waiting(jobs: Iterable[SlurmJob]) -> None:
     """Withdraw jobs that have not begun."""
     _signal(jobs, ["--state=PENDING"])
 
 
-def ask_to_end(jobs: Iterable[Job]) -> None:
+def ask_to_end(jobs: Iterable[SlurmJob]) -> None:
     """Send SIGTERM to the supervisors alone."""
     _signal(jobs, ["--batch", "--signal=TERM"])
 
 
-def cancel(jobs: Iterable[Job]) -> None:
+def cancel(jobs: Iterable[SlurmJob]) -> None:
     """Have Slurm end jobs, whatever runs there."""
     _signal(jobs, [])
 
@@ -137,7 +137,7 @@ def _part(names: Collection[str], count: int, node: Node) -> list[str]:
     return [*options, f"--gres=gpu:{type_and_count}"]
 
 
-def _signal(jobs: Iterable[Job], options: list[str]) -> None:
+def _signal(jobs: Iterable[SlurmJob], options: list[str]) -> None:
     ids = [job.id for job in jobs if not job.has_ended]
     if ids:
         # What ended meanwhile is no error.

@@ -44,7 +44,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class WhatIfAnswer:
     """What would be, or why there is no answer."""
 
     sentence: str
@@ -60,10 +60,12 @@ class WhatIfForm:
     policies: tuple[str, ...]
     policy: str
     kinds: tuple[KindField, ...]
-    answer: Answer | None = None
+    answer: WhatIfAnswer | None = None
 
 
-def what_if_form(state: State, fields: Mapping[str, str], answer: Answer | None) -> WhatIfForm:
+def what_if_form(
+    state: State, fields: Mapping[str, str], answer: WhatIfAnswer | None
+) -> WhatIfForm:
     """The form, filled with what was asked or with what there is."""
     kinds = tuple(
         KindField(
@@ -82,7 +84,9 @@ def is_asked(fields: Mapping[str, str]) -> bool:
     return any(name == POLICY_FIELD or name.startswith(DEVICES_FIELD) for name in fields)
 
 
-def answer_of(state: State, fields: Mapping[str, str], outlook: Outlook | None = None) -> Answer:
+def answer_of(
+    state: State, fields: Mapping[str, str], outlook: Outlook | None = None
+) -> WhatIfAnswer:
     """What would be; what is wrong with the question is an answer too."""
     try:
         counts = _counts(state, fields)
@@ -91,7 +95,7 @@ def answer_of(state: State, fields: Mapping[str, str], outlook: Outlook | None =
     except HocketError as error:
         advice = f" ({error.hint})" if error.hint else ""
         said = sentence(inert(f"{error.message}{advice}", LONGEST_SENTENCE))
-        return Answer(sentence=said, is_error=True)
+        return WhatIfAnswer(sentence=said, is_error=True)
     return told(found)
 
 
@@ -109,10 +113,10 @@ def _counts(state: State, fields: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
-def told(found: WhatIf) -> Answer:
+def told(found: WhatIf) -> WhatIfAnswer:
     """An answer in words and figures."""
     now_s, then_s = found.average_completion_s
-    return Answer(
+    return WhatIfAnswer(
         sentence=_summary(found, now_s, then_s),
         figures=(
             Figure(

@@ -27,7 +27,7 @@ _MAX_PLACEMENTS = 1 << 17
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ExhaustiveAnswer:
     """The best plan that was found and what is known of all others."""
 
     plan: Plan | None
@@ -51,11 +51,13 @@ def is_tiny(problem: Problem) -> bool:
     return bool(num_able.prod() <= _MAX_PLACEMENTS * num_alike)
 
 
-def try_all(problem: Problem, plan: Plan, max_runs: int, known_s: float = np.inf) -> Answer:
+def try_all(
+    problem: Problem, plan: Plan, max_runs: int, known_s: float = np.inf
+) -> ExhaustiveAnswer:
     """The plan with the shortest step below ``known_s``, within ``max_runs`` runs of the engine."""
     placements = bounded_placements(problem, _MAX_PLACEMENTS)
     if placements is None:
-        return Answer(None, 0.0, is_complete=False)
+        return ExhaustiveAnswer(None, 0.0, is_complete=False)
     search = OrderSearch(problem, max_runs, known_s)
     open_s = np.inf  # a bound on what was not tried
     for index in np.argsort(placements.bound_s, kind="stable").tolist():
@@ -70,4 +72,4 @@ def try_all(problem: Problem, plan: Plan, max_runs: int, known_s: float = np.inf
     if search.best is not None:
         device_of, order = search.best
         found = plan.placing(device_of, by_device=order)
-    return Answer(found, bound_s, is_complete=open_s == np.inf)
+    return ExhaustiveAnswer(found, bound_s, is_complete=open_s == np.inf)

@@ -16,7 +16,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
-from hocket.planners.bounds.units import Units
+from hocket.planners.bounds.units import BoundUnits
 from hocket.planners.tables import TaskTable
 
 HORIZON_TICKS = 10**8
@@ -44,7 +44,7 @@ class Instance:
 
     problem: Problem
     tasks: TaskTable
-    units: Units
+    units: BoundUnits
     ticks_per_s: float
     slack_ticks: int
     """By how much rounding can move a moment: 0 where every time is a whole number of ticks."""
@@ -69,7 +69,7 @@ class Instance:
         return num_bytes // self.bytes_per_block
 
 
-def make_instance(problem: Problem, tasks: TaskTable, units: Units, step_s: float) -> Instance:
+def make_instance(problem: Problem, tasks: TaskTable, units: BoundUnits, step_s: float) -> Instance:
     """The instance for plans with a step of at most ``step_s``."""
     ticks_per_s, slack_ticks = _grid(tasks, step_s)
     able = np.ones((len(tasks.op_s), units.count), dtype=np.bool_)
@@ -90,7 +90,7 @@ def make_instance(problem: Problem, tasks: TaskTable, units: Units, step_s: floa
     )
 
 
-def longest_step_s(tasks: TaskTable, units: Units, problem: Problem) -> float:
+def longest_step_s(tasks: TaskTable, units: BoundUnits, problem: Problem) -> float:
     """Seconds within which any plan is done: each op and each transfer alone, at its slowest."""
     slowest_s = np.where(np.isfinite(tasks.op_s), tasks.op_s, 0.0).max(axis=0).sum()
     sent = [read.tensor for read in _reads(problem, units)]
@@ -98,7 +98,7 @@ def longest_step_s(tasks: TaskTable, units: Units, problem: Problem) -> float:
     return float(slowest_s + transfer_s.sum())
 
 
-def _reads(problem: Problem, units: Units) -> list[Read]:
+def _reads(problem: Problem, units: BoundUnits) -> list[Read]:
     graph = problem.graph
     reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr)).tolist()
     reads = []

@@ -19,7 +19,7 @@ from hocket.planners.tables import task_table
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Schedule:
+class ListSchedule:
     """What the loop decided, by op."""
 
     device_of: IntArray
@@ -35,7 +35,7 @@ class Schedule:
 
 def list_schedule(
     problem: Problem, favourite: IntArray | None = None, spared_s: FloatArray | None = None
-) -> Schedule:
+) -> ListSchedule:
     """Schedule every op; with favourites (-1 for none) devices stay awake for them.
 
     ``spared_s`` is how long, per op, a device waits at most for a favourite that is not yet ready.
@@ -58,7 +58,7 @@ def list_schedule(
     device_of, start_s = np.empty(num_ops, dtype=np.int32), np.empty(num_ops)
     device_of[order], start_s[order] = ops["device"], ops["start_s"]
     step_s = float(ops["end_s"].max(initial=0.0))
-    return Schedule(device_of=device_of, start_s=start_s, step_s=step_s)
+    return ListSchedule(device_of=device_of, start_s=start_s, step_s=step_s)
 
 
 def _require_able_devices(problem: Problem, group: IntArray) -> None:

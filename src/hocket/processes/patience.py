@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Patience:
     """Times without a sign of life after which a process counts as stopped."""
 
     start_s: float = 120.0
