@@ -1,0 +1,63 @@
+"""What the reader of Megatron-Bridge's summary takes from its recipes, on rows made up here."""
+
+import pytest
+
+from hocket.validation.public_bridge import (
+    blackwell_dense,
+    blackwell_experts,
+    bridge_dense,
+    bridge_experts,
+)
+
+ROW = {
+    "release": "26.04", "task": "Pre-Training", "model": "Qwen3_30B_a3B", "system": "DGX-H100",
+    "n_gpus": "16", "precision": "FP8", "gbs": "1024", "mbs": "1", "seq": "4096", "fsdp": "",
+    "tp": "1", "pp": "2", "cp": "1", "vp": "12", "ep": "8", "grad_accum": "",
+    "tokens_per_s_per_gpu": "8000", "model_tflops_per_gpu": "",
+}  # fmt: skip
+
+
+def test_a_row_is_in_one_table_alone():
+    readers = (bridge_dense, bridge_experts, blackwell_dense, blackwell_experts)
+    for change, owner in (
+        ({}, 1), ({"model": "LLAMA3_70B"}, 0), ({"system": "DGX-GB200"}, 3),
+        ({"system": "DGX-B200", "model": "LLAMA3_8B"}, 2),
+    ):  # fmt: skip
+        found = [len(read(ROW | change)) for read in readers]
+        assert found == [int(index == owner) for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"precision": "NVFP4"}, {"model": "DeepSeekV3"}, {"task": "SFT"}]
+)
+def test_rows_that_are_not_described_are_left_out(change):
+    assert bridge_experts(ROW | change) == []
+    assert blackwell_experts(ROW | change | {"system": "DGX-B200"}) == []
+
+
+def test_degrees_that_a_release_repeats_are_those_of_its_recipe():
+    (stated,) = bridge_experts(ROW)
+    assert (stated.division.pipeline, stated.division.expert, stated.division.data) == (2, 8, 8)
+    (ran,) = bridge_experts(ROW | {"release": "26.02.01"})
+    assert (ran.division.pipeline, ran.division.expert, ran.division.data) == (1, 16, 16)
+
+
+def test_recipes_say_how_tokens_travel_and_what_is_replayed():
+    large = {"model": "Qwen3_235B_a22B", "tp": "2", "pp": "8", "vp": "4", "n_gpus": "256"}
+    (small,) = bridge_experts(ROW)
+    (wide,) = bridge_experts(ROW | large)
+    assert (small.software.sends_once, small.software.overlaps_experts) == (True, False)
+    assert (wide.software.sends_once, wide.software.overlaps_experts) == (False, True)
+    for release, replays in (("26.04", False), ("26.06", True)):
+        (row,) = blackwell_experts(ROW | {"system": "DGX-GB200", "release": release})
+        assert row.software.replays_graphs is replays
+    (row,) = blackwell_dense(ROW | {"system": "DGX-B200", "model": "LLAMA3_8B"})
+    assert row.software.replays_graphs
+
+
+def test_ends_have_stages_of_their_own_where_chunks_outnumber_layers_by_two():
+    (row,) = blackwell_dense(
+        ROW | {"system": "DGX-B200", "model": "LLAMA3.1_405B", "n_gpus": "256", "tp": "4",
+               "pp": "16", "vp": "8"}
+    )  # fmt: skip
+    assert row.division.layers == (0, *[1] * 126, 0)
