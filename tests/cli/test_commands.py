@@ -123,7 +123,7 @@ def test_plan_that_cannot_fit_ends_with_4_and_says_what_is_missing(folder, tmp_p
         (["plan", "missing.json", "--on", "two.toml"], 3, "missing.json"),
         (["plan", "g.json.gz", "--on", "missing.toml"], 3, "missing.toml"),
         (["plan", "two.toml", "--on", "two.toml"], 3, "two.toml"),
-        (["simulate", "g.json.gz"], 3, "not a hocket.plan/1 file"),
+        (["simulate", "g.json.gz"], 3, "not a hocket.plan/2 file"),
         (["generate", "chian", "-o", "x.json"], 2, "did you mean 'chain'"),
         (["plam"], 2, "did you mean 'plan'"),
         (["plan", "--wat"], 2, "--wat"),
@@ -144,8 +144,9 @@ def test_verify_finds_a_tampered_plan(folder, tmp_path):
     hocket("plan", folder / "g.json.gz", "--on", folder / "two.toml", "--planner", "layer-blocks",
            "-o", tmp_path / "plan.json", "--json")  # fmt: skip
     data = json.loads((tmp_path / "plan.json").read_text())
-    device_of = data["placement"]["device_of"]
-    data["placement"]["device_of"] = [1 - device for device in device_of[:-1]] + device_of[-1:]
+    placement = data["sections"]["placement"]
+    device_of = placement["device_of"]
+    placement["device_of"] = [1 - device for device in device_of[:-1]] + device_of[-1:]
     (tmp_path / "plan.json").write_text(json.dumps(data))
     done = hocket("verify", tmp_path / "plan.json", "--json", expect=6)
     result = json.loads(done.stdout)

@@ -67,8 +67,7 @@ def save_plan(path, spec, **options):
     plan = Plan(planner="random").placing(random_placement(problem.graph, 2, 0))
     assert len(np.unique(plan.device_of)) == 2
     timeline = simulate(problem, plan)
-    peaks = dict(zip(problem.cluster.device_names, timeline.peak_bytes.tolist(), strict=True))
-    write_plan(path, problem, plan, step_s=timeline.makespan_s, peak_bytes=peaks)
+    write_plan(path, problem, plan.claiming(step_s=timeline.makespan_s))
     return path
 
 
