@@ -234,6 +234,13 @@ def test_explanation_says_why_who_and_when():
     assert (kind["kind"], kind["devices"], kind["free"]) == ("fast", 1, 0)
 
 
+def test_holders_are_told_with_the_time_that_they_need_at_their_speed():
+    state = fleet([{"total_steps": 100.0, "steps_per_s": (4.0, 0.0)}, {"total_steps": 50.0}])
+    state = at_moment(state, 5.0)
+    (holder,) = explain(state, 2).evidence["holders"]
+    assert holder["seconds_left"] == pytest.approx((100.0 - 4.0 * 5.0) / 4.0)
+
+
 def test_explanation_of_every_phase_is_plain_data():
     jobs = [{"total_steps": 100.0}, {}, {"gang": 9}, {"steps_per_s": (0.0, 0.0)}, {}]
     state = step(fleet(jobs), Pause(time_s=0.0, numbers=(5,)))[0]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.fleet.policies import find_policy
-from hocket.fleet.rounds import Device, Job, Rules, State, Submit, new_state, step
+from hocket.fleet.rounds import Device, Job, Rules, State, Submit, Tick, new_state, step
 from hocket.fleet.rounds.class_shares import Answer, Groups, _tables, class_shares, group_jobs
 from hocket.fleet.rounds.share import to_market
 from hocket.fleet.rounds.state import Jobs
@@ -184,3 +184,20 @@ def test_gavels_order_is_that_of_a_sort_by_three_keys(seed: int, num_jobs: int) 
         rows = np.lexsort(keys)
         expected += [3 * row + kind for row in rows.tolist() if jobs.steps_per_s[row, kind] > 0.0]
     assert order == expected
+
+
+def test_work_done_is_counted_in_the_time_that_an_equal_part_would_have_taken() -> None:
+    """Two jobs on one device: an equal part of it is half of the time."""
+    jobs = tuple(
+        Job(number=number, name="", steps_per_s=(speed,), total_steps=1e6)
+        for number, speed in enumerate((1.0, 5.0))
+    )
+    rules = Rules(policy="finish-time-fairness", slack_rounds=0.0)
+    state = new_state(("a",), (Device(name="a0", kind="a"),), rules)
+    state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
+    for _ in range(20):
+        state, _ = step(state, Tick(time_s=state.next_tick_s))
+    rows = state.jobs.rows
+    assert rows["isolated_steps"].min() > 0.0
+    assert rows["isolated_s"] == pytest.approx(rows["isolated_steps"] / [0.5, 2.5])
+    assert rows["isolated_steps"] == pytest.approx(rows["done_steps"])
