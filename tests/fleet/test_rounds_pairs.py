@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from hocket.fleet.rounds import (
@@ -130,6 +132,26 @@ def test_pairs_are_forgotten_where_there_are_no_devices() -> None:
     state, _ = step(submit(state, *jobs), RemoveDevices(time_s=1.0, names=("d",)))
     for _ in range(3):
         state, _ = step(state, Tick(time_s=state.next_tick_s))
+    assert state.pair_plan is not None
+    assert not state.pair_plan.amount.any()
+    assert not state.pair_plan.credit_s.any()
+
+
+def test_debts_of_pairs_that_nobody_wants_any_more_are_forgotten() -> None:
+    devices = tuple(Device(name=f"d{at}", kind="fast") for at in range(2))
+    table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
+    state = new_state(("fast",), devices, Rules(), pair_table=table)
+    jobs = (
+        Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in range(3)
+    )
+    state = submit(state, *jobs)
+    plan = state.pair_plan
+    assert plan is not None
+    assert plan.amount.any()
+    owed = replace(plan, credit_s=plan.credit_s + 100.0 * (plan.amount > 0.0))
+    state = state.but(pair_plan=owed)
+    state, _ = step(state, Finish(time_s=state.time_s + 1.0, numbers=(0, 1)))
+    state, _ = step(state, Tick(time_s=state.next_tick_s))
     assert state.pair_plan is not None
     assert not state.pair_plan.amount.any()
     assert not state.pair_plan.credit_s.any()
