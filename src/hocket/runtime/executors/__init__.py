@@ -1,6 +1,6 @@
 """Ways to carry out a plan, by what is carried out and by name; `executor` says what each promises.
 
-A new one is a class with the four members of `executor.Executor`, and a line here.
+A new one is a class with the four members of `executor.PlanExecutor`, and a line here.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class DividedModel:
 
 @dataclass(frozen=True)
 class DivisionExecutor:
-    """An `Executor` for divisions."""
+    """A `PlanExecutor` for divisions."""
 
     backend: Backend
     processes_per_device = 1

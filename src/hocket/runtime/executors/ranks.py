@@ -18,7 +18,7 @@ Backend = Literal["gloo", "nccl"]
 
 @dataclass(frozen=True)
 class RanksExecutor:
-    """An `Executor` for placements."""
+    """A `PlanExecutor` for placements."""
 
     backend: Backend
     processes_per_device = 1

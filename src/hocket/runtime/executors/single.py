@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SingleExecutor:
-    """An `Executor` for placements."""
+    """A `PlanExecutor` for placements."""
 
     processes_per_device = 0
 
