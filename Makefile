@@ -9,7 +9,7 @@ WORKERS ?= 2
 
 .PHONY: demo test check kernels clean
 
-demo: $(VENV)/.torch
+demo: $(VENV)/.kernels
 	$(BIN)/hocket plan gpt2 --batch 16 --seq 1024 --on mixed-desktop -o plan.json
 	@echo "look: open report.html in a browser, trace.json in https://ui.perfetto.dev"
 	@echo "next: $(BIN)/hocket explain plan.json, $(BIN)/hocket run plan.json --steps 3"
@@ -38,6 +38,12 @@ $(VENV)/.venv:
 $(VENV)/.torch: $(VENV)/.venv $(INPUTS)
 	$(BIN)/python -m pip install -q -c constraints.txt torch
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[torch]'
+	touch $@
+
+# Part of installing, so that the first plan does not wait for the compiler.
+$(VENV)/.kernels: $(VENV)/.torch
+	@echo "compiling the kernels of hocket plan for this processor, once: about half a minute"
+	$(BIN)/python scripts/compile placement
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(INPUTS)

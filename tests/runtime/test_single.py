@@ -19,7 +19,7 @@ from hocket.runtime.reference import reference_steps
 from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import split
-from hocket.simulate.lowering import lower
+from hocket.simulate.engine import lower
 from hocket.simulate.verify import update_violations
 
 CPU = torch.device("cpu")

@@ -13,8 +13,7 @@ from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
 from hocket.runtime.split import Do, split
 from hocket.simulate import simulate
-from hocket.simulate.engine import instructions_of
-from hocket.simulate.lowering import lower
+from hocket.simulate.engine import instructions_of, lower
 
 
 @st.composite

@@ -24,8 +24,9 @@ from hocket.kernels.progress import compiling
 # Parts of the compiler that have no types.
 _COMPILED: Any = CompileResult
 _SERIALIZE: Any = serialize
+_PARTS = ("compiler.py", "inner.py", "whole.py")
 _OPTIONS = hashlib.sha256(
-    b"".join(Path(__file__).with_name(name).read_bytes() for name in ("compiler.py", "inner.py"))
+    b"".join(Path(__file__).with_name(name).read_bytes() for name in _PARTS)
 ).hexdigest()
 """How kernels are compiled, which is part of what they become."""
 

@@ -10,10 +10,12 @@ import numba
 from hocket.kernels.cache import KernelCache
 from hocket.kernels.dependencies import Source, digest
 from hocket.kernels.flat import flat, unpacking
-from hocket.kernels.inner import InnerCompiler
+from hocket.kernels.inner import EntryCompiler, InnerCompiler
+from hocket.kernels.whole import hand_over_whole
 
 _njit: Any = numba.njit
 """Takes options that its types do not name."""
+hand_over_whole()
 
 
 def compile_entry(source: Source) -> tuple[Any, Callable[..., Any]]:
@@ -33,7 +35,10 @@ def compile_inner(source: Source) -> Any:
 
     Where a function takes many arrays they are half of the time that compiling takes.
     """
-    options = {**_options(source), "no_cpython_wrapper": True, "pipeline_class": InnerCompiler}
+    options = {
+        **_options(source), "no_cpython_wrapper": True, "forceinline": True,
+        "pipeline_class": InnerCompiler,
+    }  # fmt: skip
     return _njit(**options)(source.function)
 
 
@@ -42,5 +47,6 @@ def _options(source: Source) -> dict[str, Any]:
     # compiler counts at each call) need no counting; without it the simulator runs ten times as
     # fast.
     return {
-        "error_model": "numpy", "nogil": True, "_nrt": source.allocates, "no_cfunc_wrapper": True
+        "error_model": "numpy", "nogil": True, "_nrt": source.allocates, "no_cfunc_wrapper": True,
+        "pipeline_class": EntryCompiler,
     }  # fmt: skip

@@ -1,8 +1,8 @@
 """Simulate a plan: lower it to instructions, run the event engine on them.
 
 What is simulated exactly stands in ``docs/concepts/simulator.md``. The compiler is imported by
-the first simulation, never before. Complexity: see `hocket.simulate.lowering` and
-`hocket.simulate.events`.
+the first simulation, never before; a simulation is an evaluation of which all is kept, so that the
+engine is compiled once. Complexity: see `hocket.simulate.lowering` and `hocket.simulate.events`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
-from hocket.plan.problem import TRANSFER_MODES, Problem
+from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision, Schedule
 from hocket.plan.training import Training
-from hocket.simulate.events import run
+from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
-from hocket.simulate.lowering import lower, order_priority
+from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.simulate.state import Memory, State, new_state
+from hocket.simulate.state import Memory, State
 from hocket.simulate.timeline import Timeline, step_timeline
 
 
@@ -32,48 +32,56 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     """
     if isinstance(problem.work, Training):
         return simulate_pipeline(plan[Schedule], plan[PlacedDivision].stage_costs)
-    tables = instructions_of(problem, plan)
-    timeline = simulate_instructions(problem, tables, is_strict=plan.by_device is not None)
+    device_of, priority = _decisions(problem, plan)
+    is_strict = plan.by_device is not None
+    _, timeline = simulate_placement(problem, device_of, priority, is_strict=is_strict)
     if np.isnan(timeline.op_end_s).any():
         raise _deadlock(problem, plan, timeline)
     return timeline
 
 
-def simulate_instructions(
-    problem: Problem, tables: Instructions, *, is_strict: bool = False
-) -> Timeline:
-    """What carrying out instructions would be like.
+def simulate_placement(
+    problem: Problem,
+    device_of: IntArray,
+    priority: FloatArray | None = None,
+    *,
+    is_strict: bool = False,
+) -> tuple[Instructions, Timeline]:
+    """The instructions of a placement, and what carrying them out would be like.
 
-    With ``is_strict`` devices run ops in exactly the order of their priorities; times of ops that
-    then can never start are not a number.
+    Every op must be on a device that exists. ``priority`` is the position in the graph by default;
+    with ``is_strict`` devices run ops in exactly that order, and times of ops that then can never
+    start are not a number.
     """
-    state = new_state(tables)
-    run(state, tables, TRANSFER_MODES.index(problem.transfers), is_strict)
-    return _timeline(problem, tables, state)
+    evaluator = Evaluator(problem, device_of)
+    evaluator(device_of, priority, is_strict=is_strict)
+    tables = trimmed(evaluator.draft)
+    return tables, _timeline(problem, tables, evaluator.state)
+
+
+def lower(
+    problem: Problem, device_of: IntArray, priority: FloatArray | None = None
+) -> Instructions:
+    """The instructions of a placement, in arrays of their own; as `simulate_placement`."""
+    return simulate_placement(problem, device_of, priority)[0]
 
 
 def instructions_of(problem: Problem, plan: Plan) -> Instructions:
     """What every device does to carry out ``plan``; raises as `simulate` does."""
-    device_of = _placement(problem, plan)
-    if plan.by_device is not None:
-        _check_order(problem, plan, device_of)
-        return lower(problem, device_of, order_priority(plan.by_device))
-    if plan.priority is not None and np.shape(plan.priority) != device_of.shape:
-        what = f"{np.size(plan.priority)} priorities for {len(device_of)} ops"
-        raise _mismatch(plan, f"the plan has {what}")
-    return lower(problem, device_of, plan.priority)
+    return lower(problem, *_decisions(problem, plan))
 
 
 def kernels_are_compiled() -> bool:
     """Whether the next simulation starts at once instead of compiling first."""
     from hocket.kernels import is_compiled
 
-    return is_compiled(run)
+    return is_compiled(try_changes)
 
 
 def _timeline(problem: Problem, tables: Instructions, state: State) -> Timeline:
     spans, places, transfers = state.spans, tables.places, tables.transfers
-    order = np.argsort(spans.transfer_start_s, kind="stable")
+    num = len(transfers.place)
+    order = np.argsort(spans.transfer_start_s[:num], kind="stable")
     memory_ptr, memory_time_s, memory_bytes = _curves(state.memory)
     tensor = transfers.tensor[order]
     return step_timeline(
@@ -96,6 +104,18 @@ def _timeline(problem: Problem, tables: Instructions, state: State) -> Timeline:
 
 
 # ── what the plan says, checked ──────────────────────────────────────────────────────────────────
+
+
+def _decisions(problem: Problem, plan: Plan) -> tuple[IntArray, FloatArray | None]:
+    """Where ops run and the priorities by which, or the order in which."""
+    device_of = _placement(problem, plan)
+    if plan.by_device is not None:
+        _check_order(problem, plan, device_of)
+        return device_of, order_priority(plan.by_device)
+    if plan.priority is not None and np.shape(plan.priority) != device_of.shape:
+        what = f"{np.size(plan.priority)} priorities for {len(device_of)} ops"
+        raise _mismatch(plan, f"the plan has {what}")
+    return device_of, plan.priority
 
 
 def _placement(problem: Problem, plan: Plan) -> IntArray:

@@ -75,8 +75,9 @@ class Evaluator:
     one; the arrays are the same every time.
     """
 
-    def __init__(self, problem: Problem) -> None:
-        self.draft: Draft = new_draft(problem)
+    def __init__(self, problem: Problem, devices: IntArray | None = None) -> None:
+        """``devices`` are those that plans use, all by default."""
+        self.draft: Draft = new_draft(problem, devices)
         self.state: State = new_state(self.draft.tables)
         self.op_start_s: FloatArray = self.state.spans.op_start_s
         self.op_end_s: FloatArray = self.state.spans.op_end_s

@@ -72,21 +72,6 @@ def home_devices(graph: Graph, device_of: IntArray) -> IntArray:
     return np.append(device_of, 0)[graph.home_op].astype(np.int32)
 
 
-def lower(
-    problem: Problem, device_of: IntArray, priority: FloatArray | None = None
-) -> Instructions:
-    """The instructions of a placement, in arrays of their own.
-
-    Every op must be on a device that exists. ``priority`` is the position in the graph by default.
-    """
-    draft = new_draft(problem, device_of)
-    runs = draft.tables.runs
-    runs.device[:] = device_of
-    runs.priority[:] = np.arange(len(runs.device)) if priority is None else priority
-    lower_draft(draft.given, draft.tables, draft.scratch)
-    return _trimmed(draft)
-
-
 def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
     """Priorities that say the same as strict orders: the position of each op on its device."""
     priority = np.zeros(sum(len(ops) for ops in order))
@@ -95,8 +80,8 @@ def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
     return priority
 
 
-def _trimmed(draft: Draft) -> Instructions:
-    """The tables without the room that was not needed."""
+def trimmed(draft: Draft) -> Instructions:
+    """The tables as they were filled last, without the room that was not needed."""
     num_places, num_transfers = draft.scratch.num_found.tolist()
     runs, places, transfers, routes = draft.tables
     columns = ("tensor", "device", "is_copy", "storage", "num_bytes", "is_kept", "num_uses")

@@ -10,7 +10,7 @@ import numpy as np
 
 from hocket.graph.graph import Role
 from hocket.plan.problem import Problem
-from hocket.simulate.lowering import lower
+from hocket.simulate.engine import lower
 from hocket.simulate.timeline import Timeline
 
 _LABELS = {

@@ -13,9 +13,8 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.problem import Problem
-from hocket.simulate.engine import simulate_instructions
+from hocket.simulate.engine import simulate_placement
 from hocket.simulate.instructions import PlaceTable
-from hocket.simulate.lowering import lower
 from hocket.simulate.timeline import Timeline
 
 
@@ -41,8 +40,7 @@ class Emulation:
 
 def emulate(problem: Problem, device_of: IntArray, priority: FloatArray | None) -> Emulation:
     """Run a placement and follow its storages."""
-    tables = lower(problem, device_of, priority)
-    timeline = simulate_instructions(problem, tables)
+    tables, timeline = simulate_placement(problem, device_of, priority)
     graph, num_devices = problem.graph, problem.cluster.num_devices
     places, transfers = tables.places, tables.transfers
     sent = timeline.transfer_tensor.astype(np.int64) * num_devices + timeline.transfer_dst
