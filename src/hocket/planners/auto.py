@@ -25,7 +25,7 @@ from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
 from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
 from hocket.planners.placement.local_search import local_search
-from hocket.planners.placement.memory import fit_memory
+from hocket.planners.placement.structural import by_structure
 from hocket.planners.registry import (
     BASE,
     CUTS,
@@ -111,7 +111,8 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     found = _distinct(sorted((c for c in proposed if c.plan is not None), key=rank))
     ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
     pool = sorted([*found, *ordered], key=rank)
-    repaired = [_improved(problem, c, fit_memory, "fit-memory") for c in _worth_repair(pool)]
+    mend = BASE["fit-memory"]
+    repaired = [_improved(problem, c, mend, "fit-memory") for c in _worth_repair(pool)]
     if problem.contiguous:
         return [*ordered, *repaired]
     fitting = [candidate for candidate in (*pool, *repaired) if candidate.feasible]
@@ -125,7 +126,7 @@ def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> lis
     searched: list[Candidate] = []
     for num_starts, share in effort.searches:
         starts = _distinct(sorted([*fitting, *searched], key=_rank(problem)))[:num_starts]
-        search = partial(local_search, share=share)
+        search = by_structure(partial(local_search, share=share))
         searched += [_improved(problem, start, search, "local-search") for start in starts]
     return searched
 
@@ -142,7 +143,7 @@ def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate
 
 def _ordered(problem: Problem, candidate: Candidate) -> Candidate:
     assert candidate.plan is not None
-    plan = best_order(problem, candidate.plan)
+    plan = by_structure(best_order)(problem, candidate.plan)
     return judge(problem, f"{candidate.planner} + {plan.claims.order}", plan, 0.0)
 
 

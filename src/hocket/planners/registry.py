@@ -21,6 +21,7 @@ from hocket.planners.placement.memory import fit_memory, memory_split
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.placement.optimal import optimal
 from hocket.planners.placement.pardnn import pardnn
+from hocket.planners.placement.structural import by_structure
 
 Planner = Callable[[Problem, Plan], Plan]
 
@@ -31,17 +32,17 @@ PLACERS: dict[str, Planner] = {
     "device-map-auto": device_map_auto,
     # which op on which device
     "m-topo": coarsely(m_topo),
-    "m-etf": better_form(m_etf),
-    "m-sct": better_form(m_sct),
-    "pardnn": coarsely(pardnn),
+    "m-etf": by_structure(better_form(m_etf)),
+    "m-sct": by_structure(better_form(m_sct)),
+    "pardnn": by_structure(coarsely(pardnn)),
     # the same on the whole step, the forward pass or single ops alone
-    "m-etf-step": coarsely(m_etf),
-    "m-sct-step": coarsely(m_sct),
-    "m-etf-fine": m_etf,
-    "m-sct-fine": m_sct,
-    "pardnn-forward": forward_coarsely(pardnn),
-    "pardnn-fine": pardnn,
-    "memory-split": memory_split,
+    "m-etf-step": by_structure(coarsely(m_etf)),
+    "m-sct-step": by_structure(coarsely(m_sct)),
+    "m-etf-fine": by_structure(m_etf),
+    "m-sct-fine": by_structure(m_sct),
+    "pardnn-forward": by_structure(forward_coarsely(pardnn)),
+    "pardnn-fine": by_structure(pardnn),
+    "memory-split": by_structure(memory_split),
     "optimal": optimal,
     # the load of the busiest device
     "throughput": throughput,
@@ -51,8 +52,8 @@ PLACERS: dict[str, Planner] = {
 """Planners that start from nothing."""
 
 REFINERS: dict[str, Planner] = {
-    "fit-memory": fit_memory,
-    "local-search": local_search,
+    "fit-memory": by_structure(fit_memory),
+    "local-search": by_structure(local_search),
     **{f"order-{name}": order for name, order in ORDERS.items()},
 }
 """Planners that go on from a placement."""

@@ -1,0 +1,112 @@
+"""Plans do not depend on the order in which a file lists the ops of a graph."""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+import pytest
+
+from hocket.api import make_problem
+from hocket.graph.generators import generate
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners import find_planner
+from hocket.planners.placement.structural import by_structure, in_order, renumbered
+from hocket.simulate import simulate
+
+
+def shuffled(problem: Problem, seed: int) -> Problem:
+    """The same problem, written in another topological order."""
+    graph, random = problem.graph, np.random.default_rng(seed)
+    key = random.random(graph.num_ops).tolist()
+    readers: list[list[int]] = [[] for _ in key]
+    src, dst = graph.edges
+    for maker, reader in zip(src.tolist(), dst.tolist(), strict=True):
+        readers[maker].append(reader)
+    waits = np.bincount(dst, minlength=graph.num_ops)
+    ready = [(key[op], op) for op in np.flatnonzero(waits == 0).tolist()]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        op = heapq.heappop(ready)[1]
+        order.append(op)
+        for reader in readers[op]:
+            waits[reader] -= 1
+            if waits[reader] == 0:
+                heapq.heappush(ready, (key[reader], reader))
+    return in_order(problem, np.array(order), random.random(graph.num_tensors)).problem
+
+
+@pytest.mark.parametrize("family", ["layered", "gnmt", "series-parallel"])
+@pytest.mark.parametrize("name", ["m-etf", "m-sct", "pardnn", "pardnn-fine", "memory-split"])
+def test_the_step_does_not_depend_on_the_order_of_the_file(family: str, name: str) -> None:
+    problem = make_problem(generate(family, 200, 1), "2xv100-16g+2xt4")
+    planner = find_planner(name)
+    steps_s = [
+        simulate(case, planner(case, Plan())).makespan_s
+        for case in (problem, shuffled(problem, 0), shuffled(problem, 1))
+    ]
+    assert max(steps_s) <= 1.01 * min(steps_s)
+
+
+def test_the_step_of_auto_does_not_depend_on_the_order_of_the_file() -> None:
+    problem = make_problem(generate("layered", 60, 2), "2xv100-16g+1xt4")
+    planner = find_planner("auto")
+    steps_s = [
+        simulate(case, planner(case, Plan())).makespan_s for case in (problem, shuffled(problem, 3))
+    ]
+    assert max(steps_s) <= 1.01 * min(steps_s)
+
+
+def test_plans_are_carried_there_and_back() -> None:
+    problem = make_problem(generate("transformer", 150, 0), "2xv100-16g")
+    there, random = renumbered(problem), np.random.default_rng(0)
+    placed = random.integers(0, 2, problem.graph.num_ops).astype(np.int32)
+    priority = random.permutation(problem.graph.num_ops).astype(np.float64)
+    for plan in (
+        Plan().placing(placed),
+        Plan().placing(placed, priority=priority),
+        Plan().placing(
+            placed, by_device=(np.flatnonzero(placed == 0), np.flatnonzero(placed == 1))
+        ),
+    ):
+        carried = there.carried_there(plan)
+        back = there.carried_back(carried, "")
+        step_s = simulate(problem, plan).makespan_s
+        assert simulate(there.problem, carried).makespan_s == pytest.approx(step_s, rel=1e-12)
+        assert simulate(problem, back).makespan_s == step_s
+        assert back.device_of is not None
+        assert back.device_of.tolist() == placed.tolist()
+
+
+def test_a_planner_that_changes_nothing_leaves_the_plan_itself() -> None:
+    problem = make_problem(generate("transformer", 50, 0), "2xv100-16g")
+    plan = Plan().placing(np.zeros(problem.graph.num_ops, dtype=np.int32))
+    assert by_structure(lambda _, plan: plan)(problem, plan) is plan
+
+
+def test_groups_partners_and_aliases_stay_what_they_were() -> None:
+    problem = make_problem(generate("gnmt", 300, 0), "2xv100-16g")
+    there = renumbered(problem)
+    old, new = problem.graph, there.problem.graph
+    names = [old.op_names[op] for op in there.order]
+    assert list(new.op_names) == names
+    for op in range(old.num_ops):
+        at = int(there.rank[op])
+        assert {new.tensor_names[t] for t in new.reads_of(at)} == {
+            old.tensor_names[t] for t in old.reads_of(op)
+        }
+        partner = int(old.partner[op])
+        assert int(new.partner[at]) == (-1 if partner < 0 else int(there.rank[partner]))
+    same_group = old.group[there.order][:, None] == old.group[there.order]
+    assert ((new.group[:, None] == new.group) == same_group).all()
+    assert ((new.group < 0) == (old.group[there.order] < 0)).all()
+    producer = {n: p for n, p in zip(new.tensor_names, new.tensor_producer.tolist(), strict=True)}
+    for name, maker, base in zip(
+        old.tensor_names, old.tensor_producer.tolist(), old.alias_of.tolist(), strict=True
+    ):
+        assert producer[name] == (-1 if maker < 0 else there.rank[maker])
+        new_base = int(new.alias_of[new.tensor_names.index(name)])
+        assert (base < 0) == (new_base < 0)
+        assert base < 0 or new.tensor_names[new_base] == old.tensor_names[base]
