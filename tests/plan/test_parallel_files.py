@@ -246,3 +246,24 @@ def test_memory_that_does_not_fit_is_named():
     assert found.rule == "memory"
     assert "rank 1 lacks 20.0 GiB" in found.message
     assert list(structure_violations(plan.plan, plan.problem)) == []
+
+
+@pytest.mark.parametrize(
+    ("what", "size"), [("heads", 5), ("hidden", 63), ("mlp_width", 127)], ids=lambda each: each
+)
+def test_sizes_that_the_tensor_degree_does_not_divide_are_named(what, size):
+    divided = _plan()
+    work = replace(divided.problem.work, model=replace(MODEL, **{what: size}))
+    found = list(structure_violations(divided.plan, replace(divided.problem, work=work)))
+    assert any(f"{size} cannot be divided by tensor 2" in each.message for each in found)
+
+
+def test_a_schedule_without_weight_gradients_is_refused():
+    divided = _plan(split=True)
+    schedule = divided.plan[Schedule]
+    kept = np.flatnonzero(schedule.work != Work.WEIGHT_GRADIENT)
+    columns = {name: getattr(schedule, name)[kept] for name in ("work", "stage", "microbatch")}
+    start = np.searchsorted(kept, schedule.start).astype(np.int32)
+    plan = divided.plan.having(replace(schedule, start=start, **columns))
+    (found,) = structure_violations(plan, divided.problem)
+    assert "weight gradient of stage 0, microbatch 0 is not there once" in found.message

@@ -10,6 +10,7 @@ from simulate.pipelines import CASES, even_costs, needs_of, schedules, stage_cos
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.sections.schedule import Work
 from hocket.planners.parallelism.schedules import make_schedule, verify_schedule
+from hocket.planners.parallelism.schedules.interleaved import microbatch_groups
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import SCHEDULES
 
@@ -200,6 +201,21 @@ def test_verify_agrees_with_graphlib_on_changed_schedules(data):
     else:
         with pytest.raises(CheckError):
             verify_schedule(changed)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
+def test_interleaved_groups_hold_a_microbatch_per_device_and_differ_by_one_at_most(num_devices):
+    for num_microbatches in range(1, 14):
+        groups = microbatch_groups(num_devices, num_microbatches)
+        assert sum(groups) == num_microbatches
+        assert len(groups) == max(1, num_microbatches // num_devices)
+        assert groups == sorted(groups, reverse=True)
+        assert groups[0] - groups[-1] <= 1
+        # The first group goes through all chunks but one before the last device turns back.
+        schedule = make_schedule("interleaved", num_devices, num_microbatches, 2)
+        last = schedule.work[schedule.start[-2] :]
+        first_backward = int(np.flatnonzero(last != Work.FORWARD)[0])
+        assert first_backward == min(groups[0] + 1, 2 * num_microbatches)
 
 
 def test_verify_says_what_is_wrong():

@@ -1,6 +1,7 @@
 """A run that has no room is refused before it starts, with the part of it that has."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from hocket.api import plan_graph
 from hocket.base.errors import UsageError
 from hocket.capture import capture
+from hocket.graph import GraphBuilder, Role
 from hocket.runtime import room
 
 
@@ -55,6 +57,16 @@ def test_the_hint_names_a_part_of_the_batch_that_fits(planned, monkeypatch):
     with pytest.raises(UsageError) as caught:
         refusal(planned, 1000, monkeypatch)
     assert "--scale" not in caught.value.hint
+
+
+def test_the_hint_leaves_room_for_the_weights_twice():
+    """The process that starts the others holds them as well, whatever the batch."""
+    builder = GraphBuilder("held")
+    builder.op("reads", reads=[builder.tensor("weight", 100, role=Role.PARAMETER)])
+    graph = replace(builder.build(), meta={"batch": 8})
+    assert "--scale 0.25 (2 of 8 samples)" in room._instead(graph, 1000, 600)
+    assert "--scale 0.5 (4 of 8 samples)" in room._instead(graph, 1000, 700)
+    assert "--scale" not in room._instead(graph, 1000, 200)
 
 
 def test_the_command_refuses_before_it_builds_the_model(tmp_path, monkeypatch):

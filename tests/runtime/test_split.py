@@ -11,6 +11,7 @@ from simulate.problems import joined, plans, problem_of, problems
 
 from hocket.base.errors import CheckError
 from hocket.graph import GraphBuilder, Role
+from hocket.plan.plan import Plan
 from hocket.runtime.split import Do, split
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of, lower
@@ -131,6 +132,19 @@ def test_devices_run_their_ops_in_planned_or_simulated_order(case):
             assert ops == plan.by_device[device].tolist()
         else:
             assert np.all(np.diff(timeline.op_start_s[ops]) >= 0)
+
+
+def test_what_is_there_from_the_start_is_sent_before_the_first_op_runs():
+    builder = GraphBuilder("shared weight")
+    weight = builder.tensor("weight", 8, role=Role.PARAMETER)
+    builder.op("here", reads=[weight])
+    builder.op("there", reads=[weight])
+    graph = builder.build()
+    problem = problem_of(graph, joined(2), 1.0)
+    plan = Plan().placing(np.array([0, 1], np.int32))
+    tables, timeline = instructions_of(problem, plan), simulate(problem, plan)
+    for made in (split(graph, tables, timeline=timeline), split(graph, tables)):
+        assert [do for do, _ in made.of_device(0)][:2] == [Do.SEND, Do.RUN]
 
 
 def test_an_order_against_the_dependencies_is_refused():
