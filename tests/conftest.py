@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 FOLDER = Path(__file__).parent
 LONG = (
@@ -39,6 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A shell starts what runs in the background with SIGINT ignored, and children inherit that.
     """
+    # On a busy machine drawing examples takes long, too, and so does the first call of a kernel.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
     config.option.loadscopereorder = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from hocket.base.errors import InputFileError
 from hocket.fleet.allocation import Warm
+from hocket.fleet.rounds.consistency import refuse_wrong_indices
 from hocket.fleet.rounds.state import (
     BLANK,
     JOB_RECORD,
@@ -144,6 +145,7 @@ def put_together(tree: Any, arrays: Sequence[Any] | Mapping[str, Any]) -> State:
     state = _value(tree, ordered)
     if not isinstance(state, State):
         raise ValueError("it holds no state")
+    refuse_wrong_indices(state)
     return state
 
 

@@ -1,0 +1,50 @@
+"""Whether the numbers of a stored state point to something: compiled code does not look."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.fleet.rounds.state import PHASES, RUNNING, State
+
+
+def refuse_wrong_indices(state: State) -> None:
+    """Raise `ValueError` where a table has the wrong size or an index points to nothing."""
+    rows, num_kinds, num_devices = state.jobs.rows, state.num_kinds, len(state.device_names)
+    by_kind = (state.price_per_hour[None], *state.jobs[1:])
+    if {len(part) for part in state.jobs} != {len(rows)} or any(
+        part.shape[1:] != (num_kinds,) for part in by_kind
+    ):
+        raise ValueError("tables of jobs do not have one row per job and one column per kind")
+    devices = (state.device_kind, state.device_server, state.is_up, state.holders)
+    if any(len(column) != num_devices for column in devices):
+        raise ValueError("tables of devices do not have one row per device")
+    numbers, is_running = rows["number"], rows["phase"] == RUNNING
+    ranges = (
+        (numbers[:1], 0, np.inf),
+        (np.diff(numbers), 1, np.inf),
+        (rows["phase"], 0, len(PHASES) - 1),
+        (rows["kind"], -1, num_kinds - 1),
+        (rows["kind"][is_running], 0, num_kinds - 1),
+        (rows["team"], 0, len(state.teams) - 1),
+        (state.device_kind, 0, num_kinds - 1),
+        (state.device_server, 0, len(state.servers) - 1),
+    )
+    if any(((values < low) | (values > high)).any() for values, low, high in ranges):
+        raise ValueError("a number points to nothing")
+    if not np.isin(state.holders, np.append(numbers[is_running], -1)).all():
+        raise ValueError("a device is held by a job that does not run")
+    _refuse_wrong_pairs(state)
+
+
+def _refuse_wrong_pairs(state: State) -> None:
+    table, plan, profile = state.pair_table, state.pair_plan, state.jobs.rows["profile"]
+    if table is None and plan is None:
+        return
+    if table is None or plan is None:
+        raise ValueError("pairs have a table or a plan, but not both")
+    size = len(table.steps_per_s)
+    parts = (table.steps_per_s, plan.amount, plan.credit_s)
+    if any(part.shape != (size, size, state.num_kinds) for part in parts):
+        raise ValueError("tables of pairs do not have one row and one column per profile")
+    if ((profile < 0) | (profile >= size)).any():
+        raise ValueError("a job names a profile that does not exist")
