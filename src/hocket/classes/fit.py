@@ -2,7 +2,7 @@
 
 Work and time are not proportional (thin layers cost more per multiplication), so parts are built,
 written as ONNX and timed: the share of work is scaled by target over measured until the heaviest
-group is just within the target, then each part is checked on its own. At most a dozen builds.
+group is just within the target, then each part is checked on its own. Some ten builds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hocket.classes.outlook import FanOut
 from hocket.classes.session import latency_s, open_session
 from hocket.classes.widths import Floors, chosen_widths, needed_macs
 
-_TRIES = 6
+_TRIES = 10
 _NEAR = 0.9
 """Within this share of the target is near enough."""
 _USUAL_SHARE = 0.25
@@ -141,7 +141,8 @@ def _largest_share(
                 break
         else:
             high = min(high, share)
-        guess = share * target_s / now_s
+        # A part of the time does not shrink with the work: too slow wants more than in proportion.
+        guess = share * (target_s / now_s) ** (1 if now_s <= target_s else 1.5)
         share = guess if low < guess < high else (low + high) / 2
     if not best:
         raise NoFeasiblePlanError(

@@ -142,7 +142,7 @@ def _round(
         train_side_by_side(steps.folder, missing, jobs, tell)
     parts = tuple(trained_part(material, steps, index, cut, tell) for index, cut in enumerate(cuts))
     validation = material.splits.validation
-    outputs = [outputs_of(part, validation.inputs.cpu()).numpy().astype(float) for part in parts]
+    outputs = [outputs_of(part, validation.inputs).numpy().astype(float) for part in parts]
     labels = validation.labels.cpu().numpy()
     plain = Combiner(
         material.splits.num_classes, tuple(classes), tuple(Calibration() for _ in classes)

@@ -54,17 +54,16 @@ def train_part(
 ) -> None:
     """Train a part on its classes against all others, in place."""
     own = own_labels(data.labels, classes)
-    pools = [torch.nonzero(own == label).flatten() for label in range(len(classes) + 1)]
-    pools = [pool for pool in pools if len(pool)]
+    others, *mine = (torch.nonzero(own == label).flatten() for label in range(len(classes) + 1))
+    # A part with all classes has no others.
+    pools = [(others, recipe.batch // 2)] if len(others) else []
+    rest = recipe.batch - sum(count for _, count in pools)
+    pools += [(pool, max(1, rest // len(mine))) for pool in mine if len(pool)]
 
     def draw(generator: torch.Generator) -> torch.Tensor:
-        others = recipe.batch // 2 if len(pools) > 1 else 0
-        counts = [others] + [
-            (recipe.batch - others) // (len(pools) - 1) for _ in range(len(pools) - 1)
-        ]
         picks = [
-            pool[torch.randint(len(pool), (count or recipe.batch,), generator=generator)]
-            for pool, count in zip(pools, counts, strict=True)
+            pool[torch.randint(len(pool), (count,), generator=generator).to(pool.device)]
+            for pool, count in pools
         ]
         return torch.cat(picks)
 
@@ -126,6 +125,7 @@ def _train(
         optimizer, recipe.learning_rate, total_steps=recipe.steps, pct_start=0.2
     )
     net.train()
+    torch.backends.cudnn.benchmark = is_cuda
     with torch.random.fork_rng(devices=[device] if is_cuda else []):
         torch.manual_seed(recipe.seed)
         for step in range(recipe.steps):
@@ -146,10 +146,11 @@ def _train(
 
 @torch.no_grad()
 def outputs_of(net: nn.Module, inputs: torch.Tensor, batch: int = 512) -> torch.Tensor:
-    """What a net says to inputs, in evaluation mode, on the processor."""
-    device = next(net.parameters()).device
-    net.eval()
+    """What a net says to inputs, in evaluation mode; computed where the inputs are."""
+    before, device = next(net.parameters()).device, inputs.device
+    net.to(device).eval()
     parts = [
         net(inputs[at : at + batch].to(device)).float().cpu() for at in range(0, len(inputs), batch)
     ]
+    net.to(before)
     return torch.cat(parts)

@@ -88,8 +88,7 @@ def validated(
     """Try the finished parts on the test split."""
     test = material.splits.test
     labels = test.labels.cpu().numpy()
-    inputs = test.inputs.cpu()
-    outputs = [outputs_of(part, inputs).numpy().astype(float) for part in parts]
+    outputs = [outputs_of(part, test.inputs).numpy().astype(float) for part in parts]
     whole = outputs_of(material.net, test.inputs).numpy()
     combiner = table.combiner()
     scores = combiner.scores(outputs)

@@ -85,7 +85,7 @@ class FrontEnd:
         self._times_ns: list[int] = []
         self._links = [
             Link(WorkerSpec(index, model, self._layout, self._descriptor, core,
-                            self.options.spin_s))
+                            self.options.spin_s), self._forget)
             for index, (model, core) in enumerate(
                 zip(folder.models, self._cores(len(folder.models)), strict=True)
             )
@@ -135,6 +135,11 @@ class FrontEnd:
         if link.channel is not None:
             self._by_descriptor[link.channel.fileno()] = link
             self._events.register(link.channel.fileno(), select.EPOLLIN)
+
+    def _forget(self, descriptor: int) -> None:
+        """Before it is closed: in a forked process the socket stays open, and would be heard."""
+        if self._by_descriptor.pop(descriptor, None) is not None and not self._events.closed:
+            self._events.unregister(descriptor)
 
     def _wait_until_ready(self) -> None:
         until_s = time.monotonic() + START_S
@@ -233,16 +238,14 @@ class FrontEnd:
         """Messages that came; deaths and late answers are noted."""
         found = []
         for descriptor, _ in self._events.poll(timeout_s):
-            link = self._by_descriptor[descriptor]
-            message = link.receive()
-            if link.channel is None:
-                # Its descriptor is closed and may be given to another worker.
-                del self._by_descriptor[descriptor]
-            elif message is not None:
-                if message[0] != self._number or not len(message[2]):
-                    link.counts.late += 1
-                else:
-                    found.append((link, message))
+            link = self._by_descriptor.get(descriptor)
+            message = link.receive() if link is not None else None
+            if link is None or message is None:
+                continue
+            if message[0] != self._number or not len(message[2]):
+                link.counts.late += 1
+            else:
+                found.append((link, message))
         return found
 
     # ── what is known ──

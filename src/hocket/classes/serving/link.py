@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,8 +52,10 @@ class Counts:
 class Link:
     """A worker that may die and be started again."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, on_gone: Callable[[int], None]) -> None:
+        """``on_gone`` is told the descriptor of a socket before it is closed."""
         self.spec = spec
+        self._on_gone = on_gone
         self.counts = Counts()
         self.is_ready = False
         self.waiting: deque[int] = deque()
@@ -141,13 +144,18 @@ class Link:
     def bury(self) -> None:
         """Give up a dead worker; it may be started again after a pause."""
         if self.channel is not None:
-            self.channel.close()
-            self.channel = None
             self.counts.deaths += 1
-        self.is_ready = False
+        self._hang_up()
         self.waiting.clear()
         self._may_start_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+
+    def _hang_up(self) -> None:
+        if self.channel is not None:
+            self._on_gone(self.channel.fileno())
+            self.channel.close()
+            self.channel = None
+        self.is_ready = False
 
     def start_again(self) -> bool:
         """Start a dead worker anew if its pause is over."""
@@ -160,10 +168,7 @@ class Link:
 
     def end(self) -> None:
         """End the process, if there is one."""
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None
-        self.is_ready = False
+        self._hang_up()
         if self.process is not None:
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,0 +1,292 @@
+"""Workers under the clock: fan-out, overhead over the slowest part, prediction, killed workers.
+
+    python benchmarks/classes/serving.py [fan-out] [overhead] [predict] [kill] [ray] [--json FILE]
+
+Needs the extra ``classes`` (and ``ray`` for that comparison). Parts are convolutions of random
+weights, whose time does not depend on training, in front of scores that are known, so that every
+answer can be checked. Wall time: run it on a machine with nothing else to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cifar_gpu import without_onnx_package
+from torch import nn
+
+from hocket.classes.artefact import Folder, read_folder, write_folder
+from hocket.classes.codes import cyclic_code
+from hocket.classes.combine import Calibration
+from hocket.classes.exported import as_onnx
+from hocket.classes.rehearsal import rehearsed
+from hocket.classes.serving.front_end import FrontEnd, ServeOptions
+from hocket.classes.session import infer, latency_s, open_session
+from hocket.classes.table import Part, Table, Whole
+
+SHAPE = (3, 32, 32)
+SIZES = ((16, 4), (32, 6), (48, 8), (64, 10), (96, 12))
+"""Channels and layers of the convolutions."""
+
+
+class Known(nn.Module):
+    """Scores that are known, after convolutions that only take time."""
+
+    def __init__(self, width: int, depth: int, rows: torch.Tensor) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for index in range(depth):
+            stride = 2 if index in (depth // 3, 2 * depth // 3) else 1
+            layers += [nn.Conv2d(3 if index == 0 else width, width, 3, stride, 1), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+        self.scores = nn.Linear(64, len(rows), bias=False)
+        self.scores.weight.data.copy_(rows)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(x[:, 0, :8, :8].flatten(1)) + 1e-9 * self.body(x).mean()
+
+
+def made_folder(path: Path, width: int, depth: int, parts: int, redundancy: int = 1) -> Folder:
+    truth = torch.randn(parts, 64, generator=torch.Generator().manual_seed(0))
+    groups = tuple((index,) for index in range(parts))
+    held = cyclic_code(parts, redundancy)
+    table_parts, files = [], {"whole.onnx": b"-"}
+    for index, classes in enumerate(held):
+        rows = torch.cat([torch.zeros(1, 64), truth[list(classes)]])
+        model = as_onnx(Known(width, depth, rows), torch.zeros(1, *SHAPE))
+        name = f"part-{index}"
+        files[f"{name}.onnx"], files[f"{name}.pt2"] = model, b"-"
+        table_parts.append(Part(classes, Calibration(), f"{name}.onnx", f"{name}.pt2", 1, 1, 1e-3))
+    names = tuple(map(str, range(max(parts, 2))))
+    groups = groups if parts > 1 else ((0, 1),)
+    if parts == 1:
+        model = as_onnx(Known(width, depth, torch.zeros(3, 64)), torch.zeros(1, *SHAPE))
+        files["part-0.onnx"] = model
+        table_parts = [Part((0, 1), Calibration(), "part-0.onnx", "part-0.pt2", 1, 1, 1e-3)]
+    table = Table(names, SHAPE, "float32", groups, held, tuple(table_parts),
+                  Whole("whole.onnx", 1, 1, 1, 1), redundancy)  # fmt: skip
+    write_folder(path, table, files, {})
+    return read_folder(path)
+
+
+def times_s(front_end: FrontEnd, count: int, rest_s: float = 0.0) -> np.ndarray:
+    image = np.zeros(SHAPE, np.float32)
+    for _ in range(20):
+        front_end.predict(image)
+    found = []
+    for _ in range(count):
+        if rest_s:
+            time.sleep(rest_s)
+        found.append(front_end.predict(image).took_s)
+    return np.array(found)
+
+
+def quantiles(found: np.ndarray) -> dict[str, float]:
+    low, middle, high = np.quantile(found, [0, 0.5, 0.99]) * 1e6
+    return {"min_us": low, "p50_us": middle, "p99_us": high}
+
+
+def fan_out() -> list[dict[str, Any]]:
+    """Workers that compute nothing."""
+    rows = []
+    for count in (2, 4, 10):
+        for spin_s in (0.0, 0.005):
+            with tempfile.TemporaryDirectory() as path:
+                folder = made_folder(Path(path), 2, 1, count)
+            empty = Folder(folder.path, folder.table, {}, (b"",) * count)
+            with FrontEnd(empty, ServeOptions(spin_s=spin_s)) as front_end:
+                rows.append(
+                    {"workers": count, "spin_s": spin_s, **quantiles(times_s(front_end, 2000))}
+                )
+            print(rows[-1], flush=True)
+    return rows
+
+
+def overhead() -> list[dict[str, Any]]:
+    """Time of an answer beyond that of the slowest part: in a loop, rested, and in its worker."""
+    rows = []
+    for (width, depth), count in (((32, 6), 2), ((64, 10), 2), ((64, 10), 4), ((96, 12), 8)):
+        for spin_s in (0.0, 0.005):
+            with tempfile.TemporaryDirectory() as path:
+                folder = made_folder(Path(path), width, depth, count)
+            session = open_session(folder.models[0])
+            image = np.zeros((1, *SHAPE), np.float32)
+            alone_s = latency_s(session, image)
+            rested = []
+            for _ in range(100):
+                time.sleep(0.001)
+                start = time.perf_counter()
+                infer(session, image)
+                rested.append(time.perf_counter() - start)
+            with FrontEnd(folder, ServeOptions(spin_s=spin_s)) as front_end:
+                loop = quantiles(times_s(front_end, 400))
+                metrics = front_end.metrics()
+                inside = max(worker.compute.p50_s or 0 for worker in metrics.workers)
+                apart = quantiles(times_s(front_end, 200, 0.001))
+            rows.append({
+                "net": f"{width}x{depth}", "workers": count, "spin_s": spin_s,
+                "alone_us": alone_s * 1e6, "alone_rested_us": float(np.median(rested)) * 1e6,
+                "slowest_in_worker_us": inside * 1e6, "answer_p50_us": loop["p50_us"],
+                "answer_p99_us": loop["p99_us"], "answer_rested_p50_us": apart["p50_us"],
+                "over_slowest_us": loop["p50_us"] - inside * 1e6,
+            })  # fmt: skip
+            print(rows[-1], flush=True)
+    return rows
+
+
+def predict() -> list[dict[str, Any]]:
+    """Predicted against measured, 20 nets and numbers of parts."""
+    rows = []
+    for width, depth in SIZES:
+        for count in (1, 2, 3, 4):
+            with tempfile.TemporaryDirectory() as path:
+                folder = made_folder(Path(path), width, depth, count)
+            outlook = rehearsed(folder)
+            with FrontEnd(folder) as front_end:
+                measured_s = float(np.median(times_s(front_end, 200, 0.001)))
+            rows.append({"net": f"{width}x{depth}", "parts": count,
+                         "predicted_us": outlook.answer_s * 1e6, "measured_us": measured_s * 1e6,
+                         "error": outlook.answer_s / measured_s - 1})  # fmt: skip
+            print(rows[-1], flush=True)
+    errors = np.abs([row["error"] for row in rows])
+    print(f"median {np.median(errors):.1%}, worst {errors.max():.1%}, "
+          f"within 10 %: {(errors <= 0.1).sum()} of {len(errors)}", flush=True)  # fmt: skip
+    return rows
+
+
+def kill(kills: int = 200) -> dict[str, Any]:
+    """A worker of ten is killed in mid-request, 200 times; then two stay dead."""
+    rng = np.random.default_rng(0)
+    chance = random.Random(0)
+    with tempfile.TemporaryDirectory() as path:
+        folder = made_folder(Path(path), 32, 6, 10, redundancy=3)
+    truth = torch.randn(10, 64, generator=torch.Generator().manual_seed(0)).numpy()
+
+    def ask(front_end: FrontEnd) -> tuple[float, bool]:
+        image = rng.normal(size=SHAPE).astype(np.float32)
+        answer = front_end.predict(image)
+        right = int((truth @ image[0, :8, :8].flatten()).argmax())
+        return answer.took_s, answer.label == right and not answer.missing
+
+    with FrontEnd(folder, ServeOptions(deadline_s=5)) as front_end:
+        calm = [ask(front_end) for _ in range(1000)]
+        slowest_s = float(np.quantile([took for took, _ in calm], 0.99))
+        killed = []
+        for _ in range(kills):
+            until_s = time.monotonic() + 60
+            while front_end.num_alive < 10 and time.monotonic() < until_s:
+                time.sleep(0.01)
+            victim = chance.choice(front_end.process_ids)
+            delay_s = chance.random() * np.median([took for took, _ in calm])
+            killer = _Killer(victim, delay_s)
+            killer.start()
+            killed.append(ask(front_end))
+            killer.join()
+            time.sleep(0.03)
+        deaths = sum(worker.deaths for worker in front_end.metrics().workers)
+    with FrontEnd(folder, ServeOptions(deadline_s=5, restarts=False)) as front_end:
+        for index in (2, 7):
+            os.kill(front_end.process_ids[index], signal.SIGKILL)
+        two_dead = [ask(front_end) for _ in range(500)]
+    took = np.array([each for each, _ in killed])
+    result = {
+        "calm_p50_us": float(np.median([each for each, _ in calm])) * 1e6,
+        "calm_p99_us": slowest_s * 1e6,
+        "calm_right": sum(right for _, right in calm) / len(calm),
+        "killed_right": f"{sum(right for _, right in killed)} of {len(killed)}",
+        "killed_worst_us": float(took.max()) * 1e6,
+        "within_p99_plus_5ms": f"{int((took <= slowest_s + 0.005).sum())} of {len(took)}",
+        "deaths": deaths,
+        "two_dead_right": f"{sum(right for _, right in two_dead)} of {len(two_dead)}",
+    }
+    print(json.dumps(result, indent=1), flush=True)
+    return result
+
+
+class _Killer:
+    """Kills a process a moment after it is started, from another process."""
+
+    def __init__(self, victim: int, delay_s: float) -> None:
+        self._victim, self._delay_s = victim, delay_s
+
+    def start(self) -> None:
+        self._child = os.fork()
+        if self._child == 0:
+            time.sleep(self._delay_s)
+            os.kill(self._victim, signal.SIGKILL)
+            os._exit(0)
+
+    def join(self) -> None:
+        os.waitpid(self._child, 0)
+
+
+def ray_actors() -> list[dict[str, Any]]:
+    """The same fan-out with Ray actors: one image to four, four floats back."""
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+
+    @ray.remote(num_cpus=0.5)
+    class Actor:
+        def answer(self, image: np.ndarray) -> np.ndarray:
+            return np.zeros(4, np.float32)
+
+    actors = [Actor.remote() for _ in range(4)]
+    image = np.zeros(SHAPE, np.float32)
+    found = []
+    for _ in range(300):
+        start = time.perf_counter()
+        reference = ray.put(image)
+        ray.get([actor.answer.remote(reference) for actor in actors])
+        found.append(time.perf_counter() - start)
+    ray.shutdown()
+    with tempfile.TemporaryDirectory() as path:
+        folder = made_folder(Path(path), 2, 1, 4)
+    empty = Folder(folder.path, folder.table, {}, (b"",) * 4)
+    with FrontEnd(empty) as front_end:
+        ours = times_s(front_end, 2000)
+    rows = [{"ray": quantiles(np.array(found[20:]))}, {"hocket": quantiles(ours)},
+            {"ratio_p50": float(np.median(found[20:]) / np.median(ours))}]  # fmt: skip
+    for row in rows:
+        print(row, flush=True)
+    return rows
+
+
+TRIALS = {
+    "fan-out": fan_out,
+    "overhead": overhead,
+    "predict": predict,
+    "kill": kill,
+    "ray": ray_actors,
+}
+
+
+def main() -> None:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("trials", nargs="*", default=["fan-out", "overhead", "predict", "kill"])
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--kills", type=int, default=200)
+    asked = parser.parse_args()
+    without_onnx_package()
+    torch.set_num_threads(1)
+    found = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    for name in asked.trials:
+        print(f"── {name}", flush=True)
+        found[name] = kill(asked.kills) if name == "kill" else TRIALS[name]()
+        if asked.json is not None:
+            asked.json.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Nets of other kinds are cut the same way: residual sums, transformers on images and on text."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hocket.base.errors import UsageError
+from hocket.classes.cut import Cut, best_units, build_part
+from hocket.classes.data import splits_from
+from hocket.classes.exported import as_onnx
+from hocket.classes.scores import class_scores
+from hocket.classes.session import infer, open_session
+from hocket.classes.settings import Training
+from hocket.classes.structure import multiplications, structure_of
+from hocket.classes.training import Labelled, folded, outputs_of, own_labels, train_part
+from hocket.classes.widths import Floors, chosen_widths
+
+CLASSES = (1, 3)
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(inputs, outputs, 3, 1, 1), nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x):
+        return functional.relu(
+            self.second(functional.relu(self.norm(self.first(x)))) + self.shortcut(x)
+        )
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 32, 3, 1, 1)
+        self.blocks = nn.Sequential(Block(32, 32), Block(32, 64), Block(64, 64))
+        self.head = nn.Linear(64, 6)
+
+    def forward(self, x):
+        return self.head(self.blocks(functional.relu(self.stem(x))).mean((2, 3)))
+
+
+class Attention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.num_heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (
+            layer(x).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        return self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Encoder(nn.Module):
+    def __init__(self, width=64, heads=4):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class Transformer(nn.Module):
+    """On images of 8 x 8 in patches of 2 x 2, or on 16 tokens."""
+
+    def __init__(self, *, text):
+        super().__init__()
+        self.text = text
+        self.embed = nn.Embedding(50, 64) if text else nn.Conv2d(3, 64, 2, 2)
+        self.position = nn.Parameter(torch.randn(1, 16, 64))
+        self.blocks = nn.Sequential(Encoder(), Encoder())
+        self.norm, self.head = nn.LayerNorm(64), nn.Linear(64, 6)
+
+    def forward(self, x):
+        tokens = self.embed(x) if self.text else self.embed(x).flatten(2).transpose(1, 2)
+        return self.head(self.norm(self.blocks(tokens + self.position)).mean(1))
+
+
+def pixels():
+    return torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+def tokens():
+    return torch.randint(50, (60, 16), generator=torch.Generator().manual_seed(0))
+
+
+NETS = {
+    "residual": (Residual, pixels),
+    "vision transformer": (lambda: Transformer(text=False), pixels),
+    "text": (lambda: Transformer(text=True), tokens),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_a_part_has_a_fraction_of_the_work_and_runs_anywhere(name):
+    torch.manual_seed(0)
+    make, inputs_of = NETS[name]
+    net, inputs = make().eval(), inputs_of()
+    before = net(inputs[:2]).detach()
+    labels = torch.arange(60) % 6
+    structure = structure_of(net, inputs[:1], 6)
+    whole = structure.model.macs(np.ones(len(structure.parts)))
+    assert whole == pytest.approx(sum(multiplications(net, inputs[:1]).values()))
+    scores = class_scores(net, structure, inputs, labels, 6)
+    assert all(each.sum(axis=1) == pytest.approx(1) for each in scores.units)
+    values = scores.of_group(CLASSES)
+    widths = chosen_widths(structure.model, values, 0.1 * whole, Floors())
+    part = build_part(net, structure, inputs[:1], Cut(CLASSES, best_units(values, widths)))
+    kept = np.array([w / s.units for w, s in zip(widths, structure.model.streams, strict=True)])
+    work = sum(multiplications(part, inputs[:1]).values())
+    # The model of widths counts what the cut net does, but for its smaller head.
+    assert work == pytest.approx(structure.model.macs(kept), rel=0.02)
+    assert work <= 0.1 * whole
+    sizes = [sum(each.numel() for each in model.parameters()) for model in (net, part)]
+    assert sizes[1] < sizes[0] / 5
+    answer = infer(open_session(as_onnx(part, inputs[:1])), inputs[:1].numpy())
+    assert answer.shape == (1, 3)
+    assert answer == pytest.approx(outputs_of(part, inputs[:1]).numpy(), abs=1e-3)
+    assert torch.equal(net(inputs[:2]), before)  # the whole net is untouched
+
+
+def test_the_streams_of_a_residual_net_are_those_that_sums_tie():
+    structure = structure_of(Residual(), pixels()[:1], 6)
+    producers = {frozenset(each.producers) for each in structure.parts}
+    assert frozenset({"stem", "blocks.0.second"}) in producers
+    tied = {"blocks.1.second", "blocks.1.shortcut", "blocks.2.second"}
+    assert frozenset(tied) in producers
+    assert len(structure.parts) == 5
+
+
+def test_channels_of_attention_are_cut_in_all_heads_at_once():
+    structure = structure_of(Transformer(text=True), tokens()[:1], 6)
+    attention = [each for each in structure.parts if "attention.query" in each.root]
+    assert [each.heads for each in attention] == [4, 4]
+    assert attention[0].channels_of(3, 16) == [3, 19, 35, 51]
+
+
+def test_nothing_cut_and_nothing_learnt_says_what_the_whole_net_says():
+    torch.manual_seed(0)
+    net = Residual().eval()
+    structure = structure_of(net, pixels()[:1], 6)
+    everything = tuple(tuple(range(stream.units)) for stream in structure.model.streams)
+    part = build_part(net, structure, pixels()[:1], Cut(CLASSES, everything))
+    whole = net(pixels()).detach()[:, list(CLASSES)]
+    assert part(pixels()).detach()[:, 1:] == pytest.approx(whole, abs=1e-4)
+
+
+def test_a_part_learns_its_classes_from_labels_and_from_the_whole_net():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(300) % 6
+    inputs = torch.randn(6, 10, generator=generator)[labels] + 0.3 * torch.randn(
+        300, 10, generator=generator
+    )
+    torch.manual_seed(0)
+    part = nn.Linear(10, 3)
+    recipe = Training(steps=60, batch=32)
+    train_part(part, CLASSES, None, Labelled(inputs, labels), recipe)
+    said = outputs_of(part, inputs).argmax(dim=1)
+    assert (said == own_labels(labels, CLASSES)).float().mean() > 0.95
+    logits = torch.randn(4, 6, generator=generator)
+    shares = folded(logits, CLASSES).exp()
+    assert shares.sum(dim=1).numpy() == pytest.approx(1, abs=1e-5)
+    assert shares[:, 1:] == pytest.approx(logits.softmax(dim=1)[:, list(CLASSES)], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "not inputs and labels"),
+        ((np.zeros((4, 2), np.float32), np.zeros(3, int)), "4 inputs and 3 labels"),
+        ((np.full((4, 2), np.nan, np.float32), np.arange(4)), "no finite numbers"),
+        ({"train": (np.zeros((4, 2), np.float32), np.arange(4)), "tset": 1}, "unknown key 'tset'"),
+        ({"train": (np.zeros((4, 2)), np.arange(4)), "names": ["a"]}, "labels up to 3 and 1 names"),
+    ],
+)
+def test_wrong_data_is_told(given, message):
+    with pytest.raises(UsageError, match=message):
+        splits_from(given, "data.py:images")
+
+
+def test_data_is_divided_with_every_class_in_every_split():
+    splits = splits_from((np.random.rand(100, 3), np.arange(100) % 5), "data.py:images")
+    sizes = [len(each.labels) for each in (splits.train, splits.validation, splits.test)]
+    assert sizes == [60, 20, 20]
+    for each in (splits.train, splits.validation, splits.test):
+        assert np.bincount(each.labels.numpy()).min() == len(each.labels) // 5
+
+
+def test_a_net_without_one_output_per_class_is_refused():
+    with pytest.raises(UsageError, match="no linear layer with 7 outputs"):
+        structure_of(Residual(), pixels()[:1], 7)
