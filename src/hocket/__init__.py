@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hocket.simulate.verify import verify
     from hocket.training import PadTo, Training, prepare
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Cluster",

@@ -47,3 +47,21 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_index_lists_every_page():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - set(re.findall(r"\]\(([^)#\s]+)", index)) == {"README.md"}
+
+
+def test_files_that_the_walk_names_are_there():
+    text = (ROOT / "docs" / "concepts" / "walk.md").read_text(encoding="utf-8")
+    for name in re.findall(r"`([a-z_/]+(?:\.py|/))`", text):
+        places = [ROOT, ROOT / "src" / "hocket", ROOT / "src" / "hocket" / "plan" / "sections"]
+        assert any((place / name).exists() for place in places), f"the walk names {name}"
+
+
+def test_decisions_have_numbers_of_their_own():
+    numbers = [page.name[:3] for page in sorted((ROOT / "docs" / "design").glob("*.md"))]
+    assert sorted(set(numbers)) == numbers
