@@ -6,8 +6,10 @@ import heapq
 
 import numpy as np
 import pytest
+from simulate.problems import joined, problem_of
 
 from hocket.api import make_problem
+from hocket.graph import GraphBuilder, Role
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -62,6 +64,7 @@ def test_the_step_of_auto_does_not_depend_on_the_order_of_the_file() -> None:
 def test_plans_are_carried_there_and_back() -> None:
     problem = make_problem(generate("transformer", 150, 0), "2xv100-16g")
     there, random = renumbered(problem), np.random.default_rng(0)
+    assert there is not None
     placed = random.integers(0, 2, problem.graph.num_ops).astype(np.int32)
     priority = random.permutation(problem.graph.num_ops).astype(np.float64)
     for plan in (
@@ -89,6 +92,7 @@ def test_a_planner_that_changes_nothing_leaves_the_plan_itself() -> None:
 def test_groups_partners_and_aliases_stay_what_they_were() -> None:
     problem = make_problem(generate("gnmt", 300, 0), "2xv100-16g")
     there = renumbered(problem)
+    assert there is not None
     old, new = problem.graph, there.problem.graph
     names = [old.op_names[op] for op in there.order]
     assert list(new.op_names) == names
@@ -110,3 +114,19 @@ def test_groups_partners_and_aliases_stay_what_they_were() -> None:
         new_base = int(new.alias_of[new.tensor_names.index(name)])
         assert (base < 0) == (new_base < 0)
         assert base < 0 or new.tensor_names[new_base] == old.tensor_names[base]
+
+
+def test_what_is_there_before_the_step_stays_with_its_first_reader() -> None:
+    """The second reader has the longer path to the end, and would come first."""
+    builder = GraphBuilder("shared")
+    weight = builder.tensor("weight", 8, role=Role.PARAMETER)
+    first = builder.op("first", reads=[weight])
+    second = builder.op("second", reads=[weight])
+    made = builder.tensor("made", 8, producer=second)
+    builder.op("third", reads=[made])
+    graph = builder.build()
+    problem = problem_of(graph, joined(2), 1.0)
+    there = renumbered(problem)
+    assert there is not None
+    assert int(there.problem.graph.home_op[0]) == int(there.rank[first])
+    assert list(there.order[:2]) == [first, second]

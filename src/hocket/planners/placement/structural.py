@@ -9,6 +9,7 @@ The plan is carried back afterwards. O(reads log reads) in numpy, once per probl
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -32,7 +33,7 @@ _ROUNDS = 3
 
 _Planner = Callable[[Problem, Plan], Plan]
 _Labels = NDArray[np.uint64]
-_known: WeakKeyDictionary[Problem, Renumbered] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Problem, Renumbered | None] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,8 @@ class Renumbered:
     """The op of the given problem at each position."""
     rank: LongArray
     """The position of each op of the given problem."""
+    tensors: LongArray
+    """The tensor of the given problem at each position."""
 
     def carried_there(self, plan: Plan) -> Plan:
         """A plan of the given problem."""
@@ -82,6 +85,8 @@ def by_structure(planner: _Planner) -> _Planner:
         if not 1 < problem.graph.num_ops <= _LARGE:
             return planner(problem, plan)
         there = renumbered(problem)
+        if there is None:
+            return planner(problem, plan)
         start = there.carried_there(plan)
         made = planner(there.problem, start)
         return plan if made is start else there.carried_back(made, plan.work_hash)
@@ -89,21 +94,62 @@ def by_structure(planner: _Planner) -> _Planner:
     return planned
 
 
-def renumbered(problem: Problem) -> Renumbered:
-    """The problem with its ops numbered by structure; made once per problem."""
+def renumbered(problem: Problem) -> Renumbered | None:
+    """The problem with its ops numbered by structure; made once per problem.
+
+    What is there before the step lives with its first reader: that stays the first, whatever the
+    structure says. None where that cannot be.
+    """
     if problem not in _known:
         _known[problem] = _renumbered(problem)
     return _known[problem]
 
 
-def _renumbered(problem: Problem) -> Renumbered:
+def _renumbered(problem: Problem) -> Renumbered | None:
     graph = problem.graph
     to_end_s, from_start_s = _paths(graph, fastest_s(problem))
     to_end, _ = _paths(graph, np.ones(graph.num_ops))
     op_label, tensor_label = _labels(problem, to_end_s, from_start_s)
     # Along every edge the path to the end gets shorter, or where ops take no time its hops do.
     order = np.lexsort((op_label, -to_end, -to_end_s))
-    return in_order(problem, order, tensor_label)
+    there = in_order(problem, order, tensor_label)
+    if _keeps_homes(graph, there):
+        return there
+    there = in_order(problem, _homes_first(graph, there.rank), tensor_label)
+    return there if _keeps_homes(graph, there) else None
+
+
+def _keeps_homes(graph: Graph, there: Renumbered) -> bool:
+    """Whether all tensors live with the ops that they lived with."""
+    homes = np.append(there.rank, -1)[graph.home_op[there.tensors]]
+    return bool(np.array_equal(homes, there.problem.graph.home_op))
+
+
+def _homes_first(graph: Graph, rank: LongArray) -> LongArray:
+    """The topological order nearest to ``rank`` in which first readers stay the first."""
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    home = graph.home_op[graph.reads]
+    shared = np.flatnonzero(
+        (graph.tensor_producer[graph.reads] < 0) & (home >= 0) & (home < reader)
+    )
+    src = np.concatenate((graph.edges[0], home[shared]))
+    dst = np.concatenate((graph.edges[1], reader[shared]))
+    followers = np.split(
+        dst[np.argsort(src, kind="stable")],
+        np.cumsum(np.bincount(src, minlength=graph.num_ops))[:-1],
+    )
+    waits = np.bincount(dst, minlength=graph.num_ops)
+    ready = [(int(rank[op]), op) for op in np.flatnonzero(waits == 0).tolist()]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        op = heapq.heappop(ready)[1]
+        order.append(op)
+        for follower in followers[op].tolist():
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                heapq.heappush(ready, (int(rank[follower]), follower))
+    return np.array(order)
 
 
 def in_order(problem: Problem, order: LongArray, tensor_key: NDArray[Any]) -> Renumbered:
@@ -119,7 +165,7 @@ def in_order(problem: Problem, order: LongArray, tensor_key: NDArray[Any]) -> Re
         tensor_s=None if costs.tensor_s is None else costs.tensor_s[tensors],
     )
     made = _graph(graph, order, rank, tensors, producer)
-    return Renumbered(replace(problem, work=made, op_costs=inside), order, rank)
+    return Renumbered(replace(problem, work=made, op_costs=inside), order, rank, tensors)
 
 
 def _graph(
