@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.api import ON_THIS_MACHINE, Planned, find_cluster, plan_graph
+from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
@@ -33,6 +34,7 @@ from hocket.capture.model import CaptureWarning, UntraceableError, capture
 from hocket.capture.step import Forward
 from hocket.graph.graph import Graph
 from hocket.runtime.executors import choose
+from hocket.runtime.launch import PLAN_VARIABLE
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.carrier import Carrier
@@ -40,6 +42,7 @@ from hocket.runtime.train.checkpoint import read_state, write_state
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
+from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
 from hocket.service.checkpoint import write_checkpoint
@@ -56,9 +59,12 @@ class Training(TrainingLoop):
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
 
-        ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch.
+        ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch. All ranks call
+        it, and the first one writes.
         """
         state = {**self.state_dict(), "extra": dict(extra or {})}
+        if rank_variables().get("RANK", "0") != "0":
+            return Path(folder)
         return write_checkpoint(folder, self.num_steps, lambda place: write_state(place, state))
 
     def load(self, checkpoint: str | Path) -> dict[str, Any]:
@@ -104,10 +110,14 @@ def prepare(
         loss=loss, forward=forward, update=planned_update(optimizer, model),
         device="cuda" if torch.cuda.is_available() else "cpu", name=type(model).__name__,
     )  # fmt: skip
+    variables = rank_variables()
+    if plan is None and PLAN_VARIABLE in variables:
+        plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
+    is_ranked = join_ranks(variables)
     # What is tried while recording must not change what the loop draws.
     with torch.random.fork_rng():
-        carrier = _carrier(model, batch, recipe, saved, on, options)
+        carrier = _carrier(model, batch, recipe, saved, on, options, is_ranked)
     return Training(model, optimizer, carrier, options)
 
 
@@ -129,6 +139,7 @@ def _carrier(
     saved: Planned | SavedPlan | None,
     on: str | Path | Cluster,
     options: LoopOptions,
+    is_ranked: bool,
 ) -> Carrier:
     if saved is not None:
         noted = saved.problem.graph.meta.get("device")
@@ -147,10 +158,13 @@ def _carrier(
             model, model, batch, recipe, saved, on, f"{error.where}: {error.message}"
         )
     saved = _planned(graph, saved, on, recipe.name)
+    devices = _devices(saved)
+    if is_ranked:
+        devices = [rank_device(rank_variables())] * len(devices)
     return Programs(
-        model, batch, recipe, saved.problem, saved.plan, program, _devices(saved),
+        model, batch, recipe, saved.problem, saved.plan, program, devices,
         seed=options.seed, outputs=options.outputs, max_shapes=options.max_shapes,
-        replay=options.replay,
+        replay=options.replay, is_ranked=is_ranked,
     )  # fmt: skip
 
 

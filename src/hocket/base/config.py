@@ -54,6 +54,12 @@ def fleet_variables() -> dict[str, str]:
     }
 
 
+def rank_variables() -> dict[str, str]:
+    """What a launcher (ours, torchrun, accelerate) told a script that it runs once per rank."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HOCKET_PLAN")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def environment_anywhere() -> dict[str, str]:
     """The environment for a process of another working folder: import paths stay what they were."""
     paths = os.environ.get("PYTHONPATH", "")

@@ -17,6 +17,7 @@ from hocket.cli import (
     export,
     fleet,
     generate,
+    launch,
     listing,
     loop,
     parallel,
@@ -65,8 +66,8 @@ def root() -> None:
 
 
 for module in (
-    plan, parallel, collective, fleet, loop, split, serve_classes, run, show, explain, simulate,
-    verify, export, capture, generate, listing, detect, profile, calibrate, validate, schema,
-    doctor, completion,
+    plan, parallel, collective, fleet, loop, split, serve_classes, run, launch, show, explain,
+    simulate, verify, export, capture, generate, listing, detect, profile, calibrate, validate,
+    schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

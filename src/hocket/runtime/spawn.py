@@ -146,12 +146,12 @@ def _order(
         "present": present,
         "storages": list(given),
         "instructions": [(int(do), number) for do, number in instructions],
-        "peers": _peers(setup, instructions, device),
+        "peers": peers_of(setup, instructions, device),
     }
     return header, [raw(data) for data in (*given.values(), *constants)]
 
 
-def _peers(
+def peers_of(
     setup: Setup, instructions: Sequence[Instruction], device: int
 ) -> list[tuple[int, Peer]]:
     """Transfers of a device by number."""

@@ -32,6 +32,12 @@ class Carrier(Protocol):
     def forward(self, batch: Any, step: int) -> Carried:
         """The loss of a batch, whose ``backward()`` adds the gradients."""
 
+    def clip(self, max_norm: float) -> None:
+        """Clip the gradients of all parameters, wherever they are, by their common norm."""
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have the newest weights and states here, also those that other processes have."""
+
     def evaluate(self, batch: Any) -> Carried:
         """The loss of a batch in evaluation mode."""
 

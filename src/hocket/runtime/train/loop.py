@@ -108,6 +108,7 @@ class TrainingLoop:
 
         ``model`` and ``optimizer`` are the state dicts that they give themselves.
         """
+        self._carrier.gather(self.optimizer)
         pending = {} if self._is_updated else self._gradients()
         return {
             "model": self.model.state_dict(),
@@ -140,7 +141,7 @@ class TrainingLoop:
 
     def _update(self) -> None:
         if self.options.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self.options.clip_norm)
+            self._carrier.clip(self.options.clip_norm)
         self.optimizer.step()
         self.num_updates += 1
         # They can be looked at until the next step begins.

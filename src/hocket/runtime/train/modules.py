@@ -62,6 +62,13 @@ class MovedModules:
         returned = self._apply(batch)
         return Carried(self._loss(returned), returned)
 
+    def clip(self, max_norm: float) -> None:
+        """By the norm of all gradients."""
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """All is here."""
+
     def evaluate(self, batch: Any) -> Carried:
         """The loss, without gradients."""
         with torch.no_grad(), in_mode(self._model, is_training=False):

@@ -26,6 +26,7 @@ from hocket.runtime.train.batches import (
 )
 from hocket.runtime.train.carrier import Carried
 from hocket.runtime.train.homes import Homes
+from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like, problem_like
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.weight import Weight
@@ -50,12 +51,13 @@ class Programs:
         outputs: bool,
         max_shapes: int,
         replay: bool,
+        is_ranked: bool,
     ) -> None:
         """``program`` is that of the planned graph; ``batch`` is settled."""
         self._model, self._recipe = model, recipe
         self.problem, self.plan, self.devices = problem, plan, devices
         self._seed, self._outputs, self._max_shapes = seed, outputs, max_shapes
-        self._replay = replay
+        self._replay, self._is_ranked = replay, is_ranked
         self._modules = list(model.modules())
         self._parameters = list(model.parameters())
         self._homes = Homes(model)
@@ -78,7 +80,7 @@ class Programs:
         carried: Any = recorded.carried
         if not recorded.is_on_one_device:
             raise UsageError(
-                "a plan on several devices runs forward and backward as one list",
+                "a plan on several devices or ranks runs forward and backward as one list",
                 hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
             )
         carried.forward(self.given(recorded, batch), step)
@@ -95,6 +97,18 @@ class Programs:
     def predict(self, batch: Any) -> Any:
         """What the model returns."""
         return self._use("predict", batch)
+
+    def clip(self, max_norm: float) -> None:
+        """Clip the gradients of all parameters, wherever they are, by their common norm."""
+        if self._is_ranked:
+            clip_together(self._parameters, max_norm)
+        else:
+            torch.nn.utils.clip_grad_norm_(self._parameters, max_norm)
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have everything here that other processes have."""
+        if isinstance(self.first.carried, RankedStep):
+            gather_state(self.first.carried, self.tensors, optimizer)
 
     def _use(self, kind: Kind, batch: Any) -> Any:
         recorded, batch = self.find(kind, batch)
@@ -185,6 +199,7 @@ class Programs:
         return RecordedStep(
             problem, plan, program, self.devices, seed=self._seed,
             everything=everything or self._outputs, replay=self._replay and not everything,
+            is_ranked=self._is_ranked,
         )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from hocket.runtime.split import Do, Split, split
 from hocket.runtime.train.carry import CarriedStep, kept_tensors
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.like import placed_like
+from hocket.runtime.train.ranked import RankedStep
 from hocket.runtime.train.replay import ReplayedStep
 from hocket.runtime.train.streamed import StreamedStep
 from hocket.runtime.train.weight import starts_backward
@@ -105,23 +106,32 @@ class RecordedStep:
         seed: int | None,
         everything: bool,
         replay: bool,
+        is_ranked: bool = False,
     ) -> None:
         """``everything`` holds all that the model returns, not only single numbers.
 
-        With ``replay`` a step on one CUDA device is launched as a whole.
+        With ``replay`` a step on one CUDA device is launched as a whole. Where the ranks of a
+        launcher share the plan, ``devices`` are all the one of this rank.
         """
         assert plan.device_of is not None
         found = list(structure_violations(plan, problem))
         found += [] if found else list(update_violations(plan.device_of, problem))
         raise_violations(found, plan.planner)
         self.problem, self.plan, self.program = problem, plan, program
-        self.devices, self.seed = list(devices), seed
+        self.devices, self.seed, self.is_ranked = list(devices), seed, is_ranked
         self.predicted: Timeline = simulate(problem, plan)
         parts = _parts(problem, plan, program, self.predicted, self.is_on_one_device)
         self.setup = Setup(problem.graph, program, plan.device_of, parts)
         self.keep = kept_tensors(self.setup, everything=everything)
-        self.carried: CarriedStep | StreamedStep = self.timed()
-        if self.is_on_one_device:
+        self.carried: CarriedStep | StreamedStep | RankedStep
+        self._present = self.setup.split.present
+        if is_ranked:
+            ranked = RankedStep(self.setup, self.devices[0], seed=seed, keep=self.keep)
+            here, self.carried = ranked.device_index, ranked
+            self._present = tuple(p if d == here else () for d, p in enumerate(self._present))
+        elif not self.is_on_one_device:
+            self.carried = self.timed()
+        else:
             kind = ReplayedStep if replay and self.devices[0].type == "cuda" else CarriedStep
             self.carried = kind(self.setup, self.devices[0], seed=seed, keep=self.keep)
         self._inputs: list[tuple[int, int, int]] = []
@@ -131,7 +141,7 @@ class RecordedStep:
     @property
     def is_on_one_device(self) -> bool:
         """Whether all devices of the plan are one real device here."""
-        return len(set(self.devices)) == 1
+        return len(set(self.devices)) == 1 and not self.is_ranked
 
     def timed(self) -> StreamedStep:
         """The same step with every op timed."""
@@ -143,7 +153,7 @@ class RecordedStep:
             self._inputs = self._find_inputs(model, batch)
         addresses = homes.addresses()
         if addresses != self._addresses:
-            self._given = homes.settle(self.program, self.setup.split.present, self.devices)
+            self._given = homes.settle(self.program, self._present, self.devices)
             self._addresses = homes.addresses()
         tensors = [tensor for _, tensor in batch_tensors(batch)]
         for position, device, number in self._inputs:
@@ -157,7 +167,7 @@ class RecordedStep:
         position = {name: at for at, name in enumerate(names)}
         return [
             (position[self.program.names[number]], device, number)
-            for device, numbers in enumerate(self.setup.split.present)
+            for device, numbers in enumerate(self._present)
             for number in numbers
             if self.program.tensors[number].role == Role.INPUT
         ]

@@ -1,0 +1,210 @@
+"""Carry out the part of one rank of a recorded step, in a script that was started once per rank.
+
+All ranks run the same script and record the same program; each follows the instructions of its
+device. Losses and what the model returns are sent to all, gradients stay with the rank whose device
+has the parameter: there the person's optimizer finds them, elsewhere it finds none and goes by.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from hocket.base.errors import UsageError
+from hocket.graph.graph import Phase
+from hocket.runtime.held import Held
+from hocket.runtime.lanes import new_lane
+from hocket.runtime.peer import Peer
+from hocket.runtime.ranks import RankRunner
+from hocket.runtime.setup import Setup
+from hocket.runtime.spawn import peers_of
+from hocket.runtime.split import Do, Instruction
+from hocket.runtime.train.weight import Weight, starts_backward
+from hocket.runtime.worker import Worker
+
+
+class RankedStep(RankRunner):
+    """The forward and backward of a step, as far as one rank carries it."""
+
+    def __init__(
+        self, setup: Setup, device: torch.device, *, seed: int | None, keep: frozenset[int]
+    ) -> None:
+        """``device`` is the real one of this rank; draws always have seeds of their own."""
+        used = setup.split.used_devices
+        if dist.get_world_size() != len(used):
+            raise UsageError(
+                f"the plan uses {len(used)} devices, and {dist.get_world_size()} ranks are running",
+                hint=f"start {len(used)} ranks, one per device: hocket launch plan.json script.py",
+            )
+        self.setup = setup
+        index = used[dist.get_rank()]
+        program = setup.program
+        worker = Worker(
+            setup.calls_of(index), dict(enumerate(program.tensors)), program.draws, device,
+            0 if seed is None else seed,
+        )  # fmt: skip
+        instructions = setup.split.of_device(index)
+        peers: dict[int, Peer] = dict(peers_of(setup, instructions, index))
+        super().__init__(worker, new_lane(device), instructions, peers, device_index=index)
+        self._keep = keep | {*program.outputs}
+        self._weight: Weight = 1.0
+        self.gradients: dict[int, torch.Tensor] = {}
+        """Of the parameters whose updates are here."""
+
+    def carry_out(
+        self, given: Sequence[Mapping[int, torch.Tensor]], step: int, weight: Weight = 1.0
+    ) -> None:
+        """The whole step, together with all other ranks."""
+        held = self.worker.held = Held()
+        for number, tensor in given[self.device_index].items():
+            held[number] = tensor
+        self.gradients, self._weight = {}, weight
+        self.step(step)
+        for parameter, gradient in self.setup.program.gradients.items():
+            if parameter not in self.gradients and gradient in held and self._is_loose(parameter):
+                self.gradients[parameter] = held[gradient]
+
+    def value(self, tensor: int) -> torch.Tensor:
+        """A tensor that was kept; all ranks ask for it together, and all get it."""
+        owner = self.owner(tensor)
+        spec = self.setup.program.tensors[tensor].layout
+        assert spec is not None
+        if owner == dist.get_rank():
+            found = self.worker.held[tensor].detach().contiguous()
+        else:
+            found = torch.empty(spec.shape, dtype=spec.dtype, device=self.worker.device)
+        dist.broadcast(found, owner)
+        return found
+
+    def forget(self) -> None:
+        """Drop all that the step held."""
+        self.worker.held = Held()
+        self.gradients = {}
+
+    def owner(self, tensor: int) -> int:
+        """The rank on whose device a tensor first is."""
+        used = self.setup.split.used_devices
+        producer = self.setup.program.tensors[tensor].producer
+        if producer >= 0:
+            return used.index(self.setup.device_of[producer])
+        return next(rank for rank, d in enumerate(used) if tensor in self.setup.split.present[d])
+
+    def _is_loose(self, parameter: int) -> bool:
+        """Whether no update of the plan takes the gradient of a parameter."""
+        return all(
+            call.phase != Phase.OPTIMIZER or call.args[0].number != parameter
+            for call in self.setup.program.calls
+        )
+
+    def _run(self, op: int, step: int) -> None:
+        call = self.setup.program.calls[op]
+        if call.phase == Phase.OPTIMIZER:
+            self.gradients[call.args[0].number] = self.worker.held[call.args[1].number]
+            return
+        super()._run(op, step)
+        if starts_backward(self.setup.program, call):
+            (seed,) = (output for output in call.outputs if output is not None)
+            self.worker.held[seed].mul_(self._weight)
+
+    def _obey(self, instruction: Instruction, step: int) -> None:
+        if instruction.do == Do.DROP and instruction.number in self._keep:
+            return
+        super()._obey(instruction, step)
+
+
+def join_ranks(environment: Mapping[str, str]) -> bool:
+    """Join the ranks that ``hocket launch``, torchrun or ``accelerate launch`` has started.
+
+    False where this process is alone.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size() > 1
+    if int(environment.get("WORLD_SIZE", "1")) < 2 or "RANK" not in environment:
+        return False
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return True
+
+
+def rank_device(environment: Mapping[str, str]) -> torch.device:
+    """The real device of this rank."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(environment.get("LOCAL_RANK", "0")))
+
+
+# ── what all ranks do together ───────────────────────────────────────────────────────────────
+
+
+def clip_together(parameters: Sequence[torch.nn.Parameter], max_norm: float) -> None:
+    """Clip gradients by the norm of those of all ranks, as one process would, bit for bit.
+
+    Each rank tells the norms of the gradients that it has; the common norm is taken of all of them
+    in the order of the parameters.
+    """
+    device = next((p.grad.device for p in parameters if p.grad is not None), torch.device("cpu"))
+    norms = torch.zeros(2, len(parameters), device=device)
+    own = []
+    for at, parameter in enumerate(parameters):
+        if parameter.grad is not None:
+            own.append(parameter)
+            norms[0, at], norms[1, at] = 1, torch.linalg.vector_norm(parameter.grad)
+    dist.all_reduce(norms)
+    total = torch.linalg.vector_norm(norms[1][norms[0] > 0])
+    torch.nn.utils.clip_grads_with_norm_(own, max_norm, total)
+
+
+def gather_state(
+    step: RankedStep, tensors: Mapping[str, torch.Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """Give every rank the newest weights, buffers and optimizer states of all others."""
+    program = step.setup.program
+    owner_of: dict[int, int] = {}
+    for number, name in program.names.items():
+        if name in tensors:
+            owner = owner_of[id(tensors[name])] = step.owner(number)
+            _share(tensors[name].data, owner, step.worker.device)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) in owner_of:
+                _share_slots(optimizer, parameter, owner_of[id(parameter)], step.worker.device)
+
+
+def _share(tensor: torch.Tensor, owner: int, device: torch.device) -> None:
+    sent = tensor.detach().to(device).contiguous()
+    dist.broadcast(sent, owner)
+    if owner != dist.get_rank():
+        tensor.copy_(sent)
+
+
+def _share_slots(
+    optimizer: torch.optim.Optimizer,
+    parameter: torch.nn.Parameter,
+    owner: int,
+    device: torch.device,
+) -> None:
+    """The states of one parameter: first what there is, as JSON, then the tensors."""
+    is_owner = owner == dist.get_rank()
+    slots = optimizer.state[parameter] if is_owner else {}
+    text = json.dumps([
+        [key, str(v.dtype).removeprefix("torch."), list(v.shape)]
+        if isinstance(v, torch.Tensor) else [key, v] for key, v in slots.items()
+    ]).encode()  # fmt: skip
+    size = torch.tensor([len(text)], device=device)
+    dist.broadcast(size, owner)
+    data = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if is_owner:
+        data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+    dist.broadcast(data, owner)
+    for entry in json.loads(bytes(data.cpu().tolist())):
+        if len(entry) == 2:
+            slots[entry[0]] = entry[1]
+            continue
+        key, dtype, shape = entry
+        value = slots[key] if is_owner else torch.empty(shape, dtype=getattr(torch, dtype))
+        _share(value, owner, device)
+        slots[key] = value
+    if not is_owner and slots:
+        optimizer.state[parameter] = slots
