@@ -46,6 +46,8 @@ from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.update import planned_update
 from hocket.service.checkpoint import write_checkpoint
+from hocket.view.report import write_report
+from hocket.view.trace import write_traces
 
 __all__ = ["PadTo", "Training", "prepare"]
 
@@ -55,6 +57,19 @@ PlanLike = str | Path | Planned | SavedPlan
 
 class Training(TrainingLoop):
     """A loop that a plan carries; made by `prepare`."""
+
+    def report(self, page: str | Path, trace: str | Path) -> None:
+        """Write the last timed step as a page, and as a trace beside the prediction.
+
+        A step is timed by ``train.step(batch, timed=True)``.
+        """
+        if self.timings is None:
+            raise UsageError(
+                "no step was timed", hint="time one: train.step(batch, timed=True), in one process"
+            )
+        problem, plan, predicted, measured = self.timings
+        write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
+        write_report(page, problem, plan, measured)
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
         """Write a checkpoint below ``folder`` and return its path; it is whole or not there.

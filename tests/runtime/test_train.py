@@ -19,6 +19,7 @@ from torch import nn
 import hocket
 from hocket.base.errors import UsageError
 from hocket.capture import CaptureWarning
+from hocket.runtime.train.watch import NUM_DRIFTING, Watch
 
 
 @pytest.mark.filterwarnings("ignore:OPTForCausalLM is placed by modules")
@@ -213,3 +214,34 @@ def test_modes_and_frozen_parameters_may_change_between_steps():
     twin.classify.weight.requires_grad_(False)
     plain_steps(twin, plain, batches[1:2], forward=forward)
     assert_same_state(model, twin)
+
+
+def test_a_timed_step_is_a_step_and_can_be_reported(tmp_path):
+    torch.manual_seed(10)
+    model, batches, forward = USER_MODELS["digits"]()
+    twin = copy.deepcopy(model)
+    optimizer, plain = adamw(model), adamw(twin)
+    plan = random_plan(model, optimizer, batches[0], 10, forward)
+    train = hocket.prepare(model, optimizer, batches[0], plan=plan, forward=forward)
+    with pytest.raises(UsageError, match="no step was timed"):
+        train.report(tmp_path / "page.html", tmp_path / "trace.json")
+    torch.manual_seed(10)
+    ours = [train.step(batch, timed=True).item() for batch in batches]
+    torch.manual_seed(10)
+    assert ours == plain_steps(twin, plain, batches, forward=forward)
+    assert_same_state(model, twin)
+    train.report(tmp_path / "page.html", tmp_path / "trace.json")
+    assert "<html" in (tmp_path / "page.html").read_text()[:200].lower()
+    assert (tmp_path / "trace.json").stat().st_size > 1000
+    assert train.progress().startswith(f"step 3: loss {ours[-1]:.4g}, ")
+    # The plan's GPUs are only played here, so there is nothing to compare times with.
+    assert "predicted" not in train.progress()
+
+
+def test_drift_is_told_once_with_its_cause():
+    watch = Watch(predicted_s=1e-9)
+    loss, batch = torch.tensor(1.0), torch.zeros(4, 2)
+    told = [watch.note(loss, batch) for _ in range(2 * NUM_DRIFTING)]
+    assert told.count(True) == 1
+    assert told.index(True) == NUM_DRIFTING
+    assert watch.line(20).endswith("predicted")

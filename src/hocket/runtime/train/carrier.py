@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
 from hocket.runtime.train.weight import Weight
+from hocket.simulate.timeline import Timeline
 
 
 class Carried(NamedTuple):
@@ -18,16 +21,30 @@ class Carried(NamedTuple):
     """What the model returned, as far as it was kept."""
 
 
+class Timings(NamedTuple):
+    """A step as it was predicted and as it was."""
+
+    problem: Problem
+    plan: Plan
+    predicted: Timeline
+    measured: Timeline
+
+
 class Carrier(Protocol):
     """Computes losses and gradients where a plan says; updates are not its work."""
 
     tensors: Mapping[str, torch.Tensor]
     """The model's tensors by name."""
+    predicted_s: float | None
+    """What a step should take here; None where the plan's devices are only played."""
     lost: str
     """What the plan cannot do here, for people; empty where it does everything."""
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """The loss of a batch; ``weight`` times its gradients are added to the parameters'."""
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+        """As `train`, with every op timed where that is possible."""
 
     def forward(self, batch: Any, step: int) -> Carried:
         """The loss of a batch, whose ``backward()`` adds the gradients."""

@@ -7,6 +7,7 @@ stay theirs: after a step ``model.parameters()`` have the new values.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ import torch
 from torch import nn
 
 from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.carrier import Carrier, Timings
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
+from hocket.runtime.train.watch import Watch, likely_cause
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,10 @@ class LoopOptions:
     """Whether a step on one CUDA device is launched as a whole, as a CUDA graph."""
 
 
+class DriftWarning(UserWarning):
+    """Steps take other times than predicted."""
+
+
 class TrainingLoop:
     """Steps, evaluation and prediction of a model in training."""
 
@@ -55,6 +61,10 @@ class TrainingLoop:
         self.num_updates = 0
         self.outputs: Any = None
         """What the model returned in the last step or evaluation, as far as it was kept."""
+        self.watch = Watch(carrier.predicted_s)
+        self.timings: Timings | None = None
+        """Of the last step that was timed."""
+        self._wants_cause = False
         self._carrier = carrier
         self._parameters = list(model.parameters())
         self._is_updated = False
@@ -66,23 +76,34 @@ class TrainingLoop:
         return self._carrier.lost
 
     def step(
-        self, batch: Any, *, accumulate: bool | None = None, weight: float | None = None
+        self,
+        batch: Any,
+        *,
+        accumulate: bool | None = None,
+        weight: float | None = None,
+        timed: bool = False,
     ) -> torch.Tensor:
         """Train on a batch and return its loss.
 
         ``accumulate=True`` adds the gradients and leaves the update to a later step; without it the
         loop updates every `LoopOptions.accumulate` steps. ``weight`` is what the loss counts, by
-        default its share of an update.
+        default its share of an update. With ``timed`` every op is timed, for a report.
         """
         if accumulate is None:
             accumulate = (self.num_steps + 1) % self.options.accumulate != 0
         if self._is_updated:
             self._drop_gradients()
         share = 1.0 / self.options.accumulate if weight is None else weight
-        loss, self.outputs = self._carrier.train(self._padded(batch), self.num_steps + 1, share)
+        batch = self._padded(batch)
+        if timed or self._wants_cause:
+            carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
+        else:
+            carried = self._carrier.train(batch, self.num_steps + 1, share)
+        loss, self.outputs = carried
         self.num_steps += 1
         if not accumulate:
             self._update()
+        self._watch_over(loss, batch)
         return loss
 
     def __call__(self, batch: Any) -> torch.Tensor:
@@ -138,6 +159,17 @@ class TrainingLoop:
 
     def _padded(self, batch: Any) -> Any:
         return batch if self.options.pad is None else self.options.pad(batch)
+
+    def progress(self) -> str:
+        """One line: loss, samples per second, the step as it is and as it was predicted."""
+        return self.watch.line(self.num_steps)
+
+    def _watch_over(self, loss: torch.Tensor, batch: Any) -> None:
+        if self._wants_cause and self.timings is not None and self.watch.predicted_s is not None:
+            _, _, predicted, measured = self.timings
+            cause = likely_cause(predicted, measured, self.timings.problem.cluster.device_names)
+            warnings.warn(f"{self.progress()}; {cause}", DriftWarning, 3)
+        self._wants_cause = self.watch.note(loss, batch)
 
     def _update(self) -> None:
         if self.options.clip_norm is not None:

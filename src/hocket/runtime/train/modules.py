@@ -22,13 +22,15 @@ from hocket.capture.fake import model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph, Phase
-from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.recorded import Recipe, in_mode
 from hocket.runtime.train.weight import Weight
 
 
 class MovedModules:
     """A model whose modules are on the devices of a plan; see `Carrier`."""
+
+    predicted_s: float | None = None
 
     def __init__(
         self,
@@ -56,6 +58,10 @@ class MovedModules:
         seed = torch.ones_like(outcome.loss).mul_(weight)
         outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
         return Carried(outcome.loss.detach(), _detached(outcome.outputs))
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+        """Modules are not timed."""
+        return self.train(batch, step, weight), None
 
     def forward(self, batch: Any, step: int) -> Carried:
         """The model itself."""

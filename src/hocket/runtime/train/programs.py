@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.program import Program
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.runtime.record import measured_timeline
 from hocket.runtime.train.batches import (
     Signature,
     difference,
@@ -24,7 +26,7 @@ from hocket.runtime.train.batches import (
     shapes_text,
     signature_of,
 )
-from hocket.runtime.train.carrier import Carried
+from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.ranked import RankedStep, clip_together, gather_state
 from hocket.runtime.train.recorded import Kind, Recipe, RecordedStep, plan_like, problem_like
@@ -64,6 +66,10 @@ class Programs:
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
         self._planned = signature_of(batch)
         self.first = self._ready(problem, plan, program)
+        used = set(np.asarray(self.first.setup.device_of).tolist())
+        kinds = problem.cluster.devices
+        are_real = all(kinds[d].kind.is_cpu == (devices[d].type == "cpu") for d in used)
+        self.predicted_s = self.first.predicted.makespan_s if are_real else None
         self._recorded = {self._key("train", self._planned): self.first}
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
@@ -73,6 +79,25 @@ class Programs:
             self._keep_lent(recorded.carried)
         recorded.carried.carry_out(self.given(recorded, batch), step, weight)
         return self.taken(recorded)
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+        """The same step, op by op, with streams and marks; ranks time nothing."""
+        recorded, batch = self.find("train", batch)
+        if self._is_ranked:
+            return self.train(batch, step, weight), None
+        usual, timed = recorded.carried, recorded.timed()
+        recorded.carried = timed
+        try:
+            record = timed.carry_out(self.given(recorded, batch), step, weight)
+            carried = self.taken(recorded)
+        finally:
+            recorded.carried = usual
+        setup, problem = recorded.setup, recorded.problem
+        measured = measured_timeline(
+            record, np.array(setup.device_of, dtype=np.int32), setup.split.transfers,
+            len(problem.cluster.devices),
+        )  # fmt: skip
+        return carried, Timings(problem, recorded.plan, recorded.predicted, measured)
 
     def forward(self, batch: Any, step: int) -> Carried:
         """Forward alone; backward is carried out when it is asked for."""

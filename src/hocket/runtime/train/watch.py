@@ -1,0 +1,94 @@
+"""How a training goes: loss, samples and seconds per step beside the prediction, and drift.
+
+A step is the time from the end of one to the end of the next, so that what a GPU does later counts
+where it happens. Drift is told once: when ten steps in a row were over a fifth away from the
+prediction, with the cause that a timed step shows.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hocket.base.units import format_percent, format_seconds
+from hocket.capture.fake import batch_tensors
+from hocket.simulate.timeline import Timeline
+
+DRIFT = 0.2
+NUM_DRIFTING = 10
+_NUM_SHOWN = 20
+"""Last steps of which the one in the middle is shown."""
+
+
+class Watch:
+    """What was seen of the steps of a loop."""
+
+    def __init__(self, predicted_s: float | None) -> None:
+        """``predicted_s`` is None where the plan's devices are not those that carry it out."""
+        self.predicted_s = predicted_s
+        self.step_s: deque[float] = deque(maxlen=_NUM_SHOWN)
+        self.loss: torch.Tensor | None = None
+        self.num_samples = 0
+        self._ended_s = math.nan
+        self._num_drifting = 0
+
+    def note(self, loss: torch.Tensor, batch: Any) -> bool:
+        """Note a step that has ended; True when it is time to look for the cause of a drift."""
+        now_s = time.perf_counter()
+        took_s, self._ended_s, self.loss = now_s - self._ended_s, now_s, loss
+        first = next((tensor for _, tensor in batch_tensors(batch)), None)
+        self.num_samples = 1 if first is None or not first.dim() else int(first.shape[0])
+        if math.isnan(took_s):
+            return False
+        self.step_s.append(took_s)
+        if self.predicted_s is None:
+            return False
+        is_off = abs(took_s - self.predicted_s) > DRIFT * self.predicted_s
+        self._num_drifting = self._num_drifting + 1 if is_off else 0
+        return self._num_drifting == NUM_DRIFTING
+
+    @property
+    def median_step_s(self) -> float | None:
+        """Middle time of the last steps; None before the second."""
+        return statistics.median(self.step_s) if self.step_s else None
+
+    def line(self, num_steps: int) -> str:
+        """One line for people."""
+        if self.loss is None:
+            return "no step yet"
+        parts = [f"step {num_steps}: loss {float(self.loss):.4g}"]
+        step_s = self.median_step_s
+        if step_s is not None:
+            parts.append(f"{self.num_samples / step_s:.4g} samples/s")
+            told = format_seconds(step_s)
+            if self.predicted_s is not None:
+                told += f" of {format_seconds(self.predicted_s)} predicted"
+            parts.append(told)
+        return ", ".join(parts)
+
+
+def likely_cause(predicted: Timeline, measured: Timeline, device_names: Sequence[str]) -> str:
+    """Why a step does not take what was predicted: a device, the links, or the host."""
+    computes = measured.busy_s / np.maximum(predicted.busy_s, 1e-12)
+    computes[predicted.busy_s <= 0] = 1.0
+    worst = int(np.argmax(np.abs(np.log(np.maximum(computes, 1e-12)))))
+    sent_s, planned_s = (
+        float((t.transfer_end_s - t.transfer_start_s).sum()) for t in (measured, predicted)
+    )
+    travels = sent_s / planned_s if planned_s > 0 else 1.0
+    if abs(math.log(max(computes[worst], 1e-12))) >= abs(math.log(max(travels, 1e-12))):
+        if abs(computes[worst] - 1) > DRIFT:
+            return (
+                f"{device_names[worst]} computes {computes[worst]:.2g} times as long as predicted"
+            )
+    elif abs(travels - 1) > DRIFT:
+        return f"transfers take {travels:.2g} times as long as predicted"
+    idle = 1 - float(measured.busy_s.max()) / max(measured.makespan_s, 1e-12)
+    return f"devices compute as predicted and wait {format_percent(idle)} of the step for the host"
