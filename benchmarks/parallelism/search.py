@@ -16,10 +16,10 @@ from hocket.hardware import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.training import Training
 from hocket.planners.parallelism.enumerate import Limits
+from hocket.planners.parallelism.outlook import outlook_of
 from hocket.planners.parallelism.recheck import Effort, recheck
 from hocket.planners.parallelism.scan import scan
 from hocket.planners.parallelism.search import ROUNDS, described, search
-from hocket.planners.parallelism.why import label
 from hocket.transformer.files import find_model
 
 CASES = (
@@ -60,8 +60,8 @@ def measure(problem: Problem, limits: Limits, rounds: int) -> None:
         f"recheck of {len(seen)} {min(recheck_s[1:]):.2f} s"
     )
     if winner is not None:
-        name = label(winner.division, winner.schedule_name)
-        print(f"  {name}: step {winner.step_s:.3f} s, MFU {winner.mfu:.1%}")
+        mfu = outlook_of(problem, winner).mfu
+        print(f"  {winner.planner}: step {winner.step_s:.3f} s, MFU {mfu:.1%}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from hocket.planners.compare import Comparison
+from hocket.planners.candidates import Comparison
 
 SIZES = (2_000, 10_000, 50_000, 204_800)
 CLUSTERS = ("16xv100-32g", "dgx2")

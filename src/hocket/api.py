@@ -28,8 +28,8 @@ from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Objective, Problem, 
 if TYPE_CHECKING:
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.plan.divided import DividedTraining
+    from hocket.planners.candidates import Comparison
     from hocket.planners.communication.collective import CollectivePlan
-    from hocket.planners.compare import Comparison
     from hocket.planners.goal import Goal
     from hocket.runtime.options import RunOptions
     from hocket.runtime.rebuild import ModelSource
@@ -288,7 +288,7 @@ def make_training(
     from hocket.cost.parallel.options import with_options
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
     from hocket.plan.training import Training
-    from hocket.planners.parallelism.candidates import SPARE
+    from hocket.planners.parallelism.outlook import SPARE
     from hocket.transformer import Transformer
     from hocket.transformer.files import find_model
 

@@ -21,12 +21,12 @@ from hocket.plan.training import Training
 from hocket.planners.parallelism import enumerate as enumeration
 from hocket.planners.parallelism.enumerate import Limits, enumerate_divisions
 from hocket.planners.parallelism.limits import fixed_limits
+from hocket.planners.parallelism.outlook import even_layers, outlook_of
 from hocket.planners.parallelism.pools import pools_of
 from hocket.planners.parallelism.programs import program_limits
 from hocket.planners.parallelism.recheck import AS_SHORT, Effort
 from hocket.planners.parallelism.scan import scan
 from hocket.planners.parallelism.search import default_limits, plan_of, search
-from hocket.planners.parallelism.uneven import even_layers
 from hocket.simulate.verify import violations
 from hocket.transformer import RECOMPUTES, Division, Transformer
 from hocket.transformer.files import find_model
@@ -50,6 +50,15 @@ def _training(model=SMALL, on="8xa100-80g", batch=16, software="megatron-core", 
         software=program if dtype is None else replace(program, dtype=dtype),
     )
     return Problem(work=work, cluster=cluster_from_text(on))
+
+
+def _outlooks(comparison):
+    """What is told of every candidate, and of the winner first of all."""
+    return [outlook_of(comparison.problem, candidate) for candidate in comparison.candidates]
+
+
+def _winner(comparison):
+    return outlook_of(comparison.problem, comparison.winner)
 
 
 def _judged(problem, divisions):
@@ -129,12 +138,12 @@ def test_replicas_left_out_on_large_clusters_would_not_be_chosen(monkeypatch):
 )
 def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
     comparison = search(_training(model, on, batch), effort=QUICK)
-    winner = comparison.winner
+    winner = _winner(comparison)
     fitting = [c for c in comparison.candidates if c.feasible]
-    assert winner is comparison.candidates[0]
+    assert comparison.winner is comparison.candidates[0]
     assert winner.step_s <= min(c.step_s for c in fitting) * (1 + AS_SHORT)
     assert all(c.reason for c in comparison.candidates)
-    assert all(c.reason.startswith("lacks") for c in comparison.candidates if c.lacking_bytes)
+    assert all(c.reason.startswith("lacks") for c in _outlooks(comparison) if c.lacking_bytes)
     plan = plan_of(comparison)
     assert violations(plan, comparison.problem) == []
     assert plan.claims.step_s == winner.step_s
@@ -152,12 +161,12 @@ def test_winner_is_as_short_as_any_and_its_plan_is_legal(model, on, batch):
 def test_parts_add_up_to_the_simulated_step(fixed):
     problem = _training(replace(SMALL, layers=14), "4xa100-80g", 24)
     comparison = search(problem, fixed_limits(default_limits(problem), fixed), QUICK)
-    for candidate in comparison.candidates:
+    for candidate in _outlooks(comparison):
         assert sum(candidate.parts_s.values()) == pytest.approx(candidate.step_s)
         assert not candidate.simulated or candidate.parts_s["bubble"] == pytest.approx(
             candidate.bubble * candidate.step_s
         )
-    assert any(c.simulated and c.step_s != c.estimate_s for c in comparison.candidates)
+    assert any(c.simulated and c.step_s != c.estimate_s for c in _outlooks(comparison))
 
 
 def test_same_question_same_plan():
@@ -170,7 +179,7 @@ def test_simulator_and_closed_form_agree_on_even_pipelines():
     problem = _training("gpt-39b", "4xdgx-a100-80g", 64)
     limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,schedule=1f1b")
     effort = Effort(num_simulated=30, num_balanced=0, num_balanced_chunks=0)
-    fitting = [c for c in search(problem, limits, effort).candidates if c.simulated]
+    fitting = [c for c in _outlooks(search(problem, limits, effort)) if c.simulated]
     assert len(fitting) > 10
     off = [abs(c.step_s / c.estimate_s - 1) for c in fitting]
     assert np.mean(off) < 0.05
@@ -180,7 +189,7 @@ def test_simulator_and_closed_form_agree_on_even_pipelines():
 def test_layers_that_do_not_divide_are_shared_out():
     problem = _training(replace(SMALL, layers=30), "4xa100-80g", 32)
     limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,tensor=1")
-    winner = search(problem, limits, QUICK).winner
+    winner = _winner(search(problem, limits, QUICK))
     assert len(winner.division.layers) == 4
     assert sum(winner.division.layers) == 30
     assert max(winner.division.layers) <= 9
@@ -189,9 +198,9 @@ def test_layers_that_do_not_divide_are_shared_out():
 def test_heavy_output_layer_gets_fewer_layers():
     problem = _training(replace(SMALL, vocabulary=500_000), "4xa100-80g", 32)
     limits = fixed_limits(default_limits(problem), "pipeline=4,schedule=1f1b,tensor=1")
-    winner = search(problem, limits, QUICK).winner
+    winner = _winner(search(problem, limits, QUICK))
     assert winner.division.layers[-1] < 3
-    even = search(problem, limits, replace(QUICK, num_balanced=0)).winner
+    even = _winner(search(problem, limits, replace(QUICK, num_balanced=0)))
     assert even.division.layers is None
     assert winner.step_s < even.step_s
 
@@ -214,9 +223,8 @@ def test_nothing_fits_names_the_least_lack_and_what_would_do():
     small = replace(problem, cluster=cluster_from_text("8xv100-16g"))
     comparison = search(small, effort=QUICK)
     assert comparison.winner is None
-    assert comparison.candidates[0].lacking_bytes == min(
-        c.lacking_bytes for c in comparison.candidates
-    )
+    lacking = [outlook.lacking_bytes for outlook in _outlooks(comparison)]
+    assert lacking[0] == min(lacking)
     with pytest.raises(NoFeasiblePlanError) as caught:
         plan_of(comparison)
     hosts = int(re.search(r"(\d+) hosts of 8 v100-16g instead of 1", str(caught.value))[1])
@@ -251,11 +259,11 @@ def test_limits_that_leave_nothing_say_so():
 def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
     problem = _training("gpt-3.6b", "4xa100-80g+4xv100-32g", 32, dtype="float16")
     comparison = search(problem, effort=Effort(num_simulated=60))
-    both = [c for c in comparison.candidates if c.feasible and len(c.stages.pools) == 2]
+    both = [c for c in _outlooks(comparison) if c.feasible and len(c.stages.pools) == 2]
     assert both
     kinds = {device.name: device.kind.name for device in problem.cluster.devices}
     best = both[0]
-    plan = plan_of(replace(comparison, candidates=(best,), chosen=0))
+    plan = best.as_candidate().plan
     assert violations(plan, comparison.problem) == []
     assert all(len({kinds[name] for name in names}) == 1 for names in plan[PlacedDivision].devices)
     layers = np.array(best.division.layers or [30 // best.division.pipeline])
@@ -268,7 +276,7 @@ def test_fixed_degrees_hold_on_mixed_clusters(fixed):
     problem = _training(SMALL, "4xa100-80g+4xh100-80g", 16)
     comparison = search(problem, fixed_limits(default_limits(problem), fixed), QUICK)
     name, value = fixed.split("=")
-    assert {getattr(c.division, name) for c in comparison.candidates} == {int(value)}
+    assert {getattr(c.division, name) for c in _outlooks(comparison)} == {int(value)}
 
 
 def test_a_kind_alone_is_tried_on_mixed_clusters():
@@ -285,9 +293,9 @@ def test_a_kind_alone_is_tried_on_mixed_clusters():
 def test_a_schedule_made_for_the_stages_is_never_longer(order):
     problem = _training(replace(SMALL, vocabulary=300_000), "4xa100-80g", 8)
     limits = fixed_limits(default_limits(problem), f"pipeline=4,schedule={order},microbatch=1")
-    plain = search(problem, limits, QUICK).winner
+    plain = _winner(search(problem, limits, QUICK))
     comparison = search(problem, limits, replace(QUICK, num_synthesised=2))
-    winner = comparison.winner
+    winner = _winner(comparison)
     assert winner.step_s < plain.step_s or winner.schedule_name == order
     assert winner.step_s <= plain.step_s
     plan = plan_of(comparison)
@@ -328,12 +336,12 @@ def test_what_is_kept_free_stays_free():
     tight = search(full, effort=QUICK)
     wide = search(kept, effort=QUICK)
     capacity = pools_of(full)[0].memory_bytes
-    assert max(tight.winner.peak_bytes) > 0.75 * capacity >= max(wide.winner.peak_bytes)
-    assert all(max(c.peak_bytes) <= 0.75 * capacity for c in wide.candidates if c.feasible)
+    assert max(_winner(tight).peak_bytes) > 0.75 * capacity >= max(_winner(wide).peak_bytes)
+    assert all(max(c.peak_bytes) <= 0.75 * capacity for c in _outlooks(wide) if c.feasible)
     misfits = [c for c in wide.candidates if not c.feasible]
     assert misfits
     assert all("25 % of memory stay free" in c.reason for c in misfits)
-    assert wide.num_fitting < tight.num_fitting
+    assert wide.counts["fitting"] < tight.counts["fitting"]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +358,7 @@ def test_the_range_to_expect_is_that_of_what_is_known(model, on, source, expecte
     problem = _training(model, on, batch=32)
     work = replace(problem.training, coefficients=Coefficients(source=source))
     problem = replace(problem, work=work)
-    winner = search(problem, effort=QUICK).winner
+    winner = _winner(search(problem, effort=QUICK))
     assert winner.uncertainty == expected
     low_s, high_s = winner.range_s
     assert low_s == pytest.approx(winner.step_s * (1 - expected))
@@ -374,9 +382,9 @@ def test_a_named_program_limits_what_is_tried():
 def test_experts_are_divided_where_that_is_shorter():
     problem = _training("qwen3-30b-a3b", "2xdgx-h100", 256, dtype="float8")
     limits = program_limits(default_limits(problem), "megatron-core")
-    chosen = search(problem, limits, QUICK).winner
+    chosen = _winner(search(problem, limits, QUICK))
     assert chosen.division.expert == 8
-    whole = search(problem, fixed_limits(limits, "expert=1"), QUICK).winner
+    whole = _winner(search(problem, fixed_limits(limits, "expert=1"), QUICK))
     assert chosen.step_s < whole.step_s
 
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from view.view_samples import comparison_of, hostile_sample, random_sample, sample
 
 from hocket.base.units import format_percent, format_seconds
-from hocket.planners.compare import Comparison
+from hocket.planners.candidates import Comparison
 from hocket.view.facts import COMPUTE, facts_of
 from hocket.view.memory import memory_by_role
 from hocket.view.names import inert, shorten

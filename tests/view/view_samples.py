@@ -17,8 +17,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
 from hocket.planners.bounds import LowerBound
-from hocket.planners.candidates import Candidate
-from hocket.planners.compare import Comparison
+from hocket.planners.candidates import Candidate, Comparison
 from hocket.simulate.timeline import Timeline, step_timeline
 
 HOSTILE = (

@@ -19,7 +19,7 @@ from hocket.cli.sources import (
 if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
-    from hocket.planners.parallelism.candidates import ParallelComparison
+    from hocket.planners.candidates import Comparison
     from hocket.planners.parallelism.enumerate import Limits
     from hocket.planners.parallelism.recheck import Effort
     from hocket.transformer import Transformer
@@ -129,7 +129,7 @@ def _search(
 
 
 def _answer(
-    comparison: ParallelComparison,
+    comparison: Comparison,
     result: dict[str, Any],
     output: Path | None,
     report: Path | None,
@@ -158,7 +158,7 @@ def _require_folders(*paths: Path | None) -> None:
 
 
 def _write(
-    plan: Plan, comparison: ParallelComparison, output: Path | None, report: Path | None
+    plan: Plan, comparison: Comparison, output: Path | None, report: Path | None
 ) -> list[Path]:
     from hocket.base.atomic import write_together
     from hocket.plan.divided import DividedTraining
@@ -294,6 +294,7 @@ def _refuse_besides_predict() -> None:
 
 def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
     from hocket.planners.parallelism.configuration import read_configuration
+    from hocket.planners.parallelism.outlook import outlook_of
     from hocket.planners.parallelism.search import single
     from hocket.view.parallel import candidate_dict, parts_dict
     from hocket.view.parallel_text import comparison_table
@@ -307,10 +308,10 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     )  # fmt: skip
     with working("predicting"):
         comparison = single(problem, asked, str(config))
-    candidate = comparison.candidates[0]
+    outlook = outlook_of(problem, comparison.candidates[0])
     if not as_json:
         console().print(comparison_table(comparison, 1))
-    result = candidate_dict(candidate) | parts_dict(candidate)
+    result = candidate_dict(outlook) | parts_dict(outlook)
     if output is not None or report is not None:
         _answer(comparison, result, output, report, as_json)
     elif as_json:

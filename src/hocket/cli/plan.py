@@ -21,8 +21,7 @@ from hocket.cli.sources import (
 
 if TYPE_CHECKING:
     from hocket.api import Planned
-    from hocket.planners.candidates import Candidate
-    from hocket.planners.compare import Comparison
+    from hocket.planners.candidates import Candidate, Comparison
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
@@ -226,9 +225,10 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
         ],
         "chosen": winner.planner if winner else None,
         "why": comparison.why,
-        "lower_bound_s": comparison.bound.seconds,
-        "lower_bound_from": comparison.bound.why,
     }
+    if comparison.bound is not None:
+        result["lower_bound_s"] = comparison.bound.seconds
+        result["lower_bound_from"] = comparison.bound.why
     if winner is not None and winner.plan is not None and winner.timeline is not None:
         result |= {
             "planner": winner.planner,

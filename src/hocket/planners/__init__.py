@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from hocket.base.errors import unknown_name
 from hocket.planners.auto import AUTO, auto
+from hocket.planners.parallelism.search import divide
 from hocket.planners.placement.expert import expert
 from hocket.planners.registry import BASE, Planner, chain
 
 __all__ = ["PLANNERS", "Planner", "chain", "find_planner"]
 
-PLANNERS: dict[str, Planner] = {**BASE, AUTO: auto}
+PLANNERS: dict[str, Planner] = {**BASE, AUTO: auto, "divide": divide}
 _EXPERT = "expert:"
 
 

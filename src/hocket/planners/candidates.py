@@ -1,15 +1,16 @@
-"""A candidate: what one planner proposed and what the simulator thinks of it."""
+"""Candidates: plans with what the simulator thinks of them, several compared, and why one won."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations
+from hocket.planners.bounds import LowerBound
 from hocket.simulate.engine import simulate
 from hocket.simulate.load import max_load_s
 from hocket.simulate.timeline import Timeline
@@ -27,7 +28,7 @@ class Candidate:
     plan: Plan | None
     """None where the planner found nothing."""
     timeline: Timeline | None
-    """None where there is no plan."""
+    """None where there is no plan, and for pipelines, of which hundreds are simulated."""
     feasible: bool
     reason: str
     """Why it lost or cannot be used; for the winner, why it won."""
@@ -39,12 +40,45 @@ class Candidate:
     @property
     def step_s(self) -> float | None:
         """Predicted step time; None where infeasible."""
-        return self.timeline.makespan_s if self.feasible and self.timeline is not None else None
+        return self.plan.claims.step_s if self.feasible and self.plan is not None else None
 
     @property
     def value_s(self) -> float | None:
         """What the objective makes small; None where infeasible."""
         return self.step_s if self.max_load_s is None or not self.feasible else self.max_load_s
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Comparison:
+    """Candidates in the order in which they were tried, and the one that was chosen."""
+
+    problem: Problem
+    candidates: tuple[Candidate, ...]
+    chosen: int | None
+    """Index of the winner; None where no candidate is feasible."""
+    why: str
+    """One sentence: why it won and what limits it; or what is missing where none fits."""
+    bound: LowerBound | None = None
+    """What no plan can beat, where that is known."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What was tried: divisions, those that fit, those that were simulated."""
+
+    def __repr__(self) -> str:
+        chosen = None if self.winner is None else self.winner.planner
+        return f"Comparison({len(self.candidates)} candidates, chosen {chosen!r})"
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The chosen candidate."""
+        return None if self.chosen is None else self.candidates[self.chosen]
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer the winner is than the bound, as a share of the winner."""
+        value_s = self.winner.value_s if self.winner is not None else None
+        if self.bound is None or value_s is None or value_s <= 0:
+            return None
+        return max(0.0, 1 - self.bound.seconds / value_s)
 
 
 def empty_plan(problem: Problem, name: str) -> Plan:

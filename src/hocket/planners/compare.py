@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,43 +13,12 @@ from hocket.plan.problem import Problem
 from hocket.planners import find_planner
 from hocket.planners.auto import AUTO, portfolio
 from hocket.planners.bounds import LowerBound, lower_bound
-from hocket.planners.candidates import Candidate, propose
+from hocket.planners.candidates import Candidate, Comparison, propose
 from hocket.planners.goal import TIED, Goal, num_devices, thrifty
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.memory import explain_shortage, fit_memory
 from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE
 from hocket.simulate.analysis import bottleneck
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Comparison:
-    """Candidates in the order in which they were tried, and the one that was chosen."""
-
-    problem: Problem
-    candidates: tuple[Candidate, ...]
-    chosen: int | None
-    """Index of the winner; None where no candidate is feasible."""
-    why: str
-    """One sentence: why it won and what limits it; or what is missing where none fits."""
-    bound: LowerBound
-    """What no plan can beat."""
-
-    def __repr__(self) -> str:
-        chosen = None if self.winner is None else self.winner.planner
-        return f"Comparison({len(self.candidates)} candidates, chosen {chosen!r})"
-
-    @property
-    def winner(self) -> Candidate | None:
-        """The chosen candidate."""
-        return None if self.chosen is None else self.candidates[self.chosen]
-
-    @property
-    def gap(self) -> float | None:
-        """How much longer the winner is than the bound, as a share of the winner."""
-        value_s = self.winner.value_s if self.winner is not None else None
-        if value_s is None or value_s <= 0:
-            return None
-        return max(0.0, 1 - self.bound.seconds / value_s)
 
 
 def compare(problem: Problem, names: Sequence[str] = (), goal: Goal = "time") -> Comparison:

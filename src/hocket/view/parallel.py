@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_percent, format_seconds
 from hocket.plan.divided import DividedTraining
+from hocket.planners.parallelism.outlook import Outlook, outlook_of
 from hocket.planners.parallelism.pools import pools_of
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import Division
 from hocket.view.names import inert
-from hocket.view.wording import dollars
+from hocket.view.wording import count_of, dollars
 
 if TYPE_CHECKING:
-    from hocket.planners.parallelism.candidates import ParallelCandidate, ParallelComparison
+    from hocket.planners.candidates import Comparison
 
 HOURS_PER_DAY = 24
 
@@ -35,7 +36,7 @@ class Field:
         return not any(value not in ("", "–") for value in self.values)
 
 
-def fields_of(candidates: tuple[ParallelCandidate, ...]) -> list[Field]:
+def fields_of(candidates: tuple[Outlook, ...]) -> list[Field]:
     """The columns of the table of candidates but the memory, those that say nothing left out."""
     divisions = [candidate.division for candidate in candidates]
 
@@ -72,7 +73,7 @@ MARK = "*"
 """Beside schedules that ``hocket run`` alone carries out."""
 
 
-def only_here(candidate: ParallelCandidate) -> bool:
+def only_here(candidate: Outlook) -> bool:
     """Whether ``hocket run`` alone carries the candidate's schedule out."""
     from hocket.planners.parallelism.programs import is_hocket_only
 
@@ -80,7 +81,7 @@ def only_here(candidate: ParallelCandidate) -> bool:
     return candidate.division.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
 
 
-def kinds_text(candidates: tuple[ParallelCandidate, ...]) -> tuple[str, ...]:
+def kinds_text(candidates: tuple[Outlook, ...]) -> tuple[str, ...]:
     """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind; nothing where all are alike."""
     if not candidates or len(pools_of(candidates[0].problem)) == 1:
         return ("",) * len(candidates)
@@ -99,7 +100,7 @@ def schedule_text(division: Division, name: str) -> str:
     return inert(name) + (f" x{division.chunks}" if division.chunks > 1 else "")
 
 
-def price_text(candidate: ParallelCandidate) -> str:
+def price_text(candidate: Outlook) -> str:
     """Dollars per day, or nothing where prices are unknown."""
     hourly = candidate.price_per_hour
     return "" if hourly is None else dollars(hourly * HOURS_PER_DAY)
@@ -108,7 +109,7 @@ def price_text(candidate: ParallelCandidate) -> str:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def candidate_dict(candidate: ParallelCandidate) -> dict[str, Any]:
+def candidate_dict(candidate: Outlook) -> dict[str, Any]:
     """A candidate as ``--json`` prints it."""
     division = asdict(candidate.division)
     return {
@@ -139,34 +140,47 @@ def candidate_dict(candidate: ParallelCandidate) -> dict[str, Any]:
     }
 
 
-def comparison_dict(comparison: ParallelComparison, top: int) -> dict[str, Any]:
+def comparison_dict(comparison: Comparison, top: int) -> dict[str, Any]:
     """A comparison as ``--json`` prints it, with the first ``top`` candidates and misfits."""
-    problem, winner = comparison.problem, comparison.winner
+    problem, winner = comparison.problem, winning(comparison)
     return {
         "model": problem.training.model.name,
         "cluster": {"name": problem.cluster.name, "hash": problem.cluster.content_hash},
         "software": problem.training.software.name,
         "global_batch": problem.training.global_batch,
-        "num_divisions": comparison.num_divisions,
-        "num_fitting": comparison.num_fitting,
-        "num_simulated": comparison.num_simulated,
+        **{f"num_{name}": count for name, count in comparison.counts.items()},
         "chosen": None if winner is None else candidate_dict(winner) | parts_dict(winner),
         "candidates": [candidate_dict(candidate) for candidate in shown(comparison, top)],
         "why": comparison.why,
     }
 
 
-def parts_dict(candidate: ParallelCandidate) -> dict[str, Any]:
+def parts_dict(candidate: Outlook) -> dict[str, Any]:
     """What the step's time consists of."""
     return {"breakdown": {f"{name}_s": value for name, value in candidate.parts_s.items()}}
 
 
-def shown(comparison: ParallelComparison, top: int) -> tuple[ParallelCandidate, ...]:
-    """The first ``top`` that fit, and a few that do not."""
+def shown(comparison: Comparison, top: int) -> tuple[Outlook, ...]:
+    """The first ``top`` that fit, the chosen one before all, and a few that do not."""
     fitting = [c for c in comparison.candidates if c.feasible]
     others = [c for c in comparison.candidates if not c.feasible]
     num_others = min(len(others), max(top // 3, 1)) if fitting else top
-    return (*fitting[:top], *others[:num_others])
+    return tuple(outlook_of(comparison.problem, c) for c in (*fitting[:top], *others[:num_others]))
+
+
+def winning(comparison: Comparison) -> Outlook | None:
+    """The outlook of the chosen division."""
+    winner = comparison.winner
+    return None if winner is None else outlook_of(comparison.problem, winner)
+
+
+def counts_text(comparison: Comparison) -> str:
+    """``1,234 divisions, 56 fit, 7 simulated``."""
+    counts = comparison.counts
+    return (
+        f"{count_of(counts['divisions'], 'division')}, {counts['fitting']:,} fit, "
+        f"{counts['simulated']:,} simulated"
+    )
 
 
 # ── plans ────────────────────────────────────────────────────────────────────────────────────────

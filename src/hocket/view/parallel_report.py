@@ -12,12 +12,14 @@ from urllib.parse import quote
 from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.divided import DividedTraining
-from hocket.planners.parallelism.why import PARTS, label
+from hocket.planners.parallelism.outlook import label
+from hocket.planners.parallelism.why import PARTS
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
     RankFacts,
+    counts_text,
     fields_of,
     rank_facts,
     shown,
@@ -30,7 +32,8 @@ from hocket.view.sections import Cell, Head, Html, bar, legend, section, stack, 
 from hocket.view.wording import of_capacity, sentence
 
 if TYPE_CHECKING:
-    from hocket.planners.parallelism.candidates import ParallelCandidate, ParallelComparison
+    from hocket.planners.candidates import Comparison
+    from hocket.planners.parallelism.outlook import Outlook
 
 NUM_CANDIDATES = 12
 NUMBERS = {
@@ -47,9 +50,7 @@ def _number_classes(title: str) -> str:
     return "number" if title in NARROW else "number wide"
 
 
-def parallel_report_html(
-    plan: DividedTraining, comparison: ParallelComparison | None = None
-) -> str:
+def parallel_report_html(plan: DividedTraining, comparison: Comparison | None = None) -> str:
     """The report as one HTML text."""
     timeline = simulate_pipeline(plan.schedule, plan.costs)
     css = picture_css() + template("report.css")
@@ -101,11 +102,12 @@ def _stats(plan: DividedTraining, timeline: Timeline, facts: list[RankFacts]) ->
     )
 
 
-def _candidates(comparison: ParallelComparison | None) -> str:
+def _candidates(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
     candidates = shown(comparison, NUM_CANDIDATES)
     fields = [field for field in fields_of(candidates) if field.title in NUMBERS]
+    chosen = None if comparison.winner is None else 0
     heads = [
         Head("", "tick"),
         Head("Division"),
@@ -114,22 +116,18 @@ def _candidates(comparison: ParallelComparison | None) -> str:
         Head("Reason", "wide"),
     ]
     rows = [
-        _candidate(candidate, [f.values[i] for f in fields], candidate is comparison.winner)
+        _candidate(candidate, [f.values[i] for f in fields], i == chosen)
         for i, candidate in enumerate(candidates)
     ]
     classes = [
-        "chosen" if c is comparison.winner else "" if c.feasible else "infeasible"
-        for c in candidates
+        "chosen" if i == chosen else "" if c.feasible else "infeasible"
+        for i, c in enumerate(candidates)
     ]
-    counts = (
-        f"{comparison.num_divisions:,} divisions, {comparison.num_fitting:,} fit, "
-        f"{comparison.num_simulated:,} simulated."
-    )
-    note = f'<p class="note">{escape(counts)}</p>'
+    note = f'<p class="note">{escape(counts_text(comparison))}.</p>'
     return section("candidates", "Candidates", table(heads, rows, classes), note)
 
 
-def _candidate(candidate: ParallelCandidate, cells: list[str], chosen: bool) -> list[Cell]:
+def _candidate(candidate: Outlook, cells: list[str], chosen: bool) -> list[Cell]:
     rank = candidate.fullest_rank
     size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
     memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')

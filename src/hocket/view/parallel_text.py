@@ -14,18 +14,21 @@ from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.parallel import (
     MARK,
+    counts_text,
     fields_of,
     only_here,
     rank_facts,
     schedule_text,
     shown,
     step_parts,
+    winning,
 )
 from hocket.view.table import Column, FittedTable
 from hocket.view.wording import count_of, of_capacity
 
 if TYPE_CHECKING:
-    from hocket.planners.parallelism.candidates import ParallelCandidate, ParallelComparison
+    from hocket.planners.candidates import Comparison
+    from hocket.planners.parallelism.outlook import Outlook
 
 MAX_REASONS = 3
 """Candidates that lost, and candidates that do not fit, whose reason is told."""
@@ -33,7 +36,7 @@ MAX_RANKS = 16
 """Pipeline ranks that are listed; the rest is said to be there."""
 
 
-def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType:
+def comparison_table(comparison: Comparison, top: int) -> RenderableType:
     """A line per candidate with ✔ at the chosen one, why the others lost, then the sentence."""
     candidates = shown(comparison, top)
     fields = fields_of(candidates)
@@ -46,8 +49,9 @@ def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType
         Column(title="peak ", align="right"),
         Column(title="of", align="right", rank=5),
     ]
+    chosen = None if comparison.winner is None else 0
     rows = [
-        _row(candidate, index, [f.values[index] for f in fields], candidate is comparison.winner)
+        _row(candidate, index, [f.values[index] for f in fields], index == chosen)
         for index, candidate in enumerate(candidates)
     ]
     parts: list[RenderableType] = []
@@ -61,12 +65,13 @@ def comparison_table(comparison: ParallelComparison, top: int) -> RenderableType
         parts += [reasons] if reasons.plain else []
     sentence = inert(comparison.why, LONGEST_SENTENCE)
     parts.append(Text(sentence, style="" if comparison.winner else "red"))
-    if comparison.winner is not None:
-        parts.append(Text(range_sentence(comparison.winner)))
-    return Group(*parts, Text(_counts(comparison), style="dim"))
+    winner = winning(comparison)
+    if winner is not None:
+        parts.append(Text(range_sentence(winner)))
+    return Group(*parts, Text(counts_text(comparison), style="dim"))
 
 
-def range_sentence(candidate: ParallelCandidate) -> str:
+def range_sentence(candidate: Outlook) -> str:
     """Between what steps a measured one is expected, and why."""
     low_s, high_s = map(format_seconds, candidate.range_s)
     problem = candidate.problem
@@ -81,16 +86,16 @@ def range_sentence(candidate: ParallelCandidate) -> str:
     return f"expect {low_s} to {high_s} per step ({inert(why, LONGEST_SENTENCE)})"
 
 
-def _reasons(comparison: ParallelComparison, candidates: tuple[ParallelCandidate, ...]) -> Text:
+def _reasons(comparison: Comparison, candidates: tuple[Outlook, ...]) -> Text:
     """Why the first few others lost, and why some cannot be used, by their line's number."""
-    others = [(i, c) for i, c in enumerate(candidates, 1) if c is not comparison.winner]
+    others = list(enumerate(candidates, 1))[comparison.winner is not None :]
     losers = [pair for pair in others if pair[1].feasible][:MAX_REASONS]
     misfits = [pair for pair in others if not pair[1].feasible][:MAX_REASONS]
     told = [f"{i:>4}  {inert(c.reason, LONGEST_SENTENCE)}" for i, c in (*losers, *misfits)]
     return Text("\n".join(told), style="dim")
 
 
-def _row(candidate: ParallelCandidate, index: int, cells: list[str], chosen: bool) -> list[Text]:
+def _row(candidate: Outlook, index: int, cells: list[str], chosen: bool) -> list[Text]:
     style = "bold" if chosen else "" if candidate.feasible else "dim"
     tick = Text("✔", style="bold green") if chosen else Text(str(index + 1), style="dim")
     return [
@@ -100,19 +105,12 @@ def _row(candidate: ParallelCandidate, index: int, cells: list[str], chosen: boo
     ]
 
 
-def _memory_cells(candidate: ParallelCandidate, style: str) -> tuple[Text, Text]:
+def _memory_cells(candidate: Outlook, style: str) -> tuple[Text, Text]:
     """Peak of the fullest rank and what its devices have."""
     rank = candidate.fullest_rank
     mark = " " if candidate.feasible else "✗"
     peak = Text.assemble((format_bytes(candidate.peak_bytes[rank]), style), (mark, "bold red"))
     return peak, Text(format_bytes(candidate.capacity_bytes[rank]), style="dim")
-
-
-def _counts(comparison: ParallelComparison) -> str:
-    return (
-        f"{count_of(comparison.num_divisions, 'division')}, {comparison.num_fitting:,} fit, "
-        f"{comparison.num_simulated:,} simulated"
-    )
 
 
 # ── plans ────────────────────────────────────────────────────────────────────────────────────────

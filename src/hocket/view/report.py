@@ -31,7 +31,7 @@ from hocket.view.story import lead_sentence
 from hocket.view.wording import sentence
 
 if TYPE_CHECKING:
-    from hocket.planners.compare import Comparison
+    from hocket.planners.candidates import Comparison
 
 _PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 # Two voices that alternate: what a hocket is.

@@ -32,8 +32,7 @@ from hocket.view.story import advice, headroom_sentence, longest_steps
 from hocket.view.wording import count_of, dollars, of_capacity, sentence
 
 if TYPE_CHECKING:
-    from hocket.planners.candidates import Candidate
-    from hocket.planners.compare import Comparison
+    from hocket.planners.candidates import Candidate, Comparison
 
 STEPS_PRICED = 1000
 MAX_LINKS, MAX_STEPS, MAX_MODULES = 40, 16, 400

@@ -20,8 +20,7 @@ from hocket.view.table import Column, FittedTable
 from hocket.view.wording import count_of, dollars, of_capacity
 
 if TYPE_CHECKING:
-    from hocket.planners.candidates import Candidate
-    from hocket.planners.compare import Comparison
+    from hocket.planners.candidates import Candidate, Comparison
 
 STEPS_PRICED = 1000
 
@@ -72,7 +71,7 @@ def candidate_table(comparison: Comparison) -> RenderableType:
 
 def _bound_line(comparison: Comparison) -> list[Text]:
     """How far the winner is from what no plan can beat."""
-    if comparison.gap is None:
+    if comparison.gap is None or comparison.bound is None:
         return []
     what = "no plan is shorter" if comparison.problem.objective == "latency" else "no load is less"
     bound = format_seconds(comparison.bound.seconds)

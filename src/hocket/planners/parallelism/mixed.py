@@ -18,7 +18,6 @@ from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.plan.problem import Problem
-from hocket.planners.parallelism.candidates import Stages
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
     Block,
@@ -28,6 +27,7 @@ from hocket.planners.parallelism.enumerate import (
     shape_blocks,
     tensor_degrees,
 )
+from hocket.planners.parallelism.outlook import Stages
 from hocket.planners.parallelism.pools import pool_clusters, pools_of
 from hocket.transformer import SCHEDULES, Division
 

@@ -16,12 +16,7 @@ from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision
-from hocket.planners.parallelism.candidates import (
-    ParallelCandidate,
-    ParallelComparison,
-    Stages,
-)
+from hocket.planners.candidates import Comparison
 from hocket.planners.parallelism.configuration import (
     Configuration,
     check_configuration,
@@ -29,11 +24,12 @@ from hocket.planners.parallelism.configuration import (
 )
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.mixed import scan_mixed
-from hocket.planners.parallelism.pools import pool_clusters, pools_of, rank_devices
+from hocket.planners.parallelism.outlook import Outlook, Stages
+from hocket.planners.parallelism.pools import pool_clusters, pools_of
 from hocket.planners.parallelism.programs import asked_limits
 from hocket.planners.parallelism.recheck import Effort, ranked, recheck, run, simulated
 from hocket.planners.parallelism.scan import Scan, scan
-from hocket.planners.parallelism.why import explain, explain_one, shortage
+from hocket.planners.parallelism.why import Told, explain, explain_one, shortage
 from hocket.transformer import Division, Divisions
 
 ROUNDS = 3
@@ -42,7 +38,7 @@ ROUNDS = 3
 
 def search(
     problem: Problem, limits: Limits | None = None, effort: Effort | None = None
-) -> ParallelComparison:
+) -> Comparison:
     """All divisions within the limits (all that the program can run), the best of them simulated,
     and the one to take."""
     effort = effort or Effort()
@@ -60,11 +56,9 @@ def search(
     return _compared(problem, limits, scans, [*seen, *ranked(nearly)], len(mixed))
 
 
-def _recheck_until_one_fits(
-    candidates: list[ParallelCandidate], effort: Effort
-) -> list[ParallelCandidate]:
+def _recheck_until_one_fits(candidates: list[Outlook], effort: Effort) -> list[Outlook]:
     """The first candidates, simulated; further ones only where none of these fits after all."""
-    seen: list[ParallelCandidate] = []
+    seen: list[Outlook] = []
     for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
         seen = ranked([*seen, *recheck(candidates[start : start + effort.num_simulated], effort)])
         if seen and seen[0].feasible:
@@ -81,26 +75,35 @@ def _compared(
     problem: Problem,
     limits: Limits,
     scans: list[Scan],
-    candidates: list[ParallelCandidate],
+    candidates: list[Outlook],
     num_mixed: int,
-) -> ParallelComparison:
+) -> Comparison:
     fits = bool(candidates) and candidates[0].feasible
     if not fits:
         smallest = [c for i, s in enumerate(scans) for c in described(problem, i, s.smallest)]
         candidates = ranked([*candidates, *smallest])
     told = explain(candidates) if fits else shortage(problem, candidates, limits)
-    return ParallelComparison(
-        problem=problem,
-        candidates=tuple(told.candidates),
-        chosen=0 if fits else None,
-        why=told.sentence,
-        num_divisions=sum(s.num_divisions for s in scans) + num_mixed,
-        num_fitting=sum(s.num_fitting for s in scans) + _num_mixed(candidates),
-        num_simulated=sum(candidate.simulated for candidate in candidates),
+    return _comparison(
+        problem,
+        told,
+        fits=fits,
+        divisions=sum(s.num_divisions for s in scans) + num_mixed,
+        fitting=sum(s.num_fitting for s in scans) + _num_mixed(candidates),
+        simulated=sum(candidate.simulated for candidate in candidates),
     )
 
 
-def _num_mixed(candidates: list[ParallelCandidate]) -> int:
+def _comparison(problem: Problem, told: Told, *, fits: bool, **counts: int) -> Comparison:
+    return Comparison(
+        problem=problem,
+        candidates=tuple(outlook.as_candidate(told.sentence) for outlook in told.outlooks),
+        chosen=0 if fits else None,
+        why=told.sentence,
+        counts=counts,
+    )
+
+
+def _num_mixed(candidates: list[Outlook]) -> int:
     """Candidates over several kinds of device that fit: the scans of single kinds miss them."""
     return sum(c.feasible and len(c.stages.pools) > 1 for c in candidates)
 
@@ -108,7 +111,7 @@ def _num_mixed(candidates: list[ParallelCandidate]) -> int:
 # ── candidates ───────────────────────────────────────────────────────────────────────────────────
 
 
-def described(problem: Problem, pool: int, divisions: Divisions) -> list[ParallelCandidate]:
+def described(problem: Problem, pool: int, divisions: Divisions) -> list[Outlook]:
     """Divisions over the devices of one pool, as the closed forms see them."""
     if not len(divisions):
         return []
@@ -120,7 +123,7 @@ def described(problem: Problem, pool: int, divisions: Divisions) -> list[Paralle
     )
     parts = prediction.parts()
     return [
-        ParallelCandidate(
+        Outlook(
             problem=problem,
             division=divisions[i],
             stages=Stages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
@@ -136,9 +139,7 @@ def described(problem: Problem, pool: int, divisions: Divisions) -> list[Paralle
     ]
 
 
-def judged(
-    problem: Problem, division: Division, stages: Stages, estimate_s: float
-) -> ParallelCandidate:
+def judged(problem: Problem, division: Division, stages: Stages, estimate_s: float) -> Outlook:
     """A division over several pools: parts and memory as the first of them sees it."""
     (first,) = described(problem, stages.pools[0], Divisions.of([division]))
     scale = estimate_s / first.estimate_s
@@ -154,7 +155,7 @@ def judged(
 # ── one division ─────────────────────────────────────────────────────────────────────────────────
 
 
-def single(problem: Problem, asked: Configuration, where: str) -> ParallelComparison:
+def single(problem: Problem, asked: Configuration, where: str) -> Comparison:
     """One division alone, simulated; ``where`` names its file in errors."""
     stages, division = _seated(problem, asked, where)
     check_configuration(problem.training.model, division, where)
@@ -162,14 +163,8 @@ def single(problem: Problem, asked: Configuration, where: str) -> ParallelCompar
     seen = replace(seen, division=division, stages=stages)
     seen = simulated(seen) if division.layers is None else run(seen, division)
     told = explain_one(seen)
-    return ParallelComparison(
-        problem=problem,
-        candidates=tuple(told.candidates),
-        chosen=0 if seen.feasible else None,
-        why=told.sentence,
-        num_divisions=1,
-        num_fitting=int(seen.feasible),
-        num_simulated=1,
+    return _comparison(
+        problem, told, fits=seen.feasible, divisions=1, fitting=int(seen.feasible), simulated=1
     )
 
 
@@ -206,36 +201,11 @@ def divide(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, sections=found.sections, claims=found.claims, notes=found.notes)
 
 
-def plan_of(comparison: ParallelComparison) -> Plan:
-    """The winner as a plan; raises `NoFeasiblePlanError` where nothing fits."""
+def plan_of(comparison: Comparison) -> Plan:
+    """The winner's plan; raises `NoFeasiblePlanError` where nothing fits."""
     winner = comparison.winner
-    if winner is None:
+    if winner is None or winner.plan is None:
         raise NoFeasiblePlanError(
             comparison.why, hint="more devices, a smaller model, or wider limits (--max-tensor)"
         )
-    return candidate_plan(winner, comparison.why)
-
-
-def candidate_plan(candidate: ParallelCandidate, why: str = "") -> Plan:
-    """A simulated candidate as a plan, with its devices."""
-    assert candidate.schedule is not None
-    assert candidate.costs is not None
-    problem, division = candidate.problem, candidate.division
-    pools = tuple(pools_of(problem)[pool] for pool in candidate.stages.pools)
-    devices = rank_devices(
-        pools, candidate.stages.ranks, division.tensor, division.data * division.context
-    )
-    placed = PlacedDivision(division=division, devices=devices, stage_costs=candidate.costs)
-    plan = Plan(
-        planner="divide",
-        work_hash=problem.work_hash,
-        cluster_hash=problem.cluster.content_hash,
-        sections=(placed, candidate.schedule),
-        notes={"why": why} if why else {},
-    )
-    return plan.claiming(
-        step_s=candidate.step_s,
-        peak_bytes=candidate.peak_bytes,
-        parts_s=candidate.parts_s,
-        estimated_step_s=candidate.estimate_s,
-    )
+    return winner.plan

@@ -16,22 +16,12 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
-from hocket.planners.parallelism.candidates import ParallelCandidate
+from hocket.planners.parallelism.outlook import Outlook
 from hocket.planners.parallelism.partition import LayerCosts, in_flight_counts, partition_layers
 from hocket.planners.parallelism.schedules import make_schedule
 
 
-def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Shares that differ by at most one; the stages in the middle get the larger ones.
-
-    The first and the last stage have the embedding and the output layer besides.
-    """
-    share, rest = divmod(num_layers, num_stages)
-    first = (num_stages - rest) // 2
-    return tuple(share + (first <= stage < first + rest) for stage in range(num_stages))
-
-
-def best_layers(candidate: ParallelCandidate) -> tuple[int, ...]:
+def best_layers(candidate: Outlook) -> tuple[int, ...]:
     """Layers of each virtual stage with the shortest step on the candidate's devices.
 
     Raises `NoFeasiblePlanError` where no shares fit.
@@ -54,7 +44,7 @@ def best_layers(candidate: ParallelCandidate) -> tuple[int, ...]:
 
 
 def layer_costs(
-    candidate: ParallelCandidate, kinds: Sequence[str], rank_of_stage: IntArray
+    candidate: Outlook, kinds: Sequence[str], rank_of_stage: IntArray
 ) -> tuple[LayerCosts, int]:
     """The embedding, the layers and the output layer on each kind, and what all ranks hold."""
     num_layers, division = candidate.problem.training.model.layers, candidate.division
@@ -76,7 +66,7 @@ def layer_costs(
     return costs, fixed_bytes
 
 
-def _alike(candidate: ParallelCandidate, kind: str, count: int) -> StageCosts:
+def _alike(candidate: Outlook, kind: str, count: int) -> StageCosts:
     """Costs of stages that all have ``count`` layers, on ranks of one kind."""
     training, division = candidate.problem.training, candidate.division
     return stage_costs(

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.problem import Problem
-from hocket.planners.parallelism.candidates import ParallelCandidate
 from hocket.planners.parallelism.enumerate import Limits
-from hocket.planners.parallelism.programs import is_hocket_only
+from hocket.planners.parallelism.outlook import Outlook, label
 from hocket.planners.parallelism.recheck import AS_SHORT
 from hocket.planners.parallelism.shortage import hosts_needed
-from hocket.transformer import Division
 
 PARTS = {
     "compute": "arithmetic",
@@ -31,35 +29,18 @@ A_LITTLE = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Told:
-    """Candidates with their reasons, and the sentence about the choice."""
+    """Divisions with their reasons, and the sentence about the choice."""
 
-    candidates: list[ParallelCandidate]
+    outlooks: list[Outlook]
     sentence: str
 
 
-DEGREES = ("tensor", "pipeline", "data", "context", "expert")
-
-
-def label(division: Division, schedule: str, program: str = "") -> str:
-    """A division in words: ``tensor 8, pipeline 12, microbatch 1, interleaved x2, ZeRO 1``."""
-    words = [f"{name} {getattr(division, name)}" for name in DEGREES if getattr(division, name) > 1]
-    words.append(f"microbatch {division.microbatch}")
-    if division.pipeline > 1:
-        many = f" x{division.chunks}" if division.chunks > 1 else ""
-        only = " (hocket run only)" if is_hocket_only(program, schedule) else ""
-        words.append(schedule + many + only)
-    words += [f"{division.recompute} recompute"] * (division.recompute != "none")
-    words += [f"ZeRO {division.zero}"] * (division.zero > 0)
-    words += ["sequence parallel"] * division.sequence_parallel
-    return ", ".join(words)
-
-
-def _label(candidate: ParallelCandidate) -> str:
+def _label(candidate: Outlook) -> str:
     program = candidate.problem.training.software.name
     return label(candidate.division, candidate.schedule_name, program)
 
 
-def explain(candidates: list[ParallelCandidate]) -> Told:
+def explain(candidates: list[Outlook]) -> Told:
     """Reasons of all candidates, of which the first has won."""
     best = candidates[0]
     others = [c for c in candidates[1:] if c.feasible]
@@ -68,7 +49,7 @@ def explain(candidates: list[ParallelCandidate]) -> Told:
     return Told(told, f"{_label(won)}: chosen because {won.reason}; {limit_sentence(best)}")
 
 
-def limit_sentence(best: ParallelCandidate) -> str:
+def limit_sentence(best: Outlook) -> str:
     """What takes the winner's time, largest first."""
     parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
     shares = [(PARTS.get(name, name), value / best.step_s) for name, value in parts]
@@ -81,7 +62,7 @@ def limit_sentence(best: ParallelCandidate) -> str:
     )
 
 
-def _advantage(best: ParallelCandidate, others: list[ParallelCandidate]) -> str:
+def _advantage(best: Outlook, others: list[Outlook]) -> str:
     if not others:
         return "nothing else fits"
     shorter = 1 - best.step_s / others[0].step_s
@@ -91,7 +72,7 @@ def _advantage(best: ParallelCandidate, others: list[ParallelCandidate]) -> str:
     return f"its step is {amount} shorter than the next ({_label(others[0])})"
 
 
-def _why_lost(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
+def _why_lost(candidate: Outlook, best: Outlook) -> str:
     if not candidate.feasible:
         return lacking(candidate)
     longer = candidate.step_s / best.step_s - 1
@@ -102,7 +83,7 @@ def _why_lost(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
     return f"{format_percent(longer)} longer: {_cause(candidate, best)}"
 
 
-def _cause(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
+def _cause(candidate: Outlook, best: Outlook) -> str:
     """What takes more time than in the winner, the largest difference alone."""
     theirs = best.parts_s
     more_s = {name: value - theirs.get(name, 0.0) for name, value in candidate.parts_s.items()}
@@ -113,7 +94,7 @@ def _cause(candidate: ParallelCandidate, best: ParallelCandidate) -> str:
     return f"{PARTS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
 
 
-def lacking(candidate: ParallelCandidate) -> str:
+def lacking(candidate: Outlook) -> str:
     """What a candidate that does not fit lacks, and where."""
     if not candidate.lacking_bytes:
         return candidate.reason
@@ -125,7 +106,7 @@ def lacking(candidate: ParallelCandidate) -> str:
     )
 
 
-def explain_one(candidate: ParallelCandidate) -> Told:
+def explain_one(candidate: Outlook) -> Told:
     """Whether a division that was asked for by itself fits, and what takes its time."""
     if candidate.feasible:
         return Told(
@@ -136,7 +117,7 @@ def explain_one(candidate: ParallelCandidate) -> Told:
     return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
 
 
-def shortage(problem: Problem, candidates: list[ParallelCandidate], limits: Limits) -> Told:
+def shortage(problem: Problem, candidates: list[Outlook], limits: Limits) -> Told:
     """What is missing where nothing fits: the division that lacks least, and what would do."""
     told = [replace(c, reason=lacking(c)) for c in candidates]
     if not told:

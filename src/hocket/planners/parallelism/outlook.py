@@ -1,16 +1,21 @@
-"""What a search for a division asks, and what it answers."""
+"""The outlook of a division: what is predicted for it, before and after it becomes a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from hocket.cost.parallel.chips import chip_of
 from hocket.cost.parallel.costs import StageCosts
+from hocket.cost.parallel.stages import stage_costs
 from hocket.hardware.cluster import Cluster
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Schedule
-from hocket.planners.parallelism.pools import pool_clusters, pools_of
+from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.planners.candidates import Candidate
+from hocket.planners.parallelism.pools import pool_clusters, pools_of, rank_devices
+from hocket.planners.parallelism.programs import is_hocket_only
 from hocket.transformer import Division
 
 SECONDS_PER_HOUR = 3600
@@ -44,7 +49,7 @@ class Stages:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ParallelCandidate:
+class Outlook:
     """One division and what is predicted for it."""
 
     problem: Problem
@@ -169,24 +174,107 @@ class ParallelCandidate:
         hourly = self.price_per_hour
         return None if hourly is None else hourly * self.step_s / SECONDS_PER_HOUR
 
+    def as_candidate(self, why: str = "") -> Candidate:
+        """The division as a plan on its devices, with the reason why it won or lost."""
+        program = self.problem.training.software.name
+        name = label(self.division, self.schedule_name, program)
+        return Candidate(
+            planner=name, plan=self._plan(why), timeline=None, feasible=self.feasible,
+            reason=self.reason, plan_seconds=0.0,
+        )  # fmt: skip
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ParallelComparison:
-    """Candidates from the shortest step to the longest, then those that do not fit."""
+    def _plan(self, why: str) -> Plan:
+        division = self.division
+        placed = PlacedDivision(
+            division=division,
+            devices=rank_devices(
+                tuple(pools_of(self.problem)[pool] for pool in self.stages.pools),
+                self.stages.ranks,
+                division.tensor,
+                division.data * division.context,
+            ),
+            stage_costs=self.costs or self._even_costs(),
+        )
+        plan = Plan(
+            planner="divide",
+            work_hash=self.problem.work_hash,
+            cluster_hash=self.problem.cluster.content_hash,
+            sections=(placed,) if self.schedule is None else (placed, self.schedule),
+            notes={"why": why} if why else {},
+        )
+        return plan.claiming(
+            step_s=self.step_s,
+            peak_bytes=self.peak_bytes,
+            parts_s=self.parts_s,
+            estimated_step_s=self.estimate_s,
+        )
 
-    problem: Problem
-    candidates: tuple[ParallelCandidate, ...]
-    chosen: int | None
-    """Index of the winner; None where nothing fits."""
-    why: str
-    """Why it won and what limits it; or what is missing where nothing fits."""
-    num_divisions: int
-    """Divisions that were tried."""
-    num_fitting: int
-    """Those of them that fit by the closed form."""
-    num_simulated: int
+    def _even_costs(self) -> StageCosts:
+        """What stages with equal shares take: of a division that was never simulated."""
+        training, division = self.problem.training, self.division
+        layers = division.layers or even_layers(training.model.layers, division.num_stages)
+        return stage_costs(
+            training.model, replace(division, layers=layers), self.cluster, training.software,
+            training.coefficients, kinds=self.kinds,
+        )  # fmt: skip
 
-    @property
-    def winner(self) -> ParallelCandidate | None:
-        """The chosen candidate."""
-        return None if self.chosen is None else self.candidates[self.chosen]
+
+def outlook_of(problem: Problem, candidate: Candidate) -> Outlook:
+    """What a candidate's plan claims, with all that follows from it."""
+    assert candidate.plan is not None, "every division is a plan"
+    plan, claims = candidate.plan, candidate.plan.claims
+    placed, schedule = plan[PlacedDivision], plan.get(Schedule)
+    step_s = claims.step_s or 0.0
+    return Outlook(
+        problem=problem,
+        division=placed.division,
+        stages=_stages(problem, placed),
+        estimate_s=claims.estimated_step_s or step_s,
+        parts_s=claims.parts_s,
+        step_s=step_s,
+        bubble=claims.parts_s.get("bubble", 0.0) / step_s,
+        peak_bytes=claims.peak_bytes,
+        simulated=schedule is not None,
+        feasible=candidate.feasible,
+        reason=candidate.reason,
+        schedule=schedule,
+        costs=placed.stage_costs,
+    )
+
+
+def _stages(problem: Problem, placed: PlacedDivision) -> Stages:
+    pool_of = {
+        device.name: index
+        for index, pool in enumerate(pools_of(problem))
+        for host in pool.hosts
+        for device in host
+    }
+    runs = [(pool, len(list(own))) for pool, own in groupby(pool_of[n[0]] for n in placed.devices)]
+    return Stages(pools=tuple(pool for pool, _ in runs), ranks=tuple(count for _, count in runs))
+
+
+def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Shares that differ by at most one; the stages in the middle get the larger ones.
+
+    The first and the last stage have the embedding and the output layer besides.
+    """
+    share, rest = divmod(num_layers, num_stages)
+    first = (num_stages - rest) // 2
+    return tuple(share + (first <= stage < first + rest) for stage in range(num_stages))
+
+
+DEGREES = ("tensor", "pipeline", "data", "context", "expert")
+
+
+def label(division: Division, schedule: str, program: str = "") -> str:
+    """A division in words: ``tensor 8, pipeline 12, microbatch 1, interleaved x2, ZeRO 1``."""
+    words = [f"{name} {getattr(division, name)}" for name in DEGREES if getattr(division, name) > 1]
+    words.append(f"microbatch {division.microbatch}")
+    if division.pipeline > 1:
+        many = f" x{division.chunks}" if division.chunks > 1 else ""
+        only = " (hocket run only)" if is_hocket_only(program, schedule) else ""
+        words.append(schedule + many + only)
+    words += [f"{division.recompute} recompute"] * (division.recompute != "none")
+    words += [f"ZeRO {division.zero}"] * (division.zero > 0)
+    words += ["sequence parallel"] * division.sequence_parallel
+    return ", ".join(words)
