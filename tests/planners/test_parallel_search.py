@@ -6,18 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hocket.base.errors import NoFeasiblePlanError
+from hocket.api import make_problem
+from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.jsonfile import dump_json
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.memory import memory, stage_memory
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
+from hocket.graph.generators import generate
 from hocket.hardware import cluster_from_text
 from hocket.plan.divided import DividedTraining
 from hocket.plan.files import plan_from_data, plan_to_data
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision
 from hocket.plan.training import Training
+from hocket.planners import find_planner
 from hocket.planners.parallelism import enumerate as enumeration
 from hocket.planners.parallelism.enumerate import Limits, enumerate_divisions
 from hocket.planners.parallelism.limits import fixed_limits
@@ -173,6 +177,17 @@ def test_same_question_same_plan():
     problem = _training()
     plans = [plan_of(search(problem, effort=QUICK)) for _ in range(2)]
     assert len({dump_json(plan_to_data(problem, plan)) for plan in plans}) == 1
+
+
+def test_divide_is_a_planner_of_trainings_and_refuses_graphs():
+    problem = _training(replace(SMALL, layers=4), "2xa100-80g", 4)
+    plan = find_planner("divide")(problem, Plan(planner="divide"))
+    assert violations(plan, problem) == []
+    assert plan.planner == "divide"
+    with pytest.raises(UsageError, match="not the training of a transformer"):
+        find_planner("divide")(make_problem(generate("chain", 5, 0), "2xv100-16g"), Plan())
+    with pytest.raises(UsageError, match="no ops to place"):
+        find_planner("m-topo")(problem, Plan())
 
 
 def test_simulator_and_closed_form_agree_on_even_pipelines():

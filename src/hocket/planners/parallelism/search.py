@@ -195,12 +195,6 @@ def _seated(problem: Problem, asked: Configuration, where: str) -> tuple[Stages,
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def divide(problem: Problem, plan: Plan) -> Plan:
-    """Data x tensor x pipeline: every division by a closed form, the best few hundred simulated."""
-    found = plan_of(search(problem))
-    return replace(plan, sections=found.sections, claims=found.claims, notes=found.notes)
-
-
 def plan_of(comparison: Comparison) -> Plan:
     """The winner's plan; raises `NoFeasiblePlanError` where nothing fits."""
     winner = comparison.winner
