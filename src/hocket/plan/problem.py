@@ -59,7 +59,7 @@ class Problem:
         """Times of the graph's ops and transfers."""
         if self.op_costs is not None:
             return self.op_costs
-        raise UsageError(f"the ops of {self.work_name} have no times", hint="estimate their costs")
+        raise UsageError(f"the ops of {self.graph.name} have no times", hint="estimate their costs")
 
     @property
     def training(self) -> Training:

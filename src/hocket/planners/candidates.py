@@ -40,7 +40,9 @@ class Candidate:
     @property
     def step_s(self) -> float | None:
         """Predicted step time; None where infeasible."""
-        return self.plan.claims.step_s if self.feasible and self.plan is not None else None
+        if not self.feasible or self.plan is None:
+            return None
+        return self.plan.claims.step_s if self.timeline is None else self.timeline.makespan_s
 
     @property
     def value_s(self) -> float | None:
