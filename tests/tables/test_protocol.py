@@ -115,7 +115,7 @@ def test_adaptive_revision_of_delayed_gradients_follows_the_paper():
 
 
 def test_goodput_is_measured_and_kept_to():
-    budget, now_s, arrived = Budget(1000), 0.0, []
+    budget, now_s, arrived = Budget(), 0.0, []
     for _ in range(4000):
         now_s += 0.001
         if budget.allows(now_s):
@@ -125,7 +125,7 @@ def test_goodput_is_measured_and_kept_to():
         budget.returned(seen[-1] if seen else 0, now_s)
     assert budget.goodput_bps == pytest.approx(50_000, rel=0.1)
     assert budget.sent_bytes == pytest.approx(4 * 50_000, rel=0.1)
-    assert budget.under_way_bytes < 12_000
+    assert budget.under_way_bytes < 6_000
 
 
 def checkpoint(path, layout):

@@ -1,0 +1,197 @@
+"""Matrix factorisation over tables on shaped links: BSP, SSP, ESSP and managed communication.
+
+Four workers with their users' factors at home and the items' factors in a table on a fifth host;
+every host is a network namespace whose link is held to a rate (benchmarks/testbed.py). A clock is
+one pass over a worker's ratings in eight parts; computing is paced by sleeping, so that one machine
+stands for five. The loss is the workers' squared error, each with the rows that it sees.
+
+sudo python benchmarks/tables/managed.py [--mbit 1 3 10 100] [--rates 0.02 ...] [--clocks 16]
+     [--json results.json] [--report report.html]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hocket.kernels import kernel
+from hocket.tables import Layout, Node, ShardServer, TableSpec
+
+WORKERS, USERS, ITEMS, RANK, RATINGS, PARTS = 4, 400, 1000, 16, 40_000, 8
+SYSTEMS: dict[str, dict[str, Any]] = {
+    "BSP": {"mode": "essp", "staleness": 0},
+    "SSP": {"mode": "ssp", "staleness": 1},
+    "ESSP": {"mode": "essp", "staleness": 1},
+    "managed, fifo": {"mode": "managed", "staleness": 1, "order": "fifo"},
+    "managed, random": {"mode": "managed", "staleness": 1, "order": "random"},
+    "managed, magnitude": {"mode": "managed", "staleness": 1, "order": "magnitude"},
+}
+FIRST_PORT = 7000
+
+
+@kernel
+def sgd_pass(users, items, values, start, stop, W, H, rate, decay):  # noqa: ANN001, ANN201, N803
+    """Plain SGD over ratings start..stop; the squared error before each step."""
+    error_sum = 0.0
+    for n in range(start, stop):
+        u, i = users[n], items[n]
+        error = values[n]
+        for k in range(W.shape[1]):
+            error -= W[u, k] * H[i, k]
+        error_sum += error * error
+        for k in range(W.shape[1]):
+            w = W[u, k]
+            W[u, k] += rate * (error * H[i, k] - decay * w)
+            H[i, k] += rate * (error * w - decay * H[i, k])
+    return error_sum
+
+
+def ratings(worker: int) -> tuple[Any, ...]:
+    """A worker's users, items (popular ones far more often) and ratings, around zero."""
+    truth = np.random.default_rng(1)
+    hidden_items = truth.normal(size=(ITEMS, 8)) / 8**0.25
+    weights = 1 / np.arange(1, ITEMS + 1) ** 0.5
+    random = np.random.default_rng(100 + worker)
+    hidden_users = random.normal(size=(USERS, 8)) / 8**0.25
+    users = random.integers(0, USERS, RATINGS)
+    items = random.choice(ITEMS, RATINGS, p=weights / weights.sum())
+    values = (hidden_users[users] * hidden_items[items]).sum(axis=1)
+    return users, items, (values + random.normal(size=RATINGS) * 0.3).astype(np.float32)
+
+
+def layout_of(run: dict[str, Any]) -> Layout:
+    """The items' table of one run."""
+    table = TableSpec("items", ITEMS, RANK, **SYSTEMS[run["system"]])
+    return Layout((table,), 1, WORKERS)
+
+
+def work(number: int, plan: dict[str, Any]) -> None:
+    """A worker: all runs, one after another; a line of results for each."""
+    from hocket.tables.transports.zeromq import ZeroMqClientPort
+
+    users, items, values = ratings(number)
+    needed = np.unique(items)
+    warm = np.zeros((USERS, RANK), np.float32), np.zeros((ITEMS, RANK), np.float32)
+    sgd_pass(users, items, values, 0, 1, *warm, np.float32(0.0), np.float32(0.0))
+    for place, run in enumerate(plan["runs"]):
+        port = ZeroMqClientPort(number, [f"tcp://{plan['server']}:{FIRST_PORT + place}"])
+        node = Node(layout_of(run), number, port, timeout_s=120)
+        rows: list[Any] = []
+        with node:
+            start = np.random.default_rng(7).normal(size=(ITEMS, RANK)).astype(np.float32) * 0.2
+            W = np.random.default_rng(number).normal(size=(USERS, RANK)).astype(np.float32) * 0.2
+            (worker,) = node.workers
+            table = worker["items"]
+            table.get(needed)
+            started_s = time.monotonic()
+            for _ in range(plan["clocks"]):
+                error = 0.0
+                for part in range(PARTS):
+                    bounds = RATINGS * part // PARTS, RATINGS * (part + 1) // PARTS
+                    seen = np.unique(items[slice(*bounds)])
+                    H = start.copy()
+                    H[seen] += table.get(seen)
+                    before = H[seen]
+                    error += sgd_pass(users, items, values, *bounds, W, H,
+                                      np.float32(run["rate"]), np.float32(0.02))  # fmt: skip
+                    table.inc(seen, H[seen] - before)
+                    time.sleep(plan["clock_s"] / PARTS)
+                worker.clock()
+                rows.append([time.monotonic() - started_s, error if np.isfinite(error) else None])
+        print(json.dumps({"rows": rows, "blocked_s": node.blocked_s,
+                          "sent_bytes": node.routes[0].budget.sent_bytes}), flush=True)  # fmt: skip
+
+
+def serve(plan: dict[str, Any]) -> None:
+    """The shards of all runs, one after another."""
+    from hocket.tables.transports.zeromq import ZeroMqShardPort
+
+    print("ready", flush=True)
+    for place, run in enumerate(plan["runs"]):
+        port = ZeroMqShardPort(f"tcp://*:{FIRST_PORT + place}")
+        server = ShardServer(layout_of(run), 0, port)
+        end_s = np.inf
+        while time.monotonic() < end_s:
+            server.turn(0.005)
+            if end_s == np.inf and server.states[0].clocks.min() >= plan["clocks"]:
+                end_s = time.monotonic() + 3  # the workers still wait for their last answers
+        port.close()
+
+
+def measure(mbit: float, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All systems at all step sizes over links of one rate."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from testbed import Shape, Testbed
+
+    shape = Shape(mbit * 1e6 / 8)
+    hosts = {"server": shape} | {f"worker{n}": shape for n in range(WORKERS)}
+    runs = [{"system": s, "rate": r} for s in options.systems for r in options.rates]
+    results = []
+    with Testbed(hosts) as bed:
+        plan = {"server": bed.address("server"), "runs": runs, "clocks": options.clocks,
+                "clock_s": options.clock_s}  # fmt: skip
+        base = [sys.executable, __file__, "--plan", json.dumps(plan), "--role"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        server = bed.start("server", [*base, "server"], **pipes)
+        server.stdout.readline()
+        workers = [bed.start(f"worker{n}", [*base, str(n)], **pipes) for n in range(WORKERS)]
+        for run in runs:
+            found = [json.loads(process.stdout.readline()) for process in workers]
+            results.append({"mbit": mbit, **run, **combined(found)})
+            print(summary(results[-1]), file=sys.stderr, flush=True)
+    return results
+
+
+def combined(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Loss and time after each clock over all workers; None from where one diverged."""
+    losses: list[float | None] = []
+    for at_clock in zip(*(each["rows"] for each in found), strict=True):
+        errors = [error for _, error in at_clock]
+        lost = None in errors or None in losses[-1:]
+        losses.append(None if lost else float(np.sqrt(sum(errors) / (WORKERS * RATINGS))))
+    times = [max(t for t, _ in each) for each in zip(*(f["rows"] for f in found), strict=True)]
+    return {"loss": losses, "time_s": times,
+            "blocked_s": float(np.mean([f["blocked_s"] for f in found])),
+            "sent_bytes": sum(f["sent_bytes"] for f in found)}  # fmt: skip
+
+
+def summary(result: dict[str, Any]) -> str:
+    """One line of a run."""
+    last = result["loss"][-1]
+    loss = "diverged" if last is None else f"{last:.4f}"
+    return (f"{result['mbit']:g} Mbit, {result['system']}, rate {result['rate']:g}: {loss} after "
+            f"{result['time_s'][-1]:.1f} s, blocked {result['blocked_s']:.1f} s, "
+            f"{result['sent_bytes'] / 1e6:.1f} MB up")  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--mbit", type=float, nargs="+", default=[1, 3, 10, 100])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.01, 0.02, 0.04, 0.06])
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    parser.add_argument("--clocks", type=int, default=16)
+    parser.add_argument("--clock_s", type=float, default=1.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--report", type=Path)
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    parser.add_argument("--plan", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role == "server":
+        serve(json.loads(options.plan))
+    elif options.role:
+        work(int(options.role), json.loads(options.plan))
+    else:
+        results = [each for mbit in options.mbit for each in measure(mbit, options)]
+        if options.json:
+            options.json.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""Machines in one machine: a network namespace per host, each link shaped to a rate and a delay.
+
+    with Testbed({"server": Shape(10e6 / 8), "worker": Shape(10e6 / 8, delay_s=0.001)}) as bed:
+        process = bed.start("worker", [sys.executable, "-m", "..."], stdout=subprocess.PIPE)
+        bed.address("server")                       # 10.x.y.z, reachable from every host
+
+All hosts hang on one bridge; what a host sends and what it receives is held to its rate (token
+bucket filters at both ends of its link). `of_cluster` gives every host of a `hocket` cluster the
+rate of its slowest link to a switch or another host. Needs root and iproute2; names are unique to
+the process, and leaving the block ends what was started in the hosts and removes everything.
+
+python benchmarks/testbed.py            measures the rate of a shaped link
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A host's link, the same in both directions."""
+
+    bandwidth_bps: float
+    """Bytes per second."""
+    delay_s: float = 0.0
+
+
+class Testbed:
+    """Hosts on one bridge."""
+
+    __test__ = False
+
+    def __init__(self, hosts: Mapping[str, Shape]) -> None:
+        if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+            sys.exit("the testbed needs root and iproute2 (apt install iproute2)")
+        self.hosts = dict(hosts)
+        self._processes: list[subprocess.Popen[Any]] = []
+        self._tag = f"hk{os.getpid() % 100000}"
+        self._bridge = f"{self._tag}b"
+        self._subnet = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
+
+    def __enter__(self) -> Testbed:
+        try:
+            # The bridge has a namespace of its own: rules of this machine do not touch it.
+            _run("ip", "netns", "add", self._bridge)
+            _run("ip", "-n", self._bridge, "link", "add", "bridge0", "type", "bridge")
+            _run("ip", "-n", self._bridge, "link", "set", "bridge0", "up")
+            for number, (name, shape) in enumerate(self.hosts.items()):
+                self._add(number, name, shape)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def address(self, host: str) -> str:
+        """The address of a host."""
+        return f"{self._subnet}.{list(self.hosts).index(host) + 1}"
+
+    def start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """Start a process on a host."""
+        inside = ["ip", "netns", "exec", self._space(host), *command]
+        process = subprocess.Popen(inside, start_new_session=True, **options)
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        """End everything that runs on the hosts and remove them."""
+        for process in self._processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        for space in (*map(self._space, self.hosts), self._bridge):
+            subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
+
+    def _space(self, host: str) -> str:
+        return f"{self._tag}n{list(self.hosts).index(host)}"
+
+    def _add(self, number: int, name: str, shape: Shape) -> None:
+        space, outer = self._space(name), f"{self._tag}v{number}"
+        _run("ip", "netns", "add", space)
+        _run("ip", "-n", self._bridge, "link", "add", outer, "type", "veth",
+             "peer", "name", "eth0", "netns", space)  # fmt: skip
+        _run("ip", "-n", self._bridge, "link", "set", outer, "master", "bridge0", "up")
+        _run("ip", "-n", space, "addr", "add", f"{self.address(name)}/24", "dev", "eth0")
+        _run("ip", "-n", space, "link", "set", "eth0", "up")
+        _run("ip", "-n", space, "link", "set", "lo", "up")
+        for where, device in ((self._bridge, outer), (space, "eth0")):
+            _shape(where, device, shape)
+
+
+def _shape(space: str, device: str, shape: Shape) -> None:
+    bits = int(shape.bandwidth_bps * 8)
+    # A burst of 10 ms, at least two packets; a queue of 0.2 s, as a small router has.
+    burst = max(3200, int(shape.bandwidth_bps * 0.01))
+    _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf",
+         "rate", f"{bits}bit", "burst", str(burst), "latency", "200ms")  # fmt: skip
+    if shape.delay_s:
+        _run("tc", "-n", space, "qdisc", "add", "dev", device, "parent", "1:1", "netem",
+             "delay", f"{shape.delay_s * 500:g}ms")  # fmt: skip
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def of_cluster(cluster: Any) -> dict[str, Shape]:
+    """The hosts of a `hocket.hardware.Cluster`, each with its slowest link to the outside."""
+    owner = {device.name: device.host for device in cluster.devices}
+    owner |= {host: host for host in cluster.hosts}
+    shapes: dict[str, Shape] = {}
+    for host in cluster.hosts:
+        links = [
+            link
+            for link in cluster.links
+            if host in {owner.get(end, end) for end in link.ends}
+            and {owner.get(end, end) for end in link.ends} != {host}
+        ]
+        if not links:
+            raise ValueError(f"host {host!r} has no link to the outside")
+        slowest = min(links, key=lambda link: link.bandwidth_bps)
+        shapes[host] = Shape(slowest.bandwidth_bps, slowest.latency_s)
+    return shapes
+
+
+_SEND = """
+import socket, sys
+s = socket.create_connection((sys.argv[1], 5000)); data = b"x" * 65536
+for _ in range(int(sys.argv[2]) // len(data)): s.sendall(data)
+"""
+_RECEIVE = """
+import socket, time
+server = socket.create_server(("", 5000)); print("ready", flush=True)
+s, _ = server.accept(); n = len(s.recv(65536)); start = time.monotonic()
+while got := s.recv(65536): n += len(got)
+print(n / (time.monotonic() - start))
+"""
+
+
+def main() -> None:
+    for mbit in (1, 10, 100):
+        shape = Shape(mbit * 1e6 / 8)
+        with Testbed({"a": shape, "b": shape}) as bed:
+            receiver = bed.start("b", [sys.executable, "-c", _RECEIVE], stdout=subprocess.PIPE)
+            receiver.stdout.readline()
+            num_bytes = str(int(max(262144, shape.bandwidth_bps * 2)))
+            bed.start("a", [sys.executable, "-c", _SEND, bed.address("b"), num_bytes])
+            rate = float(receiver.stdout.readline()) * 8 / 1e6
+            print(f"{mbit} Mbit/s asked, {rate:.2f} Mbit/s measured")
+            time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()
