@@ -37,7 +37,7 @@ FIRST_PORT = 7000
 
 
 @kernel
-def sgd_pass(users, items, values, start, stop, W, H, rate, decay):  # noqa: ANN001, ANN201, N803
+def sgd_pass(users, items, values, start, stop, W, H, rate, decay):
     """Plain SGD over ratings start..stop; the squared error before each step."""
     error_sum = 0.0
     for n in range(start, stop):

@@ -92,7 +92,7 @@ def revised(pairs, rate):
     """A row after gradients, each with the sum of gradients that its sender knew."""
     cells, hidden = starting_cells(REVISE, 1, 1, 1.0), starting_hidden(REVISE, 1, 1, 1.0)
     for pair in pairs:
-        assert apply_change(REVISE, rate, cells, hidden, 0, np.array([pair], np.float32), 0)
+        apply_change(REVISE, rate, cells, hidden, 0, np.array([pair], np.float32), 0)
     return cells[0]
 
 

@@ -39,10 +39,10 @@ def _parts(message: Message, count: int) -> tuple[bytes, ...]:
     if not count or not message.cells.shape[1] or not len(message.cells):
         return (rows,)
     cells = message.cells[:count]
-    filled = cells != 0
-    lengths = filled.sum(axis=1, dtype=np.uint16)
-    num = int(lengths.sum(dtype=np.int64))
+    num = int(np.count_nonzero(cells))
     if 6 * num + 2 * count < 4 * cells.size:
+        filled = cells != 0
+        lengths = filled.sum(axis=1, dtype=np.uint16)
         columns = np.nonzero(filled)[1].astype(np.uint16)
         return rows, _SPARSE, lengths.tobytes(), columns.tobytes(), cells[filled].tobytes()
     return rows, _DENSE, cells.tobytes()

@@ -50,7 +50,10 @@ _MAX_UNDER_WAY = 64 * 2**20
 
 
 class Link:
-    """The client's side of one shard of one table; not to be used by two threads at once."""
+    """The client's side of one shard of one table.
+
+    Workers note what they want under the node's lock; only the node's thread sends.
+    """
 
     def __init__(
         self, spec: TableSpec, number: int, client: int, num_rows: int, route: Route, seed: int
@@ -61,6 +64,9 @@ class Link:
         )
         self._random = np.random.default_rng((seed, client, number))
         self._scratch = np.zeros(num_rows, np.int64)
+        self._asks: list[tuple[LongArray, int]] = []
+        self.is_flushing = False
+        """Whether all changes should go now, without regard to clocks."""
 
     @property
     def is_connected(self) -> bool:
@@ -78,13 +84,8 @@ class Link:
     def has_unapplied(self) -> bool:
         """Whether changes are not yet in the shard."""
         facts = self.state.facts
-        return bool((self.state.oldest != NEVER).any() or facts[NEXT] > facts[DONE] + 1)
-
-    def send_everything(self) -> None:
-        """Send all changes without regard to clocks."""
-        rows = unsent_rows(self.state)
-        if len(rows):
-            self.send_rows(rows)
+        is_told = facts[TOLD] >= facts[MY_CLOCK] and facts[NEXT] == facts[DONE] + 1
+        return not is_told or bool((self.state.oldest != NEVER).any())
 
     # ── sending ─────────────────────────────────────────────────────────────────────────────────
 
@@ -93,11 +94,19 @@ class Link:
         facts = self.state.facts
         if not self.is_connected:
             return False
-        if self.spec.mode == "managed":
-            return self._send_managed()
-        if facts[MY_CLOCK] <= facts[TOLD]:
-            return False
-        self.send_rows(unsent_rows(self.state))
+        has_asked = bool(self._asks)
+        for rows, need in self._asks:
+            self._send_ask(rows, need)
+        self._asks.clear()
+        if self.spec.mode == "managed" and not self.is_flushing:
+            return self._send_managed() or has_asked
+        rows = (
+            unsent_rows(self.state) if self.is_flushing or facts[MY_CLOCK] > facts[TOLD] else None
+        )
+        self.is_flushing = False
+        if rows is None or not (len(rows) or facts[MY_CLOCK] > facts[TOLD]):
+            return has_asked
+        self.send_rows(rows)
         return True
 
     def _send_managed(self) -> bool:
@@ -127,11 +136,11 @@ class Link:
         )
 
     def ask(self, missing: LongArray, num: int, need: int) -> bool:
-        """Ask for rows that nothing is on its way for; whether any was."""
+        """Note rows to ask for that nothing is on its way for; whether there are any."""
         rows = self._scratch
         if not self.is_connected or not (count := mark_asked(self.state, missing, num, need, rows)):
             return False
-        self._send_ask(rows[:count], need)
+        self._asks.append((rows[:count].copy(), need))
         return True
 
     def _send_ask(self, rows: LongArray, need: int) -> None:
@@ -155,6 +164,8 @@ class Link:
             return
         is_new = self.state.facts[MY_LIFE] != message.head[EPOCH]
         first = take_restored(self.state, message.head)
+        if is_new:
+            self._asks.clear()  # of the earlier life; who waits asks again
         if is_new and self.spec.pushes:
             count = ask_again(self.state, self._scratch)
             if count:

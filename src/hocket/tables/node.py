@@ -108,7 +108,7 @@ class Node:
         """Send all changes and wait until the shards have them."""
         with self.changed:
             for link in self._all_links():
-                link.send_everything()
+                link.is_flushing = True
         self.port.wake()
         self.wait_for(lambda: not any(link.has_unapplied for link in self._all_links()), "to apply")
 

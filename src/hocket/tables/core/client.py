@@ -14,6 +14,7 @@ under way).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +43,8 @@ from hocket.tables.core.rule import (
     cell_width,
     change_width,
     gather_change,
-    is_finite,
-    magnitude,
+    relative,
+    size_of,
 )
 
 (ME, MY_LIFE, NEXT, DONE, KEPT, MY_CLOCK, CLAIMED, TOLD, MY_PUSHES, MY_RULE, MY_WIDTH,
@@ -162,16 +163,17 @@ def change_rows(client: ClientState, clock: int, rows: LongArray, changes: Cells
     facts, refused = client.facts, 0
     for i in range(len(rows)):
         row = rows[i]
-        if not is_finite(changes, i):
+        change = size_of(changes, i, facts[MY_WIDTH])
+        if not math.isfinite(change):
             refused += 1
             continue
-        large = magnitude(client.cells, row, changes, i, facts[MY_WIDTH])
+        size = size_of(client.cells, row, facts[MY_WIDTH])
         is_first = client.oldest[row] == NEVER
         gather_change(facts[MY_RULE], client.cells, row, client.pending, is_first, changes, i)
         if client.row_clock[row] >= 0:
             apply_locally(facts[MY_RULE], client.rate[0], client.cells, row, changes, i)
         client.oldest[row] = min(client.oldest[row], clock)
-        client.importance[0, row] += large
+        client.importance[0, row] += relative(change, size)
     facts[MY_REFUSED] += refused
     return refused
 

@@ -41,7 +41,14 @@ from hocket.tables.core.message import (
     Cells,
     Message,
 )
-from hocket.tables.core.rule import apply_change, magnitude, starting_cells, starting_hidden
+from hocket.tables.core.rule import (
+    LARGEST,
+    apply_change,
+    relative,
+    size_of,
+    starting_cells,
+    starting_hidden,
+)
 
 LIFE, NOW, PUSHES, RULE, NUM_REFUSED, WIDTH = range(6)
 """Places in `ShardState.facts`; NOW is the shard's clock."""
@@ -138,11 +145,14 @@ def _slowest(shard: ShardState) -> int:
 @kernel
 def _change(shard: ShardState, client: int, message: Message, line: int) -> None:
     row = message.rows[line]
-    large = magnitude(shard.cells, row, message.cells, line, shard.facts[WIDTH])
-    fine = apply_change(
-        shard.facts[RULE], shard.rate[0], shard.cells, shard.hidden, row, message.cells, line
-    )
-    if not fine:
+    change = size_of(message.cells, line, message.cells.shape[1])
+    size = size_of(shard.cells, row, shard.facts[WIDTH])
+    fine = change + size < LARGEST  # not so where one is NaN
+    if fine:
+        apply_change(
+            shard.facts[RULE], shard.rate[0], shard.cells, shard.hidden, row, message.cells, line
+        )
+    else:
         shard.facts[NUM_REFUSED] += 1
     if not shard.facts[PUSHES]:
         return
@@ -150,7 +160,7 @@ def _change(shard: ShardState, client: int, message: Message, line: int) -> None
         # A client has its own changes, unless one was refused: then it is sent the row as it is.
         if shard.subscribed[other, row] and (other == client) != fine:
             shard.dirty[other, row] = True
-            shard.importance[other, row] += large if fine else 1.0
+            shard.importance[other, row] += relative(change, size) if fine else 1.0
 
 
 @kernel

@@ -1,0 +1,99 @@
+"""Rows per second: through one TCP connection, through shared memory, and from the node's cache.
+
+A shard in a process of its own, 100,000 rows of 32 floats. `get` asks for rows that are not in the
+cache (each clock makes all of them old, mode ssp with staleness 0), `inc` sends changes at each
+clock, and `cache` reads and changes rows that are there. Best of several repeats, wall time, each
+beside the CPU time of this process.
+
+python benchmarks/tables/throughput.py [--rows 10000] [--repeats 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from hocket.tables import Layout, Node, TableSpec
+from hocket.tables.address import client_port
+from hocket.tables.machine import ShardProcesses
+
+NUM_ROWS, WIDTH = 100_000, 32
+
+
+def best(repeats: int, work) -> tuple[float, float]:
+    """The shortest time of a call, and the CPU time of that call."""
+    times = []
+    for _ in range(repeats):
+        start, cpu = time.perf_counter(), time.process_time()
+        work()
+        times.append((time.perf_counter() - start, time.process_time() - cpu))
+    return min(times)
+
+
+def measure(address: str, num: int, repeats: int) -> None:
+    layout = Layout((TableSpec("t", NUM_ROWS, WIDTH, staleness=0, mode="ssp"),))
+    random = np.random.default_rng(0)
+    rows = random.permutation(NUM_ROWS)[:num]
+    changes = random.normal(size=(num, WIDTH)).astype(np.float32)
+    name = address.partition(":")[0]
+    with (
+        ShardProcesses(layout, address=address) as shards,
+        Node(layout, 0, client_port(layout, 0, shards.addresses)) as node,
+    ):
+        (worker,) = node.workers
+        table = worker["t"]
+
+        def get() -> None:
+            table.get(rows)
+
+        def aged_get() -> float:
+            worker.clock()
+            node.flush()
+            start = time.perf_counter()
+            get()
+            return time.perf_counter() - start
+
+        shortest = min(aged_get() for _ in range(repeats))
+        print(f"{name} get: {num} rows a call, {num / shortest / 1e6:.2f} M rows/s")
+
+        def inc() -> None:
+            for _ in range(10):
+                table.inc(rows, changes)
+                worker.clock()
+            node.flush()
+
+        wall, cpu = best(max(3, repeats // 10), inc)
+        print(f"{name} inc: {num} rows a call, {10 * num / wall / 1e6:.2f} M rows/s "
+              f"({10 * num / cpu / 1e6:.2f} M per CPU second here)")  # fmt: skip
+        get()
+        wall, _ = best(repeats, get)
+        print(f"cache get: {num} rows a call, {num / wall / 1e6:.2f} M rows/s")
+        wall, _ = best(repeats, lambda: table.inc(rows, changes))
+        print(f"cache inc: {num} rows a call, {num / wall / 1e6:.2f} M rows/s")
+        single = rows[:1]
+
+        def one_by_one() -> None:
+            for _ in range(1000):
+                table.get(single)
+
+        wall, _ = best(5, one_by_one)
+        print(f"cache get: 1 row a call, {1e-3 / wall:.3f} M rows/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 10_000])
+    parser.add_argument("--repeats", type=int, default=30)
+    options = parser.parse_args()
+    for num in options.rows:
+        measure("tcp://127.0.0.1:0", num, options.repeats)
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            measure(f"shm://{Path(folder)}/rings", num, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Where shards are, as people write it: ``tcp://host:4000``, ``ipc:///path`` or ``shm:///folder``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hocket.base.errors import UsageError
+from hocket.tables.spec import Layout
+from hocket.tables.transports.port import Port
+
+_MEMORY = "shm://"
+_KNOWN = (_MEMORY, "tcp://", "ipc://")
+
+
+def shard_port(layout: Layout, shard: int, address: str) -> Port:
+    """The port of a shard that listens at an address."""
+    _check(address)
+    if address.startswith(_MEMORY):
+        from hocket.tables.transports.memory import memory_shard_port
+
+        return memory_shard_port(_folder(address), shard, layout.num_clients)
+    from hocket.tables.transports.zeromq import ZeroMqShardPort
+
+    return ZeroMqShardPort(address)
+
+
+def client_port(layout: Layout, client: int, addresses: Sequence[str]) -> Port:
+    """The port of a client for the shards at these addresses; one folder of memory holds all."""
+    for address in addresses:
+        _check(address)
+    if len(set(addresses)) == 1 and addresses[0].startswith(_MEMORY):
+        from hocket.tables.transports.memory import memory_client_port
+
+        return memory_client_port(_folder(addresses[0]), client, layout.num_shards)
+    if any(address.startswith(_MEMORY) for address in addresses):
+        raise UsageError("shards in shared memory have one address", hint="shm:///dev/shm/name")
+    if len(addresses) != layout.num_shards:
+        raise UsageError(f"{layout.num_shards} shards but {len(addresses)} addresses")
+    from hocket.tables.transports.zeromq import ZeroMqClientPort
+
+    return ZeroMqClientPort(client, addresses)
+
+
+def _check(address: str) -> None:
+    if not address.startswith(_KNOWN):
+        raise UsageError(
+            f"{address!r} is no address", hint="tcp://host:port, ipc:///path or shm:///folder"
+        )
+
+
+def _folder(address: str) -> Path:
+    folder = Path(address.removeprefix(_MEMORY))
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,82 @@
+"""The tables of a program as a TOML file.
+
+shards = 2
+clients = 4
+
+[[table]]
+name = "items"
+rows = 10000
+width = 32
+staleness = 2         # or inf
+mode = "managed"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hocket.base.checked import checked
+from hocket.base.errors import InputFileError
+from hocket.base.regular import read_regular
+from hocket.tables.spec import Layout, TableSpec
+
+_MAX_BYTES = 10**6
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+    name: str = Field(min_length=1, max_length=200)
+    rows: int
+    width: int
+    staleness: float = 1
+    mode: str = "essp"
+    order: str = "magnitude"
+    adaptive: bool = False
+    rate: float = 0.1
+    curvature: float = 1.0
+
+
+class _Layout(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    shards: int = Field(1, ge=1, le=4096)
+    clients: int = Field(1, ge=1, le=65535)
+    table: list[_Table] = Field(min_length=1)
+
+
+def layout_of(data: object, where: str) -> Layout:
+    """A layout from what a file or another process says."""
+    found = checked(_Layout, data, where)
+    tables = tuple(
+        TableSpec(
+            each.name, each.rows, each.width, each.staleness, each.mode, each.order,
+            each.adaptive, each.rate, each.curvature,
+        )
+        for each in found.table
+    )  # fmt: skip
+    return Layout(tables, found.shards, found.clients)
+
+
+def layout_data(layout: Layout) -> dict[str, Any]:
+    """A layout as `layout_of` reads it."""
+    tables = []
+    for table in layout.tables:
+        fields = asdict(table)
+        fields["rows"], fields["adaptive"] = fields.pop("num_rows"), fields.pop("is_adaptive")
+        tables.append(fields)
+    return {"shards": layout.num_shards, "clients": layout.num_clients, "table": tables}
+
+
+def read_layout(path: str | Path) -> Layout:
+    """The layout in a TOML file."""
+    try:
+        data = tomllib.loads(read_regular(path, _MAX_BYTES).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputFileError(f"is no TOML file: {error}", where=str(path)) from error
+    return layout_of(data, str(path))

@@ -1,0 +1,119 @@
+"""The shards of one machine as processes: started, watched, and started again when one dies.
+
+A shard that died comes back at its address with its last checkpoint; clients find it by
+themselves and send what it lacks. One that dies again and again is given up, by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from types import TracebackType
+
+from hocket.base.errors import RunError
+from hocket.processes.crew import Crew
+from hocket.processes.member import ProcessSpec
+from hocket.tables.layout_file import layout_data
+from hocket.tables.spec import Layout
+
+_MAX_RESTARTS = 5
+_START_S = 60.0
+_log = logging.getLogger("hocket.tables")
+
+
+class ShardProcesses:
+    """A process for each shard; use it in a ``with`` statement, then connect to `addresses`."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        address: str = "tcp://127.0.0.1:0",
+        checkpoints: Path | None = None,
+        checkpoint_s: float = 30.0,
+    ) -> None:
+        self.layout, self.checkpoints, self.checkpoint_s = layout, checkpoints, checkpoint_s
+        self.addresses = [address] * layout.num_shards
+        self.num_restarts = [0] * layout.num_shards
+        self._crews: list[Crew] = []
+        self._closing = False
+        self._watchers: list[threading.Thread] = []
+
+    def __enter__(self) -> ShardProcesses:
+        try:
+            for shard in range(self.layout.num_shards):
+                self._crews.append(self._started(shard))
+        except BaseException:
+            self.close()
+            raise
+        for shard in range(self.layout.num_shards):
+            watcher = threading.Thread(target=self._watch, args=(shard,), daemon=True)
+            self._watchers.append(watcher)
+            watcher.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """The processes of the shards."""
+        return [crew.process_ids[0] for crew in self._crews]
+
+    def close(self) -> None:
+        """End all shards."""
+        self._closing = True
+        for crew in self._crews:
+            crew.kill()
+        for watcher in self._watchers:
+            watcher.join()
+        for crew in self._crews:
+            crew.close()
+
+    def _started(self, shard: int) -> Crew:
+        path = None if self.checkpoints is None else self.checkpoints / f"shard-{shard}.npz"
+        crew = Crew([ProcessSpec(name=f"shard {shard}", module="hocket.tables.shard_process")])
+        crew.__enter__()
+        try:
+            crew.tell(0, {
+                "layout": layout_data(self.layout), "shard": shard,
+                "address": self.addresses[shard], "checkpoint": str(path) if path else "",
+                "checkpoint_s": self.checkpoint_s,
+            })  # fmt: skip
+            said = crew.hear(_START_S)
+            if said is None:
+                raise RunError(f"shard {shard} did not start within {_START_S:g} s")
+            self.addresses[shard] = said.header["address"]
+        except BaseException:
+            crew.close()
+            raise
+        return crew
+
+    def _watch(self, shard: int) -> None:
+        """Start a shard again whenever it dies."""
+        while not self._closing:
+            try:
+                self._crews[shard].hear(0.2)
+            except RunError as error:
+                if self._closing:
+                    return
+                if self.num_restarts[shard] == _MAX_RESTARTS:
+                    _log.error("%s: given up after %d restarts", error.message, _MAX_RESTARTS)
+                    return
+                _log.warning("%s: started again from its checkpoint", error.message)
+                self._restart(shard)
+
+    def _restart(self, shard: int) -> None:
+        self._crews[shard].close()
+        self.num_restarts[shard] += 1
+        try:
+            self._crews[shard] = self._started(shard)
+        except RunError as error:
+            # Clients that wait for it say so too; the next look tries again.
+            _log.error("shard %d could not be started again: %s", shard, error.message)

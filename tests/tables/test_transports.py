@@ -1,0 +1,111 @@
+"""Rows between processes: shared memory, ZeroMQ, a shard that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket.base.errors import InputFileError, RunError, UsageError
+from hocket.tables import Layout, Node, ShardServer, TableSpec
+from hocket.tables.address import client_port, shard_port
+from hocket.tables.layout_file import layout_data, layout_of, read_layout
+from hocket.tables.machine import ShardProcesses
+from hocket.tables.transports.memory import Ring
+
+pytest.importorskip("zmq")
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 90)), max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_a_ring_gives_every_message_once_and_in_order(tmp_path_factory, actions):
+    path = tmp_path_factory.mktemp("ring") / "ring"
+    writer, reader, expected = Ring(path, 64), Ring(path, 64), deque()
+    for number, length in enumerate(actions):
+        if length is not None:
+            expected.append(bytes([number % 256]) * length)
+            writer.send(expected[-1])
+        elif (found := reader.receive()) is not None:
+            assert found == expected.popleft()
+    for _ in range(1000):
+        writer.push()
+        if (found := reader.receive()) is not None:
+            assert found == expected.popleft()
+    assert not expected
+    with pytest.raises(RunError, match="no ring of this size"):
+        Ring(path, 128)
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_two_clients_and_two_shards_agree_over_a_transport(tmp_path, kind):
+    layout = Layout((TableSpec("w", 9, 3, staleness=0),), 2, 2)
+    given_at = f"shm://{tmp_path}/rings" if kind == "shm" else "tcp://127.0.0.1:0"
+    stop = threading.Event()
+    ports = [shard_port(layout, shard, given_at) for shard in range(2)]
+    addresses = [getattr(port, "address", given_at) for port in ports]
+    servers = [ShardServer(layout, shard, port) for shard, port in enumerate(ports)]
+    threads = [threading.Thread(target=server.run, args=(stop,)) for server in servers]
+    for thread in threads:
+        thread.start()
+    try:
+        with (
+            Node(layout, 0, client_port(layout, 0, addresses), timeout_s=20) as first,
+            Node(layout, 1, client_port(layout, 1, addresses), timeout_s=20) as second,
+        ):
+            for clock in range(5):
+                for node in (first, second):
+                    (worker,) = node.workers
+                    seen = worker["w"].get(np.arange(9))
+                    assert ((seen >= 2 * clock) & (seen <= 2 * clock + 1)).all()
+                    worker["w"].inc(np.arange(9), np.ones((9, 3)))
+                    worker.clock()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for port in ports:
+            port.close()
+    for server in servers:
+        np.testing.assert_array_equal(server.cells(0), 10)
+
+
+def test_a_shard_that_is_killed_comes_back_and_nothing_acknowledged_is_lost(tmp_path, caplog):
+    layout = Layout((TableSpec("w", 6, 2, staleness=1),), 1, 1)
+    with ShardProcesses(layout, checkpoints=tmp_path, checkpoint_s=0.1) as shards:
+        with Node(layout, 0, client_port(layout, 0, shards.addresses), timeout_s=60) as node:
+            (worker,) = node.workers
+            for clock in range(12):
+                seen = worker["w"].get(np.arange(6))
+                assert (seen == clock).all()
+                worker["w"].inc(np.arange(6), np.ones((6, 2)))
+                worker.clock()
+                if clock in (3, 7):
+                    os.kill(shards.process_ids[0], signal.SIGKILL)
+            node.flush()
+        assert shards.num_restarts[0] >= 1
+        # A client that comes later reads what the earlier one was told to be safe.
+        with Node(layout, 0, client_port(layout, 0, shards.addresses), timeout_s=60) as node:
+            assert (node.workers[0]["w"].get(np.arange(6)) == 12).all()
+            assert node.workers[0].now == 12
+    assert "started again from its checkpoint" in caplog.text
+
+
+def test_addresses_and_layout_files_are_checked(tmp_path):
+    layout = Layout((TableSpec("w", 6, 2),), 2, 1)
+    with pytest.raises(UsageError, match="is no address"):
+        client_port(layout, 0, ["localhost:1"])
+    with pytest.raises(UsageError, match="2 shards but 1 addresses"):
+        client_port(layout, 0, ["tcp://localhost:1"])
+    assert layout_of(layout_data(layout), "here") == layout
+    path = tmp_path / "tables.toml"
+    path.write_text('[[table]]\nname = "w"\nrows = 3\nwidth = 2\nstalenes = 1\n')
+    with pytest.raises(InputFileError, match=r"unknown key 'table\.0\.stalenes'"):
+        read_layout(path)
+    path.write_text('shards = 3\n[[table]]\nname = "w"\nrows = 3\nwidth = 2\nstaleness = inf\n')
+    assert read_layout(path).tables[0].is_asynchronous
