@@ -114,15 +114,17 @@ def serve(plan: dict[str, Any]) -> None:
     from hocket.tables.transports.zeromq import ZeroMqShardPort
 
     print("ready", flush=True)
+    active: list[tuple[ShardServer, float]] = []
     for place, run in enumerate(plan["runs"]):
-        port = ZeroMqShardPort(f"tcp://*:{FIRST_PORT + place}")
-        server = ShardServer(layout_of(run), 0, port)
-        end_s = np.inf
-        while time.monotonic() < end_s:
+        server = ShardServer(layout_of(run), 0, ZeroMqShardPort(f"tcp://*:{FIRST_PORT + place}"))
+        while server.states[0].clocks.min() < plan["clocks"]:
             server.turn(0.005)
-            if end_s == np.inf and server.states[0].clocks.min() >= plan["clocks"]:
-                end_s = time.monotonic() + 3  # the workers still wait for their last answers
-        port.close()
+            for earlier, until_s in active:  # its workers may still wait for their last answers
+                if time.monotonic() < until_s:
+                    earlier.turn(0)
+        active = [*active, (server, time.monotonic() + 30)][-2:]
+    while time.monotonic() < active[-1][1]:
+        active[-1][0].turn(0.005)
 
 
 def measure(mbit: float, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -24,10 +24,12 @@ from hocket.tables.core.rule import (
 from hocket.tables.transports.inside import inside_ports
 
 
+@pytest.mark.timeout(400)  # the checker may have to be compiled
 def test_no_read_of_some_thousand_random_schedules_misses_what_it_must_hold():
     assert check.check_schedules(4000, seed=11) >= 4000
 
 
+@pytest.mark.timeout(400)
 def test_a_promise_that_is_not_kept_is_found_out(monkeypatch):
     """Rows that are read with staleness 1 do not hold what staleness 0 promises."""
     broken = check.Arrangement(2, 1, 1, True, 0, promised=0)

@@ -29,6 +29,7 @@ from hocket.cli import (
     show,
     simulate,
     split,
+    tables,
     validate,
     verify,
 )
@@ -66,8 +67,8 @@ def root() -> None:
 
 
 for module in (
-    plan, parallel, collective, fleet, loop, split, serve_classes, run, launch, show, explain,
-    simulate, verify, export, capture, generate, listing, detect, profile, calibrate, validate,
-    schema, doctor, completion,
+    plan, parallel, collective, fleet, loop, tables, split, serve_classes, run, launch, show,
+    explain, simulate, verify, export, capture, generate, listing, detect, profile, calibrate,
+    validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

@@ -100,13 +100,13 @@ class Link:
         self._asks.clear()
         if self.spec.mode == "managed" and not self.is_flushing:
             return self._send_managed() or has_asked
-        rows = (
-            unsent_rows(self.state) if self.is_flushing or facts[MY_CLOCK] > facts[TOLD] else None
-        )
-        self.is_flushing = False
-        if rows is None or not (len(rows) or facts[MY_CLOCK] > facts[TOLD]):
+        has_clocked = facts[MY_CLOCK] > facts[TOLD]
+        if not has_clocked and not self.is_flushing:
             return has_asked
-        self.send_rows(rows)
+        self.is_flushing = False
+        unsent = unsent_rows(self.state)
+        if has_clocked or len(unsent):
+            self.send_rows(unsent)
         return True
 
     def _send_managed(self) -> bool:
