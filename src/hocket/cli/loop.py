@@ -88,9 +88,10 @@ def _arguments(path: Path, parameters: tuple[str, ...]) -> dict[str, Any]:
     import numpy as np
 
     from hocket.base.errors import InputFileError, unknown_name
+    from hocket.base.regular import open_regular
 
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise InputFileError(

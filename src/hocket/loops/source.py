@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from hocket.base.errors import InputFileError, unknown_name
+from hocket.base.regular import read_regular
 from hocket.loops.flow import exposed_names, stored_names
 from hocket.loops.names import Library, Names, ParsedNames
 from hocket.loops.nest import Nest
 
 _N = TypeVar("_N", bound=ast.AST)
+_MAX_BYTES = 10**7
+"""Of a source file."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,9 @@ def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSourc
 def parsed_source(path: str | Path, function: str) -> LoopSource:
     """A function of a file that is parsed, never run."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_regular(path, _MAX_BYTES).decode()
         module = ast.parse(text, filename=str(path))
-    except OSError as error:
-        raise InputFileError(f"cannot read the file: {error.strerror}", where=str(path)) from error
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputFileError(f"is no Python source: {error}", where=str(path)) from error
     functions = {node.name: node for node in module.body if isinstance(node, ast.FunctionDef)}
     if function not in functions:

@@ -1,0 +1,45 @@
+"""Shards placed by Ray, on a real local cluster; one is killed."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+from hocket.tables import Layout, Node, TableSpec
+from hocket.tables.address import client_port
+from hocket.tables.ray_shards import RayShards
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("zmq")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_shard_that_ray_lost_comes_back_at_its_address_with_every_change(tmp_path, caplog):
+    layout = Layout((TableSpec("w", 6, 2, staleness=1),), 2, 1)
+    with (
+        caplog.at_level(logging.WARNING, logger="hocket.tables"),
+        RayShards(layout, checkpoints=tmp_path, checkpoint_s=0.1) as shards,
+        Node(layout, 0, client_port(layout, 0, shards.addresses), timeout_s=60) as node,
+    ):
+        addresses = list(shards.addresses)
+        (worker,) = node.workers
+        for clock in range(8):
+            assert (worker["w"].get(np.arange(6)) == clock).all()
+            worker["w"].inc(np.arange(6), np.ones((6, 2)))
+            worker.clock()
+            if clock == 3:
+                ray.kill(shards.actors[1])
+        node.flush()
+        assert (worker["w"].get(np.arange(6)) == 8).all()
+        assert shards.addresses == addresses
+        assert shards.num_restarts == [0, 1]
+    assert "shard 1 died" in caplog.text
