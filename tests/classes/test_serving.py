@@ -181,6 +181,8 @@ def test_hostile_requests_get_a_clear_error_and_kill_no_worker(
         ({"authorization": "Bearer wrong"}, 401),
         ({"host": "evil.example"}, 421),
         ({"origin": "http://evil.example"}, 403),
+        ([("origin", "http://127.0.0.1"), ("origin", "http://evil.example")], 400),
+        ({"transfer-encoding": "chunked", "content-length": "3"}, 400),
     ],
 )
 def test_only_the_token_on_a_loopback_name_opens_the_service(client, headers, status):

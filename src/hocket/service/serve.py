@@ -158,12 +158,11 @@ def server_config(app: Any) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
-    """A server that ends open streams when it is told to stop, and says when it answers."""
+class QuietServer(uvicorn.Server):
+    """A server that says when it answers, and ends quietly when it is told to."""
 
-    def __init__(self, config: uvicorn.Config, bell: Bell, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._bell = bell
         self._on_ready = on_ready
 
     def serve_on(self, listener: socket.socket) -> None:
@@ -183,6 +182,14 @@ class _Server(uvicorn.Server):
         """Open for requests."""
         await super().startup(sockets)
         self._on_ready()
+
+
+class _Server(QuietServer):
+    """A server that also ends open streams when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, bell: Bell, on_ready: Callable[[], None]) -> None:
+        super().__init__(config, on_ready)
+        self._bell = bell
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to shut down."""

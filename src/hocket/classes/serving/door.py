@@ -16,8 +16,7 @@ from hocket.service.rest.guard import (
     LOOPBACK,
     Answer,
     again,
-    host_name,
-    is_own,
+    misleading,
     unexpected,
     whole_body,
 )
@@ -52,10 +51,9 @@ class Door:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if host_name(headers.get("host", "")) not in self._hosts:
-            return problem(421, "this service does not go by that name", hint="use 127.0.0.1")
-        if "origin" in headers and not is_own(headers["origin"], headers["host"]):
-            return problem(403, "pages of other sites may not use this service")
+        refusal = misleading(headers, self._hosts, "use 127.0.0.1")
+        if refusal is not None:
+            return refusal
         given = bearer(headers.get("authorization", ""))
         if scope["path"] in _OPEN or hmac.compare_digest(given.encode(), self._token.encode()):
             return None

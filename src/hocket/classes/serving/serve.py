@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
-
-import uvicorn
 
 from hocket.base.errors import UsageError
 from hocket.base.regular import read_regular
 from hocket.classes.artefact import Folder
 from hocket.classes.serving.app import make_app
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
-from hocket.service.serve import is_loopback, listening_socket, server_config
+from hocket.service.serve import QuietServer, is_loopback, listening_socket, server_config
 
 _MAX_TOKEN_BYTES = 4096
 
@@ -47,33 +43,8 @@ def serve(
         address = listener.getsockname()
         shown = f"[{host}]" if ":" in host else host
         app = make_app(front_end, token, (host,))
-        _Server(server_config(app), lambda: on_ready(f"http://{shown}:{address[1]}")).serve_on(
-            listener
-        )
-
-
-class _Server(uvicorn.Server):
-    """A server that says when it answers, and ends quietly when it is told to."""
-
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._on_ready = on_ready
-
-    def serve_on(self, listener: socket.socket) -> None:
-        """Serve until SIGTERM or SIGINT; returns normally after both."""
-        # The base class raises signals again at its end; these handlers take them.
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        try:
-            self.run(sockets=[listener])
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open for requests."""
-        await super().startup(sockets)
-        self._on_ready()
+        server = QuietServer(server_config(app), lambda: on_ready(f"http://{shown}:{address[1]}"))
+        server.serve_on(listener)
 
 
 def token_in(path: Path | None) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -82,17 +82,9 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        if any(len(headers.getlist(name)) > 1 for name in _SINGLE):
-            return problem(400, "a header is there twice")
-        if "transfer-encoding" in headers and "content-length" in headers:
-            return problem(400, "the length of the body is told in two ways")
-        host = host_name(headers.get("host", ""))
-        if host not in self._hosts:
-            hint = "use 127.0.0.1 or localhost, or start the service with --name"
-            return problem(421, "this service does not go by that name", hint=hint)
-        if "origin" in headers and not is_own(headers["origin"], headers["host"]):
-            return problem(403, "pages of other sites may not use this service")
-        return self._without_right(scope, headers)
+        hint = "use 127.0.0.1 or localhost, or start the service with --name"
+        refusal = misleading(headers, self._hosts, hint)
+        return refusal if refusal is not None else self._without_right(scope, headers)
 
     def _without_right(self, scope: Scope, headers: Headers) -> Response | None:
         method, path = scope["method"], scope["path"]
@@ -134,6 +126,22 @@ class Guard:
             return tokens.holder_of(token)
         cookie = self._credentials.cookie_in(headers.getlist("cookie"))
         return tokens.holder_of_cookie(cookie) if cookie else None
+
+
+def misleading(headers: Headers, hosts: Collection[str], hint: str) -> Response | None:
+    """The refusal of headers that say a thing twice, another host's name or another site's page.
+
+    ``hint`` says under which name the service is reached.
+    """
+    if any(len(headers.getlist(name)) > 1 for name in _SINGLE):
+        return problem(400, "a header is there twice")
+    if "transfer-encoding" in headers and "content-length" in headers:
+        return problem(400, "the length of the body is told in two ways")
+    if host_name(headers.get("host", "")) not in hosts:
+        return problem(421, "this service does not go by that name", hint=hint)
+    if "origin" in headers and not is_own(headers["origin"], headers["host"]):
+        return problem(403, "pages of other sites may not use this service")
+    return None
 
 
 def host_name(host: str) -> str:
