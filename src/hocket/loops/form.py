@@ -98,7 +98,6 @@ class Sub:
     """A full slice: a later subscript of the view takes this position as it is."""
 
 
-ANYWHERE = Sub()
 ANY_SLICE = Sub(is_slice=True)
 WHOLE = Sub(is_slice=True, whole=True)
 

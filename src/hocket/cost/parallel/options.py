@@ -97,14 +97,6 @@ def with_options(software: Software, texts: Sequence[str]) -> Software:
     return software
 
 
-def options_help() -> str:
-    """All options in one line each, for help and documentation."""
-    return "; ".join(
-        f"{name}{'=' + option.values if option.values else ''}: {option.meaning}"
-        for name, option in OPTIONS.items()
-    )
-
-
 def _with(software: Software, text: str) -> Software:
     name, equals, value = (word.strip() for word in text.partition("="))
     if name not in OPTIONS:

@@ -83,16 +83,6 @@ class Communication(Section):
             for (name, _), load in self.loads(cluster).items()
         )
 
-    def limiting_links(self, cluster: Cluster) -> tuple[str, ...]:
-        """Channels that are full at the rate, such as ``gpu0-gpu1 from gpu0``."""
-        links = {link.name: link for link in cluster.links}
-        rate = self.rate_bps(cluster)
-        return tuple(
-            f"{name} from {src}" if src else name
-            for (name, src), load in self.loads(cluster).items()
-            if round(links[name].bandwidth_bps) / load == rate
-        )
-
     def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
         """The first thing that is wrong with it on the problem's cluster."""
         try:
