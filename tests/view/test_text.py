@@ -91,6 +91,24 @@ def test_candidate_table_tells_why_and_what_limits():
     assert "limited by gpu1" in text
 
 
+def test_candidate_table_hides_forms_but_never_the_chosen_one():
+    made = comparison_of(sample())
+    names = [candidate.planner for candidate in made.candidates]
+    text = plain(candidate_table(made, hidden=names), 200)
+    assert made.winner.planner in text.splitlines()[1]
+    assert f"{len(names) - 1} further forms of these planners: --all shows them" in text
+    assert "--all" not in plain(candidate_table(made), 200)
+
+
+def test_every_candidate_without_a_step_has_its_reason():
+    made = comparison_of(sample())
+    fits = replace(made.winner, planner="other", feasible=False, reason="a path comes back")
+    text = plain(candidate_table(replace(made, candidates=(*made.candidates, fits))), 200)
+    assert "other: a path comes back" in text
+    lacking = next(c for c in made.candidates if c.timeline is not None and not c.feasible)
+    assert f"{lacking.planner}: " not in text  # its line shows ✗
+
+
 def test_candidate_table_shows_prices_only_when_known():
     priced = plain(candidate_table(comparison_of(sample())), 120)
     free = plain(candidate_table(comparison_of(sample(price=0.0))), 120)

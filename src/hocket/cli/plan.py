@@ -116,6 +116,8 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
     default=None,
     help="Fitted efficiencies from hocket calibrate.",
 )
+@click.option("--all", "shows_all", is_flag=True,
+              help="Show every form of every planner that was tried.")  # fmt: skip
 @overwrite_option
 @model_options
 @json_option
@@ -131,6 +133,7 @@ def command(
     headroom_bytes: int | None,
     profile: Path | None,
     calibration: Path | None,
+    shows_all: bool,
     overwrite: bool,
     batch: int | None,
     seq: int | None,
@@ -147,6 +150,7 @@ def command(
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.planners import find_planner
     from hocket.planners.compare import compare
+    from hocket.planners.registry import FURTHER
     from hocket.view.text import candidate_table
 
     for name in planners:
@@ -164,7 +168,8 @@ def command(
     with working("planning"):
         comparison = compare(problem, planners, goal)
     if not as_json:
-        console().print(candidate_table(comparison))
+        hidden = () if shows_all or planners else FURTHER
+        console().print(candidate_table(comparison, hidden))
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:

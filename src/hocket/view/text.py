@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -28,9 +29,19 @@ STEPS_PRICED = 1000
 # ── hocket plan ──────────────────────────────────────────────────────────────────────────────
 
 
-def candidate_table(comparison: Comparison) -> RenderableType:
-    """A line per candidate (step, fullest device, price where known, ✔ chosen), then the reason."""
+def candidate_table(comparison: Comparison, hidden: Collection[str] = ()) -> RenderableType:
+    """A line per candidate (step, fullest device, price where known, ✔ chosen), then the reason.
+
+    Of the planners named in ``hidden`` only the chosen one has a line; how many more is said.
+    """
     problem = comparison.problem
+    kept_rows = [
+        index
+        for index, candidate in enumerate(comparison.candidates)
+        if index == comparison.chosen or candidate.planner not in hidden
+    ]
+    num_hidden = len(comparison.candidates) - len(kept_rows)
+    told_rows = [comparison.candidates[index] for index in kept_rows]
     alone_s = min(
         (
             c.timeline.makespan_s
@@ -40,8 +51,8 @@ def candidate_table(comparison: Comparison) -> RenderableType:
         default=None,
     )
     lines = [
-        _candidate_cells(problem, candidate, index == comparison.chosen, alone_s)
-        for index, candidate in enumerate(comparison.candidates)
+        _candidate_cells(problem, comparison.candidates[index], index == comparison.chosen, alone_s)
+        for index in kept_rows
     ]
     columns = [
         Column(title=""),
@@ -61,12 +72,21 @@ def candidate_table(comparison: Comparison) -> RenderableType:
         columns=tuple(columns[i] for i in kept),
         rows=[[line[i] for i in kept] for line in lines],
     )
-    without_plan = [
+    # A dash has a reason: ✗ in the line, or a sentence where memory is not what is missing.
+    told = [
         Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
-        for c in comparison.candidates
-        if c.timeline is None and c.reason
+        for c in told_rows
+        if c.step_s is None and c.reason and not _lacks_memory(problem, c)
     ]
-    return Group(table, *without_plan, verdict(comparison), *_bound_line(comparison))
+    if num_hidden:
+        more = count_of(num_hidden, "further form")
+        told.append(Text(f"{more} of these planners: --all shows them", style="dim"))
+    return Group(table, *told, verdict(comparison), *_bound_line(comparison))
+
+
+def _lacks_memory(problem: Problem, candidate: Candidate) -> bool:
+    timeline = candidate.timeline
+    return timeline is not None and bool((timeline.peak_bytes > problem.memory_bytes).any())
 
 
 def _bound_line(comparison: Comparison) -> list[Text]:
