@@ -17,7 +17,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.training import Training
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.outlook import outlook_of
-from hocket.planners.parallelism.recheck import Effort, recheck
+from hocket.planners.parallelism.recheck import RecheckEffort, recheck
 from hocket.planners.parallelism.scan import scan
 from hocket.planners.parallelism.search import ROUNDS, described, search
 from hocket.transformer.files import find_model
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(problem: Problem, limits: Limits, rounds: int) -> None:
-    effort = Effort()
+    effort = RecheckEffort()
     scan_s, recheck_s = [], []
     for _ in range(rounds + 1):  # the first one compiles
         start = time.process_time()

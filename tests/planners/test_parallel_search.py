@@ -28,7 +28,7 @@ from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.outlook import even_layers, outlook_of
 from hocket.planners.parallelism.pools import pools_of
 from hocket.planners.parallelism.programs import program_limits
-from hocket.planners.parallelism.recheck import AS_SHORT, Effort
+from hocket.planners.parallelism.recheck import AS_SHORT, RecheckEffort
 from hocket.planners.parallelism.scan import scan
 from hocket.planners.parallelism.search import default_limits, plan_of, search
 from hocket.simulate.verify import violations
@@ -43,7 +43,7 @@ SMALL = Transformer(
     mlp="gelu", vocabulary=51200, sequence=2048, tied_embeddings=True, learned_positions=True,
     biases=True, dropout=True,
 )  # fmt: skip
-QUICK = Effort(num_simulated=30, num_balanced=4, num_balanced_chunks=1)
+QUICK = RecheckEffort(num_simulated=30, num_balanced=4, num_balanced_chunks=1)
 
 
 def _training(model=SMALL, on="8xa100-80g", batch=16, software="megatron-core", dtype=None):
@@ -193,7 +193,7 @@ def test_divide_is_a_planner_of_trainings_and_refuses_graphs():
 def test_simulator_and_closed_form_agree_on_even_pipelines():
     problem = _training("gpt-39b", "4xdgx-a100-80g", 64)
     limits = fixed_limits(default_limits(problem), "pipeline=4,chunks=1,schedule=1f1b")
-    effort = Effort(num_simulated=30, num_balanced=0, num_balanced_chunks=0)
+    effort = RecheckEffort(num_simulated=30, num_balanced=0, num_balanced_chunks=0)
     fitting = [c for c in _outlooks(search(problem, limits, effort)) if c.simulated]
     assert len(fitting) > 10
     off = [abs(c.step_s / c.estimate_s - 1) for c in fitting]
@@ -273,7 +273,7 @@ def test_limits_that_leave_nothing_say_so():
 
 def test_unequal_kinds_share_a_pipeline_and_the_fast_ones_get_more_layers():
     problem = _training("gpt-3.6b", "4xa100-80g+4xv100-32g", 32, dtype="float16")
-    comparison = search(problem, effort=Effort(num_simulated=60))
+    comparison = search(problem, effort=RecheckEffort(num_simulated=60))
     both = [c for c in _outlooks(comparison) if c.feasible and len(c.stages.pools) == 2]
     assert both
     kinds = {device.name: device.kind.name for device in problem.cluster.devices}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hocket.plan.problem import Problem
     from hocket.planners.candidates import Comparison
     from hocket.planners.parallelism.enumerate import Limits
-    from hocket.planners.parallelism.recheck import Effort
+    from hocket.planners.parallelism.recheck import RecheckEffort
     from hocket.transformer import Transformer
 
 MAX_BATCH = 2**24
@@ -91,7 +91,7 @@ def command(
 
     MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph.
     """
-    from hocket.planners.parallelism.recheck import Effort
+    from hocket.planners.parallelism.recheck import RecheckEffort
 
     if output is not None or (config is None and not as_json):
         require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
@@ -104,14 +104,14 @@ def command(
     if output is None and not as_json:
         output = Path("plan.json")
     _require_folders(output, report)
-    effort = Effort(num_synthesised=NUM_SYNTHESISED if synthesise else 0)
+    effort = RecheckEffort(num_synthesised=NUM_SYNTHESISED if synthesise else 0)
     _search(problem, limits, effort, top, output, report, as_json)
 
 
 def _search(
     problem: Problem,
     limits: Limits,
-    effort: Effort,
+    effort: RecheckEffort,
     top: int,
     output: Path | None,
     report: Path | None,

@@ -27,7 +27,7 @@ AS_SHORT = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
-class Effort:
+class RecheckEffort:
     """How much is simulated; counts, so that the answer does not hang on the machine."""
 
     num_simulated: int = 200
@@ -39,7 +39,7 @@ class Effort:
     """Of the best pipelines, how many get a schedule made for them; some seconds each."""
 
 
-def recheck(candidates: Sequence[Outlook], effort: Effort) -> list[Outlook]:
+def recheck(candidates: Sequence[Outlook], effort: RecheckEffort) -> list[Outlook]:
     """The candidates as the simulator sees them: fitting ones by step time, then the others."""
     seen = ranked([simulated(candidate) for candidate in candidates[: effort.num_simulated]])
     chosen = _to_balance(seen, effort)
@@ -50,7 +50,7 @@ def recheck(candidates: Sequence[Outlook], effort: Effort) -> list[Outlook]:
     return ranked([*better, *candidates[effort.num_simulated :]])
 
 
-def _to_balance(candidates: Sequence[Outlook], effort: Effort) -> set[int]:
+def _to_balance(candidates: Sequence[Outlook], effort: RecheckEffort) -> set[int]:
     """Positions of the best candidates with one stage and with several stages per rank."""
     plain = [i for i, c in enumerate(candidates) if c.division.chunks == 1]
     others = [i for i, c in enumerate(candidates) if c.division.chunks > 1]

@@ -27,7 +27,7 @@ from hocket.planners.parallelism.mixed import scan_mixed
 from hocket.planners.parallelism.outlook import Outlook, Stages
 from hocket.planners.parallelism.pools import pool_clusters, pools_of
 from hocket.planners.parallelism.programs import asked_limits
-from hocket.planners.parallelism.recheck import Effort, ranked, recheck, run, simulated
+from hocket.planners.parallelism.recheck import RecheckEffort, ranked, recheck, run, simulated
 from hocket.planners.parallelism.scan import Scan, scan
 from hocket.planners.parallelism.why import Told, explain, explain_one, shortage
 from hocket.transformer import Division, Divisions
@@ -37,11 +37,11 @@ ROUNDS = 3
 
 
 def search(
-    problem: Problem, limits: Limits | None = None, effort: Effort | None = None
+    problem: Problem, limits: Limits | None = None, effort: RecheckEffort | None = None
 ) -> Comparison:
     """All divisions within the limits (all that the program can run), the best of them simulated,
     and the one to take."""
-    effort = effort or Effort()
+    effort = effort or RecheckEffort()
     limits = limits or asked_limits(default_limits(problem), problem.training.software.name)
     scans = [
         scan(problem, pool, limits, ROUNDS * effort.num_simulated)
@@ -56,7 +56,7 @@ def search(
     return _compared(problem, limits, scans, [*seen, *ranked(nearly)], len(mixed))
 
 
-def _recheck_until_one_fits(candidates: list[Outlook], effort: Effort) -> list[Outlook]:
+def _recheck_until_one_fits(candidates: list[Outlook], effort: RecheckEffort) -> list[Outlook]:
     """The first candidates, simulated; further ones only where none of these fits after all."""
     seen: list[Outlook] = []
     for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
