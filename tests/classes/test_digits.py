@@ -4,9 +4,12 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -15,10 +18,15 @@ from classes.digits_data import images
 
 import hocket.cli
 from hocket.classes.artefact import read_folder
+from hocket.classes.fit import WholeTimes, group_work
+from hocket.classes.grouping import chosen_groups
+from hocket.classes.material import prepared
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.session import infer, open_session
+from hocket.classes.settings import AUTO, Request
 from hocket.classes.sources import load_data
+from hocket.classes.steps import Steps
 
 pytestmark = pytest.mark.timeout(400)
 DATA = Path(__file__).parent / "digits_data.py"
@@ -66,11 +74,14 @@ def test_any_one_lost_worker_costs_little(validation):
 def test_the_same_command_goes_on_with_what_is_done(path, capsys):
     before = {file: file.stat().st_mtime_ns for file in (path / "work").glob("*.safetensors")}
     assert len(before) == 7
-    (path / "work/part-3.safetensors").unlink()
-    hocket_main("split", *ARGUMENTS, "-o", path, "--json")
+    lost = ["part-3.safetensors", "part-4.safetensors"]
+    for name in lost:
+        (path / "work" / name).unlink()
+    hocket_main("split", *ARGUMENTS, "-o", path, "--json", "--jobs", "2")
     told = json.loads(capsys.readouterr().out)
     after = {file: file.stat().st_mtime_ns for file in (path / "work").glob("*.safetensors")}
-    assert [file.name for file in after if after[file] != before[file]] == ["part-3.safetensors"]
+    known = {file for file in after if "cut-" not in file.name}
+    assert sorted(file.name for file in known if after[file] != before[file]) == lost
     assert told["validation"]["holds"]
 
 
@@ -115,6 +126,10 @@ def test_the_service_as_typed(path, tmp_path):
             url = run.stdout.readline().strip()
             client = ClassesClient(url, token.read_text().strip())
             right = [client.predict(pixels[k])["label"] == str(labels[k]) for k in range(20)]
+            crowd = _crowd(url, 400)
+            for each in crowd:
+                each.close()
+            right.append(client.predict(pixels[0])["label"] == str(labels[0]))
             workers = client.metrics()["workers"]
             client.close()
         finally:
@@ -122,9 +137,30 @@ def test_the_service_as_typed(path, tmp_path):
             _, said = run.communicate(timeout=60)
     assert run.returncode == 0
     assert sum(right) >= 18
-    assert len(workers) == 5
+    assert [worker["deaths"] for worker in workers] == [0] * 5
     assert oct(token.stat().st_mode & 0o777) == "0o600"
     assert "an answer will take about" in said
+
+
+def _crowd(url, count):
+    """Connections that ask nothing."""
+    address = urlsplit(url)
+    return [socket.create_connection((address.hostname, address.port)) for _ in range(count)]
+
+
+def test_more_cores_never_mean_fewer_parts(path):
+    request = Request.from_data(json.loads((path / "work/request.json").read_text()))
+    material = prepared(request, Steps(path / "work"), lambda *_: None)
+    free = replace(material, request=replace(request, parts=AUTO, redundancy=1))
+    # As if the net took 10 ms: then processes are worth their cost.
+    slow = WholeTimes(0.01, 0.05)
+    counts = [len(chosen_groups(free, slow, cores)) for cores in (2, 16)]
+    assert 2 <= counts[0] <= counts[1] <= 10
+    uneven = replace(material, request=replace(request, parts=4, redundancy=1, unequal=True))
+    groups = chosen_groups(uneven, slow, 16)
+    even = chosen_groups(replace(uneven, request=replace(request, parts=4)), slow, 16)
+    work_of = group_work(material)
+    assert max(map(work_of, groups)) <= max(map(work_of, even))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +169,8 @@ def test_the_service_as_typed(path, tmp_path):
         (["--parts", "11"], 2, "10 classes cannot be put into 11 parts"),
         (["--parts", "many"], 2, "is no number of parts"),
         (["--target-latency", "soon"], 2, "is not a number with a unit"),
-        (["--target-latency", "1us"], 4, "no part answers within"),
+        (["--target-latency", "1us"], 4, "no answer comes within 1 µs: reaching 5 workers"),
+        (["--target-latency", "137us"], 4, "no part answers within 2 µs"),
         (["--redundancy", "3"], 2, "5 parts have no code of redundancy 3"),
     ],
 )

@@ -109,7 +109,14 @@ def fitted_budgets(
     asked = material.request.target_s
     if asked is None:
         return Budgets(tuple(_USUAL_SHARE * material.whole_macs for _ in classes), None)
-    target_s = asked - FanOut().overhead_s(len(classes))
+    overhead_s = FanOut().overhead_s(len(classes))
+    if asked <= overhead_s:
+        raise NoFeasiblePlanError(
+            f"no answer comes within {format_seconds(asked)}: reaching {len(classes)} workers "
+            f"takes about {format_seconds(overhead_s)}",
+            hint="allow a longer --target-latency or take fewer --parts",
+        )
+    target_s = asked - overhead_s
     heaviest = max(classes, key=group_work(material))
     share = _largest_share(material, whole.latency_s, heaviest, target_s, tell)
     macs = []
@@ -146,7 +153,7 @@ def _largest_share(
         share = guess if low < guess < high else (low + high) / 2
     if not best:
         raise NoFeasiblePlanError(
-            f"no part answers within {format_seconds(max(target_s, 0.0))}: the thinnest that was "
+            f"no part answers within {format_seconds(target_s)}: the thinnest that was "
             f"tried takes {format_seconds(least_s)}",
             hint="allow a longer --target-latency; processes take part of it for themselves",
         )
