@@ -53,7 +53,9 @@ class ClassesClient:
         try:
             self._connection.request(method, path, body, headers)
             answer = self._connection.getresponse()
-            told = json.loads(answer.read())
+            body = answer.read()
+            # A service with too many connections refuses before it reads, and not in JSON.
+            told = json.loads(body) if answer.status != 503 or body[:1] == b"{" else {}
         except (OSError, http.client.HTTPException, ValueError) as error:
             self._connection.close()
             raise RunError(f"the service does not answer: {error}") from error
