@@ -40,7 +40,7 @@ from hocket.service.executors.executor import (
     Poll,
     Status,
 )
-from hocket.service.executors.slurm_commands import SlurmJob, UnreachableError
+from hocket.service.executors.slurm_commands import SlurmJob, SlurmUnreachableError
 from hocket.service.executors.slurm_nodes import Node, devices_per_node, parse_nodes
 
 SUPERVISOR_DELAY_S = 15.0
@@ -90,7 +90,7 @@ class SlurmExecutor:
         if not self._attempts.accept(assignment):
             return
         # Where Slurm does not answer, the next poll tries again.
-        with contextlib.suppress(UnreachableError):
+        with contextlib.suppress(SlurmUnreachableError):
             self._submit(assignment.name)
 
     def stop(self, name: AttemptName, grace_s: float) -> None:

@@ -29,7 +29,7 @@ _ENDED = (
 _ROW = re.compile(r"([0-9]+)\|([A-Z_]+)\|(hocket-[0-9a-f]+)\|hocket-([0-9]{1,18})-([0-9]{1,18})")
 
 
-class UnreachableError(RunError):
+class SlurmUnreachableError(RunError):
     """Slurm does not answer; what it runs goes on."""
 
 
@@ -148,7 +148,7 @@ def _ask(command: list[str]) -> str:
     """The answer to a question that has one: anything else means that nobody answers."""
     answer = _call(command)
     if answer.returncode != 0:
-        raise UnreachableError(_complaint(answer))
+        raise SlurmUnreachableError(_complaint(answer))
     return answer.stdout
 
 
@@ -157,7 +157,7 @@ def _run(command: list[str]) -> str:
     if answer.returncode == 0:
         return answer.stdout
     if _TRANSIENT.search(answer.stderr):
-        raise UnreachableError(_complaint(answer))
+        raise SlurmUnreachableError(_complaint(answer))
     raise UsageError(_complaint(answer))
 
 
@@ -178,7 +178,7 @@ def _call(command: list[str]) -> subprocess.CompletedProcess[str]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnreachableError(f"{command[0]}: {error}") from None
+        raise SlurmUnreachableError(f"{command[0]}: {error}") from None
 
 
 def _environment() -> dict[str, str]:
