@@ -11,6 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 COMMANDS = {
     "train_text.py": [__file__, "--on", "1xv100-16g", "--steps", "30"],
     "train_digits.py": ["--on", "1xv100-16g", "--epochs", "2"],
+    "train_trainer.py": ["--on", "1xv100-16g", "--steps", "10"],
     "train_fleet.py": ["--steps", "60", "--checkpoints", "here"],
 }
 
