@@ -29,7 +29,7 @@ require("torch", "training")
 import torch
 from torch import nn
 
-from hocket.capture.loss import Loss
+from hocket.capture.loss import MEAN, Loss
 from hocket.capture.model import CaptureWarning, UntraceableError, capture
 from hocket.capture.step import Forward
 from hocket.graph.graph import Graph
@@ -172,6 +172,7 @@ def _carrier(
         return _by_modules(
             model, model, batch, recipe, saved, on, f"{error.where}: {error.message}"
         )
+    _warn_without_loss(graph, recipe.name, depth=4)
     saved = _planned(graph, saved, on, recipe.name)
     devices = _devices(saved)
     if is_ranked:
@@ -199,6 +200,7 @@ def _by_modules(
             traceable, batch, loss=recipe.loss, optimizer=recipe.update, name=recipe.name,
             device=recipe.device, forward=recipe.forward,
         )  # fmt: skip
+    _warn_without_loss(graph, recipe.name, depth=5)
     saved = _planned(graph, saved, on, recipe.name)
     assert saved.plan.device_of is not None
     lost = (
@@ -207,6 +209,17 @@ def _by_modules(
     )
     warnings.warn(lost, CaptureWarning, 4)
     return MovedModules(model, recipe, graph, saved.plan.device_of, _devices(saved), lost=lost)
+
+
+def _warn_without_loss(graph: Graph, name: str, *, depth: int) -> None:
+    """Training goes on, as it would for a scalar, but it is rarely what was meant."""
+    if graph.meta.get("loss") == MEAN:
+        warnings.warn(
+            f"{name} returns no loss: training minimises the mean of its output; find the loss in "
+            "it with loss=, or compute it with forward=",
+            CaptureWarning,
+            depth,
+        )
 
 
 def _planned(

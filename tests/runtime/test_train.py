@@ -245,3 +245,9 @@ def test_drift_is_told_once_with_its_cause():
     assert told.count(True) == 1
     assert told.index(True) == NUM_DRIFTING
     assert watch.line(20).endswith("predicted")
+
+
+def test_a_model_without_a_loss_is_trained_with_a_warning_that_says_what_is_minimised():
+    model, batch = nn.Linear(4, 3), torch.randn(2, 4)
+    with pytest.warns(CaptureWarning, match=r"Linear returns no loss.*mean of its output.*loss="):
+        hocket.prepare(model, adamw(model), batch, on="1xv100-16g")
