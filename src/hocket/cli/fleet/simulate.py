@@ -128,6 +128,7 @@ def command(
     """
     from hocket.fleet.policies import find_policy
     from hocket.fleet.rounds.gavel import refuse_unlike_gavel
+    from hocket.fleet.rounds.kernels import kernels_are_compiled
     from hocket.fleet.rounds.state import Rules
     from hocket.fleet.simulator import bind, simulate
     from hocket.fleet.traces import read_trace
@@ -143,6 +144,8 @@ def command(
     for note in (*work.notes, *_never_fits(work, devices)):
         say(note)
     measured = _range(jobs, len(work_trace))
+    if not kernels_are_compiled():
+        say("compiling the kernels of the rounds (once, some seconds)")
     runs = []
     for name in policies:
         rules = Rules(
