@@ -85,7 +85,7 @@ def test_wrong_names_and_files_are_explained(program, tmp_path):
         run(f"{program}:epochs")
     with pytest.raises(HocketError, match="names no function"):
         run(program)
-    with pytest.raises(HocketError, match="cannot read"):
+    with pytest.raises(HocketError, match="cannot be read"):
         run(f"{tmp_path}/none.py:f")
     bad = tmp_path / "bad.npz"
     bad.write_bytes(b"nothing")

@@ -1,5 +1,6 @@
 """`hocket launch`: the same script on one process and on one per device; who dies is named."""
 
+import json
 import os
 import signal
 import subprocess
@@ -35,10 +36,11 @@ def hocket(*arguments):
 def test_ranks_train_as_one_process_does_bit_for_bit(alone):
     folder, printed = alone
     done = subprocess.run(
-        hocket(folder / "plan.json", SCRIPT, "--save", "two"), cwd=folder, capture_output=True,
-        text=True, check=False,
+        hocket("--json", folder / "plan.json", SCRIPT, "--save", "two"), cwd=folder,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["ranks"] == 2
     assert [line for line in done.stderr.splitlines() if "loss" in line] == printed.splitlines()
     one, two = (read_state(folder / name / "step-5") for name in ("one", "two"))
     for name, tensor in one["model"].items():

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hocket.cli.output import emit, json_option
+
 
 @click.command(
     "launch", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -13,11 +15,13 @@ import click
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(plan: Path, script: Path, arguments: tuple[str, ...]) -> None:
+@json_option
+def command(plan: Path, script: Path, arguments: tuple[str, ...], as_json: bool) -> None:
     """Run SCRIPT with ARGUMENTS in one process per device of PLAN, as torchrun does.
 
     In SCRIPT hocket.prepare finds its part of PLAN. A rank that is killed or fails is named, and
-    all end with it (exit 5). What ranks print goes to standard error.
+    all end with it (exit 5). What ranks print goes to standard error. Options of hocket stand
+    before PLAN; what follows SCRIPT is the script's.
     """
     from hocket.base.extras import require
 
@@ -25,4 +29,6 @@ def command(plan: Path, script: Path, arguments: tuple[str, ...]) -> None:
     from hocket.plan.files import read_plan
     from hocket.runtime.launch import launch
 
-    launch(plan, read_plan(plan), script, arguments)
+    num_ranks = launch(plan, read_plan(plan), script, arguments)
+    if as_json:
+        emit({"plan": str(plan), "script": str(script), "ranks": num_ranks})

@@ -24,7 +24,10 @@ def command() -> None:
     help="Read at the start if it is there, written now and then and at the end.",
 )
 @click.option("--every", type=float, default=30.0, show_default=True, help="Seconds between two.")
-def serve(file: Path, shard: int, at: str, checkpoint: Path | None, every: float) -> None:
+@json_option
+def serve(
+    file: Path, shard: int, at: str, checkpoint: Path | None, every: float, as_json: bool
+) -> None:
     """Serve one shard of the tables in TABLES.toml until interrupted."""
     import threading
 
@@ -42,7 +45,11 @@ def serve(file: Path, shard: int, at: str, checkpoint: Path | None, every: float
         )
     port = shard_port(layout, shard, at)
     server = ShardServer(layout, shard, port, checkpoint=checkpoint, checkpoint_s=every)
-    say(f"shard {shard} of {layout.num_shards} serves at {getattr(port, 'address', at)}")
+    address = str(getattr(port, "address", at))
+    if as_json:
+        emit({"shard": shard, "shards": layout.num_shards, "address": address})
+    else:
+        say(f"shard {shard} of {layout.num_shards} serves at {address}")
     try:
         server.run(threading.Event())
     finally:

@@ -27,8 +27,8 @@ def launch(
     arguments: Sequence[str],
     *,
     on_start: OnStart = lambda process_ids: None,
-) -> None:
-    """Run ``script`` in one process per used device, until all are done.
+) -> int:
+    """Run ``script`` in one process per used device, until all are done; the number of ranks.
 
     Raises `RunError` where one fails, when all are gone.
     """
@@ -56,6 +56,7 @@ def launch(
                 pass
     finally:
         store.close()
+    return len(used)
 
 
 def _variables(rank: int, num_ranks: int, port: int, plan: Path) -> dict[str, str]:
