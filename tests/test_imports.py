@@ -1,8 +1,11 @@
 """Start-up is a feature: heavy packages are imported by what needs them, and only then."""
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +53,29 @@ def test_public_names_are_exactly_the_listed_ones():
         assert getattr(hocket, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = hocket.nonsense
+
+
+def test_names_that_scripts_take_from_hocket_are_there():
+    root = Path(__file__).parents[1]
+    scripts = [root / "scripts" / "compile", *root.glob("benchmarks/**/*.py")]
+    missing = []
+    for script in [*scripts, *root.glob("examples/*.py")]:
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "hocket":
+                missing += [f"{script.name}: {name}" for name in _absent(node)]
+    assert missing == []
+
+
+def _absent(node: ast.ImportFrom) -> list[str]:
+    """Names that an import asks for and that are neither in the module nor modules themselves."""
+    assert node.module is not None
+    absent = []
+    for alias in node.names:
+        try:
+            found = hasattr(importlib.import_module(node.module), alias.name)
+            found = found or bool(importlib.import_module(f"{node.module}.{alias.name}"))
+        except ModuleNotFoundError:
+            found = False
+        if not found:
+            absent.append(f"{node.module}.{alias.name}")
+    return absent
