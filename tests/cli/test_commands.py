@@ -273,6 +273,16 @@ def test_completion_script_names_the_program(shell):
     assert "hocket" in hocket("completion", shell).stdout
 
 
+def test_a_model_file_without_its_function_names_those_that_it_has(tmp_path):
+    (tmp_path / "net.py").write_text("import torch\n\ndef tiny(batch=2):\n    ...\n")
+    said = hocket("capture", "net.py", "-o", "g.json.gz", cwd=tmp_path, expect=2)
+    assert "'net.py' names no function" in said.stderr
+    assert "net.py:FUNCTION" in said.stderr
+    assert "tiny" in said.stderr
+    said = hocket("plan", "nope.py:conv", "--on", "2xt4", cwd=tmp_path, expect=2)
+    assert "there is no file 'nope.py'" in said.stderr
+
+
 def test_every_command_takes_json_and_explains_itself():
     helps = dict(explained())
     assert len(helps) >= 30

@@ -119,6 +119,27 @@ def test_without_a_pipeline_batches_are_accumulated(monkeypatch):
     assert "call divide() on the configuration of your own" in files["hocket_plan.py"]
 
 
+def in_groups(shard_ranks, **fields):
+    """A plan whose program divides state inside groups of replicas."""
+    plan = plan_of(*divided(LLAMA, "1f1b", 1, **fields))
+    training = plan.problem.training
+    work = replace(training, software=replace(training.software, shard_ranks=shard_ranks))
+    return replace(plan, problem=replace(plan.problem, work=work))
+
+
+def test_groups_of_replicas_divide_the_weights_among_them(monkeypatch):
+    plan = in_groups(2, data=8, zero=3)
+    found = read_back(plan, monkeypatch)[0].parallelism
+    assert (found.data_parallel_replicate_degree, found.data_parallel_shard_degree) == (4, 2)
+    for target in ("megatron", "deepspeed", "torch"):
+        with pytest.raises(UsageError, match="inside groups of replicas"):
+            export_plan(plan, target)
+    with pytest.raises(UsageError, match="8 replicas into groups of 3"):
+        export_plan(in_groups(3, data=8, zero=3), "torchtitan")
+    whole = read_back(in_groups(16, data=8, zero=3), monkeypatch)[0].parallelism
+    assert (whole.data_parallel_replicate_degree, whole.data_parallel_shard_degree) == (1, 8)
+
+
 @pytest.mark.parametrize(
     ("model", "schedule", "fields", "message"),
     [

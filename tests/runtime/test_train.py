@@ -236,6 +236,7 @@ def test_a_timed_step_is_a_step_and_can_be_reported(tmp_path):
     assert train.progress().startswith(f"step 3: loss {ours[-1]:.4g}, ")
     # The plan's GPUs are only played here, so there is nothing to compare times with.
     assert "predicted" not in train.progress()
+    assert repr(train).endswith(f", {train.progress()})")
 
 
 def test_drift_is_told_once_with_its_cause():

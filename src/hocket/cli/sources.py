@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -106,8 +107,31 @@ def load_graph(text: str, options: ModelOptions) -> tuple[Graph, Path | None]:
     return capture_model(text, options), None
 
 
+def refuse_wrong_file(text: str) -> None:
+    """Tell of a file that is not there, or of a function that is not named, before the seconds
+    that importing PyTorch takes."""
+    from hocket.base.errors import UsageError
+
+    file = text if text.endswith(".py") else text.rpartition(":")[0]
+    if not file.endswith(".py"):
+        return
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(
+            f"there is no file {file!r}", hint="write path/file.py:function, and check the path"
+        )
+    if file == text:
+        names = re.findall(r"^def ([a-zA-Z]\w*)", path.read_text(errors="replace"), re.MULTILINE)
+        known = ", ".join(names[:8]) or "it has none yet"
+        raise UsageError(
+            f"{text!r} names no function",
+            hint=f"write {file}:FUNCTION, one that returns the model and a batch ({known})",
+        )
+
+
 def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tuple[Any, Any]:
     """A model of the zoo or of the user, and its batch."""
+    refuse_wrong_file(text)
     from hocket.capture import load_model
 
     return load_model(
@@ -119,6 +143,7 @@ def capture_model(
     text: str, options: ModelOptions, *, full: bool = False, device: str = "accelerator"
 ) -> Graph:
     """Capture one step of a model of the zoo or of the user."""
+    refuse_wrong_file(text)
     from hocket.capture import CaptureWarning, capture
 
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:

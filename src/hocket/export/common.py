@@ -27,6 +27,13 @@ def refuse_dtype(plan: DividedTraining, program: str) -> None:
         )  # fmt: skip
 
 
+def shard_ranks(plan: DividedTraining) -> int:
+    """Replicas that divide weights or state among them: all, fewer in groups (HSDP), or one."""
+    data = plan.division.data
+    most = plan.problem.training.software.most_shards
+    return 1 if plan.division.zero == 0 else int(min(data, most))
+
+
 def plain(name: str) -> str:
     """A name that ends neither a comment nor a text: plan files may come from anyone."""
     return re.sub(r"[^A-Za-z0-9 ._+:/,()-]", "_", name)[:_LONGEST_NAME]

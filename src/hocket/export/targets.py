@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from hocket.base.errors import unknown_name
+from hocket.export.common import cannot, shard_ranks
 from hocket.plan.divided import DividedTraining
 
 Target = Literal["megatron", "torchtitan", "deepspeed", "torch"]
@@ -29,4 +30,9 @@ def export_plan(plan: DividedTraining, target: str) -> dict[str, str]:
     if target not in writers:
         raise unknown_name("export target", target, writers)
     verify_schedule(plan.schedule)
+    if target != "torchtitan" and 1 < shard_ranks(plan) < plan.division.data:
+        raise cannot(
+            plan, target, "is not told here to divide state inside groups of replicas",
+            "export --to torchtitan, or plan without --options hsdp=N",
+        )  # fmt: skip
     return writers[target](plan)

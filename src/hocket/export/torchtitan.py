@@ -14,6 +14,7 @@ from hocket.export.common import (
     launch,
     plain,
     refuse_dtype,
+    shard_ranks,
     stage_layers,
 )
 from hocket.plan.divided import DividedTraining
@@ -46,6 +47,12 @@ def _refuse(plan: DividedTraining) -> None:
             plan, _NAME, "replicates weights (ZeRO 0) only where there is no other parallelism",
             "plan again with --fix zero=1: weights stay whole during a step then, too",
         )  # fmt: skip
+    if division.data % shard_ranks(plan):
+        raise cannot(
+            plan, _NAME,
+            f"cannot divide {division.data} replicas into groups of {shard_ranks(plan)}",
+            "plan with --options hsdp=N for an N that divides them",
+        )  # fmt: skip
     if division.pipeline > 1 and not is_looped(plan) and not _is_folded(plan):
         raise cannot(
             plan, _NAME, "places stages in a loop or in a V, not as the plan does",
@@ -67,10 +74,10 @@ def _is_folded(plan: DividedTraining) -> bool:
 def parallelism_fields(plan: DividedTraining) -> dict[str, Any]:
     """Values of ``ParallelismConfig``."""
     division = plan.division
-    replicates = division.zero == 0
+    shards = shard_ranks(plan)
     fields: dict[str, Any] = {
-        "data_parallel_replicate_degree": division.data if replicates else 1,
-        "data_parallel_shard_degree": 1 if replicates else division.data,
+        "data_parallel_replicate_degree": division.data // shards,
+        "data_parallel_shard_degree": shards,
         "fsdp_reshard_after_forward": "always" if division.zero == 3 else "never",
         "tensor_parallel_degree": division.tensor,
         "enable_sequence_parallel": division.sequence_parallel,

@@ -70,6 +70,10 @@ class TrainingLoop:
         self._is_updated = False
         """Whether the gradients that are there were used."""
 
+    def __repr__(self) -> str:
+        name, told = type(self.model).__name__, self.watch.line(self.num_steps)
+        return f"{type(self).__name__}({name!r}, {told})"
+
     @property
     def lost(self) -> str:
         """What the plan cannot do for this model; empty where it does everything."""
