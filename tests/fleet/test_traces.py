@@ -73,6 +73,7 @@ def test_names_and_marks_of_other_programs_are_read(tmp_path: Path) -> None:
     [
         ("", None, "empty"),
         ("a,b\n1,2\n", 1, "no known trace"),
+        ("name,arrival_s,gnag\na,0,1\n", 1, "unknown column 'gnag'"),
         ("name,arrival_s,duration_s\nx,0,1\ny,soon,1\n", 3, "arrival_s"),
         ("arrival_s,duration_s\n0,nan\n", 2, "duration_s"),
         ("arrival_s,duration_s\n0,-1\n", 2, "duration_s"),

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.base.errors import InputFileError
+from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import shown
 from hocket.base.jsonfile import read_bounded
 from hocket.fleet.traces.trace import COLUMNS, Trace
@@ -164,6 +164,12 @@ def _detect(first: list[str], where: str) -> tuple[Format, int]:
         if set(wanted.values()) <= set(header):
             columns = {own: header.index(column) for own, column in wanted.items()}
             return Format(name=name, columns=columns), 1
+    unknown = [cell for cell in header if cell not in COLUMNS]
+    if unknown and len(header) > 2 * len(unknown):
+        raise InputFileError(
+            f"unknown column {shown(unknown[0])}", hint=did_you_mean(unknown[0], COLUMNS),
+            where=where,
+        )  # fmt: skip
     if len(first) in _BY_WIDTH:
         return _BY_WIDTH[len(first)], 0
     raise InputFileError(
