@@ -265,7 +265,9 @@ def test_limits_that_leave_nothing_say_so():
     problem = _training()
     comparison = search(problem, fixed_limits(default_limits(problem), "tensor=7"), QUICK)
     assert comparison.winner is None
-    assert "no division exists" in comparison.why
+    assert comparison.why.endswith(": tensor 7 does not divide 8 devices")
+    comparison = search(problem, fixed_limits(default_limits(problem), "expert=2"), QUICK)
+    assert comparison.why.endswith(": 1 experts cannot be divided by expert 2")
 
 
 # ── unequal devices ──────────────────────────────────────────────────────────────────────────────

@@ -10,13 +10,14 @@ from hocket.transformer.shape import Transformer
 
 def broken_rules(model: Transformer, division: Division) -> Iterator[str]:
     """What makes a division impossible for a model; nothing where it is possible."""
-    yield from _degrees(model, division)
+    yield from broken_degrees(model, division)
     yield from _batch(division)
     yield from _stages(model, division)
     yield from _modes(division)
 
 
-def _degrees(model: Transformer, division: Division) -> Iterator[str]:
+def broken_degrees(model: Transformer, division: Division) -> Iterator[str]:
+    """Degrees that do not divide what they must."""
     tensor, context, expert = division.tensor, division.context, division.expert
     for what, size in (("heads", model.heads), ("hidden", model.hidden), ("mlp", model.mlp_width)):
         if size % tensor:

@@ -10,6 +10,8 @@ from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.outlook import Outlook, label
 from hocket.planners.parallelism.recheck import AS_SHORT
 from hocket.planners.parallelism.shortage import hosts_needed
+from hocket.transformer.division import Division
+from hocket.transformer.rules import broken_degrees
 
 PARTS = {
     "compute": "arithmetic",
@@ -23,6 +25,8 @@ PARTS = {
 """What a step's time goes into, in words; names that are not here speak for themselves."""
 
 
+DEGREES = ("tensor", "context", "data", "pipeline")
+"""Fields of a division whose product is its number of devices."""
 A_LITTLE = 0.01
 """Steps that are longer by less have no single cause worth a name."""
 
@@ -117,12 +121,25 @@ def explain_one(candidate: Outlook) -> Told:
     return Told([replace(candidate, reason=reason)], f"{_label(candidate)} {reason}")
 
 
+def _fixed_rule(problem: Problem, limits: Limits) -> str:
+    """The rule that the fixed degrees break by themselves; empty where they do not."""
+    fixed = dict(limits.fixed)
+    division = Division(global_batch=problem.training.global_batch, **fixed)  # type: ignore[arg-type]
+    degrees = " x ".join(f"{name} {value}" for name, value in fixed.items() if name in DEGREES)
+    if problem.cluster.num_devices % division.num_devices:
+        return f"{degrees} does not divide {problem.cluster.num_devices} devices"
+    return next(broken_degrees(problem.training.model, division), "")
+
+
 def shortage(problem: Problem, candidates: list[Outlook], limits: Limits) -> Told:
     """What is missing where nothing fits: the division that lacks least, and what would do."""
     told = [replace(c, reason=lacking(c)) for c in candidates]
     if not told:
         sentence = "no division exists within what is asked for"
-        return Told([], f"{sentence}: allow other degrees, another batch or more devices")
+        reason = (
+            _fixed_rule(problem, limits) or "allow other degrees, another batch or more devices"
+        )
+        return Told([], f"{sentence}: {reason}")
     least = told[0]
     sentence = f"nothing fits: {_label(least)} {least.reason}, less than any other"
     ways = [f"devices with {format_bytes(least.peak_bytes[least.fullest_rank])}"]
