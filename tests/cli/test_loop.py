@@ -27,6 +27,10 @@ def carried(x):
     for n in range(len(x)):
         s = 0.5 * s + x[n]
         x[n] = s
+
+def count(keys, out):
+    for n in range(len(keys)):
+        out[keys[n]] += 1
 """
 
 
@@ -71,6 +75,13 @@ def test_with_data_sizes_and_times_are_known_and_drawn(program, tmp_path):
     assert page.count("worker ") >= 3
     assert "<script" not in page
     assert "2-D rotation" in page
+
+
+def test_what_iterations_share_is_named_beside_the_schedule(program):
+    text = run(f"{program}:count")
+    assert "independent but for out, see below" in text
+    assert "no two iterations meet" not in text
+    assert "out: summed per worker" in text
 
 
 def test_a_refusal_names_its_lines(program):

@@ -29,6 +29,8 @@ _WORDS = {
     "wavefront": "2-D wavefront over ({space}, {time}), in the loop's own order",
     "skewed": "skewed wavefront over ({space}, {time} + {skew} {space}), in the loop's own order",
 }
+_MEETING = "independent but for {arrays}, see below; the loop is cut into equal parts"
+"""Where iterations meet only in arrays of which every worker has its own."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,12 @@ class LoopExplanation:
         shape = self.option.shape
         names = {"space": _name(shape.space), "time": _name(shape.time), "skew": shape.skew}
         exact = "; same bits as the plain loop" if self.option.is_exact else ""
-        return _WORDS[shape.kind].format(**names) + exact
+        met = sorted({vector.first.array for vector in self.option.reading.vectors})
+        if shape.kind == "independent" and met:
+            words = _MEETING.format(arrays=" and ".join(met))
+        else:
+            words = _WORDS[shape.kind].format(**names)
+        return words + exact
 
     def _notes(self) -> Iterable[str]:
         if self.option is None:
