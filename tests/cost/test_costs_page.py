@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hocket.cost.efficiency import DEFAULT_EFFICIENCY, Efficiency
 
-PAGE = Path(__file__).parents[2] / "docs" / "costs.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "costs.md"
 
 
 def test_costs_page_states_the_default_efficiencies():

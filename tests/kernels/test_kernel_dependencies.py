@@ -90,6 +90,8 @@ def changed_value(value: Any) -> Any:
         return value + "changed"
     if value == np.inf:
         return 1.0
+    if value + 1 == value:  # too large for the difference
+        return value / 2
     return type(value)(value + 1) if isinstance(value, np.generic) else value + 1
 
 

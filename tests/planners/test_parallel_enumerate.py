@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
 from hocket.hardware import cluster_from_text
+from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import (
     FEW_DEVICES,
     Limits,
@@ -36,8 +37,13 @@ GPT3 = Transformer(
 )  # fmt: skip
 
 
+def on(cluster):
+    """A problem of which only the cluster matters."""
+    return Problem(work=None, cluster=cluster)
+
+
 def _pool(text):
-    return pools_of(cluster_from_text(text))[0]
+    return pools_of(on(cluster_from_text(text)))[0]
 
 
 def _all(model, pool, batch, limits):
@@ -202,7 +208,7 @@ def test_groups_stay_on_their_host():
 
 def test_kinds_have_pools_of_their_own_and_ranks_take_them_in_turn():
     cluster = cluster_from_text("4xa100-80g+8xv100-16g")
-    pools = pools_of(cluster)
+    pools = pools_of(on(cluster))
     assert [(pool.kind.name, pool.num_devices) for pool in pools] == [
         ("a100-80g", 4), ("v100-16g", 8),
     ]  # fmt: skip
@@ -216,7 +222,7 @@ def test_kinds_have_pools_of_their_own_and_ranks_take_them_in_turn():
 
 def test_a_pool_alone_keeps_its_links():
     cluster = cluster_from_text("4xa100-80g+8xv100-16g")
-    own = alone(cluster, pools_of(cluster)[1])
+    own = alone(cluster, pools_of(on(cluster))[1])
     assert own.num_devices == 8
     assert {device.kind.name for device in own.devices} == {"v100-16g"}
     kept = {device.name for device in own.devices}

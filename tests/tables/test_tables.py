@@ -63,6 +63,9 @@ def test_reads_hold_old_changes_and_own_ones_and_the_end_holds_all(mode, stalene
 
 
 def test_bulk_synchronous_gradient_descent_equals_the_serial_loop():
+    # A read holds every change of the clocks before, and may hold changes of its own clock: those
+    # wait here until both have read.
+    both_read = threading.Barrier(2)
     spec = TableSpec("w", 5, 3, staleness=0)
     target = np.arange(15, dtype=np.float32).reshape(5, 3)
     expected = np.zeros((5, 3), np.float32)
@@ -73,6 +76,7 @@ def test_bulk_synchronous_gradient_descent_equals_the_serial_loop():
         def work(worker):
             for _ in range(8):
                 seen = worker["w"].get(np.arange(5))
+                both_read.wait(60)
                 worker["w"].inc(np.arange(5), np.float32(0.25) * (target - seen))
                 worker.clock()
 
