@@ -10,6 +10,7 @@ from hocket.hardware.detect import (
     detect,
     detect_processor,
     gpu_machine,
+    last_level_cache_bytes,
     parse_gpus,
     usable_memory_bytes,
 )
@@ -282,3 +283,17 @@ def test_the_processor_is_found_beside_gpus(monkeypatch):
     monkeypatch.setattr("hocket.hardware.detect.find_gpus", lambda: gpus)
     assert not detect().kinds[0].is_cpu
     assert [kind.is_cpu for kind in detect_processor().kinds] == [True]
+
+
+def test_caches_that_cores_share_are_counted_once(tmp_path):
+    assert last_level_cache_bytes(tmp_path) is None
+    for core in range(4):
+        for level, size, shared in (
+            (2, "512K", str(core)),
+            (3, "32768K", ("0-1", "2-3")[core // 2]),
+        ):
+            index = tmp_path / f"sys/devices/system/cpu/cpu{core}/cache/index{level}"
+            index.mkdir(parents=True)
+            for name, text in (("level", level), ("size", size), ("shared_cpu_list", shared)):
+                (index / name).write_text(f"{text}\n")
+    assert last_level_cache_bytes(tmp_path) == 2 * 32 * 2**20

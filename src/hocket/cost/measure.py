@@ -32,11 +32,11 @@ from hocket.cost.profile import Profile, ProfileEntry
 from hocket.cost.timing import call_s
 from hocket.graph.graph import DTYPES, Graph
 from hocket.hardware.cluster import DeviceKind
-from hocket.hardware.detect import available_bytes
+from hocket.hardware.detect import available_bytes, last_level_cache_bytes
 
 CPU_CACHE_BYTES = 32 * 2**20
-"""Last-level cache that inputs must not fit into, where it is not known."""
-MAX_COPIES = 8
+"""Last-level cache that inputs must not fit into, where the system does not tell."""
+MAX_COPIES = 32
 """Sets of inputs that take turns."""
 MAX_FUSED = 32
 """Parameters of one fused optimizer call."""
@@ -242,7 +242,7 @@ def _free_bytes(device: torch.device) -> int:
 
 def _cache_bytes(device: torch.device) -> int:
     if device.type != "cuda":
-        return CPU_CACHE_BYTES
+        return last_level_cache_bytes() or CPU_CACHE_BYTES
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 

@@ -280,6 +280,22 @@ def available_bytes(root: Path = Path("/")) -> int:
     return min(usable, int(match[1]) * 1024) if match else usable
 
 
+def last_level_cache_bytes(root: Path = Path("/")) -> int | None:
+    """All last-level caches of the processor together; None where the system does not tell.
+
+    ``root`` stands in for the file system's root in tests.
+    """
+    size_of: dict[tuple[int, str], int] = {}
+    for index in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*"):
+        size = re.fullmatch(r"(\d{1,9})K", _text(index / "size").strip())
+        level = _text(index / "level").strip()
+        if size is not None and level.isdecimal():
+            cores = _text(index / "shared_cpu_list").strip() or str(index)
+            size_of[int(level), cores] = int(size[1]) * 1024
+    last = max((level for level, _ in size_of), default=0)
+    return sum(size for (level, _), size in size_of.items() if level == last) or None
+
+
 def _group_limits(root: Path) -> Iterable[int]:
     """Limits of the control groups that hold this process, of either version."""
     own = [line.split(":", 2)[-1] for line in _text(root / "proc/self/cgroup").splitlines()]
