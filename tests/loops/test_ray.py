@@ -15,9 +15,10 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
+    from local_ray import local_ray
+
+    with local_ray():
+        yield
 
 
 def copied(data):

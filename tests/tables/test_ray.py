@@ -17,9 +17,10 @@ pytest.importorskip("zmq")
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    yield
-    ray.shutdown()
+    from local_ray import local_ray
+
+    with local_ray():
+        yield
 
 
 @pytest.mark.filterwarnings("ignore")
