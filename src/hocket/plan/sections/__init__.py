@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hocket.plan.sections.communication import Communication
 from hocket.plan.sections.division import PlacedDivision
+from hocket.plan.sections.memory import Memory, MemoryBlock
 from hocket.plan.sections.order import Order
 from hocket.plan.sections.placement import Placement
 from hocket.plan.sections.schedule import Schedule
@@ -12,6 +13,8 @@ from hocket.plan.sections.section import Section
 __all__ = [
     "SECTIONS",
     "Communication",
+    "Memory",
+    "MemoryBlock",
     "Order",
     "PlacedDivision",
     "Placement",
@@ -24,6 +27,7 @@ SECTIONS: dict[str, type[Section]] = {
     "order": Order,
     "division": PlacedDivision,
     "schedule": Schedule,
+    "memory": Memory,
     "communication": Communication,
 }
 """Kinds of sections by the name that they have in files, in the order in which files list them."""

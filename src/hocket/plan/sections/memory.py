@@ -1,0 +1,232 @@
+"""The memory section: how a step is kept within a number of bytes on each device.
+
+The step is cut into blocks: pieces of its forward pass in the order in which they run, such as the
+layers of a transformer, together with their part of the backward pass and of the update. Each block
+says three things.
+
+``activations``, what it makes in the forward pass and needs in the backward pass:
+
+- ``kept`` on the device;
+- ``offloaded`` to the host as soon as the forward pass has used them, and fetched back one block
+  before the backward pass needs them;
+- ``recomputed``: dropped, and made again out of the block's input (its checkpoint) when the
+  backward pass comes to it. The checkpoint stays, or goes to the host where ``checkpoint`` is
+  ``offloaded``.
+
+``offloaded`` concerns a ``share`` of the block's bytes, in the order in which they are made, and
+what is beyond it is kept; where ``tensors`` names storages, the policy concerns exactly these.
+
+``parameters``: ``resident`` on the device, or ``streamed``: at home on the host, fetched
+``prefetch`` blocks before the forward and again before the backward pass of the block, dropped
+after each. Gradients of streamed parameters go to the host as soon as they are whole.
+
+``update``: where the optimizer changes the parameters and keeps its state, ``device`` or ``host``.
+Both follow the block's gradients at once, so that gradients of all blocks never exist together. A
+block with streamed parameters and ``update`` on the device fetches and returns its state as well.
+
+`hocket.planners.memory` decides it, `hocket.planners.memory.rewrite` turns it into ops of the
+graph, which the simulator times, and the training step carries it out by the names of the blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from hocket.base import fields
+from hocket.base.errors import InputFileError
+from hocket.graph.graph import Graph
+from hocket.plan.sections.section import Section
+from hocket.plan.violation import Violation
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+
+Activations = Literal["kept", "offloaded", "recomputed"]
+Checkpoint = Literal["kept", "offloaded"]
+Parameters = Literal["resident", "streamed"]
+Update = Literal["device", "host"]
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "activations": get_args(Activations),
+    "checkpoint": get_args(Checkpoint),
+    "parameters": get_args(Parameters),
+    "update": get_args(Update),
+}
+_MAX_BYTES = 2**60
+_MAX_BLOCKS = 1_000_000
+_MAX_COUNT = 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryBlock:
+    """A piece of the step and what is done to hold less of it; see the head of the file."""
+
+    name: str
+    """The path of its module, such as ``transformer.h.3``; where it is a run of modules, the path
+    of the first one."""
+    start: int = 0
+    """Its forward ops are ``start`` up to ``stop`` of the graph; both 0 where there is no graph."""
+    stop: int = 0
+    activations: Activations = "kept"
+    share: float = 1.0
+    """The part of the bytes that is offloaded, in the order in which they are made."""
+    tensors: tuple[str, ...] = ()
+    """Names of the graph's tensors whose storages the policy concerns, where not all; the share is
+    then theirs."""
+    checkpoint: Checkpoint = "kept"
+    """Where the input of a recomputed block waits."""
+    parameters: Parameters = "resident"
+    update: Update = "device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory(Section):
+    """Blocks in the order of the forward pass, and the bytes that are not exceeded."""
+
+    budget_bytes: tuple[int, ...]
+    """Per device of the cluster."""
+    blocks: tuple[MemoryBlock, ...]
+    loss_chunks: int = 1
+    """Pieces of the batch in which logits and loss are made and differentiated one after the
+    other, so that all logits never exist together."""
+    prefetch: int = 1
+    """How many blocks ahead streamed parameters and offloaded activations are fetched."""
+
+    def to_data(self) -> dict[str, Any]:
+        """The section as plain data."""
+        return {
+            "budget_bytes": list(self.budget_bytes),
+            "loss_chunks": self.loss_chunks,
+            "prefetch": self.prefetch,
+            "blocks": [
+                {
+                    "name": block.name,
+                    "ops": [block.start, block.stop],
+                    "activations": block.activations,
+                    "share": block.share,
+                    "tensors": list(block.tensors),
+                    "checkpoint": block.checkpoint,
+                    "parameters": block.parameters,
+                    "update": block.update,
+                }
+                for block in self.blocks
+            ],
+        }
+
+    @classmethod
+    def from_data(cls, data: object, problem: Problem) -> Memory:
+        """The section of such data."""
+        entry = fields.record(
+            data, "memory", required=("budget_bytes", "blocks", "loss_chunks", "prefetch")
+        )
+        blocks = fields.items(entry["blocks"], "memory.blocks")
+        if len(blocks) > _MAX_BLOCKS:
+            raise InputFileError(f"memory.blocks: more than {_MAX_BLOCKS}")
+        path, count = "memory.budget_bytes", problem.cluster.num_devices
+        fields.sized(entry["budget_bytes"], path, count, "one number of bytes for each device")
+        budgets = fields.int_column(entry["budget_bytes"], path, 0, _MAX_BYTES)
+        return cls(
+            budget_bytes=tuple(budgets.tolist()),
+            blocks=tuple(_block(item, f"memory.blocks[{n}]") for n, item in enumerate(blocks)),
+            loss_chunks=fields.integer(entry["loss_chunks"], "memory.loss_chunks", 1, _MAX_COUNT),
+            prefetch=fields.integer(entry["prefetch"], "memory.prefetch", 0, _MAX_COUNT),
+        )
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        """The JSON Schema of the data."""
+        count, text = {"type": "integer", "minimum": 0}, {"type": "string"}
+        block: dict[str, Any] = {
+            "name": {**text, "description": "Path of its module."},
+            "ops": {
+                "type": "array",
+                "items": count,
+                "minItems": 2,
+                "maxItems": 2,
+                "description": "First of its forward ops and the one after its last.",
+            },
+            **{name: {"enum": list(known)} for name, known in _CHOICES.items()},
+            "share": {"type": "number", "minimum": 0, "maximum": 1},
+            "tensors": {"type": "array", "items": text},
+        }
+        properties = {
+            "budget_bytes": {
+                "type": "array",
+                "items": count,
+                "description": "Per device, bytes that are not exceeded.",
+            },
+            "loss_chunks": {"type": "integer", "minimum": 1},
+            "prefetch": count,
+            "blocks": {
+                "type": "array",
+                "items": {"type": "object", "properties": block, "required": list(block)},
+                "description": "Pieces of the step in the order of the forward pass.",
+            },
+        }
+        return {
+            "description": "How the step is kept within a number of bytes on each device.",
+            "properties": properties,
+            "required": list(properties),
+        }
+
+    def verify(self, problem: Problem, plan: Plan) -> Iterator[Violation]:
+        """A budget per device, blocks with names of their own, in order, of ops that exist."""
+        if len(self.budget_bytes) != problem.cluster.num_devices:
+            yield Violation(
+                "memory",
+                f"{len(self.budget_bytes)} budgets for {problem.cluster.num_devices} devices",
+            )
+        for name, count in Counter(block.name for block in self.blocks).items():
+            if count > 1:
+                yield Violation("memory", f"{count} blocks have the name {name!r}")
+        for block in self.blocks:
+            if not 0 <= block.share <= 1:
+                yield Violation("memory", f"block {block.name!r} has a share of {block.share:g}")
+        graph = problem.work
+        if isinstance(graph, Graph):
+            yield from self._wrong_ops(graph)
+            yield from self._wrong_tensors(graph)
+        elif any(block.stop or block.tensors for block in self.blocks):
+            yield Violation("memory", "blocks name ops or tensors, but there is no graph")
+
+    def _wrong_ops(self, graph: Graph) -> Iterator[Violation]:
+        end = 0
+        for block in self.blocks:
+            if not end <= block.start <= block.stop <= graph.num_ops:
+                yield Violation(
+                    "memory",
+                    f"block {block.name!r} has ops {block.start} to {block.stop}; blocks follow "
+                    f"each other within the {graph.num_ops} ops of the graph",
+                )
+            end = max(end, block.stop)
+
+    def _wrong_tensors(self, graph: Graph) -> Iterator[Violation]:
+        known = set(graph.tensor_names) if any(block.tensors for block in self.blocks) else set()
+        for block in self.blocks:
+            for name in block.tensors:
+                if name not in known:
+                    yield Violation(
+                        "memory", f"block {block.name!r} names {name!r}, which is no tensor"
+                    )
+
+
+def _block(data: object, path: str) -> MemoryBlock:
+    keys = ("name", "ops", "share", "tensors", *_CHOICES)
+    entry = fields.record(data, path, required=keys)
+    fields.sized(entry["ops"], f"{path}.ops", 2, "the first op and the one after the last")
+    start, stop = fields.int_column(entry["ops"], f"{path}.ops", 0, _MAX_COUNT).tolist()
+    chosen: dict[str, Any] = {
+        name: fields.choice(entry[name], f"{path}.{name}", known)
+        for name, known in _CHOICES.items()
+    }
+    return MemoryBlock(
+        name=fields.text(entry["name"], f"{path}.name"),
+        start=start,
+        stop=stop,
+        share=fields.number(entry["share"], f"{path}.share", 0, 1),
+        tensors=tuple(fields.text_column(entry["tensors"], f"{path}.tensors")),
+        **chosen,
+    )
