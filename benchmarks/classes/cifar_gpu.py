@@ -25,7 +25,7 @@ from hocket.classes.combine import accuracy
 from hocket.classes.cut import build_part
 from hocket.classes.fit import cut_to, whole_times
 from hocket.classes.material import prepared
-from hocket.classes.settings import Request, Training
+from hocket.classes.settings import NetTraining, SplitRequest
 from hocket.classes.split import split
 from hocket.classes.steps import Steps
 from hocket.classes.training import outputs_of, train_part
@@ -62,11 +62,11 @@ def main() -> None:
     work = asked.out / f"{asked.net}-{asked.seed}"
     steps = Steps(work / "work")
     spec = str(HERE / "cifar.py")
-    retraining = Training(
+    retraining = NetTraining(
         steps=asked.retrain, batch=asked.batch, learning_rate=asked.rate, seed=asked.seed,
         weight_decay=asked.decay,
     )  # fmt: skip
-    request = Request(
+    request = SplitRequest(
         net=f"{spec}:{asked.net}", data=f"{spec}:images", parts=asked.parts, accuracy_loss=0.2,
         train_steps=asked.train, retraining=retraining, rounds=asked.rounds, seed=asked.seed,
         device=asked.device,
@@ -93,7 +93,7 @@ def main() -> None:
     print(json.dumps(told["control"]))
 
 
-def control(material, budget_macs: float, recipe: Training) -> dict[str, float]:
+def control(material, budget_macs: float, recipe: NetTraining) -> dict[str, float]:
     """One net with all classes, cut to the same work by the same criterion, and trained."""
     everything = tuple(range(material.splits.num_classes))
     cut = cut_to(material, everything, budget_macs)

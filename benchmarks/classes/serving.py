@@ -27,12 +27,12 @@ from torch import nn
 
 from hocket.classes.artefact import Folder, read_folder, write_folder
 from hocket.classes.codes import cyclic_code
-from hocket.classes.combine import Calibration
+from hocket.classes.combine import OddsCalibration
 from hocket.classes.exported import as_onnx
 from hocket.classes.rehearsal import rehearsed
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.session import infer, latency_s, open_session
-from hocket.classes.table import Part, Table, Whole
+from hocket.classes.table import PartTable, ServedPart, Whole
 
 SHAPE = (3, 32, 32)
 SIZES = ((16, 4), (32, 6), (48, 8), (64, 10), (96, 12))
@@ -66,14 +66,18 @@ def made_folder(path: Path, width: int, depth: int, parts: int, redundancy: int 
         model = as_onnx(Known(width, depth, rows), torch.zeros(1, *SHAPE))
         name = f"part-{index}"
         files[f"{name}.onnx"], files[f"{name}.pt2"] = model, b"-"
-        table_parts.append(Part(classes, Calibration(), f"{name}.onnx", f"{name}.pt2", 1, 1, 1e-3))
+        table_parts.append(
+            ServedPart(classes, OddsCalibration(), f"{name}.onnx", f"{name}.pt2", 1, 1, 1e-3)
+        )
     names = tuple(map(str, range(max(parts, 2))))
     groups = groups if parts > 1 else ((0, 1),)
     if parts == 1:
         model = as_onnx(Known(width, depth, torch.zeros(3, 64)), torch.zeros(1, *SHAPE))
         files["part-0.onnx"] = model
-        table_parts = [Part((0, 1), Calibration(), "part-0.onnx", "part-0.pt2", 1, 1, 1e-3)]
-    table = Table(names, SHAPE, "float32", groups, held, tuple(table_parts),
+        table_parts = [
+            ServedPart((0, 1), OddsCalibration(), "part-0.onnx", "part-0.pt2", 1, 1, 1e-3)
+        ]
+    table = PartTable(names, SHAPE, "float32", groups, held, tuple(table_parts),
                   Whole("whole.onnx", 1, 1, 1, 1), redundancy)  # fmt: skip
     write_folder(path, table, files, {})
     return read_folder(path)

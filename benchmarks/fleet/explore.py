@@ -22,10 +22,10 @@ from hocket.base.arrays import FloatArray
 from hocket.contrib.unseen import Belief, belief_from
 from hocket.fleet.rounds import (
     Finish,
+    FleetState,
     Job,
     Progress,
     Rules,
-    State,
     Submit,
     Tick,
     new_state,
@@ -55,7 +55,7 @@ class Guess(Protocol):
         """Steps per second on each kind, at submission."""
         ...
 
-    def learn(self, fleet: Fleet, state: State, running: list[Attempt]) -> State:
+    def learn(self, fleet: Fleet, state: FleetState, running: list[Attempt]) -> FleetState:
         """The state with what the round taught."""
         ...
 
@@ -99,7 +99,7 @@ class Fleet:
                 state, _ = step(state, Tick(time_s=time_s))
         return float((self.end_s - self.arrival_s).mean() / 3600.0)
 
-    def _running(self, state: State) -> list[Attempt]:
+    def _running(self, state: FleetState) -> list[Attempt]:
         rows = state.jobs.rows
         return [
             Attempt(
@@ -121,7 +121,7 @@ class Fleet:
             self.done[number] += worked_s * self.truth[number, kind]
         self.clock_s = time_s
 
-    def _report(self, state: State, running: list[Attempt], time_s: float) -> State:
+    def _report(self, state: FleetState, running: list[Attempt], time_s: float) -> FleetState:
         for number, _, attempt, ready_s in running:
             if ready_s < time_s:
                 done = float(self.done[number])
@@ -139,7 +139,7 @@ class Rows:
     def row(self, number: int) -> tuple[float, ...]:
         return tuple(self.rows[number].tolist())
 
-    def learn(self, fleet: Fleet, state: State, running: list[Attempt]) -> State:
+    def learn(self, fleet: Fleet, state: FleetState, running: list[Attempt]) -> FleetState:
         return state
 
 
@@ -152,7 +152,7 @@ class Shared:
     def row(self, number: int) -> tuple[float, ...]:
         return tuple(self.beliefs[self.types[number]].steps_per_s(self.boldness).tolist())
 
-    def learn(self, fleet: Fleet, state: State, running: list[Attempt]) -> State:
+    def learn(self, fleet: Fleet, state: FleetState, running: list[Attempt]) -> FleetState:
         for number, kind, _, ready_s in running:
             if ready_s < state.time_s:
                 name = self.types[number]

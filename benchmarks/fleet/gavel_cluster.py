@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hocket.fleet.rounds import Device
+from hocket.fleet.rounds import FleetDevice
 from hocket.fleet.throughputs import Throughputs, read_throughputs
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
@@ -30,6 +30,6 @@ def model_of(job_type: str) -> str:
     return job_type.split(" (")[0]
 
 
-def devices_of_each_kind(num: int) -> tuple[Device, ...]:
+def devices_of_each_kind(num: int) -> tuple[FleetDevice, ...]:
     """So many devices of each kind, each a server of its own."""
-    return tuple(Device(name=f"{kind}-{at}", kind=kind) for kind in KINDS for at in range(num))
+    return tuple(FleetDevice(name=f"{kind}-{at}", kind=kind) for kind in KINDS for at in range(num))

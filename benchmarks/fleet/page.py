@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hocket.fleet.explain import explain
-from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
+from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Submit, Tick
 from hocket.fleet.rounds.state import WAITING
 from hocket.fleet.what_if import what_if
@@ -26,10 +26,10 @@ from hocket.service.page.what_if import what_if_form
 KINDS = ("v100", "p100", "k80")
 
 
-def fleet(num_jobs: int, num_devices: int, policy: str) -> State:
+def fleet(num_jobs: int, num_devices: int, policy: str) -> FleetState:
     random = np.random.default_rng(0)
     devices = tuple(
-        Device(name=f"{KINDS[at % 3]}-{at}", kind=KINDS[at % 3]) for at in range(num_devices)
+        FleetDevice(name=f"{KINDS[at % 3]}-{at}", kind=KINDS[at % 3]) for at in range(num_devices)
     )
     speeds = random.uniform(1.0, 10.0, (num_jobs, 3)) * (1.0, 0.5, 0.25)
     minutes = 10.0 ** random.uniform(1.5, 4.0, num_jobs)
@@ -48,7 +48,7 @@ def fleet(num_jobs: int, num_devices: int, policy: str) -> State:
     return step(state, Tick(time_s=state.next_tick_s))[0]
 
 
-def page_of(state: State, foresight: Foresight) -> str:
+def page_of(state: FleetState, foresight: Foresight) -> str:
     page = live_page(state, foreseen=foresight.of(state))
     return render("fleet.html", page=page, form=what_if_form(state, {}, None))
 
@@ -64,7 +64,7 @@ def cpu_ms(work: Callable[[], object]) -> list[float]:
     return times_ms
 
 
-def works_of(state: State) -> dict[str, Callable[[], object]]:
+def works_of(state: FleetState) -> dict[str, Callable[[], object]]:
     waiting = state.jobs.rows["number"][state.jobs.rows["phase"] == WAITING].tolist()
     kept = Foresight()
     return {

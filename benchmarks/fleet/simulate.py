@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from gavel_cluster import DATA, KINDS, TABLE, devices_of_each_kind
 
-from hocket.fleet.rounds import Device, Rules
+from hocket.fleet.rounds import FleetDevice, Rules
 from hocket.fleet.simulator import TraceWork, bind, simulate
 from hocket.fleet.throughputs import Throughputs, read_throughputs
 from hocket.fleet.traces import generate_trace, read_trace
@@ -64,7 +64,7 @@ def main() -> None:
         _report("large", run.figures(), "120 s wanted")
 
 
-def _compare_mechanisms(table: Throughputs, fleet: tuple[Device, ...]) -> None:
+def _compare_mechanisms(table: Throughputs, fleet: tuple[FleetDevice, ...]) -> None:
     """Both mechanisms on workloads that nobody published."""
     for jobs_per_hour in (4.0, 4.8, 5.6):
         for seed in (1, 2):
@@ -78,7 +78,7 @@ def _compare_mechanisms(table: Throughputs, fleet: tuple[Device, ...]) -> None:
                 _report(name, run.figures(), "")
 
 
-def _warm_up(work: TraceWork, fleet: tuple[Device, ...]) -> None:
+def _warm_up(work: TraceWork, fleet: tuple[FleetDevice, ...]) -> None:
     """Compiling is no part of the measured time."""
     for rules in (Rules(), Rules(mechanism="gavel")):
         simulate(work, fleet, rules, measured=(0, 2))

@@ -26,7 +26,7 @@ from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.options import RunOptions
 from hocket.runtime.parallel.session import run_parallel
@@ -68,7 +68,7 @@ def plan_of(model: Transformer, division: Division) -> DividedTraining:
     devices = ((cluster.device_names[0],),)
     placed = PlacedDivision(division=division, devices=devices, stage_costs=costs)
     plan = Plan(sections=(placed, make_schedule("1f1b", 1, division.num_microbatches)))
-    work = Training(model=model, global_batch=division.global_batch, software=software)
+    work = TransformerTraining(model=model, global_batch=division.global_batch, software=software)
     problem = Problem(work=work, cluster=cluster)
     return DividedTraining(problem, plan.claiming(step_s=float(step_s[0])))
 

@@ -14,7 +14,7 @@ import time
 from hocket.cost.parallel.softwares import find_software
 from hocket.hardware import cluster_from_text
 from hocket.plan.problem import Problem
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.outlook import outlook_of
 from hocket.planners.parallelism.recheck import RecheckEffort, recheck
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
     for model, on, batch, max_tensor, max_context in CASES:
-        work = Training(
+        work = TransformerTraining(
             model=find_model(model), global_batch=batch, software=find_software("megatron-core")
         )
         problem = Problem(work=work, cluster=cluster_from_text(on))

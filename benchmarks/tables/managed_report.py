@@ -17,7 +17,7 @@ from hocket.base.atomic import write_atomically
 from hocket.view.drawing import svg_text
 from hocket.view.picture import picture_css
 from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Head, section, table
+from hocket.view.sections import ColumnHead, section, table
 
 COLOURS = ("#888888", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#d62728")
 WIDTH, HEIGHT, LEFT, TOP = 460, 260, 46, 14
@@ -120,7 +120,7 @@ def report(results: list[Run]) -> str:
     for mbit in sorted({run["mbit"] for run in results}):
         runs = [run for run in results if run["mbit"] == mbit]
         drawn = f"<p>{curves(runs, True)} {curves(runs, False)}</p>"
-        shown = table([Head(each) for each in HEADS], rows_of(runs))
+        shown = table([ColumnHead(each) for each in HEADS], rows_of(runs))
         parts.append(section(f"mbit-{mbit:g}", f"Links of {mbit:g} Mbit/s", shown, drawn))
     empty = dict.fromkeys(("stats", "pipeline", "parts", "ranks", "plan"), "")
     return fill(template("parallel.html"), {

@@ -287,7 +287,7 @@ def make_training(
     from hocket.cost.parallel.coefficients import Coefficients
     from hocket.cost.parallel.options import with_options
     from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software, usual_dtype
-    from hocket.plan.training import Training
+    from hocket.plan.training import TransformerTraining
     from hocket.planners.parallelism.outlook import SPARE
     from hocket.transformer import Transformer
     from hocket.transformer.files import find_model
@@ -295,7 +295,7 @@ def make_training(
     cluster = find_cluster(on)
     program = with_options(find_software(software or DEFAULT_SOFTWARE), options)
     return Problem(
-        work=Training(
+        work=TransformerTraining(
             model=model if isinstance(model, Transformer) else find_model(str(model)),
             global_batch=batch,
             software=replace(program, dtype=dtype or usual_dtype(program, cluster)),

@@ -8,9 +8,9 @@ from torch import nn
 
 from hocket.classes.artefact import Folder, read_folder, write_folder
 from hocket.classes.codes import cyclic_code
-from hocket.classes.combine import Calibration
+from hocket.classes.combine import OddsCalibration
 from hocket.classes.exported import as_onnx
-from hocket.classes.table import Part, Table, Whole
+from hocket.classes.table import PartTable, ServedPart, Whole
 
 SHAPE = (1, 4, 4)
 NUM_CLASSES = 6
@@ -40,8 +40,10 @@ def small_folder(path: Path, num_parts: int = 3, redundancy: int = 2) -> Folder:
         files[f"part-{index}.onnx"] = as_onnx(net, torch.zeros(1, *SHAPE))
         files[f"part-{index}.pt2"] = b"exported"
         name = f"part-{index}"
-        parts.append(Part(classes, Calibration(), f"{name}.onnx", f"{name}.pt2", 1e3, 100, 1e-5))
-    table = Table(
+        parts.append(
+            ServedPart(classes, OddsCalibration(), f"{name}.onnx", f"{name}.pt2", 1e3, 100, 1e-5)
+        )
+    table = PartTable(
         tuple(f"class {each}" for each in range(NUM_CLASSES)), SHAPE, "float32", groups, held,
         tuple(parts), Whole("whole.onnx", 1e4, 1000, 1e-4, 1e-3), redundancy,
     )  # fmt: skip

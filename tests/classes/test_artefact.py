@@ -5,7 +5,7 @@ from classes.small import small_folder
 
 from hocket.base.errors import InputFileError
 from hocket.classes.artefact import TABLE, read_folder
-from hocket.classes.table import Table
+from hocket.classes.table import PartTable
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def path(tmp_path_factory):
 
 def test_a_folder_reads_as_it_was_written(path):
     folder = read_folder(path)
-    assert Table.from_data(folder.table.to_data()) == folder.table
+    assert PartTable.from_data(folder.table.to_data()) == folder.table
     assert folder.table.quorum == 1
     assert len(folder.models) == 3
 

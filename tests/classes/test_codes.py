@@ -6,7 +6,7 @@ import pytest
 from hocket.base.errors import UsageError
 from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code, pattern_table, ruler
-from hocket.classes.combine import Calibration, Combiner, accuracy, probabilities
+from hocket.classes.combine import Combiner, OddsCalibration, accuracy, probabilities
 
 
 def test_the_published_codes_come_out():
@@ -40,7 +40,7 @@ def test_a_code_that_cannot_be_is_refused():
 
 
 def test_a_class_has_the_mean_of_the_answers_that_came():
-    combiner = Combiner(3, ((0, 1), (1, 2)), (Calibration(2.0, 1.0), Calibration()))
+    combiner = Combiner(3, ((0, 1), (1, 2)), (OddsCalibration(2.0, 1.0), OddsCalibration()))
     first, second = np.array([1.0, 2.0, 4.0]), np.array([0.0, 5.0, 6.0])
     assert combiner.scores([first, second]).tolist() == [3.0, 6.0, 6.0]
     assert combiner.scores([None, second]).tolist() == [-np.inf, 5.0, 6.0]
@@ -58,7 +58,7 @@ def test_calibration_mends_parts_whose_confidence_differs():
     # The second part is far too sure and leans to its classes.
     distorted = [odds[:, :2], 6 * odds[:, 2:] + 9]
     outputs = [np.concatenate([np.zeros((4000, 1)), each], axis=1) for each in distorted]
-    plain = Combiner(4, ((0, 1), (2, 3)), (Calibration(), Calibration()))
+    plain = Combiner(4, ((0, 1), (2, 3)), (OddsCalibration(), OddsCalibration()))
     fitted = calibrated(plain, [each[:2000] for each in outputs], labels[:2000])
     held_out = [each[2000:] for each in outputs]
     best = accuracy(odds[2000:], labels[2000:])

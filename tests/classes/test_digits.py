@@ -27,7 +27,7 @@ from hocket.classes.material import prepared
 from hocket.classes.serving.client import ClassesClient
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.session import infer, open_session
-from hocket.classes.settings import AUTO, Request
+from hocket.classes.settings import AUTO, SplitRequest
 from hocket.classes.sources import load_data
 from hocket.classes.steps import Steps
 
@@ -161,7 +161,7 @@ def _crowd(url, count):
 
 
 def test_more_cores_never_mean_fewer_parts(path):
-    request = Request.from_data(json.loads((path / "work/request.json").read_text()))
+    request = SplitRequest.from_data(json.loads((path / "work/request.json").read_text()))
     material = prepared(request, Steps(path / "work"), lambda *_: None)
     free = replace(material, request=replace(request, parts=AUTO, redundancy=1))
     # As if the net took 10 ms: then processes are worth their cost.

@@ -7,12 +7,12 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.base.errors import UsageError
-from hocket.classes.cut import Cut, best_units, build_part
+from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.data import splits_from
 from hocket.classes.exported import as_onnx
 from hocket.classes.scores import class_scores
 from hocket.classes.session import infer, open_session
-from hocket.classes.settings import Training
+from hocket.classes.settings import NetTraining
 from hocket.classes.structure import multiplications, structure_of
 from hocket.classes.training import Labelled, folded, outputs_of, own_labels, train_part
 from hocket.classes.widths import Floors, chosen_widths
@@ -115,7 +115,7 @@ def test_a_part_has_a_fraction_of_the_work_and_runs_anywhere(name):
     assert all(each.sum(axis=1) == pytest.approx(1) for each in scores.units)
     values = scores.of_group(CLASSES)
     widths = chosen_widths(structure.model, values, 0.1 * whole, Floors())
-    part = build_part(net, structure, inputs[:1], Cut(CLASSES, best_units(values, widths)))
+    part = build_part(net, structure, inputs[:1], PartCut(CLASSES, best_units(values, widths)))
     kept = np.array([w / s.units for w, s in zip(widths, structure.model.streams, strict=True)])
     work = sum(multiplications(part, inputs[:1]).values())
     # The model of widths counts what the cut net does, but for its smaller head.
@@ -150,7 +150,7 @@ def test_nothing_cut_and_nothing_learnt_says_what_the_whole_net_says():
     net = Residual().eval()
     structure = structure_of(net, pixels()[:1], 6)
     everything = tuple(tuple(range(stream.units)) for stream in structure.model.streams)
-    part = build_part(net, structure, pixels()[:1], Cut(CLASSES, everything))
+    part = build_part(net, structure, pixels()[:1], PartCut(CLASSES, everything))
     whole = net(pixels()).detach()[:, list(CLASSES)]
     assert part(pixels()).detach()[:, 1:] == pytest.approx(whole, abs=1e-4)
 
@@ -163,7 +163,7 @@ def test_a_part_learns_its_classes_from_labels_and_from_the_whole_net():
     )
     torch.manual_seed(0)
     part = nn.Linear(10, 3)
-    recipe = Training(steps=60, batch=32)
+    recipe = NetTraining(steps=60, batch=32)
     train_part(part, CLASSES, None, Labelled(inputs, labels), recipe)
     said = outputs_of(part, inputs).argmax(dim=1)
     assert (said == own_labels(labels, CLASSES)).float().mean() > 0.95

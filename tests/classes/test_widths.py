@@ -3,19 +3,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket.classes.combine import Calibration, Combiner
+from hocket.classes.combine import Combiner, OddsCalibration
 from hocket.classes.give_back import blame, larger_budgets
 from hocket.classes.outlook import FanOut, answer_s, finish_s, verdict
-from hocket.classes.widths import Floors, Layer, Stream, WidthModel, chosen_widths, needed_macs
+from hocket.classes.widths import (
+    ChannelStream,
+    Floors,
+    WidthLayer,
+    WidthModel,
+    chosen_widths,
+    needed_macs,
+)
 
 
 def chain(widths):
-    streams = tuple(Stream(f"s{index}", width, 1, 1) for index, width in enumerate(widths))
-    layers = [Layer("first", 3.0 * widths[0], 0, ())]
+    streams = tuple(ChannelStream(f"s{index}", width, 1, 1) for index, width in enumerate(widths))
+    layers = [WidthLayer("first", 3.0 * widths[0], 0, ())]
     for index in range(1, len(widths)):
         into = ((index - 1, 1.0),)
-        layers.append(Layer(f"l{index}", float(widths[index] * widths[index - 1]), index, into))
-    layers.append(Layer("head", 10.0 * widths[-1], -1, ((len(widths) - 1, 1.0),)))
+        layers.append(
+            WidthLayer(f"l{index}", float(widths[index] * widths[index - 1]), index, into)
+        )
+    layers.append(WidthLayer("head", 10.0 * widths[-1], -1, ((len(widths) - 1, 1.0),)))
     return WidthModel(streams, tuple(layers))
 
 
@@ -45,7 +54,7 @@ def test_what_is_worth_little_is_cut_first():
 
 
 def test_parts_with_newly_wrong_answers_get_more():
-    combiner = Combiner(4, ((0, 1), (2,), (3,)), (Calibration(),) * 3)
+    combiner = Combiner(4, ((0, 1), (2,), (3,)), (OddsCalibration(),) * 3)
     labels = np.array([0, 2, 3, 1])
     whole = np.eye(4)[[0, 2, 3, 0]]
     # The first is wrong now (2 won); the last was wrong before.

@@ -12,14 +12,23 @@ from hocket.contrib.unseen import complete
 from hocket.contrib.unseen.conditional import conditional_row
 from hocket.contrib.unseen.estimate import with_unseen_job
 from hocket.contrib.unseen.similar import expected_row
-from hocket.fleet.rounds import Device, Job, Progress, State, Submit, Tick, new_state, step
-from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
+from hocket.fleet.rounds import (
+    FleetDevice,
+    FleetState,
+    Job,
+    Progress,
+    Submit,
+    Tick,
+    new_state,
+    step,
+)
+from hocket.fleet.throughputs import JobProfile, Throughputs, read_throughputs
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
 
 KINDS = ("fast", "slow", "slower")
-NEW = Profile("new", 1)
+NEW = JobProfile("new", 1)
 
 
 def product_table(num_jobs: int = 20, seed: int = 0) -> Throughputs:
@@ -31,7 +40,7 @@ def product_table(num_jobs: int = 20, seed: int = 0) -> Throughputs:
     kept = delicate[:, None] * rude[None, :]
     return Throughputs(
         kinds=KINDS,
-        profiles=tuple(Profile(f"job {at}", 1) for at in range(num_jobs)),
+        profiles=tuple(JobProfile(f"job {at}", 1) for at in range(num_jobs)),
         alone=alone,
         beside=kept[:, :, None] * alone[:, None, :],
     )
@@ -84,7 +93,7 @@ def test_what_cannot_be_stays_zero() -> None:
 
 def test_jobs_of_another_gang_are_not_paired() -> None:
     table = product_table()
-    found = with_unseen_job(table, Profile("wide", 4), {"fast": 2.0})
+    found = with_unseen_job(table, JobProfile("wide", 4), {"fast": 2.0})
     assert not found.throughputs.beside[-1].any()
     assert found.throughputs.alone[-1, 0] == 2.0
     assert (found.throughputs.alone[-1] > 0.0).all()
@@ -99,14 +108,14 @@ def test_jobs_of_another_gang_are_not_paired() -> None:
         (NEW, {"fast": 1.0, "slow": -1.0}, {}, "-1.0 is no number of steps"),
         (NEW, {"fast": 1.0, "slow": float("nan")}, {}, "nan is no number of steps"),
         (NEW, {"fast": 1.0, "slow": float("inf")}, {}, "inf is no number of steps"),
-        (NEW, {"fast": 1.0}, {("fats", Profile("job 1", 1)): (1.0, 1.0)}, "fats"),
-        (NEW, {"fast": 1.0}, {("fast", Profile("job 1", 1)): (-1.0, 1.0)}, "-1.0 is no number"),
-        (NEW, {"fast": 1.0}, {("fast", Profile("none", 1)): (1.0, 1.0)}, "paired"),
-        (Profile("job 1", 1), {"fast": 1.0}, {}, "already"),
+        (NEW, {"fast": 1.0}, {("fats", JobProfile("job 1", 1)): (1.0, 1.0)}, "fats"),
+        (NEW, {"fast": 1.0}, {("fast", JobProfile("job 1", 1)): (-1.0, 1.0)}, "-1.0 is no number"),
+        (NEW, {"fast": 1.0}, {("fast", JobProfile("none", 1)): (1.0, 1.0)}, "paired"),
+        (JobProfile("job 1", 1), {"fast": 1.0}, {}, "already"),
     ],
 )
 def test_impossible_questions_are_refused(
-    job: Profile, alone: dict[str, float], beside: dict[object, object], message: str
+    job: JobProfile, alone: dict[str, float], beside: dict[object, object], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         with_unseen_job(product_table(), job, alone, beside)  # type: ignore[arg-type]
@@ -140,7 +149,7 @@ def test_the_conditional_row_is_the_regression_on_what_is_known() -> None:
     level = random.normal(scale=3.0, size=(4000, 1))
     rows = level + random.normal(size=(4000, 2)) @ np.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.3]])
     known = rows[:, :2].mean(axis=0) + np.array([0.3, 1.4])
-    unlike = [Profile(f"{'x' * at}", 1) for at in range(len(rows))]
+    unlike = [JobProfile(f"{'x' * at}", 1) for at in range(len(rows))]
     row = conditional_row(expected_row(rows, unlike, NEW), np.array([*known, np.nan])).mean
     slope = np.polyfit(rows[:, 1] - rows[:, 0], rows[:, 2] - rows[:, 0], 1)[0]
     moved = row[2] - rows[:, 2].mean() - 0.3
@@ -150,11 +159,11 @@ def test_the_conditional_row_is_the_regression_on_what_is_known() -> None:
 def test_a_job_is_like_those_whose_names_differ_in_a_number() -> None:
     """Two families prefer opposite kinds; a third is like neither, and so like the mean."""
     sizes = (8, 16, 64)
-    profiles = [Profile(f"{name}-{size}", 1) for name in ("net", "text") for size in sizes]
+    profiles = [JobProfile(f"{name}-{size}", 1) for name in ("net", "text") for size in sizes]
     rows = np.array([[1.0, -1.0]] * 3 + [[-1.0, 1.0]] * 3) + np.arange(6)[:, None]
     found = {
         name: conditional_row(
-            expected_row(rows, profiles, Profile(name, 1)), np.array([0.0, np.nan])
+            expected_row(rows, profiles, JobProfile(name, 1)), np.array([0.0, np.nan])
         )
         for name in ("net-32", "net-512", "text-32", "voice-32")
     }
@@ -168,7 +177,7 @@ def test_a_job_is_like_those_whose_names_differ_in_a_number() -> None:
 
 def test_names_of_any_kind_are_read() -> None:
     hostile = ["", "9" * 400, "0.0", "1e999", "a" * 900, "٣ ٤", "-5", "batch 0"]
-    profiles = [Profile(name, 2**at) for at, name in enumerate(hostile)]
+    profiles = [JobProfile(name, 2**at) for at, name in enumerate(hostile)]
     rows = np.random.default_rng(0).normal(size=(len(hostile), 3))
     for profile in profiles:
         expected = expected_row(rows, profiles, profile)
@@ -285,7 +294,7 @@ def test_unseen_pairs_are_estimated_better_than_by_the_mean(
 # ── online correction ────────────────────────────────────────────────────────────────────────────
 
 
-def measured_rounds(state: State, truth: float, rounds: int) -> list[float]:
+def measured_rounds(state: FleetState, truth: float, rounds: int) -> list[float]:
     """Run a job that really does ``truth`` steps per second; what the state believes each round."""
     done, believed = 0.0, []
     for _ in range(rounds):
@@ -300,7 +309,7 @@ def measured_rounds(state: State, truth: float, rounds: int) -> list[float]:
 @pytest.mark.parametrize("wrong_by", [0.01, 0.5, 3.0, 100.0])
 def test_a_wrong_table_converges_to_what_is_measured(wrong_by: float) -> None:
     truth = 7.0
-    state = new_state(("fast", "slow"), (Device(name="d", kind="fast"),))
+    state = new_state(("fast", "slow"), (FleetDevice(name="d", kind="fast"),))
     job = Job(number=0, name="0", steps_per_s=(truth * wrong_by, 1.0))
     state, _ = step(state, Submit(time_s=0.0, jobs=(job,)))
     believed = measured_rounds(state, truth, 20)
@@ -316,7 +325,7 @@ def test_an_estimated_job_moves_to_where_it_is_really_faster() -> None:
     found = with_unseen_job(table, NEW, {"slow": 4.0}).throughputs
     rates = found.on(("fast", "slow")).alone[-1]
     assert rates[0] > rates[1]
-    devices = (Device(name="f", kind="fast"), Device(name="s", kind="slow"))
+    devices = (FleetDevice(name="f", kind="fast"), FleetDevice(name="s", kind="slow"))
     state = new_state(("fast", "slow"), devices)
     state, actions = step(
         state, Submit(time_s=0.0, jobs=(Job(number=0, name="0", steps_per_s=tuple(rates)),))

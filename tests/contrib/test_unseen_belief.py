@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hocket.base.errors import UsageError
 from hocket.contrib.unseen.belief import Belief, belief_from
 from hocket.contrib.unseen.similar import Expected
-from hocket.fleet.rounds import Device, Job, Submit, Tick, new_state, step
-from hocket.fleet.throughputs import Profile, Throughputs
+from hocket.fleet.rounds import FleetDevice, Job, Submit, Tick, new_state, step
+from hocket.fleet.throughputs import JobProfile, Throughputs
 
 KINDS = ("fast", "slow")
 
@@ -23,7 +23,7 @@ def belief(likely: tuple[float, float], deviation: tuple[float, float]) -> Belie
 
 def kinds_held(belief: Belief, truth: dict[str, float], boldness: float, rounds: int) -> list[str]:
     """Where a job is put, round by round, on a fleet with one device of each kind."""
-    state = new_state(KINDS, tuple(Device(name=kind, kind=kind) for kind in KINDS))
+    state = new_state(KINDS, tuple(FleetDevice(name=kind, kind=kind) for kind in KINDS))
     job = Job(number=0, name="0", steps_per_s=tuple(belief.steps_per_s(boldness).tolist()))
     state, _ = step(state, Submit(time_s=0.0, jobs=(job,)))
     held = []
@@ -100,11 +100,11 @@ def test_what_is_hoped_for_is_never_below_the_truth_within_the_deviations(
 def test_one_measurement_tells_the_level_of_kinds_that_differ_little() -> None:
     table = Throughputs(
         kinds=KINDS,
-        profiles=tuple(Profile(f"job {'x' * at}", 1) for at in range(4)),
+        profiles=tuple(JobProfile(f"job {'x' * at}", 1) for at in range(4)),
         alone=np.exp(np.arange(4.0))[:, None] * np.array([[3.0, 1.0]]),
         beside=np.zeros((4, 4, 2)),
     )
-    found = belief_from(table, Profile("new", 1), {"slow": 5.0})
+    found = belief_from(table, JobProfile("new", 1), {"slow": 5.0})
     assert found.steps_per_s() == pytest.approx([15.0, 5.0], rel=0.05)
     # It was twice as fast as thought on the one, so it is hoped to be faster on the other too.
     level = Expected(np.zeros(2), np.full((2, 2), 10.0) + 0.05 * np.eye(2))
@@ -116,12 +116,12 @@ def test_a_kind_that_cannot_be_stays_zero_and_nonsense_is_refused() -> None:
     table = Throughputs(
         kinds=KINDS, profiles=(), alone=np.zeros((0, 2)), beside=np.zeros((0, 0, 2))
     )
-    found = belief_from(table, Profile("new", 1), {"slow": 5.0, "fast": 0.0})
+    found = belief_from(table, JobProfile("new", 1), {"slow": 5.0, "fast": 0.0})
     assert found.steps_per_s(3.0).tolist() == pytest.approx([0.0, 5.0])
     with pytest.raises(UsageError, match="nothing is known"):
-        belief_from(table, Profile("new", 1), {"fast": 0.0})
+        belief_from(table, JobProfile("new", 1), {"fast": 0.0})
     with pytest.raises(UsageError, match="did you mean 'fast'"):
-        belief_from(table, Profile("new", 1), {"slow": 5.0, "fats": 1.0})
+        belief_from(table, JobProfile("new", 1), {"slow": 5.0, "fats": 1.0})
     for nonsense in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="no measured number"):
             found.after(1, nonsense)

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from hocket.base.errors import UsageError  # noqa: E402
 from hocket.capture.model import capture_program  # noqa: E402
-from hocket.capture.recording import Layout  # noqa: E402
+from hocket.capture.recording import TensorLayout  # noqa: E402
 from hocket.capture.zoo import experts, language, recurrent, vision  # noqa: E402
 from hocket.cost import (  # noqa: E402
     dispatch,
@@ -233,7 +233,7 @@ def test_profile_refuses_devices_that_it_cannot_use(captured, device):
 )
 def test_filled_tensor_has_the_layout_and_stays_below_the_bound(shape, stride, dtype):
     generator = torch.Generator().manual_seed(0)
-    tensor = filled(Layout(shape, stride, 0, dtype), torch.device("cpu"), 7, generator)
+    tensor = filled(TensorLayout(shape, stride, 0, dtype), torch.device("cpu"), 7, generator)
     assert tuple(tensor.shape) == shape
     assert tensor.stride() == stride
     assert tensor.dtype == dtype

@@ -24,7 +24,7 @@ from hocket.cost.parallel.coefficients import (
     read_coefficients,
     write_coefficients,
 )
-from hocket.cost.parallel.measurements import Run, read_runs
+from hocket.cost.parallel.measurements import PublishedRun, read_runs
 from hocket.cost.parallel.softwares import find_software
 from hocket.cost.parallel.step import predict
 from hocket.transformer import Division, Divisions
@@ -42,14 +42,14 @@ DIVISIONS = [
 MODELS = (gpt(2048, 24, 16), gpt(6144, 40, 48))
 
 
-def runs_with(coefficients: Coefficients, seed: int = 0, noise: float = 0.0) -> list[Run]:
+def runs_with(coefficients: Coefficients, seed: int = 0, noise: float = 0.0) -> list[PublishedRun]:
     random = np.random.default_rng(seed)
     runs = []
     for index, division in enumerate(DIVISIONS):
         model = MODELS[index % 2]
         exact = predict(model, Divisions.of([division]), cluster_of(ON), SOFTWARE, coefficients)
         step_s = float(exact.step_s[0] * np.exp(noise * random.standard_normal()))
-        runs.append(Run(model=model, division=division, software=SOFTWARE, step_s=step_s))
+        runs.append(PublishedRun(model=model, division=division, software=SOFTWARE, step_s=step_s))
     return runs
 
 
@@ -80,10 +80,14 @@ def test_one_wrong_run_changes_little() -> None:
 
 def test_what_no_run_depends_on_stays_one() -> None:
     alone = [
-        Run(model=MODELS[0], division=Division(microbatch=b, global_batch=b * m), software=SOFTWARE,
-            step_s=0.3 * b * m)
+        PublishedRun(
+            model=MODELS[0],
+            division=Division(microbatch=b, global_batch=b * m),
+            software=SOFTWARE,
+            step_s=0.3 * b * m,
+        )
         for b, m in ((1, 4), (2, 4), (4, 2))
-    ]  # fmt: skip
+    ]
     fitted = calibrate(alone, cluster_of("1xdgx-a100-80g"))
     for name in ("tensor", "network", "pipeline", "latency", "unaligned"):
         assert getattr(fitted, name) == pytest.approx(1.0)
@@ -189,7 +193,7 @@ def test_rows_whose_degrees_need_other_devices_are_skipped(tmp_path: Path) -> No
 # ── the command ──────────────────────────────────────────────────────────────────────────────────
 
 
-def written(tmp_path: Path, runs: list[Run]) -> Path:
+def written(tmp_path: Path, runs: list[PublishedRun]) -> Path:
     rows = [
         ",".join(
             map(str, (run.division.tensor, run.division.pipeline, run.division.data,

@@ -20,7 +20,7 @@ from hocket.cost.parallel.memory import (
     stage_memory,
 )
 from hocket.cost.parallel.software import Software
-from hocket.plan.sections.schedule import Work
+from hocket.plan.sections.schedule import StageWork
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.transformer import RECOMPUTES, SCHEDULES, Division, Divisions, Experts
@@ -117,10 +117,10 @@ def test_parts_and_overheads_make_the_total(division, overheads):
 def _most_chunks_held(schedule, device):
     held = most = 0
     for action in range(schedule.start[device], schedule.start[device + 1]):
-        work = Work(int(schedule.work[action]))
-        held += work == Work.FORWARD
+        work = StageWork(int(schedule.work[action]))
+        held += work == StageWork.FORWARD
         most = max(most, held)
-        held -= work in (Work.BACKWARD, Work.WEIGHT_GRADIENT)
+        held -= work in (StageWork.BACKWARD, StageWork.WEIGHT_GRADIENT)
     return most
 
 

@@ -16,7 +16,7 @@ from hocket.cost.parallel.coefficients import NAMES, Coefficients
 from hocket.cost.parallel.setting import setting_of, stack_settings
 from hocket.cost.parallel.softwares import SOFTWARES, find_software
 from hocket.cost.parallel.step import PARTS, predict, predict_settings
-from hocket.cost.parallel.traffic import Group, all_reduce_s
+from hocket.cost.parallel.traffic import RankGroup, all_reduce_s
 from hocket.hardware.cluster import Cluster
 from hocket.transformer import Division, Divisions, Transformer
 
@@ -168,7 +168,7 @@ def test_all_reduce_is_near_what_nccl_takes(
 ) -> None:
     cluster = cluster_of("1xdgx-a100-80g")
     setting = setting_of(MODELS[0], find_software("torch"), cluster.kinds[0], cluster.network)
-    group = Group(np.full(1, float(num_ranks)), np.ones(1))
+    group = RankGroup(np.full(1, float(num_ranks)), np.ones(1))
     taken_s = all_reduce_s(np.full(1, size_mib * 2.0**20), group, setting, Coefficients())
     assert taken_s[0] * 1e6 == pytest.approx(measured_us, rel=0.35)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds import Device, Job, Rules, State, Submit, Tick, new_state, step
+from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, Submit, Tick, new_state, step
 
 NO_SLACK = Rules(slack_rounds=0.0, stickiness_rounds=0.0)
 
 
-def fleet(num_fast: int, num_slow: int = 0, rules: Rules = NO_SLACK) -> State:
-    devices = [Device(name=f"fast{i}", kind="fast", server=f"f{i // 4}") for i in range(num_fast)]
-    devices += [Device(name=f"slow{i}", kind="slow", server=f"s{i // 4}") for i in range(num_slow)]
+def fleet(num_fast: int, num_slow: int = 0, rules: Rules = NO_SLACK) -> FleetState:
+    devices = [
+        FleetDevice(name=f"fast{i}", kind="fast", server=f"f{i // 4}") for i in range(num_fast)
+    ]
+    devices += [
+        FleetDevice(name=f"slow{i}", kind="slow", server=f"s{i // 4}") for i in range(num_slow)
+    ]
     return new_state(("fast", "slow"), tuple(devices), rules)
 
 
@@ -21,11 +25,11 @@ def job(
     return Job(number=number, name=str(number), steps_per_s=(fast, slow), total_steps=steps, **more)  # type: ignore[arg-type]
 
 
-def submit(state: State, *jobs: Job) -> State:
+def submit(state: FleetState, *jobs: Job) -> FleetState:
     return step(state, Submit(time_s=state.time_s, jobs=jobs))[0]
 
 
-def held_s(state: State, rounds: int) -> np.ndarray:
+def held_s(state: FleetState, rounds: int) -> np.ndarray:
     for _ in range(rounds):
         state, _ = step(state, Tick(time_s=state.next_tick_s))
     return np.asarray(state.jobs.rows["held_s"])

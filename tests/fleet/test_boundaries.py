@@ -12,12 +12,12 @@ from fleet.round_fleets import NO_SLACK, fleet, job, submit
 from hocket.fleet.market import Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.rounds import (
-    Device,
     Finish,
+    FleetDevice,
+    FleetState,
     Job,
     PairTable,
     Rules,
-    State,
     Submit,
     Tick,
     new_state,
@@ -27,7 +27,7 @@ from hocket.fleet.rounds.improved import _queues
 from hocket.fleet.simulator import bind, simulate
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import Ladder
-from hocket.fleet.solve.linear import LinearProgram, _Parts, maximise
+from hocket.fleet.solve.linear import LinearProgram, _ProgramRows, maximise
 from hocket.fleet.solve.prices import Duals, proven_level
 from hocket.fleet.solve.setup import set_up
 from hocket.fleet.solve.sharing import all_columns, pair_rates
@@ -59,7 +59,7 @@ def test_the_last_free_device_is_given_out_at_once() -> None:
     assert (state.holders[:, 0] >= 0).all()
 
 
-def gang_behind_bound_jobs(patience_rounds: float) -> State:
+def gang_behind_bound_jobs(patience_rounds: float) -> FleetState:
     """Four jobs that cannot be stopped hold all devices; a gang of four waits, and one job more."""
     rules = replace(NO_SLACK, patience_rounds=patience_rounds)
     held = (job(number, slow=0.0, preemptible=False) for number in range(4))
@@ -98,7 +98,7 @@ def test_who_has_no_time_in_pairs_is_in_no_pair_and_who_broke_its_word_has_no_sl
         Job(number=n, name="", steps_per_s=(2.0,), total_steps=7200.0, profile=0) for n in range(3)
     )
     beside = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), pair_table=beside)
+    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), pair_table=beside)
     rows = submit(state, *jobs).jobs
     rows.rows["pair_share"] = [0.5, 0.0, 0.5]
     rows.rows["held_s"] = [0.0, 0.0, 2.0 * 3600.0 + 361.0]
@@ -120,7 +120,7 @@ def test_slowdowns_are_those_of_a_closed_form() -> None:
         duration_s=np.full(count, 1000.0),
         slo_s=np.full(count, np.inf),
     )
-    devices = (Device(name="d", kind="a"),)
+    devices = (FleetDevice(name="d", kind="a"),)
     run = simulate(bind(trace, ("a",), None), devices, Rules(policy="fifo"))
     figures = run.figures()
     assert run.slowdown == pytest.approx([1.0, 2.0, 3.0])
@@ -164,7 +164,7 @@ def test_any_duals_prove_a_bound(seed: int, shares: bool) -> None:
     best = float((value * setup.crowd.rates * solved.alone).sum()) + solved.pair_value
     assert best <= solved.bound * (1.0 + 1e-9)
     assert best == pytest.approx(solved.bound, rel=1e-6)
-    parts = _Parts(program)
+    parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=zeros)
     limits = np.concatenate([zeros, num_jobs, setup.crowd.capacity])
     alone = (value * setup.crowd.rates)[parts.one, parts.at]
@@ -181,7 +181,7 @@ def test_what_pairs_earn_beyond_prices_is_in_the_bound() -> None:
     setup = set_up(market, Ladder(rates=market.steps_per_s, marks=np.zeros((2, 0))))
     beside = pair_rates(market, setup, market.steps_per_s)
     program = LinearProgram(crowd=setup.crowd, pairs=beside.rates, columns=all_columns(beside))
-    parts, value = _Parts(program), np.ones((1, 1))
+    parts, value = _ProgramRows(program), np.ones((1, 1))
     limits = np.array([0.0, 2.0, 1.0])
     cost = -np.concatenate([np.ones(1), parts.pair_values(value), [0.0]])
     # At a price of one nobody gains alone; two on the device do 1.8.

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain, words_for_seconds
 from hocket.fleet.forecast import at_moment, estimated_start_s, forecast, next_event, resized
-from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
+from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Pause, Progress, Submit, Tick
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import RUNNING, WAITING
 from hocket.fleet.simulator import simulate
-from hocket.fleet.what_if import WhatIf, what_if
+from hocket.fleet.what_if import TwoFutures, what_if
 
 KINDS = ("fast", "slow")
 
 
 def fleet(
     jobs: list[dict], num_fast: int = 1, num_slow: int = 0, rules: Rules | None = None
-) -> State:
+) -> FleetState:
     """A fleet that was given these jobs at once."""
     all_devices = tuple(
-        Device(name=f"{kind}-{at}", kind=kind)
+        FleetDevice(name=f"{kind}-{at}", kind=kind)
         for kind, count in zip(KINDS, (num_fast, num_slow), strict=True)
         for at in range(count)
     )
@@ -65,7 +65,7 @@ def test_the_first_measurement_replaces_a_guess_and_corrects_what_was_stated(is_
 )
 def test_forecast_decides_as_the_simulator_does(seed, policy, mechanism, restart_s):
     work = small_work(seed, most_steps=5e3)
-    seen: list[State] = []
+    seen: list[FleetState] = []
 
     def check(state, event, actions):
         if isinstance(event, Submit):
@@ -97,7 +97,7 @@ def test_forecast_in_closed_form():
 def test_forecast_leaves_the_state_alone():
     state = fleet([{"total_steps": 100.0}, {"total_steps": 50.0}])
     before = (state.jobs.rows.tobytes(), state.holders.tobytes(), state.jobs.credit_s.tobytes())
-    forecast(state, policy="las", add=(Device(name="x", kind="fast"),), remove=("fast-0",))
+    forecast(state, policy="las", add=(FleetDevice(name="x", kind="fast"),), remove=("fast-0",))
     assert before == (
         state.jobs.rows.tobytes(), state.holders.tobytes(), state.jobs.credit_s.tobytes()
     )  # fmt: skip
@@ -157,7 +157,7 @@ def test_futures_are_compared_only_as_far_as_both_reach():
     jobs = [{"total_steps": float(10 * at)} for at in range(1, 41)]
     state = fleet(jobs)
     now, then = forecast(state, max_events=5), forecast(state, max_events=100)
-    both = WhatIf(now=now, then=then)
+    both = TwoFutures(now=now, then=then)
     assert both.horizon_s == now.reached_s
     assert both.num_ended == (now.num_ended, now.num_ended)
     assert both.average_completion_s[0] == both.average_completion_s[1]
@@ -296,7 +296,9 @@ def test_durations_as_people_say_them(seconds, words):
 def test_a_large_fleet_is_explained_within_a_second():
     random = np.random.default_rng(0)
     kinds = ("v100", "p100", "k80")
-    all_devices = tuple(Device(name=f"{kind}-{i}", kind=kind) for kind in kinds for i in range(100))
+    all_devices = tuple(
+        FleetDevice(name=f"{kind}-{i}", kind=kind) for kind in kinds for i in range(100)
+    )
     speeds = random.uniform(1.0, 10.0, (2048, 3)) * (1.0, 0.5, 0.25)
     jobs = tuple(
         Job(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hocket.fleet.policies.las import las
 from hocket.fleet.policies.las_central import las_central, las_central_agnostic
-from hocket.fleet.rounds import Device, Job, Rules, Submit, Tick, new_state, step
+from hocket.fleet.rounds import FleetDevice, Job, Rules, Submit, Tick, new_state, step
 
 from .markets import make_market, random_market
 
@@ -124,7 +124,7 @@ def test_agnostic_answer_treats_kinds_of_the_same_size_alike() -> None:
 def test_gavel_rounds_hold_the_central_shares_whether_or_not_jobs_are_alike(num_alike: int) -> None:
     """With classes the program is kept, without it is made anew: the shares are the same."""
     kinds, speeds = ("a", "b", "c"), np.random.default_rng(1).uniform(0.5, 5.0, (36, 3))
-    devices = tuple(Device(name=f"{kind}{i}", kind=kind) for kind in kinds for i in range(4))
+    devices = tuple(FleetDevice(name=f"{kind}{i}", kind=kind) for kind in kinds for i in range(4))
     steps_per_s, gang = speeds[np.arange(36) // num_alike], [1, 2, 4] * 12
     jobs = tuple(
         Job(

@@ -14,7 +14,17 @@ import pytest
 
 from hocket.fleet.market import Market
 from hocket.fleet.policies import POLICIES
-from hocket.fleet.rounds import Device, Finish, Job, Rules, State, Submit, Tick, new_state, step
+from hocket.fleet.rounds import (
+    Finish,
+    FleetDevice,
+    FleetState,
+    Job,
+    Rules,
+    Submit,
+    Tick,
+    new_state,
+    step,
+)
 from hocket.fleet.throughputs import read_throughputs
 from hocket.fleet.traces import read_trace
 
@@ -102,9 +112,9 @@ def test_a_job_draws_its_kind_whoever_else_is_there() -> None:
     assert np.all(shares.sum(axis=0) > 70), "each kind about a third of them"
 
 
-def _gavel(policy: str, num_fast: int, num_slow: int, *jobs: Job) -> State:
-    devices = [Device(name=f"fast{i}", kind="fast") for i in range(num_fast)]
-    devices += [Device(name=f"slow{i}", kind="slow") for i in range(num_slow)]
+def _gavel(policy: str, num_fast: int, num_slow: int, *jobs: Job) -> FleetState:
+    devices = [FleetDevice(name=f"fast{i}", kind="fast") for i in range(num_fast)]
+    devices += [FleetDevice(name=f"slow{i}", kind="slow") for i in range(num_slow)]
     rules = Rules(mechanism="gavel", policy=policy)
     state = new_state(("fast", "slow"), tuple(devices), rules)
     return step(state, Submit(time_s=0.0, jobs=jobs))[0]

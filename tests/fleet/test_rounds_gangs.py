@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hocket.fleet.rounds import Device, Job, Rules, State, Submit, Tick, new_state, step
+from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, Submit, Tick, new_state, step
 
 ROUND_S = 360.0
 
 
-def fleet(num_servers: int, size: int, rules: Rules) -> State:
+def fleet(num_servers: int, size: int, rules: Rules) -> FleetState:
     devices = tuple(
-        Device(name=f"{server}-{at}", kind="fast", server=str(server))
+        FleetDevice(name=f"{server}-{at}", kind="fast", server=str(server))
         for server in range(num_servers)
         for at in range(size)
     )
@@ -31,7 +31,7 @@ def gang(number: int, size: int, is_bound: bool = True, **more: float) -> Job:
     )
 
 
-def longest_waits(state: State, rounds: int, after: int = 0) -> np.ndarray:
+def longest_waits(state: FleetState, rounds: int, after: int = 0) -> np.ndarray:
     """Rounds that each job waited at a stretch, at most."""
     waited = np.zeros(len(state.jobs.rows))
     longest = waited.copy()

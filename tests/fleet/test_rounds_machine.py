@@ -12,10 +12,11 @@ from hocket.fleet.rounds import (
     Actions,
     AddDevices,
     Cancel,
-    Device,
     Event,
     Fail,
     Finish,
+    FleetDevice,
+    FleetState,
     Job,
     Lose,
     PairTable,
@@ -24,7 +25,6 @@ from hocket.fleet.rounds import (
     RemoveDevices,
     Resume,
     Rules,
-    State,
     Submit,
     Tick,
     new_state,
@@ -36,7 +36,7 @@ from hocket.service.store.snapshot import pack, unpack
 
 KINDS = ("fast", "slow")
 DEVICES = tuple(
-    Device(name=f"{kind}{index}", kind=kind, server=f"{kind}-server{index // 2}")
+    FleetDevice(name=f"{kind}{index}", kind=kind, server=f"{kind}-server{index // 2}")
     for kind in KINDS
     for index in range(3)
 )
@@ -80,7 +80,7 @@ class Fleet:
                 self.on_device[device].add(start.number)
 
 
-def check(fleet: Fleet, state: State) -> None:
+def check(fleet: Fleet, state: FleetState) -> None:
     """State and executor agree, nobody runs where it cannot, and everybody knows why it waits."""
     rows = state.jobs.rows
     held = {name: {n for n in pair if n >= 0} for name, pair in _holders(state)}
@@ -93,7 +93,7 @@ def check(fleet: Fleet, state: State) -> None:
         assert reason(state, number)
 
 
-def _holders(state: State) -> list[tuple[str, list[int]]]:
+def _holders(state: FleetState) -> list[tuple[str, list[int]]]:
     return list(zip(state.device_names, state.holders.tolist(), strict=True))
 
 
@@ -195,11 +195,11 @@ class Machine(RuleBasedStateMachine):
             assert 0.0 <= row["saved_steps"] <= row["done_steps"]
 
     @rule(device=st.sampled_from(DEVICES))
-    def lose(self, device: Device) -> None:
+    def lose(self, device: FleetDevice) -> None:
         self.fleet.happen(RemoveDevices(time_s=self.now(), names=(device.name,)))
 
     @rule(device=st.sampled_from(DEVICES))
-    def repair(self, device: Device) -> None:
+    def repair(self, device: FleetDevice) -> None:
         self.fleet.happen(AddDevices(time_s=self.now(), devices=(device,)))
 
     @rule()

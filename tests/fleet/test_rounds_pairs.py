@@ -9,14 +9,14 @@ import numpy as np
 from hocket.fleet.rounds import (
     AddDevices,
     Cancel,
-    Device,
     Finish,
+    FleetDevice,
+    FleetState,
     Job,
     PairTable,
     Progress,
     RemoveDevices,
     Rules,
-    State,
     Tick,
     new_state,
     step,
@@ -28,7 +28,7 @@ from .round_fleets import NO_SLACK, fleet, job, submit
 
 
 def test_two_on_a_device_where_that_pays() -> None:
-    devices = (Device(name="d", kind="fast"),)
+    devices = (FleetDevice(name="d", kind="fast"),)
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
     state = new_state(("fast",), devices, NO_SLACK, pair_table=table)
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
@@ -42,7 +42,7 @@ def test_two_on_a_device_where_that_pays() -> None:
 
 def test_pairs_stand_beside_jobs_that_run_alone() -> None:
     # Three jobs on two devices: two share one of them all the time, in turns.
-    devices = tuple(Device(name=f"d{at}", kind="fast") for at in range(2))
+    devices = tuple(FleetDevice(name=f"d{at}", kind="fast") for at in range(2))
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
     state = new_state(("fast",), devices, Rules(), pair_table=table)
     jobs = [
@@ -56,9 +56,11 @@ def test_pairs_stand_beside_jobs_that_run_alone() -> None:
         state, _ = step(state, Tick(time_s=state.next_tick_s))
 
 
-def shared_gangs(spread: tuple[float, ...]) -> State:
+def shared_gangs(spread: tuple[float, ...]) -> FleetState:
     """Gangs of two over two servers, and one more job than fits, so that two have to share."""
-    devices = tuple(Device(name=f"d{at}", kind="fast", server=f"s{at // 2}") for at in range(4))
+    devices = tuple(
+        FleetDevice(name=f"d{at}", kind="fast", server=f"s{at // 2}") for at in range(4)
+    )
     table = PairTable(steps_per_s=np.full((1, 1, 1), 6.0))
     rules = Rules(slack_rounds=0.0, stickiness_rounds=2.0, patience_rounds=3.0)
     state = new_state(("fast",), (devices[0], devices[2]), rules, pair_table=table)
@@ -105,7 +107,7 @@ def test_gangs_over_servers_are_slower_beside_each_other_too() -> None:
 
 def test_reasons_name_the_partner_and_the_server() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
     assert reason(submit(state, *jobs), 1) == "runs on d beside job 0"
     bound = job(2, gang=3, slow=0.0, spread_steps_per_s=(0.0, 0.0))
@@ -115,7 +117,7 @@ def test_reasons_name_the_partner_and_the_server() -> None:
 
 def test_time_beside_another_teaches_nothing_of_time_alone() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
     state = submit(state, *jobs)
     state, _ = step(state, Finish(time_s=100.0, numbers=(0,)))
@@ -127,7 +129,7 @@ def test_time_beside_another_teaches_nothing_of_time_alone() -> None:
 
 def test_pairs_are_forgotten_where_there_are_no_devices() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
     jobs = [Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e6, profile=0) for n in (0, 1)]
     state, _ = step(submit(state, *jobs), RemoveDevices(time_s=1.0, names=("d",)))
     for _ in range(3):
@@ -138,7 +140,7 @@ def test_pairs_are_forgotten_where_there_are_no_devices() -> None:
 
 
 def test_debts_of_pairs_that_nobody_wants_any_more_are_forgotten() -> None:
-    devices = tuple(Device(name=f"d{at}", kind="fast") for at in range(2))
+    devices = tuple(FleetDevice(name=f"d{at}", kind="fast") for at in range(2))
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.8))
     state = new_state(("fast",), devices, Rules(), pair_table=table)
     jobs = (

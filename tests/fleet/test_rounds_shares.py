@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.fleet.policies import find_policy
-from hocket.fleet.rounds import Device, Job, Rules, State, Submit, Tick, new_state, step
-from hocket.fleet.rounds.class_shares import Answer, Groups, _tables, class_shares, group_jobs
+from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, Submit, Tick, new_state, step
+from hocket.fleet.rounds.class_shares import ClassAnswer, Groups, _tables, class_shares, group_jobs
 from hocket.fleet.rounds.share import to_market
 from hocket.fleet.rounds.state import Jobs
 from hocket.fleet.rounds.tables import Wishes
@@ -21,10 +21,10 @@ from hocket.fleet.rounds.tables import Wishes
 ROWS = np.array([[4.0, 2.0, 1.0], [3.0, 1.0, 0.0], [2.0, 2.0, 2.0], [6.0, 1.0, 0.5]])
 
 
-def crowd(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]) -> State:
+def crowd(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]) -> FleetState:
     kinds = ("a", "b", "c")
     devices = tuple(
-        Device(name=f"{kind}{at}", kind=kind)
+        FleetDevice(name=f"{kind}{at}", kind=kind)
         for kind, count in zip(kinds, num_devices, strict=True)
         for at in range(count)
     )
@@ -42,13 +42,13 @@ def crowd(policy: str, kinds_of_job: list[int], num_devices: tuple[int, ...]) ->
     return step(state, Submit(time_s=0.0, jobs=jobs))[0]
 
 
-def grouped(state: State) -> Groups:
+def grouped(state: FleetState) -> Groups:
     groups = group_jobs(state, state.jobs)
     assert groups is not None
     return groups
 
 
-def answer_of(state: State) -> Answer:
+def answer_of(state: FleetState) -> ClassAnswer:
     answer = class_shares(state, grouped(state))
     assert answer is not None
     return answer
@@ -193,7 +193,7 @@ def test_work_done_is_counted_in_the_time_that_an_equal_part_would_have_taken() 
         for number, speed in enumerate((1.0, 5.0))
     )
     rules = Rules(policy="finish-time-fairness", slack_rounds=0.0)
-    state = new_state(("a",), (Device(name="a0", kind="a"),), rules)
+    state = new_state(("a",), (FleetDevice(name="a0", kind="a"),), rules)
     state, _ = step(state, Submit(time_s=0.0, jobs=jobs))
     for _ in range(20):
         state, _ = step(state, Tick(time_s=state.next_tick_s))

@@ -11,8 +11,8 @@ import pytest
 from hocket.base.errors import UsageError
 from hocket.fleet.rounds import (
     AddDevices,
-    Device,
     Fail,
+    FleetDevice,
     Pause,
     Progress,
     RemoveDevices,
@@ -260,14 +260,17 @@ def test_a_resumed_job_waits_for_new_shares() -> None:
 def test_devices_of_one_server_may_come_one_by_one() -> None:
     state = fleet(0)
     for at in range(4):
-        device = Device(name=f"d{at}", kind="fast", server="s")
+        device = FleetDevice(name=f"d{at}", kind="fast", server="s")
         state, _ = step(state, AddDevices(time_s=float(at), devices=(device,)))
         state = unpack(pack(state))
     assert state.layout.largest_server.tolist() == [4, 0]
     state, _ = step(state, RemoveDevices(time_s=5.0, names=("d0", "d1")))
-    back = (Device(name="d0", kind="slow", server="s"), Device(name="d1", kind="fast", server="t"))
+    back = (
+        FleetDevice(name="d0", kind="slow", server="s"),
+        FleetDevice(name="d1", kind="fast", server="t"),
+    )
     state, _ = step(state, AddDevices(time_s=6.0, devices=back))
     assert state.num_devices.tolist() == [3, 1]
     assert state.layout.largest_server.tolist() == [2, 1]
     with pytest.raises(UsageError, match="there as"):
-        step(state, AddDevices(time_s=7.0, devices=(Device(name="d2", kind="slow"),)))
+        step(state, AddDevices(time_s=7.0, devices=(FleetDevice(name="d2", kind="slow"),)))

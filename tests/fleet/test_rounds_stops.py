@@ -8,12 +8,12 @@ import pytest
 from hocket.fleet.rounds import (
     Fail,
     Finish,
+    FleetState,
     Lose,
     Pause,
     Progress,
     Resume,
     Rules,
-    State,
     Tick,
     step,
 )
@@ -76,7 +76,7 @@ def test_a_job_that_loses_its_work_too_often_is_let_finish() -> None:
     assert state.jobs.rows["done_steps"][row] >= 2.0 * 360.0 * 30
 
 
-def preemptions(state: State, rounds: int) -> int:
+def preemptions(state: FleetState, rounds: int) -> int:
     num_stopped = 0
     for _ in range(rounds):
         state, actions = step(state, Tick(time_s=state.next_tick_s))

@@ -12,9 +12,9 @@ import pytest
 from fleet.watch import Watch
 
 from hocket.base.errors import NoFeasiblePlanError, UsageError
-from hocket.fleet.rounds import Actions, Device, Event, Rules, State
+from hocket.fleet.rounds import Actions, Event, FleetDevice, FleetState, Rules
 from hocket.fleet.simulator import Faults, FleetRun, TraceWork, bind, simulate
-from hocket.fleet.throughputs import Profile, Throughputs, read_throughputs
+from hocket.fleet.throughputs import JobProfile, Throughputs, read_throughputs
 from hocket.fleet.traces import Trace, generate_trace, read_trace
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
@@ -24,9 +24,11 @@ NUM_SEEDS = int(os.environ.get("HOCKET_FLEET_SEEDS", "2000"))
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
 
 
-def devices(count: int, kinds: tuple[str, ...] = KINDS, per_server: int = 1) -> tuple[Device, ...]:
+def devices(
+    count: int, kinds: tuple[str, ...] = KINDS, per_server: int = 1
+) -> tuple[FleetDevice, ...]:
     return tuple(
-        Device(name=f"{kind}{at}", kind=kind, server=f"{kind}{at // per_server}")
+        FleetDevice(name=f"{kind}{at}", kind=kind, server=f"{kind}{at // per_server}")
         for kind in kinds
         for at in range(count)
     )
@@ -82,7 +84,7 @@ def test_improved_rounds_are_no_worse_and_do_not_hang_on_noise(gavel_work: Trace
 
 
 def small_table() -> Throughputs:
-    profiles = tuple(Profile(f"type{at}", gang) for gang in (1, 2) for at in range(3))
+    profiles = tuple(JobProfile(f"type{at}", gang) for gang in (1, 2) for at in range(3))
     alone = np.array([[4.0, 2.0], [3.0, 1.0], [2.0, 2.0], [6.0, 3.0], [5.0, 1.0], [3.0, 0.0]])
     beside = np.zeros((6, 6, 2))
     for a in range(3):
@@ -213,7 +215,7 @@ def test_spans_tile_the_time_that_devices_were_busy() -> None:
 def test_gangs_over_servers_take_the_rates_of_spread_gangs() -> None:
     table = Throughputs(
         kinds=("fast", "fast_unconsolidated"),
-        profiles=(Profile("type0", 2), Profile("type0", 4)),
+        profiles=(JobProfile("type0", 2), JobProfile("type0", 4)),
         alone=np.array([[8.0, 5.0], [10.0, 4.0]]),
         beside=np.zeros((2, 2, 2)),
     )
@@ -266,7 +268,7 @@ def run_with_faults(seed: int) -> tuple[TraceWork, FleetRun, str]:
     )
     watch, digest = Watch(), hashlib.sha256()
 
-    def check(state: State, event: Event, actions: Actions) -> None:
+    def check(state: FleetState, event: Event, actions: Actions) -> None:
         watch(state, event, actions)
         digest.update(repr(event).encode() + actions.started.tobytes() + actions.device.tobytes())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.fleet.throughputs import Profile, read_throughputs
+from hocket.fleet.throughputs import JobProfile, read_throughputs
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public tables are not here")
@@ -28,7 +28,7 @@ def written(folder: Path, content: object) -> Path:
 
 def test_a_table_is_read_as_it_is(tmp_path: Path) -> None:
     table = read_throughputs(written(tmp_path, GOOD))
-    assert table.profiles == (Profile("a", 1), Profile("b", 1))
+    assert table.profiles == (JobProfile("a", 1), JobProfile("b", 1))
     assert table.alone.tolist() == [[4.0, 1.0], [2.0, 0.0]]
     assert table.beside[0, 1].tolist() == [3.0, 0.0], "no sharing where one gets nowhere"
     assert table.on(("slow",)).alone.tolist() == [[1.0], [0.0]]

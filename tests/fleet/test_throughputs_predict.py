@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hocket.base.errors import InputFileError, UsageError
 from hocket.cli.root import root
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
-from hocket.fleet.throughputs import Profile, read_throughputs, stacked, write_throughputs
+from hocket.fleet.throughputs import JobProfile, read_throughputs, stacked, write_throughputs
 from hocket.fleet.throughputs.buckets import Gradients, exposed_s, in_buckets
 from hocket.fleet.throughputs.predict import predict, predict_throughputs
 from hocket.fleet.throughputs.ring import widest_ring
@@ -49,7 +49,7 @@ def test_one_device_takes_the_work_over_the_attainable_rate() -> None:
     table = predict_throughputs(training_step(), [find_servers("k80"), find_servers("v100")])
     rate = np.array([4.37e12, 15.7e12]) * MATMUL_EFFICIENCY
     assert table.kinds == ("k80", "v100")
-    assert table.profiles == (Profile("two products", 1),)
+    assert table.profiles == (JobProfile("two products", 1),)
     assert table.alone[0] == pytest.approx(rate / 2e12)
 
 

@@ -10,7 +10,7 @@ from fleet.round_fleets import NO_SLACK
 from hocket.fleet.market import Market, Pairs
 from hocket.fleet.policies import POLICIES
 from hocket.fleet.policies.normalise import isolated_steps_per_s, proportional_steps_per_s
-from hocket.fleet.rounds import Device, Job, PairTable, Submit, Tick, new_state, step
+from hocket.fleet.rounds import FleetDevice, Job, PairTable, Submit, Tick, new_state, step
 from hocket.fleet.solve.check import throughputs, verify_allocation
 from hocket.fleet.solve.prices import root
 
@@ -118,7 +118,7 @@ def test_weights_count_between_jobs_of_one_kind_that_share() -> None:
 
 def test_rounds_give_time_in_pairs_by_weight() -> None:
     table = PairTable(steps_per_s=np.full((1, 1, 1), 1.2))
-    state = new_state(("fast",), (Device(name="d", kind="fast"),), NO_SLACK, pair_table=table)
+    state = new_state(("fast",), (FleetDevice(name="d", kind="fast"),), NO_SLACK, pair_table=table)
     jobs = tuple(
         Job(number=n, name="", steps_per_s=(2.0,), total_steps=1e9, profile=0, weight=weight)
         for n, weight in enumerate([3.0, 3.0, 1.0, 1.0])

@@ -9,14 +9,20 @@ import numpy as np
 import pytest
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.fleet.throughputs import Profile, Throughputs
+from hocket.fleet.throughputs import JobProfile, Throughputs
 from hocket.fleet.traces import generate_trace, read_trace, write_trace
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here")
 TABLE = Throughputs(
     kinds=("fast",),
-    profiles=(Profile("a", 1), Profile("b", 1), Profile("a", 2), Profile("a", 4), Profile("a", 8)),
+    profiles=(
+        JobProfile("a", 1),
+        JobProfile("b", 1),
+        JobProfile("a", 2),
+        JobProfile("a", 4),
+        JobProfile("a", 8),
+    ),
     alone=np.array([[2.0], [3.0], [4.0], [5.0], [6.0]]),
     beside=np.zeros((5, 5, 1)),
 )

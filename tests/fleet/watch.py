@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds import Actions, Event, Fail, Progress, State
+from hocket.fleet.rounds import Actions, Event, Fail, FleetState, Progress
 from hocket.fleet.rounds.state import ENDED, RUNNING
 
 RISING = ("attempt", "failures", "held_s", "target_s", "counted_s")
@@ -15,10 +15,10 @@ class Watch:
     """Follows a fleet step by step."""
 
     def __init__(self) -> None:
-        self._state: State | None = None
+        self._state: FleetState | None = None
         self._accounts: dict[int, tuple[float, ...]] = {}
 
-    def __call__(self, state: State, event: Event, actions: Actions) -> None:
+    def __call__(self, state: FleetState, event: Event, actions: Actions) -> None:
         self.devices(state)
         self.accounts(state)
         self.bound_jobs(actions)
@@ -29,7 +29,7 @@ class Watch:
                 assert_same_but_for_time(self._state, state)
         self._state = state
 
-    def devices(self, state: State) -> None:
+    def devices(self, state: FleetState) -> None:
         """No device twice (but for pairs), gangs whole and on one kind, nobody on a broken one."""
         rows, up, kinds = state.jobs.rows, state.is_up.tolist(), state.device_kind.tolist()
         held: dict[int, list[int]] = {}
@@ -62,7 +62,7 @@ class Watch:
                 assert job["preemptible"] > 0, f"job {stop.number} was {stop.reason}"
                 assert job["losses"] < most, f"job {stop.number} was {stop.reason} once too often"
 
-    def accounts(self, state: State) -> None:
+    def accounts(self, state: FleetState) -> None:
         """No job is lost, attempts and accounts only rise."""
         rows = state.jobs.rows
         numbers, is_over = rows["number"].tolist(), (rows["phase"] == ENDED).tolist()
@@ -76,7 +76,7 @@ class Watch:
         self._accounts = {number: now[number] for number in numbers if not over[number]}
 
 
-def assert_same_but_for_time(before: State, after: State) -> None:
+def assert_same_but_for_time(before: FleetState, after: FleetState) -> None:
     """Nothing was decided, stopped, learnt or saved."""
     for name in ("phase", "kind", "partner", "attempt", "failures", "saved_steps", "rate"):
         assert np.array_equal(before.jobs.rows[name], after.jobs.rows[name]), name

@@ -15,8 +15,8 @@ from hocket.plan.files import plan_from_data, plan_to_data, read_plan, write_pla
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision, Schedule
-from hocket.plan.sections.schedule import Work
-from hocket.plan.training import Training
+from hocket.plan.sections.schedule import StageWork
+from hocket.plan.training import TransformerTraining
 from hocket.plan.verify import structure_violations
 from hocket.transformer import Division, Experts, Transformer
 
@@ -31,12 +31,15 @@ def _schedule(num_devices, num_microbatches, *, split=False):
     """All forwards, then all backwards: legal on one stage per device."""
     rows = []
     for device in range(num_devices):
-        rows += [(Work.FORWARD, device, m) for m in range(num_microbatches)]
+        rows += [(StageWork.FORWARD, device, m) for m in range(num_microbatches)]
         for m in range(num_microbatches):
             if split:
-                rows += [(Work.INPUT_GRADIENT, device, m), (Work.WEIGHT_GRADIENT, device, m)]
+                rows += [
+                    (StageWork.INPUT_GRADIENT, device, m),
+                    (StageWork.WEIGHT_GRADIENT, device, m),
+                ]
             else:
-                rows.append((Work.BACKWARD, device, m))
+                rows.append((StageWork.BACKWARD, device, m))
     per_device = len(rows) // num_devices
     work, stage, microbatch = np.array(rows, dtype=np.int32).T
     return Schedule(
@@ -79,7 +82,7 @@ def _plan(pipeline=2, data=2, num_microbatches=3, *, split=False, experts=None, 
         sections=(placed, _schedule(pipeline, num_microbatches, split=split)),
         notes={"why": "because"},
     )
-    work = Training(
+    work = TransformerTraining(
         model=replace(MODEL, experts=experts),
         global_batch=division.global_batch,
         software=find_software("megatron-core"),
@@ -261,7 +264,7 @@ def test_sizes_that_the_tensor_degree_does_not_divide_are_named(what, size):
 def test_a_schedule_without_weight_gradients_is_refused():
     divided = _plan(split=True)
     schedule = divided.plan[Schedule]
-    kept = np.flatnonzero(schedule.work != Work.WEIGHT_GRADIENT)
+    kept = np.flatnonzero(schedule.work != StageWork.WEIGHT_GRADIENT)
     columns = {name: getattr(schedule, name)[kept] for name in ("work", "stage", "microbatch")}
     start = np.searchsorted(kept, schedule.start).astype(np.int32)
     plan = divided.plan.having(replace(schedule, start=start, **columns))

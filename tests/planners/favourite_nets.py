@@ -7,14 +7,14 @@ import pytest
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hocket.planners.favourites.net import Net, make_net
+from hocket.planners.favourites.net import ReaderPairs, make_net
 
 OP_S = st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0, 3.0, 0.1])
 COST_S = st.sampled_from([0.0, 0.5, 1.0, 1.0, 2.0, 5.0, 0.3])
 
 
 @st.composite
-def nets(draw: Any, max_ops: int = 7, max_edges: int = 9) -> Net:
+def nets(draw: Any, max_ops: int = 7, max_edges: int = 9) -> ReaderPairs:
     """Small nets with free edges, edges that cost nothing and ops that take no time."""
     num_ops = draw(st.integers(1, max_ops))
     pairs = [(src, dst) for dst in range(num_ops) for src in range(dst)]
@@ -25,13 +25,13 @@ def nets(draw: Any, max_ops: int = 7, max_edges: int = 9) -> Net:
     return net_from(op_s, edges, cost_s)
 
 
-def net_from(op_s: list[float], edges: list[tuple[int, int]], cost_s: list[float]) -> Net:
+def net_from(op_s: list[float], edges: list[tuple[int, int]], cost_s: list[float]) -> ReaderPairs:
     src, dst = np.array(edges, dtype=np.int32).reshape(-1, 2).T
     return make_net(np.array(op_s), src, dst, np.array(cost_s, dtype=np.float64))
 
 
 @st.composite
-def nets_with_favours(draw: Any) -> tuple[Net, np.ndarray]:
+def nets_with_favours(draw: Any) -> tuple[ReaderPairs, np.ndarray]:
     """A net and legal favours, some of them whole."""
     net = draw(nets(max_edges=14))
     favour, used = np.zeros(len(net.src)), np.zeros((2, len(net.op_s)))
@@ -44,14 +44,14 @@ def nets_with_favours(draw: Any) -> tuple[Net, np.ndarray]:
     return net, favour
 
 
-def longest_by_hand(net: Net, favour: Any) -> float:
+def longest_by_hand(net: ReaderPairs, favour: Any) -> float:
     end_s = list(net.op_s)
     for src, dst, cost_s, part in zip(net.src, net.dst, net.cost_s, favour, strict=True):
         end_s[dst] = max(end_s[dst], end_s[src] + cost_s * (1 - part) + net.op_s[dst])
     return max(end_s)
 
 
-def is_legal(net: Net, favour: np.ndarray) -> bool:
+def is_legal(net: ReaderPairs, favour: np.ndarray) -> bool:
     inside = bool((favour >= 0).all() and (favour <= 1 + 1e-9).all())
     return inside and all(
         np.bincount(ends, favour, 1).max() <= 1 + 1e-6 for ends in (net.src, net.dst)
@@ -66,13 +66,13 @@ def pairs_of(child: np.ndarray) -> set[tuple[int, int]]:
     return {(op, int(c)) for op, c in enumerate(child) if c >= 0}
 
 
-def assert_matching(child: np.ndarray, net: Net) -> None:
+def assert_matching(child: np.ndarray, net: ReaderPairs) -> None:
     favoured = pairs_of(child)
     assert favoured <= set(zip(net.src.tolist(), net.dst.tolist(), strict=True))
     assert len({c for _, c in favoured}) == len(favoured)
 
 
-def least_by_hand(net: Net) -> float:
+def least_by_hand(net: ReaderPairs) -> float:
     """The programme as it is published: x = 1 - favour, a row for every op."""
     num_ops, num_edges = len(net.op_s), len(net.src)
     rows, limits = [], []
@@ -100,7 +100,7 @@ def least_by_hand(net: Net) -> float:
     return float(found.fun)
 
 
-def greedy_edges(net: Net, weight: Any) -> list[int]:
+def greedy_edges(net: ReaderPairs, weight: Any) -> list[int]:
     """Edges from the heaviest down, ties in order."""
     begun, ended, chosen = set(), set(), []
     for edge in sorted(range(len(net.src)), key=lambda e: (-weight[e], e)):

@@ -22,7 +22,7 @@ from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.planners.favourites.descent import descended_favours
 from hocket.planners.favourites.linear import optimal_favours
-from hocket.planners.favourites.net import Net, make_net, net_of
+from hocket.planners.favourites.net import ReaderPairs, make_net, net_of
 from hocket.planners.favourites.sweep import longest_path_s, swept_favours
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "placement"
@@ -33,7 +33,7 @@ PUBLIC = [
 ]
 
 
-def least_whole(net: Net) -> float:
+def least_whole(net: ReaderPairs) -> float:
     """The least longest path over all matchings."""
     best = math.inf
     for favour in product((0, 1), repeat=len(net.src)):
@@ -64,7 +64,7 @@ def test_descent_is_legal_and_near_the_least(net):
     assert longest_by_hand(net, swept) <= least_s * 1.03 + 1e-9
 
 
-def all_paths(net: Net) -> list[tuple[list[int], list[int]]]:
+def all_paths(net: ReaderPairs) -> list[tuple[list[int], list[int]]]:
     """Ops and edges of every path from an op without producers to one without readers."""
     begun: list[list[tuple[list[int], list[int]]]] = []
     for op in range(len(net.op_s)):
@@ -85,7 +85,7 @@ def soft_end_s(paths: list, length_s: np.ndarray, temperature_s: float) -> float
     )
 
 
-def descend_by_hand(net: Net, num_rounds: int) -> np.ndarray:
+def descend_by_hand(net: ReaderPairs, num_rounds: int) -> np.ndarray:
     """The rounds of the descent, with flows from explicit paths."""
     favour = net.is_free.astype(np.float64)
     edge_s = (net.op_s.sum() + net.cost_s.sum()) / len(net.src)

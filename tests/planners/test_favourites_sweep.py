@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from planners.favourite_nets import close, is_legal, longest_by_hand, net_from, nets_with_favours
 
-from hocket.planners.favourites.net import Net
+from hocket.planners.favourites.net import ReaderPairs
 from hocket.planners.favourites.sweep import longest_path_s, swept_favours
 
 
@@ -33,7 +33,7 @@ def level_by_hand(edges: list[tuple[float, float, float]], at_least_s: float) ->
     return level_s
 
 
-def sweep_by_hand(net: Net, given_favour: np.ndarray) -> np.ndarray:
+def sweep_by_hand(net: ReaderPairs, given_favour: np.ndarray) -> np.ndarray:
     favour, num_ops = given_favour.tolist(), len(net.op_s)
     far_s = {"head": [0.0] * num_ops, "tail": [0.0] * num_ops}
     for op in range(num_ops):
@@ -54,7 +54,7 @@ def sweep_by_hand(net: Net, given_favour: np.ndarray) -> np.ndarray:
 
 
 def divide_by_hand(
-    net: Net, favour: list, op: int, own: Any, other: Any, far_s: list, least_s: float
+    net: ReaderPairs, favour: list, op: int, own: Any, other: Any, far_s: list, least_s: float
 ) -> None:
     mine = np.flatnonzero(own == op).tolist()
     edges = []

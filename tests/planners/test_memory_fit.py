@@ -30,7 +30,7 @@ from hocket.planners.placement.memory import explain_shortage, fit_memory, memor
 from hocket.planners.placement.memory.attempt import attempt
 from hocket.planners.placement.memory.ledger import spans_in_graph_order, spans_of_run
 from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
-from hocket.planners.placement.memory.relieve import Board, Level
+from hocket.planners.placement.memory.relieve import Board, SizeLevel
 from hocket.planners.placement.memory.units import layers, units
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import update_violations, violations
@@ -70,7 +70,7 @@ def test_ledger_after_random_moves_is_that_of_the_moved_placement(problem, data)
     spans = spans_of_run(problem, simulate(problem, plan))
     board = Board(problem, spans)
     board.place(plan.device_of)
-    level = Level(problem, data.draw(st.sampled_from([units, bound_ops]))(problem.graph))
+    level = SizeLevel(problem, data.draw(st.sampled_from([units, bound_ops]))(problem.graph))
     best = np.empty(problem.graph.num_ops, dtype=np.int64)
     limits = table(np.full(problem.cluster.num_devices, -1), np.int64)
     anneal(

@@ -20,7 +20,7 @@ from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 from hocket.planners import find_planner
 from hocket.planners.parallelism import enumerate as enumeration
 from hocket.planners.parallelism.enumerate import Limits, enumerate_divisions
@@ -48,7 +48,7 @@ QUICK = RecheckEffort(num_simulated=30, num_balanced=4, num_balanced_chunks=1)
 
 def _training(model=SMALL, on="8xa100-80g", batch=16, software="megatron-core", dtype=None):
     program = find_software(software)
-    work = Training(
+    work = TransformerTraining(
         model=model if isinstance(model, Transformer) else find_model(model),
         global_batch=batch,
         software=program if dtype is None else replace(program, dtype=dtype),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulate.pipelines import CASES, even_costs, needs_of, schedules, stage_costs, with_row
 
 from hocket.base.errors import CheckError, UsageError
-from hocket.plan.sections.schedule import Work
+from hocket.plan.sections.schedule import StageWork
 from hocket.planners.parallelism.schedules import make_schedule, verify_schedule
 from hocket.planners.parallelism.schedules.interleaved import microbatch_groups
 from hocket.simulate.pipeline import simulate_pipeline
@@ -214,14 +214,14 @@ def test_interleaved_groups_hold_a_microbatch_per_device_and_differ_by_one_at_mo
         # The first group goes through all chunks but one before the last device turns back.
         schedule = make_schedule("interleaved", num_devices, num_microbatches, 2)
         last = schedule.work[schedule.start[-2] :]
-        first_backward = int(np.flatnonzero(last != Work.FORWARD)[0])
+        first_backward = int(np.flatnonzero(last != StageWork.FORWARD)[0])
         assert first_backward == min(groups[0] + 1, 2 * num_microbatches)
 
 
 def test_verify_says_what_is_wrong():
     schedule = make_schedule("zb-h1", 2, 2)
     work = schedule.work.copy()
-    work[np.flatnonzero(work == Work.WEIGHT_GRADIENT)[0]] = Work.INPUT_GRADIENT
+    work[np.flatnonzero(work == StageWork.WEIGHT_GRADIENT)[0]] = StageWork.INPUT_GRADIENT
     with pytest.raises(CheckError, match=r"stage 0 has the backward of microbatch 0 2 times"):
         verify_schedule(with_row(schedule, work=work))
     with pytest.raises(CheckError, match=r"microbatch 1 does not exist, there are 1"):

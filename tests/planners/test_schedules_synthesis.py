@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from simulate.pipelines import even_costs, stage_costs
 
 from hocket.base.errors import CheckError, NoFeasiblePlanError, UsageError
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.schedules import (
     known_schedules,
     make_schedule,
@@ -81,7 +81,7 @@ def test_no_schedule_that_fits_is_shorter_than_the_lower_bound(task):
 def _orders(count: int) -> list[list[tuple[int, int]]]:
     """All orders of (work, microbatch) of one stage that keep F, I, W of a microbatch in turn."""
     sequence = sorted(set(permutations(sorted(list(range(count)) * 3))))
-    works = (Work.FORWARD, Work.INPUT_GRADIENT, Work.WEIGHT_GRADIENT)
+    works = (StageWork.FORWARD, StageWork.INPUT_GRADIENT, StageWork.WEIGHT_GRADIENT)
     return [
         [(works[order[:at].count(microbatch)], microbatch) for at, microbatch in enumerate(order)]
         for order in sequence

@@ -9,7 +9,7 @@ from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
 from hocket.transformer import Division, Transformer
 
@@ -63,7 +63,7 @@ def plan_of(model, division, schedule, on=None, dtype="bfloat16"):
         stage_costs=costs_of(division.num_stages, division.pipeline),
     )
     plan = Plan(sections=(placed, schedule))
-    work = Training(
+    work = TransformerTraining(
         model=model, global_batch=division.global_batch, software=Software(name="", dtype=dtype)
     )
     return DividedTraining(

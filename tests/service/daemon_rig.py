@@ -9,13 +9,13 @@ from typing import Any
 
 from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import commands
-from hocket.service.daemon.carry import Carrier
+from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Command, Decider, Request
 from hocket.service.daemon.recovery import recovered
 from hocket.service.daemon.world import World, violations
 from hocket.service.executors.executor import AttemptName, Executor
-from hocket.service.records import CheckpointRecord, JobRecord, Lease
+from hocket.service.records import CheckpointRecord, JobRecord, LeaseAnswer
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 from hocket.service.store.batch import Batch
@@ -71,7 +71,7 @@ class Rig:
         self._commit = self.store.commit
         self.store.commit = self._guarded  # type: ignore[method-assign]
         self.heard: dict[AttemptName, float] = {}
-        self.carrier = Carrier(
+        self.carrier = ExecutorCarrier(
             executor,
             folder,
             world=lambda: self.decider.world,
@@ -130,9 +130,9 @@ class Rig:
     def change(self, command: Callable[..., None], number: int, version: int | None = None) -> None:
         self.ask(command, number=number, version=version, find_job=self.store.job)
 
-    def report(self, name: AttemptName, done_steps: float, **values: Any) -> Lease:
+    def report(self, name: AttemptName, done_steps: float, **values: Any) -> LeaseAnswer:
         values = {"token": self.token(name), "is_finished": False, **values}
-        lease: Lease = self.ask(commands.report, name=name, done_steps=done_steps, **values)
+        lease: LeaseAnswer = self.ask(commands.report, name=name, done_steps=done_steps, **values)
         return lease
 
     def checkpoint(

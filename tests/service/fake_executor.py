@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.executors.executor import (
     EXITED,
     LOST,
@@ -44,7 +44,7 @@ class Process:
 class FakeExecutor:
     """``devices`` may be changed at any time, as may ``processes`` through the methods below."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[FleetDevice, ...]
     processes: dict[AttemptName, Process] = field(default_factory=dict)
     fenced: set[AttemptName] = field(default_factory=set)
     """Stopped before they began: they never start."""
@@ -147,10 +147,10 @@ class FakeExecutor:
             self.on_call(what)
 
 
-def fleet_devices(**num_of_kind: int) -> tuple[Device, ...]:
+def fleet_devices(**num_of_kind: int) -> tuple[FleetDevice, ...]:
     """``fleet_devices(v100=2, k80=1)``: named ``v100-0`` and so on, four to a server."""
     return tuple(
-        Device(name=f"{kind}-{index}", kind=kind, server=f"{kind}-server-{index // 4}")
+        FleetDevice(name=f"{kind}-{index}", kind=kind, server=f"{kind}-server-{index // 4}")
         for kind, num in num_of_kind.items()
         for index in range(num)
     )

@@ -7,14 +7,14 @@ import sys
 import time
 from pathlib import Path
 
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.processes import system
 from hocket.service.executors.attempt_folder import BEGUN, mark_of, read_json
 from hocket.service.executors.executor import EXITED, LOST, Assignment, AttemptName, Status
 from hocket.service.executors.local import LocalExecutor
 
 NAME = AttemptName(7, 2)
-DEVICES = (Device(name="v100-0", kind="v100"), Device(name="v100-1", kind="v100"))
+DEVICES = (FleetDevice(name="v100-0", kind="v100"), FleetDevice(name="v100-1", kind="v100"))
 PATIENCE_S = 30.0
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"

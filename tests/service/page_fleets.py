@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from hocket.fleet.explain import explain
-from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
+from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Submit, Tick
 from hocket.service.page.job import job_page
 from hocket.service.page.recent import Lately
@@ -37,9 +37,9 @@ HOSTILE = (
 
 def fleet(
     names: tuple[str, ...] = ("first", "second", "third"), num_devices: int = 2, **rules
-) -> State:
+) -> FleetState:
     """A fleet of one kind that was given these jobs."""
-    devices = tuple(Device(name=f"v100-{at}", kind="v100") for at in range(num_devices))
+    devices = tuple(FleetDevice(name=f"v100-{at}", kind="v100") for at in range(num_devices))
     state = new_state(("v100",), devices, Rules(**rules), time_s=1e9)
     jobs = tuple(
         Job(number=at + 1, name=name, steps_per_s=(2.0,), total_steps=1000.0)
@@ -48,11 +48,11 @@ def fleet(
     return step(state, Submit(time_s=1e9, jobs=jobs))[0]
 
 
-def large_fleet(num_jobs: int = 2048, num_devices: int = 300) -> State:
+def large_fleet(num_jobs: int = 2048, num_devices: int = 300) -> FleetState:
     random = np.random.default_rng(0)
     kinds = ("v100", "p100", "k80")
     devices = tuple(
-        Device(name=f"{kinds[at % 3]}-{at}", kind=kinds[at % 3]) for at in range(num_devices)
+        FleetDevice(name=f"{kinds[at % 3]}-{at}", kind=kinds[at % 3]) for at in range(num_devices)
     )
     speeds = random.uniform(1.0, 10.0, (num_jobs, 3))
     jobs = tuple(
@@ -63,7 +63,7 @@ def large_fleet(num_jobs: int = 2048, num_devices: int = 300) -> State:
     return step(state, Tick(time_s=state.next_tick_s))[0]
 
 
-def attempt_of(state: State, number: int, start_s: float, **more) -> AttemptRecord:
+def attempt_of(state: FleetState, number: int, start_s: float, **more) -> AttemptRecord:
     devices = state.devices_of(number) or state.device_names[:1]
     return AttemptRecord(
         job=number, attempt=1, devices=devices, kind="v100", token="", decided_s=start_s,
@@ -94,7 +94,7 @@ class Elements(HTMLParser):
         self.texts.append(data)
 
 
-def whole_page(state: State, **parts) -> str:
+def whole_page(state: FleetState, **parts) -> str:
     form = what_if_form(state, {}, None)
     return render("fleet.html", page=live_page(state, **parts), form=form)
 

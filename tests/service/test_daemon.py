@@ -10,9 +10,9 @@ from service.daemon_rig import KINDS, RULES, Rig, Time
 from service.fake_executor import FakeExecutor, fleet_devices
 
 from hocket.fleet.rounds.events import Event, Finish
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.daemon import commands
-from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.draft import BatchDraft
 from hocket.service.executors.executor import AttemptName
 
 FIRST, SECOND = AttemptName(1, 1), AttemptName(2, 1)
@@ -292,7 +292,7 @@ def test_a_device_that_comes_back_as_another_kind_is_used_as_that(rig, engine):
     rig.submit(throughputs={"v100": 1.0})
     rig.look(2)
     engine.lose_devices("v100-0")
-    engine.devices = (Device(name="v100-0", kind="k80", server="v100-server-0"),)
+    engine.devices = (FleetDevice(name="v100-0", kind="k80", server="v100-server-0"),)
     rig.look(3)
     state = rig.world.state
     assert [(one, bool(up)) for one, up in zip(state.device_kind, state.is_up, strict=True)] == [
@@ -327,15 +327,15 @@ def test_jobs_that_finish_together_are_decided_together_but_none_delays_another(
     rig.look(2)
     decided: list[int] = []
 
-    def failing(draft: Draft, event: Event, **values: Any) -> None:
+    def failing(draft: BatchDraft, event: Event, **values: Any) -> None:
         if isinstance(event, Finish):
             decided.append(len(event.numbers))
             assert 2 not in event.numbers, "a bug"
         happen(draft, event, **values)
 
-    happen = Draft.happen
+    happen = BatchDraft.happen
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Draft, "happen", failing)
+        patch.setattr(BatchDraft, "happen", failing)
         for number in (1, 2, 3):
             engine.exit(AttemptName(number, 1), 0)
         rig.look(3)

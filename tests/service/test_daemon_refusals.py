@@ -16,7 +16,7 @@ from hocket.fleet.rounds.state import Rules
 from hocket.service.daemon import commands
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Request
-from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.draft import BatchDraft
 from hocket.service.errors import (
     ConflictError,
     KeyReusedError,
@@ -356,7 +356,7 @@ def test_rules_of_the_first_start_hold(tmp_path):
 
 
 def test_a_command_that_is_refused_half_way_leaves_nothing_of_itself(rig):
-    def half(draft: Draft) -> None:
+    def half(draft: BatchDraft) -> None:
         draft.note("half")
         raise UsageError("not so")
 

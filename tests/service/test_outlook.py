@@ -14,19 +14,19 @@ from processes.crews import spec
 from hocket.base.errors import UsageError
 from hocket.fleet.explain import explain
 from hocket.fleet.forecast import at_moment, forecast
-from hocket.fleet.rounds import Device, Job, Rules, State, new_state, step
+from hocket.fleet.rounds import FleetDevice, FleetState, Job, Rules, new_state, step
 from hocket.fleet.rounds.events import Submit
 from hocket.fleet.what_if import what_if
 from hocket.processes.crew import Crew
 from hocket.service.errors import BusyError, UnavailableError
 from hocket.service.outlook import process
-from hocket.service.outlook.outlook import MAX_ASKED, HereOutlook, Outlook
+from hocket.service.outlook.outlook import MAX_ASKED, FleetOutlook, HereOutlook
 from hocket.service.outlook.process import ProcessOutlook
 from hocket.service.page.shared import Shared
 
 
-def fleet(num_jobs: int = 6) -> State:
-    devices = tuple(Device(name=f"v100-{at}", kind="v100") for at in range(2))
+def fleet(num_jobs: int = 6) -> FleetState:
+    devices = tuple(FleetDevice(name=f"v100-{at}", kind="v100") for at in range(2))
     jobs = tuple(
         Job(number=at + 1, name=f"job {at}", steps_per_s=(2.0,), total_steps=1000.0 * (at + 1))
         for at in range(num_jobs)
@@ -138,7 +138,7 @@ def test_whoever_comes_when_some_wait_is_refused_at_once():
         most[0] -= 1
         return explain(state, asked["number"]).to_data()
 
-    outlook, state = Outlook(slow), fleet()
+    outlook, state = FleetOutlook(slow), fleet()
     threads = [
         threading.Thread(target=outlook.explain, args=(state, 1e9, 6)) for _ in range(MAX_ASKED)
     ]

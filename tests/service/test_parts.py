@@ -17,7 +17,7 @@ from service.test_snapshot import states
 
 from hocket.base.errors import InputFileError
 from hocket.fleet.rounds import Job, Rules, Submit, Tick, new_state, step
-from hocket.fleet.rounds.state import BLANK, JOB_RECORD, State
+from hocket.fleet.rounds.state import BLANK, JOB_RECORD, FleetState
 from hocket.service.errors import UnavailableError
 from hocket.service.store import Store, parts, schema, snapshot
 from hocket.service.store.witness import Witness
@@ -27,11 +27,11 @@ class Shelf:
     """What a database would hold."""
 
     def __init__(self) -> None:
-        self.parts = parts.Parts()
+        self.parts = parts.StoredParts()
         self.rows: dict[str, bytes] = {}
         self.head = b""
 
-    def put(self, state: State) -> int:
+    def put(self, state: FleetState) -> int:
         """Bytes that were written, the head not counted."""
         change = self.parts.changed(state)
         self.rows.update(change.written)
@@ -41,7 +41,7 @@ class Shelf:
         self.parts.accept(change)
         return sum(map(len, change.written.values()))
 
-    def taken(self) -> State:
+    def taken(self) -> FleetState:
         return parts.joined(self.head, self.rows)
 
 
@@ -56,12 +56,12 @@ def test_whatever_was_stored_before_the_state_comes_back_exactly(story, rows):
             back = shelf.taken().but(names=state.names)
             assert snapshot.pack(back) == snapshot.pack(state)
         # A daemon that begins with what it read goes on writing what differs, and no more.
-        again = parts.Parts()
+        again = parts.StoredParts()
         again.begin_with(shelf.taken(), shelf.rows)
         assert again.changed(shelf.taken()).written == {}
 
 
-def filled(num_jobs: int) -> State:
+def filled(num_jobs: int) -> FleetState:
     jobs = tuple(Job(number=n, name="x" * 20, steps_per_s=(1.0, 2.0)) for n in range(1, num_jobs))
     state = new_state(("v100", "k80"), fleet_devices(v100=4, k80=4), Rules(), time_s=5.0)
     return step(state, Submit(time_s=6.0, jobs=jobs))[0]
@@ -128,7 +128,7 @@ def test_a_state_of_another_commit_is_not_started_from(tmp_path):
 # ── older forms ──────────────────────────────────────────────────────────────────────────────────
 
 
-def as_schema_1(folder, state: State) -> None:
+def as_schema_1(folder, state: FleetState) -> None:
     """Make a database look as the first version left it: one blob, with fewer columns."""
     packed = snapshot.pack(state)
     (length,) = struct.unpack_from(">Q", packed)

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket.service.executors.ray_nodes import (
-    Node,
+    RayNode,
     bundles_of,
     devices_of,
     name_nodes,
@@ -25,7 +25,7 @@ def row(node_id="f00", name="a", resources=None, labels=None, alive=True):
 
 def node(node_id, title="a", **num_devices):
     resources = {kind: (f"accel_{kind}",) for kind in num_devices}
-    return Node(
+    return RayNode(
         node_id=node_id,
         title=title,
         address="10.0.0.1",

@@ -29,7 +29,7 @@ from hocket.fleet.rounds import (
     new_state,
     step,
 )
-from hocket.fleet.rounds.state import PairTable, State
+from hocket.fleet.rounds.state import FleetState, PairTable
 from hocket.service.store import snapshot
 
 KINDS = ("v100", "k80")
@@ -37,7 +37,7 @@ DEVICES = fleet_devices(v100=3, k80=2)
 
 
 @st.composite
-def states(draw: st.DrawFn) -> State:
+def states(draw: st.DrawFn) -> FleetState:
     """A fleet after some events."""
     mechanism = draw(st.sampled_from(["improved", "improved", "gavel"]))
     policy = draw(st.sampled_from(["las", "fifo", "finish-time-fairness", "hierarchical"]))
@@ -50,7 +50,7 @@ def states(draw: st.DrawFn) -> State:
     return state
 
 
-def _after(draw: st.DrawFn, state: State, number: int) -> State:
+def _after(draw: st.DrawFn, state: FleetState, number: int) -> FleetState:
     time_s = state.time_s + draw(st.floats(0.0, 20.0))
     live = state.jobs.rows["number"][state.jobs.rows["phase"] < 3].tolist()
     job = Job(
@@ -112,7 +112,7 @@ def _with_head(packed: bytes, **changes: object) -> bytes:
 
 def test_anything_else_is_refused():
     packed = snapshot.pack(new_state(KINDS, DEVICES))
-    assert isinstance(snapshot.unpack(_with_head(packed)), State)
+    assert isinstance(snapshot.unpack(_with_head(packed)), FleetState)
     wrong: list[bytes] = [
         b"", packed[:-1], packed + b"x", packed[:50], b"\xff" * 100,
         _with_head(packed, version=2),
@@ -135,7 +135,7 @@ def _with(value, name, changed):
     return replace(value, **{name: changed})
 
 
-def _changed(state: State, table: str, name: str, wrong: object) -> State:
+def _changed(state: FleetState, table: str, name: str, wrong: object) -> FleetState:
     """The state with one column of one of its tables replaced."""
     if table == "rows":
         rows = state.jobs.rows.copy()

@@ -21,7 +21,7 @@ from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 from hocket.service.store import store as store_module
 from hocket.service.store.batch import Batch
-from hocket.service.store.parts import Parts
+from hocket.service.store.parts import StoredParts
 from hocket.service.store.witness import Witness
 
 
@@ -189,7 +189,7 @@ def test_a_commit_that_breaks_midway_leaves_no_transaction_open(tmp_path, monkey
     store.commit(batch(1))
     before = content(store)
     with monkeypatch.context() as patch:
-        patch.setattr(Parts, "changed", lambda parts, state: 1 // 0)
+        patch.setattr(StoredParts, "changed", lambda parts, state: 1 // 0)
         with pytest.raises(ZeroDivisionError):
             store.commit(batch(2))
     assert content(store) == before

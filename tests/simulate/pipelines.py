@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hocket.cost.parallel.costs import StageCosts
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.schedules import make_schedule
 
 CASES = [
@@ -86,14 +86,14 @@ def needs_of(schedule: Schedule) -> list[list[int]]:
     }
 
     def back(stage: int, microbatch: int) -> int:
-        split = where.get((Work.INPUT_GRADIENT, stage, microbatch), -1)
-        return where.get((Work.BACKWARD, stage, microbatch), split)
+        split = where.get((StageWork.INPUT_GRADIENT, stage, microbatch), -1)
+        return where.get((StageWork.BACKWARD, stage, microbatch), split)
 
     needs: list[list[int]] = []
     for (work, stage, microbatch), _ in sorted(where.items(), key=lambda item: item[1]):
-        if work == Work.FORWARD:
+        if work == StageWork.FORWARD:
             needs.append([where.get((0, stage - 1, microbatch), -1)] if stage else [])
-        elif work == Work.WEIGHT_GRADIENT:
+        elif work == StageWork.WEIGHT_GRADIENT:
             needs.append([where.get((2, stage, microbatch), -1)])
         else:
             later = [back(stage + 1, microbatch)] if stage + 1 < schedule.num_stages else []
@@ -118,7 +118,7 @@ def twin(schedule: Schedule, costs: StageCosts) -> tuple[np.ndarray, list[int]] 
                 continue
             if any(need < 0 or np.isnan(end_s[need]) for need in needs[action]):
                 continue
-            stage, work = int(schedule.stage[action]), Work(int(schedule.work[action]))
+            stage, work = int(schedule.stage[action]), StageWork(int(schedule.work[action]))
             ready = [0.0]
             for need in needs[action]:
                 other = int(schedule.stage[need])

@@ -23,7 +23,7 @@ from hocket.validation.scores import (
 )
 from hocket.validation.tables import load_tables
 from hocket.validation.tolerances import Tolerance
-from hocket.validation.validate import Part, validate
+from hocket.validation.validate import TableScores, validate
 
 TABLES = load_tables()
 
@@ -143,7 +143,7 @@ def test_acalibrated_site_is_told_from_runs_that_took_part(results):
 
 
 def test_violations_say_what_is_outside():
-    part = Part(
+    part = TableScores(
         step=error_score(np.array([0.3, 0.1])),
         ranking=None,
         memory=error_score(np.array([0.1])),
@@ -162,7 +162,7 @@ def test_violations_say_what_is_outside():
 @pytest.mark.parametrize(("groups", "limit"), [(3, None), (4, 0.02)])
 def test_mean_regret_of_few_groups_is_shown_without_a_limit(groups, limit):
     ranking = RankingScore(groups=groups, mean_regret=0.05, max_regret=0.06, kendall_tau=0.0)
-    part = Part(step=None, ranking=ranking, memory=None, out_of_memory=None)
+    part = TableScores(step=None, ranking=ranking, memory=None, out_of_memory=None)
     assert Tolerance().mean_regret_of(ranking) == limit
     assert len(Tolerance().violations(part, is_calibrated=True)) == (limit is not None)
 

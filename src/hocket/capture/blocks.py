@@ -30,7 +30,7 @@ class NotRepeatable(Exception):  # noqa: N818 - an answer for capture itself, no
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Identical consecutive blocks, by their paths."""
 
     paths: tuple[str, ...]
@@ -46,9 +46,9 @@ class Run:
         return self.paths[NUM_FIRST:-NUM_LAST]
 
 
-def find_runs(model: nn.Module) -> list[Run]:
+def find_runs(model: nn.Module) -> list[BlockRun]:
     """The outermost runs of at least `MIN_RUN` identical blocks."""
-    runs: list[Run] = []
+    runs: list[BlockRun] = []
     inside: tuple[str, ...] = ()
     shared = _shared_names(model)
     for path, module in model.named_modules():
@@ -58,7 +58,7 @@ def find_runs(model: nn.Module) -> list[Run]:
             continue
         for names in _identical_children(module, path, shared):
             prefix = f"{path}." if path else ""
-            runs.append(Run(tuple(prefix + name for name in names)))
+            runs.append(BlockRun(tuple(prefix + name for name in names)))
             inside += tuple(f"{block}." for block in runs[-1].paths)
     return runs
 

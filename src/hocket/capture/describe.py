@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hocket.capture.flops import count_flops
-from hocket.capture.recording import Cost, Layout
+from hocket.capture.recording import Cost, TensorLayout
 from hocket.graph import DTYPES
 
 _DTYPE_INDEX = {
@@ -51,8 +51,8 @@ def describe(
     args: Any,
     kwargs: Any,
     result: Any,
-    inputs: Sequence[Layout],
-    outputs: Sequence[Layout],
+    inputs: Sequence[TensorLayout],
+    outputs: Sequence[TensorLayout],
     *,
     is_view: bool,
     signature: str,
@@ -67,7 +67,9 @@ def describe(
     return Cost(kind, signature, dtype_index(dtype), flops, touched)
 
 
-def _bytes_touched(name: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> int:
+def _bytes_touched(
+    name: str, inputs: Sequence[TensorLayout], outputs: Sequence[TensorLayout]
+) -> int:
     if name in _ALLOCATES_ONLY:
         return 0
     read = [layout.touched_bytes for layout in inputs]
@@ -89,7 +91,7 @@ def signature_text(function: Any, args: Any, kwargs: Any) -> str:
     return f"{function}({', '.join(parts)})"
 
 
-def layout_text(layout: Layout) -> str:
+def layout_text(layout: TensorLayout) -> str:
     """A tensor in a signature: ``float32[8,1024]``, with strides where not contiguous."""
     shape = ",".join(map(str, layout.shape))
     text = f"{_short_dtype(layout.dtype)}[{shape}]"
@@ -99,9 +101,9 @@ def layout_text(layout: Layout) -> str:
 
 
 def _leaf_text(leaf: Any) -> str:
-    if isinstance(leaf, Layout):
+    if isinstance(leaf, TensorLayout):
         return layout_text(leaf)
-    if isinstance(leaf, list | tuple) and any(isinstance(item, Layout) for item in leaf):
+    if isinstance(leaf, list | tuple) and any(isinstance(item, TensorLayout) for item in leaf):
         return "[" + ", ".join(_leaf_text(item) for item in leaf) + "]"
     if isinstance(leaf, torch.dtype):
         return _short_dtype(leaf)

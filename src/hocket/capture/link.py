@@ -28,7 +28,7 @@ class _Storage:
 
 
 @dataclass
-class _Draft:
+class _TensorDraft:
     """A tensor whose final number is not known yet."""
 
     value: int
@@ -42,7 +42,7 @@ class _Draft:
 class _Linker:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.drafts: list[_Draft] = []
+        self.drafts: list[_TensorDraft] = []
         self.current: dict[int, int] = {}
         self.storages = [_Storage() for _ in recording.storage_bytes]
         self.made: list[list[int]] = []
@@ -66,7 +66,7 @@ class _Linker:
         if value >= 0:
             epoch = self.storages[self.recording.values[value].storage].epoch
             self.current[value] = len(self.drafts)
-        self.drafts.append(_Draft(value, alias_of, producer, role, epoch))
+        self.drafts.append(_TensorDraft(value, alias_of, producer, role, epoch))
         if producer >= 0:
             self.made[producer].append(len(self.drafts) - 1)
         return len(self.drafts) - 1
@@ -168,7 +168,7 @@ class _Linker:
                     draft.role = role
                 tensor = draft.alias_of
 
-    def _spec(self, draft: _Draft, rank: dict[int, int]) -> TensorSpec:
+    def _spec(self, draft: _TensorDraft, rank: dict[int, int]) -> TensorSpec:
         if draft.value < 0:
             return TensorSpec(None, -1, 0, draft.role, -1, draft.producer)
         storage, layout = self.recording.values[draft.value]

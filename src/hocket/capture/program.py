@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from hocket.capture.recording import Cost, Layout, Returned
+from hocket.capture.recording import Cost, Returned, TensorLayout
 from hocket.graph import Phase, Role
 
 
@@ -41,7 +41,7 @@ class Call(NamedTuple):
 class TensorSpec(NamedTuple):
     """One tensor of a program."""
 
-    layout: Layout | None
+    layout: TensorLayout | None
     """None for tensors that only order ops."""
     storage: int
     """Tensors with the same number share memory; -1 for those without."""

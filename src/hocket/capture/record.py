@@ -21,12 +21,12 @@ from hocket.capture.blocks import NotRepeatable
 from hocket.capture.describe import describe, kind_of, signature_text
 from hocket.capture.recording import (
     Constant,
-    Layout,
     RawCall,
     Recording,
     Ref,
     Source,
     Span,
+    TensorLayout,
     Value,
     flat_results,
     map_tree,
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # A weak reference keeps the address of a storage from being given to another one, without
         # the use count that autograd looks at when it decides to steal a gradient.
         self._addresses: list[StorageWeakRef] = []
-        self._value_of: list[dict[Layout, int]] = []
+        self._value_of: list[dict[TensorLayout, int]] = []
         self._forward_numbers: list[int] = []
         self._forward_calls: list[int] = []
         self._signature_costs: dict[tuple[str, bool], Any] = {}
@@ -152,7 +152,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._addresses.append(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
         return len(self._value_of) - 1
 
-    def _new_value(self, storage: int, layout: Layout, producer: int) -> int:
+    def _new_value(self, storage: int, layout: TensorLayout, producer: int) -> int:
         number = len(self.recording.values)
         self.recording.values.append(Value(storage, layout))
         sizes = self.recording.storage_bytes
@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         reads.append(number)
         return Ref(number)
 
-    def _insert_view(self, storage: int, layout: Layout) -> int:
+    def _insert_view(self, storage: int, layout: TensorLayout) -> int:
         """Record the view that autograd made of a storage without dispatching an op."""
         base = next(iter(self._value_of[storage].values()))
         function = torch.ops.aten.as_strided.default
@@ -331,9 +331,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._forward_calls[position] if position >= 0 else -1
 
 
-def layout_of(tensor: torch.Tensor) -> Layout:
+def layout_of(tensor: torch.Tensor) -> TensorLayout:
     """How a tensor looks at its storage."""
-    return Layout(
+    return TensorLayout(
         tuple(tensor.shape),
         tensor.stride(),
         int(tensor.storage_offset()),

@@ -27,7 +27,7 @@ class Constant(NamedTuple):
     tensor: torch.Tensor
 
 
-class Layout(NamedTuple):
+class TensorLayout(NamedTuple):
     """How a tensor looks at its storage."""
 
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Value(NamedTuple):
     """One way of looking at one storage."""
 
     storage: int
-    layout: Layout
+    layout: TensorLayout
 
 
 class Cost(NamedTuple):

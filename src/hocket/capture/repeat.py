@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hocket.capture.blocks import NUM_FIRST, NUM_LAST, TEMPLATE, NotRepeatable, Run
+from hocket.capture.blocks import NUM_FIRST, NUM_LAST, TEMPLATE, BlockRun, NotRepeatable
 from hocket.capture.recording import (
     RawCall,
     Recording,
@@ -37,11 +37,11 @@ Place = tuple[int, Any]
 
 
 @dataclass
-class _Layout:
+class _RunLayout:
     """Where the blocks of a run lie in a recording."""
 
     recording: Recording
-    run: Run
+    run: BlockRun
     forward: list[range]
     backward: list[range]
 
@@ -77,7 +77,7 @@ class _Layout:
         return Phase.BACKWARD, call - self.backward[block].start
 
 
-def expand(recording: Recording, run: Run, all_sources: Sequence[str]) -> Recording:
+def expand(recording: Recording, run: BlockRun, all_sources: Sequence[str]) -> Recording:
     """The recording with all blocks of ``run``; ``all_sources`` names sources in final order."""
     layout = _locate(recording, run)
     _check_outside(layout)
@@ -89,7 +89,7 @@ def expand(recording: Recording, run: Run, all_sources: Sequence[str]) -> Record
 # ── where the blocks are ─────────────────────────────────────────────────────────────────────────
 
 
-def _locate(recording: Recording, run: Run) -> _Layout:
+def _locate(recording: Recording, run: BlockRun) -> _RunLayout:
     spans = [span for span in recording.spans if span.module in set(run.kept)]
     if any(span.start == span.stop for span in recording.spans):
         raise NotRepeatable("a block runs nothing")
@@ -110,13 +110,13 @@ def _locate(recording: Recording, run: Run) -> _Layout:
     inner = [segment for segment in segments if len(segment)]
     if inner and (len(inner) < _NUM_KEPT or any(a.start != b.stop for a, b in pairwise(inner))):
         raise NotRepeatable("backward calls of blocks do not follow each other")
-    return _Layout(recording, run, forward, segments)
+    return _RunLayout(recording, run, forward, segments)
 
 
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def _check_outside(layout: _Layout) -> None:
+def _check_outside(layout: _RunLayout) -> None:
     """Inner blocks are used by themselves and their neighbours only."""
     inner = range(1, _NUM_KEPT - 1)
     recording = layout.recording
@@ -137,7 +137,7 @@ def _check_outside(layout: _Layout) -> None:
         raise NotRepeatable("an inner block makes what is kept")
 
 
-def _check_alike(layout: _Layout, block: int) -> None:
+def _check_alike(layout: _RunLayout, block: int) -> None:
     """Blocks ``block`` and ``block + 1`` are the same, up to their position."""
     for segments in (layout.forward, layout.backward):
         first, second = segments[block], segments[block + 1]
@@ -151,7 +151,7 @@ def _check_alike(layout: _Layout, block: int) -> None:
         raise NotRepeatable("blocks have different gradients")
 
 
-def _gradient_places(layout: _Layout, block: int) -> dict[Any, Any]:
+def _gradient_places(layout: _RunLayout, block: int) -> dict[Any, Any]:
     return {
         layout.place[parameter][1]: layout.place[gradient][1]
         for parameter, gradient in layout.recording.gradients.items()
@@ -159,7 +159,7 @@ def _gradient_places(layout: _Layout, block: int) -> dict[Any, Any]:
     }
 
 
-def _same_call(layout: _Layout, a: RawCall, b: RawCall, block: int) -> bool:
+def _same_call(layout: _RunLayout, a: RawCall, b: RawCall, block: int) -> bool:
     paths = layout.run.kept
     if (a.function, a.cost, a.phase, a.draws, a.is_view) != (
         b.function, b.cost, b.phase, b.draws, b.is_view,
@@ -184,7 +184,7 @@ def _same_call(layout: _Layout, a: RawCall, b: RawCall, block: int) -> bool:
     )
 
 
-def _same_value(layout: _Layout, a: int, b: int, block: int) -> bool:
+def _same_value(layout: _RunLayout, a: int, b: int, block: int) -> bool:
     if a < 0 or b < 0:
         return a == b
     if layout.recording.values[a].layout != layout.recording.values[b].layout:
@@ -214,7 +214,7 @@ def _same_place(a: Place, b: Place, block: int) -> bool:
 class _Stamp:
     """Builds the expanded recording; blocks are numbered by their position in the whole run."""
 
-    def __init__(self, layout: _Layout, all_sources: Sequence[str]) -> None:
+    def __init__(self, layout: _RunLayout, all_sources: Sequence[str]) -> None:
         self.layout = layout
         self.all_sources = all_sources
         old = layout.recording

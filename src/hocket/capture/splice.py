@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hocket.capture.blocks import NUM_FIRST, NUM_LAST, TEMPLATE, NotRepeatable, Run
+from hocket.capture.blocks import NUM_FIRST, NUM_LAST, TEMPLATE, BlockRun, NotRepeatable
 from hocket.capture.recording import (
     RawCall,
     Recording,
@@ -26,7 +26,7 @@ from hocket.capture.recording import (
 from hocket.capture.standin import PLAIN, same_plain
 
 
-def without_stand_ins(recording: Recording, run: Run) -> Recording:
+def without_stand_ins(recording: Recording, run: BlockRun) -> Recording:
     """The recording as if the blocks behind the left-out ones followed the template."""
     return _Removal(recording, run).removed()
 
@@ -34,7 +34,7 @@ def without_stand_ins(recording: Recording, run: Run) -> Recording:
 class _Removal:
     """Compares left-out blocks with the template and takes them out; blocks go by position."""
 
-    def __init__(self, recording: Recording, run: Run) -> None:
+    def __init__(self, recording: Recording, run: BlockRun) -> None:
         self.recording, self.run = recording, run
         of_run = set(run.paths)
         self.spans = [span for span in recording.spans if span.module in of_run]

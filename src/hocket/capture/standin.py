@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hocket.capture.blocks import TEMPLATE, NotRepeatable, Run
+from hocket.capture.blocks import TEMPLATE, BlockRun, NotRepeatable
 from hocket.capture.record import Recorder, layout_of
 from hocket.capture.recording import Visit
 from hocket.graph import Phase
@@ -25,7 +25,7 @@ PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Siz
 """What is compared by value; all other things must be the same object."""
 
 
-def put_stand_ins(model: nn.Module, recorder: Recorder, runs: Sequence[Run]) -> None:
+def put_stand_ins(model: nn.Module, recorder: Recorder, runs: Sequence[BlockRun]) -> None:
     """Change a copy of a model: watch the blocks before the left-out ones and replace those."""
     for run in runs:
         stand_in = _StandIn(recorder)

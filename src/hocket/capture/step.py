@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten
 
 from hocket.base.errors import UsageError
 from hocket.capture.attention import ACCELERATOR, FusedAttention
-from hocket.capture.blocks import Run
+from hocket.capture.blocks import BlockRun
 from hocket.capture.fake import (
     NamedTensor,
     all_tensors,
@@ -45,7 +45,7 @@ def record_fake_step(
     loss: Loss,
     training: bool,
     device: str,
-    runs: Sequence[Run] = (),
+    runs: Sequence[BlockRun] = (),
     forward: Forward | None = None,
 ) -> Recording:
     """Record a step on fake tensors of ``device``.
@@ -96,7 +96,7 @@ def _record(
     sources: Sequence[NamedTensor],
     loss: Loss,
     training: bool,
-    runs: Sequence[Run],
+    runs: Sequence[BlockRun],
     forward: Forward | None,
 ) -> Recording:
     names = {id(module): path for path, module in model.named_modules()}

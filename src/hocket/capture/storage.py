@@ -12,7 +12,7 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.capture.program import TensorSpec
-from hocket.capture.recording import Layout
+from hocket.capture.recording import TensorLayout
 from hocket.graph import Role
 
 
@@ -22,7 +22,7 @@ def storage_bytes(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor:
     return everything.set_(tensor.detach().untyped_storage())[:num_bytes]
 
 
-def look_at(data: torch.Tensor, layout: Layout) -> torch.Tensor:
+def look_at(data: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
     """The tensor that looks at the bytes of a storage as ``layout`` says."""
     size = layout.dtype.itemsize
     flat = data[: data.numel() // size * size].view(layout.dtype)

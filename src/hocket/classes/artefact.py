@@ -17,7 +17,7 @@ from hocket.base.errors import InputFileError
 from hocket.base.fields import located
 from hocket.base.jsonfile import dump_json, read_json
 from hocket.base.regular import read_regular
-from hocket.classes.table import Table
+from hocket.classes.table import PartTable
 
 TABLE, VALIDATION, REPORT = "table.json", "validation.json", "report.html"
 _MAX_TABLE_BYTES = 64 * 2**20
@@ -29,15 +29,15 @@ class Folder:
     """A folder of parts that was read and checked."""
 
     path: Path
-    table: Table
+    table: PartTable
     validation: Mapping[str, Any]
     models: tuple[bytes, ...]
     """ONNX of each part, the very bytes whose hash was checked."""
 
 
 def write_folder(
-    path: Path, table: Table, files: Mapping[str, bytes], validation: Mapping[str, Any]
-) -> Table:
+    path: Path, table: PartTable, files: Mapping[str, bytes], validation: Mapping[str, Any]
+) -> PartTable:
     """Write a folder; gives the table with the hashes of its files."""
     path.mkdir(parents=True, exist_ok=True)
     every = {**files, VALIDATION: dump_json(dict(validation))}
@@ -57,7 +57,7 @@ def read_folder(path: Path) -> Folder:
             f"holds no {TABLE}", hint="name a folder that hocket split has written", where=str(path)
         )
     with located(str(file)):
-        table = Table.from_data(read_json(file, _MAX_TABLE_BYTES))
+        table = PartTable.from_data(read_json(file, _MAX_TABLE_BYTES))
     models = tuple(_checked(path, part.onnx, table) for part in table.parts)
     _checked(path, VALIDATION, table)
     validation = read_json(path / VALIDATION, _MAX_TABLE_BYTES)
@@ -66,7 +66,7 @@ def read_folder(path: Path) -> Folder:
     return Folder(path, table, validation, models)
 
 
-def _checked(path: Path, name: str, table: Table) -> bytes:
+def _checked(path: Path, name: str, table: PartTable) -> bytes:
     content = read_regular(path / name, _MAX_PART_BYTES)
     if table.hashes.get(name) != _digest(content):
         raise InputFileError(

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from hocket.base.arrays import FloatArray, LongArray
-from hocket.classes.combine import Calibration, Combiner, log_odds, probabilities
+from hocket.classes.combine import Combiner, OddsCalibration, log_odds, probabilities
 
 _STRENGTH = 1e-3
 """Pull towards scale 1 and shift 0, which a small validation split needs."""
@@ -50,7 +50,8 @@ def calibrated(combiner: Combiner, outputs: Sequence[FloatArray], labels: LongAr
     return replace(combiner, calibrations=pairs)
 
 
-def _as_pairs(scales: FloatArray, shifts: FloatArray) -> tuple[Calibration, ...]:
+def _as_pairs(scales: FloatArray, shifts: FloatArray) -> tuple[OddsCalibration, ...]:
     return tuple(
-        Calibration(float(scale), float(shift)) for scale, shift in zip(scales, shifts, strict=True)
+        OddsCalibration(float(scale), float(shift))
+        for scale, shift in zip(scales, shifts, strict=True)
     )

@@ -16,7 +16,7 @@ from hocket.base.arrays import FloatArray, LongArray
 
 
 @dataclass(frozen=True)
-class Calibration:
+class OddsCalibration:
     """How a part's log-odds are made comparable with those of other parts."""
 
     scale: float = 1.0
@@ -35,7 +35,7 @@ class Combiner:
     num_classes: int
     classes: tuple[tuple[int, ...], ...]
     """Of each part."""
-    calibrations: tuple[Calibration, ...]
+    calibrations: tuple[OddsCalibration, ...]
 
     def scores(self, answers: Sequence[FloatArray | None]) -> FloatArray:
         """Scores of all classes from the raw outputs of parts; ``-inf`` where none answered.

@@ -19,7 +19,7 @@ from hocket.classes.structure import Structure, dependency_graph, whole_group
 
 
 @dataclass(frozen=True)
-class Cut:
+class PartCut:
     """What a part keeps of the whole net."""
 
     classes: tuple[int, ...]
@@ -35,7 +35,9 @@ def best_units(values: Sequence[FloatArray], widths: Sequence[int]) -> tuple[tup
     )
 
 
-def build_part(net: nn.Module, structure: Structure, example: torch.Tensor, cut: Cut) -> nn.Module:
+def build_part(
+    net: nn.Module, structure: Structure, example: torch.Tensor, cut: PartCut
+) -> nn.Module:
     """A new network: a copy of the net, cut, with outputs "others" and its classes."""
     part = copy.deepcopy(net).cpu().eval()
     for parameter in part.parameters():

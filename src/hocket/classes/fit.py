@@ -16,7 +16,7 @@ import torch
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_seconds
-from hocket.classes.cut import Cut, best_units, build_part
+from hocket.classes.cut import PartCut, best_units, build_part
 from hocket.classes.exported import as_onnx
 from hocket.classes.material import Material, Tell
 from hocket.classes.outlook import FanOut
@@ -88,14 +88,14 @@ def group_work(material: Material) -> Callable[[tuple[int, ...]], float]:
     return work_of
 
 
-def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> Cut:
+def cut_to(material: Material, classes: tuple[int, ...], budget_macs: float) -> PartCut:
     """The most valuable channels for some classes, within a budget of work."""
     values = material.scores.of_group(classes)
     widths = chosen_widths(material.structure.model, values, budget_macs, Floors())
-    return Cut(classes, best_units(values, widths))
+    return PartCut(classes, best_units(values, widths))
 
 
-def part_latency_s(material: Material, cut: Cut) -> float:
+def part_latency_s(material: Material, cut: PartCut) -> float:
     """How long a part will take; its weights do not matter, so it need not be trained."""
     part = build_part(material.net, material.structure, material.example, cut)
     model = as_onnx(part, material.example)

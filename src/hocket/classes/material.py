@@ -17,7 +17,7 @@ from torch import nn
 from hocket.base.errors import UsageError
 from hocket.classes.data import Splits
 from hocket.classes.scores import ClassScores, class_scores
-from hocket.classes.settings import Request
+from hocket.classes.settings import SplitRequest
 from hocket.classes.sources import load_arrays, load_data, load_net, state_arrays
 from hocket.classes.steps import Steps, digest_of_state, key_of
 from hocket.classes.structure import Structure, multiplications, structure_of
@@ -34,7 +34,7 @@ _MOST_SCORED = 10_000
 class Material:
     """The trained net and all that is known of it."""
 
-    request: Request
+    request: SplitRequest
     net: nn.Module
     splits: Splits
     structure: Structure
@@ -53,7 +53,7 @@ class Material:
         return self.structure.model.macs(np.ones(len(self.structure.parts)))
 
 
-def prepared(request: Request, steps: Steps, tell: Tell) -> Material:
+def prepared(request: SplitRequest, steps: Steps, tell: Tell) -> Material:
     """Load, train where asked, and score."""
     splits = load_data(request.data, request.seed)
     net = load_net(request.net, request.seed)
@@ -72,7 +72,7 @@ def prepared(request: Request, steps: Steps, tell: Tell) -> Material:
 
 
 def _train(
-    net: nn.Module, splits: Splits, request: Request, steps: Steps, given: str, tell: Tell
+    net: nn.Module, splits: Splits, request: SplitRequest, steps: Steps, given: str, tell: Tell
 ) -> str:
     """Train the net if that was asked for; a digest of what it is then."""
     if not request.train_steps:

@@ -43,7 +43,7 @@ def finish_s(part_s: Sequence[float], cores: int) -> float:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class SplitVerdict:
     """Whether a split pays, in one sentence, and what it costs."""
 
     pays: bool
@@ -56,7 +56,7 @@ class Verdict:
 
 def verdict(
     whole_s: float, predicted_s: float, part_macs: Sequence[float], whole_macs: float, cores: int
-) -> Verdict:
+) -> SplitVerdict:
     """Compare a split with the whole net on one core."""
     speedup = whole_s / predicted_s
     work = sum(part_macs) / whole_macs
@@ -65,12 +65,12 @@ def verdict(
         f"do {work:.1f}x the work of the whole net"
     )
     if speedup > 1.1:
-        return Verdict(True, speedup, work, f"an answer comes {speedup:.1f}x sooner; {told}")
+        return SplitVerdict(True, speedup, work, f"an answer comes {speedup:.1f}x sooner; {told}")
     reason = (
         f"only {cores} cores for {len(part_macs)} workers"
         if cores <= len(part_macs)
         else "the net is too small for the cost of sending inputs to processes"
     )
-    return Verdict(
+    return SplitVerdict(
         False, speedup, work, f"splitting does not pay here ({speedup:.2f}x): {reason}; {told}"
     )

@@ -15,9 +15,9 @@ from torch import nn
 
 from hocket.base.errors import HocketError, InputFileError
 from hocket.base.jsonfile import read_json
-from hocket.classes.cut import Cut, build_part
+from hocket.classes.cut import PartCut, build_part
 from hocket.classes.material import Material, Tell, prepared
-from hocket.classes.settings import Request
+from hocket.classes.settings import SplitRequest
 from hocket.classes.sources import load_arrays, state_arrays
 from hocket.classes.steps import Steps, key_of
 from hocket.classes.training import train_part
@@ -25,12 +25,14 @@ from hocket.classes.training import train_part
 REQUEST = "request.json"
 
 
-def part_key(material: Material, cut: Cut) -> str:
+def part_key(material: Material, cut: PartCut) -> str:
     """A digest of all that a trained part depends on."""
     return key_of(material.digest, cut.classes, cut.kept, material.request.retraining.__dict__)
 
 
-def trained_part(material: Material, steps: Steps, index: int, cut: Cut, tell: Tell) -> nn.Module:
+def trained_part(
+    material: Material, steps: Steps, index: int, cut: PartCut, tell: Tell
+) -> nn.Module:
     """A part, trained now or before."""
     part = build_part(material.net, material.structure, material.example, cut)
     key = part_key(material, cut)
@@ -53,12 +55,12 @@ def trained_part(material: Material, steps: Steps, index: int, cut: Cut, tell: T
     return part
 
 
-def save_cut(steps: Steps, index: int, cut: Cut) -> None:
+def save_cut(steps: Steps, index: int, cut: PartCut) -> None:
     """Describe a part to the process that trains it."""
     steps.put(f"cut-{index}", "", {"none": np.zeros(1)}, {"classes": cut.classes, "kept": cut.kept})
 
 
-def load_cut(steps: Steps, index: int) -> Cut:
+def load_cut(steps: Steps, index: int) -> PartCut:
     """What `save_cut` described."""
     saved = steps.get(f"cut-{index}", "")
     if saved is None:
@@ -66,7 +68,7 @@ def load_cut(steps: Steps, index: int) -> Cut:
             f"describes no part {index}", hint="run hocket split again", where=str(steps.folder)
         )
     kept = tuple(tuple(each) for each in saved.info["kept"])
-    return Cut(tuple(saved.info["classes"]), kept)
+    return PartCut(tuple(saved.info["classes"]), kept)
 
 
 def run_job(folder: Path, index: int) -> None:
@@ -74,7 +76,7 @@ def run_job(folder: Path, index: int) -> None:
     steps = Steps(folder)
     data = read_json(folder / REQUEST)
     assert isinstance(data, dict)
-    material = prepared(Request.from_data(data), steps, _silent)
+    material = prepared(SplitRequest.from_data(data), steps, _silent)
     trained_part(material, steps, index, load_cut(steps, index), _print)
 
 

@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 
 from hocket.classes.artefact import Folder
-from hocket.classes.combine import Calibration
+from hocket.classes.combine import OddsCalibration
 from hocket.classes.outlook import finish_s, worker_cores
 from hocket.classes.serving.front_end import FrontEnd, ServeOptions
 from hocket.classes.session import infer, open_session
-from hocket.classes.table import Table
+from hocket.classes.table import PartTable
 
 _RUNS = 60
 _REST_S = 0.001
 
 
 @dataclass(frozen=True)
-class Outlook:
+class LatencyOutlook:
     """A prediction with its pieces."""
 
     part_s: tuple[float, ...]
@@ -40,17 +40,17 @@ class Outlook:
         return asdict(self)
 
 
-def rehearsed(folder: Folder, options: ServeOptions | None = None) -> Outlook:
+def rehearsed(folder: Folder, options: ServeOptions | None = None) -> LatencyOutlook:
     """The median time of an answer that all parts take part in."""
     options = options or ServeOptions()
     cores = len(options.cores or os.sched_getaffinity(0))
     part_s = tuple(_rested_s(model, folder.table) for model in folder.models)
     overhead_s = _reaching_s(folder, options)
     busy_s = finish_s(part_s, worker_cores(len(part_s), cores))
-    return Outlook(part_s, overhead_s, cores, busy_s + overhead_s)
+    return LatencyOutlook(part_s, overhead_s, cores, busy_s + overhead_s)
 
 
-def _rested_s(model: bytes, table: Table) -> float:
+def _rested_s(model: bytes, table: PartTable) -> float:
     """Median of one input after a rest, in which caches and clocks go cold as in a worker."""
     session = open_session(model)
     example = np.zeros((1, *table.input_shape), dtype=table.input_dtype)
@@ -62,7 +62,7 @@ def _rested_s(model: bytes, table: Table) -> float:
 def _reaching_s(folder: Folder, options: ServeOptions) -> float:
     """Median of an answer of workers that compute nothing."""
     parts = tuple(
-        replace(part, classes=(index,), calibration=Calibration())
+        replace(part, classes=(index,), calibration=OddsCalibration())
         for index, part in enumerate(folder.table.parts)
     )
     names = tuple(map(str, range(len(parts))))

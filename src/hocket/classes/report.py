@@ -12,17 +12,17 @@ from hocket import __version__
 from hocket.base.atomic import write_atomically
 from hocket.base.units import format_percent, format_seconds
 from hocket.classes.artefact import REPORT
-from hocket.classes.table import Table
+from hocket.classes.table import PartTable
 from hocket.view.drawing import svg_rect, svg_text
 from hocket.view.names import inert
 from hocket.view.picture import picture_css
 from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Cell, Head, section, table
+from hocket.view.sections import Cell, ColumnHead, section, table
 
 _WIDTH_PX, _HEIGHT_PX, _MARGIN_PX, _DOT_PX = 720, 260, 60, 9
 
 
-def split_report_html(parts: Table, validation: Mapping[str, Any]) -> str:
+def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
     """The report as one HTML text."""
     css = picture_css() + template("report.css")
     verdict = validation["verdict"]
@@ -48,12 +48,12 @@ def split_report_html(parts: Table, validation: Mapping[str, Any]) -> str:
     return fill(template("parallel.html"), values)
 
 
-def write_split_report(folder: Path, parts: Table, validation: Mapping[str, Any]) -> None:
+def write_split_report(folder: Path, parts: PartTable, validation: Mapping[str, Any]) -> None:
     """Write the report into the folder of the split."""
     write_atomically(folder / REPORT, split_report_html(parts, validation).encode())
 
 
-def _stats(parts: Table, validation: Mapping[str, Any]) -> str:
+def _stats(parts: PartTable, validation: Mapping[str, Any]) -> str:
     whole, slowest_s = parts.whole, validation["slowest_s"]
     lost = 100 * (validation["test_whole"] - validation["test_parts"])
     entries = [
@@ -69,7 +69,11 @@ def _stats(parts: Table, validation: Mapping[str, Any]) -> str:
 
 
 def _stages(validation: Mapping[str, Any]) -> str:
-    heads = [Head("Stage"), Head("Accuracy (validation)", "number"), Head("Slowest", "number")]
+    heads = [
+        ColumnHead("Stage"),
+        ColumnHead("Accuracy (validation)", "number"),
+        ColumnHead("Slowest", "number"),
+    ]
     rows: list[list[Cell]] = [
         [stage["name"], f"{100 * stage['accuracy']:.2f} %", format_seconds(stage["slowest_s"])]
         for stage in validation["stages"]
@@ -107,9 +111,9 @@ def _dots(validation: Mapping[str, Any]) -> str:
     )
 
 
-def _parts(parts: Table) -> str:
-    heads = [Head("Part", "number"), Head("Classes"), Head("Work", "number"),
-             Head("Size", "number"), Head("One input", "number")]  # fmt: skip
+def _parts(parts: PartTable) -> str:
+    heads = [ColumnHead("Part", "number"), ColumnHead("Classes"), ColumnHead("Work", "number"),
+             ColumnHead("Size", "number"), ColumnHead("One input", "number")]  # fmt: skip
     rows: list[list[Cell]] = [
         [
             str(index),
@@ -124,9 +128,9 @@ def _parts(parts: Table) -> str:
 
 
 def _losses(validation: Mapping[str, Any]) -> str:
-    heads = [Head("Workers lost", "number"), Head("Patterns", "number"),
-             Head("That lose a group", "number"), Head("Mean accuracy", "number"),
-             Head("Worst accuracy", "number")]  # fmt: skip
+    heads = [ColumnHead("Workers lost", "number"), ColumnHead("Patterns", "number"),
+             ColumnHead("That lose a group", "number"), ColumnHead("Mean accuracy", "number"),
+             ColumnHead("Worst accuracy", "number")]  # fmt: skip
     accuracy = {row["lost"]: row for row in validation["lost_workers"]}
     rows: list[list[Cell]] = []
     for row in validation["losses"]:
@@ -139,9 +143,12 @@ def _losses(validation: Mapping[str, Any]) -> str:
     return section("losses", "When workers are lost", table(heads, rows))
 
 
-def _confusion(parts: Table, validation: Mapping[str, Any]) -> str:
+def _confusion(parts: PartTable, validation: Mapping[str, Any]) -> str:
     names = [", ".join(inert(parts.class_names[each]) for each in group) for group in parts.groups]
-    heads = [Head("Group"), *(Head(str(index), "number") for index in range(len(names)))]
+    heads = [
+        ColumnHead("Group"),
+        *(ColumnHead(str(index), "number") for index in range(len(names))),
+    ]
     rows: list[list[Cell]] = [
         [f"{index}: {name}", *map(str, counts)]
         for index, (name, counts) in enumerate(zip(names, validation["confusion"], strict=True))

@@ -12,7 +12,7 @@ AUTO = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class NetTraining:
     """How the whole net and parts are trained."""
 
     steps: int = 200
@@ -26,7 +26,7 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class SplitRequest:
     """One split, as it was asked for."""
 
     net: str
@@ -41,7 +41,7 @@ class Request:
     """Whether groups may have unequal numbers of classes."""
     train_steps: int = 0
     """Steps that the net is trained first; 0 where it is trained already."""
-    retraining: Training = field(default_factory=Training)
+    retraining: NetTraining = field(default_factory=NetTraining)
     rounds: int = 4
     """How often channels are given back."""
     seed: int = 0
@@ -63,6 +63,6 @@ class Request:
         return asdict(self)
 
     @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Request:
+    def from_data(cls, data: dict[str, Any]) -> SplitRequest:
         """What `to_data` wrote."""
-        return cls(**{**data, "retraining": Training(**data["retraining"])})
+        return cls(**{**data, "retraining": NetTraining(**data["retraining"])})

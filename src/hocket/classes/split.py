@@ -20,8 +20,8 @@ from hocket.base.jsonfile import dump_json
 from hocket.classes.artefact import write_folder
 from hocket.classes.calibrate import calibrated
 from hocket.classes.codes import cyclic_code
-from hocket.classes.combine import Calibration, Combiner, accuracy
-from hocket.classes.cut import Cut
+from hocket.classes.combine import Combiner, OddsCalibration, accuracy
+from hocket.classes.cut import PartCut
 from hocket.classes.exported import as_exported, as_onnx
 from hocket.classes.fit import Budgets, cut_to, fitted_budgets, whole_times
 from hocket.classes.give_back import blame, larger_budgets
@@ -30,21 +30,21 @@ from hocket.classes.groups import Groups
 from hocket.classes.material import Material, Tell, prepared
 from hocket.classes.part_job import REQUEST, part_key, save_cut, trained_part
 from hocket.classes.session import latency_s, open_session
-from hocket.classes.settings import Request
+from hocket.classes.settings import SplitRequest
 from hocket.classes.side_by_side import train_side_by_side
 from hocket.classes.steps import Steps
 from hocket.classes.structure import multiplications
-from hocket.classes.table import Part, Table, Whole
+from hocket.classes.table import PartTable, ServedPart, Whole
 from hocket.classes.training import outputs_of
-from hocket.classes.validation import Stage, Validation, validated
+from hocket.classes.validation import StageScore, Validation, validated
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class ClassSplit:
     """A finished split."""
 
     folder: Path
-    table: Table
+    table: PartTable
     validation: Validation
 
 
@@ -52,7 +52,7 @@ class Split:
 class _Round:
     """Parts that were trained, calibrated and tried on validation data."""
 
-    cuts: tuple[Cut, ...]
+    cuts: tuple[PartCut, ...]
     parts: tuple[nn.Module, ...]
     combiner: Combiner
     scores: FloatArray
@@ -61,8 +61,8 @@ class _Round:
 
 
 def split(
-    request: Request, folder: Path, *, jobs: int = 1, cores: int | None = None, tell: Tell
-) -> Split:
+    request: SplitRequest, folder: Path, *, jobs: int = 1, cores: int | None = None, tell: Tell
+) -> ClassSplit:
     """Carry out a request; ``cores`` are those of the machine that will serve (default: this)."""
     cores = cores or len(os.sched_getaffinity(0))
     steps = Steps(folder / "work")
@@ -76,12 +76,12 @@ def split(
     whole_scores = outputs_of(material.net, material.splits.validation.inputs).numpy()
     labels = material.splits.validation.labels.cpu().numpy()
     base = accuracy(whole_scores, labels)
-    stages = [Stage("whole net", base, whole.latency_s)]
+    stages = [StageScore("whole net", base, whole.latency_s)]
     best, stages = _rounds(material, steps, classes, budgets, jobs, tell, whole_scores, stages)
     table, files = _table(material, whole.latency_s, whole.eager_s, groups, held, best, tell)
     validation = validated(material, table, best.parts, stages, cores, budgets.target_s)
     table = write_folder(folder, table, files, validation.to_data())
-    return Split(folder, table, validation)
+    return ClassSplit(folder, table, validation)
 
 
 def _rounds(
@@ -92,8 +92,8 @@ def _rounds(
     jobs: int,
     tell: Tell,
     whole_scores: FloatArray,
-    stages: list[Stage],
-) -> tuple[_Round, list[Stage]]:
+    stages: list[StageScore],
+) -> tuple[_Round, list[StageScore]]:
     """Train, and give channels back until the accuracy holds; the best round there was."""
     request = material.request
     labels = material.splits.validation.labels.cpu().numpy()
@@ -106,7 +106,7 @@ def _rounds(
         tell("rounds of training", number, request.rounds + 1)
         now = _round(material, steps, classes, macs, jobs, tell)
         name = "parts, calibrated" if number == 0 else f"channels given back, round {number}"
-        stages = [*stages, Stage(name, now.accuracy, _slowest_s(material, now.parts))]
+        stages = [*stages, StageScore(name, now.accuracy, _slowest_s(material, now.parts))]
         if best is None or now.accuracy > best.accuracy:
             best = now
         if now.accuracy >= needed - 1e-12:
@@ -145,7 +145,7 @@ def _round(
     outputs = [outputs_of(part, validation.inputs).numpy().astype(float) for part in parts]
     labels = validation.labels.cpu().numpy()
     plain = Combiner(
-        material.splits.num_classes, tuple(classes), tuple(Calibration() for _ in classes)
+        material.splits.num_classes, tuple(classes), tuple(OddsCalibration() for _ in classes)
     )
     combiner = calibrated(plain, outputs, labels)
     scores = combiner.scores(outputs)
@@ -160,7 +160,7 @@ def _table(
     held: tuple[tuple[int, ...], ...],
     done: _Round,
     tell: Tell,
-) -> tuple[Table, dict[str, bytes]]:
+) -> tuple[PartTable, dict[str, bytes]]:
     example = material.example
     files: dict[str, bytes] = {"whole.onnx": as_onnx(material.net, example)}
     material.net.to(material.request.device)
@@ -172,7 +172,7 @@ def _table(
         onnx, exported = f"part-{index}.onnx", f"part-{index}.pt2"
         files[onnx], files[exported] = as_onnx(net, example), as_exported(net, example)
         parts.append(
-            Part(
+            ServedPart(
                 cut.classes,
                 calibration,
                 onnx,
@@ -183,7 +183,7 @@ def _table(
             )
         )
     whole = Whole("whole.onnx", material.whole_macs, _parameters(material.net), whole_s, eager_s)
-    table = Table(
+    table = PartTable(
         material.splits.names,
         tuple(example.shape[1:]),
         str(example.dtype).removeprefix("torch."),

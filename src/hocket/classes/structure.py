@@ -16,7 +16,7 @@ import torch_pruning
 from torch import nn
 
 from hocket.base.errors import UsageError
-from hocket.classes.widths import Layer, Stream, WidthModel
+from hocket.classes.widths import ChannelStream, WidthLayer, WidthModel
 
 _MULTIPLYING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 _PRODUCING = (*_MULTIPLYING, nn.Embedding)
@@ -95,7 +95,7 @@ def structure_of(net: nn.Module, example: torch.Tensor, num_classes: int) -> Str
         parts.append(found)
         sizes.append(_width(module))
     streams = tuple(
-        Stream(each.root, size // each.heads, each.heads, len(each.readers))
+        ChannelStream(each.root, size // each.heads, each.heads, len(each.readers))
         for each, size in zip(parts, sizes, strict=True)
     )
     layers = _layers(net, example, parts)
@@ -160,7 +160,9 @@ def _heads(net: nn.Module, name: str) -> int:
     return heads if isinstance(heads, int) and heads >= 1 else 1
 
 
-def _layers(net: nn.Module, example: torch.Tensor, parts: list[StreamParts]) -> tuple[Layer, ...]:
+def _layers(
+    net: nn.Module, example: torch.Tensor, parts: list[StreamParts]
+) -> tuple[WidthLayer, ...]:
     out_of = {name: index for index, each in enumerate(parts) for name in each.producers}
     into: dict[str, list[tuple[int, int]]] = {}
     for index, each in enumerate(parts):
@@ -174,7 +176,7 @@ def _layers(net: nn.Module, example: torch.Tensor, parts: list[StreamParts]) -> 
         # A depthwise layer has one stream on both sides: its work grows with one width only.
         reads = [] if is_grouped else into.get(name, [])
         shares = tuple((stream, count / int(width)) for stream, count in reads)  # type: ignore[arg-type]
-        found.append(Layer(name, macs, out_of.get(name, -1), shares))
+        found.append(WidthLayer(name, macs, out_of.get(name, -1), shares))
     return tuple(found)
 
 

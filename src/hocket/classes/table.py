@@ -10,7 +10,7 @@ from typing import Any
 
 from hocket.base import fields
 from hocket.base.errors import InputFileError
-from hocket.classes.combine import Calibration, Combiner
+from hocket.classes.combine import Combiner, OddsCalibration
 
 SCHEMA = "hocket-classes-1"
 DTYPES = ("float32", "int64")
@@ -19,11 +19,11 @@ _MAX_DIM = 1 << 24
 
 
 @dataclass(frozen=True)
-class Part:
+class ServedPart:
     """One part, as it is served."""
 
     classes: tuple[int, ...]
-    calibration: Calibration
+    calibration: OddsCalibration
     onnx: str
     exported: str
     macs: float
@@ -44,7 +44,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Table:
+class PartTable:
     """All that serving needs to know."""
 
     class_names: tuple[str, ...]
@@ -53,7 +53,7 @@ class Table:
     groups: tuple[tuple[int, ...], ...]
     held: tuple[tuple[int, ...], ...]
     """The groups that each part holds."""
-    parts: tuple[Part, ...]
+    parts: tuple[ServedPart, ...]
     whole: Whole
     redundancy: int
     hashes: dict[str, str] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Table:
         }
 
     @classmethod
-    def from_data(cls, data: object) -> Table:
+    def from_data(cls, data: object) -> PartTable:
         """What a file says, checked."""
         keys = ("schema", "class_names", "input", "groups", "held", "redundancy", "parts", "whole",
                 "hashes")  # fmt: skip
@@ -139,13 +139,13 @@ class Table:
         return made
 
 
-def _part(data: object, path: str, num_classes: int) -> Part:
+def _part(data: object, path: str, num_classes: int) -> ServedPart:
     keys = ("classes", "scale", "shift", "onnx", "exported", "macs", "parameters", "latency_s")
     part = fields.record(data, path, required=keys)
     classes = fields.int_column(part["classes"], f"{path}.classes", 0, num_classes - 1)
-    return Part(
+    return ServedPart(
         tuple(int(each) for each in classes),
-        Calibration(
+        OddsCalibration(
             fields.number(part["scale"], f"{path}.scale", 0, 1e6),
             fields.number(part["shift"], f"{path}.shift", -1e6, 1e6),
         ),
@@ -184,7 +184,7 @@ def _lists(value: object, path: str, limit: int) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _check(table: Table) -> None:
+def _check(table: PartTable) -> None:
     """What fields alone do not show: every class is held, by parts that say so."""
     num_classes = len(table.class_names)
     if not 2 <= num_classes <= _MAX_CLASSES:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.base.units import format_seconds
-from hocket.classes.table import Table
+from hocket.classes.table import PartTable
 from hocket.view.names import inert
 
 _MOST_NAMES = 6
 
 
-def split_text(table: Table, validation: Mapping[str, Any]) -> str:
+def split_text(table: PartTable, validation: Mapping[str, Any]) -> str:
     """Parts, stages, lost workers and whether it pays."""
     return "\n".join(
         [
@@ -27,7 +27,7 @@ def split_text(table: Table, validation: Mapping[str, Any]) -> str:
     )
 
 
-def _parts(table: Table) -> list[str]:
+def _parts(table: PartTable) -> list[str]:
     whole = table.whole
     lines = [f"  {'part':<6}{'work':>8}{'size':>8}{'one input':>12}   classes"]
     for index, part in enumerate(table.parts):
@@ -70,7 +70,7 @@ def _losses(validation: Mapping[str, Any]) -> list[str]:
     return [*lines, "  test accuracy with workers lost: " + "; ".join(told)]
 
 
-def _end(table: Table, validation: Mapping[str, Any]) -> list[str]:
+def _end(table: PartTable, validation: Mapping[str, Any]) -> list[str]:
     slowest_s = validation["slowest_s"]
     lines = [
         f"predicted on {validation['cores']} cores: {format_seconds(validation['predicted_s'])} "

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hocket.classes.settings import Training
+from hocket.classes.settings import NetTraining
 
 Augment = Callable[[torch.Tensor], torch.Tensor]
 OnStep = Callable[[int, int], None]
@@ -30,7 +30,7 @@ class Labelled:
 
 
 def train_whole(
-    net: nn.Module, data: Labelled, recipe: Training, augment: Augment | None, on_step: OnStep
+    net: nn.Module, data: Labelled, recipe: NetTraining, augment: Augment | None, on_step: OnStep
 ) -> None:
     """Train a net on labels, in place."""
 
@@ -48,7 +48,7 @@ def train_part(
     classes: tuple[int, ...],
     teacher: nn.Module | None,
     data: Labelled,
-    recipe: Training,
+    recipe: NetTraining,
     augment: Augment | None = None,
     on_step: OnStep = lambda done, total: None,
 ) -> None:
@@ -105,7 +105,7 @@ def folded(logits: torch.Tensor, classes: tuple[int, ...]) -> torch.Tensor:
 def _train(
     net: nn.Module,
     data: Labelled,
-    recipe: Training,
+    recipe: NetTraining,
     draw: Callable[[torch.Generator], torch.Tensor],
     loss_of: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     augment: Augment | None,

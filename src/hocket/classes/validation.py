@@ -18,15 +18,15 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.classes.codes import Losses, pattern_table
 from hocket.classes.combine import Combiner, accuracy
 from hocket.classes.material import Material
-from hocket.classes.outlook import FanOut, Verdict, answer_s, verdict
-from hocket.classes.table import Table
+from hocket.classes.outlook import FanOut, SplitVerdict, answer_s, verdict
+from hocket.classes.table import PartTable
 from hocket.classes.training import outputs_of
 
 _MOST_PATTERNS = 500
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageScore:
     """Accuracy on validation data and time of the slowest part after a stage."""
 
     name: str
@@ -48,7 +48,7 @@ class LostWorkers:
 class Validation:
     """The report of a split, as data."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageScore, ...]
     test_whole: float
     test_parts: float
     test_error: float
@@ -65,7 +65,7 @@ class Validation:
     lost_workers: tuple[LostWorkers, ...]
     confusion: tuple[tuple[int, ...], ...]
     """``[true group][answered group]``, test inputs."""
-    verdict: Verdict
+    verdict: SplitVerdict
 
     @property
     def holds(self) -> bool:
@@ -79,9 +79,9 @@ class Validation:
 
 def validated(
     material: Material,
-    table: Table,
+    table: PartTable,
     parts: Sequence[nn.Module],
-    stages: Sequence[Stage],
+    stages: Sequence[StageScore],
     cores: int,
     target_s: float | None,
 ) -> Validation:
@@ -140,7 +140,9 @@ def _lost_workers(
     return tuple(rows)
 
 
-def _confusion(table: Table, scores: FloatArray, labels: LongArray) -> tuple[tuple[int, ...], ...]:
+def _confusion(
+    table: PartTable, scores: FloatArray, labels: LongArray
+) -> tuple[tuple[int, ...], ...]:
     group_of = np.zeros(len(table.class_names), dtype=int)
     for index, group in enumerate(table.groups):
         group_of[list(group)] = index

@@ -18,7 +18,7 @@ from hocket.base.arrays import FloatArray
 
 
 @dataclass(frozen=True)
-class Stream:
+class ChannelStream:
     """Channels that are cut together."""
 
     name: str
@@ -31,7 +31,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Layer:
+class WidthLayer:
     """A layer that multiplies: its work is the product of the widths of its streams."""
 
     name: str
@@ -47,15 +47,15 @@ class Layer:
 class WidthModel:
     """The streams of a net and what its layers cost by their widths."""
 
-    streams: tuple[Stream, ...]
-    layers: tuple[Layer, ...]
+    streams: tuple[ChannelStream, ...]
+    layers: tuple[WidthLayer, ...]
 
     def macs(self, kept: FloatArray) -> float:
         """Multiplications of one input when a share of each stream is kept."""
         return sum(_layer_macs(layer, kept) for layer in self.layers)
 
 
-def _layer_macs(layer: Layer, kept: FloatArray) -> float:
+def _layer_macs(layer: WidthLayer, kept: FloatArray) -> float:
     out = kept[layer.out_stream] if layer.out_stream >= 0 else 1.0
     fixed = 1.0 - sum(share for _, share in layer.in_streams)
     into = fixed + sum(share * kept[stream] for stream, share in layer.in_streams)
@@ -71,13 +71,13 @@ class Floors:
     block_units: int = 0
     """Units cut at once, and of which the width stays a multiple; 0 for a choice by the width."""
 
-    def block(self, stream: Stream) -> int:
+    def block(self, stream: ChannelStream) -> int:
         """Units cut at once: vector units want multiples, narrow streams cannot afford them."""
         if self.block_units:
             return self.block_units
         return 8 if stream.units >= 64 else 4 if stream.units >= 32 else 1
 
-    def floor(self, stream: Stream) -> int:
+    def floor(self, stream: ChannelStream) -> int:
         """Units that stay in any case."""
         least = max(self.least_units, int(np.ceil(self.least_share * stream.units)))
         return min(least, stream.units)
@@ -120,13 +120,13 @@ def chosen_widths(
     return tuple(int(width) for width in widths)
 
 
-def _narrower(stream: Stream, width: int, floors: Floors) -> int | None:
+def _narrower(stream: ChannelStream, width: int, floors: Floors) -> int | None:
     block = floors.block(stream)
     narrower = (width - 1) // block * block
     return narrower if narrower >= floors.floor(stream) else None
 
 
-def _touching(model: WidthModel) -> list[list[Layer]]:
+def _touching(model: WidthModel) -> list[list[WidthLayer]]:
     return [
         [
             layer
@@ -138,7 +138,7 @@ def _touching(model: WidthModel) -> list[list[Layer]]:
 
 
 def _saved(
-    layers: Sequence[Layer],
+    layers: Sequence[WidthLayer],
     layer_macs: Mapping[str, float],
     widths: FloatArray,
     full: FloatArray,

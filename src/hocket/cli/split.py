@@ -81,7 +81,7 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
     from hocket.base.errors import UsageError
     from hocket.base.units import parse_seconds
-    from hocket.classes.settings import AUTO, Request, Training
+    from hocket.classes.settings import AUTO, NetTraining, SplitRequest
 
     if parts != "auto" and not (parts.isdecimal() and 1 <= int(parts) <= 10_000):
         raise UsageError(f"--parts {parts!r} is no number of parts", hint="such as 5, or auto")
@@ -90,14 +90,14 @@ def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
         target_s = None if target is None else parse_seconds(target)
     except ValueError as error:
         raise UsageError(str(error), where="--target-latency") from None
-    retraining = Training(
+    retraining = NetTraining(
         steps=asked["steps"],
         batch=asked["batch"],
         learning_rate=asked["learning_rate"],
         soft_weight=asked["soft_targets"],
         seed=asked["seed"],
     )
-    return Request(
+    return SplitRequest(
         net=_absolute(net),
         data=_absolute(data),
         parts=AUTO if parts == "auto" else int(parts),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hocket.base.errors import InputFileError
-    from hocket.validation.validate import Part, TableResult
+    from hocket.validation.validate import TableResult, TableScores
 
 _PARTS = ("zero-shot", "calibrated")
 
@@ -91,7 +91,7 @@ def _steps(results: list[TableResult]) -> Table:
     return shown
 
 
-def _step_cells(part: Part, limit: float | None) -> list[str]:
+def _step_cells(part: TableScores, limit: float | None) -> list[str]:
     score = part.step
     assert score is not None
     figures = (score.mean, limit, score.median, score.p95, score.max)
@@ -117,7 +117,7 @@ def _choices(results: list[TableResult]) -> Table:
     return shown
 
 
-def _choice_cells(part: Part, limits: tuple[float | None, float | None]) -> list[str]:
+def _choice_cells(part: TableScores, limits: tuple[float | None, float | None]) -> list[str]:
     score = part.ranking
     assert score is not None
     figures = (score.mean_regret, limits[0], score.max_regret, limits[1])
@@ -137,7 +137,7 @@ def _memory(results: list[TableResult]) -> Table:
     return shown
 
 
-def _memory_cells(part: Part, limit: float | None) -> list[str]:
+def _memory_cells(part: TableScores, limit: float | None) -> list[str]:
     score, outcome = part.memory, part.out_of_memory
     cells = ["–"] * 4
     if score is not None:

@@ -22,7 +22,7 @@ from hocket.cost.timing import wall_s
 _WIDTH, _HEADS, _TOKENS, _BLOCKS = 32, 2, 4, 8
 
 
-class _Block(nn.Module):
+class _DispatchBlock(nn.Module):
     """The mix of products, views, normalization, dropout and additions of a transformer block."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class _Block(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Recorded:
+class _RecordedPhase:
     """Ops dispatched by one phase: how many, and those that do work, ready to be called again."""
 
     num_ops: int
@@ -75,7 +75,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _recorded(phase: Callable[[], Any]) -> _Recorded:
+def _recorded(phase: Callable[[], Any]) -> _RecordedPhase:
     recorder = _Recorder()
     with recorder:
         phase()
@@ -84,13 +84,13 @@ def _recorded(phase: Callable[[], Any]) -> _Recorded:
         for func, args, kwargs in recorder.calls
         if family_of(str(func)) != "view"
     )
-    return _Recorded(len(recorder.calls), working)
+    return _RecordedPhase(len(recorder.calls), working)
 
 
 def measure_host_overhead(device: torch.device) -> HostOverhead:
     """Seconds per dispatched op on this machine, for a model on ``device``."""
     with torch.random.fork_rng(devices=[]):
-        model = nn.Sequential(*(_Block() for _ in range(_BLOCKS))).to(device)
+        model = nn.Sequential(*(_DispatchBlock() for _ in range(_BLOCKS))).to(device)
         hidden = torch.randn(2, _TOKENS, _WIDTH, device=device)
     parameters = list(model.parameters())
 

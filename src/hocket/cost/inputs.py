@@ -14,7 +14,7 @@ import torch
 
 from hocket.capture.program import Call, Program
 from hocket.capture.record import flat_refs
-from hocket.capture.recording import Constant, Layout, Ref, flat_results, map_tree
+from hocket.capture.recording import Constant, Ref, TensorLayout, flat_results, map_tree
 
 _Bound = Callable[[Any], int]
 
@@ -119,7 +119,7 @@ def _own_forwards(call: Call, program: Program) -> list[Call]:
 
 
 def filled(
-    layout: Layout, device: torch.device, bound: int, generator: torch.Generator
+    layout: TensorLayout, device: torch.device, bound: int, generator: torch.Generator
 ) -> torch.Tensor:
     """A tensor of the given layout with random content; integers lie below ``bound``."""
     spans = zip(layout.shape, layout.stride, strict=True)

@@ -24,7 +24,7 @@ import torch
 from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_bytes
 from hocket.capture.program import Call, Program
-from hocket.capture.recording import Layout
+from hocket.capture.recording import TensorLayout
 from hocket.cost.dispatch import measure_host_overhead
 from hocket.cost.efficiency import roofline_s, work_of
 from hocket.cost.inputs import argument_bytes, filled, make_arguments
@@ -181,7 +181,7 @@ def _fused_update(
     if layout is None:
         raise UsageError(f"no fused update for {call.function}")
     num = max(1, min(count, MAX_FUSED, MAX_FUSED_BYTES // max(4 * layout.size_bytes, 1)))
-    own: Layout = layout._replace(offset=0)
+    own: TensorLayout = layout._replace(offset=0)
     tensors, grads, first, second = (
         [filled(own, device, 1, generator) for _ in range(num)] for _ in range(4)
     )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 
-from hocket.export.program import Block, CollectiveProgram, Slot, Step
+from hocket.export.program import BlockStep, CollectiveProgram, Slot, ThreadBlock
 from hocket.plan.sections.communication import Communication, Send
 
 MAX_CHUNKS = 1024
@@ -24,7 +24,7 @@ MAX_COUNT = 72
 
 
 @dataclass(frozen=True)
-class Move:
+class RangeSend:
     """One send of one range of chunks."""
 
     level: int
@@ -37,10 +37,10 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Moves:
+class OrderedSends:
     """All sends of a collective in an order that works."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[RangeSend, ...]
     ranges: tuple[tuple[int, int], ...]
     """First chunk and number of chunks of each tree."""
     num_chunks: int
@@ -48,12 +48,12 @@ class Moves:
     """The largest relative change of a share by rounding; 0 where exact."""
 
 
-def moves_of(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> Moves:
+def moves_of(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> OrderedSends:
     """The sends of every tree over its range of chunks."""
     number = {rank: index for index, rank in enumerate(section.ranks)}
     ranges, total, change = _ranges(section, max_chunks)
     moves = sorted(_moves(section, ranges, number), key=lambda m: (m.level, m.tree, m.first))
-    return Moves(tuple(moves), tuple(ranges), total, change)
+    return OrderedSends(tuple(moves), tuple(ranges), total, change)
 
 
 def program_of(
@@ -124,8 +124,8 @@ def _round(
 
 def _moves(
     section: Communication, ranges: list[tuple[int, int]], number: dict[str, int]
-) -> list[Move]:
-    moves: list[Move] = []
+) -> list[RangeSend]:
+    moves: list[RangeSend] = []
     for index, (tree, (start, count)) in enumerate(zip(section.trees, ranges, strict=True)):
         ready: dict[str, int] = defaultdict(int)
 
@@ -133,8 +133,11 @@ def _moves(
                 start: int = start, count: int = count) -> None:  # fmt: skip
             for first in range(start, start + count, MAX_COUNT):
                 size = min(MAX_COUNT, start + count - first)
-                moves.append(Move(level, index, number[send.src], number[send.dst], first, size,
-                                   is_reduce))  # fmt: skip
+                moves.append(
+                    RangeSend(
+                        level, index, number[send.src], number[send.dst], first, size, is_reduce
+                    )
+                )
 
         for send in tree.reduce:
             add(send, ready[send.src], True)
@@ -152,16 +155,16 @@ class _Blocks:
 
     def __init__(self, count: int, buffer: str) -> None:
         self.buffer = buffer
-        self.steps: list[dict[tuple[str, int], list[Step]]] = [{} for _ in range(count)]
+        self.steps: list[dict[tuple[str, int], list[BlockStep]]] = [{} for _ in range(count)]
         self.written: list[dict[int, tuple[tuple[str, int], int]]] = [{} for _ in range(count)]
 
-    def add(self, move: Move) -> None:
+    def add(self, move: RangeSend) -> None:
         slot = Slot(self.buffer, move.first)
         chunks = range(move.first, move.first + move.count)
         self._append(move.src, ("send", move.dst), chunks,
-                     Step(sources=(slot,), count=move.count, sends=True))  # fmt: skip
+                     BlockStep(sources=(slot,), count=move.count, sends=True))  # fmt: skip
         key = ("receive", move.src)
-        step = Step(
+        step = BlockStep(
             sources=(slot,) if move.is_reduce else (), targets=(slot,), count=move.count,
             receives=True,
         )  # fmt: skip
@@ -170,19 +173,19 @@ class _Blocks:
 
     def copy(self, rank: int, src: Slot, dst: Slot, count: int, first: int) -> None:
         key = ("copy", 0)
-        self._append(rank, key, range(0), Step(sources=(src,), targets=(dst,), count=count))
+        self._append(rank, key, range(0), BlockStep(sources=(src,), targets=(dst,), count=count))
         self._wrote(rank, key, range(first, first + count))
 
     def copy_after(self, rank: int, first: int, count: int) -> None:
         """The rank's part of a reduced input into its output, once it is there."""
-        step = Step(sources=(Slot("i", first),), targets=(Slot("o", 0),), count=count)
+        step = BlockStep(sources=(Slot("i", first),), targets=(Slot("o", 0),), count=count)
         self._append(rank, ("copy", 0), range(first, first + count), step)
 
     def _wrote(self, rank: int, key: tuple[str, int], chunks: range) -> None:
         last = (key, len(self.steps[rank][key]) - 1)
         self.written[rank].update(dict.fromkeys(chunks, last))
 
-    def _append(self, rank: int, key: tuple[str, int], reads: range, step: Step) -> None:
+    def _append(self, rank: int, key: tuple[str, int], reads: range, step: BlockStep) -> None:
         """A step that waits for all that wrote what it reads; more than one needs empty steps."""
         steps = self.steps[rank].setdefault(key, [])
         waits = {self.written[rank][c] for c in reads if c in self.written[rank]}
@@ -192,17 +195,17 @@ class _Blocks:
             latest[other] = max(latest.get(other, 0), index)
         pending = list(latest.items())
         for other, index in pending[:-1]:
-            steps.append(Step(waits_for=(hash_of(other), index)))
+            steps.append(BlockStep(waits_for=(hash_of(other), index)))
         if pending:
             other, index = pending[-1]
             step = replace(step, waits_for=(hash_of(other), index))
         steps.append(step)
 
-    def finished(self) -> tuple[tuple[Block, ...], ...]:
+    def finished(self) -> tuple[tuple[ThreadBlock, ...], ...]:
         """The blocks with their numbers in place of their names."""
         return tuple(self._finished(rank) for rank in range(len(self.steps)))
 
-    def _finished(self, rank: int) -> tuple[Block, ...]:
+    def _finished(self, rank: int) -> tuple[ThreadBlock, ...]:
         keys = sorted(self.steps[rank])
         number = {hash_of(key): index for index, key in enumerate(keys)}
         blocks = []
@@ -213,7 +216,7 @@ class _Blocks:
                 for step in self.steps[rank][kind, peer]
             )  # fmt: skip
             blocks.append(
-                Block(
+                ThreadBlock(
                     steps,
                     receives_from=(peer, 0) if kind == "receive" else None,
                     sends_to=(peer, 0) if kind == "send" else None,

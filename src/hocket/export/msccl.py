@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 
 from hocket.base.errors import InputFileError
 from hocket.base.fields import shown
-from hocket.export.program import Block, CollectiveProgram, Slot, Step
+from hocket.export.program import BlockStep, CollectiveProgram, Slot, ThreadBlock
 
 MAX_FILE_BYTES = 100_000_000
 _COLLECTIVES = {"reduce_scatter": "reducescatter", "all_gather": "allgather"}
@@ -69,14 +69,14 @@ def _program(top: Element) -> CollectiveProgram:
     )
 
 
-def _blocks(gpu: Element) -> list[Block]:
+def _blocks(gpu: Element) -> list[ThreadBlock]:
     number = {int(tb.attrib["id"]): index for index, tb in enumerate(gpu.findall("tb"))}
     blocks = []
     for tb in gpu.findall("tb"):
         send, recv, channel = (int(tb.attrib[key]) for key in ("send", "recv", "chan"))
         steps = sorted(tb.findall("step"), key=lambda step: int(step.attrib["s"]))
         blocks.append(
-            Block(
+            ThreadBlock(
                 steps=tuple(_step(step, number) for step in steps),
                 receives_from=None if recv < 0 else (recv, channel),
                 sends_to=None if send < 0 else (send, channel),
@@ -85,14 +85,14 @@ def _blocks(gpu: Element) -> list[Block]:
     return blocks
 
 
-def _step(step: Element, number: dict[int, int]) -> Step:
+def _step(step: Element, number: dict[int, int]) -> BlockStep:
     kind = step.attrib["type"]
     receives, reads, writes, sends = _TYPES[kind]
     src = Slot(step.attrib["srcbuf"], int(step.attrib["srcoff"]))
     dst = Slot(step.attrib["dstbuf"], int(step.attrib["dstoff"]))
     sources = (src, dst) if kind == "re" else (src,) if reads else ()
     waits = int(step.attrib["depid"])
-    return Step(
+    return BlockStep(
         sources=sources,
         targets=(dst,) if writes else (),
         count=int(step.attrib["cnt"]) if kind != "nop" else 0,
@@ -141,7 +141,7 @@ def _channels(program: CollectiveProgram) -> int:
     return 1 + max(used, default=0)
 
 
-def _attributes(step: Step, number: int, has_dependent: bool) -> dict[str, str]:
+def _attributes(step: BlockStep, number: int, has_dependent: bool) -> dict[str, str]:
     flags = (step.receives, bool(step.sources), bool(step.targets), step.sends)
     kind = next(name for name, known in _TYPES.items() if known == flags)
     if kind == "cpy" and len(step.sources) == 2:

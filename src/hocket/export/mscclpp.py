@@ -18,8 +18,8 @@ from typing import Any
 from hocket.base import fields
 from hocket.base.errors import InputFileError
 from hocket.base.jsonfile import read_json
-from hocket.export.compile_trees import Move, moves_of
-from hocket.export.program import Block, CollectiveProgram, Slot, Step
+from hocket.export.compile_trees import RangeSend, moves_of
+from hocket.export.program import BlockStep, CollectiveProgram, Slot, ThreadBlock
 from hocket.plan.sections.communication import Communication
 
 MAX_BYTES = 200_000_000
@@ -49,7 +49,7 @@ def program_of_plan(plan: Mapping[str, Any]) -> CollectiveProgram:
         collective=_NAMES.get(collective, collective),
         blocks=tuple(
             tuple(
-                Block(
+                ThreadBlock(
                     tuple(
                         _steps(gpu, fields.mapping(block, "threadblock"), rank, semaphores, parts)
                     )
@@ -115,7 +115,7 @@ def _semaphores(gpus: list[Mapping[str, Any]]) -> dict[tuple[int, str, int], tup
 def _steps(
     gpu: Mapping[str, Any], block: Mapping[str, Any], rank: int,
     semaphores: dict[tuple[int, str, int], tuple[int, int]], parts: int,
-) -> list[Step]:  # fmt: skip
+) -> list[BlockStep]:  # fmt: skip
     channels = {
         entry["channel_type"]: entry["channel_ids"] for entry in _list(block, "channels", "tb")
     }
@@ -138,9 +138,9 @@ def _steps(
         kind = op.get("channel_type", "memory")
         wires = [semaphores[rank, kind, channels[kind][c]] for c in op.get("channel_ids", [])]
         if name in _SIGNALS:
-            steps.append(Step(signals=tuple(raises for raises, _ in wires)))
+            steps.append(BlockStep(signals=tuple(raises for raises, _ in wires)))
         elif name in _WAITS:
-            steps.append(Step(awaits=tuple(awaits for _, awaits in wires)))
+            steps.append(BlockStep(awaits=tuple(awaits for _, awaits in wires)))
         elif name in _MOVES:
             sources, targets = op.get("src_buff", []), op.get("dst_buff", [])
             group = op.get("tbg_info", {"tb_id": 0, "tbg_size": 1})
@@ -148,14 +148,14 @@ def _steps(
             part = size // group["tbg_size"]
             skipped = part * fields.integer(group.get("tb_id"), "tb_id", 0, 63)
             steps.append(
-                Step(
+                BlockStep(
                     sources=tuple(slot(entry, kind, skipped) for entry in sources),
                     targets=tuple(slot(entry, kind, skipped) for entry in targets),
                     count=part,
                 )
             )
         elif name == "nop":
-            steps.append(Step())
+            steps.append(BlockStep())
         else:
             raise InputFileError(f"the op {fields.shown(name)} is not known here")
     return steps
@@ -223,7 +223,7 @@ class _Gpu:
             self.connected.append(peer)
         return list(channels).index(peer)
 
-    def signal(self, move: Move) -> None:
+    def signal(self, move: RangeSend) -> None:
         """Say that chunks are ready for another rank."""
         channel = self._channel(move.dst)
         self.blocks[-1]["ops"] += [
@@ -231,7 +231,7 @@ class _Gpu:
             {"name": "signal", "channel_ids": [channel], "channel_type": "memory"},
         ]
 
-    def take(self, move: Move) -> None:
+    def take(self, move: RangeSend) -> None:
         """Wait for chunks of another rank, then copy or add them."""
         channel = self._channel(move.src)
         buffers: dict[int, int] = self.blocks[-1]["buffers"]

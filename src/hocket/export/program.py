@@ -28,7 +28,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Step:
+class BlockStep:
     """What a thread block does at once."""
 
     sources: tuple[Slot, ...] = ()
@@ -47,10 +47,10 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Block:
+class ThreadBlock:
     """Steps one after the other; messages go over its connections."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[BlockStep, ...]
     receives_from: tuple[int, int] | None = None
     """(rank, channel)."""
     sends_to: tuple[int, int] | None = None
@@ -62,7 +62,7 @@ class CollectiveProgram:
 
     name: str
     collective: str
-    blocks: tuple[tuple[Block, ...], ...]
+    blocks: tuple[tuple[ThreadBlock, ...], ...]
     """Per rank."""
     num_input: tuple[int, ...]
     num_output: tuple[int, ...]
@@ -78,7 +78,7 @@ class CollectiveProgram:
 
 def run_program(program: CollectiveProgram, *, seed: int = 0) -> None:
     """Carry a program out; raise `CheckError` where it hangs or ends with a wrong result."""
-    memory = _Memory(program, seed)
+    memory = _RankBuffers(program, seed)
     done = [[0] * len(blocks) for blocks in program.blocks]
     wires: dict[tuple[int, int, int], deque[list[int]]] = defaultdict(deque)
     raised: dict[int, int] = defaultdict(int)
@@ -109,7 +109,7 @@ def run_program(program: CollectiveProgram, *, seed: int = 0) -> None:
 
 
 def _can_go(
-    step: Step, block: Block, rank: int, done: list[list[int]],
+    step: BlockStep, block: ThreadBlock, rank: int, done: list[list[int]],
     wires: dict[tuple[int, int, int], deque[list[int]]], raised: dict[int, int],
 ) -> bool:  # fmt: skip
     if step.waits_for is not None:
@@ -132,7 +132,7 @@ def _hang(program: CollectiveProgram, rank: int, block: int, step: int) -> Check
     )
 
 
-class _Memory:
+class _RankBuffers:
     """Buffers of all ranks; in place, input and output are the same memory."""
 
     def __init__(self, program: CollectiveProgram, seed: int) -> None:
@@ -159,7 +159,7 @@ class _Memory:
         return {"i": given, "o": given}
 
     def perform(
-        self, step: Step, block: Block, rank: int,
+        self, step: BlockStep, block: ThreadBlock, rank: int,
         wires: dict[tuple[int, int, int], deque[list[int]]],
     ) -> None:  # fmt: skip
         """Do one step."""

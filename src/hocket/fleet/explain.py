@@ -11,7 +11,7 @@ import numpy as np
 
 from hocket.fleet.forecast import Forecast, earliest_start, first_start
 from hocket.fleet.rounds.reasons import reason
-from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, UNDECIDED, WAITING, State
+from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, UNDECIDED, WAITING, FleetState
 
 MAX_HOLDERS = 20
 """Jobs named as holding what another waits for; the evidence says how many more there are."""
@@ -45,7 +45,7 @@ class Explanation:
         }
 
 
-def explain(state: State, number: int) -> Explanation:
+def explain(state: FleetState, number: int) -> Explanation:
     """What a job does or waits for; raises `UsageError` for a job that is not there or ended."""
     row = state.row_of(number)
     phase = int(state.jobs.rows["phase"][row])
@@ -74,7 +74,7 @@ def explain(state: State, number: int) -> Explanation:
     )
 
 
-def _earliest_s(state: State, number: int, expected: Forecast) -> float | None:
+def _earliest_s(state: FleetState, number: int, expected: Forecast) -> float | None:
     """An earlier start than expected, where jobs that hold devices have not shown that they
     cannot be stopped."""
     rows = state.jobs.rows
@@ -102,7 +102,7 @@ def _from_now(duration_s: float) -> str:
     return f"in {words_for_seconds(duration_s)}" if duration_s > 0.0 else "now"
 
 
-def _evidence(state: State, row: int) -> dict[str, Any]:
+def _evidence(state: FleetState, row: int) -> dict[str, Any]:
     job = state.jobs.rows[row]
     able = state.jobs.steps_per_s[row] > 0.0
     round_s = state.rules.round_s
@@ -138,14 +138,14 @@ def _evidence(state: State, row: int) -> dict[str, Any]:
     }
 
 
-def free_devices(state: State) -> list[int]:
+def free_devices(state: FleetState) -> list[int]:
     """Working devices that nobody holds, of each kind."""
     held = state.device_kind[state.is_up & (state.holders[:, 0] >= 0)]
     free: list[int] = (state.num_devices - np.bincount(held, minlength=state.num_kinds)).tolist()
     return free
 
 
-def _holders(state: State, row: int) -> dict[str, Any]:
+def _holders(state: FleetState, row: int) -> dict[str, Any]:
     """The jobs on devices that this one could use, those that end first at the front."""
     rows = state.jobs.rows
     others = np.flatnonzero(rows["phase"] == RUNNING)

@@ -21,7 +21,7 @@ from hocket.fleet.policies import find_policy
 from hocket.fleet.rounds.actions import MOVED, Actions
 from hocket.fleet.rounds.events import AddDevices, Event, Finish, RemoveDevices, Tick
 from hocket.fleet.rounds.share import seen_steps_per_s
-from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, UNDECIDED, Device, State
+from hocket.fleet.rounds.state import ENDED, PAUSED, RUNNING, UNDECIDED, FleetDevice, FleetState
 from hocket.fleet.rounds.step import step
 
 Counts = NDArray[np.int64]
@@ -118,10 +118,10 @@ class Forecast:
 
 
 def forecast(
-    state: State,
+    state: FleetState,
     *,
     policy: str | None = None,
-    add: tuple[Device, ...] = (),
+    add: tuple[FleetDevice, ...] = (),
     remove: tuple[str, ...] = (),
     until_started: Iterable[int] | None = None,
     grain_s: float = 0.0,
@@ -152,13 +152,13 @@ def forecast(
     return run.result()
 
 
-def first_start(state: State, number: int) -> Forecast:
+def first_start(state: FleetState, number: int) -> Forecast:
     """A forecast that ends when a job gets devices, or after some tenths of a second."""
     state.row_of(number)
     return first_starts(state, (number,))
 
 
-def first_starts(state: State, numbers: Iterable[int]) -> Forecast:
+def first_starts(state: FleetState, numbers: Iterable[int]) -> Forecast:
     """As `first_start`, until all these jobs got devices once."""
     return forecast(
         state,
@@ -168,31 +168,33 @@ def first_starts(state: State, numbers: Iterable[int]) -> Forecast:
     )
 
 
-def earliest_start(state: State, number: int) -> Forecast:
+def earliest_start(state: FleetState, number: int) -> Forecast:
     """As `first_start`, where all jobs of which nobody knows whether they save their work do."""
     rows = state.jobs.rows.copy()
     rows["preemptible"][rows["preemptible"] == UNDECIDED] = 1
     return first_start(state.but(jobs=state.jobs._replace(rows=rows)), number)
 
 
-def affordable_events(state: State) -> int:
+def affordable_events(state: FleetState) -> int:
     """Events of some tenths of a second: each costs more the more jobs there are."""
     return max(_JOBS_IN_TIME // (len(state.jobs.rows) + _JOBS_PER_EVENT), 50)
 
 
-def affordable_grain_s(state: State) -> float:
+def affordable_grain_s(state: FleetState) -> float:
     """How exactly ends are foreseen: half a round where there are many jobs."""
     return state.rules.round_s / 2.0 if len(state.jobs.rows) > _MANY_JOBS else 0.0
 
 
-def estimated_start_s(state: State, number: int) -> float | None:
+def estimated_start_s(state: FleetState, number: int) -> float | None:
     """When a job next gets devices, or None where that is further off than the forecast looks."""
     return first_start(state, number).start_of(number)
 
 
-def resized(state: State, counts: Mapping[str, int]) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+def resized(
+    state: FleetState, counts: Mapping[str, int]
+) -> tuple[tuple[FleetDevice, ...], tuple[str, ...]]:
     """Devices to add and names to remove, so that so many of each kind work; idle ones go first."""
-    add: list[Device] = []
+    add: list[FleetDevice] = []
     remove: list[str] = []
     for kind, count in counts.items():
         if kind not in state.kinds:
@@ -208,14 +210,14 @@ def resized(state: State, counts: Mapping[str, int]) -> tuple[tuple[Device, ...]
     return tuple(add), tuple(remove)
 
 
-def at_moment(state: State, time_s: float) -> State:
+def at_moment(state: FleetState, time_s: float) -> FleetState:
     """The state with its accounts brought up to a later moment of the same round."""
     if not state.time_s < time_s < state.next_tick_s:
         return state
     return step(state, Tick(time_s=time_s))[0]
 
 
-def next_event(state: State, grain_s: float = 0.0) -> Event | None:
+def next_event(state: FleetState, grain_s: float = 0.0) -> Event | None:
     """What happens next if nobody interferes: ends of jobs or a round; None for nothing."""
     from hocket.fleet.rounds.kernels.count import first_to_finish
 
@@ -230,7 +232,7 @@ def next_event(state: State, grain_s: float = 0.0) -> Event | None:
     return Finish(time_s=max(float(end_s), state.time_s), numbers=(number,))
 
 
-def _ends_together(state: State, first_s: float, grain_s: float) -> Finish:
+def _ends_together(state: FleetState, first_s: float, grain_s: float) -> Finish:
     """All ends within a grain of the first, at their mean."""
     rows = state.jobs.rows
     some = rows[(rows["phase"] == RUNNING) & (rows["rate"] > 0.0)]
@@ -242,7 +244,7 @@ def _ends_together(state: State, first_s: float, grain_s: float) -> Finish:
 
 
 def _changes_of_devices(
-    state: State, add: tuple[Device, ...], remove: tuple[str, ...]
+    state: FleetState, add: tuple[FleetDevice, ...], remove: tuple[str, ...]
 ) -> Iterable[Event]:
     for name in remove:
         if name not in state.device_names:
@@ -253,7 +255,7 @@ def _changes_of_devices(
         yield AddDevices(time_s=state.time_s, devices=add)
 
 
-def _fresh_devices(state: State, kind: str, count: int) -> Iterable[Device]:
+def _fresh_devices(state: FleetState, kind: str, count: int) -> Iterable[FleetDevice]:
     taken = set(state.device_names)
     number = 0
     while count > 0:
@@ -261,10 +263,10 @@ def _fresh_devices(state: State, kind: str, count: int) -> Iterable[Device]:
         number += 1
         if name not in taken:
             count -= 1
-            yield Device(name=name, kind=kind)
+            yield FleetDevice(name=name, kind=kind)
 
 
-def _least_used(state: State, kind: str, count: int) -> list[str]:
+def _least_used(state: FleetState, kind: str, count: int) -> list[str]:
     if count <= 0:
         return []
     up = np.flatnonzero(state.is_up & (state.device_kind == state.kinds.index(kind)))
@@ -280,7 +282,7 @@ def _known(value: float) -> float | None:
 class _Run:
     """A forecast as it goes."""
 
-    def __init__(self, state: State, wanted: set[int] | None) -> None:
+    def __init__(self, state: FleetState, wanted: set[int] | None) -> None:
         live = state.jobs.rows[state.jobs.rows["phase"] != ENDED]
         self.state = state
         self.num_events = self._num_stops = 0
@@ -357,6 +359,6 @@ class _Run:
         )
 
 
-def _busy_devices(state: State) -> FloatArray:
+def _busy_devices(state: FleetState) -> FloatArray:
     held = state.device_kind[(state.holders[:, 0] >= 0) & state.is_up]
     return np.bincount(held, minlength=state.num_kinds).astype(float)

@@ -19,11 +19,11 @@ from hocket.fleet.forecast import (
     forecast,
     resized,
 )
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.state import FleetState
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WhatIf:
+class TwoFutures:
     """Two futures of one state: as things are, and as asked."""
 
     now: Forecast
@@ -73,12 +73,12 @@ class WhatIf:
 
 
 def what_if(
-    state: State, *, policy: str | None = None, num_devices: Mapping[str, int] | None = None
-) -> WhatIf:
+    state: FleetState, *, policy: str | None = None, num_devices: Mapping[str, int] | None = None
+) -> TwoFutures:
     """The future of a state, and that with another policy or other numbers of devices by kind."""
     add, remove = resized(state, num_devices or {})
     grain_s = affordable_grain_s(state)
-    return WhatIf(
+    return TwoFutures(
         now=forecast(state, grain_s=grain_s),
         then=forecast(state, policy=policy, add=add, remove=remove, grain_s=grain_s),
     )

@@ -22,7 +22,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.hardware.files import cluster_from_dict
 from hocket.hardware.kinds import preset_kinds
 from hocket.hardware.loopback import measure_loopback
-from hocket.hardware.topology import Port, gpu_links, parse_topology
+from hocket.hardware.topology import DevicePort, gpu_links, parse_topology
 
 NAME = "this-machine"
 
@@ -152,7 +152,7 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
             kinds[kind] = _unknown_kind(gpu)
         devices.append({"kind": kind, "memory": f"{memory_bytes}B"})
     ports = [
-        Port(gpu.pcie_bps, per_link_bps, most)
+        DevicePort(gpu.pcie_bps, per_link_bps, most)
         for gpu in gpus
         for most, per_link_bps in [_NVLINKS.get(gpu.preset or "", _UNKNOWN_NVLINKS)]
     ]

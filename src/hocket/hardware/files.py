@@ -19,7 +19,7 @@ from hocket.base.fields import located
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.kinds import HostLink, KindEntry, host_link, kind_entry, preset_kinds
 from hocket.hardware.links import read_links
-from hocket.hardware.tables import BYTES, Table
+from hocket.hardware.tables import BYTES, FileTable
 from hocket.hardware.write import cluster_to_dict, cluster_to_toml
 
 __all__ = [
@@ -111,10 +111,10 @@ def machine_from_dict(
 ) -> Machine:
     """The cluster and the network of a mapping in the schema of the TOML files."""
     with located(where):
-        return _machine(Table.of(data, "", _TOP), default_name)
+        return _machine(FileTable.of(data, "", _TOP), default_name)
 
 
-def _machine(top: Table, default_name: str) -> Machine:
+def _machine(top: FileTable, default_name: str) -> Machine:
     kinds = {**preset_kinds(), **_own_kinds(top)}
     entries = top.tables("devices", _DEVICE)
     devices = tuple(_devices(entries, kinds, top))
@@ -136,14 +136,16 @@ def _machine(top: Table, default_name: str) -> Machine:
 # ── devices ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _own_kinds(top: Table) -> dict[str, KindEntry]:
+def _own_kinds(top: FileTable) -> dict[str, KindEntry]:
     kinds = top.data.get("kinds", {})
     if not isinstance(kinds, Mapping):
         raise top.error("kinds", "must be tables", "write [kinds.my-gpu] and its figures below")
     return {name: kind_entry(name, kinds[name]) for name in kinds}
 
 
-def _devices(entries: list[Table], kinds: Mapping[str, KindEntry], top: Table) -> Iterator[Device]:
+def _devices(
+    entries: list[FileTable], kinds: Mapping[str, KindEntry], top: FileTable
+) -> Iterator[Device]:
     if not entries:
         raise top.error("devices", "there are none", "add [[devices]] with kind = … and count = …")
     numbered: Counter[str] = Counter()
@@ -174,7 +176,7 @@ def _devices(entries: list[Table], kinds: Mapping[str, KindEntry], top: Table) -
             yield Device(name=name, kind=kind, host=host, memory_bytes=memory_bytes)
 
 
-def _refuse_repeated(places: Sequence[str], top: Table) -> None:
+def _refuse_repeated(places: Sequence[str], top: FileTable) -> None:
     if len(set(places)) == len(places):
         return
     name = next(name for name, count in Counter(places).items() if count > 1)
@@ -186,12 +188,12 @@ def _refuse_repeated(places: Sequence[str], top: Table) -> None:
 # ── notes and network ────────────────────────────────────────────────────────────────────────────
 
 
-def _meta(top: Table) -> dict[str, str | int | float | bool]:
+def _meta(top: FileTable) -> dict[str, str | int | float | bool]:
     """Free notes: any key, but only plain values."""
     meta = top.data.get("meta", {})
     if not isinstance(meta, Mapping):
         raise top.error("meta", "must be a table", 'write meta.source = "…"')
-    notes = Table(meta, "meta")
+    notes = FileTable(meta, "meta")
     for key, value in meta.items():
         notes.checked_name("", key)
         if isinstance(value, str):
@@ -201,7 +203,7 @@ def _meta(top: Table) -> dict[str, str | int | float | bool]:
     return dict(meta)
 
 
-def _network(top: Table, cluster: Cluster) -> MachineNetwork | None:
+def _network(top: FileTable, cluster: Cluster) -> MachineNetwork | None:
     table = top.table("network", ("at", "bandwidth", "latency"))
     if table is None:
         return None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hocket.base.errors import InputFileError
 from hocket.hardware.files import MAX_FILE_BYTES, Machine, machine_from_dict, read_machine
-from hocket.hardware.topology import Port, gpu_links, parse_topology
+from hocket.hardware.topology import DevicePort, gpu_links, parse_topology
 
 SUFFIXES = (".toml", ".xml", ".json", ".txt")
 """Endings of the names of files that can stand for a machine."""
@@ -63,7 +63,7 @@ def read_matrix(path: str | Path) -> Machine:
     # With a switch every pair shows all links of a GPU, so their sum says nothing.
     per_gpu = direct if total > 18 else total
     kind, link_bps = next((k, bps) for least, k, bps in _GENERATIONS if per_gpu >= least)
-    ports = [Port(_PCIE_BPS, link_bps, max(per_gpu, 1)) for _ in size]
+    ports = [DevicePort(_PCIE_BPS, link_bps, max(per_gpu, 1)) for _ in size]
     data = {"devices": [{"kind": kind, "count": len(ports)}], "hosts": ["host"]}
     return machine_from_dict(
         {**data, **gpu_links(topology, ports)}, where, default_name=Path(path).stem

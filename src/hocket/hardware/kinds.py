@@ -12,7 +12,7 @@ from typing import Any
 
 from hocket.base import fields
 from hocket.hardware.cluster import DeviceKind
-from hocket.hardware.tables import BANDWIDTH, BYTES, FLOPS, SECONDS, Table
+from hocket.hardware.tables import BANDWIDTH, BYTES, FLOPS, SECONDS, FileTable
 
 PRESETS = Path(__file__).parent / "presets"
 """Folder of the data files that come with hocket."""
@@ -46,7 +46,7 @@ class KindEntry:
 
 def kind_entry(name: str, data: Any) -> KindEntry:
     """The kind of one ``[kinds.NAME]`` table."""
-    table = Table.of(data, fields.inside("kinds", name), _KEYS)
+    table = FileTable.of(data, fields.inside("kinds", name), _KEYS)
     table.checked_name("", name)
     table.require("peak", 'write peak = { float32 = "15.7TFLOP/s" }')
     peak = table.table("peak", PEAK_TYPES)
@@ -70,7 +70,7 @@ def kind_entry(name: str, data: Any) -> KindEntry:
     return KindEntry(kind, None if link is None else host_link(link))
 
 
-def host_link(table: Table) -> HostLink:
+def host_link(table: FileTable) -> HostLink:
     """Bandwidth and latency of a table."""
     bandwidth_bps = float(table.quantity("bandwidth", BANDWIDTH))
     return HostLink(bandwidth_bps, float(table.quantity("latency", SECONDS, 0.0)))

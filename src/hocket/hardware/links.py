@@ -12,7 +12,7 @@ from hocket.base.errors import did_you_mean
 from hocket.base.fields import shown
 from hocket.hardware.cluster import Device, Duplex, Link
 from hocket.hardware.kinds import KindEntry
-from hocket.hardware.tables import BANDWIDTH, SECONDS, Table
+from hocket.hardware.tables import BANDWIDTH, SECONDS, FileTable
 
 MAX_LINKS = 1_000_000
 MAX_PATTERNS = 1000
@@ -22,7 +22,7 @@ _KEYS = ("name", "ends", "between", "bandwidth", "latency", "duplex")
 
 
 def read_links(
-    top: Table, devices: Sequence[Device], others: Iterable[str], kinds: Mapping[str, KindEntry]
+    top: FileTable, devices: Sequence[Device], others: Iterable[str], kinds: Mapping[str, KindEntry]
 ) -> tuple[Link, ...]:
     """All links of a file: those of its entries, then those that join lone devices to hosts."""
     find = _PlaceFinder((*(device.name for device in devices), *others))
@@ -74,7 +74,7 @@ class _PlaceFinder:
         self._known = set(names)
         self._found: dict[str, tuple[str, ...]] = {}
 
-    def __call__(self, text: Any, table: Table, key: str) -> tuple[str, ...]:
+    def __call__(self, text: Any, table: FileTable, key: str) -> tuple[str, ...]:
         """The places that ``text`` stands for: one, or all that match."""
         if not isinstance(text, str) or len(text) > 128:
             raise table.error(key, f"{shown(text)} is not the name of a place")
@@ -93,7 +93,7 @@ class _PlaceFinder:
         return self._found[text]
 
 
-def _ends(table: Table, find: _PlaceFinder, left: int) -> Iterator[tuple[str, ...]]:
+def _ends(table: FileTable, find: _PlaceFinder, left: int) -> Iterator[tuple[str, ...]]:
     """The ends of the links that one entry makes: one for ``ends``, many for ``between``."""
     if ("ends" in table.data) == ("between" in table.data):
         raise table.error(
@@ -138,7 +138,7 @@ def _host_links(
     links: Sequence[Link],
     kinds: Mapping[str, KindEntry],
     names: LinkNames,
-    top: Table,
+    top: FileTable,
 ) -> list[Link]:
     """A link to the host for each device that no link mentions; a lone device needs none."""
     linked = {end for link in links for end in link.ends}

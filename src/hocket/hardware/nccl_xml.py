@@ -52,10 +52,10 @@ def read_nccl_machine(path: str | Path) -> Machine:
             hint="dump a topology with NCCL_TOPO_DUMP_FILE=topology.xml",
             where=where,
         )
-    return machine_from_dict(_Tree(top, where).as_data(), where, default_name=Path(path).stem)
+    return machine_from_dict(_Elements(top, where).as_data(), where, default_name=Path(path).stem)
 
 
-class _Tree:
+class _Elements:
     """Walks the elements and gathers devices, switches and links."""
 
     def __init__(self, top: Element, where: str) -> None:

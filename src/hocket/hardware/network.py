@@ -44,14 +44,14 @@ class _Path:
 
 
 @dataclass(frozen=True)
-class _Flow:
+class _SharedRates:
     """What each of several transfers at once gets."""
 
     bandwidth_bps: float
     latency_s: float
 
 
-_NOTHING = _Flow(float("inf"), 0.0)
+_NOTHING = _SharedRates(float("inf"), 0.0)
 
 
 def find_network(cluster: Cluster) -> Network:
@@ -117,24 +117,24 @@ class _Links:
                 hosts[end] |= linked
         return {place: next(iter(found)) for place, found in hosts.items() if len(found) == 1}
 
-    def ring(self, devices: Sequence[Device]) -> _Flow:
+    def ring(self, devices: Sequence[Device]) -> _SharedRates:
         """All devices of a host sending to the next."""
         names = [device.name for device in devices]
         return self._flow(zip(names, [*names[1:], names[0]], strict=True))
 
-    def across(self, sources: Sequence[Device], targets: Sequence[Device]) -> _Flow:
+    def across(self, sources: Sequence[Device], targets: Sequence[Device]) -> _SharedRates:
         """All devices of one host sending to their counterparts in another."""
         count = max(len(sources), len(targets))
         return self._flow(
             (sources[i % len(sources)].name, targets[i % len(targets)].name) for i in range(count)
         )
 
-    def _flow(self, pairs: Iterable[tuple[str, str]]) -> _Flow:
+    def _flow(self, pairs: Iterable[tuple[str, str]]) -> _SharedRates:
         paths = [self._path(src, dst) for src, dst in pairs if src != dst]
         load = Counter(channel for path in paths for channel in path.channels)
         if not load:
             return _NOTHING
-        return _Flow(
+        return _SharedRates(
             min(self._bandwidth_bps[name] / count for (name, _), count in load.items()),
             max(path.latency_s for path in paths),
         )

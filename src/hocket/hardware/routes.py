@@ -50,7 +50,7 @@ class Routes:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _Crossing:
     """Crossing one link from one place to another."""
 
     channel: int
@@ -103,7 +103,7 @@ def find_routes(cluster: Cluster) -> Routes:
     )
 
 
-def _channels(cluster: Cluster) -> tuple[list[str], list[float], list[list[_Step]]]:
+def _channels(cluster: Cluster) -> tuple[list[str], list[float], list[list[_Crossing]]]:
     """Names and bandwidths of the channels, and the steps that leave each place.
 
     Places are numbered: devices first, in their order, then hosts, then switches.
@@ -112,7 +112,7 @@ def _channels(cluster: Cluster) -> tuple[list[str], list[float], list[list[_Step
     number = {place: index for index, place in enumerate(places)}
     names: list[str] = []
     bandwidth: list[float] = []
-    steps: list[list[_Step]] = [[] for _ in places]
+    steps: list[list[_Crossing]] = [[] for _ in places]
     for link in cluster.links:
         reference_s = link.latency_s + REFERENCE_BYTES / link.bandwidth_bps
         ends = [number[end] for end in link.ends]
@@ -121,26 +121,26 @@ def _channels(cluster: Cluster) -> tuple[list[str], list[float], list[list[_Step
             bandwidth.append(link.bandwidth_bps)
             for src in ends:
                 steps[src] += [
-                    _Step(len(names) - 1, dst, link, reference_s) for dst in ends if dst != src
+                    _Crossing(len(names) - 1, dst, link, reference_s) for dst in ends if dst != src
                 ]
             continue
         for src, dst in (ends,) if link.duplex == "one-way" else (ends, ends[::-1]):
             names.append(f"{link.name} {places[src]}→{places[dst]}")
             bandwidth.append(link.bandwidth_bps)
-            steps[src].append(_Step(len(names) - 1, dst, link, reference_s))
+            steps[src].append(_Crossing(len(names) - 1, dst, link, reference_s))
     return names, bandwidth, steps
 
 
 def _fastest_paths(
-    start: int, steps: list[list[_Step]], num_devices: int
-) -> list[list[_Step] | None]:
+    start: int, steps: list[list[_Crossing]], num_devices: int
+) -> list[list[_Crossing] | None]:
     """Dijkstra from one device to all; None where there is no path.
 
     Link times are summed although the slowest link alone sets the bandwidth of a route: only sums
     make Dijkstra exact, and they prefer direct links.
     """
     num_places = len(steps)
-    reached: list[tuple[int, _Step] | None] = [None] * num_places
+    reached: list[tuple[int, _Crossing] | None] = [None] * num_places
     done = [False] * num_places
     best = [(np.inf, 0)] * num_places
     best[start] = (0.0, 0)
@@ -163,8 +163,10 @@ def _fastest_paths(
     return [_path_to(dst, start, reached) for dst in range(num_devices)]
 
 
-def _path_to(dst: int, start: int, reached: list[tuple[int, _Step] | None]) -> list[_Step] | None:
-    path: list[_Step] = []
+def _path_to(
+    dst: int, start: int, reached: list[tuple[int, _Crossing] | None]
+) -> list[_Crossing] | None:
+    path: list[_Crossing] = []
     while dst != start:
         last = reached[dst]
         if last is None:

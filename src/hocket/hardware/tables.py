@@ -43,7 +43,7 @@ FLOPS = Quantity(parse_flops, 1e-9, 1e21, 1e6, 1e21, "operations per second", "1
 
 
 @dataclass(frozen=True)
-class Table:
+class FileTable:
     """One table of a file and its place in it; errors are given the file by `fields.located`."""
 
     data: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Table:
     """Such as ``devices[0]``; empty for the top of the file."""
 
     @classmethod
-    def of(cls, data: Any, place: str, known: Collection[str]) -> Table:
+    def of(cls, data: Any, place: str, known: Collection[str]) -> FileTable:
         """The table, after refusing anything that is none and keys that are not known."""
         name = place or "the file"
         if not isinstance(data, Mapping):
@@ -149,17 +149,18 @@ class Table:
         # Programs that embed a cluster may hold its lists as tuples.
         return fields.items(list(value) if isinstance(value, tuple) else value, self.path(key))
 
-    def tables(self, key: str, known: tuple[str, ...]) -> list[Table]:
+    def tables(self, key: str, known: tuple[str, ...]) -> list[FileTable]:
         """A list of tables (``[[key]]``); empty where absent."""
         if isinstance(self.data.get(key), Mapping):
             raise self.error(key, "must be a list of tables", f"write [[{key}]], not [{key}]")
         return [
-            Table.of(item, f"{key}[{index}]", known) for index, item in enumerate(self.items(key))
+            FileTable.of(item, f"{key}[{index}]", known)
+            for index, item in enumerate(self.items(key))
         ]
 
-    def table(self, key: str, known: tuple[str, ...]) -> Table | None:
+    def table(self, key: str, known: tuple[str, ...]) -> FileTable | None:
         """A table below this one; None where absent."""
-        return Table.of(self.data[key], self.path(key), known) if key in self.data else None
+        return FileTable.of(self.data[key], self.path(key), known) if key in self.data else None
 
 
 def _first_clause(message: str) -> str:

@@ -38,7 +38,7 @@ class Topology:
 
 
 @dataclass(frozen=True)
-class Port:
+class DevicePort:
     """What a GPU can be plugged into."""
 
     pcie_bps: float
@@ -71,7 +71,7 @@ def parse_topology(text: str, num_gpus: int) -> Topology | None:
     )
 
 
-def gpu_links(topology: Topology, ports: Sequence[Port]) -> dict[str, Any]:
+def gpu_links(topology: Topology, ports: Sequence[DevicePort]) -> dict[str, Any]:
     """Switches and links of GPUs ``gpu0``, ``gpu1``, … as entries of a hardware file."""
     switches: list[str] = []
     links: list[dict[str, Any]] = []
@@ -81,7 +81,10 @@ def gpu_links(topology: Topology, ports: Sequence[Port]) -> dict[str, Any]:
 
 
 def _add_nvlinks(
-    topology: Topology, ports: Sequence[Port], switches: list[str], links: list[dict[str, Any]]
+    topology: Topology,
+    ports: Sequence[DevicePort],
+    switches: list[str],
+    links: list[dict[str, Any]],
 ) -> None:
     gpus = range(len(ports))
     counts = [[topology.num_nvlinks(src, dst) for dst in gpus] for src in gpus]
@@ -99,7 +102,10 @@ def _add_nvlinks(
 
 
 def _add_pcie(
-    topology: Topology, ports: Sequence[Port], switches: list[str], links: list[dict[str, Any]]
+    topology: Topology,
+    ports: Sequence[DevicePort],
+    switches: list[str],
+    links: list[dict[str, Any]],
 ) -> None:
     relation = topology.relation
     nodes = _groups(len(ports), lambda a, b: _share_node(topology, a, b))

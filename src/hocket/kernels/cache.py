@@ -17,7 +17,7 @@ from numba.core import serialize, types
 from numba.core.compiler import CompileResult
 
 from hocket.kernels import files
-from hocket.kernels.dependencies import Source
+from hocket.kernels.dependencies import SourceFunction
 from hocket.kernels.inner import set_environments
 from hocket.kernels.progress import compiling
 
@@ -36,7 +36,7 @@ class KernelCache:
 
     cache_path = None
 
-    def __init__(self, source: Source, digest: str) -> None:
+    def __init__(self, source: SourceFunction, digest: str) -> None:
         self._source, self._digest = source, digest
 
     def load_overload(self, signature: Any, target: Any) -> Any:

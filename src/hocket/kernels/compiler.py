@@ -8,7 +8,7 @@ from typing import Any
 import numba
 
 from hocket.kernels.cache import KernelCache
-from hocket.kernels.dependencies import Source, digest
+from hocket.kernels.dependencies import SourceFunction, digest
 from hocket.kernels.flat import flat, unpacking
 from hocket.kernels.inner import EntryCompiler, InnerCompiler
 from hocket.kernels.whole import hand_over_whole
@@ -18,7 +18,7 @@ _njit: Any = numba.njit
 hand_over_whole()
 
 
-def compile_entry(source: Source) -> tuple[Any, Callable[..., Any]]:
+def compile_entry(source: SourceFunction) -> tuple[Any, Callable[..., Any]]:
     """The form of a kernel that Python calls: compiled per types of arguments, and how to call it.
 
     Nothing is compiled yet: the first call knows the types.
@@ -30,7 +30,7 @@ def compile_entry(source: Source) -> tuple[Any, Callable[..., Any]]:
     return entry, unpacking(source, entry)
 
 
-def compile_inner(source: Source) -> Any:
+def compile_inner(source: SourceFunction) -> Any:
     """The form that other kernels call: without the wrappers for Python and C.
 
     Where a function takes many arrays they are half of the time that compiling takes.
@@ -42,7 +42,7 @@ def compile_inner(source: Source) -> Any:
     return _njit(**options)(source.function)
 
 
-def _options(source: Source) -> dict[str, Any]:
+def _options(source: SourceFunction) -> dict[str, Any]:
     # Where the caller owns every array and compiled code makes none, references to them (which the
     # compiler counts at each call) need no counting; without it the simulator runs ten times as
     # fast.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar, cast, overload
 
-from hocket.kernels.dependencies import Source, digest
+from hocket.kernels.dependencies import SourceFunction, digest
 from hocket.kernels.files import is_kept
 from hocket.kernels.flat import flat
 
@@ -34,7 +34,7 @@ def kernel(function: _F | None = None, *, allocates: bool = False) -> _F | Calla
     return wrap if function is None else wrap(function)
 
 
-class Kernel(Source):
+class Kernel(SourceFunction):
     """Behaves as the function that it was made of, which is its attribute ``function``."""
 
     def __init__(self, function: FunctionType, allocates: bool = False) -> None:

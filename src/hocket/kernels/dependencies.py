@@ -23,7 +23,7 @@ _BY_VERSION = frozenset({"builtins", "math", "numba", "numpy"})
 
 
 @dataclass(eq=False)
-class Source:
+class SourceFunction:
     """A function, and how it is to be compiled."""
 
     function: FunctionType
@@ -41,7 +41,7 @@ class Dependency:
     """Changes whenever it does."""
 
 
-def digest(source: Source) -> str:
+def digest(source: SourceFunction) -> str:
     """A text that changes with everything that enters the compiled form."""
     total = hashlib.sha256()
     for found in dependencies(source):
@@ -49,7 +49,7 @@ def digest(source: Source) -> str:
     return total.hexdigest()
 
 
-def dependencies(source: Source) -> list[Dependency]:
+def dependencies(source: SourceFunction) -> list[Dependency]:
     """All that enters, the function itself first, each thing once per name that it goes by."""
     found: dict[tuple[int, str, str], Dependency] = {}
     _add("", source.function.__module__, source.function.__qualname__, source, found)
@@ -67,7 +67,7 @@ def _add(
     if place in found:
         return
     found[place] = Dependency(module, name, _text(value, f"{name!r}, which {user or name} uses"))
-    if isinstance(value, Source):
+    if isinstance(value, SourceFunction):
         function = value.function
         for at, inner, entered in _entering(function):
             _add(function.__qualname__, at, inner, entered, found)
@@ -100,7 +100,7 @@ def _names(code: CodeType) -> set[str]:
 
 
 def _text(value: Any, what: str) -> str:
-    if isinstance(value, Source):
+    if isinstance(value, SourceFunction):
         return f"kernel allocates={value.allocates} {_code(value.function.__code__)}"
     if isinstance(value, type):
         # Of the classes, compiled code sees into named tuples only.

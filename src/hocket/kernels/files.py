@@ -14,13 +14,13 @@ from pathlib import Path
 from hocket.base import config
 from hocket.base.atomic import write_atomically
 from hocket.base.errors import UsageError
-from hocket.kernels.dependencies import Source
+from hocket.kernels.dependencies import SourceFunction
 
 _DIGEST_BYTES = 32
 _told: list[str] = []
 
 
-def read(source: Source, digest: str, form: str) -> bytes | None:
+def read(source: SourceFunction, digest: str, form: str) -> bytes | None:
     """What was kept of a form of a kernel."""
     name = f"{_stem(source, digest)}.{form}.kernel"
     for folder in _folders(source):
@@ -38,7 +38,7 @@ def read(source: Source, digest: str, form: str) -> bytes | None:
     return None
 
 
-def write(source: Source, digest: str, form: str, content: bytes) -> None:
+def write(source: SourceFunction, digest: str, form: str, content: bytes) -> None:
     """Keep a form of a kernel in the first folder that takes it; where none does, say so once."""
     reasons = []
     for folder in _folders(source):
@@ -55,7 +55,7 @@ def write(source: Source, digest: str, form: str, content: bytes) -> None:
     tell(f"compiled kernels cannot be kept ({reason}): every run compiles them again")
 
 
-def is_kept(source: Source, digest: str) -> bool:
+def is_kept(source: SourceFunction, digest: str) -> bool:
     """Whether any form of a kernel is there."""
     pattern = f"{_stem(source, digest)}.*.kernel"
     return any(any(folder.glob(pattern)) for folder in _folders(source))
@@ -68,13 +68,13 @@ def tell(message: str) -> None:
     _told.append(message)
 
 
-def _stem(source: Source, digest: str) -> str:
+def _stem(source: SourceFunction, digest: str) -> str:
     function = source.function
     name = f"{function.__module__.removeprefix('hocket.')}.{function.__name__}"
     return f"{name}.{sys.implementation.cache_tag}.{digest[:20]}"
 
 
-def _folders(source: Source) -> list[Path]:
+def _folders(source: SourceFunction) -> list[Path]:
     chosen = config.kernel_folder()
     if chosen is not None:
         return [chosen]

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, cast, get_type_hints
 
-from hocket.kernels.dependencies import Source
+from hocket.kernels.dependencies import SourceFunction
 
 
-def flat(source: Source) -> Source:
+def flat(source: SourceFunction) -> SourceFunction:
     """The function as it is compiled: with a parameter for each array of each named tuple."""
     names: dict[str, Any] = {"function": source}
     taken: list[str] = []
@@ -27,10 +27,10 @@ def flat(source: Source) -> Source:
     if names.keys() == {"function"}:
         return source
     call = f"function({', '.join(packed)})"
-    return Source(_define(source.function, taken, call, names), source.allocates)
+    return SourceFunction(_define(source.function, taken, call, names), source.allocates)
 
 
-def unpacking(source: Source, entry: Callable[..., Any]) -> Callable[..., Any]:
+def unpacking(source: SourceFunction, entry: Callable[..., Any]) -> Callable[..., Any]:
     """What Python calls: ``entry``, the compiled form of `flat`, with tuples unpacked."""
     parameters = _parameters(source)
     parts = [_unpacked(name, hint) for name, hint in parameters.items()]
@@ -40,7 +40,7 @@ def unpacking(source: Source, entry: Callable[..., Any]) -> Callable[..., Any]:
     return _define(source.function, list(parameters), call, {"entry": entry})
 
 
-def _parameters(source: Source) -> dict[str, Any]:
+def _parameters(source: SourceFunction) -> dict[str, Any]:
     """Types by parameter; None where the type is not known here."""
     function = source.function
     names = function.__code__.co_varnames[: function.__code__.co_argcount]

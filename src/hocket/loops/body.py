@@ -33,7 +33,7 @@ Range = tuple[Scalar, Scalar, Scalar]
 """Start, stop and step."""
 
 
-class Level:
+class LoopLevel:
     """One loop of a nest: its variable, its range, and what stands before the next loop."""
 
     def __init__(self, node: ast.For, prelude: Sequence[ast.stmt] = ()) -> None:
@@ -44,7 +44,7 @@ class Level:
 
 
 def read_nest(
-    levels: Sequence[Level], body: Sequence[ast.stmt], scope: Scope, carried: Iterable[str]
+    levels: Sequence[LoopLevel], body: Sequence[ast.stmt], scope: Scope, carried: Iterable[str]
 ) -> tuple[Body, tuple[Range, ...], tuple[Access, ...], dict[str, str]]:
     """The accesses of one iteration of a nest, the range of each loop, what was read between them.
 

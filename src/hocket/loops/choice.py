@@ -19,7 +19,7 @@ from hocket.loops.legal import Shape
 from hocket.loops.nest import Reading
 from hocket.loops.space import Space
 from hocket.loops.tiles import Tiling, tiling_of
-from hocket.loops.verdict import Option
+from hocket.loops.verdict import LoopOption
 
 STEP_S = 30e-6
 """Waking the workers for a step."""
@@ -34,7 +34,7 @@ _LISTED_BYTES = 64
 class TiledOption:
     """An option with its tiles and what they cost."""
 
-    option: Option
+    option: LoopOption
     space: Space
     tiling: Tiling
     moved_bytes: int
@@ -55,7 +55,10 @@ class TiledOption:
 
 
 def choose(
-    options: Sequence[Option], values: Mapping[str, Any], num_workers: int, max_delay: int | None
+    options: Sequence[LoopOption],
+    values: Mapping[str, Any],
+    num_workers: int,
+    max_delay: int | None,
 ) -> tuple[TiledOption | None, list[Refusal]]:
     """The best option whose conditions hold, and why others do not."""
     spaces: dict[int, Space | Refusal] = {}
@@ -102,7 +105,7 @@ def _checked(reading: Reading, values: Mapping[str, Any]) -> Space:
     return space
 
 
-def _orientations(option: Option) -> list[Option]:
+def _orientations(option: LoopOption) -> list[LoopOption]:
     shape = option.shape
     if shape.kind != "rotation":
         return [option]
@@ -114,7 +117,7 @@ def _orientations(option: Option) -> list[Option]:
     return [option if shape.space == first else replace(option, shape=turned)]
 
 
-def _check_private(option: Option, values: Mapping[str, Any]) -> None:
+def _check_private(option: LoopOption, values: Mapping[str, Any]) -> None:
     line = option.reading.levels[0].node.lineno
     shape = option.shape
     knows_last = shape.is_listed or shape.kind in ("independent", "rotation")
@@ -137,7 +140,7 @@ def _check_private(option: Option, values: Mapping[str, Any]) -> None:
             )
 
 
-def _num_steps(option: Option, space: Space, num_workers: int, max_delay: int | None) -> int:
+def _num_steps(option: LoopOption, space: Space, num_workers: int, max_delay: int | None) -> int:
     """Steps between which buffered arrays are exchanged."""
     if not option.buffered or option.shape.kind not in ("independent", "1d"):
         return 1
@@ -150,7 +153,7 @@ def _bytes(values: Mapping[str, Any], name: str) -> int:
     return int(value.nbytes) if isinstance(value, np.ndarray) else 0
 
 
-def _moved(option: Option, space: Space, tiling: Tiling) -> int:
+def _moved(option: LoopOption, space: Space, tiling: Tiling) -> int:
     """Bytes that go from one worker to another in a pass."""
     values = space.values
     workers = tiling.num_workers

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
-from hocket.kernels.dependencies import Source
+from hocket.kernels.dependencies import SourceFunction
 
 Kernel = Callable[..., Any]
 
@@ -47,6 +47,6 @@ def compiled(text: str, options: CompileOptions) -> Kernel:
     exec(compile(text, f"<{module.__name__}>", "exec"), module.__dict__)
     function = module.__dict__["kernel"]
     kernel: Any = njit(**flags)(function)
-    kernel._cache = KernelCache(Source(function, allocates=True), digest)
+    kernel._cache = KernelCache(SourceFunction(function, allocates=True), digest)
     found: Kernel = kernel
     return found

@@ -15,8 +15,8 @@ from hocket.loops.evaluate import CannotEvaluate, evaluate
 from hocket.loops.form import Refusal
 from hocket.loops.nest import Reading
 from hocket.loops.scope import guessed_scope
-from hocket.loops.source import LoopSource, Site
-from hocket.loops.verdict import Option, Verdict, judge
+from hocket.loops.source import LoopSite, LoopSource
+from hocket.loops.verdict import LoopOption, LoopVerdict, judge
 
 if TYPE_CHECKING:
     from hocket.loops.function import ParallelFunction
@@ -38,8 +38,8 @@ class LoopExplanation:
     """One loop: what was found and what was chosen."""
 
     line: int
-    verdict: Verdict
-    option: Option | None
+    verdict: LoopVerdict
+    option: LoopOption | None
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     way: str
@@ -201,7 +201,7 @@ def explain_source(
 
 
 def _from_source(
-    site: Site, source: LoopSource, ordered: bool, permit: tuple[str, ...]
+    site: LoopSite, source: LoopSource, ordered: bool, permit: tuple[str, ...]
 ) -> list[LoopExplanation]:
     scope = guessed_scope([source.node], site.inputs, source.names)
     verdict = judge(site.nest, scope, ordered=ordered, permit=permit)
@@ -214,7 +214,7 @@ def _from_source(
     return loops
 
 
-def _preference(option: Option) -> tuple[bool, bool, int]:
+def _preference(option: LoopOption) -> tuple[bool, bool, int]:
     order = ["independent", "1d", "rotation", "wavefront", "skewed"]
     return bool(option.buffered), not option.is_exact, order.index(option.shape.kind)
 
@@ -248,7 +248,7 @@ def _told(source: LoopSource, decisions: Iterable[Decision]) -> FunctionExplanat
     return FunctionExplanation(source.name, source.place, loops, with_data=True)
 
 
-def _set_before(source: LoopSource, site: Site, known: Mapping[str, Any]) -> dict[str, Any]:
+def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) -> dict[str, Any]:
     """What plain lines before the loop set: shapes, lengths, numbers. Calls are not made."""
     found: dict[str, Any] = {}
     for statement in source.node.body:

@@ -20,7 +20,7 @@ from hocket.loops.job import LoopJob
 from hocket.loops.names import function_node, live_names
 from hocket.loops.runner import Decision, SiteRunner
 from hocket.loops.settings import Settings
-from hocket.loops.source import LoopSource, Site, source_of
+from hocket.loops.source import LoopSite, LoopSource, source_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -179,7 +179,7 @@ def _pairs(one: ast.AST, other: ast.AST) -> dict[int, ast.AST]:
 class _Handed(ast.NodeTransformer):
     """Replaces each loop by a question to its runner."""
 
-    def __init__(self, sites: Mapping[int, Site], runners: Mapping[int, SiteRunner]) -> None:
+    def __init__(self, sites: Mapping[int, LoopSite], runners: Mapping[int, SiteRunner]) -> None:
         self.sites, self.runners = sites, runners
 
     def visit_For(self, node: ast.For) -> Any:

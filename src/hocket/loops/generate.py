@@ -11,7 +11,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.loops.body import Level
+from hocket.loops.body import LoopLevel
 from hocket.loops.flow import loaded_names
 from hocket.loops.form import Refusal
 from hocket.loops.names import Helper, Library, Names, Number
@@ -40,7 +40,7 @@ class KernelSource:
 
 
 def range_kernel(
-    levels: Sequence[Level],
+    levels: Sequence[LoopLevel],
     arguments: Sequence[str],
     results: Sequence[str],
     names: Names,
@@ -73,7 +73,7 @@ def range_kernel(
 
 
 def list_kernel(
-    levels: Sequence[Level],
+    levels: Sequence[LoopLevel],
     arguments: Sequence[str],
     results: Sequence[str],
     names: Names,
@@ -91,7 +91,7 @@ def list_kernel(
 
 
 def serial_kernel(
-    level: Level, arguments: Sequence[str], results: Sequence[str], names: Names
+    level: LoopLevel, arguments: Sequence[str], results: Sequence[str], names: Names
 ) -> KernelSource:
     """The loop as it is: ``kernel(*arguments)``."""
     return _module(_source([level.node]), [], [level], arguments, results, names)
@@ -100,7 +100,7 @@ def serial_kernel(
 def _module(
     lines: Sequence[str],
     bounds: Sequence[str],
-    levels: Sequence[Level],
+    levels: Sequence[LoopLevel],
     arguments: Sequence[str],
     results: Sequence[str],
     names: Names,
@@ -162,7 +162,9 @@ def _definition(name: str, names: Names, defined: dict[str, str]) -> str | None:
     return None
 
 
-def _statements(levels: Sequence[Level], lowered: Lowered | None) -> Sequence[Sequence[ast.stmt]]:
+def _statements(
+    levels: Sequence[LoopLevel], lowered: Lowered | None
+) -> Sequence[Sequence[ast.stmt]]:
     """What stands between the loops, then the body."""
     if lowered is not None:
         return lowered.parts
@@ -185,7 +187,7 @@ def _parts(head: ast.expr) -> tuple[str, str, str]:
     return texts[0], texts[1], texts[2] if len(texts) == 3 else "1"
 
 
-def _low(level: Level) -> str:
+def _low(level: LoopLevel) -> str:
     """Where a tile's rows begin; the loop's own start tells the sign of ``i - 1``."""
     start, _, step = _parts(level.node.iter)
     return f"max(low_0_, {start})" if step == "1" and start.isdigit() else "low_0_"
@@ -206,5 +208,5 @@ def _clipped(start: str, stop: str, step: str) -> str:
     return f"clip_({start}, {stop}, {step}, {low}, {high})"
 
 
-def _step(level: Level) -> str:
+def _step(level: LoopLevel) -> str:
     return _parts(level.node.iter)[2]

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hocket.loops.body import Level, Range, read_nest
+from hocket.loops.body import LoopLevel, Range, read_nest
 from hocket.loops.dependence import Segments, Vector, dependence_vectors
 from hocket.loops.flow import exposed_names, loaded_names, stored_names
 from hocket.loops.form import Access, Atom, Body, Refusal
@@ -22,7 +22,7 @@ MAX_DEPTH = 2
 class Reading:
     """What is known about a nest when its first ``depth`` loops are the iteration space."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[LoopLevel, ...]
     statements: tuple[ast.stmt, ...]
     """One iteration: what stands between the loops, then the innermost body."""
     body: Body
@@ -58,12 +58,12 @@ class Nest:
 
     node: ast.For
     live_after: frozenset[str]
-    levels: tuple[Level, ...] = field(default=())
+    levels: tuple[LoopLevel, ...] = field(default=())
 
     @staticmethod
     def of(node: ast.For, live_after: frozenset[str]) -> Nest:
         """Find the loops that follow each other with nothing but plain names assigned between."""
-        levels = [Level(node)]
+        levels = [LoopLevel(node)]
         while len(levels) < MAX_DEPTH:
             current = levels[-1].node
             *before, last = current.body
@@ -79,8 +79,8 @@ class Nest:
             )
             if not assigned or stored_names(before) & stored_names([last]):
                 break
-            levels[-1] = Level(current, before)
-            levels.append(Level(last))
+            levels[-1] = LoopLevel(current, before)
+            levels.append(LoopLevel(last))
         return Nest(node, live_after, tuple(levels))
 
     def read(self, depth: int, scope: Scope, *, use_segments: bool = True) -> Reading:
@@ -89,7 +89,7 @@ class Nest:
         innermost = levels[-1].node.body
         between = [item for level in levels[:-1] for item in level.prelude]
         statements = [*between, *innermost]
-        used = (*levels[:-1], Level(levels[-1].node))
+        used = (*levels[:-1], LoopLevel(levels[-1].node))
         in_place = _updated_in_place(statements, scope)
         carried, nonempty = self._carried(statements, levels, in_place)
         reductions = tuple(find_reduction(name, statements) for name in sorted(carried))
@@ -104,7 +104,7 @@ class Nest:
         )  # fmt: skip
 
     def _carried(
-        self, statements: Sequence[ast.stmt], levels: Sequence[Level], in_place: frozenset[str]
+        self, statements: Sequence[ast.stmt], levels: Sequence[LoopLevel], in_place: frozenset[str]
     ) -> tuple[frozenset[str], tuple[str, ...]]:
         """Names that an iteration may read before it assigns them."""
         stored = stored_names(statements) - in_place
@@ -129,7 +129,7 @@ class Nest:
         hopeful = (exposed_names(statements, surely_runs) & stored) - dims
         return (careful, ()) if hopeful == careful else (hopeful, tuple(dict.fromkeys(used)))
 
-    def _refuse_heads(self, carried: frozenset[str], levels: Sequence[Level]) -> None:
+    def _refuse_heads(self, carried: frozenset[str], levels: Sequence[LoopLevel]) -> None:
         for level in levels[1:]:
             used = loaded_names([level.node.iter]) & carried
             if used:
@@ -137,7 +137,7 @@ class Nest:
                 raise Refusal(f"{name} is carried and bounds the loop at line {line}", line)
 
     def _refuse_last_values(
-        self, statements: Sequence[ast.stmt], levels: Sequence[Level], carried: frozenset[str]
+        self, statements: Sequence[ast.stmt], levels: Sequence[LoopLevel], carried: frozenset[str]
     ) -> None:
         names = stored_names([*statements, *(level.node.target for level in levels)])
         for name in sorted((names & self.live_after) - carried):

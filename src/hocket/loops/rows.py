@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.loops.body import Level
+from hocket.loops.body import LoopLevel
 from hocket.loops.flow import stored_names
 from hocket.loops.names import Library, Names
 
@@ -69,7 +69,7 @@ class _Unfit(Exception):  # noqa: N818
     pass
 
 
-def lowered(levels: Sequence[Level], values: Mapping[str, Any], names: Names) -> Lowered | None:
+def lowered(levels: Sequence[LoopLevel], values: Mapping[str, Any], names: Names) -> Lowered | None:
     """The statements of an iteration over elements; None if they are not about rows, or unfit."""
     parts = [*(level.prelude for level in levels[:-1]), tuple(levels[-1].node.body)]
     every = [statement for part in parts for statement in part]

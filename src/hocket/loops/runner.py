@@ -25,8 +25,8 @@ from hocket.loops.names import Number
 from hocket.loops.rows import lowered
 from hocket.loops.scope import Scope, data_scope, guessed_scope
 from hocket.loops.settings import Settings
-from hocket.loops.source import LoopSource, Site
-from hocket.loops.verdict import Verdict, judge
+from hocket.loops.source import LoopSite, LoopSource
+from hocket.loops.verdict import LoopVerdict, judge
 
 Results = tuple[Any, ...]
 _NEUTRAL = {"sum": 0, "product": 1}
@@ -38,8 +38,8 @@ _CHILD_S = 200e-6
 class Decision:
     """What was decided for a loop: the chosen candidate, or why it runs serially."""
 
-    site: Site
-    verdict: Verdict
+    site: LoopSite
+    verdict: LoopVerdict
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     way: str
@@ -57,13 +57,13 @@ class _Memory:
 class SiteRunner:
     """One loop of one function."""
 
-    def __init__(self, source: LoopSource, site: Site, settings: Settings) -> None:
+    def __init__(self, source: LoopSource, site: LoopSite, settings: Settings) -> None:
         self.source, self.site, self.settings = source, site, settings
         node = site.nest.node
         self._stored = stored_names([node])
         self.results = tuple(sorted(self._stored & site.nest.live_after))
         self._memories: dict[Any, _Memory] = {}
-        self._verdicts: dict[Any, Verdict] = {}
+        self._verdicts: dict[Any, LoopVerdict] = {}
         self._sources: dict[Any, KernelSource] = {}
         self.last: Decision | None = None
 
@@ -102,7 +102,7 @@ class SiteRunner:
         """Judge the loop for these values and choose how to run it."""
         scope = data_scope(values, owners, self.source.names)
         refusals: list[Refusal] = []
-        verdict = Verdict((), (), ())
+        verdict = LoopVerdict((), (), ())
         for use_segments in (True, False):
             verdict = self._judged(scope, values, owners, use_segments)
             refusals = list(verdict.refusals)
@@ -125,7 +125,7 @@ class SiteRunner:
         values: Mapping[str, Any],
         owners: Mapping[str, str],
         use_segments: bool,
-    ) -> Verdict:
+    ) -> LoopVerdict:
         """The verdict depends on ranks, kinds and shared arrays, not on sizes or content."""
         key = (_signature(values, owners, with_sizes=False), use_segments)
         if key not in self._verdicts:
@@ -136,7 +136,7 @@ class SiteRunner:
         return self._verdicts[key]
 
     def _candidate(
-        self, verdict: Verdict, values: Mapping[str, Any]
+        self, verdict: LoopVerdict, values: Mapping[str, Any]
     ) -> tuple[TiledOption | None, list[Refusal]]:
         written = frozenset[str]().union(*(r.body.written for r in verdict.readings))
         try:
@@ -146,7 +146,7 @@ class SiteRunner:
         return choose(verdict.options, values, self.settings.num_workers, self.settings.max_delay)
 
     def _parallel(
-        self, verdict: Verdict, candidate: TiledOption, refusals: list[Refusal]
+        self, verdict: LoopVerdict, candidate: TiledOption, refusals: list[Refusal]
     ) -> Decision:
         option = candidate.option
         reductions = [reduction.name for reduction in option.reading.reductions]
@@ -190,7 +190,7 @@ class SiteRunner:
         except Refusal:
             return None
 
-    def _inner_pays(self, verdict: Verdict, values: Mapping[str, Any], scope: Scope) -> bool:
+    def _inner_pays(self, verdict: LoopVerdict, values: Mapping[str, Any], scope: Scope) -> bool:
         """Whether a loop inside is parallel and long enough to be started from Python each time."""
         from hocket.loops.space import Space
 
@@ -217,7 +217,9 @@ class SiteRunner:
                 return True
         return False
 
-    def _typical(self, verdict: Verdict, values: Mapping[str, Any], child: Site) -> dict[str, Any]:
+    def _typical(
+        self, verdict: LoopVerdict, values: Mapping[str, Any], child: LoopSite
+    ) -> dict[str, Any]:
         """Values in the middle of the outer loop, for guessing how long an inner loop is."""
         from hocket.loops.space import Space
 

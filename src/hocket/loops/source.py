@@ -26,20 +26,20 @@ _MAX_BYTES = 10**7
 
 
 @dataclass(frozen=True)
-class Site:
+class LoopSite:
     """A loop of a function, with the loops inside it that are the next to try."""
 
     number: int
     nest: Nest
     inputs: tuple[str, ...]
-    children: tuple[Site, ...] = ()
+    children: tuple[LoopSite, ...] = ()
 
     @property
     def line(self) -> int:
         """Where the loop begins."""
         return self.nest.node.lineno
 
-    def walk(self) -> Iterator[Site]:
+    def walk(self) -> Iterator[LoopSite]:
         """This site and all inside it."""
         yield self
         for child in self.children:
@@ -53,7 +53,7 @@ class LoopSource:
     name: str
     node: ast.FunctionDef
     names: Names
-    sites: tuple[Site, ...]
+    sites: tuple[LoopSite, ...]
     place: str = ""
 
     @property
@@ -88,7 +88,7 @@ def parsed_source(path: str | Path, function: str) -> LoopSource:
 
 def _sites(
     statements: Sequence[ast.stmt], later: frozenset[str], names: Names, counter: Iterator[int]
-) -> Iterator[Site]:
+) -> Iterator[LoopSite]:
     for position, node in enumerate(statements):
         rest = statements[position + 1 :]
         after = exposed_names(rest) | (later - _surely_stored(rest))
@@ -96,7 +96,7 @@ def _sites(
             again = after | exposed_names(node.body)
             number = next(counter)
             children = tuple(_sites(node.body, again, names, counter))
-            yield Site(number, Nest.of(node, after), _inputs(node, names), children)
+            yield LoopSite(number, Nest.of(node, after), _inputs(node, names), children)
         elif isinstance(node, (ast.For, ast.While)):
             again = after | exposed_names([node])
             yield from _sites(node.body, again, names, counter)

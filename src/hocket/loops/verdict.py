@@ -19,7 +19,7 @@ from hocket.loops.scope import Scope
 
 
 @dataclass(frozen=True)
-class Option:
+class LoopOption:
     """One legal way to run a nest."""
 
     reading: Reading
@@ -45,10 +45,10 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LoopVerdict:
     """All options of a loop, and what stands in the way of better ones."""
 
-    options: tuple[Option, ...]
+    options: tuple[LoopOption, ...]
     refusals: tuple[Refusal, ...]
     readings: tuple[Reading, ...]
 
@@ -65,9 +65,9 @@ def judge(
     ordered: bool = False,
     permit: Iterable[str] = (),
     use_segments: bool = True,
-) -> Verdict:
+) -> LoopVerdict:
     """Analyse a nest at every depth."""
-    options: list[Option] = []
+    options: list[LoopOption] = []
     refusals: list[Refusal] = []
     readings: list[Reading] = []
     buffered = frozenset(scope.arrays[name].owner for name in permit if name in scope.arrays)
@@ -82,12 +82,12 @@ def judge(
         options += found
         if not found:
             refusals.append(_conflict(reading, ordered))
-    return Verdict(tuple(options), tuple(refusals), tuple(readings))
+    return LoopVerdict(tuple(options), tuple(refusals), tuple(readings))
 
 
 def _options(
     reading: Reading, scope: Scope, ordered: bool, permitted: frozenset[str]
-) -> Iterator[Option]:
+) -> Iterator[LoopOption]:
     signs = step_signs(reading)
     if signs is None:
         return
@@ -106,7 +106,7 @@ def _options(
             if shape in seen:
                 continue
             seen.add(shape)
-            yield Option(reading, shape, private & blocked, summed, buffered)
+            yield LoopOption(reading, shape, private & blocked, summed, buffered)
 
 
 def _relaxations(

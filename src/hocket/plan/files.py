@@ -30,7 +30,7 @@ from hocket.plan.older import upgraded
 from hocket.plan.plan import Plan
 from hocket.plan.problem import OBJECTIVES, TRANSFER_MODES, Problem
 from hocket.plan.sections import SECTIONS, PlacedDivision, Schedule
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 
 PLAN_SCHEMA = "hocket.plan/2"
 MAX_PLAN_BYTES = 2 * 2**30
@@ -97,7 +97,7 @@ def _work_data(problem: Problem, graph_file: str | None) -> dict[str, Any]:
     work = problem.work
     if work is None:
         return {}
-    if isinstance(work, Training):
+    if isinstance(work, TransformerTraining):
         return {"training": {"hash": work.content_hash, "content": work.to_data()}}
     where = {"inline": graph_to_dict(work)} if graph_file is None else {"file": graph_file}
     return {"graph": {"hash": work.content_hash, **where}}
@@ -192,12 +192,12 @@ def _work(
     settings: Mapping[str, Any],
     path: Path,
     graph_file: str | Path | None,
-) -> Graph | Training | None:
+) -> Graph | TransformerTraining | None:
     entry = fields.record(data, "problem.work", optional=("graph", "training"))
     if "training" in entry:
         place = "problem.work.training"
         inner = fields.record(entry["training"], place, required=("hash", "content"))
-        training = Training.from_data(inner["content"], place)
+        training = TransformerTraining.from_data(inner["content"], place)
         _require_same("training", inner["hash"], training.content_hash)
         return training
     if "graph" not in entry:

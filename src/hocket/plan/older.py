@@ -59,7 +59,7 @@ def _placement(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parallel(data: Mapping[str, Any]) -> dict[str, Any]:
-    from hocket.plan.training import Training
+    from hocket.plan.training import TransformerTraining
 
     keys = (
         "schema", "generator", "model", "cluster", "division", "dtype", "devices", "schedule",
@@ -75,7 +75,7 @@ def _parallel(data: Mapping[str, Any]) -> dict[str, Any]:
         "software": {"name": str(notes.get("software", "")), "dtype": entry["dtype"]},
         "coefficients": coefficients_to_dict(Coefficients()),
     }
-    training = Training.from_data(content, "the training")
+    training = TransformerTraining.from_data(content, "the training")
     predicted = fields.mapping(entry["predicted"], "predicted")
     degrees = {"degrees": division, "devices": entry["devices"], "stage_costs": entry["costs"]}
     return {

@@ -12,7 +12,7 @@ from hocket.base.errors import UsageError
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 
 TransferMode = Literal["shared", "queued", "parallel"]
 TRANSFER_MODES: tuple[TransferMode, ...] = ("shared", "queued", "parallel")
@@ -24,7 +24,7 @@ OBJECTIVES: tuple[Objective, ...] = ("latency", "throughput")
 class Problem:
     """Work to do on a cluster, what is wanted and what is allowed."""
 
-    work: Graph | Training | None
+    work: Graph | TransformerTraining | None
     """A graph, whose ops are placed; a training, which is divided; None for a collective, which
     concerns the cluster alone."""
     cluster: Cluster
@@ -62,9 +62,9 @@ class Problem:
         raise UsageError(f"the ops of {self.graph.name} have no times", hint="estimate their costs")
 
     @property
-    def training(self) -> Training:
+    def training(self) -> TransformerTraining:
         """The work, where it is a training; raises `UsageError` otherwise."""
-        if isinstance(self.work, Training):
+        if isinstance(self.work, TransformerTraining):
             return self.work
         raise UsageError(
             f"{self.work_name} is not the training of a transformer",

@@ -25,7 +25,7 @@ _MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TransformerTraining:
     """What is trained, with which program, and how that program's times are fitted."""
 
     model: Transformer
@@ -62,7 +62,7 @@ class Training:
         }
 
     @classmethod
-    def from_data(cls, data: object, path: str) -> Training:
+    def from_data(cls, data: object, path: str) -> TransformerTraining:
         """The training of such data, read strictly; raises `InputFileError`."""
         keys = ("model", "global_batch", "software", "coefficients")
         entry = checked.record(data, path, required=keys)

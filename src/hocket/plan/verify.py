@@ -14,7 +14,7 @@ from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision, Placement, Schedule
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 from hocket.plan.violation import Violation
 
 
@@ -82,7 +82,7 @@ def _undecided(plan: Plan, problem: Problem) -> Iterator[Violation]:
     """What the kind of work asks for and the plan does not say."""
     if isinstance(problem.work, Graph) and plan.get(Placement) is None:
         yield Violation("placed", "the plan places no op")
-    if isinstance(problem.work, Training):
+    if isinstance(problem.work, TransformerTraining):
         if plan.get(PlacedDivision) is None:
             yield Violation("division", "the plan divides nothing")
         elif plan.get(Schedule) is None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hocket.capture.program import Call, Program, TensorSpec
-from hocket.capture.recording import Layout
+from hocket.capture.recording import TensorLayout
 from hocket.capture.storage import look_at, storage_bytes
 
 _MAX_GAPS = 2
@@ -78,7 +78,7 @@ def unpack(data: torch.Tensor, spec: TensorSpec, whole: bool) -> torch.Tensor:
     return spaced.copy_(dense)
 
 
-def conformed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+def conformed(tensor: torch.Tensor, layout: TensorLayout) -> torch.Tensor:
     """The tensor with the recorded strides."""
     if tensor.stride() == layout.stride:
         return tensor
@@ -88,12 +88,12 @@ def conformed(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     return like.copy_(tensor)
 
 
-def _by_stride(layout: Layout) -> list[int]:
+def _by_stride(layout: TensorLayout) -> list[int]:
     """Dimensions in the order of memory, slowest first."""
     return sorted(range(len(layout.shape)), key=lambda dim: -layout.stride[dim])
 
 
-def _strides(layout: Layout) -> tuple[int, ...]:
+def _strides(layout: TensorLayout) -> tuple[int, ...]:
     """Strides of the elements packed densely; 0 where they are broadcast."""
     strides = [0] * len(layout.shape)
     step = 1
@@ -104,16 +104,16 @@ def _strides(layout: Layout) -> tuple[int, ...]:
     return _without_idle(layout, strides)
 
 
-def _real_strides(layout: Layout) -> tuple[int, ...]:
+def _real_strides(layout: TensorLayout) -> tuple[int, ...]:
     return _without_idle(layout, layout.stride)
 
 
-def _without_idle(layout: Layout, strides: Any) -> tuple[int, ...]:
+def _without_idle(layout: TensorLayout, strides: Any) -> tuple[int, ...]:
     """Strides with 1 where a dimension has one element, so that they can be compared."""
     return tuple(1 if n == 1 else s for n, s in zip(layout.shape, strides, strict=True))
 
 
-def _keeps_strides(layout: Layout) -> bool:
+def _keeps_strides(layout: TensorLayout) -> bool:
     """Whether the recorded strides reach each element once and do not waste much."""
     span = 1
     for dim in reversed(_by_stride(layout)):

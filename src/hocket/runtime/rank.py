@@ -38,7 +38,7 @@ def _prepare(header: Header, buffers: list[bytearray], parent: Parent) -> RankRu
     from hocket.runtime.ranks import RankRunner
     from hocket.runtime.split import Do, Instruction
     from hocket.runtime.wire import decode_call, decode_spec, from_raw
-    from hocket.runtime.worker import Worker
+    from hocket.runtime.worker import DeviceWorker
 
     torch.set_num_threads(header["threads"])
     device = torch.device(header["device"])
@@ -52,7 +52,7 @@ def _prepare(header: Header, buffers: list[bytearray], parent: Parent) -> RankRu
     ]
     calls = {op: decode_call(data, constants) for op, data in header["calls"]}
     lane = new_lane(device)
-    worker = Worker(calls, specs, dict(header["draws"]), device, header["seed"])
+    worker = DeviceWorker(calls, specs, dict(header["draws"]), device, header["seed"])
     worker.load(header["present"], storages)
     join_group(header, device)
     return RankRunner(

@@ -23,7 +23,7 @@ from hocket.runtime.package import pack, package_bytes, unpack
 from hocket.runtime.peer import Peer
 from hocket.runtime.record import StepRecord
 from hocket.runtime.split import Do, Instruction
-from hocket.runtime.worker import Worker
+from hocket.runtime.worker import DeviceWorker
 
 _SPIN_S = 2e-4
 """Sleeping is not more precise than this."""
@@ -40,7 +40,7 @@ class RankRunner:
 
     def __init__(
         self,
-        worker: Worker,
+        worker: DeviceWorker,
         lane: Lane,
         instructions: Sequence[Instruction],
         peers: dict[int, Peer],

@@ -9,13 +9,15 @@ from hocket.capture.program import Call, Program
 from hocket.graph.graph import Graph
 from hocket.runtime.kernels import FUSED_ATTENTION
 from hocket.runtime.package import needs_storage
-from hocket.runtime.split import Split
+from hocket.runtime.split import StepCalls
 
 
 class Setup:
     """What is run where."""
 
-    def __init__(self, graph: Graph, program: Program, device_of: IntArray, split: Split) -> None:
+    def __init__(
+        self, graph: Graph, program: Program, device_of: IntArray, split: StepCalls
+    ) -> None:
         self.graph, self.program, self.split = graph, program, split
         self.device_of: list[int] = device_of.tolist()
 

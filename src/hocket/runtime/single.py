@@ -22,7 +22,7 @@ from hocket.runtime.package import pack, unpack
 from hocket.runtime.record import StepRecord
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import Do, Instruction
-from hocket.runtime.worker import Worker
+from hocket.runtime.worker import DeviceWorker
 
 
 class SingleProcess:
@@ -39,7 +39,7 @@ class SingleProcess:
         self.lanes = [new_lane(device) for device in devices]
         self.workers = []
         for index, lane in enumerate(self.lanes):
-            worker = Worker(setup.calls_of(index), specs, program.draws, lane.device, seed)
+            worker = DeviceWorker(setup.calls_of(index), specs, program.draws, lane.device, seed)
             present = setup.split.present[index]
             if values is not None:
                 worker.load(present, given_storages(present, specs, program.names, values))
@@ -127,7 +127,7 @@ class SingleProcess:
         elif do == Do.DROP:
             worker.drop(number)
 
-    def _run(self, worker: Worker, op: int, step: int) -> None:
+    def _run(self, worker: DeviceWorker, op: int, step: int) -> None:
         try:
             worker.run(op, step)
         # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.

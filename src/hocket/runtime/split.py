@@ -55,7 +55,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Split:
+class StepCalls:
     """What every device does in one step."""
 
     num_devices: int
@@ -82,7 +82,7 @@ def split(
     *,
     timeline: Timeline | None = None,
     order: Sequence[IntArray] | None = None,
-) -> Split:
+) -> StepCalls:
     """What every device does, one thing after another.
 
     ``timeline`` is the simulated step: things happen in the order of its times, and a device gets
@@ -104,7 +104,7 @@ def split(
     for tensor, device in zip(places.tensor[before], places.device[before], strict=True):
         present[device].append(int(tensor))
     emitted = _Emitter(graph, device_of, home, transfers).emit(nodes)
-    return Split(
+    return StepCalls(
         num_devices=num_devices,
         transfers=tuple(transfers),
         sequence=tuple(emitted),

@@ -12,7 +12,7 @@ import torch
 
 from hocket.base.errors import RunError
 from hocket.capture.program import Call, TensorSpec
-from hocket.capture.recording import Constant, Cost, Layout, Ref
+from hocket.capture.recording import Constant, Cost, Ref, TensorLayout
 from hocket.graph.graph import Phase, Role
 
 _NO_COST = Cost("", "", 0, 0.0, 0)
@@ -76,7 +76,9 @@ def decode_spec(data: list[Any]) -> TensorSpec:
     layout = None
     if plain is not None:
         shape, stride, offset, dtype, lazy = plain
-        layout = Layout(tuple(shape), tuple(stride), offset, getattr(torch, dtype), tuple(lazy))
+        layout = TensorLayout(
+            tuple(shape), tuple(stride), offset, getattr(torch, dtype), tuple(lazy)
+        )
     return TensorSpec(layout, storage, storage_bytes, Role(role), alias_of, producer)
 
 

@@ -14,7 +14,7 @@ from hocket.runtime.held import Held
 from hocket.runtime.kernels import stand_in
 
 
-class Worker:
+class DeviceWorker:
     """Runs the calls of one device on the tensors that it holds."""
 
     def __init__(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.executors.executor import Executor
 
 NAMES = ("local", "ray", "slurm")
 
 
-def check_engine(on: str, devices: tuple[Device, ...]) -> None:
+def check_engine(on: str, devices: tuple[FleetDevice, ...]) -> None:
     """Raise `UsageError` for an engine that is not known or cannot be used so."""
     name = engine_name(on)
     if name == "local" and not devices:
@@ -33,7 +33,7 @@ def engine_name(on: str) -> str:
 
 
 def open_engine(
-    on: str, folder: Path, devices: tuple[Device, ...], kinds: tuple[str, ...]
+    on: str, folder: Path, devices: tuple[FleetDevice, ...], kinds: tuple[str, ...]
 ) -> Executor:
     """The engine for the fleet of a state folder."""
     name, attempts = engine_name(on), folder / "attempts"

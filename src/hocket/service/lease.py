@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from hocket.base.config import fleet_variables
 from hocket.base.errors import RunError, UsageError
-from hocket.service.lease_channel import AwayError, Channel, StaleLeaseError
+from hocket.service.lease_channel import AwayError, LeaseChannel, StaleLeaseError
 
 __all__ = ["GO_ON", "LEAVE", "SAVE", "Lease", "StaleLeaseError", "lease"]
 
@@ -66,7 +66,7 @@ def lease(
     """
     variables = fleet_variables()
     return Lease(
-        Channel.from_variables(variables),
+        LeaseChannel.from_variables(variables),
         save,
         checkpoint=variables.get("HOCKET_CHECKPOINT") or None,
         is_first_rank=variables.get("RANK", "0") == "0",
@@ -81,7 +81,7 @@ class Lease:
 
     def __init__(
         self,
-        channel: Channel | None,
+        channel: LeaseChannel | None,
         save: Save | None,
         *,
         checkpoint: str | None,
@@ -179,14 +179,14 @@ class Lease:
         assert self._channel is not None, "only a fleet asks to leave"
         sys.exit(0 if self._insist(self._channel, is_finished=False) else UNCOMMITTED)
 
-    def _conclude(self, channel: Channel) -> None:
+    def _conclude(self, channel: LeaseChannel) -> None:
         """All steps are done. A training that was asked to end exits with 0 like one that left, so
         it says that it is finished; of any other the exit code tells, after what is still to do."""
         self._is_concluded = True
         self._save_and_commit(self._done_steps)
         self._insist(channel, is_finished=self._must_leave)
 
-    def _insist(self, channel: Channel, *, is_finished: bool) -> bool:
+    def _insist(self, channel: LeaseChannel, *, is_finished: bool) -> bool:
         """Try for about half a minute: whoever asked to end kills after the grace anyway."""
         if not self._speaks:
             return True
@@ -204,7 +204,7 @@ class Lease:
     # ── talking to the daemon ──
 
     @contextlib.contextmanager
-    def _reporting(self, channel: Channel) -> Iterator[None]:
+    def _reporting(self, channel: LeaseChannel) -> Iterator[None]:
         """A thread that reports meanwhile."""
         is_over = self._is_over = threading.Event()
         if self._speaks:
@@ -216,7 +216,7 @@ class Lease:
         finally:
             is_over.set()
 
-    def _report(self, channel: Channel, is_over: threading.Event) -> None:
+    def _report(self, channel: LeaseChannel, is_over: threading.Event) -> None:
         reported, retry_s = -1, _FIRST_RETRY_S
         while not is_over.is_set():
             done_steps = self._done_steps
@@ -234,7 +234,7 @@ class Lease:
                 return
             is_over.wait(delay_s)
 
-    def _send(self, channel: Channel, *, is_finished: bool) -> None:
+    def _send(self, channel: LeaseChannel, *, is_finished: bool) -> None:
         """Commit what is not yet committed, then report; raises `AwayError`."""
         if not self._try_commit(channel):
             raise AwayError("the checkpoint is not committed")
@@ -243,7 +243,7 @@ class Lease:
         if answer.get("may_run") is False:
             self._must_leave = True
 
-    def _try_commit(self, channel: Channel) -> bool:
+    def _try_commit(self, channel: LeaseChannel) -> bool:
         if self._uncommitted is None:
             return True
         try:

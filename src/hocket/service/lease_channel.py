@@ -32,7 +32,7 @@ class AwayError(Exception):
     """The daemon cannot be reached, or cannot answer, at the moment."""
 
 
-class Channel(NamedTuple):
+class LeaseChannel(NamedTuple):
     """One attempt, as the daemon knows it."""
 
     url: str
@@ -42,7 +42,7 @@ class Channel(NamedTuple):
     token: str
 
     @classmethod
-    def from_variables(cls, variables: Mapping[str, str]) -> Channel | None:
+    def from_variables(cls, variables: Mapping[str, str]) -> LeaseChannel | None:
         """The channel that the environment tells of; None outside a fleet."""
         names = ("HOCKET_URL", "HOCKET_ENDPOINT", "HOCKET_JOB", "HOCKET_ATTEMPT", "HOCKET_TOKEN")
         url, endpoint, job, attempt, token = (variables.get(name, "") for name in names)

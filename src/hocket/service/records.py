@@ -112,7 +112,7 @@ class DeviceRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lease:
+class LeaseAnswer:
     """What an attempt hears when it reports."""
 
     attempt: int

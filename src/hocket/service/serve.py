@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.fleet.rounds.state import Device, Rules
+from hocket.fleet.rounds.state import FleetDevice, Rules
 from hocket.service.daemon import Daemon
 from hocket.service.endpoint import read_endpoint, write_endpoint
 from hocket.service.engines import check_engine, open_engine
@@ -52,7 +52,7 @@ class ServeSettings:
 
     folder: Path
     on: str = "local"
-    devices: tuple[Device, ...] = ()
+    devices: tuple[FleetDevice, ...] = ()
     kinds: tuple[str, ...] = ()
     """In the order of tables; empty for those that the engine has when it starts."""
     rules: Rules = field(default_factory=Rules)

@@ -14,12 +14,12 @@ from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision, Schedule
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.pipeline import simulate_pipeline
-from hocket.simulate.state import Memory, State
+from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.timeline import Timeline, step_timeline
 
 
@@ -30,7 +30,7 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     training is timed by its schedule, one device per pipeline rank. Raises `UsageError` for a plan
     that does not decide what the work asks for, `CheckError` for one that cannot be carried out.
     """
-    if isinstance(problem.work, Training):
+    if isinstance(problem.work, TransformerTraining):
         return simulate_pipeline(plan[Schedule], plan[PlacedDivision].stage_costs)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
@@ -78,7 +78,7 @@ def kernels_are_compiled() -> bool:
     return is_compiled(try_changes)
 
 
-def _timeline(problem: Problem, tables: Instructions, state: State) -> Timeline:
+def _timeline(problem: Problem, tables: Instructions, state: EngineState) -> Timeline:
     spans, places, transfers = state.spans, tables.places, tables.transfers
     num = len(transfers.place)
     order = np.argsort(spans.transfer_start_s[:num], kind="stable")
@@ -207,7 +207,7 @@ def _deadlock(problem: Problem, plan: Plan, timeline: Timeline) -> CheckError:
     raise AssertionError("ops are missing though none waits for another")
 
 
-def _curves(memory: Memory) -> tuple[LongArray, FloatArray, LongArray]:
+def _curves(memory: MemoryState) -> tuple[LongArray, FloatArray, LongArray]:
     """The log by device, without entries that repeat the value before."""
     size = int(memory.size[0])
     device = memory.log_device[:size].astype(np.int16)

@@ -20,8 +20,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.events import run
 from hocket.simulate.instructions import Given, Instructions, RunTable
-from hocket.simulate.lowering import Draft, lower_draft, new_draft, order_priority
-from hocket.simulate.state import Flow, Memory, Schedule, Spans, State, new_state
+from hocket.simulate.lowering import LoweringDraft, lower_draft, new_draft, order_priority
+from hocket.simulate.state import Agenda, EngineState, Flow, MemoryState, Spans, new_state
 
 _NOISE = 1e-9
 
@@ -77,8 +77,8 @@ class Evaluator:
 
     def __init__(self, problem: Problem, devices: IntArray | None = None) -> None:
         """``devices`` are those that plans use, all by default."""
-        self.draft: Draft = new_draft(problem, devices)
-        self.state: State = new_state(self.draft.tables)
+        self.draft: LoweringDraft = new_draft(problem, devices)
+        self.state: EngineState = new_state(self.draft.tables)
         self.op_start_s: FloatArray = self.state.spans.op_start_s
         self.op_end_s: FloatArray = self.state.spans.op_end_s
         self.peak_bytes: LongArray = self.state.memory.peak
@@ -160,7 +160,9 @@ def changes_of(ptr: LongArray, op: LongArray, device: LongArray, priority: Float
 
 
 @kernel
-def _reset_memory(memory: Memory, start_bytes: LongArray, num_uses: LongArray, count: int) -> None:
+def _reset_memory(
+    memory: MemoryState, start_bytes: LongArray, num_uses: LongArray, count: int
+) -> None:
     for device in range(len(start_bytes)):
         memory.now[device] = start_bytes[device]
         memory.peak[device] = start_bytes[device]
@@ -189,7 +191,7 @@ def _reset_flow(flow: Flow, size_ptr: LongArray) -> None:
 
 
 @kernel
-def _reset_schedule(schedule: Schedule, waits: LongArray, lineup_ptr: LongArray) -> None:
+def _reset_schedule(schedule: Agenda, waits: LongArray, lineup_ptr: LongArray) -> None:
     for op in range(len(waits)):
         schedule.waits[op] = waits[op]
     for place in range(len(schedule.user_ptr)):
@@ -208,7 +210,7 @@ def _reset_schedule(schedule: Schedule, waits: LongArray, lineup_ptr: LongArray)
 
 
 @kernel
-def _reset(state: State, tables: Instructions, num_places: int) -> None:
+def _reset(state: EngineState, tables: Instructions, num_places: int) -> None:
     """The state as it was before anything happened."""
     for op in range(len(tables.runs.device)):
         state.spans.op_end_s[op] = np.nan
@@ -239,7 +241,7 @@ def _take_score(
 
 
 @kernel
-def evaluate(draft: Draft, state: State, score: FloatArray, is_strict: bool) -> None:
+def evaluate(draft: LoweringDraft, state: EngineState, score: FloatArray, is_strict: bool) -> None:
     """Simulate what the draft says; the score, the spans and the peaks are there afterwards."""
     given, tables, scratch = draft
     lower_draft(given, tables, scratch)
@@ -282,7 +284,12 @@ def _remember(walk: Walk, score: FloatArray, device: LongArray, priority: FloatA
 
 @kernel
 def try_changes(
-    draft: Draft, state: State, changes: Changes, walk: Walk, score: FloatArray, is_strict: bool
+    draft: LoweringDraft,
+    state: EngineState,
+    changes: Changes,
+    walk: Walk,
+    score: FloatArray,
+    is_strict: bool,
 ) -> int:
     """Make the changes one by one and take back those that are not good enough.
 

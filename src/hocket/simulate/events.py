@@ -32,7 +32,7 @@ from hocket.simulate.instructions import (
     TransferTable,
 )
 from hocket.simulate.memory import hold, use_up
-from hocket.simulate.state import Memory, Schedule, Spans, State
+from hocket.simulate.state import Agenda, EngineState, MemoryState, Spans
 
 _OP_END, _TRANSFER_END, _TRANSFER_START, _FLOW_START = 0, 1, 2, 3
 _KIND = 1 << 40
@@ -45,7 +45,7 @@ UNDECIDED = np.inf
 
 @kernel
 def _arrive(
-    schedule: Schedule, spans: Spans, runs: RunTable, place: int, strict: bool, now: float
+    schedule: Agenda, spans: Spans, runs: RunTable, place: int, strict: bool, now: float
 ) -> None:
     """A tensor is at a place now."""
     for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
@@ -60,7 +60,7 @@ def _arrive(
 
 @kernel
 def _offer(
-    schedule: Schedule,
+    schedule: Agenda,
     spans: Spans,
     transfers: TransferTable,
     transfer: int,
@@ -87,7 +87,7 @@ def _offer(
 
 @kernel
 def _start_transfers(
-    state: State,
+    state: EngineState,
     places: PlaceTable,
     transfers: TransferTable,
     routes: RouteTable,
@@ -118,7 +118,7 @@ def _start_transfers(
 
 
 @kernel
-def _is_undecided(schedule: Schedule, runs: RunTable, queue: int) -> bool:
+def _is_undecided(schedule: Agenda, runs: RunTable, queue: int) -> bool:
     """Whether a free stream comes to a position in its strict order that is still open."""
     at = schedule.cursor[queue]
     if at == runs.lineup_ptr[queue + 1]:
@@ -127,7 +127,7 @@ def _is_undecided(schedule: Schedule, runs: RunTable, queue: int) -> bool:
 
 
 @kernel
-def _next_op(schedule: Schedule, runs: RunTable, queue: int, strict: bool) -> int:
+def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
     """Take the op that a free stream starts now; -1 for none."""
     if not strict:
         return pop(schedule.ready, queue) if schedule.ready.size[queue] > 0 else -1
@@ -143,7 +143,7 @@ def _next_op(schedule: Schedule, runs: RunTable, queue: int, strict: bool) -> in
 
 @kernel
 def _start_ops(
-    schedule: Schedule, spans: Spans, memory: Memory, runs: RunTable, strict: bool, now: float
+    schedule: Agenda, spans: Spans, memory: MemoryState, runs: RunTable, strict: bool, now: float
 ) -> bool:
     """Start what can; whether a queue came to an op that is undecided."""
     is_open = False
@@ -168,7 +168,7 @@ def _start_ops(
 
 @kernel
 def _end_op(
-    state: State, runs: RunTable, places: PlaceTable, op: int, strict: bool, now: float
+    state: EngineState, runs: RunTable, places: PlaceTable, op: int, strict: bool, now: float
 ) -> None:
     schedule, memory, queue = state.schedule, state.memory, runs.queue[op]
     state.spans.op_end_s[op] = now
@@ -184,7 +184,9 @@ def _end_op(
 
 
 @kernel
-def _end_events(state: State, tables: Instructions, mode: int, strict: bool, now: float) -> None:
+def _end_events(
+    state: EngineState, tables: Instructions, mode: int, strict: bool, now: float
+) -> None:
     """Everything that ends now; what is due to start is only noted."""
     schedule, flow = state.schedule, state.flow
     runs, places, transfers, routes = tables
@@ -217,7 +219,7 @@ def _end_events(state: State, tables: Instructions, mode: int, strict: bool, now
 
 
 @kernel
-def _group_users(schedule: Schedule, places: PlaceTable) -> None:
+def _group_users(schedule: Agenda, places: PlaceTable) -> None:
     """Ops by the place that they read at: count, add up, fill."""
     ptr = schedule.user_ptr
     for index in range(len(places.read_place)):
@@ -242,7 +244,7 @@ def _line_up(runs: RunTable, ready: Heaps) -> None:
 
 
 @kernel
-def run(state: State, tables: Instructions, mode: int, strict: bool) -> None:
+def run(state: EngineState, tables: Instructions, mode: int, strict: bool) -> None:
     """Run the step from ``state``, which then tells what happened.
 
     Where a strict order has open positions, it ends when a queue comes to the first of them: all

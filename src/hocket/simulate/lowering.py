@@ -3,7 +3,7 @@
 Every tensor is at its home, and on each other device with an op that reads it; a transfer fills
 these further places unless the tensor is the batch. An alias lives in the bytes of its base where
 both are on the device from the start or made there. What does not depend on the plan is prepared
-once (`Draft`), so that many plans of one problem can be lowered into the same arrays.
+once (`LoweringDraft`), so that many plans of one problem can be lowered into the same arrays.
 O(ops + reads + tensors + routes), compiled.
 """
 
@@ -30,7 +30,7 @@ from hocket.simulate.instructions import (
 )
 
 
-class Draft(NamedTuple):
+class LoweringDraft(NamedTuple):
     """What is known of a problem, and the tables that each lowering fills.
 
     They have room for the placement with the most transfers: every tensor sent to every device on
@@ -42,7 +42,7 @@ class Draft(NamedTuple):
     scratch: Scratch
 
 
-def new_draft(problem: Problem, devices: IntArray | None = None) -> Draft:
+def new_draft(problem: Problem, devices: IntArray | None = None) -> LoweringDraft:
     """Room for the plans of a problem; ``devices`` are those that they use, all by default."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     used = np.arange(num_devices) if devices is None else np.unique(devices)
@@ -50,7 +50,7 @@ def new_draft(problem: Problem, devices: IntArray | None = None) -> Draft:
     num_away = int(np.minimum(np.diff(graph.user_ptr), max(len(used) - 1, 0)).sum())
     given = _given(problem, route_of_pair)
     num_queues = num_devices * int(given.num_streams[0])
-    return Draft(
+    return LoweringDraft(
         given=given,
         tables=Instructions(
             runs=_run_room(graph, num_queues),
@@ -80,7 +80,7 @@ def order_priority(order: tuple[IntArray, ...]) -> FloatArray:
     return priority
 
 
-def trimmed(draft: Draft) -> Instructions:
+def trimmed(draft: LoweringDraft) -> Instructions:
     """The tables as they were filled last, without the room that was not needed."""
     num_places, num_transfers = draft.scratch.num_found.tolist()
     runs, places, transfers, routes = draft.tables

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hocket.kernels import kernel
 from hocket.simulate.instructions import PlaceTable
-from hocket.simulate.state import Memory
+from hocket.simulate.state import MemoryState
 
 
 @kernel
-def hold(memory: Memory, device: int, num_bytes: int, now: float) -> None:
+def hold(memory: MemoryState, device: int, num_bytes: int, now: float) -> None:
     """Take bytes, or with a negative number give them back."""
     if num_bytes == 0:
         return
@@ -25,7 +25,7 @@ def hold(memory: Memory, device: int, num_bytes: int, now: float) -> None:
 
 
 @kernel
-def use_up(memory: Memory, places: PlaceTable, place: int, now: float) -> None:
+def use_up(memory: MemoryState, places: PlaceTable, place: int, now: float) -> None:
     """One use of the bytes that ``place`` lives in is over."""
     storage = places.storage[place]
     memory.num_left[storage] -= 1

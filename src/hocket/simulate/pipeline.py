@@ -15,12 +15,12 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import CheckError, UsageError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.kernels.containers import table
-from hocket.plan.sections.schedule import Schedule, Work
-from hocket.simulate.pipeline_tables import ActionTable, Progress, StageTable, new_progress
+from hocket.plan.sections.schedule import Schedule, StageWork
+from hocket.simulate.pipeline_tables import ActionTable, PipelineProgress, StageTable, new_progress
 from hocket.simulate.timeline import Timeline
 
 WORK_LETTERS = "FBIW"
-"""One letter per `Work`, in which actions are named: ``2F0`` is stage 2, microbatch 0."""
+"""One letter per `StageWork`, in which actions are named: ``2F0`` is stage 2, microbatch 0."""
 
 
 def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
@@ -43,7 +43,7 @@ def simulate_pipeline(schedule: Schedule, costs: StageCosts) -> Timeline:
     return _timeline(schedule, progress, costs)
 
 
-def _timeline(schedule: Schedule, progress: Progress, costs: StageCosts) -> Timeline:
+def _timeline(schedule: Schedule, progress: PipelineProgress, costs: StageCosts) -> Timeline:
     num_devices, num_actions = schedule.num_devices, len(schedule.work)
     after_start_s = progress.free_s
     end_s = np.concatenate((progress.end_s, after_start_s + np.array(costs.after_s)))
@@ -56,7 +56,7 @@ def _timeline(schedule: Schedule, progress: Progress, costs: StageCosts) -> Time
         num_works=num_works,
         device=np.append(np.repeat(every, np.diff(schedule.start)), every).astype(np.int32),
         stream=np.zeros(num_works, dtype=np.int8),
-        what=np.append(work, len(Work) * schedule.num_stages + every).astype(np.int32),
+        what=np.append(work, len(StageWork) * schedule.num_stages + every).astype(np.int32),
         instance=np.append(schedule.microbatch, np.zeros(num_devices)).astype(np.int32),
         src=np.full(num_works, -1, dtype=np.int32),
         ready_s=start_s,
@@ -130,10 +130,10 @@ def deadlock(schedule: Schedule, cursor: NDArray[np.int64]) -> CheckError:
     device = int(stuck[0])
     action = int(cursor[device])
     stage, microbatch = int(schedule.stage[action]), int(schedule.microbatch[action])
-    work = Work(int(schedule.work[action]))
-    if work == Work.FORWARD:
+    work = StageWork(int(schedule.work[action]))
+    if work == StageWork.FORWARD:
         needed = f"the forward of stage {stage - 1}"
-    elif work == Work.WEIGHT_GRADIENT:
+    elif work == StageWork.WEIGHT_GRADIENT:
         needed = f"the gradient of the inputs of stage {stage}"
     else:
         needed = f"the forward of stage {stage} and the backward of stage {stage + 1}"

@@ -21,7 +21,7 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.simulate.pipeline import action_name, check_costs
 
 _HOST, _KIND = "host", "pipeline rank"
@@ -37,7 +37,7 @@ def pipeline_problem(
     here; transfers do not notice each other.
     """
     check_costs(costs, schedule.num_stages, schedule.num_devices)
-    draft = _Draft(schedule, costs)
+    draft = _GraphDraft(schedule, costs)
     for action in _runnable_order(schedule).tolist():
         draft.add(action)
     line_up = draft.finish()
@@ -56,14 +56,14 @@ def pipeline_problem(
 def _runnable_order(schedule: Schedule) -> IntArray:
     """Actions so that producers precede readers: forwards by stage, then backwards from the end."""
     work, stage = schedule.work, schedule.stage
-    is_forward = work == Work.FORWARD
+    is_forward = work == StageWork.FORWARD
     along = np.where(is_forward, stage, -stage)
-    phase = np.where(is_forward, 0, np.where(work == Work.WEIGHT_GRADIENT, 2, 1))
+    phase = np.where(is_forward, 0, np.where(work == StageWork.WEIGHT_GRADIENT, 2, 1))
     return np.lexsort((schedule.microbatch, along, phase)).astype(np.int32)
 
 
 @dataclass
-class _Draft:
+class _GraphDraft:
     """A graph in the making, with its times and the tensors that later ops will read."""
 
     schedule: Schedule
@@ -106,19 +106,19 @@ class _Draft:
 
     def add(self, action: int) -> None:
         """Add an action as an op, with what it reads and makes."""
-        work, stage = Work(int(self.schedule.work[action])), int(self.schedule.stage[action])
+        work, stage = StageWork(int(self.schedule.work[action])), int(self.schedule.stage[action])
         name, microbatch = action_name(self.schedule, action), int(self.schedule.microbatch[action])
         device = int(self.schedule.device_of_stage[stage])
         sent = (*self.costs.send_s, 0.0)
         kept, late = self.costs.activation_bytes[stage], self.costs.weight_gradient_bytes[stage]
         early_key, late_key = ("early", stage, microbatch), ("late", stage, microbatch)
-        if work == Work.FORWARD:
+        if work == StageWork.FORWARD:
             reads = [("out", stage - 1, microbatch)]
             op = self._op(name, Phase.FORWARD, device, self.costs.forward_s[stage], reads)
             self._tensor(*early_key, kept - late, op)
             self._tensor(*late_key, late, op)
             self._tensor("out", stage, microbatch, 0, op, sent[stage])
-        elif work == Work.WEIGHT_GRADIENT:
+        elif work == StageWork.WEIGHT_GRADIENT:
             op = self._op(
                 name, Phase.BACKWARD, device, self.costs.weight_gradient_s[stage],
                 [late_key, ("back", stage, microbatch)],
@@ -126,7 +126,7 @@ class _Draft:
         else:
             reads = [("back", stage + 1, microbatch), early_key]
             time_s = self.costs.input_gradient_s[stage]
-            if work == Work.BACKWARD:
+            if work == StageWork.BACKWARD:
                 reads.append(late_key)
                 time_s += self.costs.weight_gradient_s[stage]
             op = self._op(name, Phase.BACKWARD, device, time_s, reads)

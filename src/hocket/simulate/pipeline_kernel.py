@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.kernels import kernel
-from hocket.simulate.pipeline_tables import ActionTable, Progress, StageTable
+from hocket.simulate.pipeline_tables import ActionTable, PipelineProgress, StageTable
 
 _FORWARD, _BACKWARD, _WEIGHT_GRADIENT = 0, 1, 3
 _NEVER = -1.0
@@ -20,7 +20,7 @@ def _arrival_s(actions: ActionTable, stages: StageTable, end_s: float, src: int,
 
 @kernel
 def _ready_s(
-    actions: ActionTable, stages: StageTable, progress: Progress, action: int, count: int
+    actions: ActionTable, stages: StageTable, progress: PipelineProgress, action: int, count: int
 ) -> float:
     """When what an action needs is there; negative if that is not known yet."""
     work, stage = actions.work[action], actions.stage[action]
@@ -40,7 +40,7 @@ def _ready_s(
 
 
 @kernel
-def _wake(progress: Progress, device: int) -> None:
+def _wake(progress: PipelineProgress, device: int) -> None:
     if progress.is_pending[device] == 0:
         progress.is_pending[device] = 1
         size = progress.pending[-1]
@@ -52,7 +52,7 @@ def _wake(progress: Progress, device: int) -> None:
 def _perform(
     actions: ActionTable,
     stages: StageTable,
-    progress: Progress,
+    progress: PipelineProgress,
     device: int,
     action: int,
     ready_s: float,
@@ -81,7 +81,7 @@ def _perform(
 
 
 @kernel
-def run(actions: ActionTable, stages: StageTable, progress: Progress, count: int) -> int:
+def run(actions: ActionTable, stages: StageTable, progress: PipelineProgress, count: int) -> int:
     """Perform all actions that can be, of ``count`` microbatches; return how many were."""
     num_done = 0
     for device in range(len(actions.start) - 1):

@@ -30,7 +30,7 @@ class StageTable(NamedTuple):
     """From each stage to the next."""
 
 
-class Progress(NamedTuple):
+class PipelineProgress(NamedTuple):
     """What has happened so far."""
 
     cursor: LongArray
@@ -51,10 +51,10 @@ class Progress(NamedTuple):
     end_s: FloatArray
 
 
-def new_progress(actions: ActionTable, num_cells: int) -> Progress:
+def new_progress(actions: ActionTable, num_cells: int) -> PipelineProgress:
     """Nothing has happened; ``num_cells`` are stages times microbatches."""
     num_devices, num_actions = len(actions.start) - 1, len(actions.work)
-    return Progress(
+    return PipelineProgress(
         cursor=actions.start[:-1].astype(np.int64),
         pending=np.zeros(num_devices + 1, dtype=np.int64),
         is_pending=np.zeros(num_devices, dtype=np.int64),

@@ -27,7 +27,7 @@ class Spans(NamedTuple):
     transfer_end_s: FloatArray
 
 
-class Memory(NamedTuple):
+class MemoryState(NamedTuple):
     """Bytes on each device now and at most, and a log of changes."""
 
     now: LongArray
@@ -70,7 +70,7 @@ class Flow(NamedTuple):
     """Whether a transfer of the route started or ended since its next end was set."""
 
 
-class Schedule(NamedTuple):
+class Agenda(NamedTuple):
     """Which ops and transfers wait for what, and what happens next."""
 
     waits: LongArray
@@ -92,28 +92,28 @@ class Schedule(NamedTuple):
     num_starting: LongArray
 
 
-class State(NamedTuple):
+class EngineState(NamedTuple):
     """All of it."""
 
     spans: Spans
-    memory: Memory
+    memory: MemoryState
     flow: Flow
-    schedule: Schedule
+    schedule: Agenda
 
 
-def new_state(tables: Instructions) -> State:
+def new_state(tables: Instructions) -> EngineState:
     """The state before anything has happened."""
     runs, places, transfers, routes = tables
     num_ops, num_transfers = len(runs.device), len(transfers.place)
     num_devices, num_queues = len(places.start_bytes), len(runs.lineup_ptr) - 1
-    return State(
+    return EngineState(
         spans=Spans(
             *(np.full(num_ops, np.nan) for _ in range(3)),
             *(np.full(num_transfers, np.nan) for _ in range(3)),
         ),
         memory=_new_memory(places, num_devices + 2 * (num_ops + num_transfers)),
         flow=_new_flow(routes, num_transfers),
-        schedule=Schedule(
+        schedule=Agenda(
             waits=runs.num_waits.copy(),
             user_ptr=zeros(len(places.device) + 2),
             users=zeros(len(places.reader)),
@@ -134,12 +134,12 @@ def _heaps(ptr: LongArray, num_items: int) -> Heaps:
     return new_heaps(ptr.copy())._replace(key=np.zeros(num_items + 1), item=zeros(num_items + 1))
 
 
-def _new_memory(places: PlaceTable, log_size: int) -> Memory:
+def _new_memory(places: PlaceTable, log_size: int) -> MemoryState:
     num_devices = len(places.start_bytes)
     log_device, log_bytes = zeros(log_size), zeros(log_size)
     log_device[:num_devices] = np.arange(num_devices)
     log_bytes[:num_devices] = places.start_bytes
-    return Memory(
+    return MemoryState(
         now=places.start_bytes.copy(),
         peak=places.start_bytes.copy(),
         last=np.arange(num_devices),

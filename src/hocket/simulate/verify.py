@@ -16,7 +16,7 @@ from hocket.graph.graph import PERSISTENT_ROLES
 from hocket.plan.divided import DividedTraining, rank_memory_violations
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.training import Training
+from hocket.plan.training import TransformerTraining
 from hocket.plan.verify import (
     contiguity_violations,
     raise_violations,
@@ -38,7 +38,7 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     found = list(structure_violations(plan, problem))
     if found or problem.work is None:
         return found
-    if isinstance(problem.work, Training):
+    if isinstance(problem.work, TransformerTraining):
         return _division_violations(plan, problem, timeline)
     assert plan.device_of is not None, "structure was checked"
     found += update_violations(plan.device_of, problem)

@@ -104,7 +104,7 @@ class Channels(NamedTuple):
     num: LongArray
 
 
-class World(NamedTuple):
+class CheckedWorld(NamedTuple):
     """What the check knows and the protocol does not."""
 
     made: NDArray[np.int64]
@@ -164,7 +164,7 @@ def first_fault(arrangement: Arrangement, seed: int, num: int) -> tuple[int, int
     ]
     members = ClientState(*(np.stack(arrays) for arrays in zip(*single, strict=True)))
     up, down = _channels(num_clients, width), _channels(num_clients, width)
-    world = World(
+    world = CheckedWorld(
         np.zeros((NUM_ROWS, workers, NUM_CLOCKS), np.int64), np.zeros(workers, np.int64),
         np.full(workers, -1, np.int64), np.full(num_clients, 1 << 60, np.int64),
         np.zeros((NUM_ROWS, width), np.float32), np.zeros(num_clients, np.int64),
@@ -197,7 +197,7 @@ def _channels(num_clients: int, width: int) -> Channels:
 
 
 @kernel
-def _load(shard: ShardState, world: World, epoch: int) -> None:
+def _load(shard: ShardState, world: CheckedWorld, epoch: int) -> None:
     """The shard as its last checkpoint has it."""
     _copy(shard.cells, shard.applied, shard.clocks,
           world.saved_cells, world.saved_applied, world.saved_clocks)  # fmt: skip
@@ -230,7 +230,7 @@ def _member(members: ClientState, client: int) -> ClientState:
 
 
 @kernel
-def _below(world: World, bound: int) -> int:
+def _below(world: CheckedWorld, bound: int) -> int:
     """A random number below ``bound`` (xorshift64*)."""
     x = world.random[0]
     x ^= x >> np.uint64(12)
@@ -266,7 +266,7 @@ def _taken(channels: Channels, client: int) -> Message:
 
 @kernel
 def _schedule(
-    shard: ShardState, members: ClientState, up: Channels, down: Channels, world: World
+    shard: ShardState, members: ClientState, up: Channels, down: Channels, world: CheckedWorld
 ) -> int:
     """What happens at random, and then everything in turn until all is done."""
     num_clients = len(up.first)
@@ -303,7 +303,9 @@ def _schedule(
 
 
 @kernel
-def _work(members: ClientState, up: Channels, world: World, worker: int, at_random: bool) -> int:
+def _work(
+    members: ClientState, up: Channels, world: CheckedWorld, worker: int, at_random: bool
+) -> int:
     """A worker reads, changes a row or clocks; one that waits looks again."""
     client = worker // world.rules[1]
     one = _member(members, client)
@@ -332,7 +334,7 @@ def _work(members: ClientState, up: Channels, world: World, worker: int, at_rand
 
 
 @kernel
-def _read(one: ClientState, up: Channels, world: World, worker: int) -> int:
+def _read(one: ClientState, up: Channels, world: CheckedWorld, worker: int) -> int:
     row, client = world.wants[worker], worker // world.rules[1]
     clock, staleness = world.clock[worker], world.rules[0]
     need = max(0, clock - staleness)
@@ -375,7 +377,9 @@ def _ping(one: ClientState, up: Channels, client: int) -> None:
 
 
 @kernel
-def _send(members: ClientState, up: Channels, world: World, client: int, all_rows: bool) -> None:
+def _send(
+    members: ClientState, up: Channels, world: CheckedWorld, client: int, all_rows: bool
+) -> None:
     """A client sends a batch again, or some of its changes for the first time."""
     one = _member(members, client)
     if up.num[client] >= SLOTS or one.facts[MY_LIFE] == 0:
@@ -416,7 +420,7 @@ def _arrive_up(shard: ShardState, up: Channels, down: Channels, client: int) -> 
 
 @kernel
 def _arrive_down(
-    members: ClientState, up: Channels, down: Channels, world: World, client: int
+    members: ClientState, up: Channels, down: Channels, world: CheckedWorld, client: int
 ) -> None:
     if down.num[client] == 0 or up.num[client] >= SLOTS:
         return
@@ -434,7 +438,9 @@ def _arrive_down(
 
 
 @kernel
-def _push(shard: ShardState, down: Channels, world: World, client: int, all_rows: bool) -> None:
+def _push(
+    shard: ShardState, down: Channels, world: CheckedWorld, client: int, all_rows: bool
+) -> None:
     """The shard sends some of the rows that it may send, or only tells how far it is."""
     if down.num[client] >= SLOTS:
         return
@@ -448,7 +454,7 @@ def _push(shard: ShardState, down: Channels, world: World, client: int, all_rows
 
 @kernel
 def _seldom(
-    shard: ShardState, members: ClientState, up: Channels, down: Channels, world: World,
+    shard: ShardState, members: ClientState, up: Channels, down: Channels, world: CheckedWorld,
     client: int, at_random: bool,
 ) -> None:  # fmt: skip
     """A checkpoint, a ping, or the death of the shard."""
@@ -471,7 +477,7 @@ def _seldom(
 
 
 @kernel
-def _is_complete(shard: ShardState, world: World) -> bool:
+def _is_complete(shard: ShardState, world: CheckedWorld) -> bool:
     for worker in range(len(world.clock)):
         if world.clock[worker] < NUM_CLOCKS:
             return False

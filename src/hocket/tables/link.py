@@ -49,7 +49,7 @@ _MAX_UNDER_WAY = 64 * 2**20
 """Bytes of changes that a shard has not applied, after which `clock` waits."""
 
 
-class Link:
+class ShardLink:
     """The client's side of one shard of one table.
 
     Workers note what they want under the node's lock; only the node's thread sends.

@@ -29,7 +29,7 @@ from hocket.tables.core.client import (
 )
 from hocket.tables.core.message import COUNT, KIND, REFUSED, ROWS, TABLE, Cells
 from hocket.tables.core.rule import cell_width
-from hocket.tables.link import Link
+from hocket.tables.link import ShardLink
 from hocket.tables.route import Route
 from hocket.tables.spec import Layout, TableSpec
 from hocket.tables.transports.port import Port
@@ -56,7 +56,7 @@ class Node:
         self.routes = [Route(port, shard) for shard in range(layout.num_shards)]
         self.links = [
             [
-                Link(table, number, client, layout.rows_of(table, shard), route, seed)
+                ShardLink(table, number, client, layout.rows_of(table, shard), route, seed)
                 for shard, route in enumerate(self.routes)
             ]
             for number, table in enumerate(layout.tables)
@@ -112,7 +112,7 @@ class Node:
         self.port.wake()
         self.wait_for(lambda: not any(link.has_unapplied for link in self._all_links()), "to apply")
 
-    def _all_links(self) -> Iterator[Link]:
+    def _all_links(self) -> Iterator[ShardLink]:
         return (link for links in self.links for link in links)
 
     # ── the thread ──────────────────────────────────────────────────────────────────────────────
@@ -260,7 +260,7 @@ class Table:
                 out[part] = found
         return out.reshape(*wanted.shape, self.spec.width)
 
-    def _read(self, link: Link, rows: LongArray, need: int, out: Cells) -> None:
+    def _read(self, link: ShardLink, rows: LongArray, need: int, out: Cells) -> None:
         def is_there() -> bool:
             missing = self._missing if len(rows) <= len(self._missing) else np.zeros_like(rows)
             num = find_missing(link.state, rows, need, missing)
@@ -317,7 +317,9 @@ class Table:
             )
         return np.asarray(found, np.int64, order="C")
 
-    def _split(self, rows: LongArray) -> Iterator[tuple[Link, LongArray, NDArray[np.bool_] | None]]:
+    def _split(
+        self, rows: LongArray
+    ) -> Iterator[tuple[ShardLink, LongArray, NDArray[np.bool_] | None]]:
         """The rows of each shard, counted there, and where they stand among all."""
         count = len(self._links)
         if count == 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hocket.validation.scores import RankingScore
-    from hocket.validation.validate import Part
+    from hocket.validation.validate import TableScores
 
 MIN_GROUPS = 4
 """Fewer groups of alternatives make no mean worth judging; the worst of them still counts."""
@@ -28,7 +28,7 @@ class Tolerance:
     """One run in so many may be taken for one that does not fit; None where the table does not
     state what memory depends on."""
 
-    def violations(self, part: Part, is_calibrated: bool) -> list[str]:
+    def violations(self, part: TableScores, is_calibrated: bool) -> list[str]:
         """What of the scores is outside, in sentences."""
         checks = self._calibrated(part) if is_calibrated else self._zero_shot(part)
         found = [
@@ -42,10 +42,10 @@ class Tolerance:
         """The largest mean regret that passes; None where the groups are too few to judge it."""
         return self.mean_regret if ranking.groups >= MIN_GROUPS else None
 
-    def _zero_shot(self, part: Part) -> list[tuple[str, float, float | None]]:
+    def _zero_shot(self, part: TableScores) -> list[tuple[str, float, float | None]]:
         return [("mean error", part.step.mean, self.zero_shot_mean)] if part.step else []
 
-    def _calibrated(self, part: Part) -> list[tuple[str, float, float | None]]:
+    def _calibrated(self, part: TableScores) -> list[tuple[str, float, float | None]]:
         checks: list[tuple[str, float, float | None]] = []
         if part.step:
             checks.append(("mean error", part.step.mean, self.calibrated_mean))
@@ -58,7 +58,7 @@ class Tolerance:
             checks.append(("mean error of memory", part.memory.mean, self.memory_mean))
         return checks
 
-    def _out_of_memory(self, part: Part) -> list[str]:
+    def _out_of_memory(self, part: TableScores) -> list[str]:
         score = part.out_of_memory
         if score is None:
             return []

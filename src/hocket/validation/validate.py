@@ -56,7 +56,7 @@ site's coefficients, never fitted to."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TableScores:
     """The scores of one table, with nothing measured or calibrated."""
 
     step: ErrorScore | None
@@ -73,8 +73,8 @@ class TableResult:
     num_rows: int
     num_calibration_rows: int
     """Runs of this table that took part in its site's calibration."""
-    zero_shot: Part
-    calibrated: Part
+    zero_shot: TableScores
+    calibrated: TableScores
     tolerance: Tolerance
     violations: tuple[str, ...]
     """What is outside of tolerance, in sentences."""
@@ -218,7 +218,7 @@ def _part(
     weighed: Sequence[Measured],
     coefficients: Mapping[str, Coefficients],
     overheads: MemoryOverheads | None,
-) -> Part:
+) -> TableScores:
     ran = [row for row in timed if row.step_s is not None and row.cluster in coefficients]
     step, ranking = None, None
     if ran:
@@ -227,7 +227,7 @@ def _part(
         step = error_score(predicted_s / measured_s - 1.0)
         ranking = ranking_score(ran, predicted_s)
     memory, out_of_memory = _memory_scores(weighed, overheads)
-    return Part(step=step, ranking=ranking, memory=memory, out_of_memory=out_of_memory)
+    return TableScores(step=step, ranking=ranking, memory=memory, out_of_memory=out_of_memory)
 
 
 def _memory_scores(

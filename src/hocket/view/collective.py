@@ -13,7 +13,7 @@ MAX_NAMES = 8
 
 
 @dataclass(frozen=True)
-class Row:
+class CollectiveRow:
     """One way to carry out the collective, as shown."""
 
     name: str
@@ -25,15 +25,15 @@ class Row:
     is_chosen: bool
 
 
-def rows(plan: CollectivePlan) -> list[Row]:
+def rows(plan: CollectivePlan) -> list[CollectiveRow]:
     """The bound first, then every offer."""
-    bound = Row("bound", _rate(plan.bound_bps), "100 %", "", "", "", False)
+    bound = CollectiveRow("bound", _rate(plan.bound_bps), "100 %", "", "", "", False)
     return [bound, *(_row(plan, offer) for offer in plan.offers)]
 
 
-def _row(plan: CollectivePlan, offer: Offer) -> Row:
+def _row(plan: CollectivePlan, offer: Offer) -> CollectiveRow:
     size = plan.size_bytes
-    return Row(
+    return CollectiveRow(
         name=offer.name,
         rate=_rate(offer.rate_bps),
         share=f"{float(100 * offer.rate_bps / plan.bound_bps):.3g} %",

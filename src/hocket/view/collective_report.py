@@ -24,7 +24,7 @@ from hocket.view.collective import limit, rows, why
 from hocket.view.names import inert
 from hocket.view.picture import picture_css
 from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Cell, Head, section, table
+from hocket.view.sections import Cell, ColumnHead, section, table
 from hocket.view.spans import lanes
 from hocket.view.wording import sentence
 
@@ -79,8 +79,14 @@ def _stats(plan: CollectivePlan) -> str:
 
 
 def _offers(plan: CollectivePlan) -> str:
-    heads = [Head("", "tick"), Head("Way"), Head("Rate", "number"), Head("Of bound", "number"),
-             Head("Latency", "number wide"), Head("Trees", "number wide")]  # fmt: skip
+    heads = [
+        ColumnHead("", "tick"),
+        ColumnHead("Way"),
+        ColumnHead("Rate", "number"),
+        ColumnHead("Of bound", "number"),
+        ColumnHead("Latency", "number wide"),
+        ColumnHead("Trees", "number wide"),
+    ]
     lines: list[list[Cell]] = [
         ["✔" if row.is_chosen else "", row.name, row.rate, row.share, row.latency, row.trees]
         for row in rows(plan)
@@ -96,7 +102,12 @@ def _links(plan: CollectivePlan) -> str:
          for (name, src), load in loads.items()),
         key=lambda entry: (-entry[0], entry[1], entry[2]),
     )  # fmt: skip
-    heads = [Head("Link"), Head("From"), Head("Busy", "number"), Head("Capacity", "number")]
+    heads = [
+        ColumnHead("Link"),
+        ColumnHead("From"),
+        ColumnHead("Busy", "number"),
+        ColumnHead("Capacity", "number"),
+    ]
     lines: list[list[Cell]] = [
         [inert(name), inert(src) or "any end", format_percent(share),
          format_rate(links[name].bandwidth_bps, "B/s")]

@@ -11,7 +11,7 @@ from html import escape
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.simulator.fleet_run import FleetRun, Spans
+from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
 from hocket.view.drawing import svg_text, tick_step
 from hocket.view.fleet_text import unit_of
 from hocket.view.names import inert, shorten
@@ -65,7 +65,7 @@ def use_chart(runs: Sequence[FleetRun]) -> str:
     return _chart(curves, _time_ticks(end_s), "Part of the devices in use over time")
 
 
-def device_chart(run: FleetRun, spans: Spans) -> str:
+def device_chart(run: FleetRun, spans: HoldSpans) -> str:
     """A row per device, a bar per span; the second of two jobs on a device below the first."""
     shown = np.flatnonzero(spans.device < _MAX_DEVICES)
     length_s = (spans.end_s - spans.start_s)[shown]
@@ -157,7 +157,7 @@ def _device_names(names: Sequence[str], row_px: float) -> Iterator[str]:
         yield svg_text(2.0, max(y, 9.0), shorten(inert(names[device]), 16), "")
 
 
-def _bar(run: FleetRun, spans: Spans, at: int, row_px: float, total_s: float) -> str:
+def _bar(run: FleetRun, spans: HoldSpans, at: int, row_px: float, total_s: float) -> str:
     number, scale = int(spans.number[at]), _ACROSS / total_s
     start_s, end_s = float(spans.start_s[at]), float(spans.end_s[at])
     y, height = spans.device[at] * row_px, row_px - 1.0
@@ -177,7 +177,7 @@ def _bar(run: FleetRun, spans: Spans, at: int, row_px: float, total_s: float) ->
     return bar + svg_text(x + 3.0, y + height - 3.0, shorten(inert(run.names[number]), room), "on")
 
 
-def _left_out(spans: Spans, num_drawn: int, num_devices: int) -> str:
+def _left_out(spans: HoldSpans, num_drawn: int, num_devices: int) -> str:
     """What the picture does not show."""
     notes = []
     if num_devices < len(spans.device_names):

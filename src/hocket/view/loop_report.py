@@ -19,7 +19,7 @@ from hocket.view.drawing import AXIS_PX, MARGIN_PX, Scale, svg_rect, svg_text, t
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.picture import picture_css
 from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Head, section, table
+from hocket.view.sections import ColumnHead, section, table
 
 _LABEL_PX, _BAR_PX, _GAP_PX, _WIDTH_PX = 90, 26, 6, 960
 _COLOURS = ("forward", "backward", "optimizer")
@@ -69,7 +69,13 @@ def _vectors(loop: LoopExplanation) -> str:
     found = loop.as_dict()["vectors"]
     if not found:
         return ""
-    heads = [Head("Array"), Head("Vector"), Head("Dimensions"), Head("Between"), Head("And")]
+    heads = [
+        ColumnHead("Array"),
+        ColumnHead("Vector"),
+        ColumnHead("Dimensions"),
+        ColumnHead("Between"),
+        ColumnHead("And"),
+    ]
     rows = [
         [
             inert(each["array"]),

@@ -10,7 +10,7 @@ from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 from hocket.view.facts import facts_of
 from hocket.view.picture import draw_timeline
-from hocket.view.sections import Head, table
+from hocket.view.sections import ColumnHead, table
 from hocket.view.story import lead_sentence
 from hocket.view.wording import of_capacity
 
@@ -18,7 +18,13 @@ from hocket.view.wording import of_capacity
 def plan_html(problem: Problem, plan: Plan, timeline: Timeline) -> str:
     """The step in a sentence, a table of the devices and the picture of the timeline."""
     facts = facts_of(problem, plan, timeline)
-    heads = (Head("Device"), Head("Kind"), Head("Ops"), Head("Busy"), Head("Peak memory"))
+    heads = (
+        ColumnHead("Device"),
+        ColumnHead("Kind"),
+        ColumnHead("Ops"),
+        ColumnHead("Busy"),
+        ColumnHead("Peak memory"),
+    )
     rows = [
         [
             device.name,

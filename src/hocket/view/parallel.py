@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_percent, format_seconds
 from hocket.plan.divided import DividedTraining
-from hocket.planners.parallelism.outlook import Outlook, outlook_of
+from hocket.planners.parallelism.outlook import DivisionOutlook, outlook_of
 from hocket.planners.parallelism.pools import pools_of
 from hocket.simulate.timeline import Timeline
 from hocket.transformer import Division
@@ -36,7 +36,7 @@ class Field:
         return not any(value not in ("", "–") for value in self.values)
 
 
-def fields_of(candidates: tuple[Outlook, ...]) -> list[Field]:
+def fields_of(candidates: tuple[DivisionOutlook, ...]) -> list[Field]:
     """The columns of the table of candidates but the memory, those that say nothing left out."""
     divisions = [candidate.division for candidate in candidates]
 
@@ -73,7 +73,7 @@ MARK = "*"
 """Beside schedules that ``hocket run`` alone carries out."""
 
 
-def only_here(candidate: Outlook) -> bool:
+def only_here(candidate: DivisionOutlook) -> bool:
     """Whether ``hocket run`` alone carries the candidate's schedule out."""
     from hocket.planners.parallelism.programs import is_hocket_only
 
@@ -81,7 +81,7 @@ def only_here(candidate: Outlook) -> bool:
     return candidate.division.pipeline > 1 and is_hocket_only(program, candidate.schedule_name)
 
 
-def kinds_text(candidates: tuple[Outlook, ...]) -> tuple[str, ...]:
+def kinds_text(candidates: tuple[DivisionOutlook, ...]) -> tuple[str, ...]:
     """``2 a100-80g + 4 v100-16g``: pipeline ranks of each kind; nothing where all are alike."""
     if not candidates or len(pools_of(candidates[0].problem)) == 1:
         return ("",) * len(candidates)
@@ -100,7 +100,7 @@ def schedule_text(division: Division, name: str) -> str:
     return inert(name) + (f" x{division.chunks}" if division.chunks > 1 else "")
 
 
-def price_text(candidate: Outlook) -> str:
+def price_text(candidate: DivisionOutlook) -> str:
     """Dollars per day, or nothing where prices are unknown."""
     hourly = candidate.price_per_hour
     return "" if hourly is None else dollars(hourly * HOURS_PER_DAY)
@@ -109,7 +109,7 @@ def price_text(candidate: Outlook) -> str:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def candidate_dict(candidate: Outlook) -> dict[str, Any]:
+def candidate_dict(candidate: DivisionOutlook) -> dict[str, Any]:
     """A candidate as ``--json`` prints it."""
     division = asdict(candidate.division)
     return {
@@ -155,12 +155,12 @@ def comparison_dict(comparison: Comparison, top: int) -> dict[str, Any]:
     }
 
 
-def parts_dict(candidate: Outlook) -> dict[str, Any]:
+def parts_dict(candidate: DivisionOutlook) -> dict[str, Any]:
     """What the step's time consists of."""
     return {"breakdown": {f"{name}_s": value for name, value in candidate.parts_s.items()}}
 
 
-def shown(comparison: Comparison, top: int) -> tuple[Outlook, ...]:
+def shown(comparison: Comparison, top: int) -> tuple[DivisionOutlook, ...]:
     """The first ``top`` that fit, the chosen one before all, and a few that do not."""
     fitting = [c for c in comparison.candidates if c.feasible]
     others = [c for c in comparison.candidates if not c.feasible]
@@ -168,7 +168,7 @@ def shown(comparison: Comparison, top: int) -> tuple[Outlook, ...]:
     return tuple(outlook_of(comparison.problem, c) for c in (*fitting[:top], *others[:num_others]))
 
 
-def winning(comparison: Comparison) -> Outlook | None:
+def winning(comparison: Comparison) -> DivisionOutlook | None:
     """The outlook of the chosen division."""
     winner = comparison.winner
     return None if winner is None else outlook_of(comparison.problem, winner)

@@ -28,12 +28,12 @@ from hocket.view.parallel import (
 from hocket.view.picture import picture_css
 from hocket.view.pipeline import pipeline_svg
 from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Cell, Head, Html, bar, legend, section, stack, table
+from hocket.view.sections import Cell, ColumnHead, Html, bar, legend, section, stack, table
 from hocket.view.wording import of_capacity, sentence
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.parallelism.outlook import Outlook
+    from hocket.planners.parallelism.outlook import DivisionOutlook
 
 NUM_CANDIDATES = 12
 NUMBERS = {
@@ -109,11 +109,11 @@ def _candidates(comparison: Comparison | None) -> str:
     fields = [field for field in fields_of(candidates) if field.title in NUMBERS]
     chosen = None if comparison.winner is None else 0
     heads = [
-        Head("", "tick"),
-        Head("Division"),
-        *(Head(NUMBERS[f.title], _number_classes(f.title)) for f in fields),
-        Head("Fullest rank", "number"),
-        Head("Reason", "wide"),
+        ColumnHead("", "tick"),
+        ColumnHead("Division"),
+        *(ColumnHead(NUMBERS[f.title], _number_classes(f.title)) for f in fields),
+        ColumnHead("Fullest rank", "number"),
+        ColumnHead("Reason", "wide"),
     ]
     rows = [
         _candidate(candidate, [f.values[i] for f in fields], i == chosen)
@@ -127,7 +127,7 @@ def _candidates(comparison: Comparison | None) -> str:
     return section("candidates", "Candidates", table(heads, rows, classes), note)
 
 
-def _candidate(candidate: Outlook, cells: list[str], chosen: bool) -> list[Cell]:
+def _candidate(candidate: DivisionOutlook, cells: list[str], chosen: bool) -> list[Cell]:
     rank = candidate.fullest_rank
     size = of_capacity(candidate.peak_bytes[rank], candidate.capacity_bytes[rank])
     memory: Cell = size if candidate.feasible else Html(f'<span class="over">{size} ✗</span>')
@@ -163,20 +163,24 @@ def _parts(plan: DividedTraining) -> str:
         [name, format_seconds(value), format_percent(share)]
         for name, value, share in zip(names, parts.values(), shares, strict=True)
     ]
-    heads = (Head("Part", "name"), Head("Time", "number"), Head("Of step", "number"))
+    heads = (
+        ColumnHead("Part", "name"),
+        ColumnHead("Time", "number"),
+        ColumnHead("Of step", "number"),
+    )
     body = stack(shares, classes) + legend(entries) + table(heads, rows)
     return section("parts", "Where the step's time goes", body)
 
 
 def _ranks(facts: list[RankFacts]) -> str:
     heads = (
-        Head("Rank", "number"),
-        Head("From device", "name"),
-        Head("Kind", "wide"),
-        Head("Layers", "number"),
-        Head("Busy", "nowrap"),
-        Head("State", "number wide"),
-        Head("Peak memory", "nowrap"),
+        ColumnHead("Rank", "number"),
+        ColumnHead("From device", "name"),
+        ColumnHead("Kind", "wide"),
+        ColumnHead("Layers", "number"),
+        ColumnHead("Busy", "nowrap"),
+        ColumnHead("State", "number wide"),
+        ColumnHead("Peak memory", "nowrap"),
     )
     rows: list[list[Cell]] = [
         [

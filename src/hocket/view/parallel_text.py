@@ -28,7 +28,7 @@ from hocket.view.wording import count_of, of_capacity
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.parallelism.outlook import Outlook
+    from hocket.planners.parallelism.outlook import DivisionOutlook
 
 MAX_REASONS = 3
 """Candidates that lost, and candidates that do not fit, whose reason is told."""
@@ -71,7 +71,7 @@ def comparison_table(comparison: Comparison, top: int) -> RenderableType:
     return Group(*parts, Text(counts_text(comparison), style="dim"))
 
 
-def range_sentence(candidate: Outlook) -> str:
+def range_sentence(candidate: DivisionOutlook) -> str:
     """Between what steps a measured one is expected, and why."""
     low_s, high_s = map(format_seconds, candidate.range_s)
     problem = candidate.problem
@@ -86,7 +86,7 @@ def range_sentence(candidate: Outlook) -> str:
     return f"expect {low_s} to {high_s} per step ({inert(why, LONGEST_SENTENCE)})"
 
 
-def _reasons(comparison: Comparison, candidates: tuple[Outlook, ...]) -> Text:
+def _reasons(comparison: Comparison, candidates: tuple[DivisionOutlook, ...]) -> Text:
     """Why the first few others lost, and why some cannot be used, by their line's number."""
     others = list(enumerate(candidates, 1))[comparison.winner is not None :]
     losers = [pair for pair in others if pair[1].feasible][:MAX_REASONS]
@@ -95,7 +95,7 @@ def _reasons(comparison: Comparison, candidates: tuple[Outlook, ...]) -> Text:
     return Text("\n".join(told), style="dim")
 
 
-def _row(candidate: Outlook, index: int, cells: list[str], chosen: bool) -> list[Text]:
+def _row(candidate: DivisionOutlook, index: int, cells: list[str], chosen: bool) -> list[Text]:
     style = "bold" if chosen else "" if candidate.feasible else "dim"
     tick = Text("✔", style="bold green") if chosen else Text(str(index + 1), style="dim")
     return [
@@ -105,7 +105,7 @@ def _row(candidate: Outlook, index: int, cells: list[str], chosen: bool) -> list
     ]
 
 
-def _memory_cells(candidate: Outlook, style: str) -> tuple[Text, Text]:
+def _memory_cells(candidate: DivisionOutlook, style: str) -> tuple[Text, Text]:
     """Peak of the fullest rank and what its devices have."""
     rank = candidate.fullest_rank
     mark = " " if candidate.feasible else "✗"

@@ -18,7 +18,7 @@ from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 from hocket.view.facts import Facts, step_name
 from hocket.view.names import inert
-from hocket.view.spans import Row, device_rows, link_rows, memory_envelope, part, thinned_to
+from hocket.view.spans import SpanRow, device_rows, link_rows, memory_envelope, part, thinned_to
 from hocket.view.story import reason_text
 from hocket.view.wording import of_capacity
 
@@ -79,7 +79,9 @@ def _used(rows: Any) -> IntArray:
     return np.unique(np.concatenate(spans)) if spans else np.empty(0, dtype=np.int32)
 
 
-def _row(facts: Facts, row: Row, critical: Row, tick_s: float, table: IntArray) -> dict[str, Any]:
+def _row(
+    facts: Facts, row: SpanRow, critical: SpanRow, tick_s: float, table: IntArray
+) -> dict[str, Any]:
     start = _ticks(row.start_s, tick_s)
     length = _ticks(row.end_s, tick_s) - start
     marked = _ticks(critical.start_s, tick_s)
@@ -105,7 +107,7 @@ def _row(facts: Facts, row: Row, critical: Row, tick_s: float, table: IntArray) 
     return content | _labels(facts, row)
 
 
-def _labels(facts: Facts, row: Row) -> dict[str, Any]:
+def _labels(facts: Facts, row: SpanRow) -> dict[str, Any]:
     if row.is_link:
         link = next(link for link in facts.links if link.channel == row.index)
         return {"label": link.name, "note": format_percent(link.busy_share)}
@@ -118,7 +120,7 @@ def _labels(facts: Facts, row: Row) -> dict[str, Any]:
     }
 
 
-def _critical(facts: Facts, row: Row, makespan_s: float) -> Row:
+def _critical(facts: Facts, row: SpanRow, makespan_s: float) -> SpanRow:
     members = facts.path.transfers if row.is_link else facts.path.ops
     found = part(row, np.flatnonzero(np.isin(row.span, members)))
     return thinned_to((found,), makespan_s, MAX_MARKS // 10)[0]
@@ -150,7 +152,7 @@ def _transfer_columns(problem: Problem, timeline: Timeline, transfers: IntArray)
 
 
 def _path(
-    problem: Problem, timeline: Timeline, facts: Facts, rows: tuple[Row, ...], tick_s: float
+    problem: Problem, timeline: Timeline, facts: Facts, rows: tuple[SpanRow, ...], tick_s: float
 ) -> list[dict[str, Any]]:
     carrying: dict[int, int] = {}
     for index, row in enumerate(rows):

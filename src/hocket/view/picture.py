@@ -30,7 +30,15 @@ from hocket.view.drawing import (
 )
 from hocket.view.facts import Facts, facts_of
 from hocket.view.names import shorten, shorten_middle
-from hocket.view.spans import Row, device_rows, joined, link_rows, memory_envelope, part, thinned
+from hocket.view.spans import (
+    SpanRow,
+    device_rows,
+    joined,
+    link_rows,
+    memory_envelope,
+    part,
+    thinned,
+)
 from hocket.view.wording import of_capacity
 
 LABEL_PX = 180
@@ -88,7 +96,7 @@ def draw_timeline(
 
 
 def _device(
-    problem: Problem, timeline: Timeline, facts: Facts, row: Row, scale: Scale, top: float
+    problem: Problem, timeline: Timeline, facts: Facts, row: SpanRow, scale: Scale, top: float
 ) -> Iterator[str]:
     device = facts.devices[row.index]
     yield from _bar(problem, row, facts.path.ops, scale, top, BAR_PX)
@@ -134,7 +142,12 @@ def memory_paths(
 
 
 def _bar(
-    problem: Problem, row: Row, critical: NDArray[np.int32], scale: Scale, top: float, height: int
+    problem: Problem,
+    row: SpanRow,
+    critical: NDArray[np.int32],
+    scale: Scale,
+    top: float,
+    height: int,
 ) -> Iterator[str]:
     left, right = scale.x(0), scale.width - MARGIN_PX
     yield svg_rect("lane", left, top, right - left, height)
@@ -157,7 +170,7 @@ def _bar(
     yield f'<path class="critical" d="{line}"/>'
 
 
-def _marks(name: str, row: Row, scale: Scale, top: float, lane_px: float) -> str:
+def _marks(name: str, row: SpanRow, scale: Scale, top: float, lane_px: float) -> str:
     """All marks of one colour as one path; a merged mark is as high as its spans fill it."""
     if not row.num_marks:
         return ""

@@ -14,7 +14,7 @@ import numpy as np
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.simulate.pipeline import after_s
 from hocket.simulate.timeline import Timeline
 from hocket.view.drawing import (
@@ -27,7 +27,7 @@ from hocket.view.drawing import (
     time_axis,
 )
 from hocket.view.picture import picture_css
-from hocket.view.spans import Row, part, thinned
+from hocket.view.spans import SpanRow, part, thinned
 
 LABEL_PX = 150
 BAR_PX, GAP_PX = 20, 4
@@ -35,17 +35,17 @@ DIGIT_PX, SPACE_PX = 6, 5
 """Width of a digit of a number, and of the space around the number."""
 MAX_NUMBERS = 5000
 COLOURS = {
-    Work.FORWARD: ("forward", "forward"),
-    Work.BACKWARD: ("backward", "backward"),
-    Work.INPUT_GRADIENT: ("backward", "gradient of inputs"),
-    Work.WEIGHT_GRADIENT: ("optimizer", "gradient of weights"),
+    StageWork.FORWARD: ("forward", "forward"),
+    StageWork.BACKWARD: ("backward", "backward"),
+    StageWork.INPUT_GRADIENT: ("backward", "gradient of inputs"),
+    StageWork.WEIGHT_GRADIENT: ("optimizer", "gradient of weights"),
 }
 """Class and legend of each kind of work."""
 LETTERS = {
-    Work.FORWARD: ("F", "blue"),
-    Work.BACKWARD: ("B", "yellow"),
-    Work.INPUT_GRADIENT: ("I", "yellow"),
-    Work.WEIGHT_GRADIENT: ("W", "green"),
+    StageWork.FORWARD: ("F", "blue"),
+    StageWork.BACKWARD: ("B", "yellow"),
+    StageWork.INPUT_GRADIENT: ("I", "yellow"),
+    StageWork.WEIGHT_GRADIENT: ("W", "green"),
 }
 
 
@@ -88,7 +88,7 @@ def _device(
         return
     shown = thinned(row, 1 / scale.px_per_s)
     work, chunk = _kinds(schedule, timeline, shown)
-    for kind in Work:
+    for kind in StageWork:
         for own in np.unique(chunk[work == kind]).tolist():
             marks = part(shown, np.flatnonzero((work == kind) & (chunk == own)))
             yield _marks(COLOURS[kind][0], _opacity(own), marks, scale, top)
@@ -96,12 +96,12 @@ def _device(
     yield from _after(schedule, timeline, device, scale, top)
 
 
-def _row(schedule: Schedule, timeline: Timeline, device: int) -> Row:
+def _row(schedule: Schedule, timeline: Timeline, device: int) -> SpanRow:
     """A device's actions that take time."""
     start, stop = schedule.start[device : device + 2].tolist()
     own = np.arange(start, stop)
     own = own[timeline.end_s[own] > timeline.start_s[own]]
-    return Row(
+    return SpanRow(
         is_link=False,
         index=device,
         num_lanes=1,
@@ -114,7 +114,7 @@ def _row(schedule: Schedule, timeline: Timeline, device: int) -> Row:
     )
 
 
-def _kinds(schedule: Schedule, timeline: Timeline, row: Row) -> tuple[np.ndarray, np.ndarray]:
+def _kinds(schedule: Schedule, timeline: Timeline, row: SpanRow) -> tuple[np.ndarray, np.ndarray]:
     """Work and chunk of each mark."""
     own = np.flatnonzero(schedule.device_of_stage == row.index)
     return schedule.work[row.span], np.searchsorted(own, schedule.stage[row.span])
@@ -125,7 +125,7 @@ def _opacity(chunk: int) -> float:
     return (1.0, 0.62, 0.42, 0.28)[min(chunk, 3)]
 
 
-def _marks(name: str, opacity: float, row: Row, scale: Scale, top: float) -> str:
+def _marks(name: str, opacity: float, row: SpanRow, scale: Scale, top: float) -> str:
     """All marks of one colour as one path; a merged mark is as high as its actions fill it."""
     x = scale.left_px + row.start_s * scale.px_per_s
     length_s = row.end_s - row.start_s
@@ -144,7 +144,12 @@ def _marks(name: str, opacity: float, row: Row, scale: Scale, top: float) -> str
 
 
 def _numbers(
-    schedule: Schedule, timeline: Timeline, row: Row, chunk: np.ndarray, scale: Scale, top: float
+    schedule: Schedule,
+    timeline: Timeline,
+    row: SpanRow,
+    chunk: np.ndarray,
+    scale: Scale,
+    top: float,
 ) -> Iterator[str]:
     if len(schedule.work) > MAX_NUMBERS:
         return
@@ -174,7 +179,7 @@ def _after(
 
 def _legend(schedule: Schedule, timeline: Timeline, y: float) -> Iterator[str]:
     used = set(schedule.work.tolist())
-    entries = [COLOURS[kind] for kind in Work if kind in used]
+    entries = [COLOURS[kind] for kind in StageWork if kind in used]
     if after_s(timeline).any():
         entries.append(("memory", "after the last backward"))
     x = float(MARGIN_PX + LABEL_PX)
@@ -221,7 +226,7 @@ def _letters(
     for moment_s, action in zip(moments.tolist(), at.tolist(), strict=True):
         late_s = moment_s - float(timeline.end_s[action]) if action >= start else np.inf
         if late_s <= 0:
-            letters.append(LETTERS[Work(int(schedule.work[action]))])
+            letters.append(LETTERS[StageWork(int(schedule.work[action]))])
         elif action == stop - 1 and late_s <= after_s(timeline)[device]:
             letters.append(("─", "dim"))
         else:

@@ -59,7 +59,7 @@ def _html(cell: Cell) -> str:
 
 
 @dataclass(frozen=True)
-class Head:
+class ColumnHead:
     """Head of a column, with the classes that its cells share."""
 
     title: str
@@ -67,7 +67,7 @@ class Head:
 
 
 def table(
-    heads: Sequence[Head], rows: Iterable[Sequence[Cell]], row_classes: Sequence[str] = ()
+    heads: Sequence[ColumnHead], rows: Iterable[Sequence[Cell]], row_classes: Sequence[str] = ()
 ) -> str:
     """A table whose first named column heads its rows."""
     top = "".join(
@@ -168,12 +168,12 @@ def candidates(comparison: Comparison | None) -> str:
     if comparison is None:
         return ""
     heads = [
-        Head("", "tick"),
-        Head("Candidate", "name"),
-        Head("Step", "number"),
-        Head("Fullest device"),
-        Head("Per hour", "number wide"),
-        Head("Reason", "wide"),
+        ColumnHead("", "tick"),
+        ColumnHead("Candidate", "name"),
+        ColumnHead("Step", "number"),
+        ColumnHead("Fullest device"),
+        ColumnHead("Per hour", "number wide"),
+        ColumnHead("Reason", "wide"),
     ]
     rows = [
         _candidate(comparison.problem, candidate, index == comparison.chosen)
@@ -234,7 +234,7 @@ def modules(facts: Facts) -> str:
     """The decision itself: which layers are on which device."""
     if not facts.modules:
         return ""
-    heads = (Head("Modules", "name code"), Head("On"), Head("Ops", "number wide"))
+    heads = (ColumnHead("Modules", "name code"), ColumnHead("On"), ColumnHead("Ops", "number wide"))
     rows: list[list[Cell]] = [
         [module.name, module.on, f"{module.num_ops:,}"] for module in facts.modules[:MAX_MODULES]
     ]
@@ -273,11 +273,11 @@ def links(facts: Facts) -> str:
     if not facts.links:
         return section("links", "Links", "<p>Nothing is sent between devices.</p>")
     heads = (
-        Head("Link", "name"),
-        Head("Busy", "nowrap"),
-        Head("Moved", "number"),
-        Head("Transfers", "number wide"),
-        Head("Bandwidth", "number wide"),
+        ColumnHead("Link", "name"),
+        ColumnHead("Busy", "nowrap"),
+        ColumnHead("Moved", "number"),
+        ColumnHead("Transfers", "number wide"),
+        ColumnHead("Bandwidth", "number wide"),
     )
     rows: list[list[Cell]] = [
         [
@@ -304,12 +304,12 @@ def critical_path(problem: Problem, timeline: Timeline, facts: Facts) -> str:
     ]
     number_of = {number: index for index, number in enumerate(facts.path.longest(MAX_PATH_STEPS))}
     heads = (
-        Head("Step of the path", "name code"),
-        Head("On", "wide"),
-        Head("Starts", "number wide"),
-        Head("Takes", "number"),
-        Head("Of step", "number"),
-        Head("Started after", "wide"),
+        ColumnHead("Step of the path", "name code"),
+        ColumnHead("On", "wide"),
+        ColumnHead("Starts", "number wide"),
+        ColumnHead("Takes", "number"),
+        ColumnHead("Of step", "number"),
+        ColumnHead("Started after", "wide"),
     )
     steps = longest_steps(problem, timeline, facts, MAX_STEPS)
     rows: list[list[Cell]] = [
@@ -344,12 +344,12 @@ def top_ops(facts: Facts) -> str:
     if not facts.top_ops:
         return ""
     heads = (
-        Head("Op", "name code"),
-        Head("Kind", "wide code"),
-        Head("Module", "wide code"),
-        Head("Device"),
-        Head("Time", "number"),
-        Head("Of step", "number wide"),
+        ColumnHead("Op", "name code"),
+        ColumnHead("Kind", "wide code"),
+        ColumnHead("Module", "wide code"),
+        ColumnHead("Device"),
+        ColumnHead("Time", "number"),
+        ColumnHead("Of step", "number wide"),
     )
     rows = [
         [op.name, op.kind, op.module or "–", op.device, format_seconds(op.duration_s),

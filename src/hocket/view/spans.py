@@ -22,7 +22,7 @@ from hocket.simulate.timeline import Timeline
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Row:
+class SpanRow:
     """Marks of one device or one channel, in order of (start, lane)."""
 
     is_link: bool
@@ -63,7 +63,7 @@ def lanes(start: NDArray[Any], end: NDArray[Any]) -> IntArray:
     return assigned
 
 
-def device_rows(timeline: Timeline) -> tuple[Row, ...]:
+def device_rows(timeline: Timeline) -> tuple[SpanRow, ...]:
     """One row per device, a lane per stream that it uses; what takes no time leaves no mark."""
     rows = []
     for device in range(timeline.num_devices):
@@ -75,7 +75,7 @@ def device_rows(timeline: Timeline) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def link_rows(problem: Problem, timeline: Timeline, channels: IntArray) -> tuple[Row, ...]:
+def link_rows(problem: Problem, timeline: Timeline, channels: IntArray) -> tuple[SpanRow, ...]:
     """One row per given channel with the transfers that cross it."""
     transfer, crossed = crossings(timeline, problem)
     rows = []
@@ -97,8 +97,8 @@ def _row(
     lane: IntArray,
     *,
     is_link: bool,
-) -> Row:
-    return Row(
+) -> SpanRow:
+    return SpanRow(
         is_link=is_link,
         index=index,
         num_lanes=int(lane.max(initial=0)) + 1,
@@ -111,13 +111,13 @@ def _row(
     )
 
 
-def part(row: Row, marks: NDArray[np.intp]) -> Row:
+def part(row: SpanRow, marks: NDArray[np.intp]) -> SpanRow:
     """The row with only some of its marks."""
     columns = ("start_s", "end_s", "lane", "span", "count", "busy_s")
     return replace(row, **{name: getattr(row, name)[marks] for name in columns})
 
 
-def thinned(row: Row, bin_s: float) -> Row:
+def thinned(row: SpanRow, bin_s: float) -> SpanRow:
     """The row with marks shorter than ``bin_s`` merged where they start in the same bin.
 
     A mark that is not merged fills its bin to the end, so merged marks never span over it.
@@ -138,7 +138,7 @@ def thinned(row: Row, bin_s: float) -> Row:
     start = row.start_s[order][first]
     lane = row.lane[longest]
     final = np.lexsort((lane, start))
-    return Row(
+    return SpanRow(
         is_link=row.is_link,
         index=row.index,
         num_lanes=row.num_lanes,
@@ -151,7 +151,7 @@ def thinned(row: Row, bin_s: float) -> Row:
     )
 
 
-def joined(row: Row, gap_s: float) -> tuple[FloatArray, FloatArray]:
+def joined(row: SpanRow, gap_s: float) -> tuple[FloatArray, FloatArray]:
     """Starts and ends of the times that the row covers, gaps up to ``gap_s`` filled."""
     reached = np.maximum.accumulate(row.end_s)
     opens = np.append(True, row.start_s[1:] - reached[:-1] > gap_s)[: row.num_marks]
@@ -160,7 +160,7 @@ def joined(row: Row, gap_s: float) -> tuple[FloatArray, FloatArray]:
     return row.start_s[first], reached[last]
 
 
-def thinned_to(rows: tuple[Row, ...], horizon_s: float, max_marks: int) -> tuple[Row, ...]:
+def thinned_to(rows: tuple[SpanRow, ...], horizon_s: float, max_marks: int) -> tuple[SpanRow, ...]:
     """All rows with at most ``max_marks`` marks together, or one per lane where that is more."""
     if sum(row.num_marks for row in rows) <= max_marks:
         return rows

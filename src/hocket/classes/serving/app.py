@@ -60,7 +60,7 @@ class ModelBody(BaseModel):
     redundancy: int
 
 
-class HealthBody(BaseModel):
+class PartsHealth(BaseModel):
     """Whether every part has a worker."""
 
     status: str
@@ -123,11 +123,11 @@ def make_app(front_end: FrontEnd, token: str, hosts: tuple[str, ...] = ()) -> Fa
         return front_end.metrics().to_data()
 
     @app.get("/healthz", responses=answers())
-    async def health() -> HealthBody:
+    async def health() -> PartsHealth:
         """Whether all parts can answer; open to all."""
         workers, alive = len(front_end.table.parts), front_end.num_alive
         status = "ok" if alive == workers else "degraded"
-        return HealthBody(status=status, workers=workers, alive=alive)
+        return PartsHealth(status=status, workers=workers, alive=alive)
 
     handle_errors(app)
     app.add_middleware(Door, token=token, max_bytes=max_body_bytes(front_end), hosts=hosts)

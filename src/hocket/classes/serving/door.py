@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from hocket.service.rest.credentials import bearer
 from hocket.service.rest.guard import (
     LOOPBACK,
-    Answer,
+    GuardedSend,
     again,
     misleading,
     unexpected,
@@ -38,7 +38,7 @@ class Door:
             await self._app(scope, receive, send)
         if scope["type"] != "http":
             return
-        answer = Answer(send)
+        answer = GuardedSend(send)
         refusal = self._refusal(scope)
         try:
             body = refusal or await whole_body(scope, receive, self._max_bytes)

@@ -23,9 +23,9 @@ from hocket.base.errors import RunError, UsageError
 from hocket.base.units import format_seconds
 from hocket.classes.artefact import Folder
 from hocket.classes.combine import probabilities
-from hocket.classes.serving.link import Link, WorkerSpec
+from hocket.classes.serving.link import WorkerLink, WorkerSpec
 from hocket.classes.serving.metrics import Metrics, metrics_of
-from hocket.classes.serving.wire import SLOTS, Layout, set_finished
+from hocket.classes.serving.wire import SLOTS, InputLayout, set_finished
 
 _WATCH_S = 0.05
 START_S = 60.0
@@ -71,7 +71,7 @@ class FrontEnd:
         self.options = options or ServeOptions()
         self.table = folder.table
         self._combiner = folder.table.combiner()
-        self._layout = Layout(folder.table.input_shape, folder.table.input_dtype)
+        self._layout = InputLayout(folder.table.input_shape, folder.table.input_dtype)
         self._held = folder.table.held
         self._quorum = self.options.quorum or folder.table.quorum
         self._descriptor = os.memfd_create("inputs")
@@ -84,13 +84,13 @@ class FrontEnd:
         self._events = select.epoll()
         self._times_ns: list[int] = []
         self._links = [
-            Link(WorkerSpec(index, model, self._layout, self._descriptor, core,
+            WorkerLink(WorkerSpec(index, model, self._layout, self._descriptor, core,
                             self.options.spin_s), self._forget)
             for index, (model, core) in enumerate(
                 zip(folder.models, self._cores(len(folder.models)), strict=True)
             )
         ]  # fmt: skip
-        self._by_descriptor: dict[int, Link] = {}
+        self._by_descriptor: dict[int, WorkerLink] = {}
         self._watcher: threading.Thread | None = None
 
     def _cores(self, count: int) -> list[int | None]:
@@ -130,7 +130,9 @@ class FrontEnd:
                 self._events.close()
                 os.close(self._descriptor)
 
-    def _start(self, link: Link, start: Callable[[Link], object] = Link.start) -> None:
+    def _start(
+        self, link: WorkerLink, start: Callable[[WorkerLink], object] = WorkerLink.start
+    ) -> None:
         start(link)
         if link.channel is not None:
             self._by_descriptor[link.channel.fileno()] = link
@@ -161,7 +163,7 @@ class FrontEnd:
                 self._hear(0)
                 for link in self._links if self.options.restarts else ():
                     if link.channel is None:
-                        self._start(link, Link.start_again)
+                        self._start(link, WorkerLink.start_again)
 
     # ── answering ──
 
@@ -234,7 +236,7 @@ class FrontEnd:
                 may[group] += came or index in asked
         return all(have >= min(self._quorum, could) for have, could in zip(has, may, strict=True))
 
-    def _hear(self, timeout_s: float) -> list[tuple[Link, tuple[int, int, FloatArray]]]:
+    def _hear(self, timeout_s: float) -> list[tuple[WorkerLink, tuple[int, int, FloatArray]]]:
         """Messages that came; deaths and late answers are noted."""
         found = []
         for descriptor, _ in self._events.poll(timeout_s):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.classes.serving.wire import ANSWER, READY, SLOTS, WAKE, Layout
+from hocket.classes.serving.wire import ANSWER, READY, SLOTS, WAKE, InputLayout
 from hocket.processes.start import start_module
 
 _KEPT = 4096
@@ -30,7 +30,7 @@ class WorkerSpec:
 
     index: int
     model: bytes
-    layout: Layout
+    layout: InputLayout
     memory: int
     """Descriptor of the shared memory."""
     core: int | None
@@ -49,7 +49,7 @@ class Counts:
     round_trip_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
 
-class Link:
+class WorkerLink:
     """A worker that may die and be started again."""
 
     def __init__(self, spec: WorkerSpec, on_gone: Callable[[int], None]) -> None:

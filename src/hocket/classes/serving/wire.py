@@ -28,7 +28,7 @@ READY = 0
 
 
 @dataclass(frozen=True)
-class Layout:
+class InputLayout:
     """Where inputs stand in the shared memory."""
 
     shape: tuple[int, ...]

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.classes.serving.wire import ANSWER, READY, WAKE, Layout, finished
+from hocket.classes.serving.wire import ANSWER, READY, WAKE, InputLayout, finished
 from hocket.classes.session import infer, open_session
 
 Compute = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
@@ -28,7 +28,7 @@ def main(spec: dict[str, Any]) -> None:
     """Load the part, say so, and answer."""
     if spec["core"] is not None:
         os.sched_setaffinity(0, [spec["core"]])
-    layout = Layout(tuple(spec["shape"]), spec["dtype"])
+    layout = InputLayout(tuple(spec["shape"]), spec["dtype"])
     with open(spec["model"], "rb") as file:
         model = file.read()
     # Without a part it answers at once: so the cost of reaching workers is measured.

@@ -13,7 +13,7 @@ from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import emit, json_option, say
 
 if TYPE_CHECKING:
-    from hocket.fleet.rounds.state import Device
+    from hocket.fleet.rounds.state import FleetDevice
 
 
 @click.command("serve")
@@ -194,7 +194,7 @@ def command(
     )
 
 
-def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[Device, ...]]:
+def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
     """Kinds and devices of this machine, which are told: jobs name the kinds."""
     from hocket.service.executors.local_devices import found_devices
 

@@ -16,7 +16,7 @@ from hocket.cli.numbers import FiniteRange
 from hocket.cli.output import console, emit, json_option, say
 
 if TYPE_CHECKING:
-    from hocket.fleet.rounds.state import Device
+    from hocket.fleet.rounds.state import FleetDevice
     from hocket.fleet.simulator import FleetRun, TraceWork
     from hocket.fleet.simulator.simulate import OnProgress
     from hocket.fleet.throughputs import Throughputs
@@ -178,7 +178,7 @@ def command(
     _show(runs, as_json)
 
 
-def _never_fits(work: TraceWork, devices: tuple[Device, ...]) -> tuple[str, ...]:
+def _never_fits(work: TraceWork, devices: tuple[FleetDevice, ...]) -> tuple[str, ...]:
     """Jobs that no kind of the cluster can ever run, in words."""
     import numpy as np
 
@@ -198,12 +198,12 @@ def _never_fits(work: TraceWork, devices: tuple[Device, ...]) -> tuple[str, ...]
 
 def parse_cluster(
     text: str, option: str = "--cluster"
-) -> tuple[tuple[str, ...], tuple[Device, ...]]:
+) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
     """Kinds in order and devices of ``v100:36,p100:8x4``."""
-    from hocket.fleet.rounds.state import Device
+    from hocket.fleet.rounds.state import FleetDevice
 
     kinds: list[str] = []
-    devices: list[Device] = []
+    devices: list[FleetDevice] = []
     for part in text.split(","):
         kind, _, amount = part.strip().partition(":")
         count, _, size = amount.partition("x")
@@ -222,7 +222,7 @@ def parse_cluster(
             raise UsageError(f"{option} has more than {_MAX_KINDS} kinds")
         kinds.append(kind)
         devices += [
-            Device(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")
+            FleetDevice(name=f"{kind}-{at}", kind=kind, server=f"{kind}/{at // per_server}")
             for at in range(int(count) * per_server)
         ]
     return tuple(kinds), tuple(devices)

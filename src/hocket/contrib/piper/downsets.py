@@ -22,7 +22,7 @@ _MAX_SLOTS = 16_000_000
 """Layers of all stages together."""
 
 
-class Stages(NamedTuple):
+class DownsetStages(NamedTuple):
     """All stages, by the set that they complete; set 0 is empty, the last one holds all layers."""
 
     stage_ptr: LongArray
@@ -41,7 +41,9 @@ class Stages(NamedTuple):
         return len(self.stage_ptr) - 1
 
 
-def find_stages(num_layers: int, edges: Iterable[tuple[int, int]]) -> tuple[Stages, np.ndarray]:
+def find_stages(
+    num_layers: int, edges: Iterable[tuple[int, int]]
+) -> tuple[DownsetStages, np.ndarray]:
     """All stages of the layers 0, 1, … with given precedence, and the members of each set."""
     members = _members(num_layers, edges)
     inside = members.astype(np.float32)
@@ -60,7 +62,7 @@ def find_stages(num_layers: int, edges: Iterable[tuple[int, int]]) -> tuple[Stag
         if num_slots > _MAX_SLOTS:
             raise _too_many("stages")
     slot_ptr = pointers(np.concatenate(counts))
-    stages = Stages(
+    stages = DownsetStages(
         stage_ptr=table(stage_ptr, np.int64),
         after=table(np.concatenate(after), np.int64),
         slot_ptr=table(slot_ptr, np.int64),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.contrib.piper.downsets import Stages
+from hocket.contrib.piper.downsets import DownsetStages
 from hocket.contrib.piper.state import (
     BEHIND,
     DATA,
@@ -23,7 +23,7 @@ _MANY = 2**40
 
 
 @kernel
-def _fill_slots(tables: PiperTable, stages: Stages, state: StageState, stage: int) -> None:
+def _fill_slots(tables: PiperTable, stages: DownsetStages, state: StageState, stage: int) -> None:
     """Time and cut edges of each layer of a stage, for all degrees and ways."""
     start, stop = stages.slot_ptr[stage], stages.slot_ptr[stage + 1]
     for slot in range(start, stop):
@@ -41,7 +41,12 @@ def _fill_slots(tables: PiperTable, stages: Stages, state: StageState, stage: in
 
 @kernel
 def _find_fastest(
-    tables: PiperTable, stages: Stages, state: StageState, stage: int, degree: int, index: int
+    tables: PiperTable,
+    stages: DownsetStages,
+    state: StageState,
+    stage: int,
+    degree: int,
+    index: int,
 ) -> None:
     """The stage with each layer run in its fastest way."""
     data, total_s, kept, fixed = tables.data[index], 0.0, 0, 0
@@ -68,7 +73,7 @@ def _find_fastest(
 
 
 @kernel
-def fill_stages(tables: PiperTable, stages: Stages, state: StageState) -> None:
+def fill_stages(tables: PiperTable, stages: DownsetStages, state: StageState) -> None:
     """Work out what all stages cost."""
     for stage in range(len(stages.after)):
         _fill_slots(tables, stages, state, stage)
@@ -79,8 +84,8 @@ def fill_stages(tables: PiperTable, stages: Stages, state: StageState) -> None:
 
 @kernel
 def _fill_choices(
-    tables: PiperTable, stages: Stages, state: StageState, stage: int, degree: int, data: int,
-    in_flight: int,
+    tables: PiperTable, stages: DownsetStages, state: StageState, stage: int, degree: int,
+    data: int, in_flight: int,
 ) -> int:  # fmt: skip
     """Set up the choice of ways for a stage; how many layers it has."""
     start, stop = int(stages.slot_ptr[stage]), int(stages.slot_ptr[stage + 1])
@@ -99,7 +104,7 @@ def _fill_choices(
 
 @kernel
 def _most_that_fit(
-    tables: PiperTable, stages: Stages, stage: int, degree: int, low: int, high: int
+    tables: PiperTable, stages: DownsetStages, stage: int, degree: int, low: int, high: int
 ) -> int:
     """The most microbatches in flight for which there is memory at all, if not below ``low``."""
     while low <= high:
@@ -121,8 +126,8 @@ def _most_that_fit(
 
 @kernel
 def _most_in_flight(
-    tables: PiperTable, stages: Stages, state: StageState, stage: int, degree: int, index: int,
-    low: int, limit_s: float,
+    tables: PiperTable, stages: DownsetStages, state: StageState, stage: int, degree: int,
+    index: int, low: int, limit_s: float,
 ) -> int:  # fmt: skip
     """The most microbatches in flight with which a stage keeps the limit.
 
@@ -146,7 +151,7 @@ def _most_in_flight(
 
 @kernel
 def _find_options(
-    tables: PiperTable, stages: Stages, state: StageState, fronts: FrontState, stage: int,
+    tables: PiperTable, stages: DownsetStages, state: StageState, fronts: FrontState, stage: int,
     room: int, limit_s: float,
 ) -> int:  # fmt: skip
     """List the ways to run a stage within the limit, without those that another one beats."""
@@ -216,7 +221,7 @@ def _close(fronts: FrontState, number: int) -> bool:
 
 @kernel
 def find_fronts(
-    tables: PiperTable, stages: Stages, state: StageState, fronts: FrontState, limit_s: float
+    tables: PiperTable, stages: DownsetStages, state: StageState, fronts: FrontState, limit_s: float
 ) -> bool:
     """Fill the fronts of all sets within a limit on the time of stages; False if out of room.
 

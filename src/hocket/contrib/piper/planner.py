@@ -75,7 +75,7 @@ def piper_plan(model: PiperInput, num_devices: int | None = None) -> PiperPlan:
     if not 1 <= count <= MAX_DEVICES:
         raise UsageError(f"{count} devices", hint=f"expected 1 to {MAX_DEVICES}")
     prepared = prepare(model, count)
-    search = _Search(prepared)
+    search = _LimitSearch(prepared)
     best = search.run()
     if best is None:
         raise _lacking(model, count)
@@ -92,7 +92,7 @@ class _Pick:
     in_flight: int
 
 
-class _Search:
+class _LimitSearch:
     """The search for the least limit, with the arrays that all its tests use."""
 
     def __init__(self, prepared: Prepared) -> None:
@@ -173,7 +173,7 @@ class _Search:
 
 
 def _described(
-    model: PiperInput, prepared: Prepared, search: _Search, picks: list[_Pick]
+    model: PiperInput, prepared: Prepared, search: _LimitSearch, picks: list[_Pick]
 ) -> PiperPlan:
     """The division by ids and names, with the nodes that had been left out."""
     stage_of: dict[int, int] = {}

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray, pointers
-from hocket.contrib.piper.downsets import Stages, bridged, find_stages
+from hocket.contrib.piper.downsets import DownsetStages, bridged, find_stages
 from hocket.contrib.piper.input import PiperInput, PiperNode, Variant
 from hocket.kernels.containers import table
 
@@ -52,7 +52,7 @@ class Prepared(NamedTuple):
     """All that the programme over sets reads, and which node each layer is."""
 
     table: PiperTable
-    stages: Stages
+    stages: DownsetStages
     nodes: tuple[PiperNode, ...]
     """The node of each layer."""
 

@@ -21,7 +21,7 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.contrib.unseen.conditional import conditional_row
 from hocket.contrib.unseen.similar import Expected, expected_row
-from hocket.fleet.throughputs.table import Profile, Throughputs
+from hocket.fleet.throughputs.table import JobProfile, Throughputs
 
 _MOST = 700.0
 """Logarithms above this are no numbers any more."""
@@ -70,7 +70,7 @@ def check_speed(steps_per_s: float) -> None:
         raise UsageError(f"{steps_per_s!r} is no number of steps per second")
 
 
-def belief_from(table: Throughputs, job: Profile, alone: Mapping[str, float]) -> Belief:
+def belief_from(table: Throughputs, job: JobProfile, alone: Mapping[str, float]) -> Belief:
     """What a table and exact speeds on some kinds say of a job that the table does not have.
 
     A kind with 0 stays 0: the job cannot run there. Raises `UsageError` for kinds that the table

@@ -18,9 +18,9 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError
 from hocket.contrib.unseen.belief import belief_from, check_kind, check_speed
 from hocket.contrib.unseen.completion import Completed, complete
-from hocket.fleet.throughputs.table import Profile, Throughputs
+from hocket.fleet.throughputs.table import JobProfile, Throughputs
 
-PairRates = Mapping[tuple[str, Profile], tuple[float, float]]
+PairRates = Mapping[tuple[str, JobProfile], tuple[float, float]]
 """Kind and other job to steps per second (mine, other's) on one device; (0, 0): may not share."""
 
 
@@ -37,7 +37,7 @@ class Estimated:
 
 def with_unseen_job(
     table: Throughputs,
-    job: Profile,
+    job: JobProfile,
     alone: Mapping[str, float],
     beside: PairRates | None = None,
     *,
@@ -125,7 +125,7 @@ def _known(values: FloatArray) -> FloatArray:
     return np.where(values > 0.0, values, np.nan)
 
 
-def _check(table: Throughputs, job: Profile, beside: PairRates) -> None:
+def _check(table: Throughputs, job: JobProfile, beside: PairRates) -> None:
     for (kind, other), speeds in beside.items():
         check_kind(table, kind)
         for speed in speeds:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.throughputs.table import Profile
+from hocket.fleet.throughputs.table import JobProfile
 
 _NUMBER = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,15})?")
 _REACH = 2.0
@@ -37,7 +37,7 @@ class Expected(NamedTuple):
         return np.sqrt(np.maximum(np.diag(self.covariance), 0.0))
 
 
-def expected_row(rows: FloatArray, profiles: Sequence[Profile], job: Profile) -> Expected:
+def expected_row(rows: FloatArray, profiles: Sequence[JobProfile], job: JobProfile) -> Expected:
     """What rows of logarithms, one for each profile, say of another job, up to a level of its own.
 
     Without any, all kinds are alike.
@@ -62,12 +62,12 @@ def expected_row(rows: FloatArray, profiles: Sequence[Profile], job: Profile) ->
     return Expected(mean + weight @ rest[family], min(left, 1.0) * covariance)
 
 
-def family_of(profile: Profile) -> str:
+def family_of(profile: JobProfile) -> str:
     """The name of a job without its numbers."""
     return _NUMBER.sub("0", profile.job_type)
 
 
-def _point(profile: Profile) -> FloatArray:
+def _point(profile: JobProfile) -> FloatArray:
     """Logarithms of the numbers of a job."""
     numbers = [float(number) for number in _NUMBER.findall(profile.job_type)]
     return np.log(np.maximum([*numbers, profile.gang], 1e-3))

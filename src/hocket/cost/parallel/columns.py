@@ -14,7 +14,7 @@ from hocket.transformer import Divisions
 Bytes = NDArray[np.int8]
 
 
-class Columns(NamedTuple):
+class DivisionColumns(NamedTuple):
     """The fields of divisions."""
 
     tensor: IntArray
@@ -84,14 +84,14 @@ class StepTables(NamedTuple):
     """How each schedule fills the pipeline."""
 
 
-def columns_of(divisions: Divisions) -> Columns:
+def columns_of(divisions: Divisions) -> DivisionColumns:
     """The fields of divisions, read-only."""
     numbers = {
         name: table(getattr(divisions, name), np.int32)
-        for name in Columns._fields
+        for name in DivisionColumns._fields
         if getattr(divisions, name).dtype == np.int32
     }
-    return Columns(
+    return DivisionColumns(
         **numbers,
         schedule=table(divisions.schedule, np.int8),
         recompute=table(divisions.recompute, np.int8),

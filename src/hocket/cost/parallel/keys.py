@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
-from hocket.cost.parallel.columns import Columns, Places, RankPlaces, Seen, columns_of
-from hocket.cost.parallel.layer import Slices
+from hocket.cost.parallel.columns import DivisionColumns, Places, RankPlaces, Seen, columns_of
+from hocket.cost.parallel.layer import LayerSlices
 from hocket.cost.parallel.ranks import Degrees
 from hocket.transformer import Divisions
 
@@ -30,7 +30,7 @@ _SMALL = 128
 class Keys:
     """Distinct stages and ranks, and which of them each division has."""
 
-    slices: Slices
+    slices: LayerSlices
     pipeline: FloatArray
     crosses_hosts: FloatArray
     degrees: Degrees
@@ -72,7 +72,7 @@ def _keys(
     rank: IntArray,
 ) -> Keys:
     return Keys(
-        slices=Slices(**{field.name: stages[field.name] for field in fields(Slices)}),
+        slices=LayerSlices(**{field.name: stages[field.name] for field in fields(LayerSlices)}),
         pipeline=stages["pipeline"],
         crosses_hosts=stages["crosses"],
         degrees=Degrees(**{field.name: ranks[field.name] for field in fields(Degrees)}),
@@ -116,7 +116,7 @@ def _numbered(divisions: Divisions, devices_per_host: int) -> Keys | None:
     )
 
 
-def _size(columns: Columns, name: str) -> int:
+def _size(columns: DivisionColumns, name: str) -> int:
     if name == "crosses":
         return 2
     column = getattr(columns, name)

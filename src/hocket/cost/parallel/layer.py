@@ -15,7 +15,13 @@ from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.efficiency import attention_s, matrix_s, memory_s, softly_longer
 from hocket.cost.parallel.setting import Setting
-from hocket.cost.parallel.traffic import Group, all_gather_s, all_reduce_s, send_s, token_exchange_s
+from hocket.cost.parallel.traffic import (
+    RankGroup,
+    all_gather_s,
+    all_reduce_s,
+    send_s,
+    token_exchange_s,
+)
 from hocket.transformer import RECOMPUTES
 
 ACTIVATION_BYTES = 2
@@ -26,7 +32,7 @@ FULL, SELECTIVE = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Slices:
+class LayerSlices:
     """How a layer is divided: one entry per distinct way."""
 
     tensor: FloatArray
@@ -79,7 +85,7 @@ class _Pass:
         return self.matrix_s + self.core_s + self.around_s + self.tensor_s + self.other_s
 
 
-def layer_times(setting: Setting, slices: Slices, coefficients: Coefficients) -> LayerTimes:
+def layer_times(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> LayerTimes:
     """The times of all the given ways to divide a layer."""
     matrix = _matrix_s(setting, slices, coefficients)
     forward, backward = _passes(matrix, setting, slices, coefficients)
@@ -139,13 +145,13 @@ def accumulation_s(
 
 
 def boundary_s(
-    setting: Setting, slices: Slices, crosses_hosts: FloatArray, coefficients: Coefficients
+    setting: Setting, slices: LayerSlices, crosses_hosts: FloatArray, coefficients: Coefficients
 ) -> FloatArray:
     """Time to hand one microbatch's activations to the next stage."""
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
     is_divided = (slices.sequence_parallel > 0) | (setting.scatters > 0)
     parts = np.where(is_divided, slices.tensor, 1.0)
-    group = Group(slices.tensor, np.ones_like(slices.tensor))
+    group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
     gather_s = all_gather_s(size_bytes, group, setting, coefficients)
     needs_whole = (setting.scatters > 0) & (slices.sequence_parallel == 0)
     sent_s = send_s(size_bytes / parts, crosses_hosts, setting, coefficients)
@@ -155,11 +161,11 @@ def boundary_s(
 # ── parts of a layer ─────────────────────────────────────────────────────────────────────────────
 
 
-def _tokens(setting: Setting, slices: Slices) -> FloatArray:
+def _tokens(setting: Setting, slices: LayerSlices) -> FloatArray:
     return slices.microbatch * setting.sequence / slices.context
 
 
-def _matrix_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+def _matrix_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
     """Products with weights, forward; both gradients take as long each."""
     rows, hidden, tensor = _tokens(setting, slices), setting.hidden, slices.tensor
 
@@ -178,7 +184,7 @@ def _matrix_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> F
     return attention + (1 - sparse) * dense + sparse * experts
 
 
-def _experts_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+def _experts_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
     """Routed experts, evenly visited, and those that every token visits."""
     rows = _tokens(setting, slices) * np.maximum(setting.expert_active, 1)
     rows_each = rows * slices.expert / setting.expert_count
@@ -200,7 +206,7 @@ def _experts_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> 
 
 
 def _passes(
-    matrix: FloatArray, setting: Setting, slices: Slices, coefficients: Coefficients
+    matrix: FloatArray, setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[_Pass, _Pass]:
     core, core_backward = _core_s(setting, slices, coefficients)
     moved_bytes = _around_bytes(setting, slices) + _cast_bytes(setting, slices)
@@ -229,7 +235,7 @@ def _passes(
 
 
 def _core_s(
-    setting: Setting, slices: Slices, coefficients: Coefficients
+    setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray]:
     """Products between tokens, and what softmax and dropout move where their matrix is written."""
     pairs = _tokens(setting, slices) * setting.sequence / slices.tensor
@@ -248,13 +254,13 @@ def _core_s(
     )
 
 
-def _is_unfused(setting: Setting, slices: Slices) -> FloatArray:
+def _is_unfused(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Whether the fused softmax of written scores does not take this number of matrices."""
     matrices = slices.microbatch * setting.heads / slices.tensor
     return np.asarray((1 - setting.is_flash) * (matrices % _FUSED_MATRICES != 0))
 
 
-def _around_bytes(setting: Setting, slices: Slices) -> FloatArray:
+def _around_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Moved forward by two norms and two dropouts with residuals (22 bytes per element), by the
     activation and by the copies of queries, keys, values and their result."""
     copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
@@ -277,7 +283,7 @@ def _around_bytes(setting: Setting, slices: Slices) -> FloatArray:
     )
 
 
-def _cast_bytes(setting: Setting, slices: Slices) -> FloatArray:
+def _cast_bytes(setting: Setting, slices: LayerSlices) -> FloatArray:
     """Moved to make inputs and weights of products 8 bits wide; gradients are in the backward."""
     if not np.any(setting.is_float8 > 0):
         return np.zeros(1)
@@ -292,11 +298,11 @@ def _cast_bytes(setting: Setting, slices: Slices) -> FloatArray:
 
 
 def _tensor_s(
-    setting: Setting, slices: Slices, coefficients: Coefficients
+    setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray]:
     """Two all-reduces each way; sequence parallelism gathers once more in the backward pass."""
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
-    group = Group(slices.tensor, np.ones_like(slices.tensor))
+    group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
     whole = 2 * all_reduce_s(size_bytes, group, setting, coefficients)
     half = all_gather_s(size_bytes, group, setting, coefficients)
     is_divided = slices.sequence_parallel > 0
@@ -305,10 +311,10 @@ def _tensor_s(
     return exposed * forward, exposed * backward
 
 
-def _ring_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+def _ring_s(setting: Setting, slices: LayerSlices, coefficients: Coefficients) -> FloatArray:
     """Ring attention: keys and values go around, gradients of both with them on the way back."""
     size_bytes = 2 * ACTIVATION_BYTES * _tokens(setting, slices) * setting.key_width / slices.tensor
-    group = Group(slices.context, slices.tensor)
+    group = RankGroup(slices.context, slices.tensor)
     # As an all-gather of all blocks: each passes through every rank.
     return all_gather_s(size_bytes * slices.context, group, setting, coefficients)
 
@@ -319,19 +325,21 @@ def _beside(traffic_s: FloatArray, work_s: FloatArray) -> FloatArray:
     return np.maximum(least_s, traffic_s - work_s)
 
 
-def _expert_traffic_s(setting: Setting, slices: Slices, coefficients: Coefficients) -> FloatArray:
+def _expert_traffic_s(
+    setting: Setting, slices: LayerSlices, coefficients: Coefficients
+) -> FloatArray:
     """Tokens to their experts and back."""
     sparse = setting.num_sparse / setting.layers
     size_bytes = ACTIVATION_BYTES * _tokens(setting, slices) * setting.hidden
     size_bytes = size_bytes / slices.tensor
     # Experts are whole, on neighbouring ranks.
-    group = Group(slices.expert, np.ones_like(slices.tensor))
+    group = RankGroup(slices.expert, np.ones_like(slices.tensor))
     sent_s = token_exchange_s(size_bytes, setting.expert_active, group, setting, coefficients)
     return 2 * sparse * sent_s
 
 
 def _stretch(
-    device_s: FloatArray, setting: Setting, slices: Slices, coefficients: Coefficients
+    device_s: FloatArray, setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> FloatArray:
     """What the host's launches and the gaps between kernels make of the device's own time."""
     constants = efficiency.CONSTANTS
@@ -358,12 +366,12 @@ def _stretch(
 
 
 def _ends(
-    setting: Setting, slices: Slices, coefficients: Coefficients
+    setting: Setting, slices: LayerSlices, coefficients: Coefficients
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Embedding (both ways), output layer with the loss forward, and backward."""
     tokens, hidden = _tokens(setting, slices), setting.hidden
     copies = np.where(slices.sequence_parallel > 0, slices.tensor, 1.0)
-    group = Group(slices.tensor, np.ones_like(slices.tensor))
+    group = RankGroup(slices.tensor, np.ones_like(slices.tensor))
     reduce_s = all_reduce_s(ACTIVATION_BYTES * tokens * hidden, group, setting, coefficients)
     words = setting.vocabulary / slices.tensor
     added_s = accumulation_s(words * hidden, setting, coefficients)

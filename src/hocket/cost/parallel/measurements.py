@@ -63,7 +63,7 @@ _REQUIRED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class PublishedRun:
     """One measured run."""
 
     model: Transformer
@@ -76,7 +76,7 @@ class Run:
 class Runs:
     """The runs of a file."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[PublishedRun, ...]
     num_skipped: int
     """Rows without a time, or whose degrees do not multiply to the devices that they state."""
 
@@ -147,7 +147,7 @@ def _columns(header: list[str], where: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _MeasuredRow:
     """One row by column, with its place for errors."""
 
     values: Mapping[str, str]
@@ -191,17 +191,19 @@ class _Row:
         return value
 
 
-def _row(columns: list[str], cells: list[str], place: str, where: str) -> _Row:
+def _row(columns: list[str], cells: list[str], place: str, where: str) -> _MeasuredRow:
     if len(cells) != len(columns):
         raise InputFileError(
             f"{place} has {len(cells)} cells for {len(columns)} columns",
             hint="a comma is missing or too many; texts with commas need quotes",
             where=where,
         )
-    return _Row(dict(zip(columns, cells, strict=True)), place, where)
+    return _MeasuredRow(dict(zip(columns, cells, strict=True)), place, where)
 
 
-def _run(row: _Row, software: Software, recompute: Recompute, sequence: int) -> Run | None:
+def _run(
+    row: _MeasuredRow, software: Software, recompute: Recompute, sequence: int
+) -> PublishedRun | None:
     step_s = row.seconds()
     if step_s is None:
         return None
@@ -210,10 +212,12 @@ def _run(row: _Row, software: Software, recompute: Recompute, sequence: int) -> 
         return None
     if division.global_batch % (division.data * division.microbatch):
         raise row.error("global_batch", "a multiple of data x microbatch")
-    return Run(model=_model(row, sequence), division=division, software=software, step_s=step_s)
+    return PublishedRun(
+        model=_model(row, sequence), division=division, software=software, step_s=step_s
+    )
 
 
-def _division(row: _Row, recompute: Recompute) -> Division:
+def _division(row: _MeasuredRow, recompute: Recompute) -> Division:
     stated = row.text("recompute") or recompute
     if stated not in RECOMPUTES:
         raise row.error("recompute", f"one of {', '.join(RECOMPUTES)}")
@@ -235,7 +239,7 @@ def _division(row: _Row, recompute: Recompute) -> Division:
     )
 
 
-def _model(row: _Row, sequence: int) -> Transformer:
+def _model(row: _MeasuredRow, sequence: int) -> Transformer:
     hidden, heads = row.count("hidden"), row.count("heads")
     if hidden % heads:
         raise row.error("heads", f"a divisor of hidden, which is {hidden}")

@@ -30,7 +30,7 @@ __all__ = [
     "DEFAULT_OVERHEADS",
     "FORMULAS_ONLY",
     "GIVEN_BACK",
-    "Memory",
+    "DivisionMemory",
     "MemoryOverheads",
     "StageMemory",
     "fit_overheads",
@@ -40,7 +40,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Memory:
+class DivisionMemory:
     """Bytes on the fullest device of each division; overheads are in the total only."""
 
     state_bytes: FloatArray
@@ -58,7 +58,7 @@ def memory(
     divisions: Divisions,
     software: Software,
     overheads: MemoryOverheads | None = None,
-) -> Memory:
+) -> DivisionMemory:
     """Memory of the fullest device of each division; overheads are the program's unless given.
 
     Stages are even; where layers do not divide, the first stages have one more. The first and the
@@ -68,7 +68,7 @@ def memory(
 
     overheads = overheads or software.overheads
     num = len(divisions)
-    result = Memory(**{field.name: np.empty(num) for field in fields(Memory)})
+    result = DivisionMemory(**{field.name: np.empty(num) for field in fields(DivisionMemory)})
     if num:
         tables = memory_tables(
             model,
@@ -83,5 +83,5 @@ def memory(
             overheads.activation_factor,
         )
         columns = columns_of(divisions)
-        fill(columns, tables, figures, *(getattr(result, f.name) for f in fields(Memory)))
+        fill(columns, tables, figures, *(getattr(result, f.name) for f in fields(DivisionMemory)))
     return result

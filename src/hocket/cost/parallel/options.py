@@ -18,7 +18,7 @@ MAX_SHARDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Option:
+class ProgramOption:
     """One option of a program."""
 
     values: str
@@ -49,37 +49,39 @@ def _hsdp(software: Software, value: str) -> Software:
     return replace(software, shard_ranks=int(value))
 
 
-OPTIONS: Mapping[str, Option] = MappingProxyType(
+OPTIONS: Mapping[str, ProgramOption] = MappingProxyType(
     {
-        "async-tp": Option(
+        "async-tp": ProgramOption(
             "", "tensor-parallel collectives hide behind matrix products",
             lambda s, _: replace(s, overlaps_tensor=True),
         ),
-        "async-ep": Option(
+        "async-ep": ProgramOption(
             "", "tokens travel to experts while another microbatch computes",
             lambda s, _: replace(s, overlaps_experts=True),
         ),
-        "compiled": Option(
+        "compiled": ProgramOption(
             "", "norms, rotations and activations are fused kernels",
             lambda s, _: replace(s, is_eager=False),
         ),
-        "eager": Option(
+        "eager": ProgramOption(
             "", "norms, rotations and activations are many small kernels",
             lambda s, _: replace(s, is_eager=True),
         ),
-        "float8": Option(
+        "float8": ProgramOption(
             "tensorwise or rowwise", "8-bit products with a scale per tensor or per row", _float8
         ),
-        "graphs": Option(
+        "graphs": ProgramOption(
             "", "passes are replayed as CUDA graphs: the host launches nothing",
             lambda s, _: replace(s, replays_graphs=True),
         ),
-        "hsdp": Option("N", "N replicas divide state, the others hold the same again", _hsdp),
-        "offload": Option(
+        "hsdp": ProgramOption(
+            "N", "N replicas divide state, the others hold the same again", _hsdp
+        ),
+        "offload": ProgramOption(
             "", "state that replicas divide stays in the host's memory, with the optimizer",
             lambda s, _: replace(s, offloads=True),
         ),
-        "selective": Option(
+        "selective": ProgramOption(
             "attention, ops or activations", "what selective recomputation computes again",
             _selective,
         ),

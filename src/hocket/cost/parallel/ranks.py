@@ -19,7 +19,7 @@ from hocket.cost.parallel.efficiency import memory_s
 from hocket.cost.parallel.layer import ACTIVATION_BYTES, expert_parameters, layer_parameters
 from hocket.cost.parallel.setting import Setting
 from hocket.cost.parallel.stage import ends_and_middle
-from hocket.cost.parallel.traffic import Group, all_gather_s, all_reduce_s
+from hocket.cost.parallel.traffic import RankGroup, all_gather_s, all_reduce_s
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,13 +52,13 @@ def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -
     common, experts = _parameters(setting, degrees)
     copies = degrees.data * degrees.context
     expert_copies = np.maximum(copies / degrees.expert, 1)
-    common_group = Group(copies, degrees.tensor)
-    expert_group = Group(expert_copies, degrees.tensor * degrees.expert)
+    common_group = RankGroup(copies, degrees.tensor)
+    expert_group = RankGroup(expert_copies, degrees.tensor * degrees.expert)
     once = each = own = np.zeros(1)
     for parameters, group in ((common, common_group), (experts, expert_group)):
         shards = np.minimum(group.num_ranks, setting.most_shards)
         part_once, part_each = _collectives_s(
-            parameters, Group(shards, group.stride), setting, degrees, coefficients
+            parameters, RankGroup(shards, group.stride), setting, degrees, coefficients
         )
         same_s = _same_shards_s(parameters, group, shards, setting, coefficients)
         once = once + part_once + np.where(degrees.zero > 0, same_s, 0.0)
@@ -77,13 +77,13 @@ def rank_times(setting: Setting, degrees: Degrees, coefficients: Coefficients) -
 
 def _same_shards_s(
     parameters: FloatArray,
-    group: Group,
+    group: RankGroup,
     shards: FloatArray,
     setting: Setting,
     coefficients: Coefficients,
 ) -> FloatArray:
     """Adding up the gradients of shards that several ranks hold alike."""
-    others = Group(group.num_ranks / shards, group.stride * shards)
+    others = RankGroup(group.num_ranks / shards, group.stride * shards)
     size_bytes = parameters / shards * setting.sent_gradient_bytes
     return all_reduce_s(size_bytes, others, setting, coefficients)
 
@@ -120,7 +120,7 @@ def _parameters(setting: Setting, degrees: Degrees) -> tuple[FloatArray, FloatAr
 
 def _collectives_s(
     parameters: FloatArray,
-    group: Group,
+    group: RankGroup,
     setting: Setting,
     degrees: Degrees,
     coefficients: Coefficients,
@@ -151,6 +151,6 @@ def _shared_embedding_s(
 ) -> FloatArray:
     words = setting.vocabulary * setting.hidden / degrees.tensor
     num_devices = degrees.tensor * degrees.context * degrees.data * degrees.pipeline
-    group = Group(np.full_like(num_devices, 2.0), num_devices / 2)
+    group = RankGroup(np.full_like(num_devices, 2.0), num_devices / 2)
     both_s = all_reduce_s(words * setting.sent_gradient_bytes, group, setting, coefficients)
     return np.where((degrees.pipeline > 1) & (setting.is_tied > 0), both_s, 0.0)

@@ -14,7 +14,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
-from hocket.cost.parallel.layer import LayerTimes, Slices, boundary_s, layer_times
+from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, layer_times
 from hocket.cost.parallel.setting import Setting
 
 FLUSH, ZB_H1, ZB_H2, ZB_V, DUALPIPE_V, V_HALF, SCARCE = range(7)
@@ -51,7 +51,7 @@ def ends_and_middle(layers: FloatArray, pipeline: FloatArray) -> tuple[FloatArra
 
 def stage_times(
     setting: Setting,
-    slices: Slices,
+    slices: LayerSlices,
     pipeline: FloatArray,
     crosses_hosts: FloatArray,
     coefficients: Coefficients,

@@ -16,7 +16,7 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.costs import StageCosts
-from hocket.cost.parallel.layer import LayerTimes, Slices, boundary_s, layer_times
+from hocket.cost.parallel.layer import LayerSlices, LayerTimes, boundary_s, layer_times
 from hocket.cost.parallel.ranks import Degrees, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
 from hocket.cost.parallel.software import Software
@@ -65,7 +65,7 @@ def stage_costs(
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Parts:
+class _KindTimes:
     """The times of one kind of device."""
 
     layer: LayerTimes
@@ -92,7 +92,7 @@ class _Parts:
         )
 
 
-def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> _Parts:
+def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> _KindTimes:
     slices, degrees = _slices(division), _degrees(division)
     one = np.ones(1)
     ranks = rank_times(setting, degrees, coefficients)
@@ -101,7 +101,7 @@ def _parts(division: Division, setting: Setting, coefficients: Coefficients) -> 
     hidden_s = setting.overlaps_data * busy_s
     left_s = np.maximum(hidden_s - ranks.each_s, 0.0)
     after_s = exposed_s(ranks.once_s, left_s) + ranks.ends_s + ranks.optimizer_s
-    return _Parts(
+    return _KindTimes(
         layer=layer_times(setting, slices, coefficients),
         each_s=exposed_s(ranks.each_s, hidden_s).item(),
         after_s=after_s.item(),
@@ -143,8 +143,8 @@ def _sends_s(
     )
 
 
-def _slices(division: Division) -> Slices:
-    return Slices(
+def _slices(division: Division) -> LayerSlices:
+    return LayerSlices(
         tensor=_one(division.tensor),
         context=_one(division.context),
         expert=_one(division.expert),

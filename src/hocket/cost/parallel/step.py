@@ -20,7 +20,7 @@ from hocket.cost.parallel import efficiency
 from hocket.cost.parallel.coefficients import Coefficients
 from hocket.cost.parallel.columns import StepTables, columns_of
 from hocket.cost.parallel.keys import FEW, keys_of, num_devices
-from hocket.cost.parallel.layer import Slices
+from hocket.cost.parallel.layer import LayerSlices
 from hocket.cost.parallel.network import network_of
 from hocket.cost.parallel.ranks import Degrees, RankTimes, rank_times
 from hocket.cost.parallel.setting import Setting, setting_of
@@ -231,7 +231,7 @@ def predict_settings(
     """Step times where each division has a setting of its own: another model, or program."""
     index = np.arange(len(divisions), dtype=np.int32)
     columns = {f.name: getattr(divisions, f.name).astype(np.float64) for f in fields(divisions)}
-    slices = Slices(**{f.name: columns[f.name] for f in fields(Slices)})
+    slices = LayerSlices(**{f.name: columns[f.name] for f in fields(LayerSlices)})
     degrees = Degrees(**{f.name: columns[f.name] for f in fields(Degrees)})
     crosses = (num_devices(divisions) > setting.devices_per_host).astype(np.float64)
     times = Times(

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray
-from hocket.cost.parallel.columns import Columns, Places, RankPlaces, Seen, StepTables
+from hocket.cost.parallel.columns import DivisionColumns, Places, RankPlaces, Seen, StepTables
 from hocket.cost.parallel.stage import DEPTH, FLUSH, SCARCE, V_HALF
 from hocket.kernels import kernel
 
@@ -14,7 +14,7 @@ from hocket.kernels import kernel
 
 
 @kernel
-def mark_values(columns: Columns, devices_per_host: int, seen: Seen) -> None:
+def mark_values(columns: DivisionColumns, devices_per_host: int, seen: Seen) -> None:
     """Note which values each field takes."""
     for i in range(len(columns.tensor)):
         tensor, pipeline = columns.tensor[i], columns.pipeline[i]
@@ -33,7 +33,7 @@ def mark_values(columns: Columns, devices_per_host: int, seen: Seen) -> None:
 
 @kernel
 def mark_stages(
-    columns: Columns,
+    columns: DivisionColumns,
     devices_per_host: int,
     places: Places,
     code: IntArray,
@@ -59,7 +59,7 @@ def mark_stages(
 
 @kernel
 def mark_ranks(
-    columns: Columns, places: RankPlaces, code: IntArray, seen: NDArray[np.bool_]
+    columns: DivisionColumns, places: RankPlaces, code: IntArray, seen: NDArray[np.bool_]
 ) -> None:
     """Number the ways to hold weights of all divisions, and note which numbers occur."""
     for i in range(len(columns.tensor)):
@@ -84,7 +84,7 @@ def rename(code: IntArray, position: IntArray) -> None:
 
 @kernel
 def add_up(
-    columns: Columns,
+    columns: DivisionColumns,
     stage: IntArray,
     rank: IntArray,
     tables: StepTables,

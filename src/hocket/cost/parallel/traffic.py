@@ -18,7 +18,7 @@ from hocket.cost.parallel.setting import Setting
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class RankGroup:
     """Ranks that talk to each other."""
 
     num_ranks: FloatArray
@@ -35,14 +35,14 @@ class Group:
 
 
 def all_reduce_s(
-    size_bytes: FloatArray, group: Group, setting: Setting, coefficients: Coefficients
+    size_bytes: FloatArray, group: RankGroup, setting: Setting, coefficients: Coefficients
 ) -> FloatArray:
     """All ranks get the sum of their ``size_bytes``."""
     return _collective_s(2 * size_bytes, group, setting, coefficients, starts=1.0)
 
 
 def all_gather_s(
-    size_bytes: FloatArray, group: Group, setting: Setting, coefficients: Coefficients
+    size_bytes: FloatArray, group: RankGroup, setting: Setting, coefficients: Coefficients
 ) -> FloatArray:
     """All ranks end with ``size_bytes``; a reduce-scatter takes as long."""
     return _collective_s(size_bytes, group, setting, coefficients, starts=0.6)
@@ -51,7 +51,7 @@ def all_gather_s(
 def token_exchange_s(
     size_bytes: FloatArray,
     num_copies: FloatArray,
-    group: Group,
+    group: RankGroup,
     setting: Setting,
     coefficients: Coefficients,
 ) -> FloatArray:
@@ -90,7 +90,9 @@ def send_s(
     return coefficients.pipeline * (constants.send_s + size_bytes / bandwidth_bps)
 
 
-def inside_bandwidth_bps(group: Group, setting: Setting, coefficients: Coefficients) -> FloatArray:
+def inside_bandwidth_bps(
+    group: RankGroup, setting: Setting, coefficients: Coefficients
+) -> FloatArray:
     """Bus bandwidth of large collectives inside a host."""
     constants = efficiency.CONSTANTS
     share = constants.inside_share * group.num_ranks / (group.num_ranks + constants.inside_ranks)
@@ -99,7 +101,7 @@ def inside_bandwidth_bps(group: Group, setting: Setting, coefficients: Coefficie
 
 def _collective_s(
     size_bytes: FloatArray,
-    group: Group,
+    group: RankGroup,
     setting: Setting,
     coefficients: Coefficients,
     starts: float,
@@ -113,7 +115,7 @@ def _collective_s(
     return np.where(ranks > 1, start_s + size_bytes * (ranks - 1) / ranks / bandwidth_bps, 0.0)
 
 
-def _start_s(group: Group, setting: Setting) -> FloatArray:
+def _start_s(group: RankGroup, setting: Setting) -> FloatArray:
     constants = efficiency.CONSTANTS
     near = np.minimum(group.num_ranks, group.per_host(setting))
     num_hosts = group.num_ranks / near

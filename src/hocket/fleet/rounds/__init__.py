@@ -17,17 +17,18 @@ from hocket.fleet.rounds.events import (
     Submit,
     Tick,
 )
-from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, State, new_state
+from hocket.fleet.rounds.state import FleetDevice, FleetState, Job, PairTable, Rules, new_state
 from hocket.fleet.rounds.step import step
 
 __all__ = [
     "Actions",
     "AddDevices",
     "Cancel",
-    "Device",
     "Event",
     "Fail",
     "Finish",
+    "FleetDevice",
+    "FleetState",
     "Job",
     "Lose",
     "PairTable",
@@ -37,7 +38,6 @@ __all__ = [
     "Resume",
     "Rules",
     "Start",
-    "State",
     "Stop",
     "Submit",
     "Tick",

@@ -8,13 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.fleet.rounds.actions import Actions
-from hocket.fleet.rounds.state import Jobs, Rules, State
+from hocket.fleet.rounds.state import FleetState, Jobs, Rules
 from hocket.fleet.rounds.tables import Asked, Pace, Speeds, new_room
 
 Counts = NDArray[np.int64]
 
 
-def assign(state: State, jobs: Jobs, asked: Asked, *, keeps_running: bool) -> tuple[State, Actions]:
+def assign(
+    state: FleetState, jobs: Jobs, asked: Asked, *, keeps_running: bool
+) -> tuple[FleetState, Actions]:
     """Give devices to the most urgent; ``jobs`` are writable and become those of the new state."""
     from hocket.fleet.rounds.kernels.play import play
 
@@ -69,13 +71,13 @@ def slack_rounds(rules: Rules) -> float:
     return 0.0 if is_about_ends else float(rules.slack_rounds)
 
 
-def keeps_line(state: State) -> bool:
+def keeps_line(state: FleetState) -> bool:
     """Whether jobs run to their end in order of arrival; Gavel's move, and those who share do."""
     is_improved = state.rules.mechanism != "gavel" and state.pair_table is None
     return is_improved and state.rules.policy.startswith("fifo")
 
 
-def speeds_of(state: State) -> Speeds:
+def speeds_of(state: FleetState) -> Speeds:
     """What rates depend on, beside the jobs."""
     whole_s = float(state.rules.round_s) if state.rules.mechanism == "gavel" else 0.0
     if state.pair_table is None:

@@ -20,7 +20,7 @@ from hocket.fleet.allocation import Warm
 from hocket.fleet.market import Market
 from hocket.fleet.policies.las import las_ladder
 from hocket.fleet.policies.las_central import las_program, spread_central
-from hocket.fleet.rounds.state import Jobs, State
+from hocket.fleet.rounds.state import FleetState, Jobs
 from hocket.fleet.rounds.tables import Ascent, new_alike, new_ascent
 from hocket.fleet.solve.centre import Even
 from hocket.fleet.solve.crowd import Crowd, Owed
@@ -48,7 +48,7 @@ class Groups(NamedTuple):
     """Throughputs, gang and weight of all classes, in a fixed order."""
 
 
-class Answer(NamedTuple):
+class ClassAnswer(NamedTuple):
     """What the policy says of classes."""
 
     shares: FloatArray
@@ -72,7 +72,7 @@ class Known(NamedTuple):
     """``[class]``: its row in the crowd."""
 
 
-def group_jobs(state: State, jobs: Jobs) -> Groups | None:
+def group_jobs(state: FleetState, jobs: Jobs) -> Groups | None:
     """Classes of the jobs that want devices; None where answers by class are of no use."""
     from hocket.fleet.rounds.kernels.group import group
 
@@ -86,7 +86,7 @@ def group_jobs(state: State, jobs: Jobs) -> Groups | None:
     return Groups(alike.of, alike.num_in_order[:num_classes], alike.key[:num_classes].tobytes())
 
 
-def class_shares(state: State, groups: Groups) -> Answer | None:
+def class_shares(state: FleetState, groups: Groups) -> ClassAnswer | None:
     """Shares of classes; None where classes are nearly equal, or cannot run."""
     if state.rules.mechanism == "gavel":
         return _central_shares(state, groups)
@@ -98,17 +98,17 @@ def class_shares(state: State, groups: Groups) -> Answer | None:
     crowd = known.crowd._replace(num_jobs=table(num_jobs, np.float64))
     shares, warm, num_rungs = _climb(crowd, known, state.warm)
     notes = {"classes": str(len(num_jobs)), "levels": str(num_rungs)}
-    return Answer(trim((shares @ known.spread)[known.place]), warm, notes)
+    return ClassAnswer(trim((shares @ known.spread)[known.place]), warm, notes)
 
 
-def _central_shares(state: State, groups: Groups) -> Answer | None:
+def _central_shares(state: FleetState, groups: Groups) -> ClassAnswer | None:
     """Gavel's solver makes the lowest job highest and leaves the others where it passed them."""
     num_devices = state.layout.num_devices
     even = _central_tables(groups.key, tuple(num_devices.tolist()))
     if even is None:
         return None
     shares, _ = spread_central(even, groups.num_alike, num_devices)
-    return Answer(trim(shares), None, {"classes": str(len(shares)), "levels": "1"})
+    return ClassAnswer(trim(shares), None, {"classes": str(len(shares)), "levels": "1"})
 
 
 def _climb(crowd: Crowd, known: Known, warm: Warm | None) -> tuple[FloatArray, Warm, int]:

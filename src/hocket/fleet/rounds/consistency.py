@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.state import PHASES, RUNNING, State
+from hocket.fleet.rounds.state import PHASES, RUNNING, FleetState
 
 
-def refuse_wrong_indices(state: State) -> None:
+def refuse_wrong_indices(state: FleetState) -> None:
     """Raise `ValueError` where a table has the wrong size or an index points to nothing."""
     rows, num_kinds, num_devices = state.jobs.rows, state.num_kinds, len(state.device_names)
     by_kind = (state.price_per_hour[None], *state.jobs[1:])
@@ -36,7 +36,7 @@ def refuse_wrong_indices(state: State) -> None:
     _refuse_wrong_pairs(state)
 
 
-def _refuse_wrong_pairs(state: State) -> None:
+def _refuse_wrong_pairs(state: FleetState) -> None:
     table, plan, profile = state.pair_table, state.pair_plan, state.jobs.rows["profile"]
     if table is None and plan is None:
         return

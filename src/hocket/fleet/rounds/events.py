@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hocket.fleet.rounds.state import Device, Job
+from hocket.fleet.rounds.state import FleetDevice, Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class AddDevices:
     """Devices came, or came back."""
 
     time_s: float
-    devices: tuple[Device, ...]
+    devices: tuple[FleetDevice, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from hocket.base.errors import UsageError
 from hocket.fleet.rounds.actions import Actions
 from hocket.fleet.rounds.assign import assign
 from hocket.fleet.rounds.share import share
-from hocket.fleet.rounds.state import Jobs, State
+from hocket.fleet.rounds.state import FleetState, Jobs
 from hocket.fleet.rounds.tables import NO_PAIRS, Asked
 
 UNLIKE_GAVEL: Final = {
@@ -39,14 +39,14 @@ def refuse_unlike_gavel(policy: str) -> None:
         raise UsageError(f"{policy!r} cannot be run as Gavel does: {reason}", hint=hint)
 
 
-def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
+def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     """A round of Gavel; ``jobs`` are counted up to now, writable and without ended ones."""
     if state.is_dirty and state.time_s - state.solved_s >= state.rules.min_reset_s:
         state = _reset(state, jobs)
     return assign(state, jobs, _asked(state), keeps_running=False)
 
 
-def _reset(state: State, jobs: Jobs) -> State:
+def _reset(state: FleetState, jobs: Jobs) -> FleetState:
     """Fold the time received into debts and compute new shares."""
     half_s = state.rules.round_s / 2.0
     if np.isfinite(state.solved_s):
@@ -57,7 +57,7 @@ def _reset(state: State, jobs: Jobs) -> State:
     return share(state, jobs)
 
 
-def _asked(state: State) -> Asked:
+def _asked(state: FleetState) -> Asked:
     """Kinds as they are listed, fastest first; in random order for a policy that sees no speeds."""
     if not state.rules.policy.endswith("agnostic"):
         return _as_listed(state.num_kinds)

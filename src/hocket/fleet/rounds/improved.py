@@ -22,13 +22,13 @@ from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.actions import NOTHING, Actions
 from hocket.fleet.rounds.assign import assign, slack_rounds
 from hocket.fleet.rounds.share import is_overdue, share
-from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rules, State, some_rows
+from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rules, some_rows
 from hocket.fleet.rounds.tables import HALF_ROUNDS, NO_PAIRS, UNITS_PER_ROUND, Asked
 
 Counts = NDArray[np.int64]
 
 
-def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
+def begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     """A round; ``jobs`` are counted up to now, writable and without ended ones."""
     if state.is_dirty or _depends_on_time(state.rules.policy):
         state = _share(state, jobs)
@@ -38,7 +38,7 @@ def begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     return assign(state, jobs, _asked(state, jobs), keeps_running=False)
 
 
-def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
+def refill(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     """Give free devices to waiting jobs without touching those that run."""
     from hocket.fleet.rounds.kernels.release import can_start
 
@@ -50,7 +50,7 @@ def refill(state: State, jobs: Jobs) -> tuple[State, Actions]:
     return assign(state, jobs, _asked(state, jobs), keeps_running=True)
 
 
-def _share(state: State, jobs: Jobs) -> State:
+def _share(state: FleetState, jobs: Jobs) -> FleetState:
     """New shares, unless the last ones are too young."""
     is_due = state.time_s - state.solved_s >= state.rules.min_solve_s
     return share(state, jobs) if is_due else state
@@ -63,7 +63,7 @@ def _depends_on_time(policy: str) -> bool:
     }  # fmt: skip
 
 
-def _asked(state: State, jobs: Jobs) -> Asked:
+def _asked(state: FleetState, jobs: Jobs) -> Asked:
     """What pairs are owed, and who wants to be in one."""
     if state.pair_plan is None:
         return NO_PAIRS

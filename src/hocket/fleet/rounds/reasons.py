@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.state import PAUSED, RUNNING, State
+from hocket.fleet.rounds.state import PAUSED, RUNNING, FleetState
 
 
-def reason(state: State, number: int) -> str:
+def reason(state: FleetState, number: int) -> str:
     """What a job does or waits for; raises `UsageError` for a job that is not there."""
     row = state.row_of(number)
     job = state.jobs.rows[row]
@@ -33,7 +33,7 @@ def reason(state: State, number: int) -> str:
     return _queued(state, row, fits)
 
 
-def _queued(state: State, row: int, fits: np.ndarray) -> str:
+def _queued(state: FleetState, row: int, fits: np.ndarray) -> str:
     job = state.jobs.rows[row]
     share = float(state.jobs.shares[row].sum() + job["pair_share"])
     free = state.num_devices - np.bincount(
@@ -57,7 +57,7 @@ def _queued(state: State, row: int, fits: np.ndarray) -> str:
     )
 
 
-def _owed(state: State, row: int) -> str:
+def _owed(state: FleetState, row: int) -> str:
     """What a job with a share is owed where it has one, in rounds."""
     jobs = state.jobs
     owed_s = [float(credit_s) for credit_s in jobs.credit_s[row][jobs.shares[row] > 0.0]]
@@ -73,5 +73,5 @@ def _part(share: float) -> str:
     return f"{share:.0%}" if share >= 0.005 else "less than 1%"
 
 
-def _soon(state: State) -> str:
+def _soon(state: FleetState) -> str:
     return f"in {max(state.next_tick_s - state.time_s, 0.0):.0f} s"

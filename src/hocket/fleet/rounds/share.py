@@ -17,7 +17,7 @@ from hocket.fleet.policies.lists import fifo_as_gavel
 from hocket.fleet.policies.normalise import isolated_steps_per_s
 from hocket.fleet.rounds.assign import keeps_line
 from hocket.fleet.rounds.class_shares import class_shares, group_jobs
-from hocket.fleet.rounds.state import RUNNING, Jobs, PairPlan, Rows, Rules, State, some_rows
+from hocket.fleet.rounds.state import RUNNING, FleetState, Jobs, PairPlan, Rows, Rules, some_rows
 from hocket.fleet.rounds.tables import LONGEST
 
 Counts = NDArray[np.int64]
@@ -30,7 +30,7 @@ _GRID = 1e6
 """Shares are rounded to a millionth, so that noise of a solver decides nothing."""
 
 
-def share(state: State, jobs: Jobs) -> State:
+def share(state: FleetState, jobs: Jobs) -> FleetState:
     """Compute shares; ``jobs`` are writable."""
     if state.rules.policy in _ISOLATING:
         _advance_alone(jobs)
@@ -61,7 +61,7 @@ def share(state: State, jobs: Jobs) -> State:
     )
 
 
-def _last_shares(state: State, jobs: Jobs, wanting: Counts) -> FloatArray | None:
+def _last_shares(state: FleetState, jobs: Jobs, wanting: Counts) -> FloatArray | None:
     """Where jobs are that a policy leaves there; the improved rounds weigh moves themselves."""
     if state.rules.mechanism == "gavel":
         return jobs.shares[wanting]
@@ -71,7 +71,7 @@ def _last_shares(state: State, jobs: Jobs, wanting: Counts) -> FloatArray | None
     return np.asarray(on, dtype=float)
 
 
-def _policy(state: State) -> Callable[[Market, Warm | None], Allocation]:
+def _policy(state: FleetState) -> Callable[[Market, Warm | None], Allocation]:
     """Gavel's rounds take what its own program would answer."""
     policy = find_policy(state.rules.policy)
     if state.rules.mechanism != "gavel" or state.pair_table is not None:
@@ -79,7 +79,7 @@ def _policy(state: State) -> Callable[[Market, Warm | None], Allocation]:
     return _AS_GAVEL.get(state.rules.policy, policy)
 
 
-def _share_by_class(state: State, jobs: Jobs) -> State | None:
+def _share_by_class(state: FleetState, jobs: Jobs) -> FleetState | None:
     """Shares of jobs by what they have in common; None where that is of no use."""
     from hocket.fleet.rounds.kernels.group import write_shares
 
@@ -97,7 +97,7 @@ def _coarse(shares: FloatArray) -> FloatArray:
     return np.asarray(np.rint(shares * _GRID) / _GRID)
 
 
-def seen_steps_per_s(state: State, jobs: Jobs, wanting: Counts) -> FloatArray:
+def seen_steps_per_s(state: FleetState, jobs: Jobs, wanting: Counts) -> FloatArray:
     """Throughputs of some rows, each gang on as few servers as there can be; 0 for nowhere."""
     gang, largest = jobs.rows["gang"][wanting], state.layout.largest_server
     if gang.max() <= largest.min():
@@ -116,7 +116,7 @@ def _advance_alone(jobs: Jobs) -> None:
 
 
 def to_market(
-    state: State, steps_per_s: FloatArray, rows: Rows, last_shares: FloatArray | None = None
+    state: FleetState, steps_per_s: FloatArray, rows: Rows, last_shares: FloatArray | None = None
 ) -> Market:
     """What the policy sees."""
     pairs = None
@@ -175,7 +175,7 @@ def is_overdue(rules: Rules, rows: Rows, steps_per_s: FloatArray) -> NDArray[np.
     return np.asarray(worked_s > most_s)
 
 
-def _no_pairs(state: State) -> PairPlan | None:
+def _no_pairs(state: FleetState) -> PairPlan | None:
     """Nobody is owed time beside another."""
     if state.pair_plan is None:
         return None
@@ -183,7 +183,9 @@ def _no_pairs(state: State) -> PairPlan | None:
     return PairPlan(amount=nothing, credit_s=nothing.copy())
 
 
-def _pair_plan(state: State, jobs: Jobs, wanting: Counts, answer: Allocation) -> PairPlan | None:
+def _pair_plan(
+    state: FleetState, jobs: Jobs, wanting: Counts, answer: Allocation
+) -> PairPlan | None:
     """Pair time by profile; debts of pairs that are not wanted any more are forgotten."""
     plan = state.pair_plan
     if plan is None:

@@ -60,7 +60,7 @@ class Rules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class FleetDevice:
     """One device; those of one server are joined by faster links."""
 
     name: str
@@ -152,7 +152,7 @@ def some_rows(rows: Rows, which: Counts) -> Rows:
     return rows.view(_BYTES)[which].view(JOB_RECORD)
 
 
-class Layout(NamedTuple):
+class DeviceLayout(NamedTuple):
     """Working devices, those of one server together."""
 
     order: Counts
@@ -165,7 +165,7 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class State:
+class FleetState:
     """A fleet at one moment; never changed, only replaced."""
 
     rules: Rules
@@ -188,7 +188,7 @@ class State:
     is_up: NDArray[np.bool_]
     holders: Counts
     """``[device, 2]``: numbers of the jobs on it, -1 for none; the second only where shared."""
-    layout: Layout
+    layout: DeviceLayout
     warm: Warm | None = None
     pair_table: PairTable | None = None
     pair_plan: PairPlan | None = None
@@ -214,9 +214,9 @@ class State:
         """Rows of the pair table, less the last, which is that of jobs without a profile."""
         return 0 if self.pair_table is None else len(self.pair_table.steps_per_s) - 1
 
-    def but(self, **changes: Any) -> State:
+    def but(self, **changes: Any) -> FleetState:
         """The same state but for some fields; several times as fast as `dataclasses.replace`."""
-        state = object.__new__(State)
+        state = object.__new__(FleetState)
         state.__dict__.update(self.__dict__, **changes)
         return state
 
@@ -266,13 +266,13 @@ def write_new_jobs(jobs: Jobs, first: int, fresh: tuple[Job, ...], time_s: float
 
 def new_state(
     kinds: tuple[str, ...],
-    devices: tuple[Device, ...],
+    devices: tuple[FleetDevice, ...],
     rules: Rules | None = None,
     *,
     price_per_hour: FloatArray | None = None,
     pair_table: PairTable | None = None,
     time_s: float = 0.0,
-) -> State:
+) -> FleetState:
     """A fleet without jobs."""
     rules = rules or Rules()
     if not kinds:
@@ -287,7 +287,7 @@ def new_state(
         steps_per_s = np.pad(pair_table.steps_per_s, ((0, 1), (0, 1), (0, 0)))
         pair_table = PairTable(steps_per_s=steps_per_s)
         plan = PairPlan(amount=np.zeros(steps_per_s.shape), credit_s=np.zeros(steps_per_s.shape))
-    state = State(
+    state = FleetState(
         rules=rules,
         kinds=kinds,
         price_per_hour=np.ones(len(kinds)) if price_per_hour is None else price_per_hour,
@@ -321,7 +321,7 @@ def _refuse_wrong_rules(rules: Rules) -> None:
             raise UsageError(f"{rule.name} cannot be {value}", hint="give a number from 0 on")
 
 
-def with_devices(state: State, devices: tuple[Device, ...]) -> State:
+def with_devices(state: FleetState, devices: tuple[FleetDevice, ...]) -> FleetState:
     """The state with more devices; one that was there before is up again, where it stands now."""
     for device in devices:
         if device.kind not in state.kinds:
@@ -354,7 +354,7 @@ def with_devices(state: State, devices: tuple[Device, ...]) -> State:
     )
 
 
-def lay_out(kind: Counts, server: Counts, is_up: NDArray[np.bool_], num_kinds: int) -> Layout:
+def lay_out(kind: Counts, server: Counts, is_up: NDArray[np.bool_], num_kinds: int) -> DeviceLayout:
     """Working devices by server."""
     up = np.flatnonzero(is_up)
     order = up[np.argsort(server[up], kind="stable")]
@@ -362,7 +362,7 @@ def lay_out(kind: Counts, server: Counts, is_up: NDArray[np.bool_], num_kinds: i
     server_ptr, server_kind = np.append(starts, len(order)), kind[order[starts]]
     largest = np.zeros(num_kinds, dtype=np.int64)
     np.maximum.at(largest, server_kind, np.diff(server_ptr))
-    return Layout(
+    return DeviceLayout(
         order=order,
         server_ptr=server_ptr,
         server_kind=server_kind,

@@ -47,9 +47,9 @@ from hocket.fleet.rounds.state import (
     PAUSED,
     RUNNING,
     WAITING,
+    FleetState,
     Job,
     Jobs,
-    State,
     lay_out,
     room_for_jobs,
     with_devices,
@@ -62,7 +62,7 @@ _LEARNING = 0.5
 """Weight of a new measurement of a throughput against all before."""
 
 
-def step(state: State, event: Event) -> tuple[State, Actions]:
+def step(state: FleetState, event: Event) -> tuple[FleetState, Actions]:
     """The state after an event, and what is to be done about it."""
     if not state.time_s <= event.time_s < math.inf:
         raise UsageError(f"an event at {event.time_s} s comes after one at {state.time_s} s")
@@ -70,7 +70,7 @@ def step(state: State, event: Event) -> tuple[State, Actions]:
     return _HANDLERS[type(event)](state, jobs, event)
 
 
-def _count(state: State, event: Event) -> tuple[State, Jobs]:
+def _count(state: FleetState, event: Event) -> tuple[FleetState, Jobs]:
     """The state at a later moment and its rows, to write to, with room for jobs that come."""
     from hocket.fleet.rounds.kernels.count import count
 
@@ -96,13 +96,13 @@ def _count(state: State, event: Event) -> tuple[State, Jobs]:
 # ── rounds ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _tick(state: State, jobs: Jobs, event: Tick) -> tuple[State, Actions]:
+def _tick(state: FleetState, jobs: Jobs, event: Tick) -> tuple[FleetState, Actions]:
     if state.time_s < state.next_tick_s:
         return state, NOTHING
     return _begin_round(state, jobs)
 
 
-def _begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
+def _begin_round(state: FleetState, jobs: Jobs) -> tuple[FleetState, Actions]:
     state = state.but(
         round_number=state.round_number + 1,
         next_tick_s=state.time_s + state.rules.round_s if len(jobs.rows) else np.inf,
@@ -111,7 +111,7 @@ def _begin_round(state: State, jobs: Jobs) -> tuple[State, Actions]:
     return begin(state, jobs)
 
 
-def _react(state: State, jobs: Jobs, before: Actions = NOTHING) -> tuple[State, Actions]:
+def _react(state: FleetState, jobs: Jobs, before: Actions = NOTHING) -> tuple[FleetState, Actions]:
     """Between rounds: begin one if none is due, else hand out what is free (not in Gavel's)."""
     if math.isinf(state.next_tick_s):
         state, after = _begin_round(state, jobs)
@@ -134,7 +134,7 @@ def _react(state: State, jobs: Jobs, before: Actions = NOTHING) -> tuple[State, 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
+def _submit(state: FleetState, jobs: Jobs, event: Submit) -> tuple[FleetState, Actions]:
     first = len(jobs.rows) - len(event.jobs)
     last = int(jobs.rows["number"][first - 1]) if first else -1
     for job in event.jobs:
@@ -155,7 +155,7 @@ def _submit(state: State, jobs: Jobs, event: Submit) -> tuple[State, Actions]:
     return _react(state, jobs)
 
 
-def _fits(state: State, job: Job) -> bool:
+def _fits(state: FleetState, job: Job) -> bool:
     """Whether a job says of every kind how fast it is, and all its numbers make sense."""
     speeds, num_kinds = job.steps_per_s, len(state.kinds)
     if job.spread_steps_per_s:
@@ -172,22 +172,22 @@ def _fits(state: State, job: Job) -> bool:
     )
 
 
-def _finish(state: State, jobs: Jobs, event: Finish) -> tuple[State, Actions]:
+def _finish(state: FleetState, jobs: Jobs, event: Finish) -> tuple[FleetState, Actions]:
     at = _rows(state, event.numbers)
     jobs.rows["done_steps"][at] = jobs.rows["total_steps"][at]
     return _end(state, jobs, at, FINISHED)
 
 
-def _cancel(state: State, jobs: Jobs, event: Cancel) -> tuple[State, Actions]:
+def _cancel(state: FleetState, jobs: Jobs, event: Cancel) -> tuple[FleetState, Actions]:
     return _end(state, jobs, _rows(state, event.numbers), CANCELLED)
 
 
-def _end(state: State, jobs: Jobs, at: Counts, reason: int) -> tuple[State, Actions]:
+def _end(state: FleetState, jobs: Jobs, at: Counts, reason: int) -> tuple[FleetState, Actions]:
     state, actions = _stop(state, jobs, at, reason, ENDED)
     return _react(state.but(is_dirty=True), jobs, actions)
 
 
-def _fail(state: State, jobs: Jobs, event: Fail) -> tuple[State, Actions]:
+def _fail(state: FleetState, jobs: Jobs, event: Fail) -> tuple[FleetState, Actions]:
     at = _rows(state, (event.number,))
     if jobs.rows["attempt"][at[0]] != event.attempt or jobs.rows["phase"][at[0]] != RUNNING:
         return state, NOTHING
@@ -202,7 +202,7 @@ def _fail(state: State, jobs: Jobs, event: Fail) -> tuple[State, Actions]:
     return _react(state, jobs, actions)
 
 
-def _lose(state: State, jobs: Jobs, event: Lose) -> tuple[State, Actions]:
+def _lose(state: FleetState, jobs: Jobs, event: Lose) -> tuple[FleetState, Actions]:
     """Take back what is lost; one that loses too often keeps its devices from then on."""
     _refuse_wrong_steps(event.saved_steps)
     at = int(_rows(state, (event.number,))[0])
@@ -216,7 +216,7 @@ def _lose(state: State, jobs: Jobs, event: Lose) -> tuple[State, Actions]:
     return state, NOTHING
 
 
-def _pause(state: State, jobs: Jobs, event: Pause) -> tuple[State, Actions]:
+def _pause(state: FleetState, jobs: Jobs, event: Pause) -> tuple[FleetState, Actions]:
     at = _rows(state, event.numbers)
     # Jobs save what they did when they are asked to stop, but for those that cannot.
     rows, saves = jobs.rows, at[_saves(jobs, at)]
@@ -230,7 +230,7 @@ def _saves(jobs: Jobs, at: Counts) -> NDArray[np.bool_]:
     return np.asarray((jobs.rows["preemptible"][at] > 0) & (jobs.rows["losses"][at] == 0))
 
 
-def _resume(state: State, jobs: Jobs, event: Resume) -> tuple[State, Actions]:
+def _resume(state: FleetState, jobs: Jobs, event: Resume) -> tuple[FleetState, Actions]:
     at = _rows(state, event.numbers)
     at = at[jobs.rows["phase"][at] == PAUSED]
     jobs.rows["phase"][at] = WAITING
@@ -238,7 +238,7 @@ def _resume(state: State, jobs: Jobs, event: Resume) -> tuple[State, Actions]:
     return _react(state.but(is_dirty=True), jobs)
 
 
-def _progress(state: State, jobs: Jobs, event: Progress) -> tuple[State, Actions]:
+def _progress(state: FleetState, jobs: Jobs, event: Progress) -> tuple[FleetState, Actions]:
     at = int(_rows(state, (event.number,))[0])
     job = jobs.rows[at]
     if job["attempt"] != event.attempt or job["phase"] != RUNNING:
@@ -257,7 +257,9 @@ def _refuse_wrong_steps(*counts: float | None) -> None:
             raise UsageError(f"{count!r} is no number of steps")
 
 
-def _measure(state: State, jobs: Jobs, at: int, done_steps: float, *, replaces: bool) -> State:
+def _measure(
+    state: FleetState, jobs: Jobs, at: int, done_steps: float, *, replaces: bool
+) -> FleetState:
     """Correct the work done, and the throughput where the job ran alone since the last report."""
     job = jobs.rows[at]
     worked_s = state.time_s - job["measured_s"]
@@ -272,7 +274,7 @@ def _measure(state: State, jobs: Jobs, at: int, done_steps: float, *, replaces: 
 
 
 def _learn(
-    state: State, jobs: Jobs, at: int, measured_steps_per_s: float, *, weight: float
+    state: FleetState, jobs: Jobs, at: int, measured_steps_per_s: float, *, weight: float
 ) -> None:
     from hocket.fleet.rounds.kernels.rates import renew_rate
 
@@ -282,11 +284,13 @@ def _learn(
     renew_rate(jobs, at, speeds_of(state))
 
 
-def _rows(state: State, numbers: tuple[int, ...]) -> Counts:
+def _rows(state: FleetState, numbers: tuple[int, ...]) -> Counts:
     return np.array([state.row_of(number) for number in dict.fromkeys(numbers)], dtype=np.int64)
 
 
-def _stop(state: State, jobs: Jobs, at: Counts, reason: int, phase: int) -> tuple[State, Actions]:
+def _stop(
+    state: FleetState, jobs: Jobs, at: Counts, reason: int, phase: int
+) -> tuple[FleetState, Actions]:
     """Take the devices of jobs away; ``phase`` is what they are then."""
     from hocket.fleet.rounds.kernels.release import take_away
 
@@ -301,11 +305,13 @@ def _stop(state: State, jobs: Jobs, at: Counts, reason: int, phase: int) -> tupl
 # ── devices ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _add_devices(state: State, jobs: Jobs, event: AddDevices) -> tuple[State, Actions]:
+def _add_devices(state: FleetState, jobs: Jobs, event: AddDevices) -> tuple[FleetState, Actions]:
     return _react(with_devices(state, event.devices), jobs)
 
 
-def _remove_devices(state: State, jobs: Jobs, event: RemoveDevices) -> tuple[State, Actions]:
+def _remove_devices(
+    state: FleetState, jobs: Jobs, event: RemoveDevices
+) -> tuple[FleetState, Actions]:
     gone = [index for index, name in enumerate(state.device_names) if name in event.names]
     is_up = state.is_up.copy()
     is_up[gone] = False
@@ -317,7 +323,7 @@ def _remove_devices(state: State, jobs: Jobs, event: RemoveDevices) -> tuple[Sta
     return _react(state.but(is_up=is_up, layout=layout, is_dirty=True), jobs, actions)
 
 
-_HANDLERS: dict[type, Callable[[State, Jobs, Any], tuple[State, Actions]]] = {
+_HANDLERS: dict[type, Callable[[FleetState, Jobs, Any], tuple[FleetState, Actions]]] = {
     Submit: _submit,
     Finish: _finish,
     Cancel: _cancel,

@@ -174,7 +174,7 @@ class Ascent(NamedTuple):
     """``[class, column]``: of one job."""
 
 
-class Changes(NamedTuple):
+class StopsAndStarts(NamedTuple):
     """What was stopped and started, as `Actions` has it."""
 
     stays: NDArray[np.bool_]
@@ -229,7 +229,7 @@ class Room(NamedTuple):
 
     by_job: Counts
     """``[10, job + 1]``: kind and partner, then stopped (3), started (3) and where its devices
-    begin, as in `Changes`, and the kind before."""
+    begin, as in `StopsAndStarts`, and the kind before."""
     by_wish: Counts
     """``[3, wish]``: order, rank and scratch."""
     keys: FloatArray

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.base.errors import UsageError, did_you_mean
-from hocket.fleet.throughputs.table import Profile, Throughputs
+from hocket.fleet.throughputs.table import JobProfile, Throughputs
 from hocket.fleet.traces.trace import Trace
 
 Counts = NDArray[np.int64]
@@ -55,9 +55,9 @@ def bind(trace: Trace, kinds: tuple[str, ...], throughputs: Throughputs | None) 
     steps_per_s = np.zeros((2, len(trace), len(kinds)))
     total_steps = trace.total_steps.copy()
     profile = np.full(len(trace), -1)
-    known: dict[Profile, tuple[FloatArray | None, int]] = {}
+    known: dict[JobProfile, tuple[FloatArray | None, int]] = {}
     for job in range(len(trace)):
-        key = Profile(trace.job_types[job], int(trace.gang[job]))
+        key = JobProfile(trace.job_types[job], int(trace.gang[job]))
         if key not in known:
             known[key] = _rows(table, spread, key)
         rows, profile[job] = known[key]
@@ -112,7 +112,7 @@ def _spread_kind(kind: str, throughputs: Throughputs) -> str:
 
 
 def _rows(
-    table: Throughputs | None, spread: Throughputs | None, key: Profile
+    table: Throughputs | None, spread: Throughputs | None, key: JobProfile
 ) -> tuple[FloatArray | None, int]:
     """Throughputs on one server and on several, and the profile; None where nothing is known."""
     row, profile = _row(table, key)
@@ -124,7 +124,7 @@ def _rows(
     return np.stack([row, np.where(apart > 0.0, apart, row)]), profile
 
 
-def _row(table: Throughputs | None, key: Profile) -> tuple[FloatArray | None, int]:
+def _row(table: Throughputs | None, key: JobProfile) -> tuple[FloatArray | None, int]:
     if table is None:
         return None, -1
     at = table.find(*key)
@@ -143,7 +143,7 @@ def _row(table: Throughputs | None, key: Profile) -> tuple[FloatArray | None, in
     return last * growth**doublings, -1
 
 
-def _unknown(table: Throughputs | None, key: Profile) -> UsageError:
+def _unknown(table: Throughputs | None, key: JobProfile) -> UsageError:
     message = (
         f"nothing is known of the speed of jobs of kind {key.job_type!r} on {key.gang} devices"
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.fleet.rounds.events import AddDevices, Event, Fail, Progress, RemoveDevices, Tick
-from hocket.fleet.rounds.state import RUNNING, Device, Rows, State
+from hocket.fleet.rounds.state import RUNNING, FleetDevice, FleetState, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class Faults:
 class FaultSource:
     """The next fault, one after another; the only part of a simulation that keeps a generator."""
 
-    def __init__(self, faults: Faults | None, devices: tuple[Device, ...]) -> None:
+    def __init__(self, faults: Faults | None, devices: tuple[FleetDevice, ...]) -> None:
         self._faults = faults or Faults()
         self._random = np.random.default_rng(self._faults.seed)
         self._devices = devices
-        self._repairs: list[tuple[float, Device]] = []
+        self._repairs: list[tuple[float, FleetDevice]] = []
         self._next_device_s = self._draw(self._faults.device_every_s)
         self._next_job_s = self._draw(self._faults.job_every_s)
         self._next_ghost_s = self._draw(self._faults.ghost_every_s)
@@ -43,13 +43,13 @@ class FaultSource:
         repair_s = self._repairs[0][0] if self._repairs else np.inf
         return min(self._next_device_s, self._next_job_s, self._next_ghost_s, repair_s)
 
-    def take(self, state: State) -> Event:
+    def take(self, state: FleetState) -> Event:
         """What happens then; a tick where there is nobody to whom it could happen."""
         event = self._take(state, self.next_s)
         self.next_s = self._first_s()
         return event
 
-    def _take(self, state: State, time_s: float) -> Event:
+    def _take(self, state: FleetState, time_s: float) -> Event:
         if self._repairs and self._repairs[0][0] == time_s:
             return AddDevices(time_s=time_s, devices=(self._repairs.pop(0)[1],))
         if self._next_device_s == time_s:
@@ -70,7 +70,7 @@ class FaultSource:
             self._repairs.append((time_s + self._faults.repair_s, device))
         return RemoveDevices(time_s=time_s, names=(device.name,))
 
-    def _haunt(self, state: State, time_s: float) -> Event:
+    def _haunt(self, state: FleetState, time_s: float) -> Event:
         job = self._one_of(state, is_running=False)
         if job is None:
             return Tick(time_s=time_s)
@@ -81,7 +81,7 @@ class FaultSource:
             return Fail(time_s=time_s, number=number, attempt=attempt)
         return Progress(time_s=time_s, number=number, attempt=attempt, done_steps=1e6)
 
-    def _one_of(self, state: State, *, is_running: bool) -> Rows | None:
+    def _one_of(self, state: FleetState, *, is_running: bool) -> Rows | None:
         phase = state.jobs.rows["phase"]
         which = np.flatnonzero(phase == RUNNING if is_running else phase <= RUNNING)
         return state.jobs.rows[int(self._random.choice(which))] if len(which) else None

@@ -14,7 +14,7 @@ Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Spans:
+class HoldSpans:
     """Who held which device when."""
 
     device_names: tuple[str, ...]
@@ -62,7 +62,7 @@ class FleetRun:
     """When rounds began, first and last moment included."""
     sample_busy: FloatArray
     """``[sample, kind]``: devices in use from one of these moments to the next, in the mean."""
-    spans: Spans | None
+    spans: HoldSpans | None
     cpu_seconds: float
     """Of the run, without loading compiled code."""
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from hocket.fleet.rounds.events import Finish, Submit
-from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, new_state
+from hocket.fleet.rounds.state import FleetDevice, Job, PairTable, Rules, new_state
 from hocket.fleet.rounds.step import step
 from hocket.fleet.simulator.record import new_totals
 
@@ -19,7 +19,7 @@ def load_compiled(policy: str, mechanism: str, num_kinds: int, shares_devices: b
     from hocket.fleet.simulator.tally import tally
 
     beside = PairTable(steps_per_s=np.zeros((1, 1, num_kinds))) if shares_devices else None
-    rules, device = Rules(policy=policy, mechanism=mechanism), Device(name="one", kind="0")
+    rules, device = Rules(policy=policy, mechanism=mechanism), FleetDevice(name="one", kind="0")
     kinds = tuple(map(str, range(num_kinds)))
     state = new_state(kinds, (device,), rules, pair_table=beside)
     job = Job(number=0, name="", steps_per_s=(1.0,) * num_kinds, total_steps=1.0)

@@ -9,16 +9,16 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.actions import Actions
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.state import FleetState
 from hocket.fleet.simulator.bind import TraceWork
-from hocket.fleet.simulator.fleet_run import FleetRun, Spans
+from hocket.fleet.simulator.fleet_run import FleetRun, HoldSpans
 
 Counts = NDArray[np.int64]
 
 _MAX_SPANS = 2_000_000
 
 
-class Totals(NamedTuple):
+class RunTotals(NamedTuple):
     """Sums over a run, and when jobs ran first."""
 
     start_s: FloatArray
@@ -30,9 +30,9 @@ class Totals(NamedTuple):
     num_preempted: Counts
 
 
-def new_totals(num_jobs: int, num_kinds: int) -> Totals:
+def new_totals(num_jobs: int, num_kinds: int) -> RunTotals:
     """Nothing has happened yet."""
-    return Totals(
+    return RunTotals(
         start_s=np.full(num_jobs, np.nan),
         busy=np.zeros(num_kinds),
         busy_device_s=np.zeros(num_kinds),
@@ -42,10 +42,10 @@ def new_totals(num_jobs: int, num_kinds: int) -> Totals:
     )
 
 
-class Recorder:
+class FleetRecorder:
     """Collects what `FleetRun` holds."""
 
-    def __init__(self, work: TraceWork, state: State, records_spans: bool) -> None:
+    def __init__(self, work: TraceWork, state: FleetState, records_spans: bool) -> None:
         from hocket.fleet.simulator.tally import tally
 
         count = len(work.trace)
@@ -57,7 +57,7 @@ class Recorder:
         self._samples = [(state.time_s, *self._totals.busy_device_s.tolist())]
         self._spans = SpanRecorder(state) if records_spans else None
 
-    def note(self, before: State, state: State, actions: Actions) -> None:
+    def note(self, before: FleetState, state: FleetState, actions: Actions) -> None:
         """Take in a step."""
         self._tally(
             state.time_s,
@@ -76,7 +76,7 @@ class Recorder:
             self._samples.append((state.time_s, *self._totals.busy_device_s.tolist()))
 
     def note_ends(
-        self, before: State, state: State, ended: tuple[int, ...], *, is_finish: bool
+        self, before: FleetState, state: FleetState, ended: tuple[int, ...], *, is_finish: bool
     ) -> None:
         """Take in what jobs had when they ended."""
         for number in ended:
@@ -90,7 +90,7 @@ class Recorder:
             self._target_s[number] = row["target_s"] + share * (state.time_s - row["counted_s"])
 
     def finished(
-        self, state: State, measured: tuple[int, int], left_out: Counts, cpu_seconds: float
+        self, state: FleetState, measured: tuple[int, int], left_out: Counts, cpu_seconds: float
     ) -> FleetRun:
         """The record of the whole run."""
         totals = self._totals
@@ -130,13 +130,13 @@ class Recorder:
 class SpanRecorder:
     """Who held each device when, up to a limit."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: FleetState) -> None:
         self._holders = state.holders
         self._since_s = np.zeros(state.holders.shape)
         self._parts: list[tuple[Counts, Counts, Counts, np.ndarray, np.ndarray]] = []
         self._size = 0
 
-    def note(self, state: State) -> None:
+    def note(self, state: FleetState) -> None:
         """Close the spans of devices whose holder changed."""
         if len(state.holders) != len(self._holders) or self._size > _MAX_SPANS:
             return
@@ -150,14 +150,14 @@ class SpanRecorder:
         self._since_s[device, slot] = state.time_s
         self._holders = state.holders
 
-    def closed(self, state: State) -> Spans:
+    def closed(self, state: FleetState) -> HoldSpans:
         """All spans; those that go on end now."""
         self.note(state.but(holders=np.full_like(state.holders, -1)))
         columns = zip(*self._parts, strict=True) if self._parts else [()] * 5
         device, slot, number, start_s, end_s = (
             np.concatenate(part) if part else np.zeros(0) for part in columns
         )
-        return Spans(
+        return HoldSpans(
             device_names=state.device_names,
             device=device.astype(np.int64),
             is_second=slot.astype(np.int64) == 1,

@@ -17,13 +17,13 @@ from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.fleet.rounds.actions import GIVEN_UP, Actions
 from hocket.fleet.rounds.events import Event, Fail, Finish, Submit, Tick
-from hocket.fleet.rounds.state import Device, Job, PairTable, Rules, State, new_state
+from hocket.fleet.rounds.state import FleetDevice, FleetState, Job, PairTable, Rules, new_state
 from hocket.fleet.rounds.step import step
 from hocket.fleet.simulator.bind import TraceWork
 from hocket.fleet.simulator.faults import Faults, FaultSource
 from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.fleet.simulator.load import load_compiled
-from hocket.fleet.simulator.record import Recorder
+from hocket.fleet.simulator.record import FleetRecorder
 
 Counts = NDArray[np.int64]
 OnProgress = Callable[[int, int], None]
@@ -31,7 +31,7 @@ OnProgress = Callable[[int, int], None]
 
 def simulate(
     work: TraceWork,
-    devices: tuple[Device, ...],
+    devices: tuple[FleetDevice, ...],
     rules: Rules | None = None,
     *,
     shares_devices: bool = False,
@@ -40,7 +40,7 @@ def simulate(
     faults: Faults | None = None,
     records_spans: bool = False,
     on_progress: OnProgress | None = None,
-    check: Callable[[State, Event, Actions], None] | None = None,
+    check: Callable[[FleetState, Event, Actions], None] | None = None,
 ) -> FleetRun:
     """What happens to the jobs of a trace; ends when those ``measured`` (first, end) have ended.
 
@@ -60,7 +60,7 @@ def simulate(
     if not 0 <= first < end <= len(work.trace):
         raise UsageError(f"jobs {first} to {end} are not in a trace of {len(work.trace)} jobs")
     can_run = _can_run(work, state)
-    recorder = Recorder(work, state, records_spans)
+    recorder = FleetRecorder(work, state, records_spans)
     feed = _Feed(work, can_run, FaultSource(faults, devices), _knows_servers(state))
     num_left = int(can_run[first:end].sum())
     if num_left == 0:
@@ -87,12 +87,12 @@ def simulate(
     )
 
 
-def _can_run(work: TraceWork, state: State) -> NDArray[np.bool_]:
+def _can_run(work: TraceWork, state: FleetState) -> NDArray[np.bool_]:
     fits = work.trace.gang[:, None] <= state.num_devices[None, :]
     return np.asarray(((work.steps_per_s > 0.0) & fits).any(axis=1))
 
 
-def _knows_servers(state: State) -> bool:
+def _knows_servers(state: FleetState) -> bool:
     """Whether it is told which devices stand together; Gavel's rounds do not look at it."""
     return state.rules.mechanism != "gavel" and bool((state.layout.largest_server > 1).any())
 
@@ -116,7 +116,7 @@ class _Feed:
         self._arrival_s = [*work.trace.arrival_s[can_run].tolist(), math.inf]
         self._at = 0
 
-    def next_event(self, state: State) -> tuple[Event, tuple[int, ...]]:
+    def next_event(self, state: FleetState) -> tuple[Event, tuple[int, ...]]:
         """The next event, and the jobs that finish by it."""
         end_s, row = self._first_to_finish(state.jobs)
         arrival_s, fault_s = self._arrival_s[self._at], self._faults.next_s

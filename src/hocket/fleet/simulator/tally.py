@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.fleet.simulator.record import Totals
+from hocket.fleet.simulator.record import RunTotals
 from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
@@ -18,7 +18,7 @@ def tally(
     time_s: float,
     passed_s: float,
     num_devices: Counts,
-    totals: Totals,
+    totals: RunTotals,
     holders: Counts,
     device_kind: Counts,
     started: Counts,

@@ -19,7 +19,7 @@ from hocket.kernels.containers import table
 _EVENING_STEPS = 3
 
 
-class Program(NamedTuple):
+class CentreProgram(NamedTuple):
     """Highest level such that shares are at least 0, progress is at least the level, time at most
     one and devices at most those that there are; every row and column in a unit of its own.
 
@@ -60,7 +60,7 @@ class Path(NamedTuple):
 class Even(NamedTuple):
     """A program that depends on classes only, and the units of its shares."""
 
-    program: Program
+    program: CentreProgram
     share_unit: FloatArray
 
 
@@ -89,7 +89,7 @@ def even_program(rates: FloatArray, gang: FloatArray, num_devices: FloatArray) -
         units = [unit * one for unit, one in zip(units, row, strict=True)]
         share_unit, level_unit = share_unit * column, level_unit * level_column
     limit = np.concatenate([np.zeros(rates.size + num_classes), units[2], units[3] * num_devices])
-    program = Program(
+    program = CentreProgram(
         least=table(least, np.float64),
         progress=table(progress, np.float64),
         time=table(time, np.float64),

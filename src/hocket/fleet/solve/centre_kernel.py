@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.centre import Path, Program
+from hocket.fleet.solve.centre import CentreProgram, Path
 from hocket.kernels import kernel
 
 _MAX_STEPS = 60
@@ -27,7 +27,7 @@ _DUAL_ONCE, _DUAL_AHEAD, _LEFT_AHEAD = 6, 7, 8
 
 
 @kernel
-def follow_path(program: Program, path: Path) -> tuple[float, float]:
+def follow_path(program: CentreProgram, path: Path) -> tuple[float, float]:
     """Columns at the end of the path are in ``by_column[0]``; returns their scale, and what no
     level can exceed."""
     column, row = path.by_column, path.by_row
@@ -77,7 +77,7 @@ def follow_path(program: Program, path: Path) -> tuple[float, float]:
 
 
 @kernel
-def _start(program: Program, path: Path) -> None:
+def _start(program: CentreProgram, path: Path) -> None:
     """The columns that keep all limits best in squares, the shortest duals, both moved inside."""
     column, row = path.by_column, path.by_row
     for at in range(row.shape[1]):
@@ -103,7 +103,7 @@ def _start(program: Program, path: Path) -> None:
 
 
 @kernel
-def _measure(program: Program, path: Path, scale: float, rest: float) -> float:
+def _measure(program: CentreProgram, path: Path, scale: float, rest: float) -> float:
     """What columns and rows lack of their equations; returns what the objective lacks."""
     column, row = path.by_column, path.by_row
     _use(program, column[_AT], row[_LACKING])
@@ -119,7 +119,7 @@ def _measure(program: Program, path: Path, scale: float, rest: float) -> float:
 
 @kernel
 def _step(
-    program: Program,
+    program: CentreProgram,
     path: Path,
     part: float,
     scale: float,
@@ -195,7 +195,7 @@ def _largest(values: FloatArray) -> float:
 
 
 @kernel
-def _use(program: Program, column: FloatArray, row: FloatArray) -> None:
+def _use(program: CentreProgram, column: FloatArray, row: FloatArray) -> None:
     """What columns take of every row."""
     num_classes, num_kinds = program.least.shape
     progress = num_classes * num_kinds
@@ -213,7 +213,7 @@ def _use(program: Program, column: FloatArray, row: FloatArray) -> None:
 
 
 @kernel
-def _pay(program: Program, dual: FloatArray, column: FloatArray) -> None:
+def _pay(program: CentreProgram, dual: FloatArray, column: FloatArray) -> None:
     """What every column costs at the duals of the rows."""
     num_classes, num_kinds = program.least.shape
     progress = num_classes * num_kinds
@@ -230,7 +230,7 @@ def _pay(program: Program, dual: FloatArray, column: FloatArray) -> None:
 
 
 @kernel
-def _invert_classes(program: Program, path: Path) -> None:
+def _invert_classes(program: CentreProgram, path: Path) -> None:
     """Inverses of the equations of every class, for the ratios of the moment."""
     num_classes, num_kinds = program.least.shape
     size = num_kinds + 2
@@ -243,7 +243,7 @@ def _invert_classes(program: Program, path: Path) -> None:
 
 
 @kernel
-def _set_class(program: Program, path: Path, a: int) -> None:
+def _set_class(program: CentreProgram, path: Path, a: int) -> None:
     """Shares and duals of a class, beside ones on the diagonal."""
     num_classes, num_kinds = program.least.shape
     block, ratio = path.block, path.by_row[_RATIO]
@@ -262,7 +262,7 @@ def _set_class(program: Program, path: Path, a: int) -> None:
 
 
 @kernel
-def _solve(program: Program, path: Path, to_column: int, to_row: int) -> None:
+def _solve(program: CentreProgram, path: Path, to_column: int, to_row: int) -> None:
     """Columns and duals at which columns cost what ``_TO`` wants, and take what ``_WANTED`` does
     and ``_RATIO`` times the dual."""
     num_classes, num_kinds = program.least.shape
@@ -290,7 +290,9 @@ def _solve(program: Program, path: Path, to_column: int, to_row: int) -> None:
 
 
 @kernel
-def _solve_classes(program: Program, path: Path, column: FloatArray, dual: FloatArray) -> None:
+def _solve_classes(
+    program: CentreProgram, path: Path, column: FloatArray, dual: FloatArray
+) -> None:
     """Shares and duals of every class as if the level and all duals of devices were 0."""
     num_classes, num_kinds = program.least.shape
     ratio, wanted, progress = path.by_row[_RATIO], path.by_row[_WANTED], num_classes * num_kinds
@@ -310,7 +312,7 @@ def _solve_classes(program: Program, path: Path, column: FloatArray, dual: Float
 
 
 @kernel
-def _set_common(program: Program, path: Path, column: FloatArray, dual: FloatArray) -> None:
+def _set_common(program: CentreProgram, path: Path, column: FloatArray, dual: FloatArray) -> None:
     """What all classes take of every kind, and what the level costs."""
     num_classes, num_kinds = program.least.shape
     block, inverse, right = path.block, path.inverse, num_kinds + 1

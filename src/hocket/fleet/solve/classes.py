@@ -25,7 +25,7 @@ _MAX_ORDERED = 180
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Classes:
+class JobClasses:
     """Which jobs are alike, and the rows that stand for them."""
 
     of: Counts
@@ -37,7 +37,7 @@ class Classes:
     """``[class, column]``: the values of the class, snapped where they were nearly equal."""
 
 
-def find_classes(values: FloatArray, exact: FloatArray) -> Classes:
+def find_classes(values: FloatArray, exact: FloatArray) -> JobClasses:
     """Classes of jobs with nearly equal rows of ``values`` and equal rows of ``exact``."""
     first, of = _distinct(np.hstack([values, exact]))
     rows, has_merged = snap(values[first])
@@ -46,7 +46,7 @@ def find_classes(values: FloatArray, exact: FloatArray) -> Classes:
         first, rows, of = first[again], rows[again], merged[of]
     order = _similar_together(rows)
     of = _rank(order)[of]
-    return Classes(
+    return JobClasses(
         of=of,
         num_jobs=np.bincount(of, minlength=len(order)),
         first=first[order],

@@ -45,7 +45,7 @@ class Owed(NamedTuple):
         return np.where(is_below, ahead / np.where(is_below, left, 1.0), self.cap)
 
 
-class Search(NamedTuple):
+class PriceSearch(NamedTuple):
     """What the search over prices remembers: prices asked so far and the load each led to."""
 
     prices: FloatArray
@@ -71,10 +71,10 @@ class Search(NamedTuple):
     high: LongArray
 
 
-def new_search(crowd: Crowd, max_questions: int) -> Search:
+def new_search(crowd: Crowd, max_questions: int) -> PriceSearch:
     """Room for a search that asks at most ``max_questions`` times."""
     num_pools, rows = len(crowd.capacity), len(crowd.capacity) + 1
-    return Search(
+    return PriceSearch(
         prices=np.zeros((max_questions, num_pools)),
         load=np.zeros((max_questions, num_pools)),
         weight=np.zeros(max_questions),

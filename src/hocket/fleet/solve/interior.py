@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.pair_tables import Beside, Columns, Guide, beside, new_guide
+from hocket.fleet.solve.pair_tables import Beside, Guide, ShareColumns, beside, new_guide
 
 _MAX_STEPS = 40
 _MAX_GRADIENTS = 400
@@ -38,7 +38,7 @@ class Inside:
 
 
 def climb_inside(
-    columns: Columns,
+    columns: ShareColumns,
     rise: FloatArray,
     limit: FloatArray,
     dual: FloatArray,
@@ -53,14 +53,14 @@ def climb_inside(
     guide = new_guide(num_jobs, len(rise) - 2 * num_jobs)
     by_job = beside(columns, num_jobs)
     num_columns, gradients = len(columns.job_a), 0
-    at = _Step(columns, by_job, rise, limit, guide, *_start(columns, limit, dual, num_jobs))
+    at = _NewtonStep(columns, by_job, rise, limit, guide, *_start(columns, limit, dual, num_jobs))
     for _ in range(_MAX_STEPS):
         if at.is_done(accuracy) or gradients * num_columns > max_work:
             break
         # Equations that are hardly solvable may lead anywhere, which is found out afterwards.
         with np.errstate(over="ignore", invalid="ignore"):
             have, cost, is_exact = at.taken()
-            reached = _Step(columns, by_job, rise, limit, guide, have, cost)
+            reached = _NewtonStep(columns, by_job, rise, limit, guide, have, cost)
         gradients += at.gradients
         # Nothing better comes of equations that are not solved; the point so far is inside.
         if not is_exact or not reached.is_nearer(at, accuracy):
@@ -75,7 +75,7 @@ def climb_inside(
 
 
 def _start(
-    columns: Columns, limit: FloatArray, dual: FloatArray, num_jobs: int
+    columns: ShareColumns, limit: FloatArray, dual: FloatArray, num_jobs: int
 ) -> tuple[FloatArray, FloatArray]:
     """Amounts, level and slack, and the costs of each of them: all well above 0."""
     shared_by = np.bincount(columns.job_a, minlength=len(limit) + 1)
@@ -88,7 +88,7 @@ def _start(
     return np.concatenate([amount, [1.0], slack]), np.concatenate([cost, [1.0], dual])
 
 
-def _uses(columns: Columns, amount: FloatArray, num_rows: int, num_jobs: int) -> FloatArray:
+def _uses(columns: ShareColumns, amount: FloatArray, num_rows: int, num_jobs: int) -> FloatArray:
     from hocket.fleet.solve.interior_kernel import use_of_rows
 
     rows = np.empty(num_rows + num_jobs + 1)
@@ -96,7 +96,7 @@ def _uses(columns: Columns, amount: FloatArray, num_rows: int, num_jobs: int) ->
     return rows[:num_rows]
 
 
-def _costs(columns: Columns, dual: FloatArray, num_jobs: int) -> FloatArray:
+def _costs(columns: ShareColumns, dual: FloatArray, num_jobs: int) -> FloatArray:
     from hocket.fleet.solve.interior_kernel import cost_of_columns
 
     cost = np.empty(len(columns.job_a))
@@ -104,12 +104,12 @@ def _costs(columns: Columns, dual: FloatArray, num_jobs: int) -> FloatArray:
     return cost
 
 
-class _Step:
+class _NewtonStep:
     """One step of the method from a point of amounts, level and slack and the cost of each."""
 
     def __init__(
         self,
-        columns: Columns,
+        columns: ShareColumns,
         by_job: Beside,
         rise: FloatArray,
         limit: FloatArray,
@@ -144,7 +144,7 @@ class _Step:
         """Whether level and limits are as exact as wanted."""
         return self.missing <= accuracy and float(np.abs(self.lacking).max()) <= accuracy
 
-    def is_nearer(self, before: _Step, accuracy: float) -> bool:
+    def is_nearer(self, before: _NewtonStep, accuracy: float) -> bool:
         """Whether limits are kept no worse than before the step, as solved equations promise."""
         lacking, allowed = float(np.abs(self.lacking).max()), float(np.abs(before.lacking).max())
         return lacking <= 1.5 * allowed + accuracy and bool(np.isfinite(self.missing))

@@ -10,14 +10,14 @@ matrices), and guide conjugate gradients through the rest. O(columns) per iterat
 from __future__ import annotations
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.pair_tables import Beside, Columns, Guide
+from hocket.fleet.solve.pair_tables import Beside, Guide, ShareColumns
 from hocket.kernels import kernel
 
 _STRONG = 1e-2
 
 
 @kernel
-def use_of_rows(columns: Columns, amount: FloatArray, jobs: int, rows: FloatArray) -> None:
+def use_of_rows(columns: ShareColumns, amount: FloatArray, jobs: int, rows: FloatArray) -> None:
     """What amounts of columns use of every row: minus progress, time, devices."""
     rows[:] = 0.0
     time, pools = rows[jobs:], rows[2 * jobs :]
@@ -31,7 +31,7 @@ def use_of_rows(columns: Columns, amount: FloatArray, jobs: int, rows: FloatArra
 
 
 @kernel
-def cost_of_columns(columns: Columns, dual: FloatArray, jobs: int, cost: FloatArray) -> None:
+def cost_of_columns(columns: ShareColumns, dual: FloatArray, jobs: int, cost: FloatArray) -> None:
     """What every column costs at the duals of the rows, less what its progress is worth."""
     time, pools = dual[jobs:], dual[2 * jobs :]
     for c in range(cost.shape[0]):
@@ -41,14 +41,19 @@ def cost_of_columns(columns: Columns, dual: FloatArray, jobs: int, cost: FloatAr
 
 
 @kernel
-def _strength(columns: Columns, weight: FloatArray, time: FloatArray, c: int) -> float:
+def _strength(columns: ShareColumns, weight: FloatArray, time: FloatArray, c: int) -> float:
     """How much of what two jobs have in the matrix lies between them, at most 1."""
     return float(weight[c] * weight[c] / (time[columns.job_a[c]] * time[columns.job_b[c]]))
 
 
 @kernel
 def _strongest(
-    columns: Columns, weight: FloatArray, beside: Beside, guide: Guide, time: FloatArray, one: int
+    columns: ShareColumns,
+    weight: FloatArray,
+    beside: Beside,
+    guide: Guide,
+    time: FloatArray,
+    one: int,
 ) -> int:
     """The column with the partner that has most in common with a job and has no place yet."""
     best, chosen = 0.0, -1
@@ -62,7 +67,7 @@ def _strongest(
 
 
 @kernel
-def _plant(columns: Columns, weight: FloatArray, beside: Beside, guide: Guide) -> None:
+def _plant(columns: ShareColumns, weight: FloatArray, beside: Beside, guide: Guide) -> None:
     """An order of the jobs and a later partner for each: the trees that are inverted exactly.
 
     Jobs that are strongly bound to one other job only go first, as leaves, again and again.
@@ -113,7 +118,7 @@ def _plant(columns: Columns, weight: FloatArray, beside: Beside, guide: Guide) -
 
 @kernel
 def set_guide(
-    columns: Columns, weight: FloatArray, rise: FloatArray, beside: Beside, guide: Guide
+    columns: ShareColumns, weight: FloatArray, rise: FloatArray, beside: Beside, guide: Guide
 ) -> None:
     """The trees of jobs and their border with pools and the level, inverted.
 
@@ -146,7 +151,7 @@ def set_guide(
 
 
 @kernel
-def _count_column(columns: Columns, c: int, d: float, guide: Guide, jobs: int) -> None:
+def _count_column(columns: ShareColumns, c: int, d: float, guide: Guide, jobs: int) -> None:
     a, b, devices, pool = columns.job_a[c], columns.job_b[c], columns.devices[c], columns.pool[c]
     rate_a, rate_b = columns.rate_a[c], columns.rate_b[c]
     guide.corner[pool, pool] += d * devices * devices
@@ -230,7 +235,7 @@ def _climb_trees(guide: Guide, rest: FloatArray, out: FloatArray) -> None:
 
 @kernel
 def _apply(
-    columns: Columns,
+    columns: ShareColumns,
     weight: FloatArray,
     rise: FloatArray,
     level_weight: float,
@@ -287,7 +292,7 @@ def _follow(guide: Guide, rest: FloatArray, out: FloatArray) -> float:
 
 @kernel
 def solve_step(
-    columns: Columns,
+    columns: ShareColumns,
     weight: FloatArray,
     rise: FloatArray,
     level_weight: float,

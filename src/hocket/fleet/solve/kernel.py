@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.crowd import Crowd, Search
+from hocket.fleet.solve.crowd import Crowd, PriceSearch
 from hocket.kernels import kernel
 
 _LOAD = -1
@@ -104,7 +104,7 @@ def set_prices(crowd: Crowd, prices: FloatArray, price: FloatArray) -> None:
 
 
 @kernel
-def forget_purchases(search: Search) -> None:
+def forget_purchases(search: PriceSearch) -> None:
     """Let everybody start from its fastest column: ties then fall the same way each time."""
     for one in range(search.low.shape[0]):
         search.low[one] = _REST
@@ -112,7 +112,7 @@ def forget_purchases(search: Search) -> None:
 
 
 @kernel
-def ask(crowd: Crowd, demand: FloatArray, search: Search, at: int) -> float:
+def ask(crowd: Crowd, demand: FloatArray, search: PriceSearch, at: int) -> float:
     """Note what everybody buys at ``search.asked`` as question ``at``; returns the bill."""
     num_pools = crowd.capacity.shape[0]
     set_prices(crowd, search.asked, search.price)
@@ -137,7 +137,7 @@ def ask(crowd: Crowd, demand: FloatArray, search: Search, at: int) -> float:
 
 
 @kernel
-def start_basis(search: Search, num_pools: int) -> None:
+def start_basis(search: PriceSearch, num_pools: int) -> None:
     """The basis of question 0 alone: the load is that of its fullest pool."""
     fullest = 0
     for pool in range(num_pools):
@@ -159,7 +159,7 @@ def start_basis(search: Search, num_pools: int) -> None:
 
 
 @kernel
-def load_row(search: Search, num_pools: int) -> int:
+def load_row(search: PriceSearch, num_pools: int) -> int:
     """Where the load stands in the basis; it never leaves."""
     for row in range(num_pools + 1):
         if search.basis[row] == _LOAD:
@@ -168,7 +168,7 @@ def load_row(search: Search, num_pools: int) -> int:
 
 
 @kernel
-def pick_entering(search: Search, num_pools: int, num_asked: int, row: int) -> int:
+def pick_entering(search: PriceSearch, num_pools: int, num_asked: int, row: int) -> int:
     """The variable whose entry lowers the load fastest, or ``_LOAD`` where none does."""
     chosen, steepest = _LOAD, -_TINY * max(1.0, abs(search.inverse[row, num_pools]))
     for pool in range(num_pools):
@@ -184,7 +184,7 @@ def pick_entering(search: Search, num_pools: int, num_asked: int, row: int) -> i
 
 
 @kernel
-def pivot(search: Search, num_pools: int, entering: int, load_at: int) -> bool:
+def pivot(search: PriceSearch, num_pools: int, entering: int, load_at: int) -> bool:
     """Bring a variable into the basis; returns whether one could leave for it."""
     rows = num_pools + 1
     search.entering[:] = 0.0
@@ -223,7 +223,7 @@ def pivot(search: Search, num_pools: int, entering: int, load_at: int) -> bool:
 
 
 @kernel
-def settle(search: Search, num_pools: int, num_asked: int) -> tuple[float, int]:
+def settle(search: PriceSearch, num_pools: int, num_asked: int) -> tuple[float, int]:
     """Pivot to the mix of questions with the least load; returns that load and the pivots."""
     row = load_row(search, num_pools)
     num_pivots = 0
@@ -236,7 +236,7 @@ def settle(search: Search, num_pools: int, num_asked: int) -> tuple[float, int]:
 
 
 @kernel
-def propose(search: Search, num_pools: int, caution: float) -> None:
+def propose(search: PriceSearch, num_pools: int, caution: float) -> None:
     """The next prices: the duals of the mix, drawn towards the best prices by ``caution``."""
     row = load_row(search, num_pools)
     total = 0.0
@@ -249,7 +249,7 @@ def propose(search: Search, num_pools: int, caution: float) -> None:
 
 
 @kernel
-def read_weights(search: Search, num_pools: int, num_asked: int) -> None:
+def read_weights(search: PriceSearch, num_pools: int, num_asked: int) -> None:
     """The weight of each question in the mix."""
     search.weight[:num_asked] = 0.0
     total = 0.0
@@ -265,7 +265,7 @@ def read_weights(search: Search, num_pools: int, num_asked: int) -> None:
 
 @kernel
 def find_load(
-    crowd: Crowd, demand: FloatArray, search: Search, num_known: int, tolerance: float
+    crowd: Crowd, demand: FloatArray, search: PriceSearch, num_known: int, tolerance: float
 ) -> tuple[int, float, float]:
     """Search for the prices at which the bill is highest; the first ``num_known`` are given.
 
@@ -314,7 +314,7 @@ def find_load(
 
 @kernel
 def find_bill(
-    crowd: Crowd, demand: FloatArray, search: Search, prices: FloatArray, slope: FloatArray
+    crowd: Crowd, demand: FloatArray, search: PriceSearch, prices: FloatArray, slope: FloatArray
 ) -> float:
     """What serving the demands costs at given prices, and what a little more of each would."""
     price = search.price
@@ -331,7 +331,7 @@ def find_bill(
 
 
 @kernel
-def mix_purchases(crowd: Crowd, search: Search, num_asked: int, shares: FloatArray) -> None:
+def mix_purchases(crowd: Crowd, search: PriceSearch, num_asked: int, shares: FloatArray) -> None:
     """The time of one job of each class on each column, mixed over the questions.
 
     All questions are asked again as they were, because at equal prices the order decides.

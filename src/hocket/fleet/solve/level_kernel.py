@@ -8,7 +8,7 @@ O(classes x columns) per bill, about five bills per fall, a handful of falls.
 
 from __future__ import annotations
 
-from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, Search
+from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, PriceSearch
 from hocket.fleet.solve.kernel import cheapest, cost_of, find_load, set_prices
 from hocket.kernels import kernel
 
@@ -30,7 +30,7 @@ def owed_to(owed: Owed, one: int, level: float) -> tuple[float, float]:
 
 
 @kernel
-def bill_at(crowd: Crowd, owed: Owed, search: Search, level: float) -> tuple[float, float]:
+def bill_at(crowd: Crowd, owed: Owed, search: PriceSearch, level: float) -> tuple[float, float]:
     """What a level costs at ``search.price``, and how fast that rises with the level."""
     bill, rise = 0.0, 0.0
     for one in range(crowd.gang.shape[0]):
@@ -48,7 +48,7 @@ def bill_at(crowd: Crowd, owed: Owed, search: Search, level: float) -> tuple[flo
 
 @kernel
 def fall(
-    crowd: Crowd, owed: Owed, search: Search, high: float, hint: float, allowed: float
+    crowd: Crowd, owed: Owed, search: PriceSearch, high: float, hint: float, allowed: float
 ) -> float:
     """The level up to ``high`` that costs ``allowed`` at the best prices.
 
@@ -87,7 +87,7 @@ def fall(
 
 
 @kernel
-def keep_mixed(search: Search, num_asked: int, num_pools: int) -> int:
+def keep_mixed(search: PriceSearch, num_asked: int, num_pools: int) -> int:
     """Move the best prices, and those that the mix consists of, to the front as known questions."""
     kept = 0
     for question in range(num_asked):
@@ -105,7 +105,7 @@ def keep_mixed(search: Search, num_asked: int, num_pools: int) -> int:
 def find_level(
     crowd: Crowd,
     owed: Owed,
-    search: Search,
+    search: PriceSearch,
     start: tuple[float, float],
     num_known: int,
     tolerance: float,

@@ -59,7 +59,7 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
     level of the right size to measure in.
     """
     num_jobs = np.asarray(program.crowd.num_jobs)
-    parts = _Parts(program)
+    parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=num_jobs * slope * near)
     # Demands that no longer rise are met already, to the last digit: they leave room for rounding.
     owed = np.where(slope > 0.0, base, base * (1.0 - 1e-9))
@@ -74,7 +74,7 @@ def solve(program: LinearProgram, *, base: FloatArray, slope: FloatArray, near: 
 def maximise(program: LinearProgram, step_value: FloatArray, need: FloatArray) -> Solved:
     """The most summed value of progress ``[class, column]``, each job making ``need``."""
     num_jobs = np.asarray(program.crowd.num_jobs)
-    parts = _Parts(program)
+    parts = _ProgramRows(program)
     matrix = parts.matrix(level_column=np.zeros(len(num_jobs)))
     limits = np.concatenate([-num_jobs * need, num_jobs, program.crowd.capacity])
     alone = (step_value * program.crowd.rates)[parts.one, parts.at]
@@ -84,7 +84,7 @@ def maximise(program: LinearProgram, step_value: FloatArray, need: FloatArray) -
     return parts.answer(value, matrix, limits, unit, float(value.max(initial=1e-300)))
 
 
-class _Parts:
+class _ProgramRows:
     """Rows: demands of classes, times of classes, devices of pools; then the level's column."""
 
     def __init__(self, program: LinearProgram) -> None:

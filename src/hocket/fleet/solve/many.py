@@ -24,16 +24,16 @@ from hocket.fleet.solve.ladder import DemandAt
 from hocket.fleet.solve.pair_program import (
     NOBODY,
     WIDE,
+    ClassPairs,
     PairAnswer,
-    Pairs,
     Task,
     answer_of,
     columns_of,
 )
-from hocket.fleet.solve.pair_tables import Anchors, PairTable, Partners, new_partners
+from hocket.fleet.solve.pair_tables import Anchors, ClassPairTable, Partners, new_partners
 from hocket.fleet.solve.prices import Duals, PairTime, Rung, proven_level, top_level
 from hocket.fleet.solve.representatives import representatives
-from hocket.fleet.solve.setup import Setup
+from hocket.fleet.solve.setup import SolveSetup
 from hocket.kernels.containers import table as read_only
 
 Counts = NDArray[np.int64]
@@ -74,13 +74,13 @@ class _Look:
     ceiling: float
 
 
-def pair_table(market: Market, setup: Setup, rates: FloatArray) -> PairTable:
+def pair_table(market: Market, setup: SolveSetup, rates: FloatArray) -> ClassPairTable:
     """What the classes of a market do beside each other."""
     assert market.pairs is not None
     first = setup.classes.first
     fastest = market.usable_steps_per_s[first].max(axis=1, initial=0.0)
     unit = rates[first].max(axis=1, initial=0.0) / np.where(fastest > 0.0, fastest, np.inf)
-    return PairTable(
+    return ClassPairTable(
         steps_per_s=read_only(market.pairs.steps_per_s, np.float64),
         profile_of=read_only(market.pairs.profile_of[first], np.int64),
         unit=read_only(unit, np.float64),
@@ -91,7 +91,7 @@ def pair_table(market: Market, setup: Setup, rates: FloatArray) -> PairTable:
 
 
 def highest_rung_of_many(
-    crowd: Crowd, table: PairTable, demand_at: DemandAt, cap: FloatArray, alone: Rung
+    crowd: Crowd, table: ClassPairTable, demand_at: DemandAt, cap: FloatArray, alone: Rung
 ) -> Rung:
     """Climb as high as devices that may be shared allow, from the answer without sharing."""
     demand = demand_at(alone.level)
@@ -248,7 +248,7 @@ def _look(task: Task, rows: FloatArray, top: float, margin: float) -> _Look:
     return _Look(rows=rows, partners=partners, duals=duals, ceiling=ceiling)
 
 
-def _candidates(task: Task, partners: Partners, used: Pairs) -> Pairs:
+def _candidates(task: Task, partners: Partners, used: ClassPairs) -> ClassPairs:
     """The pairs that a look has listed, and those in use."""
     num_classes, num_columns = task.table.alone.shape
     a, place = np.nonzero(partners.gain > -np.inf)
@@ -257,4 +257,4 @@ def _candidates(task: Task, partners: Partners, used: Pairs) -> Pairs:
     in_use = (used.a * num_classes + used.b) * num_columns + used.column
     key = np.union1d(key, in_use)
     pair = key // num_columns
-    return Pairs(a=pair // num_classes, b=pair % num_classes, column=key % num_columns)
+    return ClassPairs(a=pair // num_classes, b=pair % num_classes, column=key % num_columns)

@@ -16,7 +16,7 @@ from hocket.base.arrays import FloatArray
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.interior import Inside
 from hocket.fleet.solve.ladder import DemandAt
-from hocket.fleet.solve.pair_tables import Columns, PairTable
+from hocket.fleet.solve.pair_tables import ClassPairTable, ShareColumns
 from hocket.fleet.solve.prices import Duals
 
 Counts = NDArray[np.int64]
@@ -33,7 +33,7 @@ class Task:
     """Classes, what they are owed near a level, and how they share."""
 
     crowd: Crowd
-    table: PairTable
+    table: ClassPairTable
     demand_at: DemandAt
     near: float
     unit: FloatArray
@@ -69,19 +69,19 @@ class Task:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Pairs:
+class ClassPairs:
     """Classes a and b, a no later than b, and the column that they share."""
 
     a: Counts
     b: Counts
     column: Counts
 
-    def where(self, is_kept: NDArray[np.bool_]) -> Pairs:
+    def where(self, is_kept: NDArray[np.bool_]) -> ClassPairs:
         """Some of them."""
-        return Pairs(a=self.a[is_kept], b=self.b[is_kept], column=self.column[is_kept])
+        return ClassPairs(a=self.a[is_kept], b=self.b[is_kept], column=self.column[is_kept])
 
 
-NOBODY = Pairs(
+NOBODY = ClassPairs(
     a=np.zeros(0, dtype=np.int64),
     b=np.zeros(0, dtype=np.int64),
     column=np.zeros(0, dtype=np.int64),
@@ -93,7 +93,7 @@ class PairAnswer:
     """Times that keep all limits, and duals over all pairs."""
 
     alone: FloatArray
-    pairs: Pairs
+    pairs: ClassPairs
     amount: FloatArray
     progress: FloatArray
     """``[class]``: of one job."""
@@ -104,13 +104,13 @@ class PairAnswer:
     duals: Duals
 
 
-def _rates(table: PairTable, a: Counts, b: Counts) -> FloatArray:
+def _rates(table: ClassPairTable, a: Counts, b: Counts) -> FloatArray:
     """``[pair, column]``: progress of a beside b."""
     rates = table.steps_per_s[table.profile_of[a], table.profile_of[b]] * table.unit[a][:, None]
     return np.where((table.alone[a] > 0.0) & (table.alone[b] > 0.0), rates, 0.0)
 
 
-def columns_of(task: Task, pairs: Pairs) -> Columns:
+def columns_of(task: Task, pairs: ClassPairs) -> ShareColumns:
     """Every job alone on every column, then the pairs."""
     crowd, unit = task.crowd, task.unit
     one, at = np.nonzero(np.asarray(crowd.rates) > 0.0)
@@ -119,7 +119,7 @@ def columns_of(task: Task, pairs: Pairs) -> Columns:
     everywhere = np.arange(len(a))
     rate_a = _rates(task.table, a, b)[everywhere, j] / unit[a]
     rate_b = _rates(task.table, b, a)[everywhere, j] / unit[b]
-    return Columns(
+    return ShareColumns(
         job_a=np.concatenate([one, a]).astype(np.uint32),
         job_b=np.concatenate([np.full(len(one), nobody), b]).astype(np.uint32),
         pool=crowd.pool_of[np.concatenate([at, j])].astype(np.uint32),
@@ -131,8 +131,8 @@ def columns_of(task: Task, pairs: Pairs) -> Columns:
 
 def answer_of(
     task: Task,
-    columns: Columns,
-    pairs: Pairs,
+    columns: ShareColumns,
+    pairs: ClassPairs,
     inside: Inside,
     duals: Duals,
     ceiling: float,
@@ -162,7 +162,7 @@ def answer_of(
     )
 
 
-def _fitted(columns: Columns, amount: FloatArray, crowd: Crowd) -> FloatArray:
+def _fitted(columns: ShareColumns, amount: FloatArray, crowd: Crowd) -> FloatArray:
     """Amounts cut to what jobs have of time, then to what pools have of devices."""
     num_jobs = len(crowd.gang)
     nobody = 2 * num_jobs + len(crowd.capacity)

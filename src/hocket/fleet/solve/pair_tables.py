@@ -11,7 +11,7 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import zeros
 
 
-class PairTable(NamedTuple):
+class ClassPairTable(NamedTuple):
     """What classes do beside each other, as the market has it: nothing is copied."""
 
     steps_per_s: FloatArray
@@ -49,7 +49,7 @@ class Anchors(NamedTuple):
     """``[anchor, column]``: its rent and what its devices cost, infinite where it cannot run."""
 
 
-class Columns(NamedTuple):
+class ShareColumns(NamedTuple):
     """Ways to spend time: one job, or two, on devices of a pool.
 
     Rows are the progress of jobs, then their time, then pools. ``num_rows`` stands for nobody: it
@@ -120,7 +120,7 @@ def new_guide(num_jobs: int, num_pools: int) -> Guide:
     )
 
 
-def beside(columns: Columns, num_jobs: int) -> Beside:
+def beside(columns: ShareColumns, num_jobs: int) -> Beside:
     """The columns of two jobs, sorted by either."""
     pair = np.flatnonzero(columns.job_b < num_jobs)
     job = np.concatenate([columns.job_a[pair], columns.job_b[pair]]).astype(np.int64)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.allocation import Warm
-from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, Search, new_search
+from hocket.fleet.solve.crowd import MAX_FALLS, Crowd, Owed, PriceSearch, new_search
 from hocket.fleet.solve.ladder import DemandAt
 
 Counts = NDArray[np.int64]
@@ -102,7 +102,11 @@ def highest_rung(crowd: Crowd, demand_at: DemandAt, cap: FloatArray, warm: Warm 
 
 
 def _find_level(
-    crowd: Crowd, demand_at: DemandAt, search: Search, start: tuple[float, float], num_known: int
+    crowd: Crowd,
+    demand_at: DemandAt,
+    search: PriceSearch,
+    start: tuple[float, float],
+    num_known: int,
 ) -> tuple[float, int]:
     """`find_level` for demands that have no closed form, such as those of whole teams."""
     from hocket.fleet.solve.kernel import find_bill, find_load
@@ -137,7 +141,7 @@ def kernels_are_compiled() -> bool:
     return is_compiled(find_bill, find_level, mix_purchases)
 
 
-def _first_questions(search: Search, num_pools: int, warm: Warm | None) -> int:
+def _first_questions(search: PriceSearch, num_pools: int, warm: Warm | None) -> int:
     search.prices[0] = 1.0 / num_pools
     if warm is None or warm.prices.shape[1] != num_pools:
         return 1
@@ -146,7 +150,7 @@ def _first_questions(search: Search, num_pools: int, warm: Warm | None) -> int:
     return max(len(known), 1)
 
 
-def _keep_mixed(search: Search, asked: int) -> int:
+def _keep_mixed(search: PriceSearch, asked: int) -> int:
     """Move the best prices, and those that the mix consists of, to the front as known questions."""
     mixed = search.prices[:asked][search.weight[:asked] > 0]
     search.prices[0] = search.best
@@ -174,7 +178,7 @@ def _duals(crowd: Crowd, prices: FloatArray, slope: FloatArray) -> Duals:
     return Duals(worth=worth, rent=np.maximum(margin.max(axis=1, initial=0.0), 0.0), price=price)
 
 
-def _shares(crowd: Crowd, search: Search, asked: int) -> FloatArray:
+def _shares(crowd: Crowd, search: PriceSearch, asked: int) -> FloatArray:
     from hocket.fleet.solve.kernel import mix_purchases
 
     shares = np.zeros(crowd.rates.shape)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.pair_tables import PairTable, Partners
+from hocket.fleet.solve.pair_tables import ClassPairTable, Partners
 from hocket.kernels import kernel
 
 _TILE = 32
@@ -54,7 +54,7 @@ def _list(partners: Partners, a: int, b: int, column: int, gain: float) -> None:
 
 @kernel
 def look_at_pairs(
-    table: PairTable, value: FloatArray, spent: FloatArray, margin: float, partners: Partners
+    table: ClassPairTable, value: FloatArray, spent: FloatArray, margin: float, partners: Partners
 ) -> None:
     """What the best pair of every class gains, and some of those that lose less than ``margin``.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.pair_tables import PairTable
+from hocket.fleet.solve.pair_tables import ClassPairTable
 
 Counts = NDArray[np.int64]
 
@@ -24,7 +24,7 @@ _APART = 100.0
 """What gangs count: jobs of different gangs never meet."""
 
 
-def representatives(table: PairTable, unit: FloatArray, count: int) -> tuple[Counts, Counts]:
+def representatives(table: ClassPairTable, unit: FloatArray, count: int) -> tuple[Counts, Counts]:
     """Some classes, and the cell of every class: the representative of cell i is number i.
 
     ``unit[class]`` is the size of what a class is owed.
@@ -37,7 +37,7 @@ def representatives(table: PairTable, unit: FloatArray, count: int) -> tuple[Cou
     return np.array([_middle(features, cell) for cell in cells], dtype=np.int64), cell_of
 
 
-def _features(table: PairTable, unit: FloatArray) -> FloatArray:
+def _features(table: ClassPairTable, unit: FloatArray) -> FloatArray:
     """``[class, feature]``: its progress alone, its and the others' beside some others."""
     num_classes = len(unit)
     others = np.arange(0, num_classes, max(num_classes // _BESIDE, 1))

@@ -10,7 +10,7 @@ columns) per cut, a handful of cuts per job.
 from __future__ import annotations
 
 from hocket.base.arrays import FloatArray
-from hocket.fleet.solve.pair_tables import Anchors, PairTable
+from hocket.fleet.solve.pair_tables import Anchors, ClassPairTable
 from hocket.kernels import kernel
 
 _MAX_CUTS = 40
@@ -19,7 +19,7 @@ _ABOVE = 1e-12
 
 @kernel
 def _best_offer(
-    table: PairTable, anchors: Anchors, price: FloatArray, one: int, worth: float
+    table: ClassPairTable, anchors: Anchors, price: FloatArray, one: int, worth: float
 ) -> tuple[float, float, float]:
     """What the time of a job earns most with at a worth of progress: earnings, rate, cost."""
     mine, gang = table.profile_of[one], table.gang[one]
@@ -45,7 +45,7 @@ def _best_offer(
 
 @kernel
 def respond(
-    table: PairTable,
+    table: ClassPairTable,
     anchors: Anchors,
     price: FloatArray,
     needed: FloatArray,

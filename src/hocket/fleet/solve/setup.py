@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.market import Market
-from hocket.fleet.solve.classes import Classes, find_classes
+from hocket.fleet.solve.classes import JobClasses, find_classes
 from hocket.fleet.solve.crowd import Crowd
 from hocket.fleet.solve.ladder import Ladder
 from hocket.kernels.containers import table
@@ -24,10 +24,10 @@ _GRID_BITS = 38
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Setup:
+class SolveSetup:
     """Classes of jobs, pools of devices, and how to expand an answer about them."""
 
-    classes: Classes
+    classes: JobClasses
     crowd: Crowd
     spread: FloatArray
     """``[column of the crowd, column of the market]``: how a share divides over pooled kinds."""
@@ -41,7 +41,7 @@ class Setup:
         return np.asarray((shares @ self.spread)[self.classes.of])
 
 
-def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> Setup:
+def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> SolveSetup:
     """Classes and pools of a market as a ladder sees it."""
     exact = [market.gang[:, None].astype(float), ladder.marks]
     if market.pairs is not None:
@@ -58,7 +58,7 @@ def set_up(market: Market, ladder: Ladder, *, pools_kinds: bool = True) -> Setup
     # Snapped rows stand for all jobs of a class, so the worst change is over all jobs.
     change = np.abs(classes.rows[classes.of] - ladder.rates)
     relative = change / np.maximum(ladder.rates, 1e-300)
-    return Setup(
+    return SolveSetup(
         classes=classes,
         crowd=Crowd(
             rates=table(rates, np.float64),

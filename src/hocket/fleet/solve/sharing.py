@@ -29,7 +29,7 @@ from hocket.fleet.solve.prices import (
     proven_level,
     top_level,
 )
-from hocket.fleet.solve.setup import Setup
+from hocket.fleet.solve.setup import SolveSetup
 
 Counts = NDArray[np.int64]
 
@@ -86,7 +86,7 @@ class PairColumns:
         )
 
 
-def pair_rates(market: Market, setup: Setup, rates: FloatArray) -> PairRates:
+def pair_rates(market: Market, setup: SolveSetup, rates: FloatArray) -> PairRates:
     """Rates of pairs of classes; 0 where they may not share a device, or had better take turns."""
     assert market.pairs is not None
     first = setup.classes.first
@@ -274,7 +274,7 @@ def shared_time(pairs: PairTime, profile_of: Counts) -> SharedTime:
     return SharedTime(profile_a=keys[:, 0], profile_b=keys[:, 1], kind=keys[:, 2], amount=amount)
 
 
-def paired_time(pairs: PairTime, setup: Setup, profile_of: Counts) -> PairedTime:
+def paired_time(pairs: PairTime, setup: SolveSetup, profile_of: Counts) -> PairedTime:
     """Time in pairs of each job, the same for all of a class."""
     of, num_jobs = setup.classes.of, setup.crowd.num_jobs
     one = np.concatenate([pairs.class_a, pairs.class_b])

@@ -9,7 +9,7 @@ from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import Ladder, owed
 from hocket.fleet.solve.linear import LinearProgram, maximise
-from hocket.fleet.solve.setup import Setup, set_up, trim
+from hocket.fleet.solve.setup import SolveSetup, set_up, trim
 from hocket.fleet.solve.sharing import (
     all_columns,
     pair_rates,
@@ -63,7 +63,7 @@ def can_serve(market: Market, needs: FloatArray) -> bool:
     return rung.level >= 1.0 - 1e-9
 
 
-def _classes(market: Market, step_value: FloatArray, needs: FloatArray) -> Setup:
+def _classes(market: Market, step_value: FloatArray, needs: FloatArray) -> SolveSetup:
     """Classes of jobs of equal throughput, value and need; kinds differ in value, so none pool."""
     marks = np.hstack([step_value, needs[:, None]])
     ladder = Ladder(rates=market.usable_steps_per_s, marks=marks)

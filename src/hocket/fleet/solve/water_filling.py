@@ -21,7 +21,7 @@ from hocket.fleet.market import Market
 from hocket.fleet.solve.ladder import DemandAt, Ladder, reached_level
 from hocket.fleet.solve.many import highest_rung_of_many, pair_table
 from hocket.fleet.solve.prices import Rung, highest_rung
-from hocket.fleet.solve.setup import Setup, set_up, trim
+from hocket.fleet.solve.setup import SolveSetup, set_up, trim
 from hocket.fleet.solve.sharing import (
     highest_shared_rung,
     no_pairs,
@@ -67,7 +67,7 @@ def climb(name: str, market: Market, ladder: Ladder, warm: Warm | None = None) -
 
 
 def _measure(
-    setup: Setup, ladder: Ladder, progress: FloatArray, rung: Rung, rounding: float
+    setup: SolveSetup, ladder: Ladder, progress: FloatArray, rung: Rung, rounding: float
 ) -> tuple[float, float]:
     """The objective of what the jobs get, and its bound, widened by what snapping changed."""
     classes, slack, ceiling = setup.classes, 2.0 * setup.snapping + 1e-11, rung.ceiling
@@ -82,16 +82,16 @@ def _measure(
     return ladder.score(np.where(setup.can_run, progress, np.inf)), bound
 
 
-def _demands(setup: Setup, ladder: Ladder, cap: FloatArray) -> DemandAt:
+def _demands(setup: SolveSetup, ladder: Ladder, cap: FloatArray) -> DemandAt:
     return ladder.demands(ladder.marks[setup.classes.first], setup.crowd.num_jobs, cap)
 
 
-def _caps(setup: Setup) -> FloatArray:
+def _caps(setup: SolveSetup) -> FloatArray:
     return np.asarray(setup.crowd.rates.max(axis=1, initial=0.0))
 
 
 def fill(
-    setup: Setup,
+    setup: SolveSetup,
     ladder: Ladder,
     search: Callable[[DemandAt, FloatArray, Warm | None], Rung],
     warm: Warm | None,
@@ -116,7 +116,7 @@ def fill(
 
 
 def search_in(
-    market: Market, setup: Setup, ladder: Ladder, warm: Warm | None = None
+    market: Market, setup: SolveSetup, ladder: Ladder, warm: Warm | None = None
 ) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
     """The search for the highest level that suits a market: alone, with pairs, with many pairs."""
     crowd = setup.crowd
@@ -130,7 +130,7 @@ def search_in(
 
 
 def _search_many(
-    market: Market, setup: Setup, ladder: Ladder
+    market: Market, setup: SolveSetup, ladder: Ladder
 ) -> Callable[[DemandAt, FloatArray, Warm | None], Rung]:
     crowd, table = setup.crowd, pair_table(market, setup, ladder.rates)
 
@@ -148,7 +148,7 @@ def _held(rung: Rung) -> FloatArray:
 
 
 def _together(
-    market: Market, setup: Setup, rung: Rung
+    market: Market, setup: SolveSetup, rung: Rung
 ) -> tuple[SharedTime | None, PairedTime | None]:
     if market.pairs is None or rung.pairs is None:
         return None, None
@@ -156,7 +156,7 @@ def _together(
     return shared_time(rung.pairs, profile_of), paired_time(rung.pairs, setup, profile_of)
 
 
-def _notes(market: Market, setup: Setup, rungs: list[Rung]) -> dict[str, str]:
+def _notes(market: Market, setup: SolveSetup, rungs: list[Rung]) -> dict[str, str]:
     notes = {"classes": str(len(setup.classes.first)), "levels": str(len(rungs))}
     left_out = np.flatnonzero(~setup.can_run)
     if len(left_out):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.fleet.throughputs.table import (
-    Profile,
+    JobProfile,
     Throughputs,
     read_throughputs,
     stacked,
@@ -12,7 +12,7 @@ from hocket.fleet.throughputs.table import (
 )
 
 __all__ = [
-    "Profile",
+    "JobProfile",
     "Throughputs",
     "read_throughputs",
     "stacked",

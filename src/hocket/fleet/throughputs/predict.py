@@ -21,7 +21,7 @@ from hocket.cost.calibrate import Calibration
 from hocket.cost.roofline import estimate_costs
 from hocket.fleet.throughputs.buckets import Gradients, exposed_s, gradients_of
 from hocket.fleet.throughputs.servers import SPREAD, Servers
-from hocket.fleet.throughputs.table import Profile, Throughputs
+from hocket.fleet.throughputs.table import JobProfile, Throughputs
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -112,7 +112,7 @@ def predict(
         names += [name + SPREAD for name in names]
     table = Throughputs(
         kinds=tuple(names),
-        profiles=tuple(Profile(job_type or graph.name, gang) for gang in gangs),
+        profiles=tuple(JobProfile(job_type or graph.name, gang) for gang in gangs),
         alone=np.stack(columns, axis=1),
         beside=np.zeros((len(gangs), len(gangs), len(names))),
     )

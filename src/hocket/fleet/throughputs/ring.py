@@ -21,7 +21,7 @@ def widest_ring(bandwidth_bps: FloatArray, length: int) -> tuple[int, ...]:
     """Devices in ring order; ``bandwidth_bps`` is ``[device, device]`` of pairs."""
     both_ways = np.minimum(bandwidth_bps, bandwidth_bps.T)
     np.fill_diagonal(both_ways, 0.0)
-    search = _Search(length)
+    search = _CycleSearch(length)
     for threshold_bps in np.unique(both_ways[both_ways > 0.0])[::-1]:
         ring = search.ring(both_ways >= threshold_bps)
         if ring:
@@ -29,7 +29,7 @@ def widest_ring(bandwidth_bps: FloatArray, length: int) -> tuple[int, ...]:
     return tuple(range(length))
 
 
-class _Search:
+class _CycleSearch:
     """Depth-first search for cycles, with one budget for all thresholds."""
 
     def __init__(self, length: int) -> None:

@@ -31,7 +31,7 @@ _MAX_KEY = 1000
 """Characters of the name of a profile in a file."""
 
 
-class Profile(NamedTuple):
+class JobProfile(NamedTuple):
     """A kind of job that runs on a number of devices at once."""
 
     job_type: str
@@ -43,7 +43,7 @@ class Throughputs:
     """Steps per second of the whole gang."""
 
     kinds: tuple[str, ...]
-    profiles: tuple[Profile, ...]
+    profiles: tuple[JobProfile, ...]
     alone: FloatArray
     """``[profile, kind]``."""
     beside: FloatArray
@@ -77,7 +77,7 @@ class Throughputs:
     def find(self, job_type: str, gang: int) -> int:
         """The row of a profile; -1 where there is none."""
         try:
-            return self.profiles.index(Profile(job_type, gang))
+            return self.profiles.index(JobProfile(job_type, gang))
         except ValueError:
             return -1
 
@@ -118,7 +118,7 @@ def throughputs_to_dict(table: Throughputs) -> dict[str, dict[str, dict[str, obj
     }
 
 
-def profile_key(profile: Profile) -> str:
+def profile_key(profile: JobProfile) -> str:
     """How a file names a profile; raises `UsageError` where it could not be read back."""
     key = repr(tuple(profile))
     if len(key) >= _MAX_KEY:
@@ -155,7 +155,7 @@ def stacked(tables: Sequence[Throughputs]) -> Throughputs:
     return Throughputs(kinds=first.kinds, profiles=profiles, alone=alone, beside=beside)
 
 
-def _repeated(profiles: tuple[Profile, ...]) -> Profile | None:
+def _repeated(profiles: tuple[JobProfile, ...]) -> JobProfile | None:
     return next((profile for profile, times in Counter(profiles).items() if times > 1), None)
 
 
@@ -192,14 +192,14 @@ def _parse(tables: dict[str, object]) -> Throughputs:
     return Throughputs(kinds=kinds, profiles=profiles, alone=alone, beside=beside)
 
 
-def _profile(key: str) -> Profile:
+def _profile(key: str) -> JobProfile:
     try:
         value = ast.literal_eval(key) if len(key) < _MAX_KEY else None
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         value = None
     match value:
         case (str(job_type), int(gang)) if gang is not True and 1 <= gang <= _MAX_GANG:
-            return Profile(job_type, gang)
+            return JobProfile(job_type, gang)
     raise InputFileError(f"{shown(key)} is no kind of job", hint="expected \"('job type', gang)\"")
 
 

@@ -26,7 +26,7 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen.follow import follow, forward_units, is_forward
 from hocket.graph.coarsen.fuse import unit_groups
 from hocket.graph.coarsen.nodes import Coarse, Nodes
-from hocket.graph.coarsen.storages import Parts, legal_roles, read_table
+from hocket.graph.coarsen.storages import StorageParts, legal_roles, read_table
 from hocket.graph.graph import Graph, Role, distinct
 
 
@@ -38,7 +38,7 @@ def forward_only(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
     """
     unit_of = forward_units(graph, unit_of)
     nodes, placed = follow(graph, unit_of), is_forward(graph)
-    step = _Step(nodes)
+    step = _StorageParts(nodes)
     columns = nodes.op_columns(np.where(placed, op_s, -1.0))
     tensors = _tensors(step, columns["op_names"])
     live_bytes = nodes.live_bytes(~step.is_kept[step.parts.part_of])
@@ -55,11 +55,11 @@ def forward_only(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
     return Coarse(coarse, nodes.node_of, tensors.tensor_of, tensors.trips)
 
 
-class _Step:
+class _StorageParts:
     """The parts of storages and the reads of them: in the forward pass, later, between nodes."""
 
     def __init__(self, nodes: Nodes) -> None:
-        graph, self.nodes, self.parts = nodes.fine, nodes, Parts(nodes)
+        graph, self.nodes, self.parts = nodes.fine, nodes, StorageParts(nodes)
         placed, maker = is_forward(graph), self.parts.maker
         is_placed_made = np.append(placed, False)[graph.tensor_producer]
         self.is_forward = self.parts.any_of(is_placed_made)
@@ -115,7 +115,7 @@ class _Tensors(NamedTuple):
     trips: IntArray
 
 
-def _tensors(step: _Step, node_names: tuple[str, ...]) -> _Tensors:
+def _tensors(step: _StorageParts, node_names: tuple[str, ...]) -> _Tensors:
     graph, parts = step.nodes.fine, step.parts
     kept = np.flatnonzero(step.is_kept)
     copier, copied = _copies(step)
@@ -154,7 +154,7 @@ def _tensors(step: _Step, node_names: tuple[str, ...]) -> _Tensors:
     return _Tensors(columns, parts.sent_as(number), trips)
 
 
-def _copies(step: _Step) -> tuple[LongArray, LongArray]:
+def _copies(step: _StorageParts) -> tuple[LongArray, LongArray]:
     """Nodes and the parts of others that their later ops read again.
 
     A parameter is not held as a copy by the node where it is at home, nor is the batch anywhere.
@@ -172,7 +172,7 @@ def _copies(step: _Step) -> tuple[LongArray, LongArray]:
     return node[chosen], part[chosen]
 
 
-def _roles(step: _Step, kept: LongArray, chief: IntArray) -> NDArray[np.int8]:
+def _roles(step: _StorageParts, kept: LongArray, chief: IntArray) -> NDArray[np.int8]:
     role = step.nodes.fine.tensor_role[chief]
     is_made = step.parts.maker[kept] >= 0
     role = legal_roles(role, is_made, step.base[kept], step.num_bytes[kept])

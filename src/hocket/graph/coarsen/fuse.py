@@ -15,7 +15,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.graph.coarsen.contract import Edges, contracted, in_order, joined_ends
 from hocket.graph.coarsen.nodes import Coarse, Nodes
-from hocket.graph.coarsen.storages import Parts, legal_roles, read_table
+from hocket.graph.coarsen.storages import StorageParts, legal_roles, read_table
 from hocket.graph.graph import Graph, Phase
 
 
@@ -25,7 +25,7 @@ def fuse(graph: Graph, unit_of: IntArray, op_s: FloatArray) -> Coarse:
     ``op_s`` are seconds per op; they only decide which op gives a node its name.
     """
     nodes = _fused(graph, unit_of)
-    parts = Parts(nodes)
+    parts = StorageParts(nodes)
     keep = parts.kept()
     number = np.where(keep, np.cumsum(keep) - 1, -1)
     tensor_of = parts.sent_as(number)

@@ -27,7 +27,7 @@ from hocket.graph.coarsen.ties import (
     partners,
     views,
 )
-from hocket.graph.coarsen.units import Readers, Units, join, joined, numbered, single_units
+from hocket.graph.coarsen.units import Readers, UnitForest, join, joined, numbered, single_units
 from hocket.graph.graph import Graph, Phase
 from hocket.kernels.containers import table
 
@@ -106,7 +106,7 @@ def brought_bytes(graph: Graph) -> LongArray:
     return sums
 
 
-def _join_chains(graph: Graph, units: Units, max_s: float, max_bytes: int) -> None:
+def _join_chains(graph: Graph, units: UnitForest, max_s: float, max_bytes: int) -> None:
     """Join ops with the only unit that reads what they make, heaviest results first.
 
     Only forward ops count: gradients flow from all readers of a tensor to its maker, so for

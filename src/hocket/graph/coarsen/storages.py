@@ -28,7 +28,7 @@ _STRENGTH = np.array(
 """Of the roles in one part the strongest counts: it decides how long the bytes are held."""
 
 
-class Parts:
+class StorageParts:
     """Fine tensors by part. Parts stand in the order of their makers, those from before first."""
 
     def __init__(self, nodes: Nodes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.base.arrays import LongArray
-from hocket.graph.coarsen.units import Readers, Units
+from hocket.graph.coarsen.units import Readers, UnitForest
 from hocket.kernels import kernel
 
 
@@ -17,7 +17,7 @@ def _root(parent: LongArray, op: int) -> int:
 
 @kernel
 def join_ties(
-    units: Units, first: LongArray, second: LongArray, max_s: float, max_bytes: int
+    units: UnitForest, first: LongArray, second: LongArray, max_s: float, max_bytes: int
 ) -> int:
     """Join the units of each pair while the result stays within both caps; how many were joined."""
     num_joined = 0
@@ -38,7 +38,7 @@ def join_ties(
 
 
 @kernel
-def find_sole_readers(units: Units, readers: Readers, found: LongArray) -> None:
+def find_sole_readers(units: UnitForest, readers: Readers, found: LongArray) -> None:
     """``found[op]``: root of the one other unit that reads what the op makes; -1 for none."""
     for op in range(len(found)):
         own, sole, num_units = _root(units.parent, op), -1, 0

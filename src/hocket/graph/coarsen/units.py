@@ -18,7 +18,7 @@ NO_SECONDS_CAP = float("inf")
 NO_BYTES_CAP = 2**62
 
 
-class Units(NamedTuple):
+class UnitForest(NamedTuple):
     """The forest; the sums count at roots."""
 
     parent: LongArray
@@ -34,13 +34,13 @@ class Readers(NamedTuple):
     users: LongArray
 
 
-def single_units(op_s: FloatArray, op_bytes: LongArray) -> Units:
+def single_units(op_s: FloatArray, op_bytes: LongArray) -> UnitForest:
     """Every op a unit of its own."""
-    return Units(np.arange(len(op_s), dtype=np.int64), op_s.copy(), op_bytes.copy())
+    return UnitForest(np.arange(len(op_s), dtype=np.int64), op_s.copy(), op_bytes.copy())
 
 
 def join(
-    units: Units, ties: Ties, max_s: float = NO_SECONDS_CAP, max_bytes: int = NO_BYTES_CAP
+    units: UnitForest, ties: Ties, max_s: float = NO_SECONDS_CAP, max_bytes: int = NO_BYTES_CAP
 ) -> int:
     """Join the ops of each tie while the result stays under the caps; how many were joined."""
     if not len(ties.first):
@@ -59,7 +59,7 @@ def joined(count: int, *ties: Ties) -> IntArray:
     return numbered(units)
 
 
-def numbered(units: Units) -> IntArray:
+def numbered(units: UnitForest) -> IntArray:
     """The unit of each op, numbered by the first op of each unit."""
     root = units.parent.copy()
     while not np.array_equal(further := root[root], root):

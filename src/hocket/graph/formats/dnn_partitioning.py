@@ -25,7 +25,7 @@ _MAX_ID = 2**31 - 1
 _MAX_MS = MAX_SECONDS * 1e3
 
 
-class _Node(NamedTuple):
+class _DnnNode(NamedTuple):
     id: int
     name: str
     on_accelerator: bool
@@ -81,8 +81,8 @@ def on_file_terms(graph: Graph) -> Graph:
     return replace(graph, tensor_bytes=np.where(transient, 0, graph.tensor_bytes))
 
 
-def _nodes(value: object) -> list[_Node]:
-    nodes: list[_Node] = []
+def _nodes(value: object) -> list[_DnnNode]:
+    nodes: list[_DnnNode] = []
     seen: set[int] = set()
     for index, item in enumerate(fields.items(value, "nodes")):
         node = _node(item, f"nodes[{index}]")
@@ -93,7 +93,7 @@ def _nodes(value: object) -> list[_Node]:
     return nodes
 
 
-def _node(value: object, path: str) -> _Node:
+def _node(value: object, path: str) -> _DnnNode:
     node = fields.record(
         value,
         path,
@@ -103,7 +103,7 @@ def _node(value: object, path: str) -> _Node:
     if "layerId" in node:
         fields.integer(node["layerId"], f"{path}.layerId", -1, _MAX_ID)
     color = node.get("colorClass")
-    return _Node(
+    return _DnnNode(
         id=fields.integer(node["id"], f"{path}.id", 0, _MAX_ID),
         name=fields.text(node.get("name", ""), f"{path}.name") or "node",
         on_accelerator=fields.flag_or_bit(node["supportedOnFpga"], f"{path}.supportedOnFpga"),
@@ -147,7 +147,9 @@ def _known_op(value: object, path: str, op_of: dict[int, int]) -> int:
     return op_of[node_id]
 
 
-def _built(nodes: list[_Node], edges: list[_Edge], name: str) -> tuple[GraphBuilder, list[float]]:
+def _built(
+    nodes: list[_DnnNode], edges: list[_Edge], name: str
+) -> tuple[GraphBuilder, list[float]]:
     """Ops and tensors, and the seconds that each tensor takes over a link."""
     builder = GraphBuilder(name)
     color_size = Counter(node.color for node in nodes if node.color >= 0)
@@ -177,14 +179,14 @@ def _built(nodes: list[_Node], edges: list[_Edge], name: str) -> tuple[GraphBuil
     return builder, tensor_s
 
 
-def _add_memory(builder: GraphBuilder, op: int, node: _Node) -> int:
+def _add_memory(builder: GraphBuilder, op: int, node: _DnnNode) -> int:
     label = f"memory of {builder.ops[op]['name']}"
     memory = builder.tensor(label, node.size_bytes, role=Role.PARAMETER)
     builder.read(op, memory)
     return memory
 
 
-def _first_forward(nodes: list[_Node]) -> dict[int, int]:
+def _first_forward(nodes: list[_DnnNode]) -> dict[int, int]:
     """The first forward op of each colour; files with coarse nodes have exactly one."""
     forward: dict[int, int] = {}
     for op, node in enumerate(nodes):

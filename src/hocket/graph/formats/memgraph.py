@@ -27,7 +27,7 @@ _NODE_FIELDS = [
 _NODE_HINT = f"expected {_NODE_FIELDS}"
 
 
-class _Node(NamedTuple):
+class _MemgraphNode(NamedTuple):
     kind: str
     after: list[int]
     """Nodes that come first."""
@@ -86,7 +86,7 @@ def _indices(value: object, path: str, count: int) -> list[int]:
     return indices
 
 
-def _nodes(value: object, kinds: list[str], num_storages: int) -> list[_Node]:
+def _nodes(value: object, kinds: list[str], num_storages: int) -> list[_MemgraphNode]:
     nodes = []
     for index, item in enumerate(fields.items(value, "nodes")):
         path = f"nodes[{index}]"
@@ -94,7 +94,7 @@ def _nodes(value: object, kinds: list[str], num_storages: int) -> list[_Node]:
             item, path, len(_NODE_FIELDS), _NODE_HINT
         )
         nodes.append(
-            _Node(
+            _MemgraphNode(
                 kinds[fields.integer(kind, f"{path}[0]", 0, len(kinds) - 1)],
                 _indices(after, f"{path}[1]", index),
                 _indices(reads, f"{path}[2]", num_storages),
@@ -106,7 +106,7 @@ def _nodes(value: object, kinds: list[str], num_storages: int) -> list[_Node]:
     return nodes
 
 
-def _creators(nodes: list[_Node], inputs: set[int], num_storages: int) -> list[int]:
+def _creators(nodes: list[_MemgraphNode], inputs: set[int], num_storages: int) -> list[int]:
     """The node that creates each storage; -1 for those that exist before the step."""
     creator = {storage: -1 for storage in inputs}
     for index, node in enumerate(nodes):
@@ -137,7 +137,7 @@ def _add_storages(
         builder.tensor(f"storage {storage}", size_bytes, producer=creator[storage], role=role)
 
 
-def _add_controls(builder: GraphBuilder, nodes: list[_Node], creator: list[int]) -> None:
+def _add_controls(builder: GraphBuilder, nodes: list[_MemgraphNode], creator: list[int]) -> None:
     control: dict[int, int] = {}
     for index, node in enumerate(nodes):
         explained = {creator[storage] for storage in node.reads}

@@ -32,7 +32,7 @@ _PICK = re.compile(r"__getitem__\(([0-9]{1,4})\)")
 _MAX_LINE = 100_000
 
 
-class _Layer(NamedTuple):
+class _PipeDreamLayer(NamedTuple):
     id: str
     kind: str
     description: str
@@ -51,7 +51,7 @@ def is_pipedream(head: bytes) -> bool:
 
 def graph_from_pipedream(data: bytes, name: str) -> Graph:
     """The graph of a whole file."""
-    layers: dict[str, _Layer] = {}
+    layers: dict[str, _PipeDreamLayer] = {}
     edges: dict[tuple[str, str], int] = {}
     # Line by line, so that nonsense is refused at its first line.
     for number, raw in enumerate(io.BytesIO(data), start=1):
@@ -89,7 +89,7 @@ def _edge(line: str, number: int) -> tuple[str, str]:
     return ends[0], ends[1]
 
 
-def _layer(line: str, number: int) -> _Layer:
+def _layer(line: str, number: int) -> _PipeDreamLayer:
     parts = line.rstrip().split(" -- ")
     if len(parts) not in (3, 4):
         raise _wrong(
@@ -102,7 +102,7 @@ def _layer(line: str, number: int) -> _Layer:
     else:
         activations = (_bytes(sizes, number),)
     description = " ".join(parts[1].split())
-    return _Layer(
+    return _PipeDreamLayer(
         id=parts[0],
         kind=description.split("(")[0].strip() or "layer",
         description=description,
@@ -152,7 +152,7 @@ def _wrong(number: int, what: str, hint: str) -> InputFileError:
     return InputFileError(f"line {number} {what}", hint=hint)
 
 
-def _built(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> Graph:
+def _built(layers: list[_PipeDreamLayer], edges: list[tuple[str, str]], name: str) -> Graph:
     builder = GraphBuilder(name)
     for layer in layers:
         builder.op(layer.id, layer.kind, module=layer.id)
@@ -175,7 +175,7 @@ def _built(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> Gra
     return builder.build(stated=StatedTimes({ANY_KIND: np.array(seconds)}), meta=meta)
 
 
-def _add_parameters(builder: GraphBuilder, layers: list[_Layer]) -> None:
+def _add_parameters(builder: GraphBuilder, layers: list[_PipeDreamLayer]) -> None:
     for index, layer in enumerate(layers):
         if not layer.parameter_bytes:
             continue
@@ -193,7 +193,9 @@ def _add_parameters(builder: GraphBuilder, layers: list[_Layer]) -> None:
         )
 
 
-def _add_flows(builder: GraphBuilder, layers: list[_Layer], edges: list[tuple[int, int]]) -> None:
+def _add_flows(
+    builder: GraphBuilder, layers: list[_PipeDreamLayer], edges: list[tuple[int, int]]
+) -> None:
     """Activations along the edges and into the own backward op, gradients against the edges."""
     made: list[list[int]] = []
     for index, layer in enumerate(layers):
@@ -225,7 +227,7 @@ def _add_flows(builder: GraphBuilder, layers: list[_Layer], edges: list[tuple[in
             builder.tensors[made[dst][0]]["alias_of"] = used[0]
 
 
-def _used(outputs: list[int], reader: _Layer) -> list[int]:
+def _used(outputs: list[int], reader: _PipeDreamLayer) -> list[int]:
     """The outputs that a layer takes: all of them, or the one that it picks by its position."""
     pick = _PICK.fullmatch(reader.description)
     if pick is None or len(outputs) < 2 or int(pick[1]) >= len(outputs):

@@ -26,7 +26,7 @@ _INPUT = "input"
 """Stands for the output of the block before; in the first block, of the embedding."""
 
 
-class _Layer(NamedTuple):
+class _ForwardOp(NamedTuple):
     """One forward op, of every block or outside of them."""
 
     name: str
@@ -45,27 +45,27 @@ class _Layer(NamedTuple):
         return self.kind == "matmul" and self.weights > 0
 
 
-def _layers(hidden: int, heads: int, sequence: int, batch: int) -> list[_Layer]:
+def _layers(hidden: int, heads: int, sequence: int, batch: int) -> list[_ForwardOp]:
     h, t = hidden, batch * sequence
     scores = t * heads * sequence
     product = 2.0 * t * sequence * h
     words, head = _VOCABULARY * h, 2.0 * t * h * _VOCABULARY
     return [
-        _Layer("embed", "embedding", (), t * h, 0.0, words, in_block=False),
-        _Layer("ln1", "layer_norm", (_INPUT,), t * h, 8.0 * t * h, 2 * h),
-        _Layer("attn.qkv", "matmul", ("ln1",), 3 * t * h, 6.0 * t * h * h, 3 * h * h),
-        _Layer("attn.scores", "matmul", ("attn.qkv",), scores, product),
-        _Layer("attn.softmax", "softmax", ("attn.scores",), scores, 5.0 * scores),
-        _Layer("attn.context", "matmul", ("attn.softmax", "attn.qkv"), t * h, product),
-        _Layer("attn.proj", "matmul", ("attn.context",), t * h, 2.0 * t * h * h, h * h),
-        _Layer("add1", "add", (_INPUT, "attn.proj"), t * h, 1.0 * t * h),
-        _Layer("ln2", "layer_norm", ("add1",), t * h, 8.0 * t * h, 2 * h),
-        _Layer("mlp.fc", "matmul", ("ln2",), 4 * t * h, 8.0 * t * h * h, 4 * h * h),
-        _Layer("mlp.gelu", "gelu", ("mlp.fc",), 4 * t * h, 40.0 * t * h),
-        _Layer("mlp.out", "matmul", ("mlp.gelu",), t * h, 8.0 * t * h * h, 4 * h * h),
-        _Layer("add2", "add", ("add1", "mlp.out"), t * h, 1.0 * t * h),
-        _Layer("head", "matmul", ("add2",), t * _VOCABULARY, head, words, in_block=False),
-        _Layer("loss", "cross_entropy", ("head",), 1, 5.0 * t * _VOCABULARY, in_block=False),
+        _ForwardOp("embed", "embedding", (), t * h, 0.0, words, in_block=False),
+        _ForwardOp("ln1", "layer_norm", (_INPUT,), t * h, 8.0 * t * h, 2 * h),
+        _ForwardOp("attn.qkv", "matmul", ("ln1",), 3 * t * h, 6.0 * t * h * h, 3 * h * h),
+        _ForwardOp("attn.scores", "matmul", ("attn.qkv",), scores, product),
+        _ForwardOp("attn.softmax", "softmax", ("attn.scores",), scores, 5.0 * scores),
+        _ForwardOp("attn.context", "matmul", ("attn.softmax", "attn.qkv"), t * h, product),
+        _ForwardOp("attn.proj", "matmul", ("attn.context",), t * h, 2.0 * t * h * h, h * h),
+        _ForwardOp("add1", "add", (_INPUT, "attn.proj"), t * h, 1.0 * t * h),
+        _ForwardOp("ln2", "layer_norm", ("add1",), t * h, 8.0 * t * h, 2 * h),
+        _ForwardOp("mlp.fc", "matmul", ("ln2",), 4 * t * h, 8.0 * t * h * h, 4 * h * h),
+        _ForwardOp("mlp.gelu", "gelu", ("mlp.fc",), 4 * t * h, 40.0 * t * h),
+        _ForwardOp("mlp.out", "matmul", ("mlp.gelu",), t * h, 8.0 * t * h * h, 4 * h * h),
+        _ForwardOp("add2", "add", ("add1", "mlp.out"), t * h, 1.0 * t * h),
+        _ForwardOp("head", "matmul", ("add2",), t * _VOCABULARY, head, words, in_block=False),
+        _ForwardOp("loss", "cross_entropy", ("head",), 1, 5.0 * t * _VOCABULARY, in_block=False),
     ]
 
 
@@ -104,7 +104,7 @@ class _Step:
 
     builder: BatchBuilder
     num_blocks: int
-    layers: list[_Layer]
+    layers: list[_ForwardOp]
     num_positions: int = 0
     forward: dict[str, Numbers] = field(default_factory=dict)
     backward: dict[str, Numbers] = field(default_factory=dict)
@@ -116,20 +116,20 @@ class _Step:
     gradients: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
     """Layer, blocks, and the gradients of its output there."""
 
-    def names(self, layer: _Layer, suffix: str = "") -> list[str]:
+    def names(self, layer: _ForwardOp, suffix: str = "") -> list[str]:
         """Names of a layer's ops or tensors."""
         if not layer.in_block:
             return [f"{layer.name}{suffix}"]
         return [f"blocks.{block}.{layer.name}{suffix}" for block in range(self.num_blocks)]
 
-    def modules(self, layer: _Layer) -> list[str]:
+    def modules(self, layer: _ForwardOp) -> list[str]:
         """Module paths: ``blocks.3.attn`` for ``blocks.3.attn.qkv``."""
         part = layer.name.split(".")[0]
         if not layer.in_block:
             return [part]
         return [f"blocks.{block}.{part}" for block in range(self.num_blocks)]
 
-    def inputs(self, layer: _Layer) -> Iterator[tuple[str, Numbers, Numbers]]:
+    def inputs(self, layer: _ForwardOp) -> Iterator[tuple[str, Numbers, Numbers]]:
         """For each input: the layer that makes it, in which blocks, and its readers' blocks."""
         every = np.arange(self.num_blocks if layer.in_block else 1)
         for name in layer.inputs:
@@ -141,7 +141,7 @@ class _Step:
             else:
                 yield name, every, every
 
-    def read_inputs(self, ops: Numbers, layer: _Layer) -> None:
+    def read_inputs(self, ops: Numbers, layer: _ForwardOp) -> None:
         """Let ops of a layer read what the layer reads."""
         for name, blocks, readers in self.inputs(layer):
             self.builder.reads(ops[readers], self.outputs[name][blocks])
@@ -236,7 +236,7 @@ class _Step:
                 alias_of=weight,
             )
 
-    def _backward_ops(self, layer: _Layer, suffix: str, position: Numbers) -> Numbers:
+    def _backward_ops(self, layer: _ForwardOp, suffix: str, position: Numbers) -> Numbers:
         # A product needs two products of the same size backward, in one op or in two.
         return self.builder.ops(
             self.names(layer, suffix),
@@ -248,7 +248,7 @@ class _Step:
             modules=self.modules(layer),
         )
 
-    def _add_input_gradients(self, layer: _Layer, op: Numbers) -> None:
+    def _add_input_gradients(self, layer: _ForwardOp, op: Numbers) -> None:
         elements = {other.name: other.outputs for other in self.layers}
         elements[_INPUT] = elements["embed"]
         made: dict[str, Numbers] = {}
@@ -265,7 +265,7 @@ class _Step:
             for maker, blocks, readers in self.inputs(single):
                 self.gradients.append((maker, blocks, gradient[readers]))
 
-    def _positions(self, rows: list[_Layer], reverse: bool) -> Iterator[Numbers]:
+    def _positions(self, rows: list[_ForwardOp], reverse: bool) -> Iterator[Numbers]:
         """Where the ops of each row stand: the rows of a block together, block after block."""
         block = np.arange(self.num_blocks)[:: -1 if reverse else 1]
         num_inner = sum(row.in_block for row in rows)

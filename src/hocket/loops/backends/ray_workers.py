@@ -27,7 +27,7 @@ MAX_RESTARTS = 3
 _log = logging.getLogger("hocket.loops")
 
 
-class Member:
+class RayMember:
     """What runs in a Ray worker: a kernel, arrays, and one tile after another."""
 
     def load(
@@ -95,7 +95,7 @@ def run_on_ray(job: LoopJob) -> Results:
     }
     for attempt in range(MAX_RESTARTS + 1):
         # Ray's own types are not typed.
-        actor: Any = ray.remote(num_cpus=1)(Member)
+        actor: Any = ray.remote(num_cpus=1)(RayMember)
         members = [actor.remote() for _ in range(job.tiling.num_workers)]
         try:
             return _pass(ray, job, contiguous, members)

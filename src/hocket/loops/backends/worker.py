@@ -18,7 +18,7 @@ from hocket.processes.child import serve
 from hocket.processes.frames import Frame
 
 
-class Worker:
+class TileWorker:
     """Answers for one caller."""
 
     def __init__(self) -> None:
@@ -59,4 +59,4 @@ if __name__ == "__main__":
     # The first argument is for the crew.
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, {int(sys.argv[2])})
-    serve(Worker().answer)
+    serve(TileWorker().answer)

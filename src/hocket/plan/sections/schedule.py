@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_COUNT = 2**31 - 1
 
 
-class Work(IntEnum):
+class StageWork(IntEnum):
     """What is done with one microbatch on one virtual stage."""
 
     FORWARD = 0
@@ -40,10 +40,10 @@ class Work(IntEnum):
 
 
 LETTERS = {
-    Work.FORWARD: "F",
-    Work.BACKWARD: "B",
-    Work.INPUT_GRADIENT: "I",
-    Work.WEIGHT_GRADIENT: "W",
+    StageWork.FORWARD: "F",
+    StageWork.BACKWARD: "B",
+    StageWork.INPUT_GRADIENT: "I",
+    StageWork.WEIGHT_GRADIENT: "W",
 }
 _WORKS = {letter: int(work) for work, letter in LETTERS.items()}
 _ACTION = re.compile(r"([FBIW])([0-9]{1,9})\.([0-9]{1,9})")
@@ -65,7 +65,7 @@ class Schedule(Section):
     start: IntArray
     """Where each device's actions begin, and their number at the end."""
     work: IntArray
-    """`Work` of each action."""
+    """`StageWork` of each action."""
     stage: IntArray
     """Virtual stage of each action."""
     microbatch: IntArray
@@ -83,7 +83,7 @@ class Schedule(Section):
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of inputs and of weights are separate actions anywhere."""
-        return bool(np.any(self.work >= Work.INPUT_GRADIENT))
+        return bool(np.any(self.work >= StageWork.INPUT_GRADIENT))
 
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
@@ -171,7 +171,7 @@ def schedule_words(schedule: Schedule) -> Iterator[list[str]]:
     for device in range(schedule.num_devices):
         own = slice(schedule.start[device], schedule.start[device + 1])
         yield [
-            f"{LETTERS[Work(work)]}{stage}.{microbatch}"
+            f"{LETTERS[StageWork(work)]}{stage}.{microbatch}"
             for work, stage, microbatch in zip(
                 schedule.work[own].tolist(),
                 schedule.stage[own].tolist(),
@@ -207,12 +207,14 @@ def _wrong_actions(schedule: Schedule) -> Iterator[Violation]:
         yield Violation("schedule", message)
     num_cells = schedule.num_stages * schedule.num_microbatches
     cell = stage.astype(np.int64) * schedule.num_microbatches + microbatch
-    times = {work: np.bincount(cell[schedule.work == work], minlength=num_cells) for work in Work}
-    backward = times[Work.BACKWARD]
+    times = {
+        work: np.bincount(cell[schedule.work == work], minlength=num_cells) for work in StageWork
+    }
+    backward = times[StageWork.BACKWARD]
     for name, wrong in (
-        ("forward", times[Work.FORWARD] != 1),
-        ("backward", backward + times[Work.INPUT_GRADIENT] != 1),
-        ("weight gradient", backward + times[Work.WEIGHT_GRADIENT] != 1),
+        ("forward", times[StageWork.FORWARD] != 1),
+        ("backward", backward + times[StageWork.INPUT_GRADIENT] != 1),
+        ("weight gradient", backward + times[StageWork.WEIGHT_GRADIENT] != 1),
     ):
         bad = np.flatnonzero(wrong)
         if len(bad):

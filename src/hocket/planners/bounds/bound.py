@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.plan.problem import Problem
-from hocket.planners.bounds.classes import Classes, find_classes
+from hocket.planners.bounds.classes import BoundClasses, find_classes
 from hocket.planners.bounds.heads import Heads, find_heads, windows_s
 from hocket.planners.bounds.load import Load, find_load, shared_work_s
 from hocket.planners.bounds.units import BoundUnits, find_units
@@ -71,7 +71,9 @@ def _load_parts(load: Load) -> dict[str, float]:
     return {WORK: load.work_s, MEMORY: load.memory_s, CROWD: load.crowd_s}
 
 
-def _step_parts(heads: Heads, load: Load, units: BoundUnits, classes: Classes) -> dict[str, float]:
+def _step_parts(
+    heads: Heads, load: Load, units: BoundUnits, classes: BoundClasses
+) -> dict[str, float]:
     everything = np.zeros(len(units.of_op), dtype=np.int64)
     head_s, tail_s = heads.head_s.min(axis=0), heads.tail_s.min(axis=0)
     work_s = shared_work_s(classes.op_s, load.weight)
@@ -82,7 +84,7 @@ def _step_parts(heads: Heads, load: Load, units: BoundUnits, classes: Classes) -
     }
 
 
-def _serial_s(heads: Heads, units: BoundUnits, classes: Classes) -> float:
+def _serial_s(heads: Heads, units: BoundUnits, classes: BoundClasses) -> float:
     """The unit that takes longest: its ops run one after another, wherever it is."""
     sizes = np.bincount(units.of_op, minlength=units.count)
     joined = np.flatnonzero(sizes[units.of_op] > 1)

@@ -22,7 +22,7 @@ MAX_CLASSES = 6
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Classes:
+class BoundClasses:
     """Classes of devices, and what ops and transfers take on them at least."""
 
     op_s: FloatArray
@@ -40,7 +40,7 @@ class Classes:
     """Per tensor: what a transfer of it has to move."""
 
 
-def find_classes(problem: Problem, units: BoundUnits) -> Classes:
+def find_classes(problem: Problem, units: BoundUnits) -> BoundClasses:
     """The classes of a problem's devices; raises where some op can run nowhere."""
     tasks = task_table(problem)
     class_of = _class_of(problem)
@@ -48,7 +48,7 @@ def find_classes(problem: Problem, units: BoundUnits) -> Classes:
     op_s = np.array([tasks.op_s[class_of == index].min(axis=0) for index in range(count)])
     memory_bytes = np.maximum(tasks.memory_bytes - _unread(problem, units), 0)
     latency_s = _least(tasks.latency_s, class_of)
-    return Classes(
+    return BoundClasses(
         op_s=_op_s_of_units(problem, units, op_s),
         of_device=class_of,
         num_devices=np.bincount(class_of, minlength=count).astype(np.int64),

@@ -25,7 +25,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
-from hocket.planners.bounds.classes import Classes
+from hocket.planners.bounds.classes import BoundClasses
 from hocket.planners.bounds.tables import Sides, new_together, new_tree
 from hocket.planners.bounds.units import BoundUnits
 
@@ -45,7 +45,7 @@ class Heads:
         return shortest
 
 
-def find_heads(graph: Graph, units: BoundUnits, classes: Classes) -> Heads:
+def find_heads(graph: Graph, units: BoundUnits, classes: BoundClasses) -> Heads:
     """Heads and tails of all ops."""
     return Heads(
         head_s=_one_side(_before(graph), graph.num_ops, units, classes, backwards=False),
@@ -104,7 +104,7 @@ def _one_side(
     neighbours: tuple[LongArray, LongArray, LongArray],
     num_ops: int,
     units: BoundUnits,
-    classes: Classes,
+    classes: BoundClasses,
     *,
     backwards: bool,
 ) -> FloatArray:

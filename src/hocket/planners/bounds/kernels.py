@@ -9,7 +9,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import pop, push
-from hocket.planners.bounds.tables import Sides, Together, Tree
+from hocket.planners.bounds.tables import SegmentTree, Sides, Together
 
 _ZERO = cast(int, np.int64(0))
 """For a plain 0 as argument the compiler would make a further version of a function."""
@@ -157,7 +157,7 @@ def find_windows(
     head_s: FloatArray,
     tail_s: FloatArray,
     work_s: FloatArray,
-    tree: Tree,
+    tree: SegmentTree,
     longest_s: FloatArray,
 ) -> None:
     """Per set of ops: the largest head + work + tail over its subsets with later heads and tails.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
-from hocket.planners.bounds.classes import Classes
+from hocket.planners.bounds.classes import BoundClasses
 from hocket.planners.bounds.units import BoundUnits
 
 _MAX_STEPS = 60
@@ -44,7 +44,7 @@ class Load:
     """Per class: the weight of a second of each of its devices."""
 
 
-def find_load(units: BoundUnits, classes: Classes) -> Load:
+def find_load(units: BoundUnits, classes: BoundClasses) -> Load:
     """The bounds from load."""
     seconds = np.array([np.bincount(units.of_op, row, units.count) for row in classes.op_s])
     held_bytes, memory_bytes = units.held_bytes, classes.memory_bytes
@@ -72,7 +72,7 @@ def _weighted(seconds: FloatArray, weight: FloatArray) -> FloatArray:
 
 
 def _best_weights(
-    seconds: FloatArray, held_bytes: LongArray, memory_bytes: LongArray, classes: Classes
+    seconds: FloatArray, held_bytes: LongArray, memory_bytes: LongArray, classes: BoundClasses
 ) -> tuple[float, FloatArray]:
     """The largest bound found, in seconds, and its weights."""
     num_devices = classes.num_devices.astype(np.float64)

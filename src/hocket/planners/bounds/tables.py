@@ -55,7 +55,7 @@ class Together(NamedTuple):
     num_slots: LongArray
 
 
-class Tree(NamedTuple):
+class SegmentTree(NamedTuple):
     """A complete binary tree over the ops of a set; the root has index 1."""
 
     work_s: FloatArray
@@ -80,7 +80,7 @@ def new_together(num_ops: int, max_neighbours: int) -> Together:
     )
 
 
-def new_tree(num_ops: int) -> Tree:
+def new_tree(num_ops: int) -> SegmentTree:
     """A tree for sets of up to ``num_ops`` ops."""
     width = 1 << max(num_ops - 1, 0).bit_length()
-    return Tree(work_s=np.zeros(2 * width), best_s=np.zeros(2 * width))
+    return SegmentTree(work_s=np.zeros(2 * width), best_s=np.zeros(2 * width))

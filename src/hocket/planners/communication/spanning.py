@@ -29,14 +29,14 @@ class UndirectedTree:
 
 def best_spanning_trees(fabric: Fabric) -> tuple[Mix[UndirectedTree], tuple[Fraction, ...]]:
     """The mix of spanning trees with the largest rate, and the price of every channel."""
-    links = _Links(fabric)
+    links = _UndirectedLinks(fabric)
     mix = best_mix(links.capacity, links.cheapest_tree)
     # Both directions of a link share its price, since a tree uses both.
     price = [mix.price[row] / 2 for row in links.row_of_channel]
     return mix, tuple(price)
 
 
-class _Links:
+class _UndirectedLinks:
     """The undirected links of a symmetric fabric as rows."""
 
     def __init__(self, fabric: Fabric) -> None:

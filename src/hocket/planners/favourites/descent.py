@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.planners.favourites.net import Net
+from hocket.planners.favourites.net import ReaderPairs
 
 _FIRST_TEMPERATURE, _LAST_TEMPERATURE = 2.0, 0.05
 """In mean lengths of an edge, with its producer, on the long paths."""
@@ -21,7 +21,7 @@ _TOTAL_EDGES = 36_000_000
 """Edges looked at over all rounds, about; more than that gains little on the largest graphs."""
 
 
-def descended_favours(net: Net, num_rounds: int | None = None) -> FloatArray:
+def descended_favours(net: ReaderPairs, num_rounds: int | None = None) -> FloatArray:
     """Favours of a short longest path; the number of rounds follows from the size if not given."""
     from hocket.planners.favourites.descent_kernels import Descent, descend
 

@@ -9,7 +9,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels import kernel
 from hocket.planners.favourites.match_kernels import match_heaviest
-from hocket.planners.favourites.net import Net
+from hocket.planners.favourites.net import ReaderPairs
 
 _FAR = 30.0
 """Temperatures by which a path must be shorter to get no flow: its share would be below 1e-13."""
@@ -35,7 +35,7 @@ class Descent(NamedTuple):
 
 
 @kernel
-def _spread(net: Net, descent: Descent, temperature_s: float) -> float:
+def _spread(net: ReaderPairs, descent: Descent, temperature_s: float) -> float:
     """Soft longest paths to every op, and the share of each edge in that of its reader."""
     start_s, share = descent.start_s, descent.weight
     longest_s = 0.0
@@ -60,7 +60,9 @@ def _spread(net: Net, descent: Descent, temperature_s: float) -> float:
 
 
 @kernel
-def _flow_into_ends(net: Net, descent: Descent, longest_s: float, temperature_s: float) -> None:
+def _flow_into_ends(
+    net: ReaderPairs, descent: Descent, longest_s: float, temperature_s: float
+) -> None:
     """Divide one unit of flow among the ops that nobody reads from."""
     flow, total = descent.flow, 0.0
     for op in range(len(net.op_s)):
@@ -74,7 +76,7 @@ def _flow_into_ends(net: Net, descent: Descent, longest_s: float, temperature_s:
 
 
 @kernel
-def _flow_back(net: Net, descent: Descent) -> float:
+def _flow_back(net: ReaderPairs, descent: Descent) -> float:
     """Turn shares into the seconds that favours would save; returns the mean edges of a path."""
     flow, weight = descent.flow, descent.weight
     num_edges = 0.0
@@ -89,7 +91,7 @@ def _flow_back(net: Net, descent: Descent) -> float:
 
 
 @kernel
-def _step(net: Net, descent: Descent, step: float) -> None:
+def _step(net: ReaderPairs, descent: Descent, step: float) -> None:
     """Move towards the matching, but only at the ops that it covers."""
     favour = descent.favour
     for op in range(len(net.op_s)):
@@ -103,7 +105,7 @@ def _step(net: Net, descent: Descent, step: float) -> None:
 
 @kernel
 def descend(
-    net: Net, descent: Descent, edge_s: float, temperatures: FloatArray, steps: FloatArray
+    net: ReaderPairs, descent: Descent, edge_s: float, temperatures: FloatArray, steps: FloatArray
 ) -> None:
     """One round per temperature, in mean lengths of an edge, and step.
 

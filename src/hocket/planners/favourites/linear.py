@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, LongArray
-from hocket.planners.favourites.net import Net
+from hocket.planners.favourites.net import ReaderPairs
 
 
-def optimal_favours(net: Net) -> FloatArray | None:
+def optimal_favours(net: ReaderPairs) -> FloatArray | None:
     """Favour per edge with the least longest path; None where the solver gives up."""
     from scipy.optimize import linprog
 
@@ -41,7 +41,7 @@ def optimal_favours(net: Net) -> FloatArray | None:
     return favour
 
 
-def _constraints(net: Net, open_edge: LongArray, unit_s: float) -> tuple[Any, FloatArray]:
+def _constraints(net: ReaderPairs, open_edge: LongArray, unit_s: float) -> tuple[Any, FloatArray]:
     """Rows and upper limits of the programme; columns: favours, starts, longest path."""
     from scipy.sparse import vstack
 
@@ -58,7 +58,7 @@ def _constraints(net: Net, open_edge: LongArray, unit_s: float) -> tuple[Any, Fl
     return vstack([paths, ends, *crowds]).tocsr(), np.concatenate(limits)
 
 
-def _path_rows(net: Net, open_edge: LongArray, unit_s: float, width: int) -> Any:
+def _path_rows(net: ReaderPairs, open_edge: LongArray, unit_s: float, width: int) -> Any:
     """The reader of each edge starts when the producer has ended and its tensors are sent."""
     num_favours, num_edges = len(open_edge), len(net.src)
     row = np.arange(num_edges)

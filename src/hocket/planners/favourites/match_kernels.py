@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels import kernel
-from hocket.planners.favourites.net import Net
+from hocket.planners.favourites.net import ReaderPairs
 
 
 @kernel
-def _best_offer(net: Net, weight: FloatArray, chosen: IntArray, op: int) -> int:
+def _best_offer(net: ReaderPairs, weight: FloatArray, chosen: IntArray, op: int) -> int:
     """The heaviest edge into ``op`` that its producer would take instead of what it has; or -1."""
     best = -1
     for edge in range(net.in_ptr[op], net.in_ptr[op + 1]):
@@ -23,7 +23,7 @@ def _best_offer(net: Net, weight: FloatArray, chosen: IntArray, op: int) -> int:
 
 
 @kernel
-def match_heaviest(net: Net, weight: FloatArray, chosen: IntArray, taken: IntArray) -> None:
+def match_heaviest(net: ReaderPairs, weight: FloatArray, chosen: IntArray, taken: IntArray) -> None:
     """Match producers and readers as if edges were taken from the heaviest down, ties in order.
 
     ``chosen`` gets the edge of each producer, ``taken`` that of each reader, -1 for none.
@@ -45,6 +45,6 @@ def match_heaviest(net: Net, weight: FloatArray, chosen: IntArray, taken: IntArr
 
 
 @kernel
-def match_once(net: Net, weight: FloatArray, chosen: IntArray, taken: IntArray) -> None:
+def match_once(net: ReaderPairs, weight: FloatArray, chosen: IntArray, taken: IntArray) -> None:
     """One matching; see `match_heaviest`."""
     match_heaviest(net, weight, chosen, taken)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
-from hocket.planners.favourites.net import Net
+from hocket.planners.favourites.net import ReaderPairs
 
 _ROUNDING = 1e-6
 """Favours closer than this to 0 and 1 are taken to be those."""
@@ -20,7 +20,7 @@ _MAX_EXACT_EDGES = 5_000
 """Up to as many undecided edges are matched exactly."""
 
 
-def match_favourites(net: Net, favour: FloatArray) -> IntArray:
+def match_favourites(net: ReaderPairs, favour: FloatArray) -> IntArray:
     """The favourite child of each op, or -1; no op is the favourite of two."""
     child = np.full(len(net.op_s), -1, dtype=np.int32)
     whole = np.flatnonzero(favour >= 1 - _ROUNDING)
@@ -35,7 +35,7 @@ def match_favourites(net: Net, favour: FloatArray) -> IntArray:
     return child
 
 
-def _match_exactly(net: Net, edge: LongArray, weight: FloatArray) -> LongArray:
+def _match_exactly(net: ReaderPairs, edge: LongArray, weight: FloatArray) -> LongArray:
     """The edges of a matching of the greatest weight."""
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import min_weight_full_bipartite_matching
@@ -56,7 +56,7 @@ def _match_exactly(net: Net, edge: LongArray, weight: FloatArray) -> LongArray:
     return edge[np.flatnonzero(partner[row] == column)]
 
 
-def _match_heaviest(net: Net, edge: LongArray, weight: FloatArray) -> LongArray:
+def _match_heaviest(net: ReaderPairs, edge: LongArray, weight: FloatArray) -> LongArray:
     """The edges that are left when they are taken from the heaviest down, ties in order."""
     from hocket.planners.favourites.match_kernels import match_once
 

@@ -13,7 +13,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.tables import mean_transfer_s
 
 
-class Net(NamedTuple):
+class ReaderPairs(NamedTuple):
     """Distinct (producer, reader) pairs of ops, in order of reader then producer."""
 
     op_s: FloatArray
@@ -33,7 +33,7 @@ class Net(NamedTuple):
     """Per edge: whether something is to be decided: it is not free and costs time."""
 
 
-def net_of(problem: Problem) -> Net:
+def net_of(problem: Problem) -> ReaderPairs:
     """The net of a problem. An op that no device can run takes no time."""
     op_s = problem.costs.op_s[np.unique(problem.costs.device_row)]
     fastest_s = np.min(op_s, axis=0, where=np.isfinite(op_s), initial=np.inf)
@@ -41,12 +41,12 @@ def net_of(problem: Problem) -> Net:
     return make_net(np.where(np.isfinite(fastest_s), fastest_s, 0.0), src, dst, _edge_s(problem))
 
 
-def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray) -> Net:
+def make_net(op_s: FloatArray, src: IntArray, dst: IntArray, cost_s: FloatArray) -> ReaderPairs:
     """The net of edges that are in order of reader then producer."""
     num_ops = len(op_s)
     out_degree, in_degree = (np.bincount(ends, minlength=num_ops) for ends in (src, dst))
     is_free = (out_degree[src] == 1) & (in_degree[dst] == 1)
-    return Net(
+    return ReaderPairs(
         op_s=table(op_s, np.float64),
         src=table(src, np.int32),
         dst=table(dst, np.int32),

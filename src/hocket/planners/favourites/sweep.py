@@ -13,29 +13,29 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.kernels.containers import table
-from hocket.planners.favourites.net import Net, total_per
+from hocket.planners.favourites.net import ReaderPairs, total_per
 
 _SWEEPS = 10
 _CUT = 0.003
 """Share by which each sweep is to make the longest path shorter."""
 
 
-def longest_path_s(net: Net, favour: FloatArray) -> float:
+def longest_path_s(net: ReaderPairs, favour: FloatArray) -> float:
     """The longest path, with every transfer cut by its favour."""
     from hocket.planners.favourites.sweep_kernels import longest_path
 
     return float(longest_path(net, favour, np.zeros(len(net.op_s))))
 
 
-def swept_favours(net: Net, favour: FloatArray) -> FloatArray:
+def swept_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
     """Favours with a longest path that is no longer; free edges have theirs, needed or not."""
     return np.where(net.is_free, 1.0, needed_favours(net, favour))
 
 
-def needed_favours(net: Net, favour: FloatArray) -> FloatArray:
+def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
     """As `swept_favours`, but free edges too have only the favour that long paths need of them."""
     from hocket.planners.favourites.sweep_kernels import (
-        Cuts,
+        FavourRoom,
         Way,
         longest_path,
         sweep_back_and_forth,
@@ -45,7 +45,7 @@ def needed_favours(net: Net, favour: FloatArray) -> FloatArray:
     head_s, tail_s = np.zeros(num_ops), np.zeros(num_ops)
     out_total, in_total = (total_per(ends, favour, num_ops) for ends in (net.src, net.dst))
     most = max(int(np.diff(ptr).max(initial=0)) for ptr in (net.in_ptr, net.out_ptr))
-    cuts = Cuts(favour=favour.copy(), length_s=np.zeros(most), cost_s=np.zeros(most))
+    cuts = FavourRoom(favour=favour.copy(), length_s=np.zeros(most), cost_s=np.zeros(most))
     readers, numbers = net.dst[net.out_edge], np.arange(num_edges)
     back = Way(
         net.out_ptr, net.out_edge, table(readers, np.int32), head_s, tail_s, out_total, in_total

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
-from hocket.planners.favourites.net import Net
+from hocket.planners.favourites.net import ReaderPairs
 
 _MAX_ROUNDS = 20
 
@@ -28,7 +28,7 @@ class Way(NamedTuple):
     """Per op: favours of its edges on the near side."""
 
 
-class Cuts(NamedTuple):
+class FavourRoom(NamedTuple):
     """Favours, and room for the edges of one op."""
 
     favour: FloatArray
@@ -37,7 +37,7 @@ class Cuts(NamedTuple):
 
 
 @kernel
-def _gather(net: Net, way: Way, cuts: Cuts, op: int) -> float:
+def _gather(net: ReaderPairs, way: Way, cuts: FavourRoom, op: int) -> float:
     """Lengths beyond ``op`` without favours; returns the longest with a whole favour each."""
     level_s = 0.0
     first = way.ptr[op]
@@ -50,7 +50,7 @@ def _gather(net: Net, way: Way, cuts: Cuts, op: int) -> float:
 
 
 @kernel
-def _least_level(cuts: Cuts, num_edges: int, level_s: float) -> float:
+def _least_level(cuts: FavourRoom, num_edges: int, level_s: float) -> float:
     """The lowest level, from ``level_s`` up, to which favours of 1 in all can cut every length.
 
     The favour that a level takes is convex in it, so Newton's steps from below never go too far.
@@ -68,7 +68,7 @@ def _least_level(cuts: Cuts, num_edges: int, level_s: float) -> float:
 
 
 @kernel
-def _divide(way: Way, cuts: Cuts, op: int, level_s: float) -> float:
+def _divide(way: Way, cuts: FavourRoom, op: int, level_s: float) -> float:
     """Give every edge what cuts it to the level; returns the longest that is left."""
     used, longest_s = 0.0, 0.0
     first = way.ptr[op]
@@ -89,7 +89,9 @@ def _divide(way: Way, cuts: Cuts, op: int, level_s: float) -> float:
 
 
 @kernel
-def _sweep(net: Net, way: Way, cuts: Cuts, is_backward: bool, target_s: float) -> float:
+def _sweep(
+    net: ReaderPairs, way: Way, cuts: FavourRoom, is_backward: bool, target_s: float
+) -> float:
     """Divide the favours of every op anew; returns the longest path."""
     longest_s = 0.0
     num_ops = len(net.op_s)
@@ -105,7 +107,13 @@ def _sweep(net: Net, way: Way, cuts: Cuts, is_backward: bool, target_s: float) -
 
 @kernel
 def sweep_back_and_forth(
-    net: Net, back: Way, forth: Way, cuts: Cuts, longest_s: float, num_sweeps: int, cut: float
+    net: ReaderPairs,
+    back: Way,
+    forth: Way,
+    cuts: FavourRoom,
+    longest_s: float,
+    num_sweeps: int,
+    cut: float,
 ) -> float:
     """Sweep both ways, each time aiming at a path shorter by the share ``cut``."""
     for _ in range(num_sweeps):
@@ -116,7 +124,7 @@ def sweep_back_and_forth(
 
 
 @kernel
-def longest_path(net: Net, favour: FloatArray, end_s: FloatArray) -> float:
+def longest_path(net: ReaderPairs, favour: FloatArray, end_s: FloatArray) -> float:
     """Longest paths to the end of every op, with it; returns the longest of all."""
     longest_s = 0.0
     for op in range(len(net.op_s)):

@@ -21,7 +21,7 @@ from hocket.planners.max_load.lattice import chain_lattice, ideal_lattice
 from hocket.planners.max_load.moves import Heat, annealed
 from hocket.planners.max_load.necks import neck_blocks
 from hocket.planners.max_load.pieces import Pieces, gathered
-from hocket.planners.max_load.split import Split, best_split
+from hocket.planners.max_load.split import StageSplit, best_split
 
 _MAX_CONTRACTED = 5000
 """Pieces above which contracting and listing ideals would take longer than they save."""
@@ -37,7 +37,7 @@ _TRIES_PER_PIECE = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class FoundPlacement:
     """A placement of pieces and what is known of it."""
 
     device_of: IntArray
@@ -48,14 +48,16 @@ class Found:
     """Whether no contiguous split has a smaller maximum load."""
 
 
-def by_order(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> Found | None:
+def by_order(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> FoundPlacement | None:
     """DPL: the best split over some topological orders; None where nothing fits."""
     shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
     split = _best_over_orders(shrunk.pieces, classes)
     return None if split is None else _found(shrunk, label, classes, split, is_proven=False)
 
 
-def between_necks(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> Found | None:
+def between_necks(
+    pieces: Pieces, classes: DeviceClasses, *, is_alike: bool
+) -> FoundPlacement | None:
     """PipeDream: the best split that cuts only at necks; None where nothing fits."""
     shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
     block_of = neck_blocks(shrunk.pieces)
@@ -69,7 +71,7 @@ def between_necks(pieces: Pieces, classes: DeviceClasses, *, is_alike: bool) -> 
 
 def contiguous(
     problem: Problem, pieces: Pieces, classes: DeviceClasses, *, is_alike: bool
-) -> Found | None:
+) -> FoundPlacement | None:
     """The best contiguous split that can be found; None where nothing fits."""
     shrunk, label = _shrunk(pieces, classes, is_alike=is_alike)
     split = _best_over_orders(shrunk.pieces, classes)
@@ -98,12 +100,12 @@ def _shrunk(
     return Contracted(whole, np.arange(whole.num_pieces, dtype=np.int32), whole), label
 
 
-def _best_over_orders(pieces: Pieces, classes: DeviceClasses) -> Split | None:
+def _best_over_orders(pieces: Pieces, classes: DeviceClasses) -> StageSplit | None:
     """The best split over two depth-first orders and, where it is one, the order of the pieces."""
     orders = [depth_first_order(pieces), depth_first_order(pieces, latest_first=False)]
     if np.all(pieces.before < pieces.after):
         orders.append(np.arange(pieces.num_pieces, dtype=np.int32))
-    best: Split | None = None
+    best: StageSplit | None = None
     for order in orders:
         block_of = _blocks(pieces, order)
         blocks = pieces if block_of is None else gathered(pieces, block_of, merge=False)
@@ -133,16 +135,21 @@ def _blocks(pieces: Pieces, order: IntArray) -> IntArray | None:
 
 
 def _found(
-    shrunk: Contracted, label: IntArray, classes: DeviceClasses, split: Split, *, is_proven: bool
-) -> Found:
+    shrunk: Contracted,
+    label: IntArray,
+    classes: DeviceClasses,
+    split: StageSplit,
+    *,
+    is_proven: bool,
+) -> FoundPlacement:
     # Where all pieces were left out there is no stage; they can run anywhere.
     devices = classes.devices_of(split.class_of if len(split.class_of) else np.zeros(1, np.int32))
-    return Found(devices[shrunk.stages(split.stage_of)[label]], devices, is_proven)
+    return FoundPlacement(devices[shrunk.stages(split.stage_of)[label]], devices, is_proven)
 
 
 def _with_moved_boundaries(
-    problem: Problem, pieces: Pieces, classes: DeviceClasses, found: Found
-) -> Found:
+    problem: Problem, pieces: Pieces, classes: DeviceClasses, found: FoundPlacement
+) -> FoundPlacement:
     """Move pieces between neighbouring stages; devices without a stage come last."""
     num_devices = problem.cluster.num_devices
     unused = np.setdiff1d(np.arange(num_devices), found.devices)
@@ -154,7 +161,7 @@ def _with_moved_boundaries(
     moved = annealed(
         problem, pieces, found.device_of, heat, limit_bytes=limit_bytes, stage_of=stage_of
     )
-    return Found(moved.device_of, found.devices, False)
+    return FoundPlacement(moved.device_of, found.devices, False)
 
 
 def limits_by_device(problem: Problem, classes: DeviceClasses) -> LongArray:

@@ -77,7 +77,7 @@ class SplitState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class StageSplit:
     """Stages of pieces, in order."""
 
     max_load_s: float
@@ -90,7 +90,7 @@ class Split:
 class Outcome(NamedTuple):
     """What a search found below its limit."""
 
-    split: Split | None
+    split: StageSplit | None
     is_complete: bool
     """Whether nothing better can exist in the lattice."""
 
@@ -111,7 +111,7 @@ def best_split(
     return Outcome(_traced(lattice, tables, state, way), is_complete)
 
 
-def _traced(lattice: Lattice, tables: SplitTable, state: SplitState, way: int) -> Split:
+def _traced(lattice: Lattice, tables: SplitTable, state: SplitState, way: int) -> StageSplit:
     """Walk back from the full ideal, stage by stage."""
     ideal = lattice.num_ideals - 1
     value = float(state.value[ideal, way])
@@ -125,7 +125,7 @@ def _traced(lattice: Lattice, tables: SplitTable, state: SplitState, way: int) -
     stage_of = np.zeros(len(tables.memory_bytes), dtype=np.int32)
     for number, members in enumerate(reversed(stages)):
         stage_of[members] = number
-    return Split(value, stage_of, np.array(kinds[::-1], dtype=np.int32))
+    return StageSplit(value, stage_of, np.array(kinds[::-1], dtype=np.int32))
 
 
 def _between(lattice: Lattice, smaller: int, larger: int) -> list[int]:

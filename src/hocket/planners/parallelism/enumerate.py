@@ -61,7 +61,7 @@ class Limits:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Block:
+class DivisionBlock:
     """Divisions in rows of ``num_variants``: a row is one shape with all ways to spend memory."""
 
     divisions: Divisions
@@ -93,7 +93,7 @@ def division_blocks(
     global_batch: int,
     limits: Limits,
     block_divisions: int = BLOCK_DIVISIONS,
-) -> Iterator[Block]:
+) -> Iterator[DivisionBlock]:
     """All divisions that exist, in blocks of about ``block_divisions`` and in a fixed order."""
     shapes = _shapes(model, pool, global_batch, limits)
     yield from shape_blocks(shapes, global_batch, limits, block_divisions)
@@ -101,7 +101,7 @@ def division_blocks(
 
 def shape_blocks(
     shapes: IntArray, global_batch: int, limits: Limits, block_divisions: int = BLOCK_DIVISIONS
-) -> Iterator[Block]:
+) -> Iterator[DivisionBlock]:
     """Rows of the columns in `SHAPE` with all ways to spend memory."""
     groups = _variant_group(shapes)
     for group in np.unique(groups).tolist():
@@ -287,7 +287,7 @@ def _variants(group: int, limits: Limits) -> list[_Variant]:
 
 def _block(
     shapes: IntArray, own: NDArray[np.intp], variants: list[_Variant], global_batch: int
-) -> Block:
+) -> DivisionBlock:
     rows, count = shapes[own], len(variants)
     recompute, zero, flag = np.array(variants, dtype=np.int8).T
     columns: dict[str, Any] = {name: np.repeat(rows[:, i], count) for i, name in enumerate(SHAPE)}
@@ -298,7 +298,7 @@ def _block(
         "zero": np.tile(zero, len(rows)),
         "sequence_parallel": np.tile(flag.astype(np.bool_), len(rows)),
     }
-    return Block(
+    return DivisionBlock(
         divisions=Divisions(**columns),
         num_variants=count,
         num_recomputes=len(set(recompute.tolist())),

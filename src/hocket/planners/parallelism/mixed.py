@@ -20,14 +20,14 @@ from hocket.cost.parallel.step import predict
 from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
-    Block,
+    DivisionBlock,
     Limits,
     divisors,
     microbatches,
     shape_blocks,
     tensor_degrees,
 )
-from hocket.planners.parallelism.outlook import Stages
+from hocket.planners.parallelism.outlook import PoolStages
 from hocket.planners.parallelism.pools import pool_clusters, pools_of
 from hocket.transformer import SCHEDULES, Division
 
@@ -44,7 +44,7 @@ class MixedDivision:
     """A division, the kinds of its stages, and the step time by the closed form."""
 
     division: Division
-    stages: Stages
+    stages: PoolStages
     estimate_s: float
 
 
@@ -67,7 +67,7 @@ def scan_mixed(problem: Problem, limits: Limits, num_kept: int) -> list[MixedDiv
     return sorted(found, key=lambda pair: pair.estimate_s)[:num_kept]
 
 
-def _shapes(problem: Problem, limits: Limits) -> Iterator[tuple[Stages, tuple[int, ...]]]:
+def _shapes(problem: Problem, limits: Limits) -> Iterator[tuple[PoolStages, tuple[int, ...]]]:
     """Stages of each kind with the row of `SHAPE` that goes with them."""
     model, batch = problem.training.model, problem.training.global_batch
     degrees = limits.allowed("tensor", tensor_degrees(model, limits.max_tensor))
@@ -84,7 +84,7 @@ def _shapes(problem: Problem, limits: Limits) -> Iterator[tuple[Stages, tuple[in
                 yield stages, tuple(row[name] for name in SHAPE)
 
 
-def _layouts(problem: Problem, tensor: int, data: int) -> Iterator[Stages]:
+def _layouts(problem: Problem, tensor: int, data: int) -> Iterator[PoolStages]:
     """Numbers of stages on each kind; more memory comes first, where more is in flight."""
     pools = pools_of(problem)
     order = sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i))
@@ -92,7 +92,7 @@ def _layouts(problem: Problem, tensor: int, data: int) -> Iterator[Stages]:
     for ranks in product(*choices):
         used = [(pool, count) for pool, count in zip(order, ranks, strict=True) if count]
         if len(used) > 1:
-            yield Stages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used))
+            yield PoolStages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used))
 
 
 def _numbers(most: int) -> list[int]:
@@ -100,7 +100,7 @@ def _numbers(most: int) -> list[int]:
 
 
 def _best(
-    problem: Problem, block: Block, layouts: list[Stages], num_kept: int
+    problem: Problem, block: DivisionBlock, layouts: list[PoolStages], num_kept: int
 ) -> list[MixedDivision]:
     divisions, width = block.divisions, block.num_variants
     largest = [max(pools_of(problem)[p].limit_bytes for p in stages.pools) for stages in layouts]
@@ -119,7 +119,7 @@ def _best(
     ]
 
 
-def _estimates(problem: Problem, block: Block, layouts: list[Stages]) -> FloatArray:
+def _estimates(problem: Problem, block: DivisionBlock, layouts: list[PoolStages]) -> FloatArray:
     """The harmonic mean of the kinds' own step times, weighted by their stages."""
     speed, training = np.zeros(len(block.divisions)), problem.training
     for index, cluster in enumerate(pool_clusters(problem)):

@@ -33,7 +33,7 @@ EXPOSED = ("tensor", "other", "pipeline", "data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stages:
+class PoolStages:
     """Where pipeline ranks are: so many of each pool, one pool after the other."""
 
     pools: tuple[int, ...]
@@ -49,12 +49,12 @@ class Stages:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Outlook:
+class DivisionOutlook:
     """One division and what is predicted for it."""
 
     problem: Problem
     division: Division
-    stages: Stages
+    stages: PoolStages
     estimate_s: float
     """Step time by the closed form, which chose what is simulated."""
     parts_s: Mapping[str, float]
@@ -219,13 +219,13 @@ class Outlook:
         )  # fmt: skip
 
 
-def outlook_of(problem: Problem, candidate: Candidate) -> Outlook:
+def outlook_of(problem: Problem, candidate: Candidate) -> DivisionOutlook:
     """What a candidate's plan claims, with all that follows from it."""
     assert candidate.plan is not None, "every division is a plan"
     plan, claims = candidate.plan, candidate.plan.claims
     placed, schedule = plan[PlacedDivision], plan.get(Schedule)
     step_s = claims.step_s or 0.0
-    return Outlook(
+    return DivisionOutlook(
         problem=problem,
         division=placed.division,
         stages=_stages(problem, placed),
@@ -242,7 +242,7 @@ def outlook_of(problem: Problem, candidate: Candidate) -> Outlook:
     )
 
 
-def _stages(problem: Problem, placed: PlacedDivision) -> Stages:
+def _stages(problem: Problem, placed: PlacedDivision) -> PoolStages:
     pool_of = {
         device.name: index
         for index, pool in enumerate(pools_of(problem))
@@ -250,7 +250,9 @@ def _stages(problem: Problem, placed: PlacedDivision) -> Stages:
         for device in host
     }
     runs = [(pool, len(list(own))) for pool, own in groupby(pool_of[n[0]] for n in placed.devices)]
-    return Stages(pools=tuple(pool for pool, _ in runs), ranks=tuple(count for _, count in runs))
+    return PoolStages(
+        pools=tuple(pool for pool, _ in runs), ranks=tuple(count for _, count in runs)
+    )
 
 
 def even_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:

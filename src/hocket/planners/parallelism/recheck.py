@@ -15,7 +15,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
 from hocket.plan.sections.schedule import Schedule
-from hocket.planners.parallelism.outlook import SYNTHESISED, Outlook, even_layers
+from hocket.planners.parallelism.outlook import SYNTHESISED, DivisionOutlook, even_layers
 from hocket.planners.parallelism.schedules import make_schedule, synthesise
 from hocket.planners.parallelism.uneven import best_layers
 from hocket.simulate.pipeline import simulate_pipeline
@@ -39,7 +39,7 @@ class RecheckEffort:
     """Of the best pipelines, how many get a schedule made for them; some seconds each."""
 
 
-def recheck(candidates: Sequence[Outlook], effort: RecheckEffort) -> list[Outlook]:
+def recheck(candidates: Sequence[DivisionOutlook], effort: RecheckEffort) -> list[DivisionOutlook]:
     """The candidates as the simulator sees them: fitting ones by step time, then the others."""
     seen = ranked([simulated(candidate) for candidate in candidates[: effort.num_simulated]])
     chosen = _to_balance(seen, effort)
@@ -50,14 +50,14 @@ def recheck(candidates: Sequence[Outlook], effort: RecheckEffort) -> list[Outloo
     return ranked([*better, *candidates[effort.num_simulated :]])
 
 
-def _to_balance(candidates: Sequence[Outlook], effort: RecheckEffort) -> set[int]:
+def _to_balance(candidates: Sequence[DivisionOutlook], effort: RecheckEffort) -> set[int]:
     """Positions of the best candidates with one stage and with several stages per rank."""
     plain = [i for i, c in enumerate(candidates) if c.division.chunks == 1]
     others = [i for i, c in enumerate(candidates) if c.division.chunks > 1]
     return {*plain[: effort.num_balanced], *others[: effort.num_balanced_chunks]}
 
 
-def ranked(candidates: Sequence[Outlook]) -> list[Outlook]:
+def ranked(candidates: Sequence[DivisionOutlook]) -> list[DivisionOutlook]:
     """Fitting ones by step time, then the others by what they lack; equals keep their order.
 
     Of those that are as short as the shortest, the plainest comes first.
@@ -85,7 +85,7 @@ def _fuss(division: Division) -> tuple[int, ...]:
     )
 
 
-def simulated(candidate: Outlook) -> Outlook:
+def simulated(candidate: DivisionOutlook) -> DivisionOutlook:
     """The candidate with even shares of layers or, on unequal devices, with the best ones."""
     division, model = candidate.division, candidate.problem.training.model
     if len(candidate.stages.pools) > 1:
@@ -95,7 +95,7 @@ def simulated(candidate: Outlook) -> Outlook:
     return run(candidate, division)
 
 
-def balanced(candidate: Outlook) -> Outlook:
+def balanced(candidate: DivisionOutlook) -> DivisionOutlook:
     """The candidate, with other shares of layers where these are shorter and fit."""
     has_best = len(candidate.stages.pools) > 1
     if candidate.division.num_stages == 1 or has_best or not candidate.simulated:
@@ -106,7 +106,7 @@ def balanced(candidate: Outlook) -> Outlook:
     return other
 
 
-def synthesised(candidate: Outlook) -> Outlook:
+def synthesised(candidate: DivisionOutlook) -> DivisionOutlook:
     """The candidate with a schedule made for its stages, where that is shorter.
 
     ZeRO 2 and 3 drop gathered weights after use, so that their backwards are not split.
@@ -126,7 +126,7 @@ def synthesised(candidate: Outlook) -> Outlook:
     return other if is_own and other.step_s < candidate.step_s * (1 - AS_SHORT) else candidate
 
 
-def _with_best_layers(candidate: Outlook) -> Outlook:
+def _with_best_layers(candidate: DivisionOutlook) -> DivisionOutlook:
     try:
         layers = best_layers(candidate)
     except NoFeasiblePlanError as error:
@@ -138,7 +138,7 @@ def _or_none(layers: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if len(set(layers)) == 1 else layers
 
 
-def run(candidate: Outlook, division: Division) -> Outlook:
+def run(candidate: DivisionOutlook, division: Division) -> DivisionOutlook:
     """The candidate with this division, carried out in the simulator."""
     training = candidate.problem.training
     costs = stage_costs(
@@ -151,7 +151,9 @@ def run(candidate: Outlook, division: Division) -> Outlook:
     return _seen(candidate, division, schedule, costs)
 
 
-def _seen(candidate: Outlook, division: Division, schedule: Schedule, costs: StageCosts) -> Outlook:
+def _seen(
+    candidate: DivisionOutlook, division: Division, schedule: Schedule, costs: StageCosts
+) -> DivisionOutlook:
     """The candidate as the simulator sees this schedule with these costs."""
     timeline = simulate_pipeline(schedule, costs)
     seen = replace(

@@ -22,7 +22,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
-    Block,
+    DivisionBlock,
     Limits,
     division_blocks,
     joined,
@@ -92,7 +92,7 @@ class _Judge:
     pool: Pool
     cluster: Cluster
 
-    def part(self, block: Block, num_kept: int) -> _Part:
+    def part(self, block: DivisionBlock, num_kept: int) -> _Part:
         divisions = block.divisions
         held_bytes = self.held_bytes(divisions)
         fits = held_bytes <= self.pool.limit_bytes
@@ -159,7 +159,7 @@ def _diverse(divisions: Divisions, count: int) -> Divisions:
     return divisions.take(np.array(kept[:count], dtype=np.intp))
 
 
-def _least_recompute(fits: NDArray[np.bool_], block: Block) -> NDArray[np.bool_]:
+def _least_recompute(fits: NDArray[np.bool_], block: DivisionBlock) -> NDArray[np.bool_]:
     """Of what fits, what does not fit with less recomputation and else the same."""
     rows = fits.reshape(-1, block.num_recomputes, block.num_variants // block.num_recomputes)
     kept = rows.copy()

@@ -24,7 +24,7 @@ from hocket.planners.parallelism.configuration import (
 )
 from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.mixed import scan_mixed
-from hocket.planners.parallelism.outlook import Outlook, Stages
+from hocket.planners.parallelism.outlook import DivisionOutlook, PoolStages
 from hocket.planners.parallelism.pools import pool_clusters, pools_of
 from hocket.planners.parallelism.programs import asked_limits
 from hocket.planners.parallelism.recheck import RecheckEffort, ranked, recheck, run, simulated
@@ -56,9 +56,11 @@ def search(
     return _compared(problem, limits, scans, [*seen, *ranked(nearly)], len(mixed))
 
 
-def _recheck_until_one_fits(candidates: list[Outlook], effort: RecheckEffort) -> list[Outlook]:
+def _recheck_until_one_fits(
+    candidates: list[DivisionOutlook], effort: RecheckEffort
+) -> list[DivisionOutlook]:
     """The first candidates, simulated; further ones only where none of these fits after all."""
-    seen: list[Outlook] = []
+    seen: list[DivisionOutlook] = []
     for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
         seen = ranked([*seen, *recheck(candidates[start : start + effort.num_simulated], effort)])
         if seen and seen[0].feasible:
@@ -75,7 +77,7 @@ def _compared(
     problem: Problem,
     limits: Limits,
     scans: list[Scan],
-    candidates: list[Outlook],
+    candidates: list[DivisionOutlook],
     num_mixed: int,
 ) -> Comparison:
     fits = bool(candidates) and candidates[0].feasible
@@ -103,7 +105,7 @@ def _comparison(problem: Problem, told: Told, *, fits: bool, **counts: int) -> C
     )
 
 
-def _num_mixed(candidates: list[Outlook]) -> int:
+def _num_mixed(candidates: list[DivisionOutlook]) -> int:
     """Candidates over several kinds of device that fit: the scans of single kinds miss them."""
     return sum(c.feasible and len(c.stages.pools) > 1 for c in candidates)
 
@@ -111,7 +113,7 @@ def _num_mixed(candidates: list[Outlook]) -> int:
 # ── candidates ───────────────────────────────────────────────────────────────────────────────────
 
 
-def described(problem: Problem, pool: int, divisions: Divisions) -> list[Outlook]:
+def described(problem: Problem, pool: int, divisions: Divisions) -> list[DivisionOutlook]:
     """Divisions over the devices of one pool, as the closed forms see them."""
     if not len(divisions):
         return []
@@ -123,10 +125,10 @@ def described(problem: Problem, pool: int, divisions: Divisions) -> list[Outlook
     )
     parts = prediction.parts()
     return [
-        Outlook(
+        DivisionOutlook(
             problem=problem,
             division=divisions[i],
-            stages=Stages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
+            stages=PoolStages(pools=(pool,), ranks=(int(divisions.pipeline[i]),)),
             estimate_s=float(prediction.step_s[i]),
             parts_s={name: float(values[i]) for name, values in parts.items()},
             step_s=float(prediction.step_s[i]),
@@ -139,7 +141,9 @@ def described(problem: Problem, pool: int, divisions: Divisions) -> list[Outlook
     ]
 
 
-def judged(problem: Problem, division: Division, stages: Stages, estimate_s: float) -> Outlook:
+def judged(
+    problem: Problem, division: Division, stages: PoolStages, estimate_s: float
+) -> DivisionOutlook:
     """A division over several pools: parts and memory as the first of them sees it."""
     (first,) = described(problem, stages.pools[0], Divisions.of([division]))
     scale = estimate_s / first.estimate_s
@@ -168,7 +172,7 @@ def single(problem: Problem, asked: Configuration, where: str) -> Comparison:
     )
 
 
-def _seated(problem: Problem, asked: Configuration, where: str) -> tuple[Stages, Division]:
+def _seated(problem: Problem, asked: Configuration, where: str) -> tuple[PoolStages, Division]:
     """The pools of a division's ranks: one that holds all, else several, large memory first."""
     pools, tensor = pools_of(problem), asked.division.tensor
     groups = [pool.num_groups(tensor) for pool in pools]
@@ -176,7 +180,7 @@ def _seated(problem: Problem, asked: Configuration, where: str) -> tuple[Stages,
     per_rank = division.data * division.context
     for index, count in enumerate(groups):
         if count >= per_rank * division.pipeline:
-            return Stages(pools=(index,), ranks=(division.pipeline,)), division
+            return PoolStages(pools=(index,), ranks=(division.pipeline,)), division
     left, used = division.pipeline, []
     for index in sorted(range(len(pools)), key=lambda i: (-pools[i].memory_bytes, i)):
         ranks = min(left, groups[index] // per_rank)
@@ -189,7 +193,7 @@ def _seated(problem: Problem, asked: Configuration, where: str) -> tuple[Stages,
             hint="lower a degree in [division], or name a larger cluster",
             where=where,
         )
-    return Stages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used)), division
+    return PoolStages(pools=tuple(p for p, _ in used), ranks=tuple(n for _, n in used)), division
 
 
 # ── the plan ─────────────────────────────────────────────────────────────────────────────────────

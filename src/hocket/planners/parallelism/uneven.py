@@ -16,12 +16,12 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.parallel.costs import StageCosts
 from hocket.cost.parallel.stages import stage_costs
-from hocket.planners.parallelism.outlook import Outlook
+from hocket.planners.parallelism.outlook import DivisionOutlook
 from hocket.planners.parallelism.partition import LayerCosts, in_flight_counts, partition_layers
 from hocket.planners.parallelism.schedules import make_schedule
 
 
-def best_layers(candidate: Outlook) -> tuple[int, ...]:
+def best_layers(candidate: DivisionOutlook) -> tuple[int, ...]:
     """Layers of each virtual stage with the shortest step on the candidate's devices.
 
     Raises `NoFeasiblePlanError` where no shares fit.
@@ -44,7 +44,7 @@ def best_layers(candidate: Outlook) -> tuple[int, ...]:
 
 
 def layer_costs(
-    candidate: Outlook, kinds: Sequence[str], rank_of_stage: IntArray
+    candidate: DivisionOutlook, kinds: Sequence[str], rank_of_stage: IntArray
 ) -> tuple[LayerCosts, int]:
     """The embedding, the layers and the output layer on each kind, and what all ranks hold."""
     num_layers, division = candidate.problem.training.model.layers, candidate.division
@@ -66,7 +66,7 @@ def layer_costs(
     return costs, fixed_bytes
 
 
-def _alike(candidate: Outlook, kind: str, count: int) -> StageCosts:
+def _alike(candidate: DivisionOutlook, kind: str, count: int) -> StageCosts:
     """Costs of stages that all have ``count`` layers, on ranks of one kind."""
     training, division = candidate.problem.training, candidate.division
     return stage_costs(

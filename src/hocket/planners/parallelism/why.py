@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import Limits
-from hocket.planners.parallelism.outlook import Outlook, label
+from hocket.planners.parallelism.outlook import DivisionOutlook, label
 from hocket.planners.parallelism.recheck import AS_SHORT
 from hocket.planners.parallelism.shortage import hosts_needed
 from hocket.transformer.division import Division
@@ -35,16 +35,16 @@ A_LITTLE = 0.01
 class Told:
     """Divisions with their reasons, and the sentence about the choice."""
 
-    outlooks: list[Outlook]
+    outlooks: list[DivisionOutlook]
     sentence: str
 
 
-def _label(candidate: Outlook) -> str:
+def _label(candidate: DivisionOutlook) -> str:
     program = candidate.problem.training.software.name
     return label(candidate.division, candidate.schedule_name, program)
 
 
-def explain(candidates: list[Outlook]) -> Told:
+def explain(candidates: list[DivisionOutlook]) -> Told:
     """Reasons of all candidates, of which the first has won."""
     best = candidates[0]
     others = [c for c in candidates[1:] if c.feasible]
@@ -53,7 +53,7 @@ def explain(candidates: list[Outlook]) -> Told:
     return Told(told, f"{_label(won)}: chosen because {won.reason}; {limit_sentence(best)}")
 
 
-def limit_sentence(best: Outlook) -> str:
+def limit_sentence(best: DivisionOutlook) -> str:
     """What takes the winner's time, largest first."""
     parts = sorted(best.parts_s.items(), key=lambda part: -part[1])
     shares = [(PARTS.get(name, name), value / best.step_s) for name, value in parts]
@@ -66,7 +66,7 @@ def limit_sentence(best: Outlook) -> str:
     )
 
 
-def _advantage(best: Outlook, others: list[Outlook]) -> str:
+def _advantage(best: DivisionOutlook, others: list[DivisionOutlook]) -> str:
     if not others:
         return "nothing else fits"
     shorter = 1 - best.step_s / others[0].step_s
@@ -76,7 +76,7 @@ def _advantage(best: Outlook, others: list[Outlook]) -> str:
     return f"its step is {amount} shorter than the next ({_label(others[0])})"
 
 
-def _why_lost(candidate: Outlook, best: Outlook) -> str:
+def _why_lost(candidate: DivisionOutlook, best: DivisionOutlook) -> str:
     if not candidate.feasible:
         return lacking(candidate)
     longer = candidate.step_s / best.step_s - 1
@@ -87,7 +87,7 @@ def _why_lost(candidate: Outlook, best: Outlook) -> str:
     return f"{format_percent(longer)} longer: {_cause(candidate, best)}"
 
 
-def _cause(candidate: Outlook, best: Outlook) -> str:
+def _cause(candidate: DivisionOutlook, best: DivisionOutlook) -> str:
     """What takes more time than in the winner, the largest difference alone."""
     theirs = best.parts_s
     more_s = {name: value - theirs.get(name, 0.0) for name, value in candidate.parts_s.items()}
@@ -98,7 +98,7 @@ def _cause(candidate: Outlook, best: Outlook) -> str:
     return f"{PARTS.get(name, name)} takes {format_seconds(max(more_s[name], 0.0))} more"
 
 
-def lacking(candidate: Outlook) -> str:
+def lacking(candidate: DivisionOutlook) -> str:
     """What a candidate that does not fit lacks, and where."""
     if not candidate.lacking_bytes:
         return candidate.reason
@@ -110,7 +110,7 @@ def lacking(candidate: Outlook) -> str:
     )
 
 
-def explain_one(candidate: Outlook) -> Told:
+def explain_one(candidate: DivisionOutlook) -> Told:
     """Whether a division that was asked for by itself fits, and what takes its time."""
     if candidate.feasible:
         return Told(
@@ -131,7 +131,7 @@ def _fixed_rule(problem: Problem, limits: Limits) -> str:
     return next(broken_degrees(problem.training.model, division), "")
 
 
-def shortage(problem: Problem, candidates: list[Outlook], limits: Limits) -> Told:
+def shortage(problem: Problem, candidates: list[DivisionOutlook], limits: Limits) -> Told:
     """What is missing where nothing fits: the division that lacks least, and what would do."""
     told = [replace(c, reason=lacking(c)) for c in candidates]
     if not told:

@@ -28,7 +28,7 @@ _WEIGHTS = (Role.PARAMETER, Role.BUFFER)
 
 
 @dataclass(frozen=True)
-class _Block:
+class _WholeModule:
     """A module that is never split, with the bytes of its parameters and buffers."""
 
     path: str
@@ -52,7 +52,7 @@ def device_map_auto(problem: Problem, plan: Plan) -> Plan:
     return plan.having(Placement(device_of_bundle[bundle]))
 
 
-def _fill(blocks: list[_Block], memory_bytes: list[int], leaf_bytes: float) -> dict[str, int]:
+def _fill(blocks: list[_WholeModule], memory_bytes: list[int], leaf_bytes: float) -> dict[str, int]:
     """The position of the device that each block goes to."""
     last = len(memory_bytes) - 1
     total = sum(block.size_bytes for block in blocks)
@@ -71,13 +71,13 @@ def _fill(blocks: list[_Block], memory_bytes: list[int], leaf_bytes: float) -> d
     return device_of
 
 
-def _blocks(graph: Graph) -> list[_Block]:
+def _blocks(graph: Graph) -> list[_WholeModule]:
     """Blocks in the order in which the model defines their parameters."""
     sizes: dict[str, int] = {}
     for tensor in _weights(graph).tolist():
         path = block_path(_module_of_weight(graph.tensor_names[tensor]))
         sizes[path] = sizes.get(path, 0) + int(graph.held_bytes[tensor])
-    return [_Block(path, size) for path, size in sizes.items()]
+    return [_WholeModule(path, size) for path, size in sizes.items()]
 
 
 def _leaf_bytes(graph: Graph) -> float:

@@ -24,8 +24,8 @@ from hocket.planners.placement.coarse import default_units, fastest_s
 from hocket.planners.placement.search.annealing import anneal
 from hocket.planners.placement.search.climb import climb
 from hocket.planners.placement.search.iterated import iterate
-from hocket.planners.placement.search.state import Search
-from hocket.planners.placement.search.units import Units, units_of
+from hocket.planners.placement.search.state import LocalSearch
+from hocket.planners.placement.search.units import SearchUnits, units_of
 
 _SMALL = 64
 """Up to so many units every move is tried."""
@@ -50,7 +50,7 @@ def local_search(problem: Problem, plan: Plan, share: float = 1.0) -> Plan:
     placement_of(plan)
     if problem.contiguous or problem.objective == "throughput" or problem.graph.num_ops == 0:
         return plan
-    search = Search(problem, plan, _budget(problem.graph.num_ops, share))
+    search = LocalSearch(problem, plan, _budget(problem.graph.num_ops, share))
     before = search.score
     search.try_fresh_order()
     search.try_latest_starts()
@@ -63,14 +63,14 @@ def local_search(problem: Problem, plan: Plan, share: float = 1.0) -> Plan:
     return search.result() if search.score < before else plan
 
 
-def _search_small(search: Search, units: Units, random: np.random.Generator) -> None:
+def _search_small(search: LocalSearch, units: SearchUnits, random: np.random.Generator) -> None:
     climb(search, units, search.budget // 4)
     for walk in range(_WALKS):
         anneal(search, units, search.budget * 9 // 10 // (_WALKS - walk), _HEAT, random)
     iterate(search, units, search.budget, random)
 
 
-def _search_large(search: Search, fine: Units, random: np.random.Generator) -> None:
+def _search_large(search: LocalSearch, fine: SearchUnits, random: np.random.Generator) -> None:
     problem = search.problem
     coarse = units_of(problem, default_units(problem, fastest_s(problem)))
     if search.budget < _FEW:

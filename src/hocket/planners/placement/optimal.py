@@ -22,7 +22,7 @@ from hocket.base.extras import require
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.bound import lower_bound
-from hocket.planners.bounds.classes import Classes, find_classes
+from hocket.planners.bounds.classes import BoundClasses, find_classes
 from hocket.planners.bounds.heads import Heads, find_heads
 from hocket.planners.bounds.units import find_units
 from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
@@ -118,7 +118,7 @@ def _require_handled(problem: Problem) -> None:
 
 def _search(
     instance: Instance,
-    classes: Classes,
+    classes: BoundClasses,
     heads: Heads,
     plan: Plan,
     best: _Best | None,

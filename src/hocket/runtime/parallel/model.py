@@ -48,7 +48,7 @@ def slices_of(layers: tuple[int, ...]) -> tuple[Slice, ...]:
     )
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Causal attention; how many heads it sees follows from what its projections give."""
 
     def __init__(self, model: Transformer, recomputes: bool) -> None:
@@ -124,7 +124,7 @@ class Block(nn.Module):
         super().__init__()
         self.recomputes = recompute == "full"
         self.attention_norm = _norm(model)
-        self.attention = Attention(model, recomputes=recompute == "selective")
+        self.attention = CausalAttention(model, recomputes=recompute == "selective")
         self.mlp_norm = _norm(model)
         self.mlp = Mlp(model)
 

@@ -71,7 +71,7 @@ class WatchedStage(PipelineStage):
         return result
 
 
-class Watch:
+class PipelineWatch:
     """Where a rank is in its actions, and when each began and ended."""
 
     def __init__(self, move: Callable[[int, int], None]) -> None:
@@ -100,7 +100,7 @@ def make_pipeline(
     job: TrainingJob,
     stages: Sequence[WatchedStage],
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    watch: Watch,
+    watch: PipelineWatch,
 ) -> Any:
     """PyTorch's runtime for the stages of one rank, with the order of the job."""
     for stage in stages:

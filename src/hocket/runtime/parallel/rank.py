@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from hocket.runtime.parallel.job import TrainingJob
-    from hocket.runtime.parallel.trainer import Step, Trainer
+    from hocket.runtime.parallel.trainer import RankStep, Trainer
     from hocket.runtime.record import StepRecord
 
 _SIGNS_OF_LOSS = ("connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -65,7 +65,7 @@ def _run_job(index: int, job: TrainingJob, device: torch.device, parent: Parent)
         parent.tell(step, arrays)
 
 
-def _record(trainer: Trainer, step: Step) -> StepRecord:
+def _record(trainer: Trainer, step: RankStep) -> StepRecord:
     """A step as runs write it down: actions by their number in the schedule."""
     import torch.distributed as dist
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from hocket.plan.divided import DividedTraining
-from hocket.plan.sections.schedule import Work
+from hocket.plan.sections.schedule import StageWork
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.division import DividedModel
 from hocket.runtime.options import Onlookers, OnStart, OnStep, RunOptions
@@ -108,15 +108,17 @@ def predicted_busy_s(plan: DividedTraining) -> tuple[float, ...]:
     costs = plan.costs
     backward = [i + w for i, w in zip(costs.input_gradient_s, costs.weight_gradient_s, strict=True)]
     takes = {
-        Work.FORWARD: costs.forward_s,
-        Work.BACKWARD: backward,
-        Work.INPUT_GRADIENT: costs.input_gradient_s,
-        Work.WEIGHT_GRADIENT: costs.weight_gradient_s,
+        StageWork.FORWARD: costs.forward_s,
+        StageWork.BACKWARD: backward,
+        StageWork.INPUT_GRADIENT: costs.input_gradient_s,
+        StageWork.WEIGHT_GRADIENT: costs.weight_gradient_s,
     }
     schedule = plan.schedule
     works, stages, start = schedule.work.tolist(), schedule.stage.tolist(), schedule.start.tolist()
     return tuple(
-        math.fsum(takes[Work(works[n])][stages[n]] for n in range(start[rank], start[rank + 1]))
+        math.fsum(
+            takes[StageWork(works[n])][stages[n]] for n in range(start[rank], start[rank + 1])
+        )
         for rank in range(schedule.num_devices)
     )
 

@@ -27,12 +27,17 @@ from hocket.runtime.parallel.data import (
 )
 from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.model import TIED, slices_of
-from hocket.runtime.parallel.pipeline import Watch, WatchedStage, boundary_shapes, make_pipeline
+from hocket.runtime.parallel.pipeline import (
+    PipelineWatch,
+    WatchedStage,
+    boundary_shapes,
+    make_pipeline,
+)
 from hocket.runtime.parallel.tensor import divide_over_tensor_ranks
 
 
 @dataclass(kw_only=True)
-class Step:
+class RankStep:
     """What one rank saw of one step; times are seconds of one clock."""
 
     start_s: float
@@ -67,20 +72,20 @@ class Trainer:
             for number, owner in enumerate(job.device_of_stage)
             if owner == self.pipeline_rank
         }
-        self._watch = Watch(move)
+        self._watch = PipelineWatch(move)
         self._pipeline = make_pipeline(
             job, [self._pipelined(number) for number in self._stages], token_loss, self._watch
         )
         self._optimizer = new_optimizer(self._weights(), job.learning_rate)
 
-    def step(self, number: int) -> Step:
+    def step(self, number: int) -> RankStep:
         """One step together with all other ranks; they count from 1."""
         ids, targets = self._batch(number)
         self._optimizer.zero_grad()
         self._settle()
         dist.barrier()
         self._watch.new_step(number)
-        seen = Step(start_s=time.perf_counter())
+        seen = RankStep(start_s=time.perf_counter())
         losses: list[torch.Tensor] = []
         self._pipeline.step(*ids, target=targets, losses=losses, return_outputs=False)
         missing = settle_gradients(self._parameters())

@@ -23,7 +23,7 @@ from hocket.runtime.setup import Setup
 from hocket.runtime.spawn import peers_of
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.train.weight import Weight, starts_backward
-from hocket.runtime.worker import Worker
+from hocket.runtime.worker import DeviceWorker
 
 
 class RankedStep(RankRunner):
@@ -42,7 +42,7 @@ class RankedStep(RankRunner):
         self.setup = setup
         index = used[dist.get_rank()]
         program = setup.program
-        worker = Worker(
+        worker = DeviceWorker(
             setup.calls_of(index), dict(enumerate(program.tensors)), program.draws, device,
             0 if seed is None else seed,
         )  # fmt: skip

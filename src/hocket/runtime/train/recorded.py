@@ -26,7 +26,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import raise_violations, structure_violations
 from hocket.runtime.setup import Setup
-from hocket.runtime.split import Do, Split, split
+from hocket.runtime.split import Do, StepCalls, split
 from hocket.runtime.train.carry import CarriedStep, kept_tensors
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.like import placed_like
@@ -188,7 +188,7 @@ class RecordedStep:
 
 def _parts(
     problem: Problem, plan: Plan, program: Program, predicted: Timeline, one_device: bool
-) -> Split:
+) -> StepCalls:
     """What each device does; in recorded order where the planned one is not possible here.
 
     On one device there is one generator of random numbers, which gives what the unsplit model gets
@@ -202,7 +202,7 @@ def _parts(
     return split(problem.graph, tables)
 
 
-def _keeps_order(parts: Split, program: Program) -> bool:
+def _keeps_order(parts: StepCalls, program: Program) -> bool:
     ops = np.array([number for _, (do, number) in parts.sequence if do == Do.RUN], dtype=np.int64)
     drawn = [op for op in ops.tolist() if program.calls[op].draws]
     phases = [program.calls[op].phase for op in ops.tolist()]

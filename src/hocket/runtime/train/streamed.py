@@ -18,7 +18,7 @@ from hocket.runtime.setup import Setup
 from hocket.runtime.single import SingleProcess
 from hocket.runtime.split import Do, Instruction
 from hocket.runtime.train.weight import Weight, starts_backward
-from hocket.runtime.worker import Worker
+from hocket.runtime.worker import DeviceWorker
 
 
 class StreamedStep(SingleProcess):
@@ -65,7 +65,7 @@ class StreamedStep(SingleProcess):
             worker.held = Held()
         self.gradients = {}
 
-    def _run(self, worker: Worker, op: int, step: int) -> None:
+    def _run(self, worker: DeviceWorker, op: int, step: int) -> None:
         call: Call = self.program.calls[op]
         if call.phase == Phase.OPTIMIZER:
             parameter, gradient = call.args[0].number, call.args[1].number

@@ -47,7 +47,7 @@ class _Refusal(NamedTuple):
     """When to try the next time."""
 
 
-class Carrier:
+class ExecutorCarrier:
     """Talks to the executor; one thread at a time may call `look` and `carry`."""
 
     def __init__(

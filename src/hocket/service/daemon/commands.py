@@ -24,8 +24,8 @@ from hocket.fleet.rounds.events import (
     Submit,
     Tick,
 )
-from hocket.fleet.rounds.state import ENDED, PAUSED, Job, State
-from hocket.service.daemon.draft import Draft
+from hocket.fleet.rounds.state import ENDED, PAUSED, FleetState, Job
+from hocket.service.daemon.draft import BatchDraft
 from hocket.service.daemon.rehearse import rehearse_job
 from hocket.service.daemon.untried import with_untried_levelled
 from hocket.service.daemon.world import find, phase_of
@@ -36,7 +36,7 @@ from hocket.service.errors import (
     StaleAttemptError,
 )
 from hocket.service.executors.executor import AttemptName
-from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, Lease
+from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord, LeaseAnswer
 from hocket.service.spec import JobSpec, is_preemptible
 from hocket.service.store.batch import KeyRecord
 
@@ -48,7 +48,7 @@ _MAX_KEY = 200
 
 
 def submit(
-    draft: Draft,
+    draft: BatchDraft,
     spec: JobSpec,
     key: str | None,
     team_weights: dict[str, float],
@@ -112,7 +112,7 @@ def speed_on(spec: JobSpec, kind: str) -> float:
     return 1.0 if spec.throughputs is None else spec.throughputs.get(kind, 0.0)
 
 
-def with_team(state: State, team: str, weights: dict[str, float]) -> tuple[State, int]:
+def with_team(state: FleetState, team: str, weights: dict[str, float]) -> tuple[FleetState, int]:
     """The state with a team in it, and the team's index."""
     if team in state.teams:
         return state, state.teams.index(team)
@@ -120,7 +120,7 @@ def with_team(state: State, team: str, weights: dict[str, float]) -> tuple[State
     return state.but(teams=(*state.teams, team), team_weight=weight), len(state.teams)
 
 
-def cancel(draft: Draft, number: int, version: int | None, find_job: FindJob) -> None:
+def cancel(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> None:
     """End a job; nothing happens to one that was cancelled before."""
     record = _record(draft, number, version, find_job)
     if record.status == "cancelled" or phase_of(draft.state, number) == ENDED:
@@ -131,7 +131,7 @@ def cancel(draft: Draft, number: int, version: int | None, find_job: FindJob) ->
     return None
 
 
-def pause(draft: Draft, number: int, version: int | None, find_job: FindJob) -> None:
+def pause(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> None:
     """Let a job hold no devices until it is resumed."""
     record = _record(draft, number, version, find_job)
     phase = phase_of(draft.state, number)
@@ -143,7 +143,7 @@ def pause(draft: Draft, number: int, version: int | None, find_job: FindJob) -> 
         draft.note("paused", number)
 
 
-def resume(draft: Draft, number: int, version: int | None, find_job: FindJob) -> None:
+def resume(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> None:
     """Let a paused job have devices again."""
     record = _record(draft, number, version, find_job)
     phase = phase_of(draft.state, number)
@@ -155,7 +155,7 @@ def resume(draft: Draft, number: int, version: int | None, find_job: FindJob) ->
         draft.note("resumed", number)
 
 
-def _record(draft: Draft, number: int, version: int | None, find_job: FindJob) -> JobRecord:
+def _record(draft: BatchDraft, number: int, version: int | None, find_job: FindJob) -> JobRecord:
     record = draft.jobs.get(number) or find_job(number)
     if record is None:
         raise NotFoundError(f"there is no job {number}")
@@ -177,13 +177,13 @@ def _refuse_ended(record: JobRecord) -> None:
 
 
 def report(
-    draft: Draft,
+    draft: BatchDraft,
     name: AttemptName,
     token: str,
     done_steps: float,
     is_finished: bool,
     can_save: bool = False,
-) -> Lease:
+) -> LeaseAnswer:
     """What an attempt did so far; answers whether it may go on."""
     _check_steps(done_steps)
     attempt = _proven(draft, name, token)
@@ -212,7 +212,7 @@ def report(
     return lease(draft, name)
 
 
-def finish(draft: Draft, *numbers: int) -> None:
+def finish(draft: BatchDraft, *numbers: int) -> None:
     """Jobs have done all that they were to do."""
     draft.happen(Finish(time_s=draft.time_s, numbers=numbers))
     for number in numbers:
@@ -222,20 +222,20 @@ def finish(draft: Draft, *numbers: int) -> None:
         draft.end(number, "finished")
 
 
-def lease(draft: Draft, name: AttemptName) -> Lease:
+def lease(draft: BatchDraft, name: AttemptName) -> LeaseAnswer:
     """Whether an attempt may go on, and until when."""
     attempt = find(draft.attempts, name)
     if attempt is None or attempt.stopping_since_s is not None:
         since_s = draft.time_s if attempt is None else attempt.stopping_since_s or draft.time_s
         grace_s = draft.jobs[name.job].spec.grace_s
-        return Lease(attempt=name.attempt, may_run=False, stop_by_s=since_s + grace_s)
+        return LeaseAnswer(attempt=name.attempt, may_run=False, stop_by_s=since_s + grace_s)
     ends_s = float(draft.state.next_tick_s)
     round_ends_s = ends_s if math.isfinite(ends_s) else None
-    return Lease(attempt=name.attempt, may_run=True, round_ends_s=round_ends_s)
+    return LeaseAnswer(attempt=name.attempt, may_run=True, round_ends_s=round_ends_s)
 
 
 def commit_checkpoint(
-    draft: Draft, name: AttemptName, token: str, step: float, path: str
+    draft: BatchDraft, name: AttemptName, token: str, step: float, path: str
 ) -> CheckpointRecord:
     """A checkpoint that the next attempt begins with; also of an attempt that is being stopped. One
     of fewer steps than the newest does not count, which is then answered."""
@@ -263,7 +263,7 @@ def _check_steps(steps: float) -> None:
         raise UsageError(f"{steps!r} is no number of steps")
 
 
-def _proven(draft: Draft, name: AttemptName, token: str) -> AttemptRecord:
+def _proven(draft: BatchDraft, name: AttemptName, token: str) -> AttemptRecord:
     """The attempt that speaks: started and not ended, so that no newer one of its job runs."""
     attempt = find(draft.attempts, name)
     is_right = attempt is not None and hmac.compare_digest(attempt.token.encode(), token.encode())
@@ -278,7 +278,7 @@ def _proven(draft: Draft, name: AttemptName, token: str) -> AttemptRecord:
 # ── time ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tick(draft: Draft) -> None:
+def tick(draft: BatchDraft) -> None:
     """Begin a round where one is due."""
     if draft.time_s >= draft.state.next_tick_s:
         draft.happen(Tick(time_s=draft.time_s))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from hocket.fleet.rounds.state import Rules, State
+from hocket.fleet.rounds.state import FleetState, Rules
 from hocket.service.daemon import commands
-from hocket.service.daemon.carry import Carrier
+from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Command, Decider
 from hocket.service.daemon.log import Log
@@ -29,7 +29,7 @@ from hocket.service.records import (
     EventRecord,
     JobRecord,
     JobStatus,
-    Lease,
+    LeaseAnswer,
 )
 from hocket.service.spec import JobSpec
 from hocket.service.store.store import Store
@@ -65,7 +65,7 @@ class Daemon:
         """Which attempt of a job spoke last and when, for jobs that may not be silent for long."""
         self._decider = Decider(world, store, self._clock)
         self._loops = Loops(self._decider, self._clock, poll_s)
-        self._carrier = Carrier(
+        self._carrier = ExecutorCarrier(
             executor,
             store.folder,
             world=lambda: self._decider.world,
@@ -141,9 +141,9 @@ class Daemon:
         done_steps: float,
         is_finished: bool = False,
         can_save: bool = False,
-    ) -> Lease:
+    ) -> LeaseAnswer:
         """What an attempt has done; raises `StaleAttemptError` where it does not hold the job."""
-        lease: Lease = self._answer(
+        lease: LeaseAnswer = self._answer(
             partial(
                 commands.report,
                 name=name,
@@ -173,7 +173,7 @@ class Daemon:
         return self._clock.now_s()
 
     @property
-    def state(self) -> State:
+    def state(self) -> FleetState:
         """What was decided last; never changed, so that it may be kept and read."""
         return self._decider.world.state
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from hocket.base.errors import HocketError
 from hocket.service.daemon.clock import Clock
-from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.draft import BatchDraft
 from hocket.service.daemon.world import World
 from hocket.service.errors import UnavailableError
 from hocket.service.store.batch import Batch
 from hocket.service.store.store import Store
 
-Command = Callable[[Draft], Any]
+Command = Callable[[BatchDraft], Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Decider:
     def _decide(self, requests: Sequence[Request]) -> None:
         if self.broken is not None:
             raise self.broken
-        draft = Draft(self.world, self._clock.now_s(), _new_token)
+        draft = BatchDraft(self.world, self._clock.now_s(), _new_token)
         answers = [(request, _answer(request, draft)) for request in requests]
         if draft.is_changed:
             self._commit(draft)
@@ -72,7 +72,7 @@ class Decider:
             else:
                 request.future.set_result(answer)
 
-    def _commit(self, draft: Draft) -> None:
+    def _commit(self, draft: BatchDraft) -> None:
         world, batch = draft.finish()
         try:
             self._store.commit(batch)
@@ -94,7 +94,7 @@ class _HalfDoneError(Exception):
         self.why = why
 
 
-def _answer(request: Request, draft: Draft) -> Any:
+def _answer(request: Request, draft: BatchDraft) -> Any:
     num_changes = draft.num_changes
     try:
         return request.command(draft)

@@ -13,7 +13,7 @@ from typing import Any
 from hocket.fleet.rounds.actions import Start, Stop
 from hocket.fleet.rounds.events import Event
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
-from hocket.fleet.rounds.state import PAUSED, RUNNING, State
+from hocket.fleet.rounds.state import PAUSED, RUNNING, FleetState
 from hocket.fleet.rounds.step import step
 from hocket.service.daemon.preemptible import with_preemptible
 from hocket.service.daemon.world import World, find, name_of, phase_of
@@ -36,7 +36,7 @@ _VERDICTS: dict[str, JobStatus] = {
 """What a job ends as, by why it was ended."""
 
 
-class Draft:
+class BatchDraft:
     """Changes of one batch; `finish` makes the world and the rows of them."""
 
     def __init__(self, world: World, time_s: float, new_token: Callable[[], str]) -> None:
@@ -68,7 +68,7 @@ class Draft:
     # ── what commands do ──
 
     def happen(
-        self, event: Event, *, state: State | None = None, new_job: JobRecord | None = None
+        self, event: Event, *, state: FleetState | None = None, new_job: JobRecord | None = None
     ) -> None:
         """Let `step` decide about an event and note what is to be done; ``state`` is what it
         happens to where that is not simply the draft's."""

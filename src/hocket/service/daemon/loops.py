@@ -1,4 +1,4 @@
-"""Two threads around `Decider` and `Carrier`: one decides and commits, one acts.
+"""Two threads around `Decider` and `ExecutorCarrier`: one decides and commits, one acts.
 
 Deciding never waits for the executor, whose calls may take seconds, and acting never waits for the
 disk. Commands that came while a batch was committed make up the next batch.
@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from hocket.service.daemon import commands
-from hocket.service.daemon.carry import Carrier
+from hocket.service.daemon.carry import ExecutorCarrier
 from hocket.service.daemon.clock import Clock
 from hocket.service.daemon.decider import Command, Decider, Request
 from hocket.service.daemon.inbox import Inbox
@@ -49,7 +49,7 @@ class Loops:
         self._threads: list[threading.Thread] = []
         decider.on_commit = self._after_commit
 
-    def start(self, carrier: Carrier) -> None:
+    def start(self, carrier: ExecutorCarrier) -> None:
         """Begin to decide and to act."""
         decides = threading.Thread(target=self._decide_forever, name="fleet-decides", daemon=True)
         acts = threading.Thread(
@@ -135,7 +135,7 @@ class Loops:
 
     # ── acting ──
 
-    def _act_forever(self, carrier: Carrier) -> None:
+    def _act_forever(self, carrier: ExecutorCarrier) -> None:
         next_look_s = time.monotonic()
         while not self.is_closing:
             wait_s = max(next_look_s - time.monotonic(), 0.0)
@@ -148,7 +148,7 @@ class Loops:
                 self._safely(carrier, partial(carrier.carry, known))
 
     @staticmethod
-    def _safely(carrier: Carrier, act: Callable[[], None]) -> None:
+    def _safely(carrier: ExecutorCarrier, act: Callable[[], None]) -> None:
         """An engine that breaks in a way that nobody foresaw is asked again, not given up."""
         try:
             act()

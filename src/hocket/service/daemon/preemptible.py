@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.state import FleetState
 
 
-def with_preemptible(state: State, number: int) -> State:
+def with_preemptible(state: FleetState, number: int) -> FleetState:
     """The state in which a job may be stopped for others."""
     rows = state.jobs.rows
     at = int(np.searchsorted(rows["number"], number))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.fleet.rounds.state import Rules, State, lay_out, new_state
+from hocket.fleet.rounds.state import FleetState, Rules, lay_out, new_state
 from hocket.service.daemon.commands import steps_per_s
 from hocket.service.daemon.rehearse import rehearse_day, rehearse_round
 from hocket.service.daemon.world import World, holder_index, violations
@@ -60,8 +60,8 @@ def recovered(
 
 
 def _refitted(
-    state: State, rules: Rules, kinds: tuple[str, ...], jobs: Mapping[int, JobRecord]
-) -> State:
+    state: FleetState, rules: Rules, kinds: tuple[str, ...], jobs: Mapping[int, JobRecord]
+) -> FleetState:
     """The stored state under new rules, with kinds of devices that it did not know."""
     state = state.but(rules=rules)
     new = tuple(kind for kind in kinds if kind not in state.kinds)

@@ -27,11 +27,11 @@ from hocket.fleet.rounds.events import (
     Submit,
     Tick,
 )
-from hocket.fleet.rounds.state import Device, Job, Jobs, Rules, State, new_state
+from hocket.fleet.rounds.state import FleetDevice, FleetState, Job, Jobs, Rules, new_state
 from hocket.fleet.rounds.step import step
 
 
-def rehearse_job(state: State, job: Job) -> None:
+def rehearse_job(state: FleetState, job: Job) -> None:
     """Raise `UsageError` where the state's policy cannot serve a job."""
     kind_of_job = (job.gang > 1, math.isfinite(job.total_steps), math.isfinite(job.deadline_s))
     try:
@@ -44,7 +44,7 @@ def rehearse_job(state: State, job: Job) -> None:
 @lru_cache(maxsize=64)
 def _rehearse_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline: bool) -> None:
     """The same for all jobs that policies refuse or serve alike; remembered where it is served."""
-    devices = (Device(name="a", kind=""), Device(name="b", kind=""))
+    devices = (FleetDevice(name="a", kind=""), FleetDevice(name="b", kind=""))
     job = Job(
         number=1,
         name="",
@@ -56,7 +56,7 @@ def _rehearse_like(rules: Rules, is_gang: bool, knows_steps: bool, has_deadline:
     step(new_state(("",), devices, rules), Submit(time_s=0.0, jobs=(job,)))
 
 
-def rehearse_round(state: State) -> None:
+def rehearse_round(state: FleetState) -> None:
     """Raise `UsageError` where the state's policy cannot serve its jobs."""
     due = state.but(next_tick_s=state.time_s, solved_s=-np.inf, is_dirty=True, warm=None)
     step(due, Tick(time_s=state.time_s))
@@ -68,7 +68,7 @@ def rehearse_day(rules: Rules, kinds: tuple[str, ...]) -> None:
     `step`: a service that says it is ready need not do that while somebody waits, and one that is
     killed soon after each start would never come to an end with it."""
     devices = tuple(
-        Device(name=f"{kind}-{index}", kind=kind, server=f"{kind}-{index // 2}")
+        FleetDevice(name=f"{kind}-{index}", kind=kind, server=f"{kind}-{index // 2}")
         for kind in kinds
         for index in range(4)
     )
@@ -111,7 +111,7 @@ def _some_jobs(rules: Rules, num_kinds: int) -> tuple[Job, ...]:
     )
 
 
-def _emptied(state: State) -> State:
+def _emptied(state: FleetState) -> FleetState:
     """The same fleet without jobs, where a round begins as soon as one comes."""
     return state.but(
         jobs=Jobs(*(column[:0] for column in state.jobs)),

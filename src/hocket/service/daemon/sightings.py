@@ -12,9 +12,9 @@ from hocket.fleet.rounds.events import (
     Lose,
     RemoveDevices,
 )
-from hocket.fleet.rounds.state import ENDED, RUNNING, Device
+from hocket.fleet.rounds.state import ENDED, RUNNING, FleetDevice
 from hocket.service.daemon.commands import finish
-from hocket.service.daemon.draft import Draft
+from hocket.service.daemon.draft import BatchDraft
 from hocket.service.daemon.world import find, kinds_up, phase_of
 from hocket.service.executors.executor import LOST, AttemptName, Status
 from hocket.service.records import AttemptRecord
@@ -25,7 +25,7 @@ MADE_WAY = ("preempted", "moved")
 """Why rounds stop an attempt whose job goes on."""
 
 
-def begun(draft: Draft, names: Sequence[AttemptName]) -> None:
+def begun(draft: BatchDraft, names: Sequence[AttemptName]) -> None:
     """The processes of some attempts run."""
     for name in names:
         attempt = find(draft.attempts, name)
@@ -33,7 +33,7 @@ def begun(draft: Draft, names: Sequence[AttemptName]) -> None:
             draft.put_job(replace(draft.jobs[name.job], status="running"))
 
 
-def ended(draft: Draft, statuses: Sequence[Status]) -> None:
+def ended(draft: BatchDraft, statuses: Sequence[Status]) -> None:
     """Nothing of some attempts runs any more."""
     finished = [status.name for status in statuses if _has_finished(draft, status)]
     for name in finished:
@@ -46,7 +46,7 @@ def ended(draft: Draft, statuses: Sequence[Status]) -> None:
             _end(draft, attempt, status)
 
 
-def _has_finished(draft: Draft, status: Status) -> bool:
+def _has_finished(draft: BatchDraft, status: Status) -> bool:
     """Whether the job is done: the command ended well, and not because it was asked to end.
 
     One that ended in the same instant as it was to be stopped may have been done before it knew,
@@ -61,7 +61,7 @@ def _has_finished(draft: Draft, status: Status) -> bool:
     return not was_asked and phase_of(draft.state, status.name.job) != ENDED
 
 
-def _end(draft: Draft, attempt: AttemptRecord, status: Status) -> None:
+def _end(draft: BatchDraft, attempt: AttemptRecord, status: Status) -> None:
     name = status.name
     if attempt.stopping_since_s is not None:
         draft.close(name, attempt.outcome, status.exit_code)
@@ -75,7 +75,7 @@ def _end(draft: Draft, attempt: AttemptRecord, status: Status) -> None:
         _fail(draft, name, _complaint(status))
 
 
-def _count_loss(draft: Draft, number: int, status: Status) -> None:
+def _count_loss(draft: BatchDraft, number: int, status: Status) -> None:
     """Tell the rounds of an attempt that made way for others and left less than it had done: did
     not end by itself, or reported more steps than it saved."""
     job, checkpoint = draft.jobs[number], draft.checkpoints.get(number)
@@ -87,7 +87,7 @@ def _count_loss(draft: Draft, number: int, status: Status) -> None:
     draft.note("work-lost", number, attempt=status.name.attempt, saved_steps=saved_steps)
 
 
-def _give_up(draft: Draft, number: int, message: str) -> None:
+def _give_up(draft: BatchDraft, number: int, message: str) -> None:
     """A job whose command cannot be run: trying again would not help."""
     job = draft.jobs[number]
     draft.happen(Cancel(time_s=draft.time_s, numbers=(number,)))
@@ -95,14 +95,14 @@ def _give_up(draft: Draft, number: int, message: str) -> None:
     draft.end(number, "given up")
 
 
-def silent(draft: Draft, name: AttemptName, silence_s: float) -> None:
+def silent(draft: BatchDraft, name: AttemptName, silence_s: float) -> None:
     """An attempt reported nothing for too long: it is stopped, and counts as failed."""
     attempt = find(draft.attempts, name)
     if attempt is not None and attempt.stopping_since_s is None:
         _fail(draft, name, f"attempt {name.attempt} reported nothing for {silence_s:.0f} s")
 
 
-def _fail(draft: Draft, name: AttemptName, message: str) -> None:
+def _fail(draft: BatchDraft, name: AttemptName, message: str) -> None:
     assert phase_of(draft.state, name.job) == RUNNING
     checkpoint = draft.checkpoints.get(name.job)
     done_steps = None if checkpoint is None else checkpoint.step
@@ -127,7 +127,7 @@ def _complaint(status: Status) -> str:
     return f"{attempt} ended with exit code {status.exit_code}{detail}"
 
 
-def see_devices(draft: Draft, devices: tuple[Device, ...]) -> None:
+def see_devices(draft: BatchDraft, devices: tuple[FleetDevice, ...]) -> None:
     """What is there now, of kinds that the fleet knows, against what the state believes."""
     up = kinds_up(draft.state)
     there = {device.name: device.kind for device in devices if device.kind in draft.state.kinds}
@@ -144,7 +144,7 @@ def see_devices(draft: Draft, devices: tuple[Device, ...]) -> None:
             draft.note("device-added", device=device.name, device_kind=device.kind)
 
 
-def see_unknown_kinds(draft: Draft, kinds: Sequence[str]) -> None:
+def see_unknown_kinds(draft: BatchDraft, kinds: Sequence[str]) -> None:
     """Devices came that nothing can run on: nobody said how fast jobs are there."""
     for kind in kinds:
         draft.note("kind-unknown", device_kind=kind)

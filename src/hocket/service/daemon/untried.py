@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.state import FleetState
 
 
-def with_untried_levelled(state: State, number: int) -> State:
+def with_untried_levelled(state: FleetState, number: int) -> FleetState:
     """The state after a measurement of a job of which no throughputs were stated."""
     at = state.row_of(number)
     jobs, kind = state.jobs, int(state.jobs.rows["kind"][at])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.fleet.rounds.state import ENDED, RUNNING, State
+from hocket.fleet.rounds.state import ENDED, RUNNING, FleetState
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord
 
@@ -21,7 +21,7 @@ from hocket.service.records import AttemptRecord, CheckpointRecord, JobRecord
 class World:
     """The fleet after a commit; never changed, only replaced."""
 
-    state: State
+    state: FleetState
     jobs: Mapping[int, JobRecord]
     """Those that have not ended."""
     attempts: Mapping[int, tuple[AttemptRecord, ...]]
@@ -62,7 +62,7 @@ def name_of(record: AttemptRecord) -> AttemptName:
     return AttemptName(record.job, record.attempt)
 
 
-def phase_of(state: State, number: int) -> int:
+def phase_of(state: FleetState, number: int) -> int:
     """What a job does for the state; ended where it does not know it any more."""
     numbers = state.jobs.rows["number"]
     row = int(np.searchsorted(numbers, number))
@@ -71,7 +71,7 @@ def phase_of(state: State, number: int) -> int:
     return int(state.jobs.rows["phase"][row])
 
 
-def kinds_up(state: State) -> dict[str, str]:
+def kinds_up(state: FleetState) -> dict[str, str]:
     """Kinds of the devices that work, by their names."""
     devices = zip(state.device_names, state.device_kind.tolist(), state.is_up, strict=True)
     return {name: state.kinds[kind] for name, kind, is_up in devices if is_up}
@@ -113,7 +113,7 @@ def violations(world: World) -> list[str]:
     ]
 
 
-def _numbers_and_phases(state: State) -> tuple[list[int], list[int]]:
+def _numbers_and_phases(state: FleetState) -> tuple[list[int], list[int]]:
     return state.jobs.rows["number"].tolist(), state.jobs.rows["phase"].tolist()
 
 

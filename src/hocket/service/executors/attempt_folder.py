@@ -36,7 +36,7 @@ DAMAGED = (ValueError, TypeError, KeyError)
 """What a file raises that is not as it was written."""
 
 
-class Order(NamedTuple):
+class AttemptOrder(NamedTuple):
     """What a supervisor runs: an `Assignment` without what only the daemon needs."""
 
     command: list[str]
@@ -75,7 +75,7 @@ def write_assignment(
     folder: str | Path, assignment: Assignment, *, log_limit_bytes: int = 1 << 30
 ) -> None:
     """Tell a supervisor what to run; ``folder`` must exist."""
-    order = Order(
+    order = AttemptOrder(
         command=list(assignment.command),
         environment=dict(assignment.environment),
         work_folder=str(assignment.work_folder),
@@ -90,10 +90,10 @@ def write_assignment(
     write_json(os.path.join(folder, ASSIGNMENT), order._asdict())
 
 
-def read_order(folder: str | Path) -> Order | None:
+def read_order(folder: str | Path) -> AttemptOrder | None:
     """What to run; None where nothing was said."""
     content = read_json(os.path.join(folder, ASSIGNMENT))
-    return None if content is None else Order(**content)
+    return None if content is None else AttemptOrder(**content)
 
 
 def ask_to_stop(folder: str | Path, grace_s: float) -> None:

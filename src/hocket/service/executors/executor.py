@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 
 Phase = Literal["starting", "running", "exited", "lost"]
 STARTING: Phase = "starting"
@@ -79,7 +79,7 @@ class Poll:
 
     attempts: Sequence[Status]
     """Of all attempts that were started and not forgotten."""
-    devices: tuple[Device, ...] = field(default=())
+    devices: tuple[FleetDevice, ...] = field(default=())
     """Those that can be used now; one that was there before and is missing is lost."""
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hocket.base import config
 from hocket.base.errors import RunError, UsageError
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.processes import system
 from hocket.processes.start import start_module
 from hocket.service.executors import attempt_folder as files
@@ -51,7 +51,7 @@ class LocalExecutor:
     """An `Executor` for the devices of this machine; ``folder`` is its own and holds its memory."""
 
     def __init__(
-        self, folder: Path, devices: tuple[Device, ...], *, log_limit_bytes: int = 1 << 30
+        self, folder: Path, devices: tuple[FleetDevice, ...], *, log_limit_bytes: int = 1 << 30
     ) -> None:
         if sys.platform != "linux":
             raise UsageError(

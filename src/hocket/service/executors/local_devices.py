@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hocket.base.config import cuda_visible_devices
 from hocket.base.errors import UsageError
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.hardware.detect import find_gpus
 from hocket.service.executors.executor import Assignment
 
@@ -22,11 +22,11 @@ _INDEX = re.compile(r"[0-9]+$")
 _SERVER = "this-machine"
 
 
-def found_devices() -> tuple[Device, ...]:
+def found_devices() -> tuple[FleetDevice, ...]:
     """GPUs that nvidia-smi lists and this process may use; none where there is no nvidia-smi."""
     usable = _usable()
     return tuple(
-        Device(name=f"{gpu.kind}-{index}", kind=gpu.kind, server=_SERVER)
+        FleetDevice(name=f"{gpu.kind}-{index}", kind=gpu.kind, server=_SERVER)
         for index, gpu in enumerate(find_gpus())
         if usable is None or index in usable
     )
@@ -46,7 +46,7 @@ def _usable() -> set[int] | None:
     return {int(part) for part in parts}
 
 
-def with_cuda_indexes(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+def with_cuda_indexes(devices: tuple[FleetDevice, ...]) -> tuple[FleetDevice, ...]:
     """Devices of several kinds of GPUs, numbered through: the GPUs of ``v100:2,p100:2`` are 0 to 3
     in that order. What else there is keeps its names."""
     gpus = [device for device in devices if _CUDA_KIND.match(device.kind)]

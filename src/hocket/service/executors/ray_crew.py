@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from hocket.service.executors import attempt_folder as files
-from hocket.service.executors.attempt_folder import Order, Result
+from hocket.service.executors.attempt_folder import AttemptOrder, Result
 from hocket.service.executors.executor import RUNNING, STARTING, Phase
-from hocket.service.executors.ray_nodes import GPU, NODE_ID_LABEL, Bundle
+from hocket.service.executors.ray_nodes import GPU, NODE_ID_LABEL, RayBundle
 from hocket.service.executors.ray_supervisor import Supervisor
 
 PLACED = "placed.json"
@@ -36,7 +36,7 @@ ACTOR_DELAY_S = 15.0
 
 
 @dataclass
-class Part:
+class NodePart:
     """What runs on one node."""
 
     actor: Any = None
@@ -54,14 +54,16 @@ class Part:
 class RayCrew:
     """The parts of one attempt, from their reservation to their end."""
 
-    def __init__(self, folder: Path, order: Order, bundles: list[Bundle], namespace: str) -> None:
+    def __init__(
+        self, folder: Path, order: AttemptOrder, bundles: list[RayBundle], namespace: str
+    ) -> None:
         self.folder = folder
         self._order = order
         self._bundles = bundles
         self._namespace = namespace
         # One process sees the whole gang: then the other nodes are only reserved.
         num_working = len(bundles) if order.processes == "per-device" else 1
-        self._parts = [Part() for _ in range(num_working)]
+        self._parts = [NodePart() for _ in range(num_working)]
         self._results: list[Result] = []
         """Of parts, in the order in which they ended."""
         self._grace_s = float("inf")
@@ -80,7 +82,7 @@ class RayCrew:
         is_begun = self._is_sent and not any("begin" in part.calls for part in self._parts)
         return RUNNING if is_begun else STARTING
 
-    def calls(self) -> dict[Any, tuple[Part, str]]:
+    def calls(self) -> dict[Any, tuple[NodePart, str]]:
         """What to wait for."""
         return {
             reference: (part, method)
@@ -88,7 +90,7 @@ class RayCrew:
             for method, (reference, _) in part.calls.items()
         }
 
-    def take(self, part: Part, method: str) -> None:
+    def take(self, part: NodePart, method: str) -> None:
         """An answer is there, or the news that there will be none."""
         import ray
         from ray.exceptions import ActorUnavailableError, RayError
@@ -214,7 +216,7 @@ class RayCrew:
             part.call("begin", (address, port))
             part.call("ended")
 
-    def _running(self) -> list[Part]:
+    def _running(self) -> list[NodePart]:
         return [part for part in self._parts if part.result is None]
 
     def _go_on(self) -> Result | None:
@@ -239,12 +241,12 @@ class RayCrew:
             for part in self._running():
                 kill(part.actor)
 
-    def _lose(self, part: Part, cause: str) -> None:
+    def _lose(self, part: NodePart, cause: str) -> None:
         kill(part.actor)
         part.calls.clear()
         self._end(part, _lost(cause))
 
-    def _end(self, part: Part, result: Result) -> None:
+    def _end(self, part: NodePart, result: Result) -> None:
         if part.result is None:
             part.result = result
             self._results.append(result)

@@ -28,8 +28,8 @@ from hocket.service.executors.attempt_folder import Result
 from hocket.service.executors.executor import STARTING, Phase
 from hocket.service.executors.ray_crew import PLACED, RayCrew, release_others
 from hocket.service.executors.ray_nodes import (
-    Bundle,
-    Node,
+    RayBundle,
+    RayNode,
     bundles_of,
     devices_of,
     name_nodes,
@@ -54,7 +54,7 @@ class Driver:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._namespace = _namespace(folder)
-        self._named: dict[str, Node] = {}
+        self._named: dict[str, RayNode] = {}
         self._crews: dict[str, RayCrew] = {}
         self._told: tuple[float, Any] = (float("-inf"), None)
 
@@ -91,7 +91,7 @@ class Driver:
             folders = sorted(Path(entry.path) for entry in entries)
         return [folder for folder in folders if not (folder / files.RESULT).exists()]
 
-    def _name_nodes(self, nodes: list[Node]) -> None:
+    def _name_nodes(self, nodes: list[RayNode]) -> None:
         if {node.node_id for node in nodes} == {node.node_id for node in self._named.values()}:
             return
         before = files.read_json(self._folder / NODES) or {}
@@ -122,7 +122,7 @@ class Driver:
         if order is None:
             return
         if placed is not None:
-            bundles = [Bundle(**content) for content in placed["bundles"]]
+            bundles = [RayBundle(**content) for content in placed["bundles"]]
         else:
             found = bundles_of(order.devices, order.kind, self._named)
             if isinstance(found, str):

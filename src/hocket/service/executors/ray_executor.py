@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hocket.base.errors import MissingExtraError, RunError
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.processes.start import start_module
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors.attempt_folder import DAMAGED, Result
@@ -165,10 +165,10 @@ class RayExecutor:
             if is_own and ("devices" in news or not self._news):
                 self._news = news
 
-    def _devices(self) -> tuple[Device, ...]:
+    def _devices(self) -> tuple[FleetDevice, ...]:
         if time.monotonic() > self._news["told_s"] + self._patience_s:
             return ()
-        return tuple(Device(**content) for content in self._news["devices"])
+        return tuple(FleetDevice(**content) for content in self._news["devices"])
 
     def _last_words(self) -> str:
         lines = (self._folder / DRIVER_LOG).read_text(errors="replace").strip().splitlines()

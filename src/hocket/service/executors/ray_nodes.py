@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 
 RESOURCE_PREFIX = "accel_"
 GPU = "GPU"
@@ -25,7 +25,7 @@ NODE_ID_LABEL = "ray.io/node-id"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class RayNode:
     """A living node."""
 
     node_id: str
@@ -39,7 +39,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bundle:
+class RayBundle:
     """The devices of an attempt on one node."""
 
     node_id: str
@@ -49,7 +49,7 @@ class Bundle:
     reserved: Mapping[str, float]
 
 
-def read_nodes(rows: Iterable[Mapping[str, Any]]) -> list[Node]:
+def read_nodes(rows: Iterable[Mapping[str, Any]]) -> list[RayNode]:
     """The living nodes of ``ray.nodes()``."""
     return sorted(
         (_read_node(row) for row in rows if row["Alive"]),
@@ -57,7 +57,7 @@ def read_nodes(rows: Iterable[Mapping[str, Any]]) -> list[Node]:
     )
 
 
-def _read_node(row: Mapping[str, Any]) -> Node:
+def _read_node(row: Mapping[str, Any]) -> RayNode:
     resources: Mapping[str, float] = row["Resources"]
     num_gpus = int(resources.get(GPU, 0))
     num_devices = {
@@ -72,7 +72,7 @@ def _read_node(row: Mapping[str, Any]) -> Node:
     if not num_devices and num_gpus and label:
         num_devices, names = {label.lower(): num_gpus}, {label.lower(): (GPU,)}
     address = row["NodeManagerAddress"]
-    return Node(
+    return RayNode(
         node_id=row["NodeID"],
         title=row.get("NodeName") or address,
         address=address,
@@ -81,7 +81,7 @@ def _read_node(row: Mapping[str, Any]) -> Node:
     )
 
 
-def name_nodes(nodes: Iterable[Node], before: Mapping[str, str]) -> dict[str, Node]:
+def name_nodes(nodes: Iterable[RayNode], before: Mapping[str, str]) -> dict[str, RayNode]:
     """A name for each node; ``before`` tells which id had which name."""
     waiting = {node.node_id: node for node in nodes}
     named = {name: waiting.pop(owner) for name, owner in before.items() if owner in waiting}
@@ -90,7 +90,7 @@ def name_nodes(nodes: Iterable[Node], before: Mapping[str, str]) -> dict[str, No
     return dict(sorted(named.items()))
 
 
-def _free_name(title: str, taken: Mapping[str, Node]) -> str:
+def _free_name(title: str, taken: Mapping[str, RayNode]) -> str:
     number, name = 1, title
     while name in taken:
         number += 1
@@ -98,17 +98,19 @@ def _free_name(title: str, taken: Mapping[str, Node]) -> str:
     return name
 
 
-def devices_of(named: Mapping[str, Node]) -> list[Device]:
+def devices_of(named: Mapping[str, RayNode]) -> list[FleetDevice]:
     """All devices of the named nodes."""
     return [
-        Device(name=f"{name}/{kind}/{number}", kind=kind, server=name)
+        FleetDevice(name=f"{name}/{kind}/{number}", kind=kind, server=name)
         for name, node in named.items()
         for kind, amount in sorted(node.num_devices.items())
         for number in range(amount)
     ]
 
 
-def bundles_of(devices: Iterable[str], kind: str, named: Mapping[str, Node]) -> list[Bundle] | str:
+def bundles_of(
+    devices: Iterable[str], kind: str, named: Mapping[str, RayNode]
+) -> list[RayBundle] | str:
     """What to reserve for these devices, node by node; the name of a device that is not there."""
     by_node: dict[str, list[str]] = {}
     for device in devices:
@@ -117,10 +119,10 @@ def bundles_of(devices: Iterable[str], kind: str, named: Mapping[str, Node]) -> 
         if node is None or not number.isdigit() or int(number) >= node.num_devices.get(kind, 0):
             return device
         by_node.setdefault(name, []).append(device)
-    bundles: list[Bundle] = []
+    bundles: list[RayBundle] = []
     for name, members in by_node.items():
         node = named[name]
-        bundle = Bundle(
+        bundle = RayBundle(
             node_id=node.node_id,
             address=node.address,
             devices=tuple(members),

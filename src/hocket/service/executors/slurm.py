@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from hocket.base.errors import UsageError
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 from hocket.service.executors import attempt_folder as files
 from hocket.service.executors import slurm_commands as slurm
-from hocket.service.executors.attempt_folder import Order, Result
+from hocket.service.executors.attempt_folder import AttemptOrder, Result
 from hocket.service.executors.attempts import (
     CANNOT_START,
     Attempts,
@@ -41,7 +41,7 @@ from hocket.service.executors.executor import (
     Status,
 )
 from hocket.service.executors.slurm_commands import SlurmJob, SlurmUnreachableError
-from hocket.service.executors.slurm_nodes import Node, devices_per_node, parse_nodes
+from hocket.service.executors.slurm_nodes import SlurmNode, devices_per_node, parse_nodes
 
 SUPERVISOR_DELAY_S = 15.0
 """A job that has not ended so long after its grace is ended by Slurm."""
@@ -80,7 +80,7 @@ class SlurmExecutor:
         self._fleet = _identity(folder)
         self._options = tuple(options)
         self._kinds = tuple(kinds)
-        self._nodes: dict[str, Node] = {}
+        self._nodes: dict[str, SlurmNode] = {}
         self._jobs: dict[AttemptName, list[SlurmJob]] = {}
         self._deadline_s: dict[AttemptName, float] = {}
         self._asked_s = -math.inf
@@ -129,7 +129,7 @@ class SlurmExecutor:
     def close(self) -> None:
         """Nothing is held: Slurm has the jobs."""
 
-    def _devices(self) -> tuple[Device, ...]:
+    def _devices(self) -> tuple[FleetDevice, ...]:
         return tuple(device for node in self._nodes.values() for device in node.devices)
 
     # ── jobs of Slurm ────────────────────────────────────────────────────────────────────────────
@@ -236,7 +236,7 @@ def _identity(folder: Path) -> str:
 
 
 def _obstacle(
-    order: Order, per_node: Mapping[str, int], nodes: Mapping[str, Node]
+    order: AttemptOrder, per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]
 ) -> Result | None:
     """Why an attempt cannot be given to Slurm; lost where another node would do."""
     for node, count in per_node.items():

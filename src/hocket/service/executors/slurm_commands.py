@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hocket.base.errors import RunError, UsageError
 from hocket.service.executors.executor import AttemptName
-from hocket.service.executors.slurm_nodes import Node
+from hocket.service.executors.slurm_nodes import SlurmNode
 from hocket.service.executors.supervisor import INHERITED
 
 _TIMEOUT_S = 30.0
@@ -116,7 +116,7 @@ def cancel(jobs: Iterable[SlurmJob]) -> None:
     _signal(jobs, [])
 
 
-def parts_of(per_node: Mapping[str, int], nodes: Mapping[str, Node]) -> list[list[str]]:
+def parts_of(per_node: Mapping[str, int], nodes: Mapping[str, SlurmNode]) -> list[list[str]]:
     """Options for sbatch, a part for nodes that give equally many devices."""
     counts: dict[int, list[str]] = {}
     for node, count in per_node.items():
@@ -124,7 +124,7 @@ def parts_of(per_node: Mapping[str, int], nodes: Mapping[str, Node]) -> list[lis
     return [_part(names, count, nodes[names[0]]) for count, names in counts.items()]
 
 
-def _part(names: Collection[str], count: int, node: Node) -> list[str]:
+def _part(names: Collection[str], count: int, node: SlurmNode) -> list[str]:
     options = [
         f"--nodelist={','.join(names)}",
         f"--nodes={len(names)}",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from hocket.fleet.rounds.state import Device
+from hocket.fleet.rounds.state import FleetDevice
 
 _WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 """Names of nodes and kinds that go into the options of Slurm, where other signs have a meaning."""
@@ -23,7 +23,7 @@ _HARMLESS = frozenset(("CLOUD", "COMPLETING", "DYNAMIC_NORM", "PLANNED", "RESERV
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class SlurmNode:
     """A node that can run jobs."""
 
     name: str
@@ -35,15 +35,15 @@ class Node:
     """As Slurm calls it; empty where devices are no GPUs, or GPUs without a type."""
 
     @property
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self) -> tuple[FleetDevice, ...]:
         """Its slots."""
         names = (f"{self.name}/{slot}" for slot in range(self.num_devices))
-        return tuple(Device(name=name, kind=self.kind, server=self.name) for name in names)
+        return tuple(FleetDevice(name=name, kind=self.kind, server=self.name) for name in names)
 
 
 def parse_nodes(
     text: str, kinds: Collection[str] = (), before: Collection[str] = ()
-) -> dict[str, Node]:
+) -> dict[str, SlurmNode]:
     """Working nodes of ``scontrol --oneliner show node``, by name.
 
     With ``kinds``, only these features are kinds; else the first feature of a node is. ``before``
@@ -63,7 +63,7 @@ def devices_per_node(devices: Iterable[str]) -> dict[str, int]:
     return dict(Counter(node_of(device) for device in devices))
 
 
-def _node(line: str, kinds: Collection[str], before: Collection[str]) -> Node | None:
+def _node(line: str, kinds: Collection[str], before: Collection[str]) -> SlurmNode | None:
     fields: dict[str, str] = {}
     for key, value in _FIELD.findall(line):
         # Remarks of people come last and may look like fields.
@@ -80,7 +80,7 @@ def _node(line: str, kinds: Collection[str], before: Collection[str]) -> Node | 
     if not _WORD.fullmatch(kind) or kind == "(null)" or (kinds and kind not in kinds):
         return None
     threads = max(_whole(fields.get("ThreadsPerCore")), 1)
-    return Node(
+    return SlurmNode(
         name=name,
         kind=kind,
         num_devices=int(gpus[2]) if gpus else _whole(fields.get("CPUTot")) // threads,

@@ -32,7 +32,7 @@ from hocket.service.executors.attempt_folder import (
     RESULT,
     RUNNING,
     STOP,
-    Order,
+    AttemptOrder,
     Result,
     asked_grace_s,
     mark_of,
@@ -194,7 +194,7 @@ class _Gang:
         """A thread inside the domain that all commands of the gang share: they may signal each
         other, and not this process. It lives on, for the kernel kills them when it ends."""
 
-    def start(self, order: Order, rank: int, port: int, output: int) -> None:
+    def start(self, order: AttemptOrder, rank: int, port: int, output: int) -> None:
         """Start a command; raises OSError where it cannot be."""
         supervisor = os.getpid()
         handle = self._starter.submit(
@@ -243,7 +243,7 @@ class _Gang:
         return next((ended for ended in self.ended if ended[1] != 0), None)
 
 
-def _supervise(order: Order, inputs: _Inputs) -> Result:
+def _supervise(order: AttemptOrder, inputs: _Inputs) -> Result:
     gang = _Gang()
     _start(gang, order, inputs.output_end)
     os.close(inputs.output_end)
@@ -263,7 +263,7 @@ def _supervise(order: Order, inputs: _Inputs) -> Result:
     return Result(exit_code, _why(gang, order), was_asked=gang.was_asked)
 
 
-def _start(gang: _Gang, order: Order, output: int) -> None:
+def _start(gang: _Gang, order: AttemptOrder, output: int) -> None:
     num_ranks = len(order.devices) if order.processes == "per-device" else 1
     port = free_port() if order.processes == "per-device" else 0
     try:
@@ -275,7 +275,7 @@ def _start(gang: _Gang, order: Order, output: int) -> None:
         gang.trouble = f"cannot run {place!r}: {reason}"
 
 
-def _see_to_the_end(gang: _Gang, order: Order, inputs: _Inputs) -> None:
+def _see_to_the_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> None:
     deadline_s, told = math.inf, NOBODY
     gang.reap()
     while not gang.is_gone:
@@ -292,7 +292,7 @@ def _see_to_the_end(gang: _Gang, order: Order, inputs: _Inputs) -> None:
         gang.reap()
 
 
-def _who_must_end(gang: _Gang, order: Order, inputs: _Inputs) -> tuple[int, float]:
+def _who_must_end(gang: _Gang, order: AttemptOrder, inputs: _Inputs) -> tuple[int, float]:
     """Who is to be ended, and how long that may take.
 
     Only the commands are asked at first: a training that is to save its work needs those that load
@@ -307,7 +307,7 @@ def _who_must_end(gang: _Gang, order: Order, inputs: _Inputs) -> tuple[int, floa
     return (NOBODY, math.inf) if asked_s is None else (COMMANDS, asked_s)
 
 
-def _asked_s(order: Order, inputs: _Inputs) -> float | None:
+def _asked_s(order: AttemptOrder, inputs: _Inputs) -> float | None:
     """How long the attempt was given to end; None where nobody asked it to."""
     try:
         # Whoever removes the folder has given the attempt up, and its devices away.
@@ -321,7 +321,7 @@ def _asked_s(order: Order, inputs: _Inputs) -> float | None:
     return order.grace_s if asked_s is None and inputs.is_asked_to_end else asked_s
 
 
-def _why(gang: _Gang, order: Order) -> str:
+def _why(gang: _Gang, order: AttemptOrder) -> str:
     if gang.failure is None:
         return ""
     rank, exit_code = gang.failure
@@ -334,7 +334,7 @@ def _why(gang: _Gang, order: Order) -> str:
         return f"{who} was ended by signal {-exit_code}"
 
 
-def _environment(order: Order, rank: int, port: int) -> dict[str, str]:
+def _environment(order: AttemptOrder, rank: int, port: int) -> dict[str, str]:
     """What a command finds: little of ours, what its job asked for, and what names its devices."""
     inherited = {
         name: text
@@ -351,7 +351,7 @@ def _environment(order: Order, rank: int, port: int) -> dict[str, str]:
     return inherited | _ranks(order, rank, port) | order.environment | given
 
 
-def _ranks(order: Order, rank: int, port: int) -> dict[str, str]:
+def _ranks(order: AttemptOrder, rank: int, port: int) -> dict[str, str]:
     if order.processes != "per-device":
         return {}
     world = {"WORLD_SIZE": str(len(order.devices)), "LOCAL_WORLD_SIZE": str(len(order.devices))}

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from hocket.fleet.explain import Explanation, explain
 from hocket.fleet.forecast import Forecast, at_moment
-from hocket.fleet.rounds.state import WAITING, State
-from hocket.fleet.what_if import WhatIf
+from hocket.fleet.rounds.state import WAITING, FleetState
+from hocket.fleet.what_if import TwoFutures
 from hocket.service.errors import BusyError
 from hocket.service.outlook.questions import (
     answered,
@@ -30,12 +30,12 @@ MAX_ASKED = 3
 
 class _Ask(Protocol):
     def __call__(
-        self, question: str, state: State, time_s: float, asked: Mapping[str, Any]
+        self, question: str, state: FleetState, time_s: float, asked: Mapping[str, Any]
     ) -> dict[str, Any]:
         """An answer, made by one thread at a time."""
 
 
-class Outlook:
+class FleetOutlook:
     """Answers from several threads' questions; all methods raise `BusyError` where too many ask,
     and `UsageError` where the question has no answer. ``time_s`` is now."""
 
@@ -44,27 +44,27 @@ class Outlook:
         self._places = threading.BoundedSemaphore(MAX_ASKED)
         self._turn = threading.Lock()
 
-    def explain(self, state: State, time_s: float, number: int) -> Explanation:
+    def explain(self, state: FleetState, time_s: float, number: int) -> Explanation:
         """What a job does or waits for, and when it is expected to start."""
         if state.jobs.rows["phase"][state.row_of(number)] != WAITING:
             # Nobody has to look ahead for that.
             return explain(at_moment(state, time_s), number)
         return explanation_of(self._ask("explain", state, time_s, number=number))
 
-    def starts(self, state: State, time_s: float, numbers: Sequence[int]) -> Forecast:
+    def starts(self, state: FleetState, time_s: float, numbers: Sequence[int]) -> Forecast:
         """When these jobs are expected to get devices."""
         return forecast_of(self._ask("starts", state, time_s, numbers=list(numbers)))
 
     def forecast(
-        self, state: State, time_s: float, policy: str | None, num_devices: Mapping[str, int]
+        self, state: FleetState, time_s: float, policy: str | None, num_devices: Mapping[str, int]
     ) -> Forecast:
         """What becomes of the jobs under a policy, with other numbers of devices."""
         asked = {"policy": policy, "num_devices": dict(num_devices)}
         return forecast_of(self._ask("forecast", state, time_s, **asked))
 
     def what_if(
-        self, state: State, time_s: float, policy: str | None, num_devices: Mapping[str, int]
-    ) -> WhatIf:
+        self, state: FleetState, time_s: float, policy: str | None, num_devices: Mapping[str, int]
+    ) -> TwoFutures:
         """The same against things as they are."""
         asked = {"policy": policy, "num_devices": dict(num_devices)}
         return what_if_of(self._ask("what-if", state, time_s, **asked))
@@ -72,7 +72,7 @@ class Outlook:
     def close(self) -> None:
         """Answer no more."""
 
-    def _ask(self, question: str, state: State, time_s: float, **asked: Any) -> dict[str, Any]:
+    def _ask(self, question: str, state: FleetState, time_s: float, **asked: Any) -> dict[str, Any]:
         with self._place(), self._turn:
             return self._ask_one(question, state, time_s, asked)
 
@@ -86,7 +86,7 @@ class Outlook:
             self._places.release()
 
 
-class HereOutlook(Outlook):
+class HereOutlook(FleetOutlook):
     """Answers in this process, whose other threads it holds up: for small fleets and tests."""
 
     def __init__(self) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hocket.base.errors import UsageError
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.state import FleetState
 from hocket.processes.blame import ProcessError
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
 from hocket.service.errors import UnavailableError
-from hocket.service.outlook.outlook import Outlook
+from hocket.service.outlook.outlook import FleetOutlook
 from hocket.service.store import snapshot
 
 PATIENCE_S = 60.0
@@ -25,8 +25,8 @@ PATIENCE_S = 60.0
 _PROGRAM = "hocket.service.outlook.answerer"
 
 
-class ProcessOutlook(Outlook):
-    """An `Outlook` beside this process."""
+class ProcessOutlook(FleetOutlook):
+    """An `FleetOutlook` beside this process."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         super().__init__(self._ask_child)
@@ -47,7 +47,7 @@ class ProcessOutlook(Outlook):
             self._let_go()
 
     def _ask_child(
-        self, question: str, state: State, time_s: float, asked: Mapping[str, Any]
+        self, question: str, state: FleetState, time_s: float, asked: Mapping[str, Any]
     ) -> dict[str, Any]:
         answer = self._answer(
             {"question": question, "time_s": time_s, "asked": dict(asked)}, snapshot.pack(state)

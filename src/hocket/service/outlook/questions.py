@@ -17,8 +17,8 @@ from hocket.fleet.forecast import (
     forecast,
     resized,
 )
-from hocket.fleet.rounds.state import State
-from hocket.fleet.what_if import WhatIf, what_if
+from hocket.fleet.rounds.state import FleetState
+from hocket.fleet.what_if import TwoFutures, what_if
 
 _BUSY_PART = 3
 """The queue of a page gets this part of the work that an explanation is worth."""
@@ -26,16 +26,16 @@ _BUSY_PART = 3
 Data = dict[str, Any]
 
 
-def answered(question: str, state: State, time_s: float, asked: Mapping[str, Any]) -> Data:
+def answered(question: str, state: FleetState, time_s: float, asked: Mapping[str, Any]) -> Data:
     """The answer to a question about a state at a moment of its round."""
     return _QUESTIONS[question](at_moment(state, time_s), **asked)
 
 
-def _explain(state: State, number: int) -> Data:
+def _explain(state: FleetState, number: int) -> Data:
     return explain(state, number).to_data()
 
 
-def _starts(state: State, numbers: list[int]) -> Data:
+def _starts(state: FleetState, numbers: list[int]) -> Data:
     """When jobs that wait get devices, for a page that many look at."""
     return forecast_to_data(
         forecast(
@@ -47,12 +47,12 @@ def _starts(state: State, numbers: list[int]) -> Data:
     )
 
 
-def _forecast(state: State, policy: str | None, num_devices: dict[str, int]) -> Data:
+def _forecast(state: FleetState, policy: str | None, num_devices: dict[str, int]) -> Data:
     add, remove = resized(state, num_devices)
     return forecast_to_data(forecast(state, policy=policy, add=add, remove=remove))
 
 
-def _what_if(state: State, policy: str | None, num_devices: dict[str, int]) -> Data:
+def _what_if(state: FleetState, policy: str | None, num_devices: dict[str, int]) -> Data:
     found = what_if(state, policy=policy, num_devices=num_devices)
     return {"now": forecast_to_data(found.now), "then": forecast_to_data(found.then)}
 
@@ -92,6 +92,6 @@ def forecast_of(data: Data) -> Forecast:
     return Forecast(**{**data, **columns, "names": tuple(data["names"])})
 
 
-def what_if_of(data: Data) -> WhatIf:
+def what_if_of(data: Data) -> TwoFutures:
     """What the question ``what-if`` gave."""
-    return WhatIf(now=forecast_of(data["now"]), then=forecast_of(data["then"]))
+    return TwoFutures(now=forecast_of(data["now"]), then=forecast_of(data["then"]))

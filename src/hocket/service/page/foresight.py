@@ -9,21 +9,21 @@ from __future__ import annotations
 import threading
 
 from hocket.fleet.forecast import Forecast
-from hocket.fleet.rounds.state import WAITING, State
+from hocket.fleet.rounds.state import WAITING, FleetState
 from hocket.service.errors import UnavailableError
-from hocket.service.outlook.outlook import HereOutlook, Outlook
+from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
 
 
 class Foresight:
     """The newest forecast; safe to ask from several threads."""
 
-    def __init__(self, outlook: Outlook | None = None) -> None:
+    def __init__(self, outlook: FleetOutlook | None = None) -> None:
         self._outlook = outlook or HereOutlook()
         self._lock = threading.Lock()
         self._key: object = None
         self._newest: Forecast | None = None
 
-    def of(self, state: State) -> Forecast | None:
+    def of(self, state: FleetState) -> Forecast | None:
         """A forecast of the starts; that of a moment ago while another is being made, and None
         where there is none yet or nobody waits."""
         rows = state.jobs.rows

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.base.errors import HocketError
-from hocket.fleet.rounds.state import RUNNING, State
+from hocket.fleet.rounds.state import RUNNING, FleetState
 from hocket.service.executors.executor import AttemptName
 from hocket.service.records import ENDED, AttemptRecord, EventRecord, JobRecord
 
@@ -50,7 +50,7 @@ class Recent:
         self._last: int | None = None
         self._lock = threading.Lock()
 
-    def look(self, state: State, since_s: float) -> Lately:
+    def look(self, state: FleetState, since_s: float) -> Lately:
         """Attempts that were open since a moment, and the jobs that ended last."""
         with self._lock:
             self._read_events()
@@ -102,7 +102,7 @@ class Recent:
             outcome = str(event.detail.get("outcome") or "")
             self._attempts[name] = replace(known, ended_s=event.time_s, outcome=outcome)
 
-    def _find_running(self, state: State) -> None:
+    def _find_running(self, state: FleetState) -> None:
         """Attempts that began before the first event that was read."""
         rows = state.jobs.rows
         runs = np.flatnonzero(rows["phase"] == RUNNING)
@@ -125,7 +125,7 @@ class Recent:
         except HocketError:
             return None
 
-    def _name(self, state: State) -> None:
+    def _name(self, state: FleetState) -> None:
         before, self._names = self._names, {}
         for number in {name.job for name in self._attempts}:
             known = state.names.get(number) or before.get(number)

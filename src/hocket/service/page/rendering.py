@@ -15,7 +15,7 @@ from hocket.base.units import format_percent
 from hocket.fleet.explain import free_devices, words_for_seconds
 from hocket.fleet.forecast import Forecast
 from hocket.fleet.rounds.reasons import reason
-from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, State
+from hocket.fleet.rounds.state import PAUSED, PHASES, RUNNING, WAITING, FleetState
 from hocket.service.page.moments import ago, ahead
 from hocket.service.page.recent import Lately
 from hocket.service.page.shown import (
@@ -45,7 +45,7 @@ _NOTHING_YET = Lately()
 
 
 def live_page(
-    state: State,
+    state: FleetState,
     lately: Lately = _NOTHING_YET,
     *,
     foreseen: Forecast | None = None,
@@ -72,19 +72,19 @@ def live_page(
     )
 
 
-def window_s(state: State) -> float:
+def window_s(state: FleetState) -> float:
     """How far back the picture goes at most."""
     return max(WINDOW_ROUNDS * state.rules.round_s, _MIN_WINDOW_S)
 
 
-def _drawn_s(state: State, lately: Lately) -> float:
+def _drawn_s(state: FleetState, lately: Lately) -> float:
     """How far back the picture goes: no further than there is something to see."""
     starts_s = [one.started_s for one in lately.attempts if one.started_s is not None]
     age_s = state.time_s - min(starts_s, default=-np.inf)
     return min(window_s(state), max(age_s, _MIN_WINDOW_S))
 
 
-def job_name(state: State, number: int) -> JobName:
+def job_name(state: FleetState, number: int) -> JobName:
     """A job that has not ended."""
     row = state.row_of(number)
     team = state.teams[int(state.jobs.rows["team"][row])]
@@ -98,7 +98,7 @@ def job_name(state: State, number: int) -> JobName:
 # ── head ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _lead(state: State, counts: Mapping[str, int]) -> str:
+def _lead(state: FleetState, counts: Mapping[str, int]) -> str:
     devices = count_of(int(state.num_devices.sum()), "device")
     runs = f"{count_of(counts['running'], 'job')} {_verb(counts['running'], 'run')}"
     waits = f"{counts['waiting'] or 'none'} {_verb(counts['waiting'], 'wait')}"
@@ -112,7 +112,7 @@ def _verb(count: int, verb: str) -> str:
     return f"{verb}s" if count == 1 else verb
 
 
-def _stats(state: State, counts: Mapping[str, int]) -> tuple[Stat, ...]:
+def _stats(state: FleetState, counts: Mapping[str, int]) -> tuple[Stat, ...]:
     total = int(state.num_devices.sum())
     used = total - sum(free_devices(state))
     down = len(state.device_names) - total
@@ -130,7 +130,7 @@ def _stats(state: State, counts: Mapping[str, int]) -> tuple[Stat, ...]:
     )
 
 
-def _policy_note(state: State) -> str:
+def _policy_note(state: FleetState) -> str:
     told = (f"{key}: {text}" for key, text in state.notes.items() if key not in _SOLVER_NOTES)
     return inert("; ".join(told), 200)
 
@@ -138,7 +138,7 @@ def _policy_note(state: State) -> str:
 # ── devices ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _picture(state: State, lately: Lately) -> tuple[Markup, str]:
+def _picture(state: FleetState, lately: Lately) -> tuple[Markup, str]:
     rows = [
         DeviceRow(name=name, kind=state.kinds[int(kind)], is_up=bool(is_up))
         for name, kind, is_up in zip(
@@ -184,7 +184,7 @@ def _bars(attempt: AttemptRecord, name: str, now_s: float, index: Mapping[str, i
     ]
 
 
-def _devices(state: State) -> Listing[DeviceLine]:
+def _devices(state: FleetState) -> Listing[DeviceLine]:
     shown = range(min(len(state.device_names), MAX_ROWS))
     rows = []
     for at in shown:
@@ -204,16 +204,16 @@ def _devices(state: State) -> Listing[DeviceLine]:
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _rows_in(state: State, phase: int) -> list[int]:
+def _rows_in(state: FleetState, phase: int) -> list[int]:
     rows: list[int] = np.flatnonzero(state.jobs.rows["phase"] == phase).tolist()
     return rows
 
 
-def _number(state: State, row: int) -> int:
+def _number(state: FleetState, row: int) -> int:
     return int(state.jobs.rows["number"][row])
 
 
-def _waiting(state: State, foreseen: Forecast | None) -> Listing[WaitingRow]:
+def _waiting(state: FleetState, foreseen: Forecast | None) -> Listing[WaitingRow]:
     """The queue, those first that are expected to start first."""
     starts = _starts(foreseen)
     waiting = sorted(
@@ -238,7 +238,7 @@ def _starts(foreseen: Forecast | None) -> dict[int, float]:
     return dict(zip(numbers, times, strict=True))
 
 
-def _waiting_row(state: State, row: int, start_s: float | None, later: str) -> WaitingRow:
+def _waiting_row(state: FleetState, row: int, start_s: float | None, later: str) -> WaitingRow:
     number, job = _number(state, row), state.jobs.rows[row]
     return WaitingRow(
         job=job_name(state, number),
@@ -249,13 +249,13 @@ def _waiting_row(state: State, row: int, start_s: float | None, later: str) -> W
     )
 
 
-def _running(state: State) -> Listing[RunningRow]:
+def _running(state: FleetState) -> Listing[RunningRow]:
     running = _rows_in(state, RUNNING)
     rows = tuple(_running_row(state, row) for row in running[:MAX_ROWS])
     return Listing(rows=rows, num_more=len(running) - len(rows))
 
 
-def _running_row(state: State, row: int) -> RunningRow:
+def _running_row(state: FleetState, row: int) -> RunningRow:
     number, job = _number(state, row), state.jobs.rows[row]
     total, done, rate = (float(job[name]) for name in ("total_steps", "done_steps", "rate"))
     is_known = np.isfinite(total)
@@ -275,7 +275,7 @@ def _device_words(names: Sequence[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _shares(state: State) -> Listing[ShareRow]:
+def _shares(state: FleetState) -> Listing[ShareRow]:
     """Jobs that got least of what they were promised first."""
     rows = state.jobs.rows
     live = np.flatnonzero((rows["phase"] == WAITING) | (rows["phase"] == RUNNING))
@@ -285,7 +285,7 @@ def _shares(state: State) -> Listing[ShareRow]:
     return Listing(rows=shown, num_more=len(live) - len(shown))
 
 
-def _share_row(state: State, row: int) -> ShareRow:
+def _share_row(state: FleetState, row: int) -> ShareRow:
     job = state.jobs.rows[row]
     held_s, target_s = float(job["held_s"]), float(job["target_s"])
     received = words_for_seconds(held_s)
@@ -300,13 +300,13 @@ def _share_row(state: State, row: int) -> ShareRow:
     )
 
 
-def _paused(state: State) -> Listing[JobName]:
+def _paused(state: FleetState) -> Listing[JobName]:
     paused = _rows_in(state, PAUSED)
     rows = tuple(job_name(state, _number(state, row)) for row in paused[:MAX_ROWS])
     return Listing(rows=rows, num_more=len(paused) - len(rows))
 
 
-def _ended(state: State, records: Sequence[JobRecord]) -> Listing[EndedRow]:
+def _ended(state: FleetState, records: Sequence[JobRecord]) -> Listing[EndedRow]:
     rows = tuple(
         EndedRow(
             job=named(record),

@@ -19,10 +19,10 @@ from hocket.fleet.explain import Explanation
 from hocket.fleet.forecast import at_moment
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
-from hocket.fleet.rounds.state import PAUSED, State
+from hocket.fleet.rounds.state import PAUSED, FleetState
 from hocket.service.daemon.world import phase_of
 from hocket.service.errors import NotFoundError, UnavailableError
-from hocket.service.outlook.outlook import Outlook
+from hocket.service.outlook.outlook import FleetOutlook
 from hocket.service.page.foresight import Foresight
 from hocket.service.page.job import MAX_LOG_BYTES, JobPage, job_page
 from hocket.service.page.recent import Recent
@@ -43,7 +43,7 @@ _MAX_FIELDS = 200
 _KEEP_S = 3600
 
 
-def page_router(daemon: Daemon, outlook: Outlook) -> APIRouter:
+def page_router(daemon: Daemon, outlook: FleetOutlook) -> APIRouter:
     """The page of a daemon."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     recent, foresight = Recent(daemon), Foresight(outlook)
@@ -116,7 +116,7 @@ def _refusal(error: HocketError) -> HTMLResponse:
     return HTMLResponse(page, status_code=status)
 
 
-def _state_now(daemon: Daemon) -> State:
+def _state_now(daemon: Daemon) -> FleetState:
     return at_moment(daemon.state, daemon.now_s())
 
 
@@ -124,7 +124,7 @@ def _fields(request: Request) -> dict[str, str]:
     return dict(request.query_params.multi_items()[:_MAX_FIELDS])
 
 
-def _form(daemon: Daemon, outlook: Outlook, fields: dict[str, str]) -> WhatIfForm:
+def _form(daemon: Daemon, outlook: FleetOutlook, fields: dict[str, str]) -> WhatIfForm:
     state = _state_now(daemon)
     answer = answer_of(state, fields, outlook) if is_asked(fields) else None
     return what_if_form(state, fields, answer)
@@ -136,7 +136,7 @@ def _job_number(text: str) -> int:
     return int(text)
 
 
-def _job_now(daemon: Daemon, outlook: Outlook, number: int) -> JobPage:
+def _job_now(daemon: Daemon, outlook: FleetOutlook, number: int) -> JobPage:
     record = daemon.job(number)
     state = _state_now(daemon)
     explanation, done_steps = _foreseen(state, record, outlook)
@@ -152,7 +152,7 @@ def _job_now(daemon: Daemon, outlook: Outlook, number: int) -> JobPage:
     )
 
 
-def _changes(state: State, record: JobRecord) -> tuple[str, ...]:
+def _changes(state: FleetState, record: JobRecord) -> tuple[str, ...]:
     """What may be done to a job; nothing where it has ended, or will when its processes have."""
     phase = phase_of(state, record.number)
     if record.status in ENDED or phase == STATE_ENDED:
@@ -161,7 +161,7 @@ def _changes(state: State, record: JobRecord) -> tuple[str, ...]:
 
 
 def _foreseen(
-    state: State, record: JobRecord, outlook: Outlook
+    state: FleetState, record: JobRecord, outlook: FleetOutlook
 ) -> tuple[Explanation | None, float | None]:
     """Why a job that has not ended waits, and how far it should be."""
     if record.status in ENDED:
@@ -174,7 +174,7 @@ def _foreseen(
         return None, None
 
 
-def _explained(state: State, number: int, outlook: Outlook) -> Explanation:
+def _explained(state: FleetState, number: int, outlook: FleetOutlook) -> Explanation:
     try:
         return outlook.explain(state, state.time_s, number)
     except UnavailableError:

@@ -11,9 +11,9 @@ from hocket.base.errors import HocketError, UsageError
 from hocket.base.units import format_percent
 from hocket.fleet.explain import words_for_seconds
 from hocket.fleet.policies import POLICIES
-from hocket.fleet.rounds.state import State
-from hocket.fleet.what_if import WhatIf
-from hocket.service.outlook.outlook import HereOutlook, Outlook
+from hocket.fleet.rounds.state import FleetState
+from hocket.fleet.what_if import TwoFutures
+from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
 from hocket.view.names import LONGEST_SENTENCE, inert
 from hocket.view.wording import sentence
 
@@ -64,7 +64,7 @@ class WhatIfForm:
 
 
 def what_if_form(
-    state: State, fields: Mapping[str, str], answer: WhatIfAnswer | None
+    state: FleetState, fields: Mapping[str, str], answer: WhatIfAnswer | None
 ) -> WhatIfForm:
     """The form, filled with what was asked or with what there is."""
     kinds = tuple(
@@ -85,7 +85,7 @@ def is_asked(fields: Mapping[str, str]) -> bool:
 
 
 def answer_of(
-    state: State, fields: Mapping[str, str], outlook: Outlook | None = None
+    state: FleetState, fields: Mapping[str, str], outlook: FleetOutlook | None = None
 ) -> WhatIfAnswer:
     """What would be; what is wrong with the question is an answer too."""
     try:
@@ -99,7 +99,7 @@ def answer_of(
     return told(found)
 
 
-def _counts(state: State, fields: Mapping[str, str]) -> dict[str, int]:
+def _counts(state: FleetState, fields: Mapping[str, str]) -> dict[str, int]:
     counts = {}
     kinds = {inert(kind): kind for kind in state.kinds}
     for name, text in fields.items():
@@ -113,7 +113,7 @@ def _counts(state: State, fields: Mapping[str, str]) -> dict[str, int]:
     return counts
 
 
-def told(found: WhatIf) -> WhatIfAnswer:
+def told(found: TwoFutures) -> WhatIfAnswer:
     """An answer in words and figures."""
     now_s, then_s = found.average_completion_s
     return WhatIfAnswer(
@@ -142,7 +142,7 @@ def told(found: WhatIf) -> WhatIfAnswer:
     )
 
 
-def _summary(found: WhatIf, now_s: float, then_s: float) -> str:
+def _summary(found: TwoFutures, now_s: float, then_s: float) -> str:
     if not np.isfinite(now_s):
         return "Nothing can be compared: no job ends in both cases as far as was looked."
     if abs(then_s - now_s) <= 0.005 * now_s:
@@ -154,20 +154,20 @@ def _summary(found: WhatIf, now_s: float, then_s: float) -> str:
     )
 
 
-def _ended(found: WhatIf) -> Figure:
+def _ended(found: TwoFutures) -> Figure:
     now, then = found.num_ended
     total = len(found.now.numbers)
     return Figure(label="Jobs that end", now=f"{now:,} of {total:,}", then=f"{then:,} of {total:,}")
 
 
-def _last_end(found: WhatIf) -> Figure:
+def _last_end(found: TwoFutures) -> Figure:
     now, then = (_in(future.last_end_s, future.time_s) for future in (found.now, found.then))
     if np.isfinite(found.horizon_s):
         now = then = "not seen"
     return Figure(label="The last job ends", now=now, then=then)
 
 
-def _note(found: WhatIf) -> str:
+def _note(found: TwoFutures) -> str:
     text = (
         "Jobs that come later are not known; a job of unknown length never ends. "
         "Averages are over jobs that end in both cases."

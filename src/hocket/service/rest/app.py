@@ -13,13 +13,13 @@ from fastapi.routing import APIRoute
 
 from hocket import __version__
 from hocket.service.daemon.daemon import Daemon
-from hocket.service.outlook.outlook import HereOutlook, Outlook
+from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
 from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
 from hocket.service.rest import tokens as token_routes
 from hocket.service.rest.context import Decisions
 from hocket.service.rest.credentials import Credentials
 from hocket.service.rest.guard import Guard
-from hocket.service.rest.problems import Problem, handle_errors
+from hocket.service.rest.problems import ProblemDetails, handle_errors
 from hocket.service.rest.stream import Bell
 from hocket.service.tokens import Tokens
 
@@ -30,7 +30,11 @@ _DESCRIPTION = (
 
 
 def make_app(
-    daemon: Daemon, tokens: Tokens, *, hosts: Iterable[str] = (), outlook: Outlook | None = None
+    daemon: Daemon,
+    tokens: Tokens,
+    *,
+    hosts: Iterable[str] = (),
+    outlook: FleetOutlook | None = None,
 ) -> FastAPI:
     """The service of a daemon that was started; ``hosts`` are names beside the loopback ones,
     ``outlook`` answers what is asked about the future (this process does where None).
@@ -61,7 +65,7 @@ def make_app(
     return app
 
 
-def _mount_page(app: FastAPI, daemon: Daemon, outlook: Outlook) -> None:
+def _mount_page(app: FastAPI, daemon: Daemon, outlook: FleetOutlook) -> None:
     from hocket.service.page.router import page_router
 
     app.include_router(page_router(daemon, outlook))
@@ -88,7 +92,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
         schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas = schema["components"]["schemas"]
         schemas.update(problem.pop("$defs", {}))
         schemas["Problem"] = problem

@@ -15,7 +15,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from hocket.base.errors import did_you_mean
 from hocket.base.fields import shown
 from hocket.service.daemon.daemon import Daemon
-from hocket.service.outlook.outlook import Outlook
+from hocket.service.outlook.outlook import FleetOutlook
 from hocket.service.rest.problems import RefusedError
 from hocket.service.rest.stream import Bell
 from hocket.service.tokens import Holder, Tokens
@@ -78,8 +78,8 @@ async def _decisions(request: Request) -> Decisions:
     return decisions
 
 
-async def _outlook(request: Request) -> Outlook:
-    outlook: Outlook = request.app.state.outlook
+async def _outlook(request: Request) -> FleetOutlook:
+    outlook: FleetOutlook = request.app.state.outlook
     return outlook
 
 
@@ -102,7 +102,7 @@ async def _token(
 
 TheDaemon = Annotated[Daemon, Depends(_daemon)]
 TheDecisions = Annotated[Decisions, Depends(_decisions)]
-TheOutlook = Annotated[Outlook, Depends(_outlook)]
+TheOutlook = Annotated[FleetOutlook, Depends(_outlook)]
 TheBell = Annotated[Bell, Depends(_bell)]
 TheTokens = Annotated[Tokens, Depends(_tokens)]
 TheHolder = Annotated[Holder, Depends(_holder)]

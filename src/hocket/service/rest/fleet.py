@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query
 from numpy.typing import NDArray
 from starlette.responses import Response
 
-from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, State
+from hocket.fleet.rounds.state import PAUSED, RUNNING, WAITING, FleetState
 from hocket.service.rest.bodies import (
     MAX_NUMBER,
     AllocationBody,
@@ -56,7 +56,7 @@ def list_queues(daemon: TheDaemon) -> QueueList:
     return QueueList(policy=state.rules.policy, queues=queues)
 
 
-def _queue(state: State, team: int) -> QueueBody:
+def _queue(state: FleetState, team: int) -> QueueBody:
     rows = state.jobs.rows
     mine = rows["team"] == team
     phase = rows["phase"][mine]
@@ -88,7 +88,7 @@ def get_allocation(daemon: TheDaemon) -> AllocationBody:
     )
 
 
-def _held(state: State) -> dict[int, list[str]]:
+def _held(state: FleetState) -> dict[int, list[str]]:
     """Devices of each job that has some."""
     held: dict[int, list[str]] = {}
     for device, numbers in zip(state.device_names, state.holders.tolist(), strict=True):
@@ -97,7 +97,7 @@ def _held(state: State) -> dict[int, list[str]]:
     return held
 
 
-def _shares(state: State, live: NDArray[np.intp]) -> list[ShareBody]:
+def _shares(state: FleetState, live: NDArray[np.intp]) -> list[ShareBody]:
     """Of these rows; whole columns at once, for there may be thousands."""
     jobs, held = state.jobs, _held(state)
     some = jobs.rows[live]

@@ -64,7 +64,7 @@ class Guard:
             await self._app(scope, receive, send)
         if scope["type"] != "http":
             return
-        answer = Answer(send)
+        answer = GuardedSend(send)
         refusal = self._refusal(scope)
         if refusal is not None:
             await refusal(scope, receive, answer.send)
@@ -207,7 +207,7 @@ def again(body: bytes, receive: Receive) -> Receive:
     return give
 
 
-class Answer:
+class GuardedSend:
     """``send`` that adds the headers of every answer and knows whether one has begun."""
 
     def __init__(self, send: Send) -> None:
@@ -225,7 +225,7 @@ class Answer:
         await self._send(message)
 
 
-async def unexpected(error: Exception, scope: Scope, receive: Receive, answer: Answer) -> None:
+async def unexpected(error: Exception, scope: Scope, receive: Receive, answer: GuardedSend) -> None:
     """Log an error that nobody foresaw, and answer where no answer has begun."""
     _log.error("%s %r: %s: %r", scope["method"], scope["path"], type(error).__name__, error)
     if debug():

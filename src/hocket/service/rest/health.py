@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from fastapi import APIRouter, Response
 
-from hocket.fleet.rounds.state import PHASES, State
+from hocket.fleet.rounds.state import PHASES, FleetState
 from hocket.service.rest.bodies import HealthBody
 from hocket.service.rest.context import FOR_USERS, TheDaemon
 from hocket.service.rest.problems import RefusedError, answers
@@ -44,7 +44,7 @@ def metrics(daemon: TheDaemon) -> Response:
     return Response(metrics_text(daemon.state, daemon.last_event()), media_type=_METRICS)
 
 
-def metrics_text(state: State, last_event: int) -> str:
+def metrics_text(state: FleetState, last_event: int) -> str:
     """What the state says, as Prometheus reads it."""
     parts = [
         _metric("jobs", "Jobs that have not ended, by phase.", "gauge", _phases(state)),
@@ -71,13 +71,13 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _phases(state: State) -> Samples:
+def _phases(state: FleetState) -> Samples:
     phases = state.jobs.rows["phase"]
     for index, name in enumerate(PHASES[:3]):
         yield {"phase": name}, int((phases == index).sum())
 
 
-def _devices(state: State) -> Samples:
+def _devices(state: FleetState) -> Samples:
     is_held = state.holders[:, 0] >= 0
     for index, kind in enumerate(state.kinds):
         mine = state.device_kind == index
@@ -86,7 +86,7 @@ def _devices(state: State) -> Samples:
         yield {"kind": kind, "use": "lost"}, int((mine & ~state.is_up).sum())
 
 
-def _teams(state: State) -> Samples:
+def _teams(state: FleetState) -> Samples:
     rows = state.jobs.rows
     for index, team in enumerate(state.teams):
         mine = rows["number"][rows["team"] == index]

@@ -38,7 +38,7 @@ class FieldProblem(BaseModel):
     message: str
 
 
-class Problem(BaseModel):
+class ProblemDetails(BaseModel):
     """Problem details."""
 
     type: str = "about:blank"
@@ -62,7 +62,7 @@ def problem(
     """An error as an answer."""
     title = HTTPStatus(status).phrase
     code = code or title.lower().replace(" ", "-").replace("'", "")
-    body = Problem(
+    body = ProblemDetails(
         title=title, status=status, detail=detail, code=code, hint=hint, errors=errors or []
     )
     # Escaped throughout: a request may hold characters that UTF-8 cannot write.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.state import FleetState
 from hocket.service.records import AttemptRecord, CheckpointRecord, EventRecord, JobRecord
 
 
@@ -22,7 +22,7 @@ class KeyRecord:
 class Batch:
     """New and changed rows, the state after them, and how many rows there are then."""
 
-    state: State
+    state: FleetState
     jobs: Sequence[JobRecord] = ()
     attempts: Sequence[AttemptRecord] = ()
     checkpoints: Sequence[CheckpointRecord] = ()

@@ -68,7 +68,7 @@ def _check_state(folder: Path, connection: sqlite3.Connection, commit: int) -> N
         raise folders.damaged(folder, error.message) from None
 
 
-def _count_sound(folder: Path, connection: sqlite3.Connection, table: schema.Table) -> int:
+def _count_sound(folder: Path, connection: sqlite3.Connection, table: schema.StoredTable) -> int:
     """Rows of a table, all of whose checksums hold."""
     num = 0
     for row in connection.execute(table.select_sql("")):

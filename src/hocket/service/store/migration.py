@@ -11,7 +11,7 @@ from pathlib import Path
 from hocket.base.errors import InputFileError
 from hocket.service.store import folder as folders
 from hocket.service.store import schema, snapshot
-from hocket.service.store.parts import Parts
+from hocket.service.store.parts import StoredParts
 
 
 def migrated(folder: Path, connection: sqlite3.Connection) -> None:
@@ -25,7 +25,7 @@ def migrated(folder: Path, connection: sqlite3.Connection) -> None:
         row = connection.execute(schema.STATE.select_sql("")).fetchone()
         if row is not None:
             commit, packed = schema.opened(schema.STATE, row)
-            change = Parts().changed(snapshot.unpack(packed))
+            change = StoredParts().changed(snapshot.unpack(packed))
             rows = (schema.sealed(name, body) for name, body in change.written.items())
             connection.executemany(schema.PART.put_sql, rows)
             connection.execute(schema.STATE.put_sql, schema.sealed(commit, change.head()))

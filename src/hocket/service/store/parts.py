@@ -1,4 +1,4 @@
-"""A `State` in small parts, so that a commit writes only those that changed.
+"""A `FleetState` in small parts, so that a commit writes only those that changed.
 
 Arrays are cut into blocks of rows, and the table of jobs into its columns before: most events
 change the moment up to which all jobs are counted and little else. What is compared is bits, so
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.errors import InputFileError
-from hocket.fleet.rounds.state import JOB_RECORD, State
+from hocket.fleet.rounds.state import JOB_RECORD, FleetState
 from hocket.service.store import snapshot
 
 VERSION = 2
@@ -29,14 +29,14 @@ BLOCK_ROWS = 1024
 _COLUMNS = tuple(JOB_RECORD.names or ())
 
 
-class Parts:
+class StoredParts:
     """What is stored of a state; `changed` tells what the next one needs written."""
 
     def __init__(self) -> None:
-        self._state: State | None = None
+        self._state: FleetState | None = None
         self._crcs: dict[str, int] = {}
 
-    def changed(self, state: State) -> Change:
+    def changed(self, state: FleetState) -> CommitParts:
         """What to write so that this state is stored in place of the last one."""
         tree, arrays = snapshot.taken_apart(replace(state, names={}))
         _, before = ({}, {}) if self._state is None else snapshot.taken_apart(self._state)
@@ -49,24 +49,24 @@ class Parts:
         gone = [name for name in self._crcs if name not in present]
         crcs = {name: crc for name, crc in self._crcs.items() if name in present}
         crcs.update((name, zlib.crc32(body)) for name, body in written.items())
-        return Change(replace(state, names={}), tree, arrays, written, gone, crcs)
+        return CommitParts(replace(state, names={}), tree, arrays, written, gone, crcs)
 
-    def begin_with(self, state: State, parts: Mapping[str, bytes]) -> None:
+    def begin_with(self, state: FleetState, parts: Mapping[str, bytes]) -> None:
         """This is what is stored."""
         self._state = state
         self._crcs = {name: zlib.crc32(body) for name, body in parts.items()}
 
-    def accept(self, change: Change) -> None:
+    def accept(self, change: CommitParts) -> None:
         """The change is stored."""
         self._state, self._crcs = change.state, change.crcs
 
 
-class Change:
+class CommitParts:
     """A commit's worth of parts."""
 
     def __init__(
         self,
-        state: State,
+        state: FleetState,
         tree: Any,
         arrays: Mapping[str, NDArray[Any]],
         written: dict[str, bytes],
@@ -105,7 +105,7 @@ def check_seal(head: bytes, parts: Mapping[str, bytes]) -> None:
         raise InputFileError("the state is not that of the last commit")
 
 
-def joined(head: bytes, parts: Mapping[str, bytes]) -> State:
+def joined(head: bytes, parts: Mapping[str, bytes]) -> FleetState:
     """The state that was stored, without names of jobs; raises `InputFileError` otherwise."""
     check_seal(head, parts)
     with snapshot.refusing_damage():
@@ -120,7 +120,7 @@ def joined(head: bytes, parts: Mapping[str, bytes]) -> State:
         return snapshot.put_together(content["state"], arrays)
 
 
-def numbers_in(state: State) -> list[int]:
+def numbers_in(state: FleetState) -> list[int]:
     """The jobs that a state has rows of."""
     numbers: list[int] = state.jobs.rows["number"].tolist()
     return numbers

@@ -25,7 +25,7 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class StoredTable:
     """A table: columns to ask by, then ``body`` and ``crc``."""
 
     name: str
@@ -63,19 +63,19 @@ class Table:
         return f"SELECT {', '.join((*self.columns, 'crc'))} FROM {self.name} {rest}"
 
 
-META = Table(name="meta", keys=("name",), is_text=True)
-FLEET = Table(name="fleet", keys=("only",))
+META = StoredTable(name="meta", keys=("name",), is_text=True)
+FLEET = StoredTable(name="fleet", keys=("only",))
 """One row: what there is after the last commit."""
-STATE = Table(name="state", keys=("only",))
+STATE = StoredTable(name="state", keys=("only",))
 """One row: the head of the state, under the number of its commit; none before the first."""
-PART = Table(name="part", keys=("name",), is_text=True)
+PART = StoredTable(name="part", keys=("name",), is_text=True)
 """The arrays of the state, in blocks; see `hocket.service.store.parts`."""
-SPEC = Table(name="spec", keys=("number",))
-JOB = Table(name="job", keys=("number",), others=("status",), index="status, number")
-ATTEMPT = Table(name="attempt", keys=("job", "attempt"), others=("phase",), index="phase")
-CHECKPOINT = Table(name="checkpoint", keys=("number",), others=("job",), index="job, number")
-EVENT = Table(name="event", keys=("sequence",))
-KEY = Table(name="idempotency", keys=("key",), is_text=True)
+SPEC = StoredTable(name="spec", keys=("number",))
+JOB = StoredTable(name="job", keys=("number",), others=("status",), index="status, number")
+ATTEMPT = StoredTable(name="attempt", keys=("job", "attempt"), others=("phase",), index="phase")
+CHECKPOINT = StoredTable(name="checkpoint", keys=("number",), others=("job",), index="job, number")
+EVENT = StoredTable(name="event", keys=("sequence",))
+KEY = StoredTable(name="idempotency", keys=("key",), is_text=True)
 TABLES = (META, FLEET, STATE, PART, SPEC, JOB, ATTEMPT, CHECKPOINT, EVENT, KEY)
 
 
@@ -107,7 +107,7 @@ def checksum(columns: Row) -> int:
     return zlib.crc32(columns[-1], zlib.crc32(repr(columns[:-1]).encode()))
 
 
-def opened(table: Table, row: Row) -> Row:
+def opened(table: StoredTable, row: Row) -> Row:
     """A row that was checked; raises `InputFileError` where it is damaged."""
     if not isinstance(row[-2], bytes) or row[-1] != checksum(row[:-1]):
         raise InputFileError(f"a row of table {table.name!r} is damaged", where=repr(row[0])[:60])
@@ -182,7 +182,7 @@ def key_of(row: Row) -> KeyRecord:
     return KeyRecord(**_content(KEY, row))
 
 
-def _content(table: Table, row: Row) -> dict[str, Any]:
+def _content(table: StoredTable, row: Row) -> dict[str, Any]:
     content = json.loads(opened(table, row)[-1])
     assert isinstance(content, Mapping)
     return dict(content)

@@ -1,4 +1,4 @@
-"""A `State` as bytes, and back, exactly: a JSON head that names the parts, then raw arrays.
+"""A `FleetState` as bytes, and back, exactly: a JSON head that names the parts, then raw arrays.
 
 This takes few milliseconds at thousands of jobs: whoever is asked about the future gets a state so.
 Only the classes and element types that are listed here are ever made of what is read.
@@ -23,20 +23,28 @@ from hocket.fleet.rounds.consistency import refuse_wrong_indices
 from hocket.fleet.rounds.state import (
     BLANK,
     JOB_RECORD,
+    DeviceLayout,
+    FleetState,
     Jobs,
-    Layout,
     PairPlan,
     PairTable,
     Rules,
-    State,
 )
 
 FORMAT = "hocket-fleet-snapshot"
 VERSION = 1
 _LENGTH = struct.Struct(">Q")
+# The names that files have; those of classes may change.
 _CLASSES: dict[str, Callable[..., Any]] = {
-    cls.__name__: cls for cls in (State, Rules, Jobs, Layout, Warm, PairTable, PairPlan)
+    "State": FleetState,
+    "Rules": Rules,
+    "Jobs": Jobs,
+    "Layout": DeviceLayout,
+    "Warm": Warm,
+    "PairTable": PairTable,
+    "PairPlan": PairPlan,
 }
+_NAMES_OF_CLASSES = {made: name for name, made in _CLASSES.items()}
 _DTYPES = {
     "int64": np.dtype("<i8"),
     "float64": np.dtype("<f8"),
@@ -47,7 +55,7 @@ _COLUMNS = tuple(JOB_RECORD.names or ())
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
-def pack(state: State) -> bytes:
+def pack(state: FleetState) -> bytes:
     """A state as bytes."""
     tree, arrays = taken_apart(state)
     head = {
@@ -63,7 +71,7 @@ def pack(state: State) -> bytes:
     return b"".join([_LENGTH.pack(len(text)), text, *parts])
 
 
-def unpack(data: bytes) -> State:
+def unpack(data: bytes) -> FleetState:
     """The state that `pack` wrote, or that of an earlier version; raises `InputFileError` for
     anything else."""
     with refusing_damage():
@@ -128,7 +136,7 @@ def with_all_columns(rows: NDArray[Any]) -> NDArray[Any]:
 # ── values ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def taken_apart(state: State) -> tuple[Any, dict[str, NDArray[Any]]]:
+def taken_apart(state: FleetState) -> tuple[Any, dict[str, NDArray[Any]]]:
     """A state as JSON, and its arrays by their paths in it."""
     arrays: dict[str, NDArray[Any]] = {}
     return _tree(state, "", arrays), arrays
@@ -139,11 +147,11 @@ def described(arrays: Mapping[str, NDArray[Any]]) -> dict[str, list[Any]]:
     return {path: [_NAMES[array.dtype], *array.shape] for path, array in arrays.items()}
 
 
-def put_together(tree: Any, arrays: Sequence[Any] | Mapping[str, Any]) -> State:
+def put_together(tree: Any, arrays: Sequence[Any] | Mapping[str, Any]) -> FleetState:
     """What `taken_apart` took apart; arrays by their paths, or in their order."""
     ordered = list(arrays.values()) if isinstance(arrays, Mapping) else arrays
     state = _value(tree, ordered)
-    if not isinstance(state, State):
+    if not isinstance(state, FleetState):
         raise ValueError("it holds no state")
     refuse_wrong_indices(state)
     return state
@@ -174,7 +182,7 @@ def _object(
     value: Any, names: list[str], path: str, arrays: dict[str, NDArray[Any]]
 ) -> dict[str, Any]:
     parts = {name: _tree(getattr(value, name), f"{path}.{name}", arrays) for name in names}
-    return {"class": type(value).__name__, "fields": parts}
+    return {"class": _NAMES_OF_CLASSES[type(value)], "fields": parts}
 
 
 def _value(tree: Any, arrays: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hocket.base.errors import InputFileError
-from hocket.fleet.rounds.state import State
+from hocket.fleet.rounds.state import FleetState
 from hocket.service.errors import UnavailableError
 from hocket.service.plain_file import open_plain
 from hocket.service.records import (
@@ -34,9 +34,9 @@ from hocket.service.store.batch import Batch, KeyRecord
 from hocket.service.store.check import check_rows, check_schema
 from hocket.service.store.lock import FolderLock
 from hocket.service.store.migration import migrated
-from hocket.service.store.parts import Parts, joined, numbers_in
-from hocket.service.store.schema import Row, Table
-from hocket.service.store.totals import Totals, read_totals, totals_row
+from hocket.service.store.parts import StoredParts, joined, numbers_in
+from hocket.service.store.schema import Row, StoredTable
+from hocket.service.store.totals import StoredTotals, read_totals, totals_row
 from hocket.service.store.witness import Witness
 
 MAX_EVENTS = 100_000
@@ -50,12 +50,12 @@ _LOG_BYTES = 16 * 2**20
 class Loaded:
     """What a daemon begins with."""
 
-    state: State | None
+    state: FleetState | None
     """None where nothing was ever committed."""
     jobs: dict[int, JobRecord]
     attempts: dict[int, tuple[AttemptRecord, ...]]
     checkpoints: dict[int, CheckpointRecord]
-    totals: Totals
+    totals: StoredTotals
 
 
 class Store:
@@ -69,9 +69,9 @@ class Store:
         self._witness = witness
         self._writer = writer
         self._totals = read_totals(writer)
-        self._state: State | None = None
+        self._state: FleetState | None = None
         """The one that is stored; a commit that leaves it alone need not write it again."""
-        self._parts = Parts()
+        self._parts = StoredParts()
         self._reader = _connected(folder, "ro")
         self._reading = threading.Lock()
 
@@ -145,9 +145,9 @@ class Store:
                 self._writer.rollback()
             raise
 
-    def _after(self, batch: Batch) -> Totals:
+    def _after(self, batch: Batch) -> StoredTotals:
         commit = self._totals.commit + 1
-        return Totals(
+        return StoredTotals(
             commit=commit,
             state_commit=self._totals.state_commit if batch.state is self._state else commit,
             last_number=batch.last_number,
@@ -157,7 +157,7 @@ class Store:
             num_keys=self._totals.num_keys + len(batch.keys),
         )
 
-    def _write(self, batch: Batch, totals: Totals) -> None:
+    def _write(self, batch: Batch, totals: StoredTotals) -> None:
         first = self._totals.num_checkpoints + 1
         new = [job for job in batch.jobs if job.number >= batch.first_new_number]
         self._writer.execute("BEGIN IMMEDIATE")
@@ -184,7 +184,7 @@ class Store:
         if change is not None:
             self._parts.accept(change)
 
-    def _put(self, table: Table, rows: Iterable[Row]) -> None:
+    def _put(self, table: StoredTable, rows: Iterable[Row]) -> None:
         self._writer.executemany(table.put_sql, rows)
 
     # ── reading ──
@@ -206,7 +206,7 @@ class Store:
             totals=self._totals,
         )
 
-    def _load_state(self, jobs: Mapping[int, JobRecord]) -> State | None:
+    def _load_state(self, jobs: Mapping[int, JobRecord]) -> FleetState | None:
         rows = self._rows(schema.STATE, "")
         if not rows:
             return None
@@ -262,7 +262,7 @@ class Store:
         for row in self._asked(sql, values):
             yield schema.job_of(row[:4], row[4:])
 
-    def _rows(self, table: Table, rest: str, *values: object) -> list[Row]:
+    def _rows(self, table: StoredTable, rest: str, *values: object) -> list[Row]:
         return self._asked(table.select_sql(rest), values)
 
     def _asked(self, sql: str, values: tuple[object, ...]) -> list[Row]:
@@ -346,5 +346,5 @@ def _create(writer: sqlite3.Connection, witness: Witness) -> None:
         schema.sealed("identity", witness.identity.hex().encode()),
     ]
     writer.executemany(schema.META.put_sql, rows)
-    writer.execute(schema.FLEET.put_sql, totals_row(Totals()))
+    writer.execute(schema.FLEET.put_sql, totals_row(StoredTotals()))
     writer.execute("COMMIT")

@@ -11,7 +11,7 @@ from hocket.service.store.schema import FLEET, Row, opened, sealed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Totals:
+class StoredTotals:
     """What the last commit said there is: rows that are missing are found by it."""
 
     commit: int = 0
@@ -24,14 +24,14 @@ class Totals:
     num_keys: int = 0
 
 
-def totals_row(totals: Totals) -> Row:
+def totals_row(totals: StoredTotals) -> Row:
     """Totals as they are stored."""
     return sealed(1, json.dumps(asdict(totals)).encode())
 
 
-def read_totals(connection: sqlite3.Connection) -> Totals:
+def read_totals(connection: sqlite3.Connection) -> StoredTotals:
     """What `totals_row` wrote."""
     row = connection.execute(FLEET.select_sql("")).fetchone()
     if row is None:
         raise InputFileError("the database holds no totals")
-    return Totals(**json.loads(opened(FLEET, row)[-1]))
+    return StoredTotals(**json.loads(opened(FLEET, row)[-1]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray
 from hocket.fleet.rounds.tables import Ascent
-from hocket.fleet.solve.crowd import Crowd, Owed, Search
+from hocket.fleet.solve.crowd import Crowd, Owed, PriceSearch
 from hocket.fleet.solve.kernel import find_bill, mix_purchases
 from hocket.fleet.solve.level_kernel import find_level
 from hocket.fleet.solve.prices import FREE, TOLERANCE
@@ -29,7 +29,7 @@ def climb(
     many classes can rise further. Shares are those of the last rung: there nobody can.
     """
     num_pools, num_columns = crowd.capacity.shape[0], crowd.pool_of.shape[0]
-    search = Search(
+    search = PriceSearch(
         ascent.questions[0],
         ascent.questions[1],
         ascent.weight,
@@ -58,7 +58,7 @@ def climb(
 
 @kernel
 def _set_caps(
-    crowd: Crowd, owed: Owed, search: Search, slope: FloatArray, is_top: bool, cap: FloatArray
+    crowd: Crowd, owed: Owed, search: PriceSearch, slope: FloatArray, is_top: bool, cap: FloatArray
 ) -> int:
     """Who must pay for more keeps what it has, less a hair; the others rise on what is free."""
     num_classes: int = cap.shape[0]

@@ -9,7 +9,7 @@ from hocket.fleet.rounds.kernels.choose import choose, stay
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Changes, Choice, Floor, Pace, Speeds, Wishes
+from hocket.fleet.rounds.tables import Choice, Floor, Pace, Speeds, StopsAndStarts, Wishes
 from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
@@ -30,7 +30,7 @@ def hand_out(
     speeds: Speeds,
     choice: Choice,
     floor: Floor,
-    changes: Changes,
+    changes: StopsAndStarts,
 ) -> bool:
     """Grant wishes in their order, give devices to those granted, and write both down.
 
@@ -86,7 +86,7 @@ def _find_rows(jobs: Jobs, floor: Floor) -> None:
 
 
 @kernel
-def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: Changes) -> None:
+def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: StopsAndStarts) -> None:
     """Partners and rates of all jobs; one that stays alone keeps both."""
     for i in range(jobs.rows.shape[0]):
         partner = choice.partner[i]
@@ -111,7 +111,7 @@ def _count_kept(wishes: Wishes, floor: Floor, choice: Choice) -> None:
 
 
 @kernel
-def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
+def _stay(jobs: Jobs, choice: Choice, changes: StopsAndStarts) -> None:
     """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
     has_pairs = False
     for i in range(choice.kind.shape[0]):
@@ -134,7 +134,7 @@ def _stay(jobs: Jobs, choice: Choice, changes: Changes) -> None:
 
 
 @kernel
-def _release(floor: Floor, changes: Changes) -> None:
+def _release(floor: Floor, changes: StopsAndStarts) -> None:
     for device in range(floor.holders.shape[0]):
         for slot in range(2):
             row = floor.holders[device, slot]
@@ -157,7 +157,7 @@ def _place(
     wishes: Wishes,
     choice: Choice,
     floor: Floor,
-    changes: Changes,
+    changes: StopsAndStarts,
 ) -> bool:
     """Large gangs first, so that they find whole servers; smaller jobs may have to move.
 
@@ -216,7 +216,7 @@ def _place_reserved(
     wishes: Wishes,
     choice: Choice,
     floor: Floor,
-    changes: Changes,
+    changes: StopsAndStarts,
 ) -> None:
     num_kinds = choice.free.shape[0]
     num_single = jobs.rows.shape[0] * num_kinds
@@ -234,7 +234,7 @@ def _place_reserved(
 
 
 @kernel
-def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: Changes) -> bool:
+def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: StopsAndStarts) -> bool:
     """Give a job its devices; False where it can run on one server only and none has room."""
     partner, kind, need = choice.partner[i], choice.kind[i], jobs.rows.gang[i]
     joins = partner >= 0 and (changes.stays[partner] or changes.is_placed[partner])
@@ -270,7 +270,7 @@ def _can_spread(jobs: Jobs, i: int, choice: Choice) -> bool:
 
 
 @kernel
-def _join(i: int, partner: int, floor: Floor, changes: Changes) -> None:
+def _join(i: int, partner: int, floor: Floor, changes: StopsAndStarts) -> None:
     """Take the second place on the devices of a partner."""
     size = changes.size[2]
     for device in range(floor.holders.shape[0]):
@@ -306,7 +306,7 @@ def _best_server(kind: int, need: int, floor: Floor) -> int:
 
 
 @kernel
-def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: Changes) -> None:
+def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: StopsAndStarts) -> None:
     while need > 0 and best >= 0:
         for at in range(floor.server_ptr[best], floor.server_ptr[best + 1]):
             device = floor.order[at]
@@ -321,7 +321,9 @@ def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: Change
 
 
 @kernel
-def _write_stops(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: Changes) -> None:
+def _write_stops(
+    time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: StopsAndStarts
+) -> None:
     size = 0
     for i in range(jobs.rows.shape[0]):
         if choice.before[i] < 0:
@@ -344,7 +346,9 @@ def _write_stops(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes:
 
 
 @kernel
-def _write_starts(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: Changes) -> None:
+def _write_starts(
+    time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: StopsAndStarts
+) -> None:
     for at in range(changes.size[1]):
         i = changes.started[0, at]
         jobs.rows.phase[i] = _RUNNING
@@ -358,7 +362,7 @@ def _write_starts(time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes
 
 
 @kernel
-def _name(jobs: Jobs, floor: Floor, changes: Changes) -> None:
+def _name(jobs: Jobs, floor: Floor, changes: StopsAndStarts) -> None:
     """From rows back to numbers."""
     for at in range(changes.size[1]):
         i = changes.started[0, at]

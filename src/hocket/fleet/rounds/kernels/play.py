@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from hocket.fleet.rounds.kernels.order import order_by_debt, order_by_share
 from hocket.fleet.rounds.kernels.place import hand_out
 from hocket.fleet.rounds.kernels.rates import row_of
-from hocket.fleet.rounds.state import Jobs, Layout
+from hocket.fleet.rounds.state import DeviceLayout, Jobs
 from hocket.fleet.rounds.tables import (
     Asked,
-    Changes,
     Choice,
     Floor,
     Pace,
     Room,
     Speeds,
+    StopsAndStarts,
     Wishes,
 )
 from hocket.kernels import kernel
@@ -35,7 +35,7 @@ def play(
     asked: Asked,
     pace: Pace,
     speeds: Speeds,
-    layout: Layout,
+    layout: DeviceLayout,
     holders: Counts,
     room: Room,
 ) -> None:
@@ -71,7 +71,7 @@ def play(
         room.few[num_kinds:sizes],
         room.slots,
     )
-    changes = Changes(
+    changes = StopsAndStarts(
         room.marks[2, :num_jobs],
         room.marks[3, :num_jobs],
         room.marks[4, :num_jobs],
@@ -103,7 +103,7 @@ def play(
 
 @kernel
 def _order(
-    time_s: float, jobs: Jobs, asked: Asked, pace: Pace, layout: Layout, wishes: Wishes
+    time_s: float, jobs: Jobs, asked: Asked, pace: Pace, layout: DeviceLayout, wishes: Wishes
 ) -> int:
     for i in range(wishes.is_reserved.shape[0]):
         wishes.is_reserved[i] = False
@@ -137,12 +137,12 @@ def _keep(time_s: float, jobs: Jobs, pace: Pace, is_kept: NDArray[np.bool_]) -> 
 @kernel
 def _clear(
     asked: Asked,
-    layout: Layout,
+    layout: DeviceLayout,
     holders: Counts,
     wishes: Wishes,
     choice: Choice,
     floor: Floor,
-    changes: Changes,
+    changes: StopsAndStarts,
 ) -> None:
     """Nobody is chosen yet, and all stand where they stood."""
     for kind in range(choice.free.shape[0]):

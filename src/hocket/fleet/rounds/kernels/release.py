@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate, speed_on
-from hocket.fleet.rounds.state import Jobs, Layout
+from hocket.fleet.rounds.state import DeviceLayout, Jobs
 from hocket.fleet.rounds.tables import Speeds
 from hocket.kernels import kernel
 
@@ -41,7 +41,7 @@ def take_away(
 
 
 @kernel
-def can_start(jobs: Jobs, holders: Counts, layout: Layout, free: Counts) -> bool:
+def can_start(jobs: Jobs, holders: Counts, layout: DeviceLayout, free: Counts) -> bool:
     """Whether free devices suffice for any waiting job; ``free`` is filled with their number."""
     for kind in range(free.shape[0]):
         free[kind] = layout.num_devices[kind]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Changes, Floor, Wishes
+from hocket.fleet.rounds.tables import Floor, StopsAndStarts, Wishes
 from hocket.kernels import kernel
 
 
@@ -16,7 +16,7 @@ def make_room(
     of_any_size: bool,
     wishes: Wishes,
     floor: Floor,
-    changes: Changes,
+    changes: StopsAndStarts,
 ) -> None:
     """Where no server has room for a gang, jobs that would stay leave the emptiest that can.
 
@@ -51,7 +51,7 @@ def _clear(
     of_any_size: bool,
     wishes: Wishes,
     floor: Floor,
-    changes: Changes,
+    changes: StopsAndStarts,
 ) -> None:
     for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
         device = floor.order[at]
@@ -70,7 +70,7 @@ def _can_leave(
     started_by_s: float,
     of_any_size: bool,
     wishes: Wishes,
-    changes: Changes,
+    changes: StopsAndStarts,
 ) -> bool:
     is_in_the_way = of_any_size or jobs.rows.gang[row] < need
     has_run: bool = jobs.rows.started_s[row] <= started_by_s

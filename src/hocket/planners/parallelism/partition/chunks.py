@@ -17,7 +17,7 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import best_cuts
-from hocket.planners.parallelism.partition.orders import Order
+from hocket.planners.parallelism.partition.orders import StageWays
 from hocket.planners.parallelism.partition.pipelines import step_time
 from hocket.planners.parallelism.partition.tables import StageTables, stage_tables
 
@@ -48,8 +48,8 @@ class _Chunked(NamedTuple):
 
 
 def cuts_of_chunks(
-    costs: LayerCosts, order: Order, ranks: tuple[int, ...], num_microbatches: int
-) -> tuple[tuple[int, ...], Order]:
+    costs: LayerCosts, order: StageWays, ranks: tuple[int, ...], num_microbatches: int
+) -> tuple[tuple[int, ...], StageWays]:
     """Where stages start, empty if none is found that fits, and the memory each stage may use."""
     num_chunks = len(ranks) // (max(ranks) + 1)
     weight = num_chunks * (num_chunks * num_microbatches - 1.0)
@@ -69,7 +69,7 @@ def cuts_of_chunks(
 
 
 def _chunked(
-    costs: LayerCosts, order: Order, ranks: tuple[int, ...], num_microbatches: int,
+    costs: LayerCosts, order: StageWays, ranks: tuple[int, ...], num_microbatches: int,
     tables: StageTables,
 ) -> _Chunked:  # fmt: skip
     limit_bytes = np.zeros(max(ranks) + 1, dtype=np.int64)

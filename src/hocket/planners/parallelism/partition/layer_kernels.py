@@ -12,12 +12,14 @@ from hocket.kernels import kernel
 from hocket.planners.parallelism.partition.choice_kernels import least_time
 from hocket.planners.parallelism.partition.choices import ChoiceState
 from hocket.planners.parallelism.partition.cut_state import CutState
-from hocket.planners.parallelism.partition.orders import Order
+from hocket.planners.parallelism.partition.orders import StageWays
 from hocket.planners.parallelism.partition.tables import StageTables
 
 
 @kernel
-def _step(order: Order, tables: StageTables, state: CutState, step: int, limit_s: float) -> None:
+def _step(
+    order: StageWays, tables: StageTables, state: CutState, step: int, limit_s: float
+) -> None:
     """Try every stage that one step of the order can add."""
     src, dst, row = order.src[step], order.dst[step], order.row[step]
     num_layers = len(tables.sent_s) - 1
@@ -38,7 +40,7 @@ def _step(order: Order, tables: StageTables, state: CutState, step: int, limit_s
 
 
 @kernel
-def least_sum(order: Order, tables: StageTables, state: CutState, limit_s: float) -> float:
+def least_sum(order: StageWays, tables: StageTables, state: CutState, limit_s: float) -> float:
     """The least sum of stage times and transfers with no stage above the limit; or infinite."""
     num_ways, width = state.sum_s.shape
     for way in range(num_ways):
@@ -59,7 +61,7 @@ class _Layers(NamedTuple):
 
 @kernel
 def _stage_time(
-    order: Order, layers: _Layers, choices: ChoiceState, row: int, start: int, stop: int
+    order: StageWays, layers: _Layers, choices: ChoiceState, row: int, start: int, stop: int
 ) -> float:
     num_ways, kind = len(layers.way_s), order.kind[row]
     for layer in range(start, stop):
@@ -74,7 +76,7 @@ def _stage_time(
 
 @kernel
 def fill_choices(
-    order: Order, way_s: FloatArray, kept_bytes: LongArray, state_sums: LongArray,
+    order: StageWays, way_s: FloatArray, kept_bytes: LongArray, state_sums: LongArray,
     is_like_last: NDArray[np.bool_], choices: ChoiceState, stage_s: FloatArray,
 ) -> None:  # fmt: skip
     """Times of the stages that do not fit with their fastest ways; infinite where none fits."""

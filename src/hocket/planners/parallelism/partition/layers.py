@@ -22,7 +22,7 @@ from hocket.base.units import format_bytes
 from hocket.planners.parallelism.partition.chunks import cuts_of_chunks
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import best_cuts
-from hocket.planners.parallelism.partition.orders import Order, any_order, fixed_order
+from hocket.planners.parallelism.partition.orders import StageWays, any_order, fixed_order
 from hocket.planners.parallelism.partition.paths import path_time, shortest_cuts
 from hocket.planners.parallelism.partition.pipelines import step_time
 from hocket.planners.parallelism.partition.tables import (
@@ -97,7 +97,7 @@ def partition_layers(
 
 
 def _exact(
-    costs: LayerCosts, order: Order, ranks: tuple[int, ...], num_microbatches: int
+    costs: LayerCosts, order: StageWays, ranks: tuple[int, ...], num_microbatches: int
 ) -> LayerPartition:
     """The best partition with one stage per rank."""
     tables = stage_tables(costs, order)
@@ -113,7 +113,7 @@ def _exact(
 
 
 def _described(
-    costs: LayerCosts, order: Order, starts: tuple[int, ...], rows: tuple[int, ...],
+    costs: LayerCosts, order: StageWays, starts: tuple[int, ...], rows: tuple[int, ...],
     ranks: tuple[int, ...],
 ) -> LayerPartition:  # fmt: skip
     """The partition with given cuts, its choices and memory worked out, without its step."""
@@ -144,7 +144,7 @@ def _described(
     )
 
 
-def _lacking(costs: LayerCosts, order: Order, ranks: tuple[int, ...]) -> NoFeasiblePlanError:
+def _lacking(costs: LayerCosts, order: StageWays, ranks: tuple[int, ...]) -> NoFeasiblePlanError:
     """The error that names the stage which lacks most where layers are divided to lack least."""
     lack = np.maximum(least_needs(costs, order) - order.limit_bytes[:, None, None], 0)
     cuts = best_cuts(tables_of(costs, lack.astype(np.float64)), order, 1e9)

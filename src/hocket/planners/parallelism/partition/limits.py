@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.cut_state import CutState, new_cuts
-from hocket.planners.parallelism.partition.orders import Order
+from hocket.planners.parallelism.partition.orders import StageWays
 from hocket.planners.parallelism.partition.tables import StageTables
 
 _PRECISION = 4e-10
@@ -34,7 +34,7 @@ class Cuts:
         return self.sum_s + weight * self.max_s
 
 
-def best_cuts(tables: StageTables, order: Order, weight: float) -> Cuts | None:
+def best_cuts(tables: StageTables, order: StageWays, weight: float) -> Cuts | None:
     """The cuts with least sum plus ``weight`` times the maximum; None where nothing fits."""
     state = new_cuts(order.num_ways, len(tables.sent_s) - 1)
     best = _cuts_within(tables, order, state, np.inf)
@@ -55,7 +55,7 @@ def best_cuts(tables: StageTables, order: Order, weight: float) -> Cuts | None:
     return _evened(tables, order, state, best)
 
 
-def _evened(tables: StageTables, order: Order, state: CutState, best: Cuts) -> Cuts:
+def _evened(tables: StageTables, order: StageWays, state: CutState, best: Cuts) -> Cuts:
     """Of cuts that are as good, those with the most even stages: they bear surprises best."""
     if best.max_s <= 0.0:
         return best
@@ -76,7 +76,9 @@ def _least_max(tables: StageTables) -> float:
     return float(alone.min(axis=0).max())
 
 
-def _cuts_within(tables: StageTables, order: Order, state: CutState, limit_s: float) -> Cuts | None:
+def _cuts_within(
+    tables: StageTables, order: StageWays, state: CutState, limit_s: float
+) -> Cuts | None:
     from hocket.planners.parallelism.partition.layer_kernels import least_sum
 
     sum_s = least_sum(order, tables, state, limit_s)

@@ -20,7 +20,7 @@ from hocket.kernels.containers import table
 _MAX_STEPS = 20_000
 
 
-class Order(NamedTuple):
+class StageWays(NamedTuple):
     """Steps from way to way, each of which adds a stage; way 0 is empty, the last one is full."""
 
     src: LongArray
@@ -40,13 +40,13 @@ class Order(NamedTuple):
         return int(self.dst[-1]) + 1
 
 
-def fixed_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence[int]) -> Order:
+def fixed_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence[int]) -> StageWays:
     """Stages with the given kinds; ``limits`` has the memory of each kind."""
     steps = np.arange(len(kinds))
     return _order(steps, steps + 1, steps, np.asarray(kinds), np.asarray(in_flight), limits)
 
 
-def any_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence[int]) -> Order:
+def any_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence[int]) -> StageWays:
     """As many stages of each kind as given, in all orders."""
     present, num_of = np.unique(np.asarray(kinds), return_counts=True)
     grid = sorted(product(*(range(num + 1) for num in num_of)), key=lambda used: (sum(used), used))
@@ -71,10 +71,10 @@ def any_order(kinds: Sequence[int], limits: Sequence[int], in_flight: Sequence[i
 def _order(
     src: LongArray, dst: LongArray, row: LongArray, kind: LongArray, in_flight: LongArray,
     limits: Sequence[int],
-) -> Order:  # fmt: skip
+) -> StageWays:  # fmt: skip
     # Stages alike share a row: what they cost is worked out once.
     pairs, same = np.unique(np.stack((kind, in_flight)), axis=1, return_inverse=True)
-    return Order(
+    return StageWays(
         src=table(src, np.int64),
         dst=table(dst, np.int64),
         row=table(same.ravel()[row], np.int64),

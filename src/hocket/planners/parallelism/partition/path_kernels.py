@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.kernels import kernel
-from hocket.planners.parallelism.partition.orders import Order
+from hocket.planners.parallelism.partition.orders import StageWays
 from hocket.planners.parallelism.partition.paths import PathState, PathTable, stage_time
 from hocket.planners.parallelism.partition.tables import StageTables
 
@@ -36,7 +36,7 @@ def _insert(state: PathState, start: int, fill: int, behind_s: float, step_s: fl
 
 @kernel
 def _fill_cell(
-    order: Order, tables: StageTables, paths: PathTable, state: PathState, way: int, start: int,
+    order: StageWays, tables: StageTables, paths: PathTable, state: PathState, way: int, start: int,
     first: int, limit_s: float,
 ) -> int:  # fmt: skip
     """All partial cuts that begin with a stage from one layer; where their points end."""
@@ -72,7 +72,7 @@ def _fill_cell(
 
 @kernel
 def extend_paths(
-    order: Order, tables: StageTables, paths: PathTable, state: PathState, limit_s: float
+    order: StageWays, tables: StageTables, paths: PathTable, state: PathState, limit_s: float
 ) -> None:
     """Fill all cells with the partial cuts that can lead below the limit."""
     num_layers = len(tables.sent_s) - 1

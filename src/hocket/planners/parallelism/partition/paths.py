@@ -20,7 +20,7 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.costs import LayerCosts
 from hocket.planners.parallelism.partition.limits import Cuts
-from hocket.planners.parallelism.partition.orders import Order
+from hocket.planners.parallelism.partition.orders import StageWays
 from hocket.planners.parallelism.partition.tables import StageTables
 
 _MAX_POINTS = 1_000_000
@@ -56,7 +56,7 @@ class PathState(NamedTuple):
 
 
 def shortest_cuts(
-    costs: LayerCosts, tables: StageTables, order: Order, num_microbatches: int, known: Cuts
+    costs: LayerCosts, tables: StageTables, order: StageWays, num_microbatches: int, known: Cuts
 ) -> tuple[Cuts, bool]:
     """The cuts with the shortest step, or ``known`` if none is shorter; whether that is proven."""
     from hocket.planners.parallelism.partition.path_kernels import extend_paths
@@ -82,7 +82,7 @@ def shortest_cuts(
 
 
 def path_time(
-    costs: LayerCosts, tables: StageTables, order: Order, num_microbatches: int, cuts: Cuts
+    costs: LayerCosts, tables: StageTables, order: StageWays, num_microbatches: int, cuts: Cuts
 ) -> float:
     """The step of given cuts."""
     forward = np.concatenate(
@@ -118,7 +118,7 @@ def stage_time(
     return num_microbatches * stage_s + start_s + end_s + rounds * round_s
 
 
-def _path_table(costs: LayerCosts, order: Order, num_microbatches: int) -> PathTable:
+def _path_table(costs: LayerCosts, order: StageWays, num_microbatches: int) -> PathTable:
     forward_s = np.asarray(costs.forward_s)
     kinds = np.unique(order.kind)
     fastest_s = (forward_s + np.asarray(costs.backward_s).min(axis=0))[:, kinds].min(axis=1)
@@ -131,7 +131,7 @@ def _path_table(costs: LayerCosts, order: Order, num_microbatches: int) -> PathT
     )
 
 
-def _cuts_of(tables: StageTables, order: Order, state: PathState, point: int) -> Cuts:
+def _cuts_of(tables: StageTables, order: StageWays, state: PathState, point: int) -> Cuts:
     """Follow a full point from its first stage to its last."""
     starts, rows = [0], []
     while point >= 0:

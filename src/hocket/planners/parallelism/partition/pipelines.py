@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hocket.base.arrays import LongArray
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.partition.costs import LayerCosts
 
 
@@ -35,9 +35,9 @@ def in_flight_counts(schedule: Schedule) -> LongArray:
     """
     order = np.argsort(schedule.stage, kind="stable")
     work = schedule.work[order]
-    frees = (work == Work.BACKWARD) | (work == Work.WEIGHT_GRADIENT)
+    frees = (work == StageWork.BACKWARD) | (work == StageWork.WEIGHT_GRADIENT)
     # Every stage frees what it took, so that one running sum serves all.
-    held = np.cumsum((work == Work.FORWARD).astype(np.int64) - frees)
+    held = np.cumsum((work == StageWork.FORWARD).astype(np.int64) - frees)
     starts = np.searchsorted(schedule.stage[order], np.arange(schedule.num_stages))
     counts: LongArray = np.maximum.reduceat(held, starts)
     return counts

@@ -11,7 +11,7 @@ from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.planners.parallelism.partition.choices import ChoiceState, new_choices
 from hocket.planners.parallelism.partition.costs import LayerCosts
-from hocket.planners.parallelism.partition.orders import Order
+from hocket.planners.parallelism.partition.orders import StageWays
 
 _T = TypeVar("_T", np.float64, np.int64)
 
@@ -29,7 +29,7 @@ class StageTables(NamedTuple):
     """Stages for which the choice of ways was cut short."""
 
 
-def stage_tables(costs: LayerCosts, order: Order) -> StageTables:
+def stage_tables(costs: LayerCosts, order: StageWays) -> StageTables:
     """Times of all stages on all rows of an order, each with the fastest choice that fits."""
     return tables_of(costs, *_times(costs, order))
 
@@ -55,7 +55,7 @@ def spans(values: NDArray[_T]) -> NDArray[_T]:
     return spanned
 
 
-def least_needs(costs: LayerCosts, order: Order) -> LongArray:
+def least_needs(costs: LayerCosts, order: StageWays) -> LongArray:
     """[row, start, stop]: the least memory that stages need, in whichever way layers are run."""
     kept = np.asarray(costs.activation_bytes, dtype=np.int64).min(axis=0)
     state = spans(np.asarray(costs.state_bytes, dtype=np.int64))
@@ -63,7 +63,7 @@ def least_needs(costs: LayerCosts, order: Order) -> LongArray:
     return needs
 
 
-def _times(costs: LayerCosts, order: Order) -> tuple[FloatArray, int]:
+def _times(costs: LayerCosts, order: StageWays) -> tuple[FloatArray, int]:
     """Every layer as fast as it can be run where that fits, else the best choice; and for how many
     stages this was cut short.
     """
@@ -80,7 +80,9 @@ def _times(costs: LayerCosts, order: Order) -> tuple[FloatArray, int]:
     return stage_s, _fill_choices(costs, order, way_s, stage_s)
 
 
-def _fill_choices(costs: LayerCosts, order: Order, way_s: FloatArray, stage_s: FloatArray) -> int:
+def _fill_choices(
+    costs: LayerCosts, order: StageWays, way_s: FloatArray, stage_s: FloatArray
+) -> int:
     """Replace the infinite times of stages that fit with some choice; how many were cut short."""
     from hocket.planners.parallelism.partition.layer_kernels import fill_choices
 
@@ -101,7 +103,7 @@ def _fill_choices(costs: LayerCosts, order: Order, way_s: FloatArray, stage_s: F
     return int(choices.num_inexact[0])
 
 
-def choice_of(costs: LayerCosts, order: Order, row: int, start: int, stop: int) -> list[int]:
+def choice_of(costs: LayerCosts, order: StageWays, row: int, start: int, stop: int) -> list[int]:
     """The way of each layer of one stage that fits."""
     if costs.num_ways == 1:
         return [0] * (stop - start)
@@ -113,7 +115,7 @@ def choice_of(costs: LayerCosts, order: Order, row: int, start: int, stop: int) 
     return [int(way) for way in state.chosen[: stop - start]]
 
 
-def _filled(costs: LayerCosts, order: Order, row: int, start: int, stop: int) -> ChoiceState:
+def _filled(costs: LayerCosts, order: StageWays, row: int, start: int, stop: int) -> ChoiceState:
     state = new_choices(stop - start, costs.num_ways)
     kind, count = int(order.kind[row]), int(order.in_flight[row])
     way_s = np.asarray(costs.forward_s)[None] + np.asarray(costs.backward_s)

@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.schedules.rows import Row, code, folded, from_rows
 
 _F, _B, _I, _W = (
     [code(work, chunk) for chunk in (0, 1)]
-    for work in (Work.FORWARD, Work.BACKWARD, Work.INPUT_GRADIENT, Work.WEIGHT_GRADIENT)
+    for work in (
+        StageWork.FORWARD,
+        StageWork.BACKWARD,
+        StageWork.INPUT_GRADIENT,
+        StageWork.WEIGHT_GRADIENT,
+    )
 )
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import pointers
 from hocket.cost.parallel.costs import StageCosts
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.simulate.pipeline import simulate_pipeline
 
 _MAX_TRIES = 64
@@ -48,8 +48,8 @@ def _pairs(schedule: Schedule) -> NDArray[np.int64]:
     work, stage, microbatch = schedule.work, schedule.stage, schedule.microbatch
     # The last and first action of two devices never pair: their stages differ.
     return np.flatnonzero(
-        (work[:-1] == Work.INPUT_GRADIENT)
-        & (work[1:] == Work.WEIGHT_GRADIENT)
+        (work[:-1] == StageWork.INPUT_GRADIENT)
+        & (work[1:] == StageWork.WEIGHT_GRADIENT)
         & (stage[:-1] == stage[1:])
         & (microbatch[:-1] == microbatch[1:])
     )
@@ -60,7 +60,7 @@ def _with_joined(schedule: Schedule, pairs: NDArray[np.int64]) -> Schedule:
     if not len(pairs):
         return schedule
     work = schedule.work.copy()
-    work[pairs] = Work.BACKWARD
+    work[pairs] = StageWork.BACKWARD
     kept = np.ones(len(work), dtype=np.bool_)
     kept[pairs + 1] = False
     before = pointers(kept)

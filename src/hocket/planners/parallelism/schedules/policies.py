@@ -15,18 +15,18 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.kernels.containers import table
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.schedules.bound import round_trips_s
 from hocket.planners.parallelism.schedules.greedy_tables import PipelineTable, PolicyTable
 
 FORWARD_FIRST, BACKWARD_FIRST, BY_TURNS = 0, 1, 2
-_INPUT_WORKS = (Work.BACKWARD, Work.INPUT_GRADIENT)
-_WEIGHT_WORKS = (Work.BACKWARD, Work.WEIGHT_GRADIENT)
+_INPUT_WORKS = (StageWork.BACKWARD, StageWork.INPUT_GRADIENT)
+_WEIGHT_WORKS = (StageWork.BACKWARD, StageWork.WEIGHT_GRADIENT)
 _NO_POSITION = np.zeros((3, 1, 1), dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Policy:
+class SchedulePolicy:
     """One way to choose; the fields are those of `PolicyTable`."""
 
     max_in_flight: LongArray
@@ -52,7 +52,7 @@ class Policy:
         )
 
 
-def policies(pipeline: PipelineTable, *, split_backward: bool) -> Iterator[Policy]:
+def policies(pipeline: PipelineTable, *, split_backward: bool) -> Iterator[SchedulePolicy]:
     """All that are tried, in an order of which every beginning is a fair sample."""
     num_devices, chunks = pipeline.stage_of.shape
     count = pipeline.num_microbatches
@@ -71,7 +71,7 @@ def policies(pipeline: PipelineTable, *, split_backward: bool) -> Iterator[Polic
         )
         for index in generator.permutation(len(choices)).tolist():
             preference, (group, deepest_first), patience, in_flight = choices[index]
-            yield Policy(
+            yield SchedulePolicy(
                 max_in_flight=in_flight,
                 max_late=max_late,
                 preference=preference,
@@ -81,7 +81,7 @@ def policies(pipeline: PipelineTable, *, split_backward: bool) -> Iterator[Polic
             )
 
 
-def following(schedule: Schedule, patience: float) -> Policy:
+def following(schedule: Schedule, patience: float) -> SchedulePolicy:
     """Take what is ready in the order of a schedule, and what waits as soon as it is ready."""
     num_stages, count = schedule.num_stages, schedule.num_microbatches
     # A whole backward is both halves, one after the other.
@@ -89,11 +89,11 @@ def following(schedule: Schedule, patience: float) -> Policy:
         np.arange(len(schedule.work)) - np.repeat(schedule.start[:-1], np.diff(schedule.start))
     )
     position = np.zeros((3, num_stages, count), dtype=np.int64)
-    for kind, works in enumerate(((Work.FORWARD,), _INPUT_WORKS, _WEIGHT_WORKS)):
+    for kind, works in enumerate(((StageWork.FORWARD,), _INPUT_WORKS, _WEIGHT_WORKS)):
         at = np.isin(schedule.work, works)
-        late = (kind == 2) & (schedule.work[at] == Work.BACKWARD)
+        late = (kind == 2) & (schedule.work[at] == StageWork.BACKWARD)
         position[kind, schedule.stage[at], schedule.microbatch[at]] = place[at] + late
-    return Policy(
+    return SchedulePolicy(
         max_in_flight=np.full(num_stages, count),
         max_late=np.full(schedule.num_devices, num_stages * count),
         preference=FORWARD_FIRST,
@@ -120,7 +120,7 @@ def _limits(pipeline: PipelineTable, *, split_backward: bool) -> list[LongArray]
     return [np.array(limit, dtype=np.int64) for limit in unique]
 
 
-def changed(policy: Policy, generator: np.random.Generator, count: int) -> Policy:
+def changed(policy: SchedulePolicy, generator: np.random.Generator, count: int) -> SchedulePolicy:
     """The policy with one random change."""
     if policy.position is not None and generator.random() < 0.75:
         return replace(policy, position=_moved(policy.position, generator))

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import IntArray, pointers
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 
 Row = NDArray[np.int64]
 """Codes of one device's actions, see `code`."""
 
 
-def code(work: Work, chunk: int) -> int:
+def code(work: StageWork, chunk: int) -> int:
     """An action without its microbatch as one number."""
     return chunk * 4 + work
 
@@ -64,10 +64,10 @@ def rounds(
     is_split = weight_lag is not None
     # Three slots per round: the forward, the backward and the gradient of the weights.
     keys = [3 * (number - warm_up[:, None]), np.tile(3 * number + 1, (num_devices, 1))]
-    works = [Work.FORWARD, Work.INPUT_GRADIENT if is_split else Work.BACKWARD]
+    works = [StageWork.FORWARD, StageWork.INPUT_GRADIENT if is_split else StageWork.BACKWARD]
     if weight_lag is not None:
         keys.append(3 * (number + weight_lag[:, None]) + 2)
-        works.append(Work.WEIGHT_GRADIENT)
+        works.append(StageWork.WEIGHT_GRADIENT)
     order = np.argsort(np.concatenate(keys, axis=1), axis=1, kind="stable")
     back = chunks - 1 - chunk
     all_chunks = np.concatenate([chunk, *([back] * (len(works) - 1))])[order]
@@ -129,9 +129,9 @@ def numbered(row: Row) -> Row:
     microbatch = np.zeros(len(row), dtype=np.int64)
     for own in range(int(chunk.max(initial=0)) + 1):
         is_own = chunk == own
-        for is_kind in (work == Work.FORWARD, (work == Work.BACKWARD) | (work == 2)):
+        for is_kind in (work == StageWork.FORWARD, (work == StageWork.BACKWARD) | (work == 2)):
             at = np.flatnonzero(is_own & is_kind)
             microbatch[at] = np.arange(len(at))
-        split = np.flatnonzero(is_own & (work == Work.INPUT_GRADIENT))
-        microbatch[is_own & (work == Work.WEIGHT_GRADIENT)] = microbatch[split]
+        split = np.flatnonzero(is_own & (work == StageWork.INPUT_GRADIENT))
+        microbatch[is_own & (work == StageWork.WEIGHT_GRADIENT)] = microbatch[split]
     return microbatch

@@ -19,7 +19,7 @@ from hocket.base.arrays import IntArray, pointers
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.units import format_bytes
 from hocket.cost.parallel.costs import StageCosts
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.schedules.bound import lower_bound_s
 from hocket.planners.parallelism.schedules.greedy_tables import (
     GreedyState,
@@ -29,7 +29,12 @@ from hocket.planners.parallelism.schedules.greedy_tables import (
 )
 from hocket.planners.parallelism.schedules.join import joined
 from hocket.planners.parallelism.schedules.make import known_schedules
-from hocket.planners.parallelism.schedules.policies import Policy, changed, following, policies
+from hocket.planners.parallelism.schedules.policies import (
+    SchedulePolicy,
+    changed,
+    following,
+    policies,
+)
 from hocket.planners.parallelism.schedules.rows import folded, looped
 from hocket.simulate.pipeline import check_costs, simulate_pipeline
 
@@ -150,9 +155,9 @@ def _search(
     from hocket.planners.parallelism.schedules.greedy_kernel import list_schedule
 
     state = new_state(pipeline)
-    backward = int(Work.INPUT_GRADIENT if task.split_backward else Work.BACKWARD)
+    backward = int(StageWork.INPUT_GRADIENT if task.split_backward else StageWork.BACKWARD)
 
-    def makespan_s(policy: Policy) -> float:
+    def makespan_s(policy: SchedulePolicy) -> float:
         return float(list_schedule(pipeline, policy.as_table(), state, backward))
 
     num_tries = _num_tries(pipeline)
@@ -176,7 +181,7 @@ def _search(
     return _scheduled(state, task), best_s
 
 
-def _first_policies(pipeline: PipelineTable, task: _Task, count: int) -> Iterator[Policy]:
+def _first_policies(pipeline: PipelineTable, task: _Task, count: int) -> Iterator[SchedulePolicy]:
     """``count`` ways to choose, and those that follow a known schedule as far as memory allows."""
     for schedule in _known(task):
         for patience in (0.0, 0.5, 1.0):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.schedules.rows import code, folded, from_rows
 
 _PERIOD = 6
@@ -23,7 +23,7 @@ _EVEN_GAPS, _ODD_GAPS = (4, 1, 5), (2, 1, 1)
 two actions of a device ever meet, those that hold and wait least."""
 _CODES = [
     code(work, chunk)
-    for work in (Work.FORWARD, Work.INPUT_GRADIENT, Work.WEIGHT_GRADIENT)
+    for work in (StageWork.FORWARD, StageWork.INPUT_GRADIENT, StageWork.WEIGHT_GRADIENT)
     for chunk in (0, 1)
 ]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hocket.base.errors import CheckError
 from hocket.cost.parallel.costs import StageCosts
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.simulate.pipeline import action_name, simulate_pipeline
 
 
@@ -38,7 +38,7 @@ def _check_shape(schedule: Schedule) -> None:
     if schedule.num_microbatches < 1 or schedule.num_stages < 1:
         raise _error(schedule, "there are no stages or no microbatches")
     limits = {
-        "work": (schedule.work, len(Work)),
+        "work": (schedule.work, len(StageWork)),
         "stage": (schedule.stage, schedule.num_stages),
         "microbatch": (schedule.microbatch, schedule.num_microbatches),
         "device of a stage": (schedule.device_of_stage, schedule.num_devices),
@@ -72,13 +72,13 @@ def _check_counts(schedule: Schedule) -> None:
             f"{len(schedule.work)} actions are too few for {schedule.num_stages} stages and "
             f"{schedule.num_microbatches} microbatches",
         )
-    shape = (len(Work), schedule.num_stages, schedule.num_microbatches)
+    shape = (len(StageWork), schedule.num_stages, schedule.num_microbatches)
     index = np.ravel_multi_index((schedule.work, schedule.stage, schedule.microbatch), shape)
     counts = np.bincount(index, minlength=int(np.prod(shape))).reshape(shape)
-    _raise_first(schedule, counts[Work.FORWARD] != 1, "forward", counts[Work.FORWARD])
-    backward = counts[Work.BACKWARD] + counts[Work.INPUT_GRADIENT]
+    _raise_first(schedule, counts[StageWork.FORWARD] != 1, "forward", counts[StageWork.FORWARD])
+    backward = counts[StageWork.BACKWARD] + counts[StageWork.INPUT_GRADIENT]
     _raise_first(schedule, backward != 1, "backward", backward)
-    weights = counts[Work.BACKWARD] + counts[Work.WEIGHT_GRADIENT]
+    weights = counts[StageWork.BACKWARD] + counts[StageWork.WEIGHT_GRADIENT]
     _raise_first(schedule, weights != 1, "gradient of weights", weights)
 
 

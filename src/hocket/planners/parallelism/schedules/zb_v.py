@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.plan.sections.schedule import Schedule, Work
+from hocket.plan.sections.schedule import Schedule, StageWork
 from hocket.planners.parallelism.schedules.rows import Row, code, folded, from_rows
 
-_F, _I, _W = Work.FORWARD, Work.INPUT_GRADIENT, Work.WEIGHT_GRADIENT
+_F, _I, _W = StageWork.FORWARD, StageWork.INPUT_GRADIENT, StageWork.WEIGHT_GRADIENT
 _FIRST = [code(work, 0) for work in (_F, _I, _W)]
 _SECOND = [code(work, 1) for work in (_F, _I, _W)]
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hocket.planners.bounds.classes import Classes
+from hocket.planners.bounds.classes import BoundClasses
 from hocket.planners.bounds.heads import Heads
 from hocket.planners.placement.exact.instance import Instance
 
@@ -101,7 +101,7 @@ def build_model(instance: Instance, horizon: int) -> Model:
     )
 
 
-def add_devices(model: Model, classes: Classes, heads: Heads) -> None:
+def add_devices(model: Model, classes: BoundClasses, heads: Heads) -> None:
     """Each device runs its ops one after another, none before its head or too late for its tail."""
     cp, ticks = model.cp, model.instance.op_ticks.tolist()
     lines: list[list[IntervalVar]] = [[] for _ in model.devices]
@@ -123,7 +123,7 @@ def add_devices(model: Model, classes: Classes, heads: Heads) -> None:
         cp.add(work <= model.makespan)
 
 
-def _add_window(model: Model, classes: Classes, heads: Heads, op: int, device: int) -> None:
+def _add_window(model: Model, classes: BoundClasses, heads: Heads, op: int, device: int) -> None:
     """What is proven about an op on a device of that class, whatever else is decided."""
     cp, here, kind = model.cp, model.on(op, device), classes.of_device[device]
     window_s = np.array([heads.head_s[kind, op], heads.tail_s[kind, op]])

@@ -10,7 +10,7 @@ import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
 from hocket.plan.plan import Plan
-from hocket.planners.bounds.classes import Classes
+from hocket.planners.bounds.classes import BoundClasses
 from hocket.planners.bounds.heads import Heads
 from hocket.planners.placement.exact.instance import Instance
 from hocket.planners.placement.exact.memory import add_memory
@@ -57,7 +57,7 @@ class Found:
 
 def search(
     instance: Instance,
-    classes: Classes,
+    classes: BoundClasses,
     heads: Heads,
     memory_bytes: LongArray,
     known: Timeline | None,

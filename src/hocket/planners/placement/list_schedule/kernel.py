@@ -30,27 +30,27 @@ from hocket.planners.placement.list_schedule.state import (
     PARKED,
     PLACED,
     READY,
-    World,
+    ScheduleState,
 )
 
 _ZERO = cast(int, np.int64(0))
 
 
 @kernel
-def _look_again(world: World, op: int, device: int) -> None:
+def _look_again(world: ScheduleState, op: int, device: int) -> None:
     """Compute the key of an op anew."""
     move(world.queues, device, LATER, data_s(world.net, op, device), op)
 
 
 @kernel
-def _join(world: World, op: int, device: int) -> None:
+def _join(world: ScheduleState, op: int, device: int) -> None:
     """A device can offer a ready op, if it may run it."""
     if world.queues.where[op, device] < 0 and may_run(world, op, device):
         _look_again(world, op, device)
 
 
 @kernel
-def _queue_up(world: World, op: int, now: float) -> None:
+def _queue_up(world: ScheduleState, op: int, now: float) -> None:
     """Put a ready op into the queues of the devices that could have its data by now.
 
     One of the tensors that it reads decides: until that could have been sent anywhere, only the
@@ -71,7 +71,7 @@ def _queue_up(world: World, op: int, now: float) -> None:
 
 
 @kernel
-def _get_ready(world: World, op: int, now: float) -> None:
+def _get_ready(world: ScheduleState, op: int, now: float) -> None:
     """All predecessors of an op have ended."""
     row = world.net.ops[op]
     row.status = READY
@@ -84,7 +84,7 @@ def _get_ready(world: World, op: int, now: float) -> None:
 
 
 @kernel
-def _queue_up_remote(world: World, now: float) -> None:
+def _queue_up_remote(world: ScheduleState, now: float) -> None:
     """Look again at ops whose data may be elsewhere by now."""
     while world.remote.size[0] > 0 and world.remote.key[0] <= now:
         op = pop(world.remote, _ZERO)
@@ -94,7 +94,7 @@ def _queue_up_remote(world: World, now: float) -> None:
 
 
 @kernel
-def _find_home(world: World, family: int, device: int) -> None:
+def _find_home(world: ScheduleState, family: int, device: int) -> None:
     """A storage that exists before the step is on this device from now on."""
     where = world.queues.where
     world.net.tensors[family].home = device
@@ -113,7 +113,7 @@ def _find_home(world: World, family: int, device: int) -> None:
 
 
 @kernel
-def _bind_group(world: World, number: int, device: int) -> None:
+def _bind_group(world: ScheduleState, number: int, device: int) -> None:
     """The first op of a group is placed: all of it goes to this device."""
     group = world.groups[number]
     group.bound = device
@@ -132,7 +132,7 @@ def _bind_group(world: World, number: int, device: int) -> None:
 
 
 @kernel
-def _fetch(world: World, tensor: int, device: int) -> None:
+def _fetch(world: ScheduleState, tensor: int, device: int) -> None:
     """Send a tensor; its other ready readers could start earlier here."""
     copy = world.counts[0].num_copies + 0
     world.counts[0].num_copies += 1
@@ -146,7 +146,7 @@ def _fetch(world: World, tensor: int, device: int) -> None:
 
 
 @kernel
-def _commit(world: World, op: int, device: int, now: float) -> None:
+def _commit(world: ScheduleState, op: int, device: int, now: float) -> None:
     """Place an op: take its memory, bring what it reads, and start it."""
     net, row, place = world.net, world.net.ops[op], world.devices[device]
     row.status = PLACED
@@ -172,7 +172,7 @@ def _commit(world: World, op: int, device: int, now: float) -> None:
 
 
 @kernel
-def _end(world: World, op: int, now: float) -> None:
+def _end(world: ScheduleState, op: int, now: float) -> None:
     """An op ends: release what nobody needs any more, and see which ops become ready."""
     net, row = world.net, world.net.ops[op]
     world.devices[row.device].used_bytes -= row.workspace_bytes
@@ -193,7 +193,7 @@ def _end(world: World, op: int, now: float) -> None:
 
 
 @kernel
-def _best_offer(world: World, now: float) -> tuple[int, int]:
+def _best_offer(world: ScheduleState, now: float) -> tuple[int, int]:
     """The smallest (earliest start, rank, device) that free devices offer; -1 for none."""
     best, best_device, best_s = -1, -1, np.inf
     for device in range(len(world.devices)):
@@ -207,7 +207,7 @@ def _best_offer(world: World, now: float) -> tuple[int, int]:
 
 
 @kernel
-def _next_event_s(world: World, now: float) -> float:
+def _next_event_s(world: ScheduleState, now: float) -> float:
     """When something can change: an op ends, or data may be on a free device."""
     event_s = world.running.key[0] if world.running.size[0] > 0 else np.inf
     if world.remote.size[0] > 0:
@@ -220,7 +220,7 @@ def _next_event_s(world: World, now: float) -> float:
 
 
 @kernel
-def _report_stuck(world: World) -> None:
+def _report_stuck(world: ScheduleState) -> None:
     """Nothing fits: name the first ready op, and what it lacks where it lacks least."""
     op = 0
     while world.net.ops[op].status != READY:
@@ -234,7 +234,7 @@ def _report_stuck(world: World) -> None:
 
 
 @kernel
-def run(world: World) -> None:
+def run(world: ScheduleState) -> None:
     """Schedule every op; ``world`` then tells where, when, or what is stuck."""
     num_left = len(world.net.ops)
     for op in range(num_left):

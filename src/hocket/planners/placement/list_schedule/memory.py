@@ -6,11 +6,11 @@ import numpy as np
 
 from hocket.kernels import kernel
 from hocket.planners.placement.list_schedule.arrival import copy_on, is_missing
-from hocket.planners.placement.list_schedule.state import World
+from hocket.planners.placement.list_schedule.state import ScheduleState
 
 
 @kernel
-def _needs(world: World, op: int, device: int) -> tuple[int, int]:
+def _needs(world: ScheduleState, op: int, device: int) -> tuple[int, int]:
     """Bytes that an op would take, and those of them that are there when the step begins."""
     net, row = world.net, world.net.ops[op]
     need, early = row.taken_bytes + 0, row.taken_bytes * 0
@@ -32,7 +32,7 @@ def _needs(world: World, op: int, device: int) -> tuple[int, int]:
 
 
 @kernel
-def lacking_bytes(world: World, op: int, device: int) -> int:
+def lacking_bytes(world: ScheduleState, op: int, device: int) -> int:
     """Bytes that are missing for an op on a device; 0 or less where it fits."""
     row = world.devices[device]
     at_most: int = row.peak_bytes + world.net.ops[op].most_bytes - row.memory_bytes
@@ -44,7 +44,7 @@ def lacking_bytes(world: World, op: int, device: int) -> int:
 
 
 @kernel
-def fits_at_bytes(world: World, op: int, device: int) -> float:
+def fits_at_bytes(world: ScheduleState, op: int, device: int) -> float:
     """How many free bytes would do for an op; infinite where no release can help."""
     need, early = _needs(world, op, device)
     if world.devices[device].peak_bytes + early > world.devices[device].memory_bytes:
@@ -53,7 +53,7 @@ def fits_at_bytes(world: World, op: int, device: int) -> float:
 
 
 @kernel
-def take(world: World, op: int, device: int) -> None:
+def take(world: ScheduleState, op: int, device: int) -> None:
     """Count what an op takes; before its tensors are sent and its group is bound."""
     row = world.devices[device]
     need, early = _needs(world, op, device)
@@ -62,7 +62,7 @@ def take(world: World, op: int, device: int) -> None:
 
 
 @kernel
-def add_copy(world: World, tensor: int, copy: int, device: int) -> None:
+def add_copy(world: ScheduleState, tensor: int, copy: int, device: int) -> None:
     """The storage of a copy."""
     storage = world.storages[copy + len(world.net.tensors)]
     storage.device = device
@@ -72,7 +72,7 @@ def add_copy(world: World, tensor: int, copy: int, device: int) -> None:
 
 
 @kernel
-def add_result(world: World, tensor: int, device: int) -> None:
+def add_result(world: ScheduleState, tensor: int, device: int) -> None:
     """The storage of what a placed op makes: its own, or that of the tensor it is an alias of."""
     row = world.net.tensors[tensor]
     row.home = device
@@ -94,7 +94,7 @@ def add_result(world: World, tensor: int, device: int) -> None:
 
 
 @kernel
-def _leave(world: World, number: int) -> None:
+def _leave(world: ScheduleState, number: int) -> None:
     """One of the tensors in a storage is not needed any more."""
     storage = world.storages[number]
     storage.num_living -= 1
@@ -103,7 +103,7 @@ def _leave(world: World, number: int) -> None:
 
 
 @kernel
-def release(world: World, tensor: int) -> None:
+def release(world: ScheduleState, tensor: int) -> None:
     """All readers of a tensor have ended."""
     row = world.net.tensors[tensor]
     if row.storage >= 0:

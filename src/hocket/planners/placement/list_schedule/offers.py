@@ -15,12 +15,12 @@ from hocket.planners.placement.list_schedule.state import (
     PARKED,
     PLACED,
     READY,
-    World,
+    ScheduleState,
 )
 
 
 @kernel
-def may_run(world: World, op: int, device: int) -> bool:
+def may_run(world: ScheduleState, op: int, device: int) -> bool:
     """Whether an op may run on a device, memory aside."""
     bound: int = world.groups[world.net.ops[op].group].bound
     if bound >= 0:
@@ -30,7 +30,7 @@ def may_run(world: World, op: int, device: int) -> bool:
 
 
 @kernel
-def _earliest_s(world: World, op: int, device: int) -> float:
+def _earliest_s(world: ScheduleState, op: int, device: int) -> float:
     """When an op could start on a device; infinite where it may not run or does not fit."""
     if not may_run(world, op, device) or lacking_bytes(world, op, device) > 0:
         return np.inf
@@ -39,7 +39,7 @@ def _earliest_s(world: World, op: int, device: int) -> float:
 
 
 @kernel
-def _fits_or_parks(world: World, op: int, device: int) -> bool:
+def _fits_or_parks(world: ScheduleState, op: int, device: int) -> bool:
     """Whether an op fits now; if not, it is put aside until bytes are released."""
     if lacking_bytes(world, op, device) <= 0:
         return True
@@ -48,7 +48,7 @@ def _fits_or_parks(world: World, op: int, device: int) -> bool:
 
 
 @kernel
-def _sort_by_now(world: World, device: int, now: float) -> None:
+def _sort_by_now(world: ScheduleState, device: int, now: float) -> None:
     """Ops that may fit again, and ops whose data may have come, go to the heap that is theirs."""
     queues, row = world.queues, world.devices[device]
     while top_key(queues, device, PARKED) <= row.memory_bytes - row.used_bytes:
@@ -68,7 +68,7 @@ def _sort_by_now(world: World, device: int, now: float) -> None:
 
 
 @kernel
-def _earliest(world: World, device: int, now: float) -> tuple[int, float]:
+def _earliest(world: ScheduleState, device: int, now: float) -> tuple[int, float]:
     """The op with the smallest (earliest start, rank) that could start by now, and its start."""
     queues, avail_s = world.queues, world.devices[device].avail_s
     while num_in(queues, device, DUE) + num_in(queues, device, ARRIVED) > 0:
@@ -86,7 +86,7 @@ def _earliest(world: World, device: int, now: float) -> tuple[int, float]:
 
 
 @kernel
-def _awaited(world: World, device: int, now: float) -> int:
+def _awaited(world: ScheduleState, device: int, now: float) -> int:
     """The favourite for which a device stays awake; -1 for none."""
     ops, last = world.net.ops, world.devices[device].last_op
     favourite: int = ops[last].favourite if last >= 0 else -1
@@ -105,7 +105,7 @@ def _awaited(world: World, device: int, now: float) -> int:
 
 
 @kernel
-def _is_before(world: World, op: int, device: int, here_s: float) -> bool:
+def _is_before(world: ScheduleState, op: int, device: int, here_s: float) -> bool:
     """Whether a device could start an op before the given time."""
     if world.devices[device].avail_s >= here_s:
         return False
@@ -113,7 +113,7 @@ def _is_before(world: World, op: int, device: int, here_s: float) -> bool:
 
 
 @kernel
-def _starts_before(world: World, op: int, here_s: float) -> bool:
+def _starts_before(world: ScheduleState, op: int, here_s: float) -> bool:
     """Whether some device could start an op before the given time."""
     net, found = world.net, False
     tensor, sent_s = remote_s(net, op)
@@ -131,7 +131,7 @@ def _starts_before(world: World, op: int, here_s: float) -> bool:
 
 
 @kernel
-def _urgent_s(world: World, op: int, now: float) -> float:
+def _urgent_s(world: ScheduleState, op: int, now: float) -> float:
     """When an op could start on every device that can hold it; infinite if after now."""
     latest_s = 0.0
     for device in range(len(world.devices)):
@@ -145,7 +145,7 @@ def _urgent_s(world: World, op: int, now: float) -> float:
 
 
 @kernel
-def _only_bound_are_urgent(world: World, now: float) -> bool:
+def _only_bound_are_urgent(world: ScheduleState, now: float) -> bool:
     """Whether a device that any op could wait for is busy: then no op can start everywhere."""
     for device in range(len(world.devices)):
         row = world.devices[device]
@@ -156,7 +156,7 @@ def _only_bound_are_urgent(world: World, now: float) -> bool:
 
 
 @kernel
-def _most_urgent(world: World, device: int, now: float) -> int:
+def _most_urgent(world: ScheduleState, device: int, now: float) -> int:
     """The op with the smallest (time when it can start everywhere, rank) by now; -1 for none."""
     queues, row = world.queues, world.devices[device]
     best, best_s, only_bound = -1, np.inf, _only_bound_are_urgent(world, now)
@@ -179,7 +179,7 @@ def _most_urgent(world: World, device: int, now: float) -> int:
 
 
 @kernel
-def offer(world: World, device: int, now: float) -> tuple[int, float]:
+def offer(world: ScheduleState, device: int, now: float) -> tuple[int, float]:
     """The op that a free device would start now, and when; -1 for none."""
     row = world.devices[device]
     _sort_by_now(world, device, now)

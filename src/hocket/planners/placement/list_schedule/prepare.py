@@ -12,7 +12,7 @@ from hocket.graph.graph import Graph, distinct
 from hocket.kernels.containers import new_heaps, table, zeros
 from hocket.plan.problem import Problem
 from hocket.planners.placement.list_schedule import state
-from hocket.planners.placement.list_schedule.state import Net, Queues, Rows, World
+from hocket.planners.placement.list_schedule.state import Net, Queues, Rows, ScheduleState
 from hocket.planners.tables import TaskTable
 
 
@@ -39,7 +39,7 @@ def make_world(
     group: IntArray,
     favourite: IntArray,
     spared_s: FloatArray,
-) -> World:
+) -> ScheduleState:
     """The world before the step; ``order`` lists the ops by rank, the rest is per op."""
     rank = np.empty(len(order) + 1, dtype=np.int64)
     rank[order] = np.arange(len(order))
@@ -56,7 +56,7 @@ def make_world(
     num_tensors, num_reads = problem.graph.num_tensors, len(reads)
     tensors = _tensors(problem.graph, tasks, rank)
     num_listed = int(tensors["directory"].max(initial=-1)) + 1
-    return World(
+    return ScheduleState(
         net=Net(
             ops=ops,
             reads=table(reads, np.int64),

@@ -14,7 +14,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.list_schedule.prepare import breadth_first, make_world
-from hocket.planners.placement.list_schedule.state import World
+from hocket.planners.placement.list_schedule.state import ScheduleState
 from hocket.planners.tables import task_table
 
 
@@ -73,7 +73,7 @@ def _require_able_devices(problem: Problem, group: IntArray) -> None:
     )
 
 
-def _require_all_placed(problem: Problem, order: LongArray, world: World) -> None:
+def _require_all_placed(problem: Problem, order: LongArray, world: ScheduleState) -> None:
     counts = world.counts[0]
     if counts["stuck_op"] < 0:
         return

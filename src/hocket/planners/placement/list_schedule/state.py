@@ -146,7 +146,7 @@ class Queues(NamedTuple):
     """[op, device]: position in the heap times ``NUM_HEAPS`` plus the heap; -1 for none."""
 
 
-class World(NamedTuple):
+class ScheduleState(NamedTuple):
     """All of it."""
 
     net: Net

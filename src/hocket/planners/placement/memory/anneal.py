@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
-from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
+from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger, MovingUnits
 from hocket.planners.tables import TaskTable
 
 _DRAWS = 8
@@ -38,7 +38,7 @@ def _copy(values: LongArray, to: LongArray) -> None:
 
 
 @kernel
-def _cost(ledger: Ledger, limit_bytes: LongArray) -> float:
+def _cost(ledger: MemoryLedger, limit_bytes: LongArray) -> float:
     total = 0.0
     for device in range(len(limit_bytes)):
         held = ledger.top[device, 1]
@@ -48,7 +48,7 @@ def _cost(ledger: Ledger, limit_bytes: LongArray) -> float:
 
 @kernel
 def _draw_unit(
-    ledger: Ledger, device_of_unit: LongArray, limit_bytes: LongArray, state: LongArray
+    ledger: MemoryLedger, device_of_unit: LongArray, limit_bytes: LongArray, state: LongArray
 ) -> int:
     unit = 0
     for _ in range(_DRAWS):
@@ -70,7 +70,7 @@ def _draw_from(device_of_unit: LongArray, device: int, state: LongArray) -> int:
 
 @kernel
 def _move(
-    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units,
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, units: MovingUnits,
     device_of_unit: LongArray, unit: int, target: int,
 ) -> None:  # fmt: skip
     take_unit(tasks, facts, ledger, units, unit, device_of_unit[unit])
@@ -82,8 +82,8 @@ def _move(
 def anneal(
     tasks: TaskTable,
     facts: LedgerTable,
-    ledger: Ledger,
-    units: Units,
+    ledger: MemoryLedger,
+    units: MovingUnits,
     device_of_unit: LongArray,
     can_run: NDArray[np.bool_],
     work: LongArray,

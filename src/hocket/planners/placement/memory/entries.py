@@ -17,12 +17,14 @@ from hocket.planners.placement.memory.kernel import (
     start,
     take_unit,
 )
-from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
+from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger, MovingUnits
 from hocket.planners.tables import TaskTable
 
 
 @kernel
-def place_all(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, device_of: LongArray) -> None:
+def place_all(
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, device_of: LongArray
+) -> None:
     """Put every op on its device."""
     for op in range(len(device_of)):
         place_op(tasks, facts, ledger, op, device_of[op])
@@ -32,8 +34,8 @@ def place_all(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, device_of: L
 def fill(
     tasks: TaskTable,
     facts: LedgerTable,
-    ledger: Ledger,
-    units: Units,
+    ledger: MemoryLedger,
+    units: MovingUnits,
     fixed: LongArray,
     sequence: LongArray,
     devices: LongArray,
@@ -78,8 +80,8 @@ def fill(
 def credit(
     tasks: TaskTable,
     facts: LedgerTable,
-    ledger: Ledger,
-    units: Units,
+    ledger: MemoryLedger,
+    units: MovingUnits,
     device: int,
     bytes_of_unit: FloatArray,
 ) -> int:
@@ -102,8 +104,8 @@ def credit(
 def _credit_family(
     tasks: TaskTable,
     facts: LedgerTable,
-    ledger: Ledger,
-    units: Units,
+    ledger: MemoryLedger,
+    units: MovingUnits,
     root: int,
     device: int,
     instant: int,
@@ -131,8 +133,8 @@ def _credit_family(
 def _visit_keepers(
     tasks: TaskTable,
     facts: LedgerTable,
-    ledger: Ledger,
-    units: Units,
+    ledger: MemoryLedger,
+    units: MovingUnits,
     root: int,
     device: int,
     instant: int,
@@ -176,8 +178,8 @@ def _visit_keepers(
 def move_units(
     tasks: TaskTable,
     facts: LedgerTable,
-    ledger: Ledger,
-    units: Units,
+    ledger: MemoryLedger,
+    units: MovingUnits,
     candidates: LongArray,
     targets: LongArray,
     limit_bytes: LongArray,

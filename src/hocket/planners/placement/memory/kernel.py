@@ -5,14 +5,14 @@ from __future__ import annotations
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import mark
-from hocket.planners.placement.memory.ledger import Ledger, LedgerTable, Units
+from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger, MovingUnits
 from hocket.planners.tables import TaskTable
 
 # ── the tree of a device ─────────────────────────────────────────────────────────────────────────
 
 
 @kernel
-def _hold(ledger: Ledger, device: int, first: int, last: int, num_bytes: int) -> None:
+def _hold(ledger: MemoryLedger, device: int, first: int, last: int, num_bytes: int) -> None:
     """Add bytes from one instant to another, both included."""
     if num_bytes == 0 or last < first:
         return
@@ -44,7 +44,7 @@ def _lift(top: LongArray, pending: LongArray, node: int) -> None:
 
 
 @kernel
-def held_at(ledger: Ledger, device: int, instant: int) -> int:
+def held_at(ledger: MemoryLedger, device: int, instant: int) -> int:
     """Bytes that the device holds at an instant."""
     top, pending = ledger.top[device], ledger.pending[device]
     node = instant + (len(top) >> 1)
@@ -57,7 +57,7 @@ def held_at(ledger: Ledger, device: int, instant: int) -> int:
 
 
 @kernel
-def peak_instant(ledger: Ledger, device: int) -> int:
+def peak_instant(ledger: MemoryLedger, device: int) -> int:
     """The first instant at which the device holds the most."""
     top = ledger.top[device]
     size = len(top) >> 1
@@ -70,7 +70,7 @@ def peak_instant(ledger: Ledger, device: int) -> int:
 
 
 @kernel
-def last_instant(ledger: Ledger) -> int:
+def last_instant(ledger: MemoryLedger) -> int:
     """The end of the axis."""
     num_nodes: int = ledger.top.shape[1]
     return (num_nodes >> 1) - 1
@@ -80,7 +80,7 @@ def last_instant(ledger: Ledger) -> int:
 
 
 @kernel
-def is_made(tasks: TaskTable, ledger: Ledger, tensor: int, device: int) -> bool:
+def is_made(tasks: TaskTable, ledger: MemoryLedger, tensor: int, device: int) -> bool:
     """Whether the producer of a tensor is on a device."""
     producer = tasks.producer[tensor]
     made: bool = producer >= 0 and ledger.device_of[producer] == device
@@ -88,7 +88,9 @@ def is_made(tasks: TaskTable, ledger: Ledger, tensor: int, device: int) -> bool:
 
 
 @kernel
-def start(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, device: int) -> int:
+def start(
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, tensor: int, device: int
+) -> int:
     """First instant of a tensor on a device: a copy comes when the producer has ended."""
     producer = tasks.producer[tensor]
     if producer < 0:
@@ -102,7 +104,7 @@ def start(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, dev
 
 @kernel
 def _keep(
-    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, device: int, until: int
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, tensor: int, device: int, until: int
 ) -> None:
     """Let a tensor stay on a device until an instant; a view keeps what it is a view of."""
     while ledger.end[tensor, device] < until:
@@ -120,7 +122,7 @@ def _keep(
 
 @kernel
 def _needed_until(
-    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, op: int, device: int
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, tensor: int, op: int, device: int
 ) -> int:
     """Last instant at which a device holds a tensor because an op there reads it."""
     home = facts.home_op[tensor]
@@ -131,7 +133,9 @@ def _needed_until(
 
 
 @kernel
-def made_until(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int, op: int) -> int:
+def made_until(
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, tensor: int, op: int
+) -> int:
     """Last instant at which a tensor is at home because the op that made it is there."""
     until: int = max(facts.last[op], facts.sent[tensor])
     if tasks.is_held[tensor]:
@@ -140,7 +144,9 @@ def made_until(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, tensor: int
 
 
 @kernel
-def place_op(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, op: int, device: int) -> None:
+def place_op(
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, op: int, device: int
+) -> None:
     """Put an op that is nowhere on a device."""
     ledger.device_of[op] = device
     first, last = facts.first[op], facts.last[op]
@@ -163,7 +169,12 @@ def place_op(tasks: TaskTable, facts: LedgerTable, ledger: Ledger, op: int, devi
 
 @kernel
 def place_unit(
-    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units, unit: int, device: int
+    tasks: TaskTable,
+    facts: LedgerTable,
+    ledger: MemoryLedger,
+    units: MovingUnits,
+    unit: int,
+    device: int,
 ) -> None:
     """Put a unit that is nowhere on a device."""
     for index in range(units.ptr[unit], units.ptr[unit + 1]):
@@ -172,7 +183,7 @@ def place_unit(
 
 @kernel
 def _forget_family(
-    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, root: int, device: int
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, root: int, device: int
 ) -> None:
     """Release all that a device holds of a family."""
     for index in range(facts.family_ptr[root], facts.family_ptr[root + 1]):
@@ -188,7 +199,7 @@ def _forget_family(
 
 @kernel
 def _keep_family(
-    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, root: int, device: int
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, root: int, device: int
 ) -> None:
     """Hold again what the ops on a device need of a family."""
     for index in range(facts.family_ptr[root], facts.family_ptr[root + 1]):
@@ -206,7 +217,12 @@ def _keep_family(
 
 @kernel
 def take_unit(
-    tasks: TaskTable, facts: LedgerTable, ledger: Ledger, units: Units, unit: int, device: int
+    tasks: TaskTable,
+    facts: LedgerTable,
+    ledger: MemoryLedger,
+    units: MovingUnits,
+    unit: int,
+    device: int,
 ) -> None:
     """Take a unit off its device."""
     touched = ledger.touched
@@ -228,7 +244,7 @@ def take_unit(
 
 
 @kernel
-def overflow(ledger: Ledger, limit_bytes: LongArray) -> int:
+def overflow(ledger: MemoryLedger, limit_bytes: LongArray) -> int:
     """Bytes above the limits, summed over devices."""
     total = 0
     for device in range(len(limit_bytes)):

@@ -24,7 +24,7 @@ MAX_LEAVES = 2**20
 """Leaves of the trees of all devices together; beyond, several instants share one. 32 MiB."""
 
 
-class Spans(NamedTuple):
+class InstantSpans(NamedTuple):
     """When, on the axis of instants, ops run and tensors are under way."""
 
     first: LongArray
@@ -42,7 +42,7 @@ class LedgerTable(NamedTuple):
     first: LongArray
     last: LongArray
     sent: LongArray
-    """See `Spans`."""
+    """See `InstantSpans`."""
     uses: LongArray
     """As ``TaskTable.reads``, but a view that exists before the step stands for what it views."""
     alias_of: LongArray
@@ -56,7 +56,7 @@ class LedgerTable(NamedTuple):
     """The family of root r: ``family[family_ptr[r]:family_ptr[r + 1]]``, ascending."""
 
 
-class Ledger(NamedTuple):
+class MemoryLedger(NamedTuple):
     """What changes when ops move."""
 
     device_of: LongArray
@@ -71,7 +71,7 @@ class Ledger(NamedTuple):
     """Roots of the families that a move concerns."""
 
 
-class Units(NamedTuple):
+class MovingUnits(NamedTuple):
     """Sets of ops that move together: unit u has the ops ``ops[ptr[u]:ptr[u + 1]]``."""
 
     of: LongArray
@@ -79,25 +79,25 @@ class Units(NamedTuple):
     ops: LongArray
 
 
-def units_of(unit_of_op: IntArray) -> Units:
+def units_of(unit_of_op: IntArray) -> MovingUnits:
     """Units as compiled code reads them, from the unit of each op."""
     count = int(unit_of_op.max(initial=-1)) + 1
     sizes = np.bincount(unit_of_op, minlength=count)
-    return Units(
+    return MovingUnits(
         of=table(unit_of_op, np.int64),
         ptr=table(pointers(sizes), np.int64),
         ops=table(np.argsort(unit_of_op, kind="stable"), np.int64),
     )
 
 
-def spans_in_graph_order(problem: Problem) -> Spans:
+def spans_in_graph_order(problem: Problem) -> InstantSpans:
     """The axis of a run that takes one op after another, as the graph lists them."""
     position = np.arange(problem.graph.num_ops, dtype=np.int64)
     sent = np.full(problem.graph.num_tensors, -1)
-    return _merged(Spans(position, position, sent, len(position)), problem)
+    return _merged(InstantSpans(position, position, sent, len(position)), problem)
 
 
-def spans_of_run(problem: Problem, timeline: Timeline) -> Spans:
+def spans_of_run(problem: Problem, timeline: Timeline) -> InstantSpans:
     """The axis of a simulated run."""
     order = np.argsort(timeline.op_start_s, kind="stable")
     start_s = timeline.op_start_s[order]
@@ -107,22 +107,22 @@ def spans_of_run(problem: Problem, timeline: Timeline) -> Spans:
     sent = np.full(problem.graph.num_tensors, -1)
     arrived = np.searchsorted(start_s, timeline.transfer_end_s) - 1
     np.maximum.at(sent, timeline.transfer_tensor, arrived)
-    return _merged(Spans(first, last, sent, len(order)), problem)
+    return _merged(InstantSpans(first, last, sent, len(order)), problem)
 
 
-def _merged(spans: Spans, problem: Problem) -> Spans:
+def _merged(spans: InstantSpans, problem: Problem) -> InstantSpans:
     """The spans on at most as many instants as the trees may have."""
     most = max(2, MAX_LEAVES // problem.cluster.num_devices)
     num_instants = 1 << max(1, (max(spans.num_instants, 1) - 1).bit_length())
     shift = 0
     while num_instants >> shift > most:
         shift += 1
-    return Spans(
+    return InstantSpans(
         spans.first >> shift, spans.last >> shift, spans.sent >> shift, num_instants >> shift
     )
 
 
-def ledger_table(graph: Graph, spans: Spans) -> LedgerTable:
+def ledger_table(graph: Graph, spans: InstantSpans) -> LedgerTable:
     """The table of a graph on an axis."""
     before, root = graph.tensor_producer < 0, graph.root_of
     stands_for = np.where(before, root, np.arange(graph.num_tensors))
@@ -156,9 +156,9 @@ def unread_bytes(problem: Problem) -> LongArray:
     return unread
 
 
-def new_ledger(graph: Graph, num_devices: int, num_instants: int) -> Ledger:
+def new_ledger(graph: Graph, num_devices: int, num_instants: int) -> MemoryLedger:
     """A ledger in which no op is anywhere."""
-    return Ledger(
+    return MemoryLedger(
         device_of=np.full(graph.num_ops, -1, dtype=np.int64),
         end=np.full((graph.num_tensors, num_devices), -1, dtype=np.int32),
         top=np.zeros((num_devices, 2 * num_instants), dtype=np.int64),
@@ -167,7 +167,7 @@ def new_ledger(graph: Graph, num_devices: int, num_instants: int) -> Ledger:
     )
 
 
-def clear(ledger: Ledger) -> None:
+def clear(ledger: MemoryLedger) -> None:
     """Take every op off its device."""
     ledger.device_of.fill(-1)
     ledger.end.fill(-1)

@@ -21,7 +21,7 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.ledger import spans_of_run
-from hocket.planners.placement.memory.relieve import MAX_BATCHES, Board, Level, relieve
+from hocket.planners.placement.memory.relieve import MAX_BATCHES, Board, SizeLevel, relieve
 from hocket.planners.placement.memory.units import layers, units
 
 MAX_ROUNDS = 4
@@ -37,13 +37,13 @@ MAX_WORK = 20_000_000
 """Entries of the ledger that a search may look at: bounds its time on large units."""
 
 
-def levels_of(problem: Problem) -> list[Level]:
+def levels_of(problem: Problem) -> list[SizeLevel]:
     """Units of all sizes, the largest first."""
     unit_of = units(problem.graph)
     if _is_large(problem):
-        return [Level(problem, unit_of)]
+        return [SizeLevel(problem, unit_of)]
     sizes = (layers(problem.graph, unit_of), unit_of, bound_ops(problem.graph))
-    return [Level(problem, size) for size in sizes]
+    return [SizeLevel(problem, size) for size in sizes]
 
 
 def _is_large(problem: Problem) -> bool:
@@ -72,7 +72,7 @@ def in_graph_order(problem: Problem, plan: Plan) -> Plan:
     return plan.ordered(by_device=order)
 
 
-def moved(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attempt:
+def moved(problem: Problem, start: Attempt, levels: Sequence[SizeLevel]) -> Attempt:
     """Few moves: of the largest units first, with smaller ones while it does not fit."""
     max_rounds = ROUNDS_WHEN_LARGE if _is_large(problem) else MAX_ROUNDS
     max_batches = BATCHES_WHEN_LARGE if _is_large(problem) else MAX_BATCHES
@@ -90,7 +90,7 @@ def moved(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attempt:
     return best
 
 
-def searched(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attempt:
+def searched(problem: Problem, start: Attempt, levels: Sequence[SizeLevel]) -> Attempt:
     """Moves and then random ones, with each device bound to the order of the graph."""
     best = attempt(problem, in_graph_order(problem, start.plan))
     if _is_large(problem):
@@ -106,7 +106,7 @@ def searched(problem: Problem, start: Attempt, levels: Sequence[Level]) -> Attem
 
 
 def _annealed(
-    problem: Problem, start: Attempt, level: Level, heat: float, state: LongArray
+    problem: Problem, start: Attempt, level: SizeLevel, heat: float, state: LongArray
 ) -> Attempt:
     from hocket.planners.placement.memory.anneal import anneal
 

@@ -22,10 +22,10 @@ from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
 from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.memory.ledger import (
-    Ledger,
+    InstantSpans,
     LedgerTable,
-    Spans,
-    Units,
+    MemoryLedger,
+    MovingUnits,
     ledger_table,
     new_ledger,
     units_of,
@@ -41,12 +41,12 @@ MAX_UNIT_WORK = 2_000_000
 """Larger units stay where they are: trying one would take as long as all smaller ones."""
 
 
-class Level:
+class SizeLevel:
     """Units of one size, and what moving each of them would cost."""
 
     def __init__(self, problem: Problem, unit_of: IntArray) -> None:
         graph = problem.graph
-        self.units: Units = units_of(unit_of)
+        self.units: MovingUnits = units_of(unit_of)
         self.num_units = len(self.units.ptr) - 1
         self.can_run = runnable(problem, unit_of)
         self.work = _work(graph, unit_of)
@@ -98,11 +98,11 @@ def _work(graph: Graph, unit_of: IntArray) -> LongArray:
 class Board:
     """The ledger of a placement together with the tables that its kernels read."""
 
-    def __init__(self, problem: Problem, spans: Spans) -> None:
+    def __init__(self, problem: Problem, spans: InstantSpans) -> None:
         self.problem = problem
         self.tasks: TaskTable = task_table(problem)
         self.facts: LedgerTable = ledger_table(problem.graph, spans)
-        self.ledger: Ledger = new_ledger(
+        self.ledger: MemoryLedger = new_ledger(
             problem.graph, problem.cluster.num_devices, spans.num_instants
         )
 
@@ -119,7 +119,10 @@ class Board:
 
 
 def relieve(
-    board: Board, levels: Sequence[Level], limit_bytes: LongArray, max_batches: int = MAX_BATCHES
+    board: Board,
+    levels: Sequence[SizeLevel],
+    limit_bytes: LongArray,
+    max_batches: int = MAX_BATCHES,
 ) -> int:
     """Move units of the given sizes until no device is above its limit; how many moved.
 
@@ -143,7 +146,7 @@ def relieve(
     return num_moved
 
 
-def _batch(board: Board, level: Level, device: int, limit_bytes: LongArray) -> int:
+def _batch(board: Board, level: SizeLevel, device: int, limit_bytes: LongArray) -> int:
     """Move units off one device, preferably to where they fit; how many moved."""
     from hocket.planners.placement.memory.entries import credit, move_units
 
@@ -170,7 +173,7 @@ def _batch(board: Board, level: Level, device: int, limit_bytes: LongArray) -> i
 
 
 def _damage_s(
-    board: Board, level: Level, device_of_unit: LongArray, candidates: LongArray, device: int
+    board: Board, level: SizeLevel, device_of_unit: LongArray, candidates: LongArray, device: int
 ) -> FloatArray:
     """[candidate, device]: seconds that moving there adds; infinite where it cannot go."""
     tied_s = level.ties_s(device_of_unit, candidates, len(board.ledger.top))

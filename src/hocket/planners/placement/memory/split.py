@@ -26,7 +26,7 @@ from hocket.planners.placement.devices import elsewhere, workers
 from hocket.planners.placement.memory.attempt import Attempt, attempt
 from hocket.planners.placement.memory.ledger import clear, spans_in_graph_order, unread_bytes
 from hocket.planners.placement.memory.mend import LARGE_OPS, in_graph_order
-from hocket.planners.placement.memory.relieve import Board, Level
+from hocket.planners.placement.memory.relieve import Board, SizeLevel
 from hocket.planners.placement.memory.units import layers, units
 
 BISECTIONS = 4
@@ -46,7 +46,7 @@ Result = tuple[IntArray, LongArray]
 """The device of each op, and the bytes that the ledger sees on each device."""
 
 
-class Option(NamedTuple):
+class LineOption(NamedTuple):
     """A line of units and the devices that take blocks of it in turn."""
 
     sequence: LongArray
@@ -87,7 +87,7 @@ class Filler:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.unit_of = units(problem.graph)
-        self.level = Level(problem, self.unit_of)
+        self.level = SizeLevel(problem, self.unit_of)
         self.unit_s: FloatArray = table(self.level.unit_s, np.float64)
         self.fixed = table(elsewhere(problem, self.unit_of), np.int64)
         self.board = Board(problem, spans_in_graph_order(problem))
@@ -99,7 +99,7 @@ class Filler:
         Where none fits, those that lack least.
         """
         for lines in _device_lines(self.problem):
-            options = [Option(sequence, line) for sequence in self.sequences for line in lines]
+            options = [LineOption(sequence, line) for sequence in self.sequences for line in lines]
             fitting = [option for option in options if self._fits(option, free)]
             for sequence in self.sequences:
                 alike = [option for option in fitting if option.sequence is sequence]
@@ -129,7 +129,7 @@ class Filler:
             lines.append(by_layer)
         return [table(line[self.fixed[line] < 0], np.int64) for line in lines]
 
-    def _fits(self, option: Option, cap_bytes: LongArray, cap_s: float = UNLIMITED_S) -> bool:
+    def _fits(self, option: LineOption, cap_bytes: LongArray, cap_s: float = UNLIMITED_S) -> bool:
         """Whether all units find room; those that do are on the board then."""
         from hocket.planners.placement.memory.entries import fill
 
@@ -143,22 +143,22 @@ class Filler:
     def _result(self) -> Result:
         return self.board.ledger.device_of.astype(np.int32), self.board.peak_bytes
 
-    def _least_load(self, fitting: Sequence[Option], free: LongArray) -> Result:
+    def _least_load(self, fitting: Sequence[LineOption], free: LongArray) -> Result:
         """The split whose busiest device works least."""
         able_s = np.where(self.level.can_run, self.unit_s, np.inf).min(axis=0).sum()
         low_s = max(float(able_s) / len(fitting[0].devices), 1e-12)
         return self._least(fitting, low_s, lambda o, cap_s: self._fits(o, free, cap_s))
 
-    def _least_scale(self, options: Sequence[Option], free: LongArray) -> Result:
+    def _least_scale(self, options: Sequence[LineOption], free: LongArray) -> Result:
         """The split that exceeds every device by the smallest factor."""
 
-        def fits(option: Option, scale: float) -> bool:
+        def fits(option: LineOption, scale: float) -> bool:
             return self._fits(option, np.minimum(free * scale, MOST_BYTES).astype(np.int64))
 
         return self._least(options, 1.0, fits)
 
     def _least(
-        self, options: Sequence[Option], low: float, fits: Callable[[Option, float], bool]
+        self, options: Sequence[LineOption], low: float, fits: Callable[[LineOption, float], bool]
     ) -> Result:
         """The split for the smallest number above ``low`` with which one of the options fits."""
         is_large = self.problem.graph.num_ops >= LARGE_OPS

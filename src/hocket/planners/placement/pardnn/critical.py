@@ -16,9 +16,9 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
-from hocket.planners.placement.pardnn.ledger import Facts
+from hocket.planners.placement.pardnn.ledger import MappingFacts
 from hocket.planners.placement.pardnn.trial import Trial, Trials, faster
-from hocket.planners.placement.pardnn.work import Work
+from hocket.planners.placement.pardnn.work import UnitWork
 from hocket.simulate.timeline import Timeline
 
 _ON_DEVICE, _BY_DATA, _AT_START = -1, -2, -3
@@ -39,7 +39,7 @@ class _Ran(NamedTuple):
     """Of transfers in the order of ``key``."""
 
 
-class _Path(NamedTuple):
+class _CriticalPath(NamedTuple):
     """The critical path, last op first."""
 
     op: LongArray
@@ -50,14 +50,16 @@ class _Path(NamedTuple):
     size: LongArray
 
 
-class Moves(NamedTuple):
+class UnitMoves(NamedTuple):
     """Ops to move with their units, the best first, and where to."""
 
     op: LongArray
     device: LongArray
 
 
-def improve(work: Work, facts: Facts, trials: Trials, trial: Trial, num_rounds: int) -> Trial:
+def improve(
+    work: UnitWork, facts: MappingFacts, trials: Trials, trial: Trial, num_rounds: int
+) -> Trial:
     """The best trial after some rounds of moves; never with a longer step."""
     if num_rounds == 0:
         return trial
@@ -71,12 +73,12 @@ def improve(work: Work, facts: Facts, trials: Trials, trial: Trial, num_rounds: 
             trial, moves = found, crossing_moves(work, facts, trials.timeline(found))
         elif not takes_all:
             # The best move does not help: go on with the others.
-            moves = Moves(moves.op[1:], moves.device[1:])
+            moves = UnitMoves(moves.op[1:], moves.device[1:])
         takes_all = not takes_all
     return trial
 
 
-def moved(work: Work, device_of: IntArray, op: LongArray, device: LongArray) -> IntArray:
+def moved(work: UnitWork, device_of: IntArray, op: LongArray, device: LongArray) -> IntArray:
     """The placement with the units of some ops elsewhere; of two moves of one unit the first."""
     unit, first = np.unique(work.unit[op], return_index=True)
     target = np.full(len(work.unit_ptr) - 1, -1, dtype=np.int32)
@@ -85,18 +87,18 @@ def moved(work: Work, device_of: IntArray, op: LongArray, device: LongArray) -> 
     return np.where(wanted >= 0, wanted, device_of).astype(np.int32)
 
 
-def crossing_moves(work: Work, facts: Facts, timeline: Timeline) -> Moves:
+def crossing_moves(work: UnitWork, facts: MappingFacts, timeline: Timeline) -> UnitMoves:
     """Moves of ops at the crossings of the critical path that should shorten it."""
     ran, waited_s = _as_ran(timeline)
     num_ops = len(ran.device)
-    path = _Path(zeros(num_ops), zeros(num_ops), zeros(num_ops), zeros(1))
+    path = _CriticalPath(zeros(num_ops), zeros(num_ops), zeros(num_ops), zeros(1))
     _walk(facts, ran, path)
     size = int(path.size[0])
     op, reason, tensor = path.op[:size], path.reason[:size], path.tensor[:size]
     # Step i waited for what op i + 1 sent; the last step waited for nothing on the path.
     crossing = np.flatnonzero(reason[:-1] >= 0)
     if not len(crossing):
-        return Moves(zeros(0), zeros(0))
+        return UnitMoves(zeros(0), zeros(0))
     cost_s = np.where(reason >= 0, waited_s[np.maximum(reason, 0)], 0.0)
     link_s = np.where(reason == _BY_DATA, work.tensor_s[tensor], 0.0)
     sender, receiver = op[crossing + 1], op[crossing]
@@ -108,10 +110,12 @@ def crossing_moves(work: Work, facts: Facts, timeline: Timeline) -> Moves:
     gain = np.concatenate((send_gain, receive_gain))
     order = np.argsort(-gain, kind="stable")
     order = order[gain[order] > 0]
-    return Moves(np.concatenate((sender, receiver))[order], np.concatenate((there, here))[order])
+    return UnitMoves(
+        np.concatenate((sender, receiver))[order], np.concatenate((there, here))[order]
+    )
 
 
-def _faster(facts: Facts, op: LongArray, src: LongArray, dst: LongArray) -> FloatArray:
+def _faster(facts: MappingFacts, op: LongArray, src: LongArray, dst: LongArray) -> FloatArray:
     """Seconds that each op runs less on another device; minus infinity where it cannot."""
     less_s: FloatArray = facts.op_s[op, src] - facts.op_s[op, dst]
     return less_s
@@ -153,7 +157,7 @@ def _find(keys: LongArray, key: int) -> int:
 
 
 @kernel
-def _step_back(facts: Facts, ran: _Ran, path: _Path, at: int) -> int:
+def _step_back(facts: MappingFacts, ran: _Ran, path: _CriticalPath, at: int) -> int:
     """Note why the op at one step of the path started then; returns the op before it, or -1."""
     op = path.op[at]
     num_devices = facts.op_s.shape[1]
@@ -181,7 +185,7 @@ def _step_back(facts: Facts, ran: _Ran, path: _Path, at: int) -> int:
 
 
 @kernel
-def _walk(facts: Facts, ran: _Ran, path: _Path) -> None:
+def _walk(facts: MappingFacts, ran: _Ran, path: _CriticalPath) -> None:
     """Fill the path from the op that ends last to one that waited for no other op."""
     op = -1
     for other in range(len(ran.end_s)):

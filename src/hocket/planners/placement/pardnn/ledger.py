@@ -19,10 +19,10 @@ from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
-from hocket.planners.placement.pardnn.work import Devices, Work
+from hocket.planners.placement.pardnn.work import Devices, UnitWork
 
 
-class Facts(NamedTuple):
+class MappingFacts(NamedTuple):
     """What does not change while ops are mapped."""
 
     op_s: FloatArray
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
     tensor_s: FloatArray
 
 
-class Ledger(NamedTuple):
+class MappingLedger(NamedTuple):
     """What is where."""
 
     device: LongArray
@@ -59,7 +59,7 @@ class Ledger(NamedTuple):
     """Answer of `weigh`: transfers that the piece saves by being on each device."""
 
 
-class Pieces(NamedTuple):
+class MappedPieces(NamedTuple):
     """Sets of ops that are mapped as one, with the spans of time in which they run."""
 
     number: LongArray
@@ -86,7 +86,7 @@ class Axis(NamedTuple):
     """Of all devices together."""
 
 
-def axis_of(work: Work, devices: Devices, top_s: FloatArray) -> Axis:
+def axis_of(work: UnitWork, devices: Devices, top_s: FloatArray) -> Axis:
     """The axis of time that the top levels of ops span."""
     time_s, position = np.unique(top_s, return_inverse=True)
     begun_s = np.bincount(position, weights=work.op_s, minlength=len(time_s))
@@ -94,10 +94,12 @@ def axis_of(work: Work, devices: Devices, top_s: FloatArray) -> Axis:
     return Axis(time_s, position.astype(np.int64), before_s, float(devices.speed.sum()))
 
 
-def facts_of(problem: Problem, work: Work, devices: Devices, position: LongArray) -> Facts:
+def facts_of(
+    problem: Problem, work: UnitWork, devices: Devices, position: LongArray
+) -> MappingFacts:
     """The facts of a problem."""
     graph = problem.graph
-    return Facts(
+    return MappingFacts(
         op_s=table(devices.op_s.T, np.float64),
         speed=table(devices.speed, np.float64),
         position=table(position, np.int64),
@@ -111,11 +113,11 @@ def facts_of(problem: Problem, work: Work, devices: Devices, position: LongArray
     )
 
 
-def new_ledger(facts: Facts, num_positions: int) -> Ledger:
+def new_ledger(facts: MappingFacts, num_positions: int) -> MappingLedger:
     """A ledger with nothing on any device."""
     num_ops, num_devices = facts.op_s.shape
     num_tensors = len(facts.tensor_s)
-    return Ledger(
+    return MappingLedger(
         device=np.full(num_ops, -1, dtype=np.int64),
         tree_s=np.zeros((num_positions + 1, num_devices)),
         num_touching=np.zeros((num_tensors, num_devices), dtype=np.int32),
@@ -126,12 +128,12 @@ def new_ledger(facts: Facts, num_positions: int) -> Ledger:
     )
 
 
-def pieces_of(axis: Axis, number: LongArray, first: LongArray, stop: LongArray) -> Pieces:
+def pieces_of(axis: Axis, number: LongArray, first: LongArray, stop: LongArray) -> MappedPieces:
     """The ops of each number as a piece with the given spans; those with -1 belong to none."""
     member = np.flatnonzero(number >= 0)
     order = member[np.argsort(number[member], kind="stable")]
     within_s = np.maximum(axis.before_s[stop] - axis.before_s[first], 0.0).sum(axis=1)
-    return Pieces(
+    return MappedPieces(
         number=table(number, np.int64),
         ptr=table(pointers(np.bincount(number[member], minlength=len(first))), np.int64),
         op=table(order, np.int64),
@@ -142,7 +144,9 @@ def pieces_of(axis: Axis, number: LongArray, first: LongArray, stop: LongArray) 
 
 
 @kernel
-def _count_tensors(facts: Facts, ledger: Ledger, op: int, device: int, change: int) -> None:
+def _count_tensors(
+    facts: MappingFacts, ledger: MappingLedger, op: int, device: int, change: int
+) -> None:
     for index in range(facts.read_ptr[op], facts.read_ptr[op + 1]):
         ledger.num_touching[facts.reads[index], device] += change
     for tensor in range(facts.made_ptr[op], facts.made_ptr[op + 1]):
@@ -150,7 +154,9 @@ def _count_tensors(facts: Facts, ledger: Ledger, op: int, device: int, change: i
 
 
 @kernel
-def _count_work(facts: Facts, ledger: Ledger, op: int, device: int, change: int) -> None:
+def _count_work(
+    facts: MappingFacts, ledger: MappingLedger, op: int, device: int, change: int
+) -> None:
     at = facts.position[op] + 1
     seconds = change * facts.op_s[op, device]
     while at < len(ledger.tree_s):
@@ -159,7 +165,9 @@ def _count_work(facts: Facts, ledger: Ledger, op: int, device: int, change: int)
 
 
 @kernel
-def put(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, device: int) -> None:
+def put(
+    facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece: int, device: int
+) -> None:
     """Map the ops of a piece to a device, but for those that cannot run there."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         op = pieces.op[index]
@@ -170,7 +178,7 @@ def put(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, device: int) -
 
 
 @kernel
-def lift(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
+def lift(facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece: int) -> None:
     """Take the ops of a piece off their devices."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         op = pieces.op[index]
@@ -182,7 +190,7 @@ def lift(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
 
 
 @kernel
-def _save(ledger: Ledger, tensor: int, seconds: float) -> None:
+def _save(ledger: MappingLedger, tensor: int, seconds: float) -> None:
     """Count the transfer of a tensor as saved wherever the tensor is, once per question."""
     if ledger.stamp[tensor] == ledger.question[0] or seconds == 0.0:
         return
@@ -193,7 +201,7 @@ def _save(ledger: Ledger, tensor: int, seconds: float) -> None:
 
 
 @kernel
-def weigh(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
+def weigh(facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece: int) -> None:
     """Fill ``own_s`` and ``saved_s`` for a piece that is on no device."""
     ledger.question[0] += 1
     ledger.own_s[:] = 0.0
@@ -209,7 +217,9 @@ def weigh(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int) -> None:
 
 
 @kernel
-def weigh_lifted(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, device: int) -> None:
+def weigh_lifted(
+    facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, piece: int, device: int
+) -> None:
     """Weigh a piece that is on one device as if it were on none."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         _count_tensors(facts, ledger, pieces.op[index], device, -1)
@@ -219,7 +229,7 @@ def weigh_lifted(facts: Facts, ledger: Ledger, pieces: Pieces, piece: int, devic
 
 
 @kernel
-def _prefix_s(ledger: Ledger, stop: int, device: int) -> float:
+def _prefix_s(ledger: MappingLedger, stop: int, device: int) -> float:
     total_s, at = 0.0, stop
     while at > 0:
         total_s += ledger.tree_s[at, device]
@@ -228,7 +238,7 @@ def _prefix_s(ledger: Ledger, stop: int, device: int) -> float:
 
 
 @kernel
-def load_s(ledger: Ledger, pieces: Pieces, piece: int, device: int) -> float:
+def load_s(ledger: MappingLedger, pieces: MappedPieces, piece: int, device: int) -> float:
     """Work of a device in the spans of a piece."""
     total_s = 0.0
     for span in range(2):
@@ -240,9 +250,9 @@ def load_s(ledger: Ledger, pieces: Pieces, piece: int, device: int) -> float:
 
 @kernel
 def cost_s(
-    facts: Facts,
-    ledger: Ledger,
-    pieces: Pieces,
+    facts: MappingFacts,
+    ledger: MappingLedger,
+    pieces: MappedPieces,
     piece: int,
     device: int,
     beside_s: float,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
-from hocket.planners.placement.pardnn.work import Work
+from hocket.planners.placement.pardnn.work import UnitWork
 
 
 @kernel
-def top_levels(work: Work, place: LongArray, top_s: FloatArray) -> None:
+def top_levels(work: UnitWork, place: LongArray, top_s: FloatArray) -> None:
     """Fill ``top_s``; edges inside one place (not -1) cost nothing."""
     for op in range(len(top_s)):
         longest_s = 0.0
@@ -27,7 +27,7 @@ def top_levels(work: Work, place: LongArray, top_s: FloatArray) -> None:
 
 
 @kernel
-def bottom_levels(work: Work, place: LongArray, bottom_s: FloatArray) -> None:
+def bottom_levels(work: UnitWork, place: LongArray, bottom_s: FloatArray) -> None:
     """Fill ``bottom_s``; edges inside one place (not -1) cost nothing."""
     for op in range(len(bottom_s) - 1, -1, -1):
         longest_s = 0.0
@@ -41,7 +41,7 @@ def bottom_levels(work: Work, place: LongArray, bottom_s: FloatArray) -> None:
 
 
 @kernel
-def reverse_depths(work: Work, depth: LongArray) -> None:
+def reverse_depths(work: UnitWork, depth: LongArray) -> None:
     """Fill ``depth`` with the most edges on a path from each op to an op without children."""
     for op in range(len(depth) - 1, -1, -1):
         deepest = -1

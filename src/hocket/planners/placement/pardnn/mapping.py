@@ -21,9 +21,9 @@ from hocket.kernels.containers import table, zeros
 from hocket.plan.problem import Problem
 from hocket.planners.placement.pardnn.ledger import (
     Axis,
-    Facts,
-    Ledger,
-    Pieces,
+    MappedPieces,
+    MappingFacts,
+    MappingLedger,
     axis_of,
     cost_s,
     facts_of,
@@ -34,20 +34,20 @@ from hocket.planners.placement.pardnn.ledger import (
     weigh,
 )
 from hocket.planners.placement.pardnn.slices import Slices
-from hocket.planners.placement.pardnn.work import Devices, Work
+from hocket.planners.placement.pardnn.work import Devices, UnitWork
 
 
 class Mapping(NamedTuple):
     """Where everything is, and what it was decided on."""
 
-    facts: Facts
-    ledger: Ledger
+    facts: MappingFacts
+    ledger: MappingLedger
     axis: Axis
-    paths: Pieces
+    paths: MappedPieces
     num_merged: int
 
 
-def map_paths(problem: Problem, work: Work, devices: Devices, slices: Slices) -> Mapping:
+def map_paths(problem: Problem, work: UnitWork, devices: Devices, slices: Slices) -> Mapping:
     """Map every path; ops that cannot be where the rest of their path is are mapped alone."""
     axis = axis_of(work, devices, slices.top_s)
     facts = facts_of(problem, work, devices, axis.position)
@@ -67,7 +67,7 @@ def map_paths(problem: Problem, work: Work, devices: Devices, slices: Slices) ->
     return Mapping(facts, ledger, axis, paths, int(num_merged[0]))
 
 
-def spans_of(work: Work, slices: Slices, axis: Axis) -> tuple[LongArray, LongArray]:
+def spans_of(work: UnitWork, slices: Slices, axis: Axis) -> tuple[LongArray, LongArray]:
     """Per path, the span in which it may run and that of the ops which its units bring along.
 
     The first reaches from the end of the last parent of its head to the start of the first child of
@@ -93,7 +93,7 @@ def spans_of(work: Work, slices: Slices, axis: Axis) -> tuple[LongArray, LongArr
     return first, stop
 
 
-def unit_pieces(work: Work, axis: Axis, is_chosen: NDArray[np.bool_]) -> Pieces:
+def unit_pieces(work: UnitWork, axis: Axis, is_chosen: NDArray[np.bool_]) -> MappedPieces:
     """The units of chosen ops as pieces, each from its first op to its last."""
     chosen, dense = np.unique(work.unit[is_chosen], return_inverse=True)
     number = np.full(len(work.unit), -1, dtype=np.int64)
@@ -130,7 +130,7 @@ def _matching(weight_s: FloatArray, devices: Devices) -> tuple[LongArray, LongAr
     return heavy.astype(np.int64), fast.astype(np.int64)
 
 
-def _falling(weight_s: FloatArray, paths: Pieces, chosen: LongArray) -> LongArray:
+def _falling(weight_s: FloatArray, paths: MappedPieces, chosen: LongArray) -> LongArray:
     """Positions of the chosen paths by falling weight and length, each as share of the largest."""
     length = np.diff(paths.ptr)[chosen]
     heaviest_s, longest = weight_s.max(initial=0.0), length.max(initial=1)
@@ -142,14 +142,18 @@ def _falling(weight_s: FloatArray, paths: Pieces, chosen: LongArray) -> LongArra
 
 @kernel
 def _map_primary(
-    facts: Facts, ledger: Ledger, paths: Pieces, chosen: LongArray, devices: LongArray
+    facts: MappingFacts,
+    ledger: MappingLedger,
+    paths: MappedPieces,
+    chosen: LongArray,
+    devices: LongArray,
 ) -> None:
     for index in range(len(chosen)):
         put(facts, ledger, paths, chosen[index], devices[index])
 
 
 @kernel
-def _crossing_s(facts: Facts, paths: Pieces, path_of: LongArray, path: int) -> float:
+def _crossing_s(facts: MappingFacts, paths: MappedPieces, path_of: LongArray, path: int) -> float:
     """The larger of the seconds of what comes into a path and of what leaves it."""
     incoming_s, outgoing_s = 0.0, 0.0
     for index in range(paths.ptr[path], paths.ptr[path + 1]):
@@ -168,9 +172,9 @@ def _crossing_s(facts: Facts, paths: Pieces, path_of: LongArray, path: int) -> f
 
 @kernel
 def _merge(
-    facts: Facts,
-    ledger: Ledger,
-    paths: Pieces,
+    facts: MappingFacts,
+    ledger: MappingLedger,
+    paths: MappedPieces,
     path_of: LongArray,
     chosen: LongArray,
     others_s: FloatArray,
@@ -191,7 +195,9 @@ def _merge(
 
 
 @kernel
-def _balance(facts: Facts, ledger: Ledger, pieces: Pieces, order: LongArray) -> None:
+def _balance(
+    facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, order: LongArray
+) -> None:
     """Level-aware load balancing of the pieces that are on no device yet."""
     for piece in order:
         if ledger.device[pieces.op[pieces.ptr[piece]]] >= 0:

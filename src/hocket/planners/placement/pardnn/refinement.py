@@ -17,9 +17,9 @@ from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import table, zeros
 from hocket.planners.placement.pardnn.ledger import (
-    Facts,
-    Ledger,
-    Pieces,
+    MappedPieces,
+    MappingFacts,
+    MappingLedger,
     cost_s,
     lift,
     load_s,
@@ -30,7 +30,7 @@ from hocket.planners.placement.pardnn.ledger import (
 from hocket.planners.placement.pardnn.mapping import Mapping, unit_pieces
 from hocket.planners.placement.pardnn.slices import Slices
 from hocket.planners.placement.pardnn.trial import Trial, Trials, faster, fitter
-from hocket.planners.placement.pardnn.work import Work
+from hocket.planners.placement.pardnn.work import UnitWork
 
 _STIFFNESS = (1.0, 2.0, 4.0, 8.0)
 """Weights of an even load against transfers."""
@@ -44,7 +44,7 @@ _LEAST_GAIN = 1e-9
 
 
 def refine(
-    work: Work, slices: Slices, mapping: Mapping, trials: Trials, mapped: Trial
+    work: UnitWork, slices: Slices, mapping: Mapping, trials: Trials, mapped: Trial
 ) -> tuple[Trial, Trial]:
     """The fastest and the fittest of the mapped placement and those that sweeps make of it."""
     fastest = fittest = mapped
@@ -62,7 +62,9 @@ def refine(
     return fastest, fittest
 
 
-def sweep(facts: Facts, ledger: Ledger, pieces: Pieces, stiffness: float) -> None:
+def sweep(
+    facts: MappingFacts, ledger: MappingLedger, pieces: MappedPieces, stiffness: float
+) -> None:
     """Go over the pieces, after the first time those near a move, until hardly any moves."""
     num_devices, num_pieces = len(ledger.own_s), len(pieces.share_s)
     is_due = np.ones(num_pieces, dtype=np.bool_)
@@ -75,7 +77,7 @@ def sweep(facts: Facts, ledger: Ledger, pieces: Pieces, stiffness: float) -> Non
             break
 
 
-def _units_in_paths(work: Work, slices: Slices, mapping: Mapping) -> Pieces:
+def _units_in_paths(work: UnitWork, slices: Slices, mapping: Mapping) -> MappedPieces:
     """Every unit as a piece, in the spans of the path that its ops are in."""
     units = unit_pieces(work, mapping.axis, np.ones(len(work.unit), dtype=np.bool_))
     path = slices.path[units.op[units.ptr[:-1]]]
@@ -87,7 +89,7 @@ def _units_in_paths(work: Work, slices: Slices, mapping: Mapping) -> Pieces:
 
 
 @kernel
-def _device_of(ledger: Ledger, pieces: Pieces, piece: int) -> int:
+def _device_of(ledger: MappingLedger, pieces: MappedPieces, piece: int) -> int:
     """Where a piece is, or -1 where its ops are on several devices."""
     device: int = ledger.device[pieces.op[pieces.ptr[piece]]]
     for index in range(pieces.ptr[piece] + 1, pieces.ptr[piece + 1]):
@@ -97,7 +99,9 @@ def _device_of(ledger: Ledger, pieces: Pieces, piece: int) -> int:
 
 
 @kernel
-def _mark_users(facts: Facts, pieces: Pieces, tensor: int, is_due: NDArray[np.bool_]) -> None:
+def _mark_users(
+    facts: MappingFacts, pieces: MappedPieces, tensor: int, is_due: NDArray[np.bool_]
+) -> None:
     first, stop = facts.user_ptr[tensor], facts.user_ptr[tensor + 1]
     if stop - first > _MANY:
         return
@@ -108,7 +112,9 @@ def _mark_users(facts: Facts, pieces: Pieces, tensor: int, is_due: NDArray[np.bo
 
 
 @kernel
-def _mark_near(facts: Facts, pieces: Pieces, piece: int, is_due: NDArray[np.bool_]) -> None:
+def _mark_near(
+    facts: MappingFacts, pieces: MappedPieces, piece: int, is_due: NDArray[np.bool_]
+) -> None:
     """Pieces that share a tensor with one that moved are to be looked at again."""
     for index in range(pieces.ptr[piece], pieces.ptr[piece + 1]):
         op = pieces.op[index]
@@ -119,7 +125,7 @@ def _mark_near(facts: Facts, pieces: Pieces, piece: int, is_due: NDArray[np.bool
 
 
 @kernel
-def _match(pieces: Pieces, one: int, other: int) -> bool:
+def _match(pieces: MappedPieces, one: int, other: int) -> bool:
     """Whether two pieces run at the same time and have about as many ops.
 
     Unlike ones would not keep the balance, and trying them would take as long as the larger.
@@ -136,9 +142,9 @@ def _match(pieces: Pieces, one: int, other: int) -> bool:
 
 @kernel
 def _pair_cost_s(
-    facts: Facts,
-    ledger: Ledger,
-    pieces: Pieces,
+    facts: MappingFacts,
+    ledger: MappingLedger,
+    pieces: MappedPieces,
     one: int,
     one_device: int,
     other: int,
@@ -157,7 +163,12 @@ def _pair_cost_s(
 
 @kernel
 def _swap(
-    facts: Facts, ledger: Ledger, pieces: Pieces, one: int, other: int, stiffness: float
+    facts: MappingFacts,
+    ledger: MappingLedger,
+    pieces: MappedPieces,
+    one: int,
+    other: int,
+    stiffness: float,
 ) -> bool:
     """Let two pieces change places if they cost less then."""
     here, there = _device_of(ledger, pieces, one), _device_of(ledger, pieces, other)
@@ -177,9 +188,9 @@ def _swap(
 
 @kernel
 def _sweep_once(
-    facts: Facts,
-    ledger: Ledger,
-    pieces: Pieces,
+    facts: MappingFacts,
+    ledger: MappingLedger,
+    pieces: MappedPieces,
     stiffness: float,
     is_due: NDArray[np.bool_],
     waiting: LongArray,

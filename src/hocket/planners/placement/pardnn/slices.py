@@ -21,7 +21,7 @@ from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
 from hocket.kernels.containers import zeros
 from hocket.planners.placement.pardnn.levels import bottom_levels, reverse_depths, top_levels
-from hocket.planners.placement.pardnn.work import Work
+from hocket.planners.placement.pardnn.work import UnitWork
 
 
 class Slices(NamedTuple):
@@ -54,7 +54,7 @@ class _Cut(NamedTuple):
     num_paths: LongArray
 
 
-def slice_paths(work: Work, num_primary: int) -> Slices:
+def slice_paths(work: UnitWork, num_primary: int) -> Slices:
     """Cut the graph into at most ``num_primary`` primary paths and as many others as it takes."""
     num_ops = len(work.op_s)
     cut = _Cut(
@@ -85,7 +85,7 @@ def slice_paths(work: Work, num_primary: int) -> Slices:
 
 
 @kernel
-def _take(work: Work, cut: _Cut, op: int, path: int) -> None:
+def _take(work: UnitWork, cut: _Cut, op: int, path: int) -> None:
     """Put an op on a path, with the others of its unit beside it."""
     cut.is_trunk[op] = True
     unit = work.unit[op]
@@ -94,7 +94,7 @@ def _take(work: Work, cut: _Cut, op: int, path: int) -> None:
 
 
 @kernel
-def _follow(work: Work, cut: _Cut, head: int, bottom_s: FloatArray) -> None:
+def _follow(work: UnitWork, cut: _Cut, head: int, bottom_s: FloatArray) -> None:
     """A new path from ``head`` along the longest rests, over ops that no other path has."""
     path = cut.num_paths[0]
     cut.num_paths[0] += 1
@@ -113,7 +113,7 @@ def _follow(work: Work, cut: _Cut, head: int, bottom_s: FloatArray) -> None:
 
 
 @kernel
-def _lengthen(work: Work, cut: _Cut, bottom_s: FloatArray) -> int:
+def _lengthen(work: UnitWork, cut: _Cut, bottom_s: FloatArray) -> int:
     """Bottom levels over the ops that are left; returns the op with the largest, or -1."""
     head, longest_s = -1, -1.0
     for op in range(len(bottom_s) - 1, -1, -1):
@@ -131,7 +131,7 @@ def _lengthen(work: Work, cut: _Cut, bottom_s: FloatArray) -> int:
 
 
 @kernel
-def _cut_primary(work: Work, cut: _Cut, num_primary: int, bottom_s: FloatArray) -> None:
+def _cut_primary(work: UnitWork, cut: _Cut, num_primary: int, bottom_s: FloatArray) -> None:
     for _ in range(num_primary):
         head = _lengthen(work, cut, bottom_s)
         if head < 0:
@@ -140,7 +140,7 @@ def _cut_primary(work: Work, cut: _Cut, num_primary: int, bottom_s: FloatArray) 
 
 
 @kernel
-def _cut_secondary(work: Work, cut: _Cut, order: LongArray, bottom_s: FloatArray) -> None:
+def _cut_secondary(work: UnitWork, cut: _Cut, order: LongArray, bottom_s: FloatArray) -> None:
     for op in order:
         if cut.path[op] < 0:
             _follow(work, cut, op, bottom_s)

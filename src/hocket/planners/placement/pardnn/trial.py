@@ -10,7 +10,7 @@ from hocket.base.arrays import FloatArray, IntArray
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.placement.pardnn.work import Devices, Work
+from hocket.planners.placement.pardnn.work import Devices, UnitWork
 from hocket.simulate.engine import simulate
 from hocket.simulate.evaluate import Evaluator, Score
 from hocket.simulate.timeline import Timeline
@@ -33,7 +33,7 @@ class Trials(NamedTuple):
     """Tries placements of one problem."""
 
     problem: Problem
-    work: Work
+    work: UnitWork
     devices: Devices
     evaluate: Evaluator
     by_level: tuple[bool, ...] = (False, True)

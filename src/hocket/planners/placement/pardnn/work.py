@@ -19,7 +19,7 @@ from hocket.planners.placement.devices import elsewhere, workers
 from hocket.planners.tables import mean_transfer_s
 
 
-class Work(NamedTuple):
+class UnitWork(NamedTuple):
     """Ops in topological order, the edges between them and the units that they belong to."""
 
     op_s: FloatArray
@@ -69,7 +69,7 @@ def devices_of(problem: Problem, unit: IntArray) -> Devices:
     return Devices(table(op_s, np.float64), table(speed, np.float64))
 
 
-def work_of(problem: Problem, unit: IntArray, devices: Devices) -> Work:
+def work_of(problem: Problem, unit: IntArray, devices: Devices) -> UnitWork:
     """The weights of a problem."""
     graph = problem.graph
     tensor_s = mean_transfer_s(problem)
@@ -78,7 +78,7 @@ def work_of(problem: Problem, unit: IntArray, devices: Devices) -> Work:
     by_src = np.argsort(src, kind="stable")
     ops = np.arange(graph.num_ops + 1)
     num_units = int(unit.max(initial=-1)) + 1
-    return Work(
+    return UnitWork(
         op_s=table(mean_op_s(devices.op_s), np.float64),
         child_ptr=table(np.searchsorted(src[by_src], ops), np.int64),
         child=table(dst[by_src], np.int64),

@@ -14,8 +14,8 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.planners.placement.search.clusters import cluster, neighbours
-from hocket.planners.placement.search.state import Search
-from hocket.planners.placement.search.units import Units
+from hocket.planners.placement.search.state import LocalSearch
+from hocket.planners.placement.search.units import SearchUnits
 from hocket.simulate.evaluate import Changes
 
 _COOLING = 1 / 40
@@ -26,7 +26,11 @@ _NUM_CLUSTERS = 256
 
 
 def anneal(
-    search: Search, units: Units, num_moves: int, heat: float, random: np.random.Generator
+    search: LocalSearch,
+    units: SearchUnits,
+    num_moves: int,
+    heat: float,
+    random: np.random.Generator,
 ) -> None:
     """Walk from the present plan; ends with the best plan that was met.
 
@@ -50,7 +54,9 @@ def _tolerances(num_moves: int, heat: float, random: np.random.Generator) -> Flo
 class _Pool:
     """Sets of ops that a walk moves, and the devices that each of them can go to."""
 
-    def __init__(self, search: Search, units: Units, random: np.random.Generator) -> None:
+    def __init__(
+        self, search: LocalSearch, units: SearchUnits, random: np.random.Generator
+    ) -> None:
         self.num_ops, self.num_units = len(search.device_of), units.num_units
         near = neighbours(search.problem.graph, units)
         starts = random.integers(0, units.num_units, _NUM_CLUSTERS).tolist()

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from hocket.planners.placement.search.critical import find_critical
 from hocket.planners.placement.search.moves import Move, moves
-from hocket.planners.placement.search.state import Search
-from hocket.planners.placement.search.units import Units
+from hocket.planners.placement.search.state import LocalSearch
+from hocket.planners.placement.search.units import SearchUnits
 
 _CHUNK = 16
 _FRESH_ORDER = 4
@@ -35,7 +35,7 @@ class Luck:
             self.better[kind] = self.better.get(kind, 0) + 1
 
 
-def climb(search: Search, units: Units, budget: int) -> bool:
+def climb(search: LocalSearch, units: SearchUnits, budget: int) -> bool:
     """Accept better moves until none is found or ``budget`` evaluations are spent; whether any."""
     luck, tried = Luck(), set[tuple[str, tuple[int | bytes, ...]]]()
     stop_at = max(search.budget - budget, 0)
@@ -62,7 +62,7 @@ def climb(search: Search, units: Units, budget: int) -> bool:
 
 
 def _first_better(
-    search: Search,
+    search: LocalSearch,
     listed: list[Move],
     stop_at: int,
     luck: Luck,

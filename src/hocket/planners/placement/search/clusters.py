@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.graph.graph import Graph
-from hocket.planners.placement.search.units import Units
+from hocket.planners.placement.search.units import SearchUnits
 
 
-def neighbours(graph: Graph, units: Units) -> list[list[int]]:
+def neighbours(graph: Graph, units: SearchUnits) -> list[list[int]]:
     """Units that exchange tensors with each unit, ascending."""
     src, dst = (units.unit_of[ends].tolist() for ends in graph.edges)
     near: list[set[int]] = [set() for _ in range(units.num_units)]

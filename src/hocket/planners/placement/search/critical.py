@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hocket.base.arrays import FloatArray, LongArray, pointers
 from hocket.kernels.containers import table
 from hocket.planners.order.slack import latest_starts
-from hocket.planners.placement.search.state import NO_SLACK, Search
-from hocket.planners.placement.search.units import Units
+from hocket.planners.placement.search.state import NO_SLACK, LocalSearch
+from hocket.planners.placement.search.units import SearchUnits
 
 _NEARLY = 0.05
 """Share of the step: ops with more slack than this hardly become critical by one move."""
@@ -36,9 +36,9 @@ class Critical:
     """Parts of ``by_device``."""
 
 
-def find_critical(search: Search, units: Units) -> Critical:
+def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     """The critical part of the present plan."""
-    from hocket.planners.placement.search.gain_kernels import Step, fill_gains
+    from hocket.planners.placement.search.gain_kernels import SimulatedStep, fill_gains
 
     search.show()
     evaluator = search.evaluator
@@ -60,7 +60,7 @@ def find_critical(search: Search, units: Units) -> Critical:
     every = 1 + int(matters.sum()) * num_devices // _MAX_GUESSES
     listed_op, listed_row = listed_op[matters][::every], listed_row[matters][::every]
     gain_s = np.zeros((len(chosen), len(device_ptr) - 1))
-    step = Step(
+    step = SimulatedStep(
         end_s=end_s,
         latest_s=latest_s,
         unit_of=table(units.unit_of, np.int64),
@@ -84,7 +84,7 @@ def find_critical(search: Search, units: Units) -> Critical:
     )
 
 
-def _is_overfull(search: Search) -> NDArray[np.bool_]:
+def _is_overfull(search: LocalSearch) -> NDArray[np.bool_]:
     """Devices that hold more than they have: everything there is worth moving."""
     has = search.evaluator.draft.given.memory_bytes
     is_overfull: NDArray[np.bool_] = search.evaluator.peak_bytes > has

@@ -9,7 +9,7 @@ from hocket.kernels import kernel
 from hocket.simulate.instructions import Given, PlaceTable, RunTable
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """The simulated step."""
 
     end_s: FloatArray
@@ -42,7 +42,7 @@ def _transfer_s(given: Given, tensor: int, src: int, dst: int) -> float:
 
 
 @kernel
-def _busy_until(step: Step, runs: RunTable, device: int, time_s: float) -> float:
+def _busy_until(step: SimulatedStep, runs: RunTable, device: int, time_s: float) -> float:
     """Seconds that a device works before a time."""
     first, high = step.device_ptr[device], step.device_ptr[device + 1]
     low = first
@@ -61,7 +61,7 @@ def _busy_until(step: Step, runs: RunTable, device: int, time_s: float) -> float
 
 @kernel
 def _path_s(
-    given: Given, runs: RunTable, places: PlaceTable, step: Step, op: int, device: int
+    given: Given, runs: RunTable, places: PlaceTable, step: SimulatedStep, op: int, device: int
 ) -> float:
     """The longest path through an op if it ran on a device, and what is in its way there."""
     unit, head_s, tail_s = step.unit_of[op], 0.0, 0.0
@@ -95,7 +95,7 @@ def fill_gains(
     given: Given,
     runs: RunTable,
     places: PlaceTable,
-    step: Step,
+    step: SimulatedStep,
     listed_op: LongArray,
     listed_row: LongArray,
     gain_s: FloatArray,

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.planners.placement.search.clusters import cluster, neighbours
-from hocket.planners.placement.search.state import Change, Search
-from hocket.planners.placement.search.units import Units
+from hocket.planners.placement.search.state import Change, LocalSearch
+from hocket.planners.placement.search.units import SearchUnits
 
 _CHUNK = 48
 """Moves that are made ready at a time; they stand on the plan as it was then."""
@@ -45,7 +45,9 @@ class _Move(NamedTuple):
     """Device, or places to go."""
 
 
-def iterate(search: Search, units: Units, budget: int, random: np.random.Generator) -> None:
+def iterate(
+    search: LocalSearch, units: SearchUnits, budget: int, random: np.random.Generator
+) -> None:
     """Search until the budget is spent; ends with the best plan that was seen."""
     stop_at = max(search.budget - budget, 0)
     around = _Around(search, units, random)
@@ -64,7 +66,9 @@ def iterate(search: Search, units: Units, budget: int, random: np.random.Generat
     search.restore(best)
 
 
-def _descend(search: Search, around: _Around, stop_at: int, random: np.random.Generator) -> None:
+def _descend(
+    search: LocalSearch, around: _Around, stop_at: int, random: np.random.Generator
+) -> None:
     """First improvement over all moves in random order, until none is left."""
     waiting = [around.moves[index] for index in random.permutation(len(around.moves)).tolist()]
     failed = 0
@@ -79,7 +83,9 @@ def _descend(search: Search, around: _Around, stop_at: int, random: np.random.Ge
 class _Around:
     """The plans that are one move away."""
 
-    def __init__(self, search: Search, units: Units, random: np.random.Generator) -> None:
+    def __init__(
+        self, search: LocalSearch, units: SearchUnits, random: np.random.Generator
+    ) -> None:
         self.search, self.units, self.random = search, units, random
         self.ops = [units.ops_of(unit) for unit in range(units.num_units)]
         self.able = [np.flatnonzero(can_run).tolist() for can_run in units.can_run.T]

@@ -15,8 +15,8 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.planners.order.levels import levels
 from hocket.planners.placement.search.critical import Critical
-from hocket.planners.placement.search.state import Change, Search
-from hocket.planners.placement.search.units import Units
+from hocket.planners.placement.search.state import Change, LocalSearch
+from hocket.planners.placement.search.units import SearchUnits
 
 MAX_SINGLE = 400
 MAX_SWAPS = 100
@@ -38,7 +38,7 @@ class Move(NamedTuple):
     make: Callable[[], Change]
 
 
-def moves(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
+def moves(search: LocalSearch, units: SearchUnits, critical: Critical) -> Iterator[Move]:
     """Moves of every kind."""
     yield from _single(units, critical)
     yield from _together(units, critical)
@@ -49,7 +49,7 @@ def moves(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
     yield from _earlier(search, critical)
 
 
-def _to(units: Units, chosen: LongArray, device: int | LongArray) -> Callable[[], Change]:
+def _to(units: SearchUnits, chosen: LongArray, device: int | LongArray) -> Callable[[], Change]:
     """Units to a device, or to one each."""
 
     def make() -> Change:
@@ -61,7 +61,7 @@ def _to(units: Units, chosen: LongArray, device: int | LongArray) -> Callable[[]
 
 
 def _ordered_anew(
-    search: Search, units: Units, chosen: LongArray, device: int
+    search: LocalSearch, units: SearchUnits, chosen: LongArray, device: int
 ) -> Callable[[], Change]:
     """Units to a device, with bottom levels as the order of all ops: after a move of this size
     the present order says little."""
@@ -83,7 +83,7 @@ def _ranked(gain_s: np.ndarray, count: int) -> LongArray:
     return order[flat[order] > -np.inf]
 
 
-def _single(units: Units, critical: Critical) -> Iterator[Move]:
+def _single(units: SearchUnits, critical: Critical) -> Iterator[Move]:
     num_devices = critical.gain_s.shape[1]
     for at in _ranked(critical.gain_s, MAX_SINGLE).tolist():
         row, device = divmod(at, num_devices)
@@ -92,7 +92,7 @@ def _single(units: Units, critical: Critical) -> Iterator[Move]:
         yield Move("single", (unit, device), float(critical.gain_s[row, device]), make)
 
 
-def _together(units: Units, critical: Critical) -> Iterator[Move]:
+def _together(units: SearchUnits, critical: Critical) -> Iterator[Move]:
     """The most promising moves of many units at once, then of fewer and fewer of them.
 
     Not of all: moves that look good one by one are in each other's way.
@@ -109,7 +109,7 @@ def _together(units: Units, critical: Critical) -> Iterator[Move]:
         count //= 2
 
 
-def _swaps(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
+def _swaps(search: LocalSearch, units: SearchUnits, critical: Critical) -> Iterator[Move]:
     """Critical units with the unit that runs elsewhere at the time of their first critical op."""
     start_s, gain_s = search.evaluator.op_start_s, critical.gain_s
     ops = np.flatnonzero(critical.is_critical)
@@ -133,7 +133,7 @@ def _swaps(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
             yield Move("swap", (int(pair[0]), int(pair[1])), float(gain_s[row, device]), make)
 
 
-def _borders(search: Search, units: Units, critical: Critical) -> Iterator[Move]:
+def _borders(search: LocalSearch, units: SearchUnits, critical: Critical) -> Iterator[Move]:
     """Where the critical path goes from one device to another: units next to that border change
     sides, and so do runs of the path between two borders."""
     start_s = search.evaluator.op_start_s
@@ -156,7 +156,9 @@ def _borders(search: Search, units: Units, critical: Critical) -> Iterator[Move]
                 count *= 2
 
 
-def _sides(units: Units, chosen: LongArray, device: int, gap_s: float, kind: str) -> Iterator[Move]:
+def _sides(
+    units: SearchUnits, chosen: LongArray, device: int, gap_s: float, kind: str
+) -> Iterator[Move]:
     chosen = chosen[units.can_run[device, chosen]].astype(np.int64)
     if len(chosen):
         key = (device, len(chosen), chosen.tobytes())
@@ -171,7 +173,7 @@ def _run(on: np.ndarray, at: int, step: int) -> LongArray:
     return np.arange(at, stop, step)
 
 
-def _near(search: Search, units: Units, op: int, is_last: bool) -> LongArray:
+def _near(search: LocalSearch, units: SearchUnits, op: int, is_last: bool) -> LongArray:
     """Units of the device of ``op``, from its own on, away from the border."""
     first = units.ops[units.ptr[:-1]]
     own = int(units.unit_of[op])
@@ -182,7 +184,7 @@ def _near(search: Search, units: Units, op: int, is_last: bool) -> LongArray:
     return near[: max(1, units.num_units // 8)]
 
 
-def _merged(search: Search, units: Units) -> Iterator[Move]:
+def _merged(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
     """All units of one device on another: for plans that send more than they can gain."""
     duration_s = search.evaluator.runs.duration_s
     first = units.ops[units.ptr[:-1]]
@@ -198,7 +200,7 @@ def _merged(search: Search, units: Units) -> Iterator[Move]:
                 yield Move("merge", (src, dst, len(chosen)), gain_s, make)
 
 
-def _split(search: Search, units: Units) -> Iterator[Move]:
+def _split(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
     """The last half, quarter, eighth of the busiest device's units on the idlest that can."""
     duration_s = search.evaluator.runs.duration_s
     busy_s = np.bincount(search.device_of, duration_s, minlength=len(units.can_run))
@@ -216,7 +218,7 @@ def _split(search: Search, units: Units) -> Iterator[Move]:
                 yield Move("split", key, gain_s, make)
 
 
-def _earlier(search: Search, critical: Critical) -> Iterator[Move]:
+def _earlier(search: LocalSearch, critical: Critical) -> Iterator[Move]:
     """Critical ops that started when another op on their device ended, before that one."""
     evaluator = search.evaluator
     ops, previous = critical.by_device[1:], critical.by_device[:-1]
@@ -230,7 +232,7 @@ def _earlier(search: Search, critical: Critical) -> Iterator[Move]:
         yield Move("earlier", (op, ahead), gain_s, _before(search, op, ahead))
 
 
-def _before(search: Search, op: int, ahead: int) -> Callable[[], Change]:
+def _before(search: LocalSearch, op: int, ahead: int) -> Callable[[], Change]:
     def make() -> Change:
         device = np.array([search.device_of[op]], dtype=np.int64)
         return Change(np.array([op]), device, np.array([search.priority[ahead] - 0.5]))

@@ -37,7 +37,7 @@ class Snapshot:
     score: Score
 
 
-class Search:
+class LocalSearch:
     """Accepts changes that make the score better; what is left of the budget ends the search."""
 
     def __init__(self, problem: Problem, plan: Plan, budget: int) -> None:

@@ -13,7 +13,7 @@ from hocket.planners.placement.devices import runnable
 
 
 @dataclass(frozen=True, eq=False)
-class Units:
+class SearchUnits:
     """Ops that move together."""
 
     unit_of: IntArray
@@ -40,10 +40,10 @@ class Units:
         return self.ops[self.ptr[units][position] + within], position
 
 
-def units_of(problem: Problem, unit_of: IntArray) -> Units:
+def units_of(problem: Problem, unit_of: IntArray) -> SearchUnits:
     """Units given as the unit of each op, numbered densely."""
     sizes = np.bincount(unit_of)
-    return Units(
+    return SearchUnits(
         unit_of=unit_of,
         ptr=pointers(sizes),
         ops=np.argsort(unit_of, kind="stable"),
