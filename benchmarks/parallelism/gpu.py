@@ -29,7 +29,7 @@ from hocket.plan.sections import PlacedDivision
 from hocket.plan.training import TransformerTraining
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.options import RunOptions
-from hocket.runtime.parallel.session import run_parallel
+from hocket.runtime.session import run_plan
 from hocket.transformer import Division, Divisions, Transformer
 
 WIDE = Transformer(
@@ -90,7 +90,7 @@ def main() -> None:
             plan = plan_of(model, division)
             options = RunOptions(steps=steps, backend="nccl", checks=False)
             try:
-                measured_s = run_parallel(plan, options).median_step_s
+                measured_s = run_plan(plan.problem, plan.plan, options).median_step_s
             except Exception as error:
                 print(f"{model.name}, {division}: {error}", file=sys.stderr)
                 continue

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
     from hocket.planners.communication.collective import CollectivePlan
     from hocket.planners.goal import Goal
-    from hocket.runtime.options import RunOptions
+    from hocket.runtime.options import OnProgress, OnStart, OnStep, RunOptions
     from hocket.runtime.rebuild import ModelSource
-    from hocket.runtime.session import RunResult
+    from hocket.runtime.result import RunResult
     from hocket.simulate.timeline import Timeline
     from hocket.transformer import Transformer
 
@@ -80,11 +80,7 @@ class Planned:
         Else the model is built anew: ``model`` must name it (a model of the zoo or
         ``package.module:function``) unless the name given to `hocket.capture` does.
         """
-        from hocket.base.extras import require
-
-        require("torch", "running a plan")
         from hocket.runtime.options import RunOptions
-        from hocket.runtime.session import run_plan
 
         known = [field.name for field in fields(RunOptions)]
         for name in changes:
@@ -141,6 +137,28 @@ class Planned:
         from hocket.view.notebook import plan_html
 
         return plan_html(self.problem, self.plan, self.timeline)
+
+
+def run_plan(
+    problem: Problem,
+    plan: Plan,
+    options: RunOptions,
+    *,
+    source: ModelSource | None = None,
+    on_start: OnStart = lambda process_ids: None,
+    on_step: OnStep = lambda number, record: None,
+    on_progress: OnProgress = lambda what: None,
+) -> RunResult:
+    """Carry out a plan, placement or division, on this machine; see `hocket.runtime.session`."""
+    from hocket.base.extras import require
+
+    require("torch", "running a plan")
+    from hocket.runtime.session import run_plan
+
+    return run_plan(
+        problem, plan, options,
+        source=source, on_start=on_start, on_step=on_step, on_progress=on_progress,
+    )  # fmt: skip
 
 
 def auto(

@@ -24,10 +24,10 @@ from hocket.runtime.parallel.check import (
 from hocket.runtime.parallel.jobs import make_job
 from hocket.runtime.parallel.reference import DividedReference
 from hocket.runtime.parallel.refusals import DataProgram, data_program, refuse
-from hocket.runtime.parallel.session import run_parallel
 from hocket.runtime.parallel.spawn import JobResult
 from hocket.runtime.parallel.toy import toy_of
 from hocket.runtime.record import StepRecord
+from hocket.runtime.session import run_plan
 from hocket.transformer import SCHEDULES
 
 RIGHT = {
@@ -157,10 +157,11 @@ def test_what_is_not_a_number_is_never_right():
 
 
 def test_a_schedule_that_waits_for_itself_is_refused_before_anything_starts():
+    plan = circular_plan()
     with pytest.raises(CheckError, match="can never start"):
-        check_division(circular_plan())
+        check_division(plan)
     with pytest.raises(CheckError, match="can never start"):
-        run_parallel(circular_plan(), RunOptions(checks=False))
+        run_plan(plan.problem, plan.plan, RunOptions(checks=False))
 
 
 def test_a_wrong_division_is_told(monkeypatch):

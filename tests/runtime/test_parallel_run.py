@@ -30,8 +30,11 @@ from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.jobs import actions_of, make_job
 from hocket.runtime.parallel.model import Slice
 from hocket.runtime.parallel.reference import reference_run
-from hocket.runtime.parallel.session import _gpu_dtype, predicted_busy_s, run_parallel
+from hocket.runtime.parallel.session import _gpu_dtype
 from hocket.runtime.parallel.spawn import _describer
+from hocket.runtime.session import run_plan
+from hocket.simulate import simulate
+from hocket.simulate.pipeline import action_busy_s
 
 FOREVER = 10**6
 
@@ -67,7 +70,7 @@ def test_run_prints_losses_of_one_device_and_what_was_predicted(tmp_path, capsys
 
 def run_and_hurt(signal_number):
     """Run without end and send a signal to rank 1 after the second step."""
-    pids, sent_s = [], []
+    plan, pids, sent_s = small_plan(), [], []
 
     def hurt(number, record):
         if number == 2:
@@ -76,7 +79,7 @@ def run_and_hurt(signal_number):
 
     options = RunOptions(steps=FOREVER, checks=False)
     with pytest.raises(RunError) as caught:
-        run_parallel(small_plan(), options, on_start=pids.extend, on_step=hurt)
+        run_plan(plan.problem, plan.plan, options, on_start=pids.extend, on_step=hurt)
     took_s = time.monotonic() - sent_s[0]
     assert not any(psutil.pid_exists(pid) for pid in pids)
     return caught.value, took_s
@@ -132,8 +135,9 @@ def test_options_without_meaning_are_refused(options, tmp_path, capsys):
 def test_what_has_no_room_on_this_machine_is_refused(monkeypatch):
     large = replace(LLAMA, name="large", hidden=16384, layers=126, mlp_width=53248)
     _, division, schedule = divided(large, "1f1b", 2)
+    plan = plan_of(large, division, schedule)
     with pytest.raises(UsageError, match=r"training large here takes .* TiB") as caught:
-        run_parallel(plan_of(large, division, schedule), RunOptions())
+        run_plan(plan.problem, plan.plan, RunOptions())
     assert "--check-only" in caught.value.hint
     wide = replace(division, data=64, global_batch=256)
     with pytest.raises(UsageError, match="takes 128 devices"):
@@ -243,4 +247,5 @@ def test_predicted_busy_time_counts_every_action():
     for name in ("1f1b", "zb-v", "interleaved"):
         plan = plan_of(*divided(GPT, name, 2, microbatches=4))
         each = 3.0 * 4 * plan.division.chunks
-        assert predicted_busy_s(plan) == pytest.approx((each, each))
+        busy_s = action_busy_s(simulate(plan.problem, plan.plan))
+        assert busy_s == pytest.approx([each, each])

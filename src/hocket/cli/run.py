@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,11 @@ from hocket.cli.sources import (
 from hocket.runtime.executors import BACKENDS
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from hocket.plan.files import SavedPlan
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.runtime.record import StepRecord
-    from hocket.runtime.session import RunResult
+    from hocket.runtime.result import RunResult
 
 
 @click.command("run")
@@ -115,20 +113,16 @@ def command(
 
     require("torch", "running a plan")
     saved = load_plan(plan_file, graph_file)
-    if _is_divided(saved.plan, check_only=check_only, only_placement={
+    is_divided = _is_divided(saved.plan, check_only=check_only, only_placement={
         "--model": model, "--slowdown": slowdown, "--trace": trace_file, "--scale": scale != 1,
         "--backend single": backend == "single",
-    }):  # fmt: skip
-        from hocket.cli import run_parallel
-        from hocket.plan.divided import DividedTraining
-        from hocket.runtime.options import RunOptions
-
-        parallel = RunOptions(steps=steps, backend=backend, seed=seed, threads=threads)
-        divided = DividedTraining(saved.problem, saved.plan)
-        run_parallel.run(divided, parallel, check_only=check_only, as_json=as_json)
+    })  # fmt: skip
+    if check_only:
+        _check(saved, as_json)
         return
+    from hocket.api import run_plan
     from hocket.runtime.options import RunOptions
-    from hocket.runtime.session import run_plan
+    from hocket.view.plans import view_of
 
     options = RunOptions(
         steps=steps,
@@ -139,39 +133,52 @@ def command(
         scale=scale,
         slowdown=_factors(slowdown),
     )
-    if trace_file is None and not as_json:
+    if trace_file is None and not as_json and not is_divided:
         trace_file = _beside(plan_file)
     if trace_file is not None:
         require_folder(trace_file)
     announce_compilation()
-    with working(f"building {saved.problem.graph.name}") as progress:
+    with working(f"building {saved.problem.work_name}") as progress:
 
         def show(number: int, record: StepRecord) -> None:
             _show(number, record, as_json)
 
         result = run_plan(saved.problem, saved.plan, options, on_step=show, on_progress=progress)
-    _say_what_is_minimised(saved.problem)
+    if not is_divided:
+        _say_what_is_minimised(saved.problem)
     _say_what_stood_in(saved.problem, result)
     if not result.is_finite:
         say("warning: the loss is not finite: the training has diverged")
+    view = view_of(saved.plan)
     if not as_json:
         # Before the trace is written: a full disk must not swallow what was measured.
-        console().print(_table(saved.problem, result))
+        console().print(view.run_table(saved.problem, saved.plan, result))
     if trace_file is not None:
         from hocket.view.trace import write_traces
 
-        timelines = {"predicted": result.predicted, "measured": result.measured}
+        timelines = {"predicted": result.predicted}
+        if result.measured is not None:
+            timelines["measured"] = result.measured
         write_traces(trace_file, saved.problem, saved.plan, timelines)
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         written = {"trace": None if trace_file is None else str(trace_file)}
-        emit(
-            {
-                "planner": saved.plan.planner,
-                "loss": saved.problem.graph.meta.get("loss"),
-                **_as_dict(saved.problem, result),
-                **written,
-            }
+        emit({**view.ran(saved.problem, saved.plan, result), **written})
+
+
+def _check(saved: SavedPlan, as_json: bool) -> None:
+    from hocket.plan.divided import DividedTraining
+    from hocket.runtime.parallel.check import check_division
+    from hocket.view.measured import agreement_data
+
+    with working("comparing with one device at toy size"):
+        agreement = check_division(DividedTraining(saved.problem, saved.plan))
+    if as_json:
+        emit({"check": agreement_data(agreement)})
+    else:
+        click.echo(
+            "at toy size loss and gradients are those of one device "
+            f"(largest difference {max(agreement.loss_error, agreement.gradient_error):.1e})"
         )
 
 
@@ -226,6 +233,9 @@ def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
             f"note: {', '.join(names)} run on the processor here, so times are not those of the "
             "planned devices"
         )
+    elif result.dtype is not None and result.dtype != problem.training.software.dtype:
+        planned = problem.training.software.dtype
+        say(f"note: computed with {result.dtype}, planned with {planned}: times differ")
 
 
 def _say_what_is_minimised(problem: Problem) -> None:
@@ -235,49 +245,3 @@ def _say_what_is_minimised(problem: Problem) -> None:
     if isinstance(loss, str):
         warning = "warning: " if loss == MEAN else ""
         say(f"{warning}minimised: {told(loss)}")
-
-
-def _table(problem: Problem, result: RunResult) -> RenderableType:
-    from hocket.view.measured import run_table
-
-    return run_table(
-        problem,
-        result.predicted,
-        result.measured,
-        step_s=result.median_step_s,
-        runs_on=result.runs_on,
-    )
-
-
-def _as_dict(problem: Problem, result: RunResult) -> dict[str, Any]:
-
-    losses = [_number(loss) for loss in result.losses]
-    busy = result.predicted.busy_s, result.measured.busy_s
-    return {
-        "backend": result.backend,
-        "steps": [
-            {"step": index + 1, "loss": loss, "seconds": seconds}
-            for index, (loss, seconds) in enumerate(zip(losses, result.step_s, strict=True))
-        ],
-        "losses": losses,
-        "is_finite": result.is_finite,
-        "step_s": {"predicted": result.predicted.makespan_s, "measured": result.median_step_s},
-        "devices": [
-            {
-                "name": name,
-                "runs_on": result.runs_on[name],
-                "busy_s": {"predicted": float(busy[0][d]), "measured": float(busy[1][d])},
-                "peak_bytes": {
-                    "predicted": int(result.predicted.peak_bytes[d]),
-                    "measured": int(result.measured.peak_bytes[d]),
-                },
-            }
-            for d, name in enumerate(problem.cluster.device_names)
-            if name in result.runs_on
-        ],
-    }
-
-
-def _number(loss: float | None) -> float | None:
-    """JSON has no word for what is not a number."""
-    return loss if loss is not None and math.isfinite(loss) else None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,46 +12,23 @@ from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import PlacedDivision
 from hocket.plan.verify import raise_violations, structure_violations
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.executor import PlacedProgram
 from hocket.runtime.options import Onlookers, OnProgress, OnStart, OnStep, RunOptions
 from hocket.runtime.rebuild import ModelSource, rebuild
 from hocket.runtime.record import StepRecord, measured_timeline
+from hocket.runtime.result import RunResult
 from hocket.runtime.room import require_room
 from hocket.runtime.setup import Setup
 from hocket.runtime.split import split
-from hocket.simulate import Timeline, simulate
+from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations
 
 _NUM_KEPT = 8
 """Last steps of which the one in the middle is shown."""
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class RunResult:
-    """What happened, beside what was predicted."""
-
-    backend: str
-    runs_on: Mapping[str, str]
-    """By device of the plan: what it was carried out on."""
-    losses: tuple[float | None, ...]
-    """Of every step; None in inference."""
-    step_s: tuple[float, ...]
-    predicted: Timeline
-    measured: Timeline
-    """The step that took the middle time of the last ones."""
-
-    @property
-    def median_step_s(self) -> float:
-        """Middle time of all steps but the first, which warms up, where there are more."""
-        return statistics.median(self.step_s[1:] or self.step_s)
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every loss is a number."""
-        return all(loss is None or math.isfinite(loss) for loss in self.losses)
 
 
 def run_plan(
@@ -71,6 +46,22 @@ def run_plan(
     ``on_start`` is told the process ids of the ranks, where there are any, ``on_progress`` what is
     being done. ``source`` is the planned model where it is at hand.
     """
+    watch = Onlookers(on_start=on_start, on_step=on_step, on_progress=on_progress)
+    if plan.get(PlacedDivision) is None:
+        return _run_placement(problem, plan, options, source, watch)
+    from hocket.runtime.parallel.session import run_division
+
+    return run_division(problem, plan, options, watch)
+
+
+def _run_placement(
+    problem: Problem,
+    plan: Plan,
+    options: RunOptions,
+    source: ModelSource | None,
+    watch: Onlookers,
+) -> RunResult:
+    """Carry out a placement: rebuild its model, split the program, hand it to the executor."""
     options.require_meaning("placement")
     if not 0 < options.scale <= 1:
         raise UsageError(
@@ -91,7 +82,7 @@ def run_plan(
     if options.scale == 1:
         # Before the model takes memory itself; a smaller batch is known only once it is captured.
         require_room(problem, predicted, places, num_processes=num_processes)
-    on_progress(f"building {problem.graph.name}")
+    watch.on_progress(f"building {problem.graph.name}")
     rebuilt = rebuild(
         problem.graph, model=options.model, source=source, seed=options.seed, scale=options.scale
     )
@@ -111,19 +102,23 @@ def run_plan(
         step_s.append(record.step_s)
         seen.append(record)
         del seen[:-_NUM_KEPT]
-        on_step(number, record)
+        watch.on_step(number, record)
 
     names = problem.cluster.device_names
     work = PlacedProgram(setup, rebuilt.values, names, places)
-    executor.run(work, options, Onlookers(on_start=on_start, on_step=note, on_progress=on_progress))
+    executor.run(work, options, replace(watch, on_step=note))
     middle = sorted(seen, key=lambda record: record.step_s)[len(seen) // 2]
     return RunResult(
         backend=backend,
         runs_on={names[device]: places[device] for device in parts.used_devices},
         losses=tuple(losses),
         step_s=tuple(step_s),
+        predicted_step_s=predicted.makespan_s,
         predicted=predicted,
         measured=measured_timeline(middle, plan.device_of, parts.transfers, len(names)),
+        peak_bytes={
+            names[device]: middle.peak_bytes.get(device, 0) for device in parts.used_devices
+        },
     )
 
 

@@ -75,6 +75,11 @@ def after_s(timeline: Timeline) -> FloatArray:
     return timeline.end_s[last] - timeline.start_s[last]
 
 
+def action_busy_s(timeline: Timeline) -> FloatArray:
+    """Per device of a pipeline: how long its actions take, without what follows them."""
+    return timeline.busy_s - after_s(timeline)
+
+
 def check_costs(costs: StageCosts, num_stages: int, num_devices: int) -> None:
     """Raise `UsageError` unless the costs are of so many stages and devices, and make sense."""
     stages = (

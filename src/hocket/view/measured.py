@@ -1,36 +1,34 @@
-"""What a run measured beside what was predicted, as a table for the terminal."""
+"""What a run measured beside what was predicted: tables for the terminal, and ``--json``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
+from hocket.plan.divided import DividedTraining
+from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.simulate.timeline import Timeline
+from hocket.simulate.pipeline import action_busy_s
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
+
+if TYPE_CHECKING:
+    from hocket.runtime.parallel.check import Agreement
+    from hocket.runtime.result import RunResult
 
 _MANY = 2
 """From this many times the prediction on, a percentage says little."""
 
 
-def run_table(
-    problem: Problem,
-    predicted: Timeline,
-    measured: Timeline,
-    *,
-    step_s: float,
-    runs_on: Mapping[str, str],
-) -> RenderableType:
+# ── placements, by device ────────────────────────────────────────────────────────────────────────
+
+
+def placement_run_table(problem: Problem, _: Plan, result: RunResult) -> RenderableType:
     """The step, then per used device how long it computes and how much it holds."""
-    title = Text.assemble(
-        ("step ", "bold"),
-        f"predicted {format_seconds(predicted.makespan_s)}, measured {format_seconds(step_s)}",
-        f" ({_ratio(step_s, predicted.makespan_s)})",
-    )
     columns = (
         Column(title="device", is_name=True),
         Column(title="runs on", rank=1),
@@ -39,18 +37,134 @@ def run_table(
         Column(title="peak: predicted", align="right"),
         Column(title="measured", align="right"),
     )
-    busy_s = predicted.busy_s, measured.busy_s
     rows = [
         [
-            Text(inert(name)),
-            Text(inert(runs_on[name])),
-            *(Text(format_seconds(float(seconds[device]))) for seconds in busy_s),
-            *(Text(format_bytes(int(t.peak_bytes[device]))) for t in (predicted, measured)),
+            Text(inert(row["name"])),
+            Text(inert(row["runs_on"])),
+            *(Text(format_seconds(row["busy_s"][by])) for by in ("predicted", "measured")),
+            *(Text(format_bytes(row["peak_bytes"][by])) for by in ("predicted", "measured")),
         ]
-        for device, name in enumerate(problem.cluster.device_names)
-        if name in runs_on
+        for row in _devices(problem, result)
     ]
-    return Group(title, FittedTable(columns=columns, rows=rows))
+    return Group(_title(result), FittedTable(columns=columns, rows=rows))
+
+
+def placement_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
+    """What ``hocket run --json`` tells of a placement."""
+    return {
+        "planner": plan.planner,
+        "loss": problem.graph.meta.get("loss"),
+        **_common(result),
+        "devices": _devices(problem, result),
+    }
+
+
+def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
+    predicted, measured = result.predicted, result.measured
+    assert measured is not None, "placements are timed op by op"
+    busy_s = predicted.busy_s, measured.busy_s
+    return [
+        {
+            "name": name,
+            "runs_on": result.runs_on[name],
+            "busy_s": {"predicted": float(busy_s[0][d]), "measured": float(busy_s[1][d])},
+            "peak_bytes": {
+                "predicted": int(predicted.peak_bytes[d]),
+                "measured": int(measured.peak_bytes[d]),
+            },
+        }
+        for d, name in enumerate(problem.cluster.device_names)
+        if name in result.runs_on
+    ]
+
+
+# ── divisions, by pipeline rank ──────────────────────────────────────────────────────────────────
+
+
+def division_run_table(problem: Problem, plan: Plan, result: RunResult) -> RenderableType:
+    """The step, then per pipeline rank how long one of its devices computes."""
+    columns = (
+        Column(title="pipeline rank", align="right"),
+        Column(title="devices", is_name=True),
+        Column(title="busy: predicted", align="right"),
+        Column(title="measured", align="right"),
+    )
+    rows = []
+    for rank, row in enumerate(_ranks(problem, plan, result)):
+        names, busy_s = row["devices"], row["busy_s"]
+        shown = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+        measured_s = busy_s["measured"]
+        rows.append(
+            [
+                Text(str(rank)),
+                Text(inert(shown)),
+                Text(format_seconds(busy_s["predicted"])),
+                Text("–" if measured_s is None else format_seconds(measured_s)),
+            ]
+        )
+    return Group(_title(result), FittedTable(columns=columns, rows=rows))
+
+
+def division_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
+    """What ``hocket run --json`` tells of a division."""
+    return {
+        **_common(result),
+        "dtype": result.dtype,
+        "pipeline_ranks": _ranks(problem, plan, result),
+        "peak_bytes": dict(result.peak_bytes),
+        "check": None if result.agreement is None else agreement_data(result.agreement),
+    }
+
+
+def agreement_data(agreement: Agreement) -> dict[str, Any]:
+    """How far a division is from one device."""
+    return {
+        "is_right": agreement.is_right,
+        "loss_error": agreement.loss_error,
+        "gradient_error": agreement.gradient_error,
+    }
+
+
+def _ranks(problem: Problem, plan: Plan, result: RunResult) -> list[dict[str, Any]]:
+    predicted_s = action_busy_s(result.predicted)
+    measured_s = None if result.measured is None else action_busy_s(result.measured)
+    return [
+        {
+            "devices": list(names),
+            "busy_s": {
+                "predicted": float(predicted_s[rank]),
+                "measured": None if measured_s is None else float(measured_s[rank]),
+            },
+        }
+        for rank, names in enumerate(DividedTraining(problem, plan).devices)
+    ]
+
+
+# ── both ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _common(result: RunResult) -> dict[str, Any]:
+    # JSON has no word for what is not a number.
+    losses = [loss if loss is not None and math.isfinite(loss) else None for loss in result.losses]
+    return {
+        "backend": result.backend,
+        "steps": [
+            {"step": index + 1, "loss": loss, "seconds": seconds}
+            for index, (loss, seconds) in enumerate(zip(losses, result.step_s, strict=True))
+        ],
+        "losses": losses,
+        "is_finite": result.is_finite,
+        "step_s": {"predicted": result.predicted_step_s, "measured": result.median_step_s},
+    }
+
+
+def _title(result: RunResult) -> Text:
+    predicted_s, measured_s = result.predicted_step_s, result.median_step_s
+    return Text.assemble(
+        ("step ", "bold"),
+        f"predicted {format_seconds(predicted_s)}, measured {format_seconds(measured_s)}",
+        f" ({_ratio(measured_s, predicted_s)})",
+    )
 
 
 def _ratio(measured_s: float, predicted_s: float) -> str:

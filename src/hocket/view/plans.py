@@ -1,6 +1,7 @@
 """How plans are looked at: one view for each section that a plan can be about.
 
-``hocket show``, ``explain`` and ``simulate`` ask the view of a plan's first section that has one.
+``hocket show``, ``explain``, ``simulate`` and ``run`` ask the view of a plan's first section that
+has one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from hocket.simulate.timeline import Timeline
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from hocket.runtime.result import RunResult
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanView:
@@ -30,6 +33,8 @@ class PlanView:
     simulated: Callable[[Problem, Plan, Timeline], dict[str, Any]]
     report_html: Callable[[Problem, Plan, Timeline], str]
     trace: Callable[[Problem, Plan, Timeline], dict[str, Any]]
+    run_table: Callable[[Problem, Plan, RunResult], RenderableType]
+    ran: Callable[[Problem, Plan, RunResult], dict[str, Any]]
 
 
 def view_of(plan: Plan) -> PlanView:
@@ -46,6 +51,7 @@ def view_of(plan: Plan) -> PlanView:
 
 def _placement() -> PlanView:
     from hocket.view import placed
+    from hocket.view.measured import placement_run_data, placement_run_table
     from hocket.view.report import report_html
     from hocket.view.text import explanation, plan_summary
     from hocket.view.trace import trace_events
@@ -58,11 +64,14 @@ def _placement() -> PlanView:
         simulated=placed.simulated,
         report_html=report_html,
         trace=trace_events,
+        run_table=placement_run_table,
+        ran=placement_run_data,
     )
 
 
 def _division() -> PlanView:
     from hocket.simulate.verify import violations
+    from hocket.view.measured import division_run_data, division_run_table
     from hocket.view.parallel import plan_dict, plan_numbers
     from hocket.view.parallel_report import parallel_report_html
     from hocket.view.parallel_text import parallel_explanation, parallel_summary
@@ -91,6 +100,8 @@ def _division() -> PlanView:
         simulated=simulated,
         report_html=lambda problem, plan, _: parallel_report_html(DividedTraining(problem, plan)),
         trace=_pipeline_trace,
+        run_table=division_run_table,
+        ran=division_run_data,
     )
 
 

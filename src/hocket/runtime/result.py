@@ -1,0 +1,49 @@
+"""What a run of a plan gives, whatever was carried out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hocket.simulate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from hocket.runtime.parallel.check import Agreement
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunResult:
+    """What happened, beside what was predicted."""
+
+    backend: str
+    runs_on: Mapping[str, str]
+    """By device of the plan: what it was carried out on."""
+    losses: tuple[float | None, ...]
+    """Of every step; None in inference."""
+    step_s: tuple[float, ...]
+    predicted_step_s: float
+    """Of a division, with what surrounds its pipeline."""
+    predicted: Timeline
+    """By device; of a division, by pipeline rank, of which all devices are alike."""
+    measured: Timeline | None
+    """The step that took the middle time; None where its parts were not timed (divisions on
+    GPUs)."""
+    peak_bytes: Mapping[str, int]
+    """By device, measured: on processors of a placement, on GPUs always."""
+    dtype: str | None = None
+    """Of a division: type of weights and activations."""
+    agreement: Agreement | None = None
+    """Of a division: how far it is from one device at toy size, where that was checked."""
+
+    @property
+    def median_step_s(self) -> float:
+        """Middle time of all steps but the first, which warms up, where there are more."""
+        return statistics.median(self.step_s[1:] or self.step_s)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every loss is a number."""
+        return all(loss is None or math.isfinite(loss) for loss in self.losses)
