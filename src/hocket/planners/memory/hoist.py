@@ -1,0 +1,292 @@
+"""Hoist what gives memory back: a walk along an order that runs ahead wherever that pays.
+
+Hill and valley (Liu, 1987, "An application of generalized tree pebbling to sparse matrix
+factorization", carried over to graphs that are not trees): when an op becomes ready, or becomes
+the last to hold a storage, up to `REACH` ops that follow from it are tried, best first; if they
+end with no more bytes than before and stay under a target on the way, they are run at once. So an
+update with its passing results follows its gradient directly, which a rule that looks at single
+ops cannot see. The same walk from the end to the beginning delays what takes memory. O(ops · reach
+· pins of an op).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import LongArray
+from hocket.kernels import kernel
+from hocket.kernels.containers import Heaps, new_heaps, zeros
+from hocket.kernels.heaps import pop, push
+from hocket.planners.memory.storages import Direction, Storages
+from hocket.planners.memory.walk import (
+    Walk,
+    new_walk,
+    released_bytes,
+    run_op,
+    take_back,
+    taken_bytes,
+)
+
+REACH = 40
+"""Ops that one look ahead tries."""
+_WIDTH = 48
+"""Ops among which it chooses."""
+_MOST = 2**62
+_ZERO = cast(int, np.int64(0))
+"""For a plain 0 as argument the compiler would make a further version of a function."""
+
+
+class _Room(NamedTuple):
+    """Arrays that one walk works in."""
+
+    queue: LongArray
+    """Ops to look ahead from; a ring."""
+    queued: NDArray[np.bool_]
+    num_queued: LongArray
+    """Two numbers: where the ring begins, and how many stand in it."""
+    tried: LongArray
+    """Ops of the present look ahead, in the order in which they run."""
+    choice: LongArray
+    """Ops that it can go on with."""
+    num_choices: LongArray
+    stack: LongArray
+    place: LongArray
+    """Where the search for missing ops stands at each op of the stack."""
+    seen: LongArray
+    """Per op: the number of the search that met it last."""
+    num_searches: LongArray
+    waiting: Heaps
+    """Ops that lacked room under the target, by the room that they want."""
+
+
+@kernel
+def _enqueue(room: _Room, op: int) -> None:
+    if room.queued[op]:
+        return
+    room.queued[op] = True
+    at = (room.num_queued[0] + room.num_queued[1]) % len(room.queue)
+    room.queue[at] = op
+    room.num_queued[1] += 1
+
+
+@kernel
+def _offer(room: _Room, op: int) -> None:
+    if room.num_choices[0] < len(room.choice):
+        room.choice[room.num_choices[0]] = op
+        room.num_choices[0] += 1
+
+
+@kernel
+def _follow(ways: Direction, walk: Walk, room: _Room, op: int) -> None:
+    """Queue what may be worth running now that an op has run."""
+    for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
+        if walk.waits[ways.after[at]] == 0:
+            _enqueue(room, ways.after[at])
+    for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
+        storage = ways.closes[at]
+        if walk.num_left[storage] != 1:
+            continue
+        for index in range(ways.closer_ptr[storage], ways.closer_ptr[storage + 1]):
+            if walk.waits[ways.closers[index]] == 0:
+                _enqueue(room, ways.closers[index])
+
+
+@kernel
+def _offer_next(ways: Direction, walk: Walk, room: _Room, op: int) -> None:
+    """Let the present look ahead choose among what follows an op or ends the same storages."""
+    for at in range(ways.after_ptr[op], ways.after_ptr[op + 1]):
+        _offer(room, ways.after[at])
+    for at in range(ways.close_ptr[op], ways.close_ptr[op + 1]):
+        storage = ways.closes[at]
+        if walk.num_left[storage] != 1:
+            continue
+        for index in range(ways.closer_ptr[storage], ways.closer_ptr[storage + 1]):
+            if walk.waits[ways.closers[index]] >= 0:
+                _offer(room, ways.closers[index])
+
+
+@kernel
+def _choose(ways: Direction, walk: Walk, room: _Room, target: int) -> int:
+    """The offered op that leaves the least bytes and has room, of those that are ready.
+
+    Without one, the op that waits for the fewest others. It is taken out; -1 for none.
+    """
+    best, best_net, is_ready = -1, _MOST, False
+    at = 0
+    while at < room.num_choices[0]:
+        op = room.choice[at]
+        waits = walk.waits[op]
+        if waits < 0:
+            room.num_choices[0] -= 1
+            room.choice[at] = room.choice[room.num_choices[0]]
+            continue
+        if waits == 0:
+            taken = taken_bytes(ways, walk, op)
+            net = taken - released_bytes(ways, walk, op)
+            if walk.held[0] + taken <= target and (not is_ready or net < best_net):
+                best, best_net, is_ready = at, net, True
+        elif not is_ready and waits < best_net:
+            best, best_net = at, waits
+        at += 1
+    if best < 0:
+        return -1
+    found: int = room.choice[best]
+    room.num_choices[0] -= 1
+    room.choice[best] = room.choice[room.num_choices[0]]
+    return found
+
+
+@kernel
+def _missing(ways: Direction, walk: Walk, room: _Room, op: int, first: int, limit: int) -> int:
+    """List what has to run for ``op``, itself last, in ``tried`` from ``first`` on.
+
+    Depth first; returns where the list ends, or -1 where it would be longer than ``limit``.
+    """
+    room.num_searches[0] += 1
+    search, depth, end = room.num_searches[0], 0, first
+    room.stack[0] = op
+    room.place[0] = ways.before_ptr[op]
+    room.seen[op] = search
+    while depth >= 0:
+        top = room.stack[depth]
+        at = room.place[depth]
+        while at < ways.before_ptr[top + 1]:
+            other = ways.before[at]
+            if walk.waits[other] >= 0 and room.seen[other] != search:
+                break
+            at += 1
+        room.place[depth] = at + 1
+        if at < ways.before_ptr[top + 1]:
+            if depth + 1 == len(room.stack):
+                return -1
+            depth += 1
+            other = ways.before[at]
+            room.seen[other] = search
+            room.stack[depth] = other
+            room.place[depth] = ways.before_ptr[other]
+            continue
+        if end == limit:
+            return -1
+        room.tried[end] = top
+        end += 1
+        depth -= 1
+    return end
+
+
+@kernel
+def _look_ahead(ways: Direction, walk: Walk, room: _Room, op: int, target: int, reach: int) -> int:
+    """Run ops from ``op`` on until no more bytes are held than before; how many, or 0."""
+    start_bytes, most = walk.held[0], walk.held[1]
+    room.num_choices[0] = 0
+    count = 0
+    while op >= 0 and count < reach:
+        end = _missing(ways, walk, room, op, count, reach)
+        while count < end:
+            next_op = room.tried[count]
+            if walk.held[0] + taken_bytes(ways, walk, next_op) > target:
+                break
+            run_op(ways, walk, next_op)
+            count += 1
+            if walk.held[0] <= start_bytes:
+                return count
+            _offer_next(ways, walk, room, next_op)
+        if count < end:
+            break
+        op = _choose(ways, walk, room, target)
+    for at in range(count - 1, -1, -1):
+        take_back(ways, walk, room.tried[at])
+    walk.held[1] = most
+    return 0
+
+
+@kernel
+def _hoist_from(
+    ways: Direction,
+    walk: Walk,
+    room: _Room,
+    order: LongArray,
+    num_done: int,
+    target: int,
+    reach: int,
+) -> int:
+    """Run all that pays, beginning with what is queued; how many ops have run then."""
+    while True:
+        if room.num_queued[1] == 0:
+            headroom = target - walk.held[0]
+            if room.waiting.size[0] == 0 or room.waiting.key[0] > headroom:
+                return num_done
+            _enqueue(room, pop(room.waiting, _ZERO))
+        op = room.queue[room.num_queued[0]]
+        room.num_queued[0] = (room.num_queued[0] + 1) % len(room.queue)
+        room.num_queued[1] -= 1
+        room.queued[op] = False
+        if walk.waits[op] != 0:
+            continue
+        taken = taken_bytes(ways, walk, op)
+        if walk.held[0] + taken > target:
+            if taken <= target and room.waiting.size[0] < len(room.waiting.key) - 1:
+                push(room.waiting, _ZERO, float(taken), op)
+            continue
+        count = _look_ahead(ways, walk, room, op, target, reach)
+        for at in range(count):
+            order[num_done + at] = room.tried[at]
+        for at in range(count):
+            _follow(ways, walk, room, room.tried[at])
+        num_done += count
+
+
+@kernel
+def _hoist(
+    ways: Direction,
+    walk: Walk,
+    room: _Room,
+    base: LongArray,
+    order: LongArray,
+    target: int,
+    reach: int,
+) -> int:
+    num_done = 0
+    for position in range(len(base)):
+        op = base[position]
+        if walk.waits[op] < 0:
+            continue
+        run_op(ways, walk, op)
+        order[num_done] = op
+        num_done += 1
+        _follow(ways, walk, room, op)
+        num_done = _hoist_from(ways, walk, room, order, num_done, target, reach)
+    most: int = walk.held[1]
+    return most
+
+
+def hoisted(
+    storages: Storages, base: LongArray, target: int, *, backwards: bool = False,
+    reach: int = REACH,
+) -> tuple[LongArray, int]:  # fmt: skip
+    """An order that follows ``base`` and runs ahead where it pays, and its peak.
+
+    ``target`` is what running ahead may not exceed. With ``backwards`` the walk starts at the end,
+    so that ops are delayed instead.
+    """
+    ways = storages.backwards if backwards else storages.forwards
+    num_ops = storages.num_ops
+    room = _Room(
+        queue=zeros(num_ops + 1),
+        queued=np.zeros(num_ops, dtype=np.bool_),
+        num_queued=zeros(2),
+        tried=zeros(reach),
+        choice=zeros(_WIDTH),
+        num_choices=zeros(1),
+        stack=zeros(reach + 1),
+        place=zeros(reach + 1),
+        seen=zeros(num_ops),
+        num_searches=zeros(1),
+        waiting=new_heaps(np.array([0, 4 * num_ops + 1])),
+    )
+    order = zeros(num_ops)
+    along = np.ascontiguousarray(base[::-1] if backwards else base)
+    most = _hoist(ways, new_walk(ways), room, along, order, target, reach)
+    return (np.ascontiguousarray(order[::-1]) if backwards else order), int(most)

@@ -1,0 +1,98 @@
+"""An order of a step's ops that holds few bytes at once, and the proof of how few are possible.
+
+A portfolio: the graph's own order and the demand-driven one, both hoisted (`hoist`); cuts at the
+ops with the most bytes bound every order (`cut`); while there is a gap, the peak's ops are moved to
+their cheapest moments (`refine`), then pairs of them are ordered both ways, which raises the bound
+and finds the orders that need it (`branch`). The effort is counted in walks over the graph, so the
+same graph gives the same order on every machine. O(effort · pins).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.base.arrays import IntArray
+from hocket.graph.graph import Graph
+from hocket.planners.memory.bound import Certificate, largest_cuts
+from hocket.planners.memory.branch import Choice, branched
+from hocket.planners.memory.demand import demand_order
+from hocket.planners.memory.exact import exact_order
+from hocket.planners.memory.refine import Effort, Found, hoisted_both_ways, refined
+from hocket.planners.memory.storages import Storages, storages_of
+from hocket.planners.memory.walk import memory_curve, peak_bytes
+
+_VISITS = 600_000
+"""Ops that all walks of one search visit together, about."""
+_MIN_WALKS, _MAX_WALKS = 24, 400
+_MAX_CUTS = 24
+"""Cuts that one order is asked for."""
+_NUM_PAIRED = 12
+"""Ops of which pairs are made."""
+
+
+def memory_order(graph: Graph) -> IntArray:
+    """The ops in an order that holds few bytes at once, on one device."""
+    return certified_order(graph)[0]
+
+
+def certified_order(graph: Graph) -> tuple[IntArray, Certificate]:
+    """Such an order, and how far from the best one it can be."""
+    storages = storages_of(graph)
+    found, proof = search(storages)
+    return found.order.astype(np.int32), _certificate(storages, found.peak_bytes, proof)
+
+
+def order_bound(graph: Graph, order: IntArray) -> Certificate:
+    """How far from the best order a given one can be."""
+    storages = storages_of(graph)
+    along = order.astype(np.int64)
+    found = Found(peak_bytes(storages, along), along)
+    return _certificate(storages, found.peak_bytes, _bounded(storages, found, _effort(storages))[1])
+
+
+def search(storages: Storages) -> tuple[Found, Choice | None]:
+    """The best order that the portfolio finds, and what bounds every order."""
+    effort = _effort(storages)
+    given = np.arange(storages.num_ops, dtype=np.int64)
+    found = Found(peak_bytes(storages, given), given)
+    if storages.num_ops == 0 or found.peak_bytes == 0:
+        return found, None
+    for base in (given, demand_order(storages)):
+        # A target that the next walk has to beat: one that is too low would forbid to run ahead.
+        now = hoisted_both_ways(storages, base, found.peak_bytes - 1, effort)
+        found = min(found, now, key=lambda each: each.peak_bytes)
+    return _bounded(storages, found, effort)
+
+
+def _bounded(storages: Storages, found: Found, effort: Effort) -> tuple[Found, Choice | None]:
+    """The order refined as far as its bound leaves a gap, and the bound."""
+    if found.peak_bytes == 0:
+        return found, None
+    cuts = largest_cuts(storages, found.order, _MAX_CUTS)
+    found = refined(storages, found, cuts[0].num_bytes, effort)
+    if found.peak_bytes > cuts[0].num_bytes:
+        more = largest_cuts(storages, found.order, _MAX_CUTS)
+        known = {cut.op: cut for cut in (*cuts, *more)}
+        cuts = sorted(known.values(), key=lambda cut: -cut.num_bytes)
+    if found.peak_bytes > cuts[0].num_bytes:
+        found = exact_order(storages, found)
+        falling = found.order[np.argsort(-memory_curve(storages, found.order), kind="stable")]
+        ops = dict.fromkeys((*(cut.op for cut in cuts), *falling[:_NUM_PAIRED].tolist()))
+        return branched(storages, found, cuts[0], list(ops)[:_NUM_PAIRED], effort)
+    return found, Choice(cuts[0].num_bytes, cuts[0])
+
+
+def _effort(storages: Storages) -> Effort:
+    walks = _VISITS // max(storages.num_ops, 1)
+    return Effort(min(max(walks, _MIN_WALKS), _MAX_WALKS))
+
+
+def _certificate(storages: Storages, peak: int, proof: Choice | None) -> Certificate:
+    kept = int(storages.num_bytes[storages.is_kept].sum())
+    bound = max(kept, proof.bound_bytes if proof is not None else 0)
+    return Certificate(
+        peak_bytes=storages.start_bytes + peak,
+        start_bytes=storages.start_bytes,
+        bound_bytes=storages.start_bytes + bound,
+        proof=proof,
+    )

@@ -1,0 +1,229 @@
+"""Storages: which bytes an order of a graph's ops holds, and when.
+
+The unit is the storage, not the tensor: views and writes in place live in the bytes of what they
+alias (`Graph.root_of`), each result of an op stands for itself, and a storage is held from the op
+that makes it until the last op that reads any tensor in it, or to the end of the step where a
+role says so. Whoever may reorder must keep what ops read (writes in place come as versions and
+control tensors, so this is all of read after write, write after read and write after write) and
+the sequence of random draws as the graph lists them. What exists before the step is a constant.
+O(ops + reads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import LongArray, pointers
+from hocket.graph.graph import Graph, distinct
+from hocket.kernels.containers import table
+
+
+class Direction(NamedTuple):
+    """The ops to walk through from one end, as compiled code needs them.
+
+    Forwards, an op opens what it makes and closes what it reads; backwards it is the other way
+    round. A storage is held from the first of its openers to the last of its closers, so that one
+    walk serves both directions.
+    """
+
+    open_ptr: LongArray
+    opens: LongArray
+    """Op v opens storages ``opens[open_ptr[v]:open_ptr[v + 1]]``."""
+    close_ptr: LongArray
+    closes: LongArray
+    closer_ptr: LongArray
+    closers: LongArray
+    """Storage x is closed by ops ``closers[closer_ptr[x]:closer_ptr[x + 1]]``."""
+    num_closers: LongArray
+    """One more than there are where the storage is never closed."""
+    num_bytes: LongArray
+    passing_bytes: LongArray
+    """Per op: bytes that are held only while it runs."""
+    num_waits: LongArray
+    after_ptr: LongArray
+    after: LongArray
+    """Op v comes before ops ``after[after_ptr[v]:after_ptr[v + 1]]``."""
+    before_ptr: LongArray
+    before: LongArray
+    """Op v comes after ops ``before[before_ptr[v]:before_ptr[v + 1]]``."""
+    first_opener: LongArray
+    """Per storage: -1, or the number of ops for those that are open from the start."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Storages:
+    """The storages that ops of a graph make, with bytes and with readers, and what orders ops."""
+
+    num_ops: int
+    num_bytes: LongArray
+    producer: LongArray
+    """The op that makes each storage, ascending."""
+    is_kept: NDArray[np.bool_]
+    """Whether it is held to the end of the step."""
+    reader_ptr: LongArray
+    readers: LongArray
+    """Ops that read each storage, each once, ascending."""
+    passing_bytes: LongArray
+    """Per op: workspace, and what it makes for nobody."""
+    before: LongArray
+    after: LongArray
+    """Pairs of ops: ``before[i]`` runs before ``after[i]``."""
+    start_bytes: int
+    """What exists before the step."""
+    tensor: LongArray
+    """The tensor of the graph that owns each storage."""
+
+    @cached_property
+    def forwards(self) -> Direction:
+        """From the first op to the last."""
+        made_ptr = pointers(np.bincount(self.producer, minlength=self.num_ops))
+        made = np.arange(len(self.producer))
+        closers = np.diff(self.reader_ptr) + self.is_kept
+        start = np.full(len(self.producer), -1)
+        return self._direction(
+            (made_ptr, made), self._reads, (self.reader_ptr, self.readers), closers, start,
+            self.before, self.after,
+        )  # fmt: skip
+
+    @cached_property
+    def backwards(self) -> Direction:
+        """From the last op to the first."""
+        made_ptr = pointers(np.bincount(self.producer, minlength=self.num_ops))
+        made = np.arange(len(self.producer))
+        start = np.where(self.is_kept, self.num_ops, -1)
+        one_each = np.ones(len(self.producer), dtype=np.int64)
+        producers = (np.arange(len(self.producer) + 1), self.producer)
+        return self._direction(
+            self._reads, (made_ptr, made), producers, one_each, start, self.after, self.before
+        )
+
+    @cached_property
+    def _reads(self) -> tuple[LongArray, LongArray]:
+        """Storages by reader."""
+        storage = np.repeat(np.arange(len(self.producer)), np.diff(self.reader_ptr))
+        by_reader = np.argsort(self.readers, kind="stable")
+        ptr = pointers(np.bincount(self.readers, minlength=self.num_ops))
+        return ptr, storage[by_reader]
+
+    def _direction(
+        self,
+        opens: tuple[LongArray, LongArray],
+        closes: tuple[LongArray, LongArray],
+        closers: tuple[LongArray, LongArray],
+        num_closers: LongArray,
+        first_opener: LongArray,
+        before: LongArray,
+        after: LongArray,
+    ) -> Direction:
+        num_before = np.bincount(after, minlength=self.num_ops)
+        num_after = np.bincount(before, minlength=self.num_ops)
+        columns = (
+            *opens, *closes, *closers, num_closers, self.num_bytes, self.passing_bytes,
+            num_before,
+            pointers(num_after), after[np.argsort(before, kind="stable")],
+            pointers(num_before), before[np.argsort(after, kind="stable")],
+            first_opener,
+        )  # fmt: skip
+        return Direction(*(table(column, np.int64) for column in columns))
+
+
+def storages_of(graph: Graph) -> Storages:
+    """The storages of a step that runs on one device."""
+    num_ops = graph.num_ops
+    reader = np.repeat(np.arange(num_ops, dtype=np.int64), np.diff(graph.read_ptr))
+    root = graph.root_of.astype(np.int64)
+    src, dst = graph.edges
+    drawing = np.flatnonzero(graph.rng_order >= 0)
+    is_kept = np.zeros(graph.num_tensors, dtype=np.bool_)
+    is_kept[root[graph.is_held]] = True
+    return gathered(
+        num_ops=num_ops,
+        bytes_of=graph.held_bytes,
+        producer=graph.tensor_producer.astype(np.int64),
+        is_kept=is_kept,
+        read=(root[graph.reads], reader),
+        workspace_bytes=graph.workspace_bytes,
+        precedence=(
+            np.concatenate((src, drawing[:-1])).astype(np.int64),
+            np.concatenate((dst, drawing[1:])).astype(np.int64),
+        ),
+    )
+
+
+def gathered(
+    *,
+    num_ops: int,
+    bytes_of: LongArray,
+    producer: LongArray,
+    is_kept: NDArray[np.bool_],
+    read: tuple[LongArray, LongArray],
+    workspace_bytes: LongArray,
+    precedence: tuple[LongArray, LongArray],
+) -> Storages:
+    """Storages from columns by owner; ``read`` are pairs of owner and reading op.
+
+    Owners with producer -1 exist before the step; those without bytes hold nothing.
+    """
+    num_owners = len(bytes_of)
+    is_read = np.zeros(num_owners, dtype=np.bool_)
+    is_read[read[0]] = True
+    made = (producer >= 0) & (bytes_of > 0)
+    passing = made & ~is_read & ~is_kept
+    passing_bytes = workspace_bytes.astype(np.int64).copy()
+    np.add.at(passing_bytes, producer[passing], bytes_of[passing])
+    owner = np.flatnonzero(made & ~passing)
+    owner = owner[np.argsort(producer[owner], kind="stable")]
+    number = np.full(num_owners, -1, dtype=np.int64)
+    number[owner] = np.arange(len(owner))
+    counted = number[read[0]] >= 0
+    pair = distinct(number[read[0][counted]] * max(num_ops, 1) + read[1][counted])
+    storage, reader = pair // max(num_ops, 1), pair % max(num_ops, 1)
+    edge = distinct(precedence[0] * max(num_ops, 1) + precedence[1])
+    return Storages(
+        num_ops=num_ops,
+        num_bytes=bytes_of[owner].astype(np.int64),
+        producer=producer[owner],
+        is_kept=is_kept[owner],
+        reader_ptr=pointers(np.bincount(storage, minlength=len(owner))),
+        readers=reader,
+        passing_bytes=passing_bytes,
+        before=edge // max(num_ops, 1),
+        after=edge % max(num_ops, 1),
+        start_bytes=int(bytes_of[producer < 0].sum()),
+        tensor=owner,
+    )
+
+
+def passing_through(storages: Storages, has_run: NDArray[np.bool_], op: int) -> Storages:
+    """The same, for orders that run exactly the ops of ``has_run`` before ``op``.
+
+    The set must hold with each op all that comes before it; then the rest comes after ``op``.
+    """
+    inside, outside = has_run, ~has_run
+    outside[op] = False
+    ends, begins = inside.copy(), outside.copy()
+    within = inside[storages.before] & inside[storages.after]
+    ends[storages.before[within]] = False
+    beyond = outside[storages.before] & outside[storages.after]
+    begins[storages.after[beyond]] = False
+    last, first = np.flatnonzero(ends), np.flatnonzero(begins)
+    return preceded(
+        storages,
+        np.concatenate((last, np.full(len(first), op))),
+        np.concatenate((np.full(len(last), op), first)),
+    )
+
+
+def preceded(storages: Storages, before: LongArray, after: LongArray) -> Storages:
+    """The same with further pairs of ops of which one runs before the other."""
+    num_ops = max(storages.num_ops, 1)
+    edge = distinct(
+        np.concatenate((storages.before, before)) * num_ops
+        + np.concatenate((storages.after, after))
+    )
+    return replace(storages, before=edge // num_ops, after=edge % num_ops)

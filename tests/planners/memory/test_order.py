@@ -1,0 +1,140 @@
+"""Orders that hold few bytes: legal, never worse, bounded, and the best where all can be tried."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planners.memory.brute_force import befores, best_peak
+from planners.memory.step_graphs import graph_of_edges, olla, read_step_graph
+from simulate.problems import graphs, joined, numbers, problem_of, topological_order
+
+from hocket.base.errors import CheckError
+from hocket.graph import GraphBuilder, Role
+from hocket.plan.plan import Plan
+from hocket.planners.memory import (
+    certified_order,
+    check_certificate,
+    memory_order,
+    order_bound,
+)
+from hocket.planners.memory.storages import storages_of
+from hocket.planners.memory.walk import peak_bytes
+from hocket.simulate import simulate
+
+DATA = Path(__file__).parents[4] / "shared" / "data" / "memory"
+MIB = 2**20
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_storages_hold_what_the_simulator_holds(data):
+    graph = data.draw(graphs(10))
+    keys = numbers(data.draw, graph.num_ops, (0.0, 1.0, 2.0, 3.0))
+    order = np.array(topological_order(graph, keys.tolist()), dtype=np.int32)
+    problem = problem_of(graph, joined(1), np.ones((1, graph.num_ops)))
+    plan = Plan(planner="given").placing(np.zeros(graph.num_ops, dtype=np.int32))
+    timeline = simulate(problem, plan.ordered(by_device=(order,)))
+    storages = storages_of(graph)
+    assert timeline.peak_bytes[0] == storages.start_bytes + peak_bytes(storages, order)
+
+
+@given(graphs(8))
+@settings(max_examples=40, deadline=None)
+def test_small_graphs_get_their_best_order(graph):
+    order, certificate = certified_order(graph)
+    position = np.argsort(order)
+    assert sorted(order.tolist()) == list(range(graph.num_ops))
+    assert all(position[b] < position[op] for op, all_b in enumerate(befores(graph)) for b in all_b)
+    check_certificate(graph, certificate)
+    best = storages_of(graph).start_bytes + best_peak(graph)
+    assert certificate.bound_bytes <= best == certificate.peak_bytes
+
+
+@given(graphs(12))
+@settings(max_examples=20, deadline=None)
+def test_bounds_of_any_order_are_below_the_best(graph):
+    certificate = order_bound(graph, np.arange(graph.num_ops, dtype=np.int32))
+    check_certificate(graph, certificate)
+    assert certificate.bound_bytes <= certified_order(graph)[1].peak_bytes
+    assert certificate.gap >= 0
+
+
+@pytest.mark.parametrize("change", ["bytes", "storage", "read", "pair"])
+def test_a_forged_certificate_is_refused(change):
+    graph = two_peaks()
+    _, certificate = certified_order(graph)
+    choice = certificate.proof
+    while choice.cut is None:
+        choice = choice.first
+    cut = choice.cut
+    if change == "bytes":
+        forged = replace(certificate, bound_bytes=certificate.bound_bytes + 1)
+    else:
+        column = {"storage": "flow", "read": "read_flow", "pair": "pair_flow"}[change]
+        value = getattr(cut, column).copy()
+        if change == "pair":
+            value = np.array([[2, 0, 5]])
+        else:
+            value[np.argmax(value)] += 7
+        tree = choice._replace(cut=cut._replace(**{column: value}))
+        forged = replace(certificate, proof=tree)
+    with pytest.raises(CheckError):
+        check_certificate(graph, forged)
+
+
+def two_peaks():
+    """Two chains that each pass a hill; the hills are as high as the graph is together at least."""
+    builder = GraphBuilder("two hills")
+    for name, size in (("a", 40), ("b", 60)):
+        up = builder.op(f"{name}.up")
+        held = builder.tensor(f"{name}.held", size, producer=up)
+        down = builder.op(f"{name}.down", reads=[held])
+        builder.tensor(f"{name}.rest", 5, producer=down, role=Role.OUTPUT)
+    return builder.build()
+
+
+def test_hills_come_one_after_the_other():
+    graph = two_peaks()
+    _, certificate = certified_order(graph)
+    assert certificate.peak_bytes == certificate.bound_bytes == 65
+    assert order_bound(graph, np.array([0, 2, 1, 3], dtype=np.int32)).gap == pytest.approx(40 / 65)
+
+
+def test_an_empty_graph_has_an_order():
+    graph = GraphBuilder("nothing").build()
+    order, certificate = certified_order(graph)
+    assert len(order) == certificate.peak_bytes == certificate.gap == 0
+
+
+def test_draws_of_random_numbers_keep_their_sequence():
+    builder = GraphBuilder("draws")
+    first = builder.op("first", rng_order=0)
+    builder.tensor("drawn", 8, producer=first, role=Role.OUTPUT)
+    builder.op("second", rng_order=1, workspace_bytes=64)
+    assert memory_order(builder.build()).tolist() == [0, 1]
+
+
+# ── published and captured graphs ────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs the shared graphs")
+def test_ollas_graphs_get_their_published_optima():
+    for name, entry in olla(DATA)["graphs"].items():
+        plain = [e["peak"] for e in entry["expected"] if e.get("max_spills") == 0]
+        if plain:
+            _, certificate = certified_order(graph_of_edges(name, entry["edges"]))
+            assert certificate.peak_bytes == certificate.bound_bytes == plain[0], name
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="needs the shared graphs")
+@pytest.mark.parametrize("name", sorted(path.name for path in DATA.glob("*.json.gz")))
+def test_captured_steps_get_orders_that_are_proven_best(name):
+    graph, reference = read_step_graph(DATA / name)
+    _, certificate = certified_order(graph)
+    check_certificate(graph, certificate)
+    peak = (certificate.peak_bytes - certificate.start_bytes) / MIB
+    assert certificate.gap == 0
+    assert peak <= reference["best_known_MiB"] + 0.005
