@@ -42,7 +42,7 @@ def test_json_has_the_promised_keys(trace: Path) -> None:
 
 
 def test_a_first_simulation_says_that_it_compiles(trace: Path, monkeypatch) -> None:
-    monkeypatch.setattr("hocket.fleet.rounds.kernels.kernels_are_compiled", lambda: False)
+    monkeypatch.setattr("hocket.api.fleet.rounds_are_compiled", lambda: False)
     result = CliRunner().invoke(command, [str(trace), "--cluster", "a:1x2,b:2", "--json"])
     assert "compiling the kernels of the rounds" in result.stderr
     assert json.loads(result.stdout)["num_jobs"] == 2

@@ -49,10 +49,10 @@ def test_serve_refuses_what_it_cannot_do(fleet, arguments, message):
 
 
 def test_serve_says_that_it_compiles(fleet, monkeypatch):
-    monkeypatch.setattr("hocket.fleet.rounds.kernels.kernels_are_compiled", lambda: False)
+    monkeypatch.setattr("hocket.api.fleet.rounds_are_compiled", lambda: False)
     fleet.type("serve", "--on", "slurm", "--devices", "v100:1", code=2)
     assert "compiling" not in fleet.said
-    monkeypatch.setattr("hocket.service.serve.serve", lambda settings, on_ready: None)
+    monkeypatch.setattr("hocket.api.daemon.serve", lambda settings, on_ready: None)
     fleet.type("serve", "--devices", "v100:1")
     assert "compiling the kernels" in fleet.said
 

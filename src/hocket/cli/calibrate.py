@@ -50,8 +50,13 @@ def command() -> None:
 @json_option
 def profiles_command(profiles: tuple[Path, ...], output: Path, on: str, as_json: bool) -> None:
     """Fit efficiencies per family of ops from PROFILES of one kind of device."""
-    from hocket.cost.calibrate import calibrate, calibration_errors, write_calibration
-    from hocket.cost.profile import merge_profiles, read_profile
+    from hocket.api.costs import (
+        calibrate,
+        calibration_errors,
+        merge_profiles,
+        read_profile,
+        write_calibration,
+    )
 
     profile = merge_profiles([read_profile(path) for path in profiles])
     kind = _find_kind(profile.device_kind, on)
@@ -117,11 +122,9 @@ def parallel_command(
     """Fit the step predictor from a table of measured runs on one cluster."""
     from dataclasses import replace
 
-    from hocket.cost.parallel.calibrate import calibrate, prediction_errors
-    from hocket.cost.parallel.coefficients import Coefficients, write_coefficients
-    from hocket.cost.parallel.measurements import read_runs
-    from hocket.cost.parallel.softwares import find_software, usual_dtype
-    from hocket.hardware.shorthand import cluster_from_text
+    from hocket.api.calibration import calibrate, prediction_errors, read_runs
+    from hocket.api.clusters import cluster_from_text
+    from hocket.api.divisions import Coefficients, find_software, usual_dtype, write_coefficients
 
     cluster = cluster_from_text(on)
     program = find_software(software)
@@ -150,7 +153,7 @@ def _as_json(
     before: FloatArray,
     after: FloatArray,
 ) -> dict[str, object]:
-    from hocket.cost.parallel.coefficients import NAMES
+    from hocket.api.divisions import NAMES
 
     return {
         "file": str(output),
@@ -164,7 +167,7 @@ def _as_json(
 
 
 def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> None:
-    from hocket.cost.parallel.coefficients import NAMES
+    from hocket.api.divisions import NAMES
 
     for name in NAMES:
         click.echo(f"{name:<12}{getattr(coefficients, name):>7.3f}")
@@ -174,10 +177,8 @@ def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> 
 
 
 def _find_kind(name: str, on: str) -> DeviceKind:
+    from hocket.api.clusters import cluster_from_text, detect, preset_kinds
     from hocket.base.errors import unknown_name
-    from hocket.hardware.detect import detect
-    from hocket.hardware.kinds import preset_kinds
-    from hocket.hardware.shorthand import cluster_from_text
 
     cluster = detect() if on == "auto" else cluster_from_text(on)
     kinds = {kind.name: kind for kind in cluster.kinds}

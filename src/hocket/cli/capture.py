@@ -41,8 +41,8 @@ def command(
     NAME_OR_FACTORY is a model of the zoo or package.module:function, a function that returns
     the model and a batch.
     """
+    from hocket.api.graphs import write_graph
     from hocket.base.units import format_bytes
-    from hocket.graph.files import write_graph
 
     require_folder(output)
     started = time.perf_counter()

@@ -126,9 +126,7 @@ def command(
 def _write(
     plan: CollectivePlan, output: Path | None, report: Path | None, trace: Path | None
 ) -> list[Path]:
-    from hocket.plan.files import write_plan
-    from hocket.plan.plan import Plan
-    from hocket.plan.problem import Problem
+    from hocket.api.plans import Plan, Problem, write_plan
     from hocket.view.collective import as_dict
     from hocket.view.collective_report import write_collective_report, write_collective_trace
 
@@ -148,14 +146,17 @@ def _write(
 
 def _export(plan: CollectivePlan, path: Path) -> Path:
     """Write a program of the chosen schedule, after running it."""
+    from hocket.api.exports import (
+        program_of,
+        program_of_plan,
+        run_program,
+        to_msccl,
+        to_mscclpp,
+        to_nccl_graph,
+    )
     from hocket.base.atomic import write_atomically
     from hocket.base.errors import UsageError
     from hocket.base.jsonfile import dump_json
-    from hocket.export.compile_trees import program_of
-    from hocket.export.msccl import to_msccl
-    from hocket.export.mscclpp import program_of_plan, to_mscclpp
-    from hocket.export.nccl_graph import to_nccl_graph
-    from hocket.export.program import run_program
 
     section = plan.chosen.section
     if path.name.endswith(".graph.xml"):

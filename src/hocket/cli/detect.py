@@ -27,9 +27,8 @@ from hocket.cli.output import emit, json_option, working
 @json_option
 def command(output: Path | None, processes: int, as_json: bool) -> None:
     """Describe this machine's devices and links as a TOML cluster file."""
+    from hocket.api.clusters import cluster_to_dict, cluster_to_toml, detect
     from hocket.base.atomic import write_atomically
-    from hocket.hardware.detect import detect
-    from hocket.hardware.files import cluster_to_dict, cluster_to_toml
 
     with working("looking at this machine"):
         cluster = detect(processes)

@@ -60,15 +60,15 @@ def _version(package: str) -> str | None:
 
 def _simulator() -> str:
     from hocket.api import make_problem
-    from hocket.graph.generators import generate
-    from hocket.planners.compare import compare
+    from hocket.api.graphs import generate
+    from hocket.api.planners import compare
 
     comparison = compare(make_problem(generate("transformer", 200, 0), "2xv100-16g"))
     return "ok" if comparison.winner is not None else "no plan for the test problem"
 
 
 def _devices() -> str:
-    from hocket.hardware.detect import detect
+    from hocket.api.clusters import detect
 
     return repr(detect())
 

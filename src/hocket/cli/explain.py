@@ -15,7 +15,7 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 @json_option
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Explain PLAN: its critical path, why devices wait, and what limits the step."""
-    from hocket.simulate.engine import simulate
+    from hocket.api.plans import simulate
     from hocket.view.plans import view_of
 
     saved = load_plan(plan_file, graph_file)

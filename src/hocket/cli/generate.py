@@ -24,8 +24,7 @@ from hocket.cli.output import emit, json_option, output_option, working
 @json_option
 def command(family: str, num_ops: int, seed: int, output: Path, as_json: bool) -> None:
     """Write a graph of FAMILY: chain, series-parallel, layered, gnmt or transformer."""
-    from hocket.graph.files import write_graph
-    from hocket.graph.generators import generate
+    from hocket.api.graphs import generate, write_graph
 
     with working(f"generating {num_ops} ops"):
         graph = generate(family, num_ops, seed)

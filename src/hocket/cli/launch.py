@@ -26,8 +26,8 @@ def command(plan: Path, script: Path, arguments: tuple[str, ...], as_json: bool)
     from hocket.base.extras import require
 
     require("torch", "training")
-    from hocket.plan.files import read_plan
-    from hocket.runtime.launch import launch
+    from hocket.api.launching import launch
+    from hocket.api.plans import read_plan
 
     num_ranks = launch(plan, read_plan(plan), script, arguments)
     if as_json:

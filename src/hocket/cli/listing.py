@@ -13,10 +13,8 @@ Names = list[tuple[str, str]]
 
 
 def _presets() -> Names:
+    from hocket.api.clusters import PRESETS, machine_names, preset_kinds, read_machine
     from hocket.base.units import format_bytes
-    from hocket.hardware.files import read_machine
-    from hocket.hardware.kinds import PRESETS, preset_kinds
-    from hocket.hardware.shorthand import machine_names
 
     kinds = [
         (name, f"one device, {format_bytes(entry.kind.memory_bytes)}: {entry.kind.source}")
@@ -33,9 +31,7 @@ def _presets() -> Names:
 def _models() -> Names:
     from importlib.util import find_spec
 
-    from hocket.transformer.counts import parameter_counts
-    from hocket.transformer.files import find_model, preset_names
-    from hocket.transformer.hf_cache import PREFIX, cached_names
+    from hocket.api.models import PREFIX, cached_names, find_model, parameter_counts, preset_names
 
     shapes = [(name, find_model(name)) for name in preset_names()]
     both = [
@@ -44,7 +40,7 @@ def _models() -> Names:
     ]
     others: Names = []
     if find_spec("torch") is not None:
-        from hocket.capture import ZOO
+        from hocket.api.capture import ZOO
 
         others = [(name, "plan") for name in ZOO if name not in preset_names()]
     cached = [(PREFIX + name, "from the cache of Hugging Face models") for name in cached_names()]
@@ -52,20 +48,19 @@ def _models() -> Names:
 
 
 def _planners() -> Names:
-    from hocket.planners import PLANNERS
+    from hocket.api.planners import PLANNERS
 
     return [(name, _told(planner)) for name, planner in PLANNERS.items()]
 
 
 def _policies() -> Names:
-    from hocket.fleet.policies import POLICIES
+    from hocket.api.fleet import POLICIES
 
     return [(name, _told(policy)) for name, policy in POLICIES.items()]
 
 
 def _programs() -> Names:
-    from hocket.cost.parallel.softwares import SOFTWARES
-    from hocket.planners.parallelism.programs import PROGRAMS, Abilities
+    from hocket.api.divisions import PROGRAMS, SOFTWARES, Abilities
 
     return [
         (name, f"schedules: {', '.join(PROGRAMS.get(name, Abilities()).schedules)}")

@@ -40,9 +40,8 @@ def explain(
     as_json: bool,
 ) -> None:
     """Say how the loops of FUNCTION run: dependences, schedule, refusals. No code of FILE runs."""
+    from hocket.api.loops import explain_data, explain_source, parsed_source
     from hocket.base.errors import UsageError, unknown_name
-    from hocket.loops.explain import explain_data, explain_source
-    from hocket.loops.source import parsed_source
     from hocket.view.loop_report import write_loop_report
 
     path, separator, function = target.rpartition(":")
@@ -71,9 +70,7 @@ def explain(
 def _runners(source: Any, ordered: bool, permit: tuple[str, ...], workers: int | None) -> Any:
     import os
 
-    from hocket.loops.backends.inturn import run_in_turn
-    from hocket.loops.runner import SiteRunner
-    from hocket.loops.settings import Settings
+    from hocket.api.loops import Settings, SiteRunner, run_in_turn
 
     count = workers or len(os.sched_getaffinity(0))
     settings = Settings(count, run_in_turn, ordered, permit)

@@ -91,7 +91,7 @@ def command(
 
     MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph.
     """
-    from hocket.planners.parallelism.recheck import RecheckEffort
+    from hocket.api.divisions import RecheckEffort
 
     if output is not None or (config is None and not as_json):
         require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
@@ -117,7 +117,7 @@ def _search(
     report: Path | None,
     as_json: bool,
 ) -> None:
-    from hocket.planners.parallelism.search import search
+    from hocket.api.divisions import search
     from hocket.view.parallel import comparison_dict
     from hocket.view.parallel_text import comparison_table
 
@@ -136,8 +136,8 @@ def _answer(
     as_json: bool,
 ) -> None:
     """Write the winner's files and print the result; exit 4 where there is no winner."""
+    from hocket.api.divisions import plan_of
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.planners.parallelism.search import plan_of
 
     try:
         plan = plan_of(comparison)
@@ -160,9 +160,8 @@ def _require_folders(*paths: Path | None) -> None:
 def _write(
     plan: Plan, comparison: Comparison, output: Path | None, report: Path | None
 ) -> list[Path]:
+    from hocket.api.plans import DividedTraining, plan_bytes
     from hocket.base.atomic import write_together
-    from hocket.plan.divided import DividedTraining
-    from hocket.plan.files import plan_bytes
     from hocket.view.parallel_report import parallel_report_html
 
     contents: dict[str | Path, bytes] = {}
@@ -190,8 +189,8 @@ def _training(
 ) -> Problem:
     from dataclasses import replace
 
+    from hocket.api.models import check_model, find_model
     from hocket.base.errors import UsageError
-    from hocket.transformer.files import check_model, find_model
 
     for value, what in ((model, "MODEL"), (on, "--on CLUSTER"), (batch, "--batch N")):
         if value is None:
@@ -220,9 +219,12 @@ def _make_training(
     spare: float | None = None,
 ) -> Problem:
     from hocket.api import make_training
-    from hocket.cost.parallel.coefficients import read_coefficients
-    from hocket.cost.parallel.options import with_options
-    from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE, find_software
+    from hocket.api.divisions import (
+        DEFAULT_SOFTWARE,
+        find_software,
+        read_coefficients,
+        with_options,
+    )
 
     say_joining(on)
     with working(f"reading {on}"):
@@ -252,11 +254,9 @@ def _limits(
 ) -> Limits:
     from dataclasses import replace
 
+    from hocket.api.divisions import asked_limits, default_limits, fixed_limits
+    from hocket.api.models import SCHEDULES
     from hocket.base.errors import unknown_name
-    from hocket.planners.parallelism.limits import fixed_limits
-    from hocket.planners.parallelism.programs import asked_limits
-    from hocket.planners.parallelism.search import default_limits
-    from hocket.transformer import SCHEDULES
 
     limits = default_limits(problem)
     if max_tensor is not None:
@@ -293,9 +293,7 @@ def _refuse_besides_predict() -> None:
 
 
 def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
-    from hocket.planners.parallelism.configuration import read_configuration
-    from hocket.planners.parallelism.outlook import outlook_of
-    from hocket.planners.parallelism.search import single
+    from hocket.api.divisions import outlook_of, read_configuration, single
     from hocket.view.parallel import candidate_dict, parts_dict
     from hocket.view.parallel_text import comparison_table
 

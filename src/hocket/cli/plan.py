@@ -147,10 +147,8 @@ def command(
     MODEL_OR_GRAPH is a graph file, a model of the zoo, or package.module:function.
     """
     from hocket.api import best_of
+    from hocket.api.planners import FURTHER, compare, find_planner
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.planners import find_planner
-    from hocket.planners.compare import compare
-    from hocket.planners.registry import FURTHER
     from hocket.view.text import candidate_table
 
     for name in planners:
@@ -201,7 +199,7 @@ def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path
 
 
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
-    from hocket.planners.goal import num_devices
+    from hocket.api.planners import num_devices
     from hocket.view.placed import device_names, device_peaks
 
     problem, winner = comparison.problem, comparison.winner

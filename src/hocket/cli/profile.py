@@ -58,9 +58,9 @@ def command(
     as_json: bool,
 ) -> None:
     """Time every distinct op of a model's step on this machine and store the times."""
-    from hocket.capture import capture_program
-    from hocket.cost.measure import profile_program
-    from hocket.cost.profile import write_profile
+    from hocket.api.capture import capture_program
+    from hocket.api.costs import write_profile
+    from hocket.api.measuring import profile_program
 
     options = ModelOptions(batch, seq, dtype, optimizer, loss)
     require_folder(output)
@@ -101,8 +101,8 @@ def command(
 
 def _known(output: Path) -> Profile | None:
     """What an earlier run left in the file, where that is a profile."""
+    from hocket.api.costs import read_profile
     from hocket.base.errors import InputFileError
-    from hocket.cost.profile import read_profile
 
     try:
         return read_profile(output) if output.is_file() else None
@@ -112,7 +112,7 @@ def _known(output: Path) -> Profile | None:
 
 def _reasons(profile: Profile, output: Path) -> Iterator[str]:
     """Why ops have no time, one line per reason, and what can be done about it."""
-    from hocket.cost.measure import OUT_OF_MEMORY, OUT_OF_TIME
+    from hocket.api.measuring import OUT_OF_MEMORY, OUT_OF_TIME
 
     reasons = Counter(
         OUT_OF_MEMORY if text.startswith(OUT_OF_MEMORY) else text
@@ -130,8 +130,8 @@ def _reasons(profile: Profile, output: Path) -> Iterator[str]:
 
 def _local_kind(device: str | None) -> tuple[str, DeviceKind]:
     """The device to run on and its kind, as `hocket detect` names it."""
+    from hocket.api.clusters import detect, detect_processor
     from hocket.base.errors import UsageError
-    from hocket.hardware.detect import detect, detect_processor
 
     cluster = detect_processor() if device == "cpu" else detect()
     kind = cluster.kinds[0]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hocket.api.runs import BACKENDS
 from hocket.cli.output import console, emit, json_option, say, working
 from hocket.cli.sources import (
     announce_compilation,
@@ -14,7 +15,6 @@ from hocket.cli.sources import (
     plan_arguments,
     require_folder,
 )
-from hocket.runtime.executors import BACKENDS
 
 if TYPE_CHECKING:
     from hocket.plan.files import SavedPlan
@@ -121,7 +121,7 @@ def command(
         _check(saved, as_json)
         return
     from hocket.api import run_plan
-    from hocket.runtime.options import RunOptions
+    from hocket.api.runs import RunOptions
     from hocket.view.plans import view_of
 
     options = RunOptions(
@@ -167,12 +167,11 @@ def command(
 
 
 def _check(saved: SavedPlan, as_json: bool) -> None:
-    from hocket.plan.divided import DividedTraining
-    from hocket.runtime.parallel.check import check_division
+    from hocket.api.runs import check_division
     from hocket.view.measured import agreement_data
 
     with working("comparing with one device at toy size"):
-        agreement = check_division(DividedTraining(saved.problem, saved.plan))
+        agreement = check_division(saved.problem, saved.plan)
     if as_json:
         emit({"check": agreement_data(agreement)})
     else:
@@ -184,8 +183,8 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
 
 def _is_divided(plan: Plan, *, check_only: bool, only_placement: dict[str, Any]) -> bool:
     """Whether the plan divides a training; refuses options that its sections do not take."""
+    from hocket.api.plans import PlacedDivision
     from hocket.base.errors import UsageError
-    from hocket.plan.sections import PlacedDivision
 
     is_divided = plan.get(PlacedDivision) is not None
     if is_divided:
@@ -239,7 +238,7 @@ def _say_what_stood_in(problem: Problem, result: RunResult) -> None:
 
 
 def _say_what_is_minimised(problem: Problem) -> None:
-    from hocket.capture.loss import MEAN, told
+    from hocket.api.capture import MEAN, told
 
     loss = problem.graph.meta.get("loss")
     if isinstance(loss, str):

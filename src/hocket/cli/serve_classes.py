@@ -41,8 +41,7 @@ def command(
 
     for package in ("onnxruntime", "fastapi", "uvicorn"):
         require(package, "hocket serve-classes")
-    from hocket.classes.artefact import read_folder
-    from hocket.classes.rehearsal import rehearsed
+    from hocket.api.serving import read_folder, rehearsed
 
     try:
         deadline_s, spin_s = parse_seconds(deadline), parse_seconds(spin)
@@ -59,8 +58,7 @@ def command(
         if as_json:
             emit(outlook.to_data())
         return
-    from hocket.classes.serving.front_end import ServeOptions
-    from hocket.classes.serving.serve import serve, token_in
+    from hocket.api.serving import ServeOptions, serve, token_in
 
     token = token_in(token_file)
     options = ServeOptions(deadline_s=deadline_s, spin_s=spin_s, quorum=quorum)

@@ -33,8 +33,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Show PLAN: devices, memory, links and the ops that take the most time."""
+    from hocket.api.plans import simulate
     from hocket.base.atomic import write_atomically
-    from hocket.simulate.engine import simulate
     from hocket.view.plans import view_of
     from hocket.view.trace import trace_bytes
 

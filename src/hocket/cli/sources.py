@@ -86,7 +86,7 @@ def model_options(command: F) -> F:
 
 def is_graph_file(text: str) -> bool:
     """Whether a name means a graph file rather than a model."""
-    from hocket.transformer.files import is_config_file
+    from hocket.api.models import is_config_file
 
     path = Path(text)
     if is_config_file(path):
@@ -99,7 +99,7 @@ def is_graph_file(text: str) -> bool:
 def load_graph(text: str, options: ModelOptions) -> tuple[Graph, Path | None]:
     """The graph that a file holds, or that a model is captured to (then without a path)."""
     if is_graph_file(text):
-        from hocket.graph.files import read_graph
+        from hocket.api.graphs import read_graph
 
         options.refuse_for_file(text)
         with working(f"reading {text}"):
@@ -132,7 +132,7 @@ def refuse_wrong_file(text: str) -> None:
 def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tuple[Any, Any]:
     """A model of the zoo or of the user, and its batch."""
     refuse_wrong_file(text)
-    from hocket.capture import load_model
+    from hocket.api.capture import load_model
 
     return load_model(
         text, batch=options.batch, seq=options.seq, dtype=options.dtype, device=device
@@ -144,7 +144,7 @@ def capture_model(
 ) -> Graph:
     """Capture one step of a model of the zoo or of the user."""
     refuse_wrong_file(text)
-    from hocket.capture import CaptureWarning, capture
+    from hocket.api.capture import CaptureWarning, capture
 
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
@@ -167,7 +167,7 @@ def capture_model(
 
 def say_loss(graph: Graph) -> None:
     """Say what a captured step minimises, with a warning where the model does not say it."""
-    from hocket.capture.loss import MEAN, OWN, told
+    from hocket.api.capture import MEAN, OWN, told
 
     loss = graph.meta.get("loss")
     if loss == MEAN:
@@ -191,8 +191,7 @@ def make_problem(
 ) -> Problem:
     """A problem from a graph and the texts of the options."""
     from hocket import api
-    from hocket.cost.calibrate import read_calibration
-    from hocket.cost.profile import read_profile
+    from hocket.api.costs import read_calibration, read_profile
 
     say_joining(on)
     return api.make_problem(
@@ -209,7 +208,7 @@ def make_problem(
 
 def say_joining(on: str) -> None:
     """Say what shorthand such as ``8xh100`` takes to join its devices."""
-    from hocket.hardware.shorthand import joining_note
+    from hocket.api.clusters import joining_note
 
     note = joining_note(on)
     if note is not None:
@@ -218,9 +217,9 @@ def say_joining(on: str) -> None:
 
 def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
     """A plan file with the problem that it answers."""
+    from hocket.api.graphs import Graph
+    from hocket.api.plans import read_plan
     from hocket.base.errors import UsageError
-    from hocket.graph.graph import Graph
-    from hocket.plan.files import read_plan
 
     with working(f"reading {path}"):
         saved = read_plan(path, graph_file=graph_file)
@@ -254,8 +253,8 @@ def require_own_kind(
     output: Path, kind: Literal["placement", "parallel"], *, overwrite: bool
 ) -> None:
     """Ask before a plan takes the place of one of the other kind, which has another command."""
+    from hocket.api.plans import section_names
     from hocket.base.errors import UsageError
-    from hocket.plan.files import section_names
 
     other_section = "division" if kind == "placement" else "placement"
     if overwrite or not output.is_file() or other_section not in section_names(output):
@@ -271,7 +270,7 @@ def require_own_kind(
 
 def announce_compilation(about: int = 1) -> None:
     """Say what is left when a fresh installation has to compile ``about`` so many kernels first."""
-    from hocket.kernels.progress import tell_before_compiling
+    from hocket.api.plans import tell_before_compiling
 
     num_compiled = 0
 

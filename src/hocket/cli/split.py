@@ -57,9 +57,7 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
     for package in ("torch", "torch_pruning", "onnxruntime", "safetensors"):
         require(package, "hocket split")
     request = _request(net, data, parts, asked)
-    from hocket.classes.report import write_split_report
-    from hocket.classes.split import split
-    from hocket.classes.text import split_text
+    from hocket.api.splitting import split, split_text, write_split_report
 
     with _progress() as tell:
         done = split(request, output, jobs=asked["jobs"], cores=asked["cores"], tell=tell)
@@ -79,9 +77,9 @@ def command(net: str, data: str, parts: str, as_json: bool, output: Path, **aske
 
 
 def _request(net: str, data: str, parts: str, asked: dict[str, Any]) -> Any:
+    from hocket.api.splitting import AUTO, NetTraining, SplitRequest
     from hocket.base.errors import UsageError
     from hocket.base.units import parse_seconds
-    from hocket.classes.settings import AUTO, NetTraining, SplitRequest
 
     if parts != "auto" and not (parts.isdecimal() and 1 <= int(parts) <= 10_000):
         raise UsageError(f"--parts {parts!r} is no number of parts", hint="such as 5, or auto")

@@ -35,10 +35,8 @@ def command(tables: tuple[str, ...], data_dir: Path | None, as_json: bool) -> No
     Without a name all tables are compared. Zero-shot uses nothing that was measured; calibrated
     uses at most ten runs per site, which are not scored.
     """
+    from hocket.api.validation import absent_tables, load_tables, validate
     from hocket.base.errors import CheckError, unknown_name
-    from hocket.validation.public import absent_tables
-    from hocket.validation.tables import load_tables
-    from hocket.validation.validate import validate
 
     known = load_tables(data_dir)
     absent = absent_tables(known)

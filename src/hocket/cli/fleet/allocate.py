@@ -41,14 +41,17 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
     min-cost-slo                 the same with deadlines
     fifo, shortest-job-first, allox, gandiva, *-agnostic
     """
-    from hocket.fleet.policies import find_policy
-    from hocket.fleet.problem_file import parse_problem, read_problem
-    from hocket.fleet.solve.check import verify_allocation
-    from hocket.fleet.solve.prices import kernels_are_compiled
+    from hocket.api.fleet import (
+        find_policy,
+        parse_problem,
+        prices_are_compiled,
+        read_problem,
+        verify_allocation,
+    )
 
     solve = find_policy(policy)
     market = read_problem(problem)
-    if not kernels_are_compiled():
+    if not prices_are_compiled():
         say("compiling the kernels of the price search (once, some seconds)")
     # Loading compiled code and scipy takes longer than most answers and is no part of them.
     solve(parse_problem(_TINY))
@@ -96,8 +99,8 @@ def _number(value: float) -> float | None:
 def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
     from rich.text import Text
 
+    from hocket.api.fleet import throughputs
     from hocket.base.units import format_seconds
-    from hocket.fleet.solve.check import throughputs
     from hocket.view.names import inert
     from hocket.view.table import Column, FittedTable
 

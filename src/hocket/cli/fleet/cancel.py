@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _cancel(client: FleetClient, job: int) -> dict[str, Any]:
-    from hocket.service.client import job_path
+    from hocket.api.service import job_path
 
     found: dict[str, Any] = client.delete(job_path(job))
     return found

@@ -28,7 +28,7 @@ def change_command(
     @service_options
     @json_option
     def command(jobs: list[int], state: Path | None, url: str | None, as_json: bool) -> None:
-        from hocket.service.client import RefusedByServiceError
+        from hocket.api.service import RefusedByServiceError
 
         client = connect(state, url)
         found: list[dict[str, Any]] = []

@@ -65,7 +65,7 @@ def state_folder(state: Path | None) -> Path:
 
 def connect(state: Path | None, url: str | None) -> FleetClient:
     """The service that is meant."""
-    from hocket.service.client import find_service
+    from hocket.api.service import find_service
 
     return find_service(state_folder(state), url)
 
@@ -80,7 +80,7 @@ def watch(
 
     A service that is restarted meanwhile is waited for.
     """
-    from hocket.service.client import patiently
+    from hocket.api.service import patiently
 
     def look_patiently() -> dict[str, Any]:
         found: dict[str, Any] = patiently(look, _PATIENCE_S)
@@ -133,8 +133,7 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 
     A service that is restarted meanwhile is waited for; nothing is written twice.
     """
-    from hocket.service.client import UnreachableError, job_path
-    from hocket.service.records import ENDED
+    from hocket.api.service import ENDED, UnreachableError, job_path
 
     attempt, start, is_whole = 0, 0, True
     while True:
@@ -159,14 +158,14 @@ def follow(client: FleetClient, number: int, write: Callable[[bytes], object]) -
 
 
 def _has_ended(client: FleetClient, number: int, attempt: int) -> bool:
-    from hocket.service.client import job_path
+    from hocket.api.service import job_path
 
     found = client.get_patiently(job_path(number, "/attempts"), _PATIENCE_S)
     return all(one["ended_s"] is not None for one in found["attempts"] if one["attempt"] == attempt)
 
 
 def _output(client: FleetClient, number: int, attempt: int, start: int) -> Iterator[bytes]:
-    from hocket.service.client import job_path
+    from hocket.api.service import job_path
 
     return client.blocks(
         job_path(number, "/log"), {"Range": f"bytes={start}-"}, attempt=attempt, follow=True

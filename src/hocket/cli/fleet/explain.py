@@ -17,7 +17,7 @@ from hocket.cli.output import emit, json_option
 @json_option
 def command(job: int, state: Path | None, url: str | None, as_json: bool) -> None:
     """Say in one sentence what a job waits for, with the numbers behind it."""
-    from hocket.service.client import job_path
+    from hocket.api.service import job_path
 
     found = connect(state, url).get_when_free(job_path(job, "/explain"))
     if as_json:

@@ -29,7 +29,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Print what a job wrote to standard output and error; -f begins with its first attempt."""
-    from hocket.service.client import job_path
+    from hocket.api.service import job_path
 
     client = connect(state, url)
     if follows and (attempt is not None or tail is not None):

@@ -53,9 +53,9 @@ def command(
 
     Apply the one of the kind that a job shall run on; Kueue starts it when there is room.
     """
+    from hocket.api.jobs import read_spec
     from hocket.contrib.kubernetes.manifests import job_set, job_set_name, resource_flavors
     from hocket.contrib.kubernetes.plain_yaml import to_yaml
-    from hocket.service.spec import read_spec
 
     known = _kinds(kinds, node_label)
     specs = [read_spec(path) for path in jobs]

@@ -139,9 +139,9 @@ def command(
     Commands of the same user find it by the state folder; others need a token (hocket fleet token
     add). The link that is printed opens the page once; hocket fleet login prints another.
     """
+    from hocket.api.fleet import find_policy
     from hocket.base.extras import require
     from hocket.cli.fleet.simulate import parse_cluster
-    from hocket.fleet.policies import find_policy
 
     for package in ("fastapi", "uvicorn", "jinja2"):
         require(package, "hocket fleet serve")
@@ -153,10 +153,8 @@ def command(
     if on == "local" and not devices:
         named, found = _found_here(named)
 
-    from hocket.fleet.rounds.kernels import kernels_are_compiled
-    from hocket.fleet.rounds.state import Rules
-    from hocket.service.engines import check_engine
-    from hocket.service.serve import ServeSettings, serve
+    from hocket.api.daemon import ServeSettings, check_engine, serve
+    from hocket.api.fleet import Rules, rounds_are_compiled
 
     folder = state_folder(state).absolute()
 
@@ -168,7 +166,7 @@ def command(
             say(f"open {link} within ten minutes; it works once")
 
     check_engine(on, found)
-    if not kernels_are_compiled():
+    if not rounds_are_compiled():
         say("compiling the kernels of the rounds (once, some seconds)")
     serve(
         ServeSettings(
@@ -196,7 +194,7 @@ def command(
 
 def _found_here(kinds: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
     """Kinds and devices of this machine, which are told: jobs name the kinds."""
-    from hocket.service.executors.local_devices import found_devices
+    from hocket.api.daemon import found_devices
 
     if kinds:
         hint = "leave it out: the GPUs of this machine tell their kinds"

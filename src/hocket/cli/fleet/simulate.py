@@ -126,12 +126,15 @@ def command(
     TRACE is of Gavel, Shockwave, Tiresias, Philly or Pollux, or a CSV with the columns
     name, job_type, arrival_s, gang, weight, total_steps, duration_s, slo_s.
     """
-    from hocket.fleet.policies import find_policy
-    from hocket.fleet.rounds.gavel import refuse_unlike_gavel
-    from hocket.fleet.rounds.kernels import kernels_are_compiled
-    from hocket.fleet.rounds.state import Rules
-    from hocket.fleet.simulator import bind, simulate
-    from hocket.fleet.traces import read_trace
+    from hocket.api.fleet import (
+        Rules,
+        bind,
+        find_policy,
+        read_trace,
+        refuse_unlike_gavel,
+        rounds_are_compiled,
+        simulate,
+    )
 
     for name in policies:
         find_policy(name)
@@ -144,7 +147,7 @@ def command(
     for note in (*work.notes, *_never_fits(work, devices)):
         say(note)
     measured = _range(jobs, len(work_trace))
-    if not kernels_are_compiled():
+    if not rounds_are_compiled():
         say("compiling the kernels of the rounds (once, some seconds)")
     runs = []
     for name in policies:
@@ -200,7 +203,7 @@ def parse_cluster(
     text: str, option: str = "--cluster"
 ) -> tuple[tuple[str, ...], tuple[FleetDevice, ...]]:
     """Kinds in order and devices of ``v100:36,p100:8x4``."""
-    from hocket.fleet.rounds.state import FleetDevice
+    from hocket.api.fleet import FleetDevice
 
     kinds: list[str] = []
     devices: list[FleetDevice] = []
@@ -256,7 +259,7 @@ def _prices(text: str | None, kinds: tuple[str, ...]) -> Any:
 
 
 def _table(path: Path | None, trace: Path) -> Throughputs | None:
-    from hocket.fleet.throughputs import read_throughputs
+    from hocket.api.fleet import read_throughputs
 
     if path is not None:
         return read_throughputs(path)

@@ -59,7 +59,7 @@ def _discard(block: bytes) -> None:
 
 
 def _body(job_file: Path) -> dict[str, Any]:
-    from hocket.service.spec import read_spec
+    from hocket.api.jobs import read_spec
 
     spec = read_spec(job_file)
     body: dict[str, Any] = spec.model_dump(mode="json", exclude_defaults=True)

@@ -78,9 +78,8 @@ def command(
     data parallel on a batch each, and the steps of all of them count. Columns that end in
     _unconsolidated are gangs whose members are on different servers. 0: not enough memory.
     """
-    from hocket.cost.calibrate import read_calibration
-    from hocket.fleet.throughputs.predict import predict
-    from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
+    from hocket.api.costs import read_calibration
+    from hocket.api.fleet import predict, stacked, throughputs_to_dict, write_throughputs
 
     if job_type is not None and len(models) > 1:
         raise UsageError("--name names one model", hint="name models one at a time")
@@ -143,7 +142,7 @@ def _measured(text: str | None) -> dict[str, float]:
 
 
 def _servers(text: str, network_bps: float | None) -> list[Servers]:
-    from hocket.fleet.throughputs.servers import find_servers
+    from hocket.api.fleet import find_servers
 
     found = [find_servers(part, network_bps) for part in text.split(",")]
     names = [servers.name for servers in found]

@@ -1,0 +1,60 @@
+"""The public face in Python, a file per noun; the command line imports nothing else.
+
+The names below are imported when first used, so that a noun costs what it needs and no more:
+
+planned = hocket.auto(model, batch, on="4xv100-16g")
+planned.explain()
+planned.save("plan.json")
+planned.run(RunOptions(steps=20, model="package.module:function"))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hocket.api.collectives import collective_bound, collective_classes, plan_collective
+    from hocket.api.divisions import make_training, plan_parallel
+    from hocket.api.planned import (
+        ON_FILE,
+        ON_THIS_MACHINE,
+        Planned,
+        auto,
+        best_of,
+        find_cluster,
+        make_problem,
+        plan_graph,
+        run_plan,
+    )
+
+__all__ = [
+    "ON_FILE",
+    "ON_THIS_MACHINE",
+    "Planned",
+    "auto",
+    "best_of",
+    "collective_bound",
+    "collective_classes",
+    "find_cluster",
+    "make_problem",
+    "make_training",
+    "plan_collective",
+    "plan_graph",
+    "plan_parallel",
+    "run_plan",
+]
+
+_HOME = {
+    "collective_bound": "collectives",
+    "collective_classes": "collectives",
+    "plan_collective": "collectives",
+    "make_training": "divisions",
+    "plan_parallel": "divisions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'planned')}"), name)

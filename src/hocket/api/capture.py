@@ -1,0 +1,17 @@
+"""PyTorch models as graphs; imports PyTorch."""
+
+from __future__ import annotations
+
+from hocket.capture import ZOO, CaptureWarning, capture, capture_program, load_model
+from hocket.capture.loss import MEAN, OWN, told
+
+__all__ = [
+    "MEAN",
+    "OWN",
+    "ZOO",
+    "CaptureWarning",
+    "capture",
+    "capture_program",
+    "load_model",
+    "told",
+]

@@ -1,0 +1,122 @@
+"""Schedules of collectives on given links, their bounds and certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.api.planned import find_cluster
+from hocket.base.errors import unknown_name
+from hocket.hardware.cluster import Cluster
+
+if TYPE_CHECKING:
+    from hocket.planners.communication.collective import CollectivePlan
+
+
+def plan_collective(
+    on: str | Path | Cluster,
+    collective: str,
+    *,
+    gpus: str | None = None,
+    root: str | None = None,
+    size_bytes: int | None = None,
+    relay: bool = False,
+    links: str = "auto",
+    max_trees: int | None = None,
+) -> CollectivePlan:
+    """The best schedule of a collective on these links, its bound and the plain ways beside it.
+
+    Every schedule is verified and the certificate checked before it is returned.
+    """
+    from hocket.planners.communication.certificate import COLLECTIVES
+    from hocket.planners.communication.check import check_certificate
+    from hocket.planners.communication.collective import plan_collective as planned
+    from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks
+
+    kind = next((name for name in COLLECTIVES if name == collective), None)
+    if kind is None or kind == "alltoall":
+        raise unknown_name("collective", collective, set(COLLECTIVES) - {"alltoall"})
+    choice = next((name for name in LINK_CHOICES if name == links), None)
+    if choice is None:
+        raise unknown_name("choice of links", links, LINK_CHOICES)
+    cluster = find_cluster(on)
+    ranks = chosen_ranks(cluster, gpus)
+    found = planned(
+        cluster, kind, ranks, root=_root(cluster, ranks, root), size_bytes=size_bytes,
+        relay=relay, links=choice, max_trees=max_trees,
+    )  # fmt: skip
+    found.chosen.section.require_legal(cluster)
+    check_certificate(found.fabric, kind, found.root, found.certificate)
+    return found
+
+
+def _root(cluster: Cluster, ranks: Sequence[str], root: str | None) -> str | None:
+    from hocket.planners.communication.fabric import chosen_device
+
+    if root is None:
+        return None
+    name = chosen_device(cluster, root)
+    if name not in ranks:
+        raise unknown_name("root", name, ranks)
+    return name
+
+
+def collective_classes(
+    on: str | Path | Cluster, collective: str, *, size_bytes: int | None = None
+) -> list[dict[str, Any]]:
+    """One entry per class of connected sets of three devices or more of a machine."""
+    from hocket.planners.communication.classes import connected_classes
+    from hocket.view.collective import as_dict
+
+    cluster = find_cluster(on)
+    found = connected_classes(cluster, range(3, cluster.num_devices + 1))
+    entries = []
+    for fabric, count in found:
+        ranks = ",".join(fabric.places[: fabric.num_ranks])
+        plan = plan_collective(cluster, collective, gpus=ranks, size_bytes=size_bytes, links="peer")
+        shown = as_dict(plan)
+        kept = ("ranks", "algorithm", "rate_bps", "bound_bps", "gap", "num_trees", "offers")
+        entries.append({**{key: shown[key] for key in kept}, "num_sets": count})
+    return entries
+
+
+def collective_bound(
+    on: str | Path | Cluster,
+    collective: str,
+    *,
+    gpus: str | None = None,
+    root: str | None = None,
+    relay: bool = False,
+    links: str = "auto",
+) -> dict[str, Any]:
+    """What a collective can reach at most, with the certificate, checked."""
+    import time
+
+    from hocket.planners.communication.certificate import COLLECTIVES
+    from hocket.planners.communication.check import check_certificate
+    from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks, fabric_of
+    from hocket.planners.communication.schedule import bound_of
+
+    kind = next((name for name in COLLECTIVES if name == collective), None)
+    choice = next((name for name in LINK_CHOICES if name == links), None)
+    if kind is None:
+        raise unknown_name("collective", collective, COLLECTIVES)
+    if choice is None:
+        raise unknown_name("choice of links", links, LINK_CHOICES)
+    cluster = find_cluster(on)
+    ranks = chosen_ranks(cluster, gpus)
+    at = ranks.index(_root(cluster, ranks, root) or ranks[0])
+    start_s = time.process_time()
+    fabric = fabric_of(cluster, ranks, relay=relay, links=choice)
+    certificate = bound_of(fabric, kind, at)
+    plan_s = time.process_time() - start_s
+    check_certificate(fabric, kind, at, certificate)
+    return {
+        "collective": kind,
+        "ranks": list(ranks),
+        "bound_bps": float(certificate.bound * fabric.unit_bps),
+        "bound": str(certificate.bound * fabric.unit_bps),
+        "certificate": {"unit_bps": fabric.unit_bps, **certificate.to_data()},
+        "plan_seconds": plan_s,
+    }

@@ -1,0 +1,42 @@
+"""Many jobs on one cluster: policies, throughputs, traces, the simulator."""
+
+from __future__ import annotations
+
+from hocket.fleet.explain import words_for_seconds
+from hocket.fleet.policies import POLICIES, find_policy
+from hocket.fleet.problem_file import parse_problem, read_problem
+from hocket.fleet.rounds.gavel import refuse_unlike_gavel
+from hocket.fleet.rounds.kernels import kernels_are_compiled as rounds_are_compiled
+from hocket.fleet.rounds.state import FleetDevice, Rules
+from hocket.fleet.simulator import bind, simulate
+from hocket.fleet.solve.check import throughputs, verify_allocation
+from hocket.fleet.solve.prices import kernels_are_compiled as prices_are_compiled
+from hocket.fleet.throughputs import read_throughputs
+from hocket.fleet.throughputs.predict import predict
+from hocket.fleet.throughputs.servers import find_servers
+from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
+from hocket.fleet.traces import read_trace
+
+__all__ = [
+    "POLICIES",
+    "FleetDevice",
+    "Rules",
+    "bind",
+    "find_policy",
+    "find_servers",
+    "parse_problem",
+    "predict",
+    "prices_are_compiled",
+    "read_problem",
+    "read_throughputs",
+    "read_trace",
+    "refuse_unlike_gavel",
+    "rounds_are_compiled",
+    "simulate",
+    "stacked",
+    "throughputs",
+    "throughputs_to_dict",
+    "verify_allocation",
+    "words_for_seconds",
+    "write_throughputs",
+]

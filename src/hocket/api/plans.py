@@ -1,0 +1,29 @@
+"""Plans: files, sections, checks, simulation."""
+
+from __future__ import annotations
+
+from hocket.kernels.progress import tell_before_compiling
+from hocket.plan.divided import DividedTraining
+from hocket.plan.files import plan_bytes, read_plan, section_names, write_plan
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.schema import json_schema
+from hocket.plan.sections import PlacedDivision, Placement
+from hocket.simulate.engine import simulate
+from hocket.simulate.verify import violations
+
+__all__ = [
+    "DividedTraining",
+    "PlacedDivision",
+    "Placement",
+    "Plan",
+    "Problem",
+    "json_schema",
+    "plan_bytes",
+    "read_plan",
+    "section_names",
+    "simulate",
+    "tell_before_compiling",
+    "violations",
+    "write_plan",
+]

@@ -1,0 +1,23 @@
+"""Carrying out plans. Light: the command line asks for the names of backends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hocket.runtime.executors import BACKENDS
+from hocket.runtime.options import RunOptions
+
+if TYPE_CHECKING:
+    from hocket.plan.plan import Plan
+    from hocket.plan.problem import Problem
+    from hocket.runtime.parallel.check import Agreement
+
+__all__ = ["BACKENDS", "RunOptions", "check_division"]
+
+
+def check_division(problem: Problem, plan: Plan) -> Agreement:
+    """Run a plan's division at toy size against one device; raises where they differ."""
+    from hocket.plan.divided import DividedTraining
+    from hocket.runtime.parallel.check import check_division
+
+    return check_division(DividedTraining(problem, plan))

@@ -1,0 +1,16 @@
+"""Classifiers split by class, served; imports what serves HTTP."""
+
+from __future__ import annotations
+
+from hocket.classes.artefact import read_folder
+from hocket.classes.rehearsal import rehearsed
+from hocket.classes.serving.front_end import ServeOptions
+from hocket.classes.serving.serve import serve, token_in
+
+__all__ = [
+    "ServeOptions",
+    "read_folder",
+    "rehearsed",
+    "serve",
+    "token_in",
+]
