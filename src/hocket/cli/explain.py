@@ -15,12 +15,13 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 @json_option
 def command(plan_file: Path, graph_file: Path | None, as_json: bool) -> None:
     """Explain PLAN: its critical path, why devices wait, and what limits the step."""
-    from hocket.api.plans import simulate
+    from hocket.api.plans import carried_out, simulate
     from hocket.view.plans import view_of
 
     saved = load_plan(plan_file, graph_file)
-    problem, plan, view = saved.problem, saved.plan, view_of(saved.plan)
     announce_compilation()
+    problem, plan = carried_out(saved.problem, saved.plan)
+    view = view_of(plan)
     timeline = simulate(problem, plan)
     if as_json:
         emit(view.explained(problem, plan, timeline))

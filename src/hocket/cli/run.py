@@ -113,6 +113,7 @@ def command(
 
     require("torch", "running a plan")
     saved = load_plan(plan_file, graph_file)
+    _refuse_memory(saved.plan)
     is_divided = _is_divided(saved.plan, check_only=check_only, only_placement={
         "--model": model, "--slowdown": slowdown, "--trace": trace_file, "--scale": scale != 1,
         "--backend single": backend == "single",
@@ -178,6 +179,18 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
         click.echo(
             "at toy size loss and gradients are those of one device "
             f"(largest difference {max(agreement.loss_error, agreement.gradient_error):.1e})"
+        )
+
+
+def _refuse_memory(plan: Plan) -> None:
+    """A run of the recorded program would hold what the plan sends away."""
+    from hocket.api.plans import Memory
+    from hocket.base.errors import UsageError
+
+    if plan.get(Memory) is not None:
+        raise UsageError(
+            "this plan keeps a memory budget, which hocket run does not carry out",
+            hint="train in your own loop: hocket.prepare(model, optimizer, batch, memory=…)",
         )
 
 

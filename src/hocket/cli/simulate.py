@@ -23,12 +23,13 @@ from hocket.cli.sources import announce_compilation, load_plan, plan_arguments
 @json_option
 def command(plan_file: Path, graph_file: Path | None, transfers: Any, as_json: bool) -> None:
     """Simulate PLAN and print its step time, memory and use of devices and links."""
-    from hocket.api.plans import simulate
+    from hocket.api.plans import carried_out, simulate
     from hocket.view.plans import view_of
 
     saved = load_plan(plan_file, graph_file)
-    plan, view = saved.plan, view_of(saved.plan)
-    problem = replace(saved.problem, transfers=transfers) if transfers else saved.problem
+    problem, plan = carried_out(saved.problem, saved.plan)
+    view = view_of(plan)
+    problem = replace(problem, transfers=transfers) if transfers else problem
     announce_compilation()
     with working("simulating"):
         timeline = simulate(problem, plan)

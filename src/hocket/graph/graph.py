@@ -43,6 +43,8 @@ class Stream(IntEnum):
     """What devices do together."""
     SECOND = 4
     """A second lane of compute."""
+    HOST = 5
+    """What the host's processors do for the device, such as updates of parameters at home there."""
 
 
 class Role(IntEnum):

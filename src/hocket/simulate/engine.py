@@ -19,6 +19,7 @@ from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.pipeline import simulate_pipeline
+from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.timeline import Timeline, step_timeline
 
@@ -27,11 +28,14 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     """What carrying out ``plan`` would be like: every span, and memory over time.
 
     Devices that need more memory than they have are no error here: the peaks tell. A divided
-    training is timed by its schedule, one device per pipeline rank. Raises `UsageError` for a plan
-    that does not decide what the work asks for, `CheckError` for one that cannot be carried out.
+    training is timed by its schedule, one device per pipeline rank; a plan with a memory section is
+    carried into the graph first, and the spans are those of `carried_out`. Raises `UsageError` for
+    a plan that does not decide what the work asks for, `CheckError` for one that cannot be carried
+    out.
     """
     if isinstance(problem.work, TransformerTraining):
         return simulate_pipeline(plan[Schedule], plan[PlacedDivision].stage_costs)
+    problem, plan = carried_out(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
     _, timeline = simulate_placement(problem, device_of, priority, is_strict=is_strict)

@@ -16,6 +16,7 @@ from hocket.graph.graph import PERSISTENT_ROLES
 from hocket.plan.divided import DividedTraining, rank_memory_violations
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Memory
 from hocket.plan.training import TransformerTraining
 from hocket.plan.verify import (
     contiguity_violations,
@@ -25,6 +26,7 @@ from hocket.plan.verify import (
 from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
+from hocket.simulate.rewriting.step import carried_out
 from hocket.simulate.timeline import Timeline
 
 
@@ -44,7 +46,12 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     found += update_violations(plan.device_of, problem)
     if problem.contiguous:
         found += contiguity_violations(plan.device_of, problem)
-    found += memory_violations(problem, timeline or simulate(problem, plan))
+    carried, inner = carried_out(problem, plan)
+    timeline = timeline or simulate(carried, inner)
+    found += memory_violations(carried, timeline)
+    memory = plan.get(Memory)
+    if memory is not None:
+        found += budget_violations(problem, memory, timeline)
     return found
 
 
@@ -102,6 +109,18 @@ def memory_violations(problem: Problem, timeline: Timeline) -> Iterator[Violatio
             op,
             spec.name,
         )
+
+
+def budget_violations(problem: Problem, memory: Memory, timeline: Timeline) -> Iterator[Violation]:
+    """Devices that hold more than the memory section allows them."""
+    peaks = timeline.peak_bytes.tolist()
+    for spec, peak, budget in zip(problem.cluster.devices, peaks, memory.budget_bytes, strict=True):
+        if peak > budget:
+            yield Violation(
+                "memory",
+                f"{spec.name} holds {format_bytes(peak)} of its budget of {format_bytes(budget)}",
+                device=spec.name,
+            )
 
 
 def _op_at_peak(problem: Problem, timeline: Timeline, device: int) -> str:

@@ -13,8 +13,8 @@ says three things.
   backward pass comes to it. The checkpoint stays, or goes to the host where ``checkpoint`` is
   ``offloaded``.
 
-``offloaded`` concerns a ``share`` of the block's bytes, in the order in which they are made, and
-what is beyond it is kept; where ``tensors`` names storages, the policy concerns exactly these.
+Where ``tensors`` names storages, only these are offloaded or recomputed and the others are kept;
+``share`` offloads a part of the bytes, in the order in which they are made.
 
 ``parameters``: ``resident`` on the device, or ``streamed``: at home on the host, fetched
 ``prefetch`` blocks before the forward and again before the backward pass of the block, dropped
@@ -24,7 +24,7 @@ after each. Gradients of streamed parameters go to the host as soon as they are 
 Both follow the block's gradients at once, so that gradients of all blocks never exist together. A
 block with streamed parameters and ``update`` on the device fetches and returns its state as well.
 
-`hocket.planners.memory` decides it, `hocket.planners.memory.rewrite` turns it into ops of the
+`hocket.planners.memory` decides it, `hocket.simulate.rewriting` turns it into ops of the
 graph, which the simulator times, and the training step carries it out by the names of the blocks.
 """
 

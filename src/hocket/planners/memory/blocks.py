@@ -1,0 +1,111 @@
+"""Cut a training step into blocks: the pieces of its forward pass that a memory plan decides about.
+
+Repeated layers are the blocks that people think in: consecutive ops whose module paths share the
+outermost numbered part (``transformer.h.3``), small neighbours joined. Where a model has no such
+parts, its forward pass is cut where few bytes cross (Wei, TensorFlowMem, CMU-CS-19-135): the cuts
+with the least sum of crossing bytes such that no piece makes more than its share, by a dynamic
+program over positions with a sliding minimum. O(ops + reads).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+
+import numpy as np
+
+from hocket.base.arrays import LongArray
+from hocket.graph.graph import Graph
+from hocket.simulate.rewriting.blocks import StepBlocks, make_blocks, num_forward_ops
+
+FEWEST = 3
+"""With fewer numbered parts than this, narrow places are looked for."""
+NUM_PIECES = 16
+"""Of the bytes that the forward pass makes, a piece between narrow places makes about this part."""
+SMALL_OPS = 4
+"""Neighbouring parts of one list are joined until they have this many ops."""
+_NUMBERED = re.compile(r"^(?:[^.]+\.)*?\d+(?=\.|$)")
+
+
+def cut_step(graph: Graph) -> StepBlocks:
+    """The blocks of a step; raises `UsageError` for what is no step."""
+    num_forward = num_forward_ops(graph)
+    labels = [_label(graph.module_of(op)) for op in range(num_forward)]
+    if len({label for label in labels if label}) >= FEWEST:
+        starts = _joined(labels)
+        names = [labels[at] or graph.module_of(at) or "step" for at in starts]
+    else:
+        starts = narrow_cuts(graph, num_forward)
+        names = [graph.module_of(at) or graph.op_names[at] for at in starts]
+    return make_blocks(graph, _distinct(names), np.array([*starts, num_forward], dtype=np.int32))
+
+
+def _label(module: str) -> str:
+    """The path up to its outermost numbered part; empty where it has none."""
+    found = _NUMBERED.match(module)
+    return found.group() if found else ""
+
+
+def _joined(labels: list[str]) -> list[int]:
+    """Starts of the runs of equal labels, small neighbours of one list made one."""
+    starts = [at for at in range(len(labels)) if not at or labels[at] != labels[at - 1]]
+    stops = [*starts[1:], len(labels)]
+    kept: list[int] = []
+    before = ""
+    for start, stop in zip(starts, stops, strict=True):
+        outer = labels[start].rpartition(".")[0]
+        both_small = kept and start - kept[-1] < SMALL_OPS and stop - start < SMALL_OPS
+        if not both_small or outer != before:
+            kept.append(start)
+        before = outer
+    return kept
+
+
+def narrow_cuts(graph: Graph, num_forward: int) -> list[int]:
+    """Where pieces of the forward pass begin so that few bytes cross their edges."""
+    made, crossing = _made_and_crossing(graph, num_forward)
+    most = max(int(made[-1]) // NUM_PIECES * 2, int(np.diff(made).max(initial=1)), 1)
+    best = np.zeros(num_forward + 1, dtype=np.int64)
+    previous = np.zeros(num_forward + 1, dtype=np.int64)
+    window = deque([0])
+    for at in range(1, num_forward + 1):
+        while made[at] - made[window[0]] > most:
+            window.popleft()
+        previous[at] = window[0]
+        best[at] = best[window[0]] + crossing[at]
+        while window and best[window[-1]] >= best[at]:
+            window.pop()
+        window.append(at)
+    starts, at = list[int](), num_forward
+    while at > 0:
+        at = int(previous[at])
+        starts.append(at)
+    return starts[::-1]
+
+
+def _made_and_crossing(graph: Graph, num_forward: int) -> tuple[LongArray, LongArray]:
+    """Before each forward op and after the last: bytes made so far, and bytes still to be read by
+    forward ops."""
+    producer, size, root = graph.tensor_producer, graph.held_bytes, graph.root_of
+    made_here = (producer >= 0) & (producer < num_forward) & (size > 0)
+    made = np.zeros(num_forward + 1, dtype=np.int64)
+    np.add.at(made, producer[made_here] + 1, size[made_here])
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    is_forward = reader < num_forward
+    last = np.full(graph.num_tensors, -1)
+    np.maximum.at(last, root[graph.reads[is_forward]], reader[is_forward])
+    crossing = np.zeros(num_forward + 2, dtype=np.int64)
+    crosses = made_here & (last > producer)
+    np.add.at(crossing, producer[crosses] + 1, size[crosses])
+    np.add.at(crossing, last[crosses] + 1, -size[crosses])
+    return np.cumsum(made), np.cumsum(crossing)[: num_forward + 1]
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Modules that run again get a count behind their path."""
+    seen: Counter[str] = Counter()
+    told = []
+    for name in names:
+        told.append(f"{name}:{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return told

@@ -1,0 +1,81 @@
+"""Keep a budget: the fastest of a step's plans that stays within a number of bytes, with proof.
+
+The peak is what the simulator saw of the very ops that the plan becomes. Beside it stand the fewest
+bytes that any plan needs, and the time that no plan of these ways takes less than.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.units import format_bytes
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.planners.memory.frontier import CHUNKS, Fitted, Frontier, find_frontier
+from hocket.planners.memory.least import least_bytes
+from hocket.planners.memory.linear import bound_s
+
+
+@dataclass(frozen=True, eq=False)
+class BudgetFit:
+    """What fits into a budget, and how far from the best possible it is."""
+
+    frontier: Frontier
+    budget_bytes: int
+
+    @cached_property
+    def chosen(self) -> Fitted | None:
+        """The fastest plan within the budget; None where none keeps it."""
+        return self.frontier.best(self.budget_bytes)
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """No plan needs less."""
+        return least_bytes(self.frontier.uses, CHUNKS[-1])
+
+    @cached_property
+    def bound_s(self) -> float | None:
+        """No plan of these ways within the budget takes less; None where none keeps it."""
+        return bound_s(self.frontier.numbers, self.budget_bytes)
+
+    @property
+    def gap(self) -> float | None:
+        """By what part of the chosen plan's step another could be shorter."""
+        if self.chosen is None or self.bound_s is None:
+            return None
+        return max(0.0, 1 - self.bound_s / self.chosen.step_s)
+
+    @property
+    def smallest_bytes(self) -> int:
+        """The smallest budget that would do."""
+        return self.frontier.smallest.peak_bytes
+
+    def plan(self) -> Plan:
+        """The plan with its memory section; raises `NoFeasiblePlanError` where nothing fits."""
+        chosen = self.chosen
+        if chosen is None:
+            raise NoFeasiblePlanError(
+                f"{self.frontier.problem.graph.name} does not fit into "
+                f"{format_bytes(self.budget_bytes)}: the leanest plan needs "
+                f"{format_bytes(self.smallest_bytes)}",
+                hint=f"give it {self.smallest_bytes} bytes, or make batch or sequence smaller",
+            )
+        plan = self.frontier.plan
+        if chosen.memory is not None:
+            budgets = (self.budget_bytes,) * self.frontier.problem.cluster.num_devices
+            plan = plan.having(replace(chosen.memory, budget_bytes=budgets))
+        return plan.claiming(
+            step_s=chosen.step_s,
+            peak_bytes=tuple(chosen.timeline.peak_bytes.tolist()),
+            step_bound_s=self.bound_s,
+            gap=self.gap,
+        )
+
+
+def keep_budget(
+    problem: Problem, plan: Plan, budget_bytes: int, *, host_bytes: float = float("inf")
+) -> BudgetFit:
+    """Plan the memory of a step that is placed on one device."""
+    return BudgetFit(find_frontier(problem, plan, host_bytes=host_bytes), budget_bytes)

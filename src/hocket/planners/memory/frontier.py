@@ -1,0 +1,219 @@
+"""Plans for one step from its plain form down to the fewest bytes, each proven by the simulator.
+
+The set of plans does not depend on the budget that is asked for: the plain step, full recompute,
+offloading everything, the leanest plan there is, and what the linear program gives for budgets in
+between. Each is rewritten into the graph and simulated. For a budget the fastest plan whose
+simulated peak keeps it is taken; so a larger budget never makes a step longer, and no plan is
+slower than full recompute or full offload where these fit. O(levels · (blocks³ + ops)).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.planners.memory.blocks import cut_step
+from hocket.planners.memory.linear import solve
+from hocket.planners.memory.numbers import BlockNumbers, measure
+from hocket.planners.memory.rounding import rounded
+from hocket.simulate.engine import simulate
+from hocket.simulate.rewriting.needs import Uses, find_uses
+from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
+from hocket.simulate.timeline import Timeline
+
+NUM_LEVELS = 32
+"""Budgets that the linear program is solved for."""
+CHUNKS = (1, 2, 4, 8, 16, 32, 64)
+"""Into how many chunks the loss may be cut."""
+LARGEST_TAIL = 0.25
+"""The loss is cut into chunks until the last block works in no more than this part of a budget."""
+PREFETCH = 1
+PLAIN, IN_BACKWARD = "plain", "update in backward"
+FULL_RECOMPUTE, FULL_OFFLOAD = "full recompute", "offload everything"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Fitted:
+    """A memory section and what the simulator says of it."""
+
+    name: str
+    memory: Memory | None
+    """None for the plain step."""
+    step: BudgetedStep
+    timeline: Timeline
+    plain_s: float
+    """Time of the plain step."""
+    plan_seconds: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that any device holds."""
+        return int(self.timeline.peak_bytes.max())
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that cross the way to the host in one step."""
+        return 0 if self.memory is None else sum(moved_bytes(self.step.rewritten))
+
+    @property
+    def step_s(self) -> float:
+        """Time of a step. Updates on the host beside the device's work are not claimed to make a
+        step shorter than the plain one: who starts the device's work is the host, too."""
+        return max(self.timeline.makespan_s, self.plain_s)
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """Every plan of a step that was tried."""
+
+    problem: Problem
+    plan: Plan
+    plans: tuple[Fitted, ...]
+    uses: Uses
+    numbers: BlockNumbers
+    plan_seconds: float
+
+    def best(self, budget_bytes: float) -> Fitted | None:
+        """The fastest plan within a budget, the smallest of these; None where none keeps it."""
+        fits = [plan for plan in self.plans if plan.peak_bytes <= budget_bytes]
+        return min(
+            fits, key=lambda plan: (plan.step_s, plan.moved_bytes, plan.peak_bytes), default=None
+        )
+
+    def named(self, name: str) -> Fitted:
+        """The plan of a name."""
+        return next(plan for plan in self.plans if plan.name == name)
+
+    @property
+    def smallest(self) -> Fitted:
+        """The plan with the fewest bytes."""
+        return min(self.plans, key=lambda plan: (plan.peak_bytes, plan.step_s))
+
+
+def find_frontier(
+    problem: Problem,
+    plan: Plan,
+    *,
+    host_bytes: float = float("inf"),
+    num_levels: int = NUM_LEVELS,
+) -> Frontier:
+    """Plans of a step that is placed on one device, from the fastest to the leanest."""
+    started = time.perf_counter()
+    maker = _Maker(problem, plan, host_bytes)
+    plans = {fitted.name: fitted for fitted in maker.usual()}
+    most = plans[PLAIN].peak_bytes
+    least = min(fitted.peak_bytes for fitted in plans.values())
+    seen = {fitted.memory for fitted in plans.values()}
+    for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels)):
+        fitted = maker.solved(f"level {number}", float(budget), seen)
+        if fitted is not None:
+            seen.add(fitted.memory)
+            plans[fitted.name] = fitted
+    kept = [fitted for fitted in plans.values() if maker.fits_host(fitted)]
+    seconds = time.perf_counter() - started
+    return Frontier(problem, plan, tuple(kept), maker.uses, maker.numbers, seconds)
+
+
+class _Maker:
+    """Makes plans and has them simulated; what they share is found once."""
+
+    def __init__(self, problem: Problem, plan: Plan, host_bytes: float) -> None:
+        self.problem, self.plan = problem, plan
+        self.host_bytes = host_bytes
+        self.uses: Uses = find_uses(problem.graph, cut_step(problem.graph))
+        device = int(plan.device_of[0]) if plan.device_of is not None else 0
+        self.numbers: BlockNumbers = measure(problem, self.uses, device)
+        self.budgets = (0,) * problem.cluster.num_devices
+
+    def usual(self) -> Iterator[Fitted]:
+        """What people do by hand, and the leanest plan."""
+        timeline = simulate(self.problem, self.plan)
+        nothing = self._all(loss_chunks=1)
+        plain = budgeted(self.problem, self.plan, nothing, uses=self.uses)
+        self.plain_s = timeline.makespan_s
+        yield Fitted(
+            name=PLAIN, memory=None, step=plain, timeline=timeline, plain_s=self.plain_s,
+            plan_seconds=0.0,
+        )  # fmt: skip
+        yield self._judged(IN_BACKWARD, nothing)
+        yield self._judged(FULL_RECOMPUTE, self._all(1, activations="recomputed"))
+        yield self._judged(FULL_OFFLOAD, self._all(
+            1, activations="offloaded", parameters="streamed", update="host"))  # fmt: skip
+        for chunks in (1, CHUNKS[-1]):
+            yield self._judged(f"leanest, {chunks} chunks", self._all(
+                chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
+                update="host"))  # fmt: skip
+
+    def _all(self, loss_chunks: int, **policy: str) -> Memory:
+        starts = self.uses.blocks.start.tolist()
+        last = self.uses.blocks.num_blocks - 1
+        homes = {k: v for k, v in policy.items() if k in ("parameters", "update")}
+        blocks = tuple(
+            MemoryBlock(
+                name=name, start=starts[number], stop=starts[number + 1],
+                # What the last block makes is needed at once.
+                **(policy if number < last else homes),  # type: ignore[arg-type]
+            )
+            for number, name in enumerate(self.uses.blocks.names)
+        )  # fmt: skip
+        return Memory(
+            budget_bytes=self.budgets, blocks=blocks, loss_chunks=loss_chunks, prefetch=PREFETCH
+        )
+
+    def _judged(self, name: str, memory: Memory) -> Fitted:
+        started = time.perf_counter()
+        step = budgeted(self.problem, self.plan, memory, uses=self.uses)
+        timeline = simulate(step.problem, step.plan)
+        return Fitted(
+            name=name, memory=memory, step=step, timeline=timeline, plain_s=self.plain_s,
+            plan_seconds=time.perf_counter() - started,
+        )  # fmt: skip
+
+    def solved(self, name: str, budget_bytes: float, seen: set[Memory | None]) -> Fitted | None:
+        """What the linear program gives for a budget, unless it was seen or nothing keeps it."""
+        chunks = self._chunks(budget_bytes)
+        work, seconds = self._tail(chunks)
+        shares = solve(
+            self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
+            host_bytes=self.host_bytes,
+        )  # fmt: skip
+        if shares is None:
+            return None
+        memory = rounded(
+            shares, self.numbers, self.uses, budget_bytes=self.budgets, loss_chunks=chunks,
+            prefetch=PREFETCH,
+        )  # fmt: skip
+        return None if memory in seen else self._judged(name, memory)
+
+    def _chunks(self, budget_bytes: float) -> int:
+        fits = (n for n in CHUNKS if self._tail(n)[0] <= LARGEST_TAIL * budget_bytes)
+        return next(fits, CHUNKS[-1])
+
+    def _tail(self, chunks: int) -> tuple[float, float]:
+        """Bytes and seconds of the last block in chunks."""
+        numbers = self.numbers
+        saved = numbers.tail_inner * (1 - 1 / chunks)
+        op_s = numbers.tail_s
+        if chunks > 1:
+            op_s = np.where(op_s > 0, np.maximum(op_s / chunks, numbers.launch_s) * chunks, 0.0)
+        return float((numbers.tail_held - saved).max(initial=0.0)), float(op_s.sum())
+
+    def fits_host(self, fitted: Fitted) -> bool:
+        """Whether what waits on the host has room there."""
+        return host_bytes_of(fitted) <= self.host_bytes
+
+
+def host_bytes_of(fitted: Fitted) -> int:
+    """Bytes that a plan keeps on the host: offloaded activations, and what is at home there."""
+    if fitted.memory is None:
+        return 0
+    before = fitted.step.rewritten
+    graph = before.graph
+    is_offload = np.array([name.endswith("@offload") for name in graph.op_names])
+    return int(before.moved_bytes[is_offload].sum()) + fitted.step.at_home_bytes

@@ -1,0 +1,298 @@
+"""The linear program over the blocks of a step: what to keep, move and make again.
+
+Each block takes shares of the ways of its activations and of the homes of its parameters. Times are
+variables too: the ends of passes, of copies in each direction and of updates on the host, each no
+earlier than what it waits for, so that transfers hide behind compute exactly as far as they can.
+For every pass there is a row that says what the device holds then; the step's end is made small.
+Its value bounds every plan of this block model from below (joint offload, recompute and streaming
+as in OFFMATE, 2024, and POET, 2022, with overlap). Sparse, about 25 blocks columns, HiGHS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from hocket.base.arrays import FloatArray
+from hocket.planners.memory.numbers import HOMES, WAYS, BlockNumbers
+from hocket.simulate.rewriting.step import HOST_UPDATE_BPS
+
+_TINY = 1e-9
+"""Seconds that a moved byte costs at least in the objective, so that nothing moves for nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """What the program chose."""
+
+    ways: FloatArray
+    """[block, way], each row adds up to 1."""
+    homes: FloatArray
+    """[block, home], each row adds up to 1."""
+    step_s: float
+    """A bound below the step of every plan of the block model."""
+
+
+def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
+    """Seconds that no plan of these ways and homes goes below, however its copies are timed; None
+    where none keeps the budget.
+
+    What is left behind and what is at home must fit when the forward pass ends, all that runs must
+    run, and no direction carries more than its rate: three sums instead of a schedule.
+    """
+    num_ways, num_homes = numbers.stay.size, numbers.home.size
+    # What the last block makes is made and used then, whatever the plan.
+    stay, moved, again = (table.copy() for table in (numbers.stay, numbers.moved, numbers.again_s))
+    for table in (stay, moved, again):
+        table[-1] = 0.0
+    compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
+    incoming = 2 * numbers.fetched + numbers.returned
+    rows = np.array([
+        [*again.ravel(), *numbers.update_s.ravel(), -1.0],
+        [*(moved / numbers.link.in_bps).ravel(), *(incoming / numbers.link.in_bps).ravel(), -1.0],
+        [*(moved / numbers.link.out_bps).ravel(),
+         *(numbers.gradients / numbers.link.out_bps).ravel(), -1.0],
+        [*(stay / max(budget_bytes, 1.0)).ravel(), *(numbers.home / max(budget_bytes, 1.0)).ravel(),
+         0.0],
+    ])  # fmt: skip
+    room = 1.0 - numbers.base_bytes / max(budget_bytes, 1.0)
+    groups = np.repeat(
+        np.arange(2 * numbers.num_blocks),
+        [len(WAYS)] * numbers.num_blocks + [len(HOMES)] * numbers.num_blocks,
+    )
+    columns = np.arange(num_ways + num_homes)
+    one_each = coo_array(
+        (np.ones(len(columns)), (groups, columns)), (2 * numbers.num_blocks, len(columns) + 1)
+    )
+    cost = np.zeros(len(columns) + 1)
+    cost[-1] = 1.0
+    found = linprog(
+        cost, A_ub=rows, b_ub=np.array([-compute_s, 0.0, 0.0, room]), A_eq=one_each.tocsr(),
+        b_eq=np.ones(2 * numbers.num_blocks), method="highs",
+    )  # fmt: skip
+    return None if found.x is None or found.status != 0 else float(found.x[-1])
+
+
+def solve(
+    numbers: BlockNumbers,
+    budget_bytes: float,
+    *,
+    prefetch: int,
+    tail_work: float,
+    tail_s: float,
+    host_bytes: float,
+) -> Shares | None:
+    """The best shares within a budget; None where no shares keep it.
+
+    ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
+    kept whole: they depend on the chunks of the loss.
+    """
+    program = _Program(numbers, prefetch)
+    program.add_passes(tail_s)
+    program.add_memory(budget_bytes, tail_work, host_bytes)
+    return program.solved()
+
+
+class _Program:
+    """Columns: shares, then times. Rows are collected as ``sum of coefficients <= limit``."""
+
+    def __init__(self, numbers: BlockNumbers, prefetch: int) -> None:
+        self.numbers, self.ahead = numbers, prefetch
+        count = numbers.num_blocks
+        self.count = count
+        self._columns = 0
+        self.way = self._new((count, len(WAYS)))
+        self.home = self._new((count, len(HOMES)))
+        names = ("forward", "backward", "out", "parameters", "fetch", "gradients", "host",
+                 "returned")  # fmt: skip
+        self.end = {name: self._new((count,)) for name in names}
+        self.step = int(self._new((1,))[0])
+        self._entries: list[tuple[int, int, float]] = []
+        self._limits: list[float] = []
+
+    def _new(self, shape: tuple[int, ...]) -> np.ndarray:
+        size = int(np.prod(shape))
+        columns = np.arange(self._columns, self._columns + size).reshape(shape)
+        self._columns += size
+        return columns
+
+    def _row(self, terms: list[tuple[int, float]], limit: float) -> None:
+        """Add the row ``sum of terms <= limit``."""
+        row = len(self._limits)
+        self._entries += [(row, int(column), float(value)) for column, value in terms if value]
+        self._limits.append(limit)
+
+    def _after(self, later: int, earlier: int | None, takes: list[tuple[int, float]],
+               fixed_s: float = 0.0) -> None:  # fmt: skip
+        """A time is no earlier than another and what it takes from there."""
+        terms = [(later, -1.0), *takes]
+        if earlier is not None:
+            terms.append((earlier, 1.0))
+        self._row(terms, -fixed_s)
+
+    def _share(self, table: FloatArray, columns: np.ndarray, block: int,
+               scale: float = 1.0) -> list[tuple[int, float]]:  # fmt: skip
+        """What a block takes of a table of ways or homes, by its shares."""
+        return [
+            (int(c), float(v) * scale) for c, v in zip(columns[block], table[block], strict=True)
+        ]
+
+    # ── times ────────────────────────────────────────────────────────────────────────────────────
+
+    def add_passes(self, tail_s: float) -> None:
+        """Forward and backward passes, copies and updates, each after what it waits for."""
+        self._add_forward()
+        last = self.count - 1
+        end, numbers = self.end, self.numbers
+        for block in range(last, -1, -1):
+            own_s = tail_s if block == last else float(numbers.backward_s[block])
+            takes = self._share(numbers.again_s, self.way, block)
+            takes += self._share(numbers.update_s, self.home, block)
+            before = end["backward"][block + 1] if block < last else end["forward"][last]
+            self._after(end["backward"][block], before, takes, own_s)
+            self._after(end["backward"][block], end["fetch"][block], takes, own_s)
+            self._add_fetch(block)
+            self._add_update(block)
+        for name in ("backward", "gradients", "host", "fetch", "returned"):
+            self._after(self.step, end[name][0], [])
+
+    def _add_forward(self) -> None:
+        end, numbers, link = self.end, self.numbers, self.numbers.link
+        for block in range(self.count):
+            # Of the last block, seconds of both passes are counted in the backward pass.
+            own_s = float(numbers.forward_s[block]) if block < self.count - 1 else 0.0
+            fetch = self._share(numbers.fetched, self.home, block, 1 / link.in_bps)
+            moved = self._share(numbers.moved, self.way, block, 1 / link.out_bps)
+            previous, held_back = block - 1, block - 1 - self.ahead
+            self._after(end["forward"][block], end["parameters"][block], [], own_s)
+            self._after(end["out"][block], end["forward"][block], moved)
+            if previous >= 0:
+                self._after(end["forward"][block], end["forward"][previous], [], own_s)
+                self._after(end["parameters"][block], end["parameters"][previous], fetch)
+                self._after(end["out"][block], end["out"][previous], moved)
+            else:
+                self._after(end["parameters"][block], None, fetch)
+            if held_back >= 0:
+                self._after(end["forward"][block], end["out"][held_back], [], own_s)
+                self._after(end["parameters"][block], end["forward"][held_back], fetch)
+
+    def _add_fetch(self, block: int) -> None:
+        """What comes back for a backward pass, after what came before it and not too early."""
+        numbers, end, last = self.numbers, self.end, self.count - 1
+        rate = 1 / numbers.link.in_bps
+        takes = self._share(numbers.moved, self.way, block, rate)
+        takes += self._share(numbers.fetched, self.home, block, rate)
+        if block == last:
+            self._after(end["fetch"][block], end["parameters"][last], takes)
+        else:
+            self._after(end["fetch"][block], end["fetch"][block + 1], takes)
+        self._after(end["fetch"][block], end["out"][block], takes)
+        trigger = block + 1 + self.ahead
+        told = end["backward"][trigger] if trigger <= last else end["forward"][max(block, 0)]
+        self._after(end["fetch"][block], told, takes)
+
+    def _add_update(self, block: int) -> None:
+        numbers, end, last = self.numbers, self.end, self.count - 1
+        out = self._share(numbers.gradients, self.home, block, 1 / numbers.link.out_bps)
+        update = self._share(numbers.host_traffic, self.home, block, 1 / HOST_UPDATE_BPS)
+        before = end["gradients"][block + 1] if block < last else end["out"][last]
+        self._after(end["gradients"][block], before, out)
+        self._after(end["gradients"][block], end["backward"][block], out)
+        self._after(end["host"][block], end["gradients"][block], update)
+        if block < last:
+            self._after(end["host"][block], end["host"][block + 1], update)
+        back = self._share(numbers.returned, self.home, block, 1 / numbers.link.in_bps)
+        self._after(end["returned"][block], end["host"][block], back)
+        # Parameters return behind all that the step fetches.
+        before = end["returned"][block + 1] if block < last else end["fetch"][0]
+        self._after(end["returned"][block], before, back)
+        held_back = block - 1 - self.ahead
+        if held_back >= 0:
+            own_s = float(numbers.backward_s[held_back])
+            takes = self._share(numbers.again_s, self.way, held_back)
+            self._after(end["backward"][held_back], end["gradients"][block], takes, own_s)
+
+    # ── bytes ────────────────────────────────────────────────────────────────────────────────────
+
+    def add_memory(self, budget_bytes: float, tail_work: float, host_bytes: float) -> None:
+        """One row per pass, and one for the host; sizes in units that keep HiGHS exact."""
+        numbers, unit = self.numbers, max(budget_bytes, 1.0)
+        at_home = [
+            term
+            for block in range(self.count)
+            for term in self._share(numbers.home, self.home, block, 1 / unit)
+        ]
+        left: list[tuple[int, float]] = []
+        for block in range(self.count):
+            is_last = block == self.count - 1
+            forward = tail_work if is_last else float(numbers.forward_work[block])
+            backward = tail_work if is_last else float(numbers.backward_work[block])
+            coming = self._window(numbers.fetched, self.home, block, block + self.ahead, unit)
+            leaving = self._window(numbers.moved, self.way, block - 1 - self.ahead, block - 1, unit)
+            room = budget_bytes - numbers.base_bytes
+            self._row([*at_home, *left, *coming, *leaving], (room - forward) / unit)
+            early = self._window(numbers.moved, self.way, block - self.ahead, block - 1, unit)
+            early += self._window(numbers.fetched, self.home, block - self.ahead, block, unit)
+            early += self._window(
+                numbers.gradients, self.home, block + 1, block + 1 + self.ahead, unit
+            )
+            self._row([*at_home, *left, *early], (room - backward) / unit)
+            left += self._share(numbers.stay, self.way, block, 1 / unit)
+        self._add_host(host_bytes)
+
+    def _add_host(self, host_bytes: float) -> None:
+        if not np.isfinite(host_bytes):
+            return
+        numbers = self.numbers
+        resident = numbers.home[:, :1]
+        terms = [
+            term
+            for block in range(self.count)
+            for term in (
+                *self._share(numbers.moved, self.way, block),
+                *self._share(resident - numbers.home, self.home, block),
+            )
+        ]
+        unit = max(host_bytes, 1.0)
+        self._row([(column, value / unit) for column, value in terms], host_bytes / unit)
+
+    def _window(
+        self, table: FloatArray, columns: np.ndarray, first: int, last: int, unit: float
+    ) -> list[tuple[int, float]]:
+        blocks = range(max(first, 0), min(last, self.count - 1) + 1)
+        return [term for block in blocks for term in self._share(table, columns, block, 1 / unit)]
+
+    # ── solving ──────────────────────────────────────────────────────────────────────────────────
+
+    def solved(self) -> Shares | None:
+        numbers, count = self.numbers, self.count
+        rows, columns, values = zip(*self._entries, strict=True)
+        shape = (len(self._limits), self._columns)
+        upper = coo_array((values, (rows, columns)), shape).tocsr()
+        both = [*self.way, *self.home]
+        equal_rows = np.repeat(np.arange(2 * count), [len(group) for group in both])
+        equal_columns = np.concatenate(both)
+        equal = coo_array(
+            (np.ones(len(equal_columns)), (equal_rows, equal_columns)), (2 * count, self._columns)
+        ).tocsr()
+        cost = np.zeros(self._columns)
+        cost[self.step] = 1.0
+        total = max(float(numbers.stay.sum()) + float(numbers.home.sum()), 1.0)
+        scale = _TINY * float(numbers.forward_s.sum() + numbers.backward_s.sum()) / total
+        cost[self.way] += numbers.moved * scale
+        cost[self.home] += (numbers.fetched + numbers.gradients) * scale
+        bounds = np.zeros((self._columns, 2))
+        bounds[:, 1] = np.inf
+        # The last block is kept: what it makes is needed at once.
+        bounds[self.way[-1, 1:], 1] = 0.0
+        found = linprog(
+            cost, A_ub=upper, b_ub=np.array(self._limits), A_eq=equal, b_eq=np.ones(2 * count),
+            bounds=bounds, method="highs",
+        )  # fmt: skip
+        if found.x is None or found.status != 0:
+            return None
+        shares = np.clip(found.x, 0.0, None)
+        return Shares(shares[self.way], shares[self.home], float(found.x[self.step]))

@@ -1,0 +1,234 @@
+"""What each block of a step takes: seconds, bytes that it leaves behind, bytes that it works in.
+
+Out of the costs of the problem and a walk over the step's storages. For what a block leaves behind
+there are five ways (`WAYS`) and for its parameters three (`HOMES`), each with the bytes that stay,
+the bytes that cross the way to the host, and the seconds that it adds; the linear program chooses
+among them. O(ops + reads) and O(ops²) only in what one block makes again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import FloatArray
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.hardware.host_link import HostLink, host_link
+from hocket.plan.problem import Problem
+from hocket.planners.memory.work import find_work, needed_last
+from hocket.simulate.rewriting.homes import parameter_reads
+from hocket.simulate.rewriting.needs import SMALLEST_MOVED, Uses
+
+WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host", "cheap again")
+"""What becomes of activations: the last makes again only what costs little per byte."""
+KEPT, OFFLOADED, RECOMPUTED, FROM_HOST, CHEAP = range(len(WAYS))
+HOMES = ("resident", "updated on the host", "streamed")
+RESIDENT, HOST_UPDATE, STREAMED = range(len(HOMES))
+CHEAP_SHARE = 0.25
+"""Storages are cheap to make again where a byte takes less than this part of the block's mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class BlockNumbers:
+    """Per block, in the order of the forward pass; sizes in bytes, times in seconds."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    forward_work: FloatArray
+    """Most bytes that its forward pass holds besides what other blocks left behind."""
+    backward_work: FloatArray
+    """The same of its backward pass, with all that it saved present."""
+    stay: FloatArray
+    """[block, way]: bytes that stay on the device until the backward pass."""
+    moved: FloatArray
+    """[block, way]: bytes that go to the host and come back."""
+    again_s: FloatArray
+    """[block, way]: seconds of ops that run again."""
+    cheap: tuple[tuple[int, ...], ...]
+    """Per block: the storages that are cheap to make again."""
+    home: FloatArray
+    """[block, home]: bytes of parameters and optimizer state on the device at all times."""
+    fetched: FloatArray
+    """[block, home]: bytes of parameters that come for each pass."""
+    gradients: FloatArray
+    """[block, home]: bytes of gradients that go to the host."""
+    returned: FloatArray
+    """[block, home]: bytes of updated parameters that come back at once."""
+    update_s: FloatArray
+    """[block, home]: seconds of updates on the device."""
+    host_traffic: FloatArray
+    """[block, home]: bytes that updates on the host read and write."""
+    base_bytes: float
+    """What is on the device in any case: batch, buffers, parameters that are nobody's."""
+    tail_s: FloatArray
+    """Seconds of each op of the last block."""
+    tail_held: FloatArray
+    """Bytes held while each op of the last block runs, as in its work."""
+    tail_inner: FloatArray
+    """Of these: bytes that exist for one chunk at a time where the loss is made in chunks."""
+    launch_s: float
+    link: HostLink
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.forward_s)
+
+
+def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
+    """The numbers of a step that runs on one device."""
+    graph = uses.graph
+    op_s = problem.costs.op_s[problem.costs.device_row[device]]
+    is_forward = graph.op_phase == Phase.FORWARD
+    is_backward = graph.op_phase == Phase.BACKWARD
+    ways = _ways(uses, op_s)
+    homes = _homes(uses, op_s)
+    work = find_work(uses)
+    return BlockNumbers(
+        forward_s=_by_block(uses, is_forward, op_s),
+        backward_s=_by_block(uses, is_backward, op_s),
+        forward_work=work.forward,
+        backward_work=work.backward,
+        tail_s=op_s[work.tail],
+        tail_held=work.held[work.tail],
+        tail_inner=work.inner[work.tail],
+        launch_s=problem.cluster.devices[device].kind.launch_s,
+        base_bytes=_base_bytes(graph, homes.owned),
+        link=host_link(problem.cluster, problem.cluster.devices[device]),
+        stay=ways.stay,
+        moved=ways.moved,
+        again_s=ways.again_s,
+        cheap=ways.cheap,
+        home=homes.home,
+        fetched=homes.fetched,
+        gradients=homes.gradients,
+        returned=homes.returned,
+        update_s=homes.update_s,
+        host_traffic=homes.host_traffic,
+    )
+
+
+def _by_block(uses: Uses, chosen: NDArray[np.bool_], values: FloatArray) -> FloatArray:
+    sums = np.zeros(uses.blocks.num_blocks)
+    np.add.at(sums, uses.blocks.block_of[chosen], values[chosen])
+    return sums
+
+
+# ── what a block leaves behind ───────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, eq=False)
+class _Ways:
+    stay: FloatArray
+    moved: FloatArray
+    again_s: FloatArray
+    cheap: tuple[tuple[int, ...], ...]
+
+
+def _ways(uses: Uses, op_s: FloatArray) -> _Ways:
+    graph, count = uses.graph, uses.blocks.num_blocks
+    stay, moved, again_s = (np.zeros((count, len(WAYS))) for _ in range(3))
+    last = needed_last(uses)
+    cheap: list[tuple[int, ...]] = []
+    for block in range(count):
+        own = [s for s in uses.saved(block) if last[s] == block]
+        sizes = graph.tensor_bytes[own].astype(np.float64)
+        total, movable = sizes.sum(), sizes[sizes >= SMALLEST_MOVED].sum()
+        stay[block] = total
+        stay[block, OFFLOADED], moved[block, OFFLOADED] = total - movable, movable
+        cheap.append(_cheap(uses, op_s, block))
+        if cheap[-1]:
+            again = uses.again_for(block, cheap[-1])
+            stay[block, CHEAP] = total - graph.tensor_bytes[list(cheap[-1])].sum()
+            again_s[block, CHEAP] = op_s[list(again)].sum()
+        again = uses.again[block]
+        if not again:
+            # It cannot be made again: these ways are as keeping it.
+            continue
+        inputs = [s for s in uses.checkpoint(block, again) if last.get(s, block) <= block]
+        kept = float(graph.tensor_bytes[inputs].sum())
+        again_s[block, RECOMPUTED] = again_s[block, FROM_HOST] = op_s[list(again)].sum()
+        stay[block, RECOMPUTED] = moved[block, FROM_HOST] = kept
+        stay[block, FROM_HOST] = 0.0
+    return _Ways(stay, moved, again_s, tuple(cheap))
+
+
+def _cheap(uses: Uses, op_s: FloatArray, block: int) -> tuple[int, ...]:
+    """Own storages of a block whose bytes come back for little time, such as those of pointwise
+    ops; chosen one by one, dearest bytes per second last, while the block's mean is not reached."""
+    graph, again = uses.graph, uses.again[block]
+    own = [s for s in uses.saved(block) if uses.producer_block(s) == block]
+    total = float(graph.tensor_bytes[own].sum())
+    mean = float(op_s[list(again)].sum()) / total if total and again else 0.0
+    chosen: list[int] = []
+    spent_s = 0.0
+    alone = {s: float(op_s[list(uses.again_for(block, {s}))].sum()) for s in own}
+    for storage in sorted(own, key=lambda s: (alone[s] / graph.tensor_bytes[s], s)):
+        if alone[storage] > CHEAP_SHARE * mean * graph.tensor_bytes[storage]:
+            break
+        ops = uses.again_for(block, {*chosen, storage})
+        cost_s = float(op_s[list(ops)].sum())
+        if ops and cost_s - spent_s <= CHEAP_SHARE * mean * graph.tensor_bytes[storage]:
+            chosen.append(storage)
+            spent_s = cost_s
+    return tuple(sorted(chosen))
+
+
+# ── parameters ───────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, eq=False)
+class _Homes:
+    home: FloatArray
+    fetched: FloatArray
+    gradients: FloatArray
+    returned: FloatArray
+    update_s: FloatArray
+    host_traffic: FloatArray
+    owned: frozenset[int]
+
+
+def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
+    """What the parameters of each block take; those of several blocks stay on the device here."""
+    graph, blocks = uses.graph, uses.blocks
+    count = blocks.num_blocks
+    tables = {
+        name: np.zeros((count, len(HOMES)))
+        for name in ("home", "fetched", "gradients", "returned", "update_s", "host_traffic")
+    }
+    forward, backward = parameter_reads(uses, uses.again)
+    readers: dict[int, set[int]] = {}
+    for block in range(count):
+        for root in forward[block] | backward[block]:
+            readers.setdefault(root, set()).add(block)
+    owned: set[int] = set()
+    for root, of in readers.items():
+        block, size = min(of), float(graph.tensor_bytes[root])
+        owned.add(root)
+        tables["home"][block] += size
+        if len(of) == 1:
+            tables["home"][block, STREAMED] -= size
+            tables["fetched"][block, STREAMED] += size
+    for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
+        block, reads = int(blocks.block_of[op]), graph.reads_of(op)
+        role = graph.tensor_role[reads]
+        state = reads[role == Role.OPTIMIZER_STATE]
+        owned.update(state.tolist())
+        tables["home"][block, RESIDENT] += graph.tensor_bytes[state].sum()
+        at_home = (HOST_UPDATE, STREAMED)
+        gradient = reads[(role == Role.GRADIENT) | (role == Role.ACTIVATION)]
+        tables["gradients"][block, at_home] += graph.tensor_bytes[gradient].sum()
+        tables["host_traffic"][block, at_home] += graph.bytes_touched[op]
+        tables["returned"][block, HOST_UPDATE] += graph.tensor_bytes[
+            reads[role == Role.PARAMETER]
+        ].sum()
+        tables["update_s"][block, RESIDENT] += op_s[op]
+    return _Homes(**tables, owned=frozenset(owned))
+
+
+def _base_bytes(graph: Graph, owned: frozenset[int]) -> float:
+    there = (graph.tensor_producer < 0) & (graph.alias_of < 0)
+    there[list(owned)] = False
+    return float(graph.tensor_bytes[there].sum())

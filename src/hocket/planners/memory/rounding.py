@@ -1,0 +1,90 @@
+"""From shares to a memory section: each block gets one way and one home.
+
+Blocks are gone through in order and what a block was given too much or too little of is carried to
+the next one (error diffusion), so that after any number of blocks each way has about the bytes and
+seconds that the linear program gave it. Kept and offloaded need no rounding: a block offloads a
+share of its bytes. O(blocks).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.planners.memory.linear import Shares
+from hocket.planners.memory.numbers import (
+    CHEAP,
+    FROM_HOST,
+    KEPT,
+    OFFLOADED,
+    RECOMPUTED,
+    RESIDENT,
+    STREAMED,
+    BlockNumbers,
+)
+from hocket.simulate.rewriting.needs import Uses
+
+SMALLEST_SHARE = 0.02
+"""Less than this part of a block is not worth offloading."""
+
+
+def rounded(
+    shares: Shares,
+    numbers: BlockNumbers,
+    uses: Uses,
+    *,
+    budget_bytes: tuple[int, ...],
+    loss_chunks: int,
+    prefetch: int,
+) -> Memory:
+    """The section nearest to the shares."""
+    ways = shares.ways.copy()
+    offloaded = ways[:, OFFLOADED].copy()
+    there = ways[:, KEPT] + offloaded
+    ways[:, KEPT], ways[:, OFFLOADED] = there, 0.0
+    way = _diffused(ways, numbers.stay[:, KEPT])
+    home = _diffused(shares.homes, numbers.home[:, RESIDENT])
+    share = np.divide(offloaded, there, out=np.zeros_like(there), where=there > 0)
+    blocks = tuple(
+        MemoryBlock(
+            name=name,
+            start=int(uses.blocks.start[number]),
+            stop=int(uses.blocks.start[number + 1]),
+            parameters="streamed" if home[number] == STREAMED else "resident",
+            update="device" if home[number] == RESIDENT else "host",
+            **_activations(int(way[number]), float(share[number]), numbers.cheap[number], uses),
+        )
+        for number, name in enumerate(uses.blocks.names)
+    )
+    return Memory(
+        budget_bytes=budget_bytes, blocks=blocks, loss_chunks=loss_chunks, prefetch=prefetch
+    )
+
+
+def _activations(way: int, share: float, cheap: tuple[int, ...], uses: Uses) -> dict[str, Any]:
+    if way == RECOMPUTED:
+        return {"activations": "recomputed"}
+    if way == FROM_HOST:
+        return {"activations": "recomputed", "checkpoint": "offloaded"}
+    if way == CHEAP:
+        names = uses.graph.tensor_names
+        return {"activations": "recomputed", "tensors": tuple(names[s] for s in cheap)}
+    if share >= SMALLEST_SHARE:
+        return {"activations": "offloaded", "share": round(share, 4)}
+    return {}
+
+
+def _diffused(shares: FloatArray, weight: FloatArray) -> IntArray:
+    """One choice per row such that running sums of weighted choices follow those of the shares."""
+    chosen = np.zeros(len(shares), dtype=np.int32)
+    owed = np.zeros(shares.shape[1])
+    for row, given in enumerate(shares):
+        owed += given * weight[row]
+        # A choice that was not given to any row of this kind is never taken.
+        allowed = np.where(given > 1e-9, owed, -np.inf)
+        chosen[row] = int(np.argmax(allowed)) if weight[row] else int(np.argmax(given))
+        owed[chosen[row]] -= weight[row]
+    return chosen

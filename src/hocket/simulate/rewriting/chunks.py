@@ -1,0 +1,57 @@
+"""The loss in chunks: which ops are done piece by piece so that all logits never exist together.
+
+The last block makes the logits and the loss, and its backward pass turns them into the gradient of
+its input at once; each part of the batch can go through both before the next begins. What leaves
+the block (the loss, gradients of its parameters and of its input) exists whole and is added to;
+what is made of parameters alone is made once; all else exists for one chunk at a time. O(ops).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.simulate.rewriting.blocks import StepBlocks
+
+
+@dataclass(frozen=True)
+class Region:
+    """The ops that go through in chunks are all of the last block."""
+
+    once: frozenset[int]
+    """Ops that do not depend on the batch."""
+    whole: frozenset[int]
+    """Storages that leave the region, by the tensors that own them."""
+
+
+def find_region(graph: Graph, blocks: StepBlocks) -> Region:
+    """What of the last block is made whole and what once."""
+    last = blocks.num_blocks - 1
+    inside = (blocks.block_of == last) & (graph.op_phase != Phase.OPTIMIZER)
+    ops = np.flatnonzero(inside)
+    fixed: set[int] = set()
+    once: set[int] = set()
+    for op in ops.tolist():
+        reads = graph.reads_of(op).tolist()
+        made_before = graph.tensor_producer[reads] >= 0
+        from_batch = [
+            tensor
+            for tensor, is_made in zip(reads, made_before.tolist(), strict=True)
+            if tensor not in fixed and (is_made or _is_batch(graph, tensor))
+        ]
+        if reads and not from_batch:
+            once.add(op)
+            fixed.update(graph.made_by(op))
+    whole: set[int] = set()
+    for op in set(ops.tolist()) - once:
+        for tensor in graph.made_by(op):
+            users = graph.users_of(tensor)
+            if graph.is_held[tensor] or not inside[users].all():
+                whole.add(int(graph.root_of[tensor]))
+    return Region(frozenset(once), frozenset(whole))
+
+
+def _is_batch(graph: Graph, tensor: int) -> bool:
+    return bool(graph.tensor_role[tensor] == Role.INPUT)

@@ -1,0 +1,302 @@
+"""Carry a memory section into the graph: what is offloaded, fetched, recomputed, streamed, updated
+on the host or done in chunks becomes ops.
+
+Copies run on the copy streams of the device, updates at home on its host stream; so the simulator
+times them, its memory curve proves the budget, and whoever executes the graph does just this. Each
+stream runs its ops in the order of the rewritten graph. Tensors of the control role hold back what
+would otherwise begin too early: a fetch begins when the block ``prefetch`` blocks before its reader
+does, and a block waits for the copies out of the block that many before it. Every stall shows as
+time of the step. O(ops + reads), Python.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
+from hocket.plan.sections import Memory
+from hocket.simulate.rewriting.blocks import blocks_of
+from hocket.simulate.rewriting.chunks import Region, find_region
+from hocket.simulate.rewriting.emit import Emitter
+from hocket.simulate.rewriting.homes import ParameterHomes, find_homes
+from hocket.simulate.rewriting.needs import Uses, find_needs, find_uses
+
+
+@dataclass(frozen=True, eq=False)
+class Rewritten:
+    """A step that keeps a memory section, and what its ops were."""
+
+    graph: Graph
+    origin: IntArray
+    """The op of the given graph that each op does, again or in part; -1 for copies."""
+    share: FloatArray
+    """The part of it that each op does: less than 1 in chunks."""
+    moved_bytes: LongArray
+    """What copies move."""
+    beside: IntArray
+    """An op of the given graph on whose device each op runs."""
+
+
+def rewrite(graph: Graph, memory: Memory, uses: Uses | None = None) -> Rewritten:
+    """The graph that carries out a memory section; ``uses`` saves finding them again."""
+    uses = uses or find_uses(graph, blocks_of(graph, memory))
+    return _Rewriter(graph, memory, uses).rewritten()
+
+
+class _Rewriter:
+    """Emits the ops of the rewritten step in order, and knows where each tensor is by then."""
+
+    def __init__(self, graph: Graph, memory: Memory, uses: Uses) -> None:
+        self.graph, self.memory, self.blocks = graph, memory, uses.blocks
+        self.num_blocks, self.ahead = uses.blocks.num_blocks, memory.prefetch
+        self.needs = find_needs(uses, memory)
+        self.homes: ParameterHomes = find_homes(graph, memory, uses, self.needs.again)
+        self.out = Emitter(graph)
+        self.backward = self._backward_ops()
+        self.fetches = self._fetches()
+        self.done: dict[tuple[str, int], int] = {}
+        """Control tensors of the last op of the forward or backward pass of a block."""
+        self.sent: dict[tuple[str, int], list[int]] = defaultdict(list)
+        """Control tensors of the copies out of a block's forward or backward pass."""
+        self.offloads: dict[int, int] = {}
+        """Storages to the control tensors of their offloads."""
+        self.returns: list[tuple[str, int, list[int], int]] = []
+        """Parameters that the host has updated and the device keeps: name, bytes, what they wait
+        for, and an op beside which they are."""
+        self.region: Region | None = None
+        if memory.loss_chunks > 1:
+            self.region = find_region(graph, uses.blocks)
+            reads = self.homes.streamed_reads
+            reads["forward"][-1] = sorted({*reads["forward"][-1], *reads["backward"][-1]})
+            reads["backward"][-1] = []
+
+    def _backward_ops(self) -> list[list[int]]:
+        ops: list[list[int]] = [[] for _ in range(self.num_blocks)]
+        for op in np.flatnonzero(self.graph.op_phase == Phase.BACKWARD).tolist():
+            ops[self.blocks.block_of[op]].append(op)
+        return ops
+
+    def _fetches(self) -> dict[int, list[int]]:
+        """Per block: storages that are fetched for its backward pass, the last made first."""
+        fetches: dict[int, list[int]] = defaultdict(list)
+        for storage, (_, needed_by) in sorted(self.needs.offloaded.items(), reverse=True):
+            fetches[needed_by].append(storage)
+        return fetches
+
+    def rewritten(self) -> Rewritten:
+        self._add_persistent()
+        last = self.num_blocks - 1
+        top = last if self.region is None else last - 1
+        """The last block that goes forward and backward by itself."""
+        for block in range(self.ahead):
+            self._fetch_parameters("forward", block)
+        for block in range(top + 1):
+            self._forward(block)
+        for block in range(top, last - self.ahead, -1):
+            self._fetch_backward(block)
+        if self.region is not None:
+            self._fetch_backward(last - self.ahead)
+            self._in_chunks(last)
+        for block in range(top, -1, -1):
+            self._fetch_backward(block - self.ahead)
+            self._backward(block)
+        self._update_rest()
+        return Rewritten(*self.out.finished(f"{self.graph.name} within its budget"))
+
+    def _add_persistent(self) -> None:
+        graph = self.graph
+        for tensor in np.flatnonzero(graph.tensor_producer < 0).tolist():
+            if tensor not in self.homes.on_host:
+                self.out.tensor(tensor, producer=-1, num_bytes=int(graph.tensor_bytes[tensor]))
+
+    # ── the forward pass ─────────────────────────────────────────────────────────────────────────
+
+    def _forward(self, block: int) -> None:
+        self._fetch_parameters("forward", block + self.ahead)
+        held_back = self.sent["forward", block - 1 - self.ahead]
+        ops = range(int(self.blocks.start[block]), int(self.blocks.start[block + 1]))
+        self._run("forward", block, ops, held_back)
+        self._drop_streamed(block)
+        for storage, (made_by, _) in self.needs.offloaded.items():
+            if made_by == block:
+                self._offload(storage, block)
+
+    def _run(
+        self, phase: str, block: int, ops: Sequence[int], held_back: list[int], **changes: Any
+    ) -> None:
+        """Emit a block's ops; the first waits for copies out, the last tells that all are done."""
+        for number, op in enumerate(ops):
+            waits = held_back if number == 0 else ()
+            made = self.out.op(op, also_reads=waits, tells=number == len(ops) - 1, **changes)
+            if made is not None:
+                self.done[phase, block] = made
+
+    def _offload(self, storage: int, block: int) -> None:
+        """Copy out what a storage holds once all that the block writes into it is written."""
+        size = int(self.graph.tensor_bytes[storage])
+        told = self.out.copy(
+            f"{self.graph.tensor_names[storage]}@offload", Stream.COPY_OUT, size,
+            reads=[self.out.latest(storage)], beside=int(self.graph.tensor_producer[storage]),
+            phase=Phase.FORWARD,
+        )  # fmt: skip
+        self.offloads[storage] = told
+        self.sent["forward", block].append(told)
+
+    # ── the backward pass ────────────────────────────────────────────────────────────────────────
+
+    def _backward(self, block: int) -> None:
+        again, ops = self.needs.again[block], self.backward[block]
+        held_back = list(self.sent["backward", block + 1 + self.ahead])
+        # Without the wait, a block whose input never left would be made again much too early.
+        before = self.done.get(("backward", block + 1))
+        for number, op in enumerate(again):
+            waits = held_back + ([before] if before is not None else []) if number == 0 else ()
+            self.out.op(op, suffix="@again", is_again=True, also_reads=waits)
+        self._run("backward", block, ops, held_back if not again else [])
+        self._update(block)
+        self._drop_streamed(block)
+
+    def _fetch_backward(self, block: int) -> None:
+        """Bring parameters and activations for a block's backward pass, in the order of need."""
+        if block < 0:
+            return
+        self._fetch_parameters("backward", block)
+        for storage in self.fetches[block]:
+            size = int(self.graph.tensor_bytes[storage])
+            self.out.fetch(
+                f"{self.graph.tensor_names[storage]}@fetch", [storage], size,
+                reads=[self.offloads[storage], *self._trigger("backward", block)],
+                beside=int(self.graph.tensor_producer[storage]),
+            )  # fmt: skip
+
+    def _fetch_parameters(self, phase: str, block: int) -> None:
+        if block >= self.num_blocks:
+            return
+        roots = self.homes.streamed_reads[phase][block]
+        if not roots:
+            return
+        size = int(self.graph.tensor_bytes[roots].sum())
+        op = int(self.blocks.start[block])
+        self.out.fetch(
+            f"{self.blocks.names[block]}@fetch-{phase}", roots, size,
+            reads=self._trigger(phase, block), beside=op,
+        )  # fmt: skip
+
+    def _trigger(self, phase: str, block: int) -> list[int]:
+        """What tells that the pass ``prefetch`` passes before this one begins: the end of the one
+        before that. Forward passes are counted up to the last, backward passes on from there."""
+        last = self.num_blocks - 1
+        # In chunks the last block's two passes are one.
+        turn = last if self.region is not None else last + 1
+        position = block if phase == "forward" else turn + last - block
+        before = position - self.ahead - 1
+        key = ("forward", before) if before <= last else ("backward", turn + last - before)
+        told = self.done.get(key)
+        return [] if told is None else [told]
+
+    def _drop_streamed(self, block: int) -> None:
+        """Later readers of a streamed parameter read what is fetched for them."""
+        for phase in ("forward", "backward"):
+            self.out.forget(self.homes.streamed_reads[phase][block])
+
+    # ── the loss in chunks ───────────────────────────────────────────────────────────────────────
+
+    def _in_chunks(self, block: int) -> None:
+        assert self.region is not None
+        if not self.ahead:
+            self._fetch_parameters("forward", block)
+        ops = [*range(int(self.blocks.start[block]), int(self.blocks.start[block + 1]))]
+        ops += self.backward[block]
+        count = self.memory.loss_chunks
+        for chunk in range(count):
+            for number, op in enumerate(ops):
+                if chunk and op in self.region.once:
+                    continue
+                is_end = chunk == count - 1 and number == len(ops) - 1
+                told = self.out.chunk(op, self.region, chunk, count, tells=is_end)
+                if told is not None:
+                    self.done["forward", block] = self.done["backward", block] = told
+        self._update(block)
+        self._drop_streamed(block)
+
+    # ── the update ───────────────────────────────────────────────────────────────────────────────
+
+    def _update(self, block: int) -> None:
+        """Updates of the block's parameters, as soon as their gradients are there."""
+        ready = [op for op in self.homes.updates[block] if self._has_gradients(op)]
+        self.homes.updates[block] = [op for op in self.homes.updates[block] if op not in ready]
+        on_host = [op for op in ready if self.memory.blocks[block].update == "host"]
+        for op in ready:
+            if op not in on_host:
+                self._update_on_device(op, block)
+        if on_host:
+            self._update_on_host(on_host, block)
+
+    def _has_gradients(self, op: int) -> bool:
+        graph = self.graph
+        return all(
+            self.out.has(tensor) or int(graph.root_of[tensor]) in self.homes.on_host
+            for tensor in graph.reads_of(op).tolist()
+        )
+
+    def _update_rest(self) -> None:
+        """What waited for gradients of other blocks, such as shared parameters."""
+        for block in range(self.num_blocks - 1, -1, -1):
+            self._update(block)
+        # Last of all, because nothing of this step waits for them, and what it fetches must not.
+        for name, size, updated, beside in self.returns:
+            self.out.copy(name, Stream.COPY_IN, size, reads=updated, beside=beside)
+
+    def _update_on_device(self, op: int, block: int) -> None:
+        graph, name = self.graph, self.graph.op_names[op]
+        visiting = [
+            tensor
+            for tensor in graph.reads_of(op).tolist()
+            if int(graph.root_of[tensor]) in self.homes.on_host
+        ]
+        away = [tensor for tensor in visiting if not self.out.has(tensor)]
+        if away:
+            size = int(graph.tensor_bytes[away].sum())
+            told = self.done.get(("backward", block + 1))
+            waits = [] if told is None else [told]
+            self.out.fetch(f"{name}@fetch", away, size, reads=waits, beside=op)
+        told = self.out.op(op, tells=bool(visiting))
+        if told is not None:
+            size = int(graph.tensor_bytes[visiting].sum())
+            reads = [told, *map(self.out.stands_for, visiting)]
+            sent = self.out.copy(f"{name}@return", Stream.COPY_OUT, size, reads=reads, beside=op)
+            self.sent["backward", block].append(sent)
+            self.out.forget(away)
+
+    def _update_on_host(self, ops: list[int], block: int) -> None:
+        graph, name = self.graph, self.blocks.names[block]
+        gradients = [
+            tensor
+            for op in ops
+            for tensor in graph.reads_of(op).tolist()
+            if graph.tensor_role[tensor] not in PERSISTENT_ROLES
+        ]
+        size = int(graph.tensor_bytes[gradients].sum())
+        count = len(self.sent["backward", block])
+        label = f"{name}@gradients" + (f":{count}" if count else "")
+        sent = self.out.copy(
+            label, Stream.COPY_OUT, size, reads=[self.out.now[t] for t in gradients], beside=ops[0]
+        )
+        self.sent["backward", block].append(sent)
+        updated = [self.out.at_home(op, sent) for op in ops]
+        staying = [
+            tensor
+            for op in ops
+            for tensor in graph.reads_of(op).tolist()
+            if graph.tensor_role[tensor] == Role.PARAMETER
+            and int(graph.root_of[tensor]) not in self.homes.on_host
+        ]
+        if staying:
+            size = int(graph.tensor_bytes[staying].sum())
+            self.returns.append((f"{label}@parameters", size, updated, ops[0]))

@@ -1,0 +1,146 @@
+"""Plans within a budget: kept in the simulator, monotone, never slower than the usual ones."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from planners.memory.steps import MIB, chain_step, placed
+
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.planners.memory.blocks import cut_step, narrow_cuts
+from hocket.planners.memory.budget import BudgetFit, keep_budget
+from hocket.planners.memory.frontier import FULL_OFFLOAD, FULL_RECOMPUTE, find_frontier
+from hocket.planners.memory.linear import bound_s
+from hocket.simulate.engine import simulate
+from hocket.simulate.rewriting.step import budgeted
+from hocket.simulate.verify import verify
+
+STEPS = {
+    "activations": chain_step(8, activation=32 * MIB, weight=1 * MIB),
+    "weights": chain_step(6, activation=2 * MIB, weight=48 * MIB),
+    "logits": chain_step(6, logits=256 * MIB),
+    "slow link": chain_step(6, activation=32 * MIB, flops=1e9),
+}
+
+
+@pytest.fixture(scope="module", params=STEPS)
+def frontier(request):
+    return find_frontier(*placed(STEPS[request.param]), num_levels=16)
+
+
+def test_budgets_are_kept_and_times_never_grow_with_them(frontier):
+    most = frontier.named("plain").peak_bytes
+    least = frontier.smallest.peak_bytes
+    times = []
+    for budget in np.linspace(least, most, 20).astype(int).tolist():
+        fit = BudgetFit(frontier, budget)
+        plan = fit.plan()
+        assert fit.chosen.peak_bytes <= budget
+        assert max(plan.claims.peak_bytes) <= budget
+        times.append(fit.chosen.step_s)
+        for usual in (FULL_RECOMPUTE, FULL_OFFLOAD):
+            other = frontier.named(usual)
+            assert other.peak_bytes > budget or fit.chosen.step_s <= other.step_s
+    assert all(later <= earlier for earlier, later in itertools.pairwise(times))
+
+
+def test_plans_stand_up_to_verify(frontier):
+    least, most = frontier.smallest.peak_bytes, frontier.named("plain").peak_bytes
+    for budget in (least, (least + most) // 2, most):
+        verify(BudgetFit(frontier, budget).plan(), frontier.problem)
+
+
+def test_bounds_are_below_every_plan(frontier):
+    fit = BudgetFit(frontier, 0)
+    for fitted in frontier.plans:
+        assert fit.lower_bound_bytes <= fitted.peak_bytes
+        assert bound_s(frontier.numbers, fitted.peak_bytes) <= fitted.step_s * (1 + 1e-9)
+
+
+def test_what_fits_nowhere_is_told_with_the_smallest_budget(frontier):
+    fit = BudgetFit(frontier, frontier.smallest.peak_bytes - 1)
+    assert fit.chosen is None
+    with pytest.raises(NoFeasiblePlanError, match="the leanest plan needs") as caught:
+        fit.plan()
+    assert str(fit.smallest_bytes) in caught.value.hint
+    assert BudgetFit(frontier, fit.smallest_bytes).chosen is not None
+
+
+def test_a_step_that_fits_is_left_alone():
+    problem, plan = placed(STEPS["activations"])
+    fit = keep_budget(problem, plan, 2**40)
+    assert fit.chosen.name == "plain"
+    assert fit.plan().get(Memory) is None
+    assert fit.gap < 0.01
+
+
+def test_host_memory_is_a_limit_too():
+    problem, plan = placed(STEPS["weights"])
+    free = find_frontier(problem, plan, num_levels=8)
+    tight = find_frontier(problem, plan, num_levels=8, host_bytes=200 * MIB)
+    assert tight.smallest.peak_bytes > free.smallest.peak_bytes
+    none = find_frontier(problem, plan, num_levels=8, host_bytes=0)
+    assert all(fitted.moved_bytes == 0 for fitted in none.plans)
+
+
+WAYS = (
+    {},
+    {"activations": "offloaded"},
+    {"activations": "recomputed"},
+    {"activations": "recomputed", "checkpoint": "offloaded"},
+)
+
+
+@pytest.mark.parametrize("flops", [3e10, 3e11])
+def test_plans_are_near_the_best_of_all_on_small_chains(flops):
+    """Every combination of whole-block ways is tried in the simulator."""
+    graph = chain_step(4, activation=32 * MIB, weight=MIB, flops=flops)
+    problem, plan = placed(graph)
+    blocks = cut_step(graph)
+    assert blocks.num_blocks == 5
+    everything = []
+    for ways in itertools.product(WAYS, repeat=4):
+        memory = Memory(
+            budget_bytes=(0,),
+            blocks=tuple(
+                MemoryBlock(name=name, start=int(a), stop=int(b), **way)
+                for name, a, b, way in zip(
+                    blocks.names, blocks.start[:-1], blocks.start[1:], (*ways, {}), strict=True
+                )
+            ),
+        )
+        step = budgeted(problem, plan, memory)
+        timeline = simulate(step.problem, step.plan)
+        everything.append((int(timeline.peak_bytes[0]), timeline.makespan_s))
+    frontier = find_frontier(problem, plan)
+    for budget in sorted({peak for peak, _ in everything}):
+        best = min(seconds for peak, seconds in everything if peak <= budget)
+        found = frontier.best(budget)
+        assert found is not None
+        assert found.step_s <= 1.04 * max(best, frontier.named("plain").step_s)
+
+
+def test_blocks_without_modules_are_cut_where_little_crosses():
+    graph = STEPS["activations"]
+    bare = replace(graph, op_module=np.full(graph.num_ops, -1, dtype=np.int32))
+    blocks = cut_step(bare)
+    assert blocks.num_blocks >= 3
+    assert len(set(blocks.names)) == blocks.num_blocks
+    assert narrow_cuts(bare, int(blocks.start[-1]))[0] == 0
+
+
+def test_a_module_that_runs_twice_gives_two_blocks_with_two_names():
+    graph = chain_step(6)
+    modules = tuple(f"net.{int(name.split('.')[1]) % 3}.part" if name.startswith("net.")
+                    and name.endswith("part") else name for name in graph.modules)  # fmt: skip
+    numbers = {name: at for at, name in enumerate(dict.fromkeys(modules))}
+    folded = replace(
+        graph,
+        modules=tuple(numbers),
+        op_module=np.array([numbers[modules[m]] for m in graph.op_module], dtype=np.int32),
+    )
+    names = cut_step(folded).names
+    assert "net.0" in names
+    assert "net.0:1" in names

@@ -1,0 +1,208 @@
+"""A memory section carried into the graph: what its ops are, and what they read."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planners.memory.steps import MIB, chain_step, placed
+
+from hocket.base.errors import CheckError, UsageError
+from hocket.graph.graph import Phase, Role, Stream
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.planners.memory.blocks import cut_step
+from hocket.simulate.engine import simulate
+from hocket.simulate.rewriting.rewrite import rewrite
+from hocket.simulate.rewriting.step import budgeted, carried_out, moved_bytes
+from hocket.simulate.verify import verify
+
+GRAPH = chain_step(5, logits=64 * MIB)
+
+
+def _memory(graph, policies, **settings):
+    blocks = cut_step(graph)
+    return Memory(
+        budget_bytes=(2**40,),
+        blocks=tuple(
+            MemoryBlock(name=name, start=int(start), stop=int(stop), **policy)
+            for name, start, stop, policy in zip(
+                blocks.names, blocks.start, blocks.start[1:], policies, strict=False
+            )
+        ),
+        **settings,
+    )
+
+
+def _all(graph, settings=None, **policy):
+    return _memory(graph, [policy] * cut_step(graph).num_blocks, **(settings or {}))
+
+
+def _peak(graph, memory):
+    step = budgeted(*placed(graph), memory)
+    return int(simulate(step.problem, step.plan).peak_bytes[0])
+
+
+def _roots(graph, tensors, names):
+    """Names of the storages behind tensors, without what tells makings of one tensor apart."""
+    found = set()
+    for tensor in tensors:
+        if graph.tensor_role[tensor] != Role.CONTROL:
+            name = graph.tensor_names[tensor].partition("@")[0]
+            found.add(names[name])
+    return found
+
+
+POLICIES = st.fixed_dictionaries(
+    {
+        "activations": st.sampled_from(["kept", "offloaded", "recomputed"]),
+        "share": st.sampled_from([0.5, 1.0]),
+        "checkpoint": st.sampled_from(["kept", "offloaded"]),
+        "parameters": st.sampled_from(["resident", "streamed"]),
+        "update": st.sampled_from(["device", "host"]),
+    }
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_every_plan_becomes_a_step_that_does_the_same_work_in_order(data):
+    count = cut_step(GRAPH).num_blocks
+    policies = data.draw(st.lists(POLICIES, min_size=count, max_size=count))
+    memory = _memory(
+        GRAPH, policies, loss_chunks=data.draw(st.sampled_from([1, 4])),
+        prefetch=data.draw(st.integers(0, 3)),
+    )  # fmt: skip
+    done = rewrite(GRAPH, memory)
+    names = {
+        name: GRAPH.tensor_names[GRAPH.root_of[tensor]]
+        for tensor, name in enumerate(GRAPH.tensor_names)
+    }
+    work = np.zeros(GRAPH.num_ops)
+    for op, origin in enumerate(done.origin.tolist()):
+        if origin < 0:
+            continue
+        if "@again" not in done.graph.op_names[op]:
+            work[origin] += done.share[op]
+        if done.graph.op_stream[op] == Stream.HOST:
+            continue
+        wanted = _roots(GRAPH, GRAPH.reads_of(origin), names)
+        got = _roots(done.graph, done.graph.reads_of(op), names)
+        made = _roots(GRAPH, GRAPH.made_by(origin), names)
+        assert wanted <= got <= wanted | made
+    assert np.allclose(work, 1.0)
+    step = budgeted(*placed(GRAPH), memory)
+    timeline = simulate(step.problem, step.plan)
+    # Copies and recomputation never make a step shorter than its own compute.
+    compute = done.graph.op_stream == Stream.COMPUTE
+    assert timeline.makespan_s >= step.problem.costs.op_s[0][compute].sum() * (1 - 1e-9)
+
+
+def test_nothing_decided_is_the_step_with_updates_after_each_block():
+    done = rewrite(GRAPH, _all(GRAPH))
+    assert sorted(done.graph.op_names) == sorted(GRAPH.op_names)
+    assert moved_bytes(done) == (0, 0)
+    heavy = chain_step(5, weight=64 * MIB)
+    problem, plan = placed(heavy)
+    plain = simulate(problem, plan)
+    step = budgeted(problem, plan, _all(heavy))
+    timeline = simulate(step.problem, step.plan)
+    assert timeline.makespan_s == pytest.approx(plain.makespan_s)
+    assert timeline.peak_bytes[0] < plain.peak_bytes[0]
+
+
+def test_recomputed_blocks_keep_their_input_and_run_again_just_before_their_gradients():
+    done = rewrite(GRAPH, _all(GRAPH, activations="recomputed"))
+    again = [name for name in done.graph.op_names if name.endswith("@again") and name[0] == "f"]
+    # The last op of a layer makes only the next layer's input, which nobody needs again.
+    assert again == [f"f{n}.{k}@again" for n in reversed(range(5)) for k in range(3)]
+    position = {name: at for at, name in enumerate(done.graph.op_names)}
+    assert position["b3.0"] < position["f2.0@again"] < position["b2.3"]
+    assert _peak(GRAPH, _all(GRAPH, activations="recomputed")) < _peak(GRAPH, _all(GRAPH))
+
+
+def test_offloaded_activations_leave_and_come_back():
+    memory = _all(GRAPH, activations="offloaded")
+    done = rewrite(GRAPH, memory)
+    out, back = moved_bytes(done)
+    assert out == back
+    assert out >= 19 * 8 * MIB
+    assert _peak(GRAPH, memory) < _peak(GRAPH, _all(GRAPH))
+
+
+def test_a_share_offloads_about_that_part_of_the_bytes():
+    whole = moved_bytes(rewrite(GRAPH, _all(GRAPH, activations="offloaded")))[0]
+    half = moved_bytes(rewrite(GRAPH, _all(GRAPH, activations="offloaded", share=0.5)))[0]
+    assert 0.3 * whole <= half <= 0.6 * whole
+
+
+def test_named_tensors_alone_are_recomputed():
+    memory = _all(GRAPH, activations="recomputed", tensors=("f2.0.out",))
+    again = [n for n in rewrite(GRAPH, memory).graph.op_names if n.endswith("@again")]
+    assert again == ["f2.0@again"]
+
+
+def test_streamed_parameters_come_twice_and_gradients_leave_once():
+    memory = _all(GRAPH, parameters="streamed", update="host")
+    done = rewrite(GRAPH, memory)
+    out, back = moved_bytes(done)
+    assert (out, back) == (5 * 4 * MIB, 10 * 4 * MIB)
+    at_home = done.graph.op_stream == Stream.HOST
+    assert at_home.sum() == 5
+    assert Role.PARAMETER not in done.graph.tensor_role
+    assert Role.OPTIMIZER_STATE not in done.graph.tensor_role
+
+
+def test_streamed_parameters_updated_on_the_device_take_their_state_along():
+    done = rewrite(GRAPH, _all(GRAPH, parameters="streamed", update="device"))
+    assert moved_bytes(done) == (5 * 12 * MIB, 5 * (4 + 12) * MIB)
+    assert not (done.graph.op_stream == Stream.HOST).any()
+
+
+def test_parameters_updated_on_the_host_return_behind_all_that_is_fetched():
+    done = rewrite(GRAPH, _all(GRAPH, activations="offloaded", update="host"))
+    incoming = [
+        name
+        for name, stream in zip(done.graph.op_names, done.graph.op_stream, strict=True)
+        if stream == Stream.COPY_IN
+    ]
+    assert [name.endswith("@parameters") for name in incoming] == [False] * (len(incoming) - 5) + [
+        True
+    ] * 5
+
+
+def test_loss_in_chunks_holds_a_part_of_the_logits():
+    whole, parts = _all(GRAPH), _all(GRAPH, {"loss_chunks": 8})
+    assert _peak(GRAPH, parts) < _peak(GRAPH, whole) - 64 * MIB
+    done = rewrite(GRAPH, parts)
+    assert sum(name.startswith("head@") for name in done.graph.op_names) == 8
+    assert done.graph.flops.sum() == pytest.approx(GRAPH.flops.sum())
+
+
+def test_a_block_waits_for_copies_out_so_that_memory_stays_bounded():
+    """A slow way to the host makes the step longer, not the peak higher."""
+    slow = chain_step(8, activation=64 * MIB, flops=1e9)
+    memory = _all(slow, activations="offloaded")
+    step = budgeted(*placed(slow), memory)
+    timeline = simulate(step.problem, step.plan)
+    copying = step.problem.costs.op_s[0][step.rewritten.graph.op_stream == Stream.COPY_OUT].sum()
+    assert timeline.makespan_s > copying
+    assert timeline.peak_bytes[0] < simulate(*placed(slow)).peak_bytes[0] * 0.75
+
+
+def test_simulate_and_verify_take_a_plan_with_a_memory_section():
+    problem, plan = placed(GRAPH)
+    memory = _all(GRAPH, activations="recomputed", parameters="streamed", update="host")
+    peak = _peak(GRAPH, memory)
+    kept = plan.having(replace(memory, budget_bytes=(peak,)))
+    carried, inner = carried_out(problem, kept)
+    assert simulate(problem, kept).makespan_s == simulate(carried, inner).makespan_s
+    verify(kept, problem)
+    with pytest.raises(CheckError, match="of its budget of"):
+        verify(plan.having(replace(memory, budget_bytes=(peak - 1,))), problem)
+
+
+def test_graphs_whose_passes_are_mixed_are_refused():
+    reversed_phases = replace(GRAPH, op_phase=np.full(GRAPH.num_ops, Phase.BACKWARD, np.int8))
+    with pytest.raises(UsageError, match="no forward pass"):
+        cut_step(reversed_phases)
