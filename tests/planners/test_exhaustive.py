@@ -9,10 +9,10 @@ from planners.exhaustive import constrained_problems, shortest_step_s
 from planners.tight_cases import tight_problem
 
 from hocket.api import make_problem
+from hocket.contrib.exact.planner import optimal
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
-from hocket.planners.placement.optimal import optimal
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 

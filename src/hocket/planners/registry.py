@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -19,11 +20,22 @@ from hocket.planners.placement.m_sct import m_sct
 from hocket.planners.placement.m_topo import m_topo
 from hocket.planners.placement.memory import fit_memory, memory_split
 from hocket.planners.placement.one_device import one_device
-from hocket.planners.placement.optimal import optimal
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.structural import by_structure
 
 Planner = Callable[[Problem, Plan], Plan]
+
+
+def _from_contrib(module: str, name: str, told: str) -> Planner:
+    """A planner that is imported when it is first asked: core never needs contrib."""
+
+    def planner(problem: Problem, plan: Plan) -> Plan:
+        found: Planner = getattr(import_module(f"hocket.contrib.{module}"), name)
+        return found(problem, plan)
+
+    planner.__doc__ = told
+    return planner
+
 
 PLACERS: dict[str, Planner] = {
     # splits that people get without a planner
@@ -43,7 +55,11 @@ PLACERS: dict[str, Planner] = {
     "pardnn-forward": by_structure(forward_coarsely(pardnn)),
     "pardnn-fine": by_structure(pardnn),
     "memory-split": by_structure(memory_split),
-    "optimal": optimal,
+    "optimal": _from_contrib(
+        "exact.planner",
+        "optimal",
+        "The plan with the shortest step, or the best that a fixed amount of work finds.",
+    ),
     # the load of the busiest device
     "throughput": throughput,
     "dpl": dpl,

@@ -1,1 +1,1 @@
-"""Placement and order of small graphs as one constraint model, solved with a proof."""
+"""Every plan of a tiny graph, tried or ruled out."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hocket.planners.placement.exact.instance import Read
-from hocket.planners.placement.exact.model import Model
+from hocket.contrib.exact.instance import Read
+from hocket.contrib.exact.model import Model
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, IntVar

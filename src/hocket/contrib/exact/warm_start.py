@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
+from hocket.contrib.exact.instance import Instance, Read
 from hocket.plan.plan import Plan
-from hocket.planners.placement.exact.instance import Instance, Read
 
 
 def first_plans(instance: Instance, plan: Plan, tail_s: FloatArray) -> Iterator[Plan]:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.base.arrays import IntArray, LongArray
+from hocket.contrib.exact.instance import Instance
+from hocket.contrib.exact.memory import add_memory
+from hocket.contrib.exact.model import Model, add_devices, break_symmetry, build_model
+from hocket.contrib.exact.prompt import add_promptness
+from hocket.contrib.exact.transfers import add_transfers
 from hocket.plan.plan import Plan
 from hocket.planners.bounds.classes import BoundClasses
 from hocket.planners.bounds.heads import Heads
-from hocket.planners.placement.exact.instance import Instance
-from hocket.planners.placement.exact.memory import add_memory
-from hocket.planners.placement.exact.model import Model, add_devices, break_symmetry, build_model
-from hocket.planners.placement.exact.prompt import add_promptness
 from hocket.planners.placement.exact.symmetry import first_use_order, interchangeable
-from hocket.planners.placement.exact.transfers import add_transfers
 from hocket.simulate.timeline import Timeline
 
 if TYPE_CHECKING:

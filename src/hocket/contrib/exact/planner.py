@@ -1,12 +1,12 @@
 """Optimal: the shortest step that any plan of a small graph has, with the proof.
 
-Of tiny graphs every plan is tried or ruled out (`exact.exhaustive`). Otherwise placement and order
-are one constraint model over whole ticks of time (`exact`), solved by OR-tools'
-CP-SAT from the best of a few simple plans; the simulator then runs the schedule that was found, and
-the best simulated plan is kept. The plan claims whether it is proven, and otherwise how much
-shorter a step could be at most. Where transfers share channels the model counts each alone on its
-way: its bound holds, but the simulated step can be longer, and the proof is then left open.
-Exponential; limited to `MAX_OPS` ops and to a fixed amount of work.
+Of tiny graphs every plan is tried or ruled out (`hocket.planners.placement.exact`). Otherwise
+placement and order are one constraint model over whole ticks of time, solved by OR-tools' CP-SAT
+from the best of a few simple plans; the simulator then runs the schedule that was found, and the
+best simulated plan is kept. The plan claims whether it is proven, and otherwise how much shorter a
+step could be at most. Where transfers share channels the model counts each alone on its way: its
+bound holds, but the simulated step can be longer, and the proof is then left open. Exponential;
+limited to `MAX_OPS` ops and to a fixed amount of work.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.base.errors import NoFeasiblePlanError, UsageError
 from hocket.base.extras import require
+from hocket.contrib.exact.instance import Instance, longest_step_s, make_instance
+from hocket.contrib.exact.search import WORK, search
+from hocket.contrib.exact.warm_start import first_plans
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.bounds.bound import lower_bound
@@ -26,9 +29,6 @@ from hocket.planners.bounds.classes import BoundClasses, find_classes
 from hocket.planners.bounds.heads import Heads, find_heads
 from hocket.planners.bounds.units import find_units
 from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
-from hocket.planners.placement.exact.instance import Instance, longest_step_s, make_instance
-from hocket.planners.placement.exact.search import WORK, search
-from hocket.planners.placement.exact.warm_start import first_plans
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hocket.base.arrays import LongArray
-from hocket.planners.placement.exact.instance import Read
-from hocket.planners.placement.exact.model import Model
+from hocket.contrib.exact.instance import Read
+from hocket.contrib.exact.model import Model
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import IntervalVar, IntVar, LiteralT

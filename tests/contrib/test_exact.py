@@ -13,14 +13,14 @@ from simulate.problems import joined, problem_of
 
 from hocket.api import make_problem
 from hocket.base.errors import MissingExtraError, NoFeasiblePlanError, UsageError
+from hocket.contrib.exact.instance import make_instance
+from hocket.contrib.exact.planner import MAX_OPS, PROVEN_GAP, optimal
 from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners.bounds import lower_bound
 from hocket.planners.bounds.units import find_units
 from hocket.planners.compare import compare
-from hocket.planners.placement.exact.instance import make_instance
 from hocket.planners.placement.exact.symmetry import first_use_order, interchangeable
-from hocket.planners.placement.optimal import MAX_OPS, PROVEN_GAP, optimal
 from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hocket.contrib.exact.instance import Instance
 from hocket.planners.bounds.classes import BoundClasses
 from hocket.planners.bounds.heads import Heads
-from hocket.planners.placement.exact.instance import Instance
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import BoolVarT, CpModel, IntervalVar, IntVar
