@@ -4,7 +4,7 @@ python examples/loops_lda.py docword.txt.gz --topics 100 --sweeps 20
 
 The Gibbs sweep goes over (document, word) in a rotation; only the totals of topics are seen late,
 which is permitted. The Warp passes are two 1-D loops, one by word and one by document (Chen et al.,
-VLDB 2016): each token proposes from the other side's counts of the last pass.
+VLDB 2016): each side proposes topics, which the other accepts by its own counts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import hocket
 
 ALPHA, BETA = 0.1, 0.01
-MANY_TOPICS = 150
+MANY_TOPICS = 20
 
 
 @hocket.parallel_for(permit={"totals": "buffer"}, fastmath=True, check_bounds=False)
@@ -45,31 +45,46 @@ def gibbs(d, w, z, nd, nw, totals, p, draws, alpha, beta, sum_beta):
 
 
 def mixed(seed):
-    """A random number from a number: the same for every worker and every order."""
+    """A random number below 2**32 from a number: the same for every worker and every order."""
     seed = (seed ^ (seed >> 15)) * 2246822519 & 4294967295
     seed = (seed ^ (seed >> 13)) * 3266489917 & 4294967295
     return (seed ^ (seed >> 16)) & 4294967295
 
 
 @hocket.parallel_for(check_bounds=False)
-def by_group(ptr, z, other, others, totals, num_topics, prior, other_prior, rest, seed):
-    """One pass over tokens in groups: proposals from the group's own topics, accepted by the counts
-    of the other side and of the topics, as they were before the pass."""
+def by_group(ptr, z, proposed, count, totals, num_topics, prior, rest, seed):
+    """One pass over the tokens of each group (a document or a word), which lie side by side.
+
+    What the other side proposed is accepted by this group's counts alone, then this group proposes
+    for the other side: a topic of one of its tokens, or any topic. ``count`` is each group's own
+    and stays in the cache, where the counts of all groups would not."""
     for g in range(len(ptr) - 1):
         size = ptr[g + 1] - ptr[g]
         mine = z[ptr[g] : ptr[g + 1]]
-        theirs = other[ptr[g] : ptr[g + 1]]
+        theirs = proposed[ptr[g] : ptr[g + 1]]
+        draw = mixed(g * 40503 + seed)
+        count[:] = 0
+        for q in range(size):
+            count[mine[q]] += 1
         for q in range(size):
             old = mine[q]
-            draw = mixed((ptr[g] + q) * 40503 + seed)
-            if draw / 4294967296.0 * (size + num_topics * prior) < size:
-                new = mine[mixed(draw + 1) % size]
+            new = theirs[q]
+            draw = (draw * 747796405 + 2891336453) & 4294967295
+            if new != old:
+                top = (count[new] + prior) * (totals[old] + rest)
+                low = (count[old] - 1 + prior) * (totals[new] + rest)
+                if (draw >> 8) / 16777216.0 * low < top:
+                    count[old] -= 1
+                    count[new] += 1
+                    mine[q] = new
+        own = size / (size + num_topics * prior) * 16777216.0
+        for q in range(size):
+            draw = (draw * 747796405 + 2891336453) & 4294967295
+            other = mixed(draw)
+            if draw >> 8 < own:
+                theirs[q] = mine[other * size >> 32]
             else:
-                new = mixed(draw + 2) % num_topics
-            top = (others[theirs[q], new] + other_prior) * (totals[old] + rest)
-            low = (others[theirs[q], old] + other_prior) * (totals[new] + rest)
-            if mixed(draw + 3) / 4294967296.0 * low < top:
-                mine[q] = new
+                theirs[q] = other * num_topics >> 32
 
 
 def counts(group, z, num_groups, num_topics):
@@ -92,20 +107,25 @@ class Topics:
     """Tokens with their topics, and the counts of both sides."""
 
     def __init__(self, d, w, num_topics, seed=0):
-        self.d, self.w, self.k = d, w, num_topics
-        rng = np.random.default_rng(seed)
-        self.z = rng.integers(0, num_topics, len(d))
-        self.rng = rng
-        self.by_word = np.argsort(w, kind="stable")
-        self.by_document = np.argsort(d, kind="stable")
+        order = np.argsort(d, kind="stable")
+        self.d, self.w, self.k = d[order], w[order], num_topics
+        self.rng = np.random.default_rng(seed)
+        self.z = self.rng.integers(0, num_topics, len(d), dtype=np.int32)
+        self.by_word = np.argsort(self.w, kind="stable")
         self.word_ptr = np.concatenate([[0], np.cumsum(np.bincount(w))])
         self.document_ptr = np.concatenate([[0], np.cumsum(np.bincount(d))])
+        self.proposed = self.rng.integers(0, num_topics, len(d), dtype=np.int32)
+        self.count = np.zeros(num_topics, dtype=np.int32)
         self.recount()
 
     def recount(self):
         self.nd = counts(self.d, self.z, len(self.document_ptr) - 1, self.k)
         self.nw = counts(self.w, self.z, len(self.word_ptr) - 1, self.k)
         self.totals = self.nw.sum(axis=0).astype(np.int64)
+
+    def likelihood(self):
+        self.recount()
+        return likelihood_per_word(self.d, self.w, self.nd, self.nw, self.totals)
 
     def sweep_gibbs(self):
         draws = self.rng.random(len(self.z))
@@ -114,18 +134,16 @@ class Topics:
               BETA * len(self.nw))  # fmt: skip
 
     def sweep_warp(self, number):
-        self.warp_pass(self.by_word, self.word_ptr, self.d, self.nd, BETA, ALPHA, 2 * number)
-        self.warp_pass(
-            self.by_document, self.document_ptr, self.w, self.nw, ALPHA, BETA, 2 * number + 1
-        )
+        """By word, where tokens are brought side by side, then by document, where they are."""
+        z, proposed = self.z[self.by_word], self.proposed[self.by_word]
+        self.warp_pass(self.word_ptr, z, proposed, BETA, 2 * number)
+        self.z[self.by_word], self.proposed[self.by_word] = z, proposed
+        self.warp_pass(self.document_ptr, self.z, self.proposed, ALPHA, 2 * number + 1)
 
-    def warp_pass(self, order, ptr, other, others, prior, other_prior, seed):
-        grouped = self.z[order]
+    def warp_pass(self, ptr, z, proposed, prior, number):
         rest = BETA * len(self.nw)
-        by_group(ptr, grouped, other[order], others, self.totals, self.k, prior, other_prior,
-                 rest, seed)  # fmt: skip
-        self.z[order] = grouped
-        self.recount()
+        by_group(ptr, z, proposed, self.count, self.totals, self.k, prior, rest, number * 7919)
+        self.totals = np.bincount(z, minlength=self.k)
 
 
 def made_up(documents=400, words=1500, tokens=60_000, seed=0):
@@ -148,7 +166,7 @@ def main() -> None:
         else:
             topics.sweep_warp(sweep)
         seconds = time.perf_counter() - start
-        value = likelihood_per_word(d, w, topics.nd, topics.nw, topics.totals)
+        value = topics.likelihood()
         print(f"sweep {sweep + 1}: {value:.4f} per word, {len(d) / seconds / 1e6:.2f} M tokens/s")
     print((gibbs if options.topics < MANY_TOPICS else by_group).explain())
 

@@ -95,6 +95,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--method", choices=["sgd", "biases", "adagrad"], default="sgd")
+    parser.add_argument("--rate", type=float, default=0.05, help="step size of SGD at first")
+    parser.add_argument("--fall", type=float, default=0.8, help="its factor from epoch to epoch")
     options = parser.parse_args()
     u, i, v = loops_data.ratings(options.ratings) if options.ratings else made_up()
     mean = np.float32(v.mean())
@@ -104,10 +106,11 @@ def main() -> None:
     scale = np.float32(1 / np.sqrt(options.rank))
     W = rng.random((u.max() + 1, options.rank), dtype=np.float32) * scale
     H = rng.random((i.max() + 1, options.rank), dtype=np.float32) * scale
-    rate, decay = np.float32(0.01), np.float32(0.02)
+    decay = np.float32(0.02)
     bu, bi = np.zeros(len(W), np.float32), np.zeros(len(H), np.float32)
     gw, gh = np.ones(len(W), np.float32), np.ones(len(H), np.float32)
     for epoch in range(options.epochs):
+        rate = np.float32(options.rate * options.fall**epoch)
         start = time.perf_counter()
         if options.method == "sgd":
             sgd(u, i, v - mean, W, H, rate, decay)

@@ -16,7 +16,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import loops_data
-from loops_lda import ALPHA, BETA, Topics, likelihood_per_word
+from loops_lda import ALPHA, BETA, Topics
 
 
 def sweeps(d, w, num_topics, kind, seconds):
@@ -32,7 +32,7 @@ def sweeps(d, w, num_topics, kind, seconds):
         step(count)
         each = time.process_time() - start
         spent, best, count = spent + each, min(best, each), count + 1
-    value = likelihood_per_word(d, w, topics.nd, topics.nw, topics.totals)
+    value = topics.likelihood()
     print(f"  {kind:6} {len(d) / best / 1e6:6.2f} M tokens/s per core, {value:.4f} per word after "
           f"{count} sweeps in {spent:.1f} s")  # fmt: skip
     return len(d) / best
