@@ -10,8 +10,8 @@ import pytest
 
 from hocket.base.errors import CheckError, InputFileError, UsageError
 from hocket.export.compile_trees import program_of
-from hocket.export.msccl import read_msccl, to_msccl
-from hocket.export.mscclpp import program_of_plan, read_mscclpp, to_mscclpp
+from hocket.export.msccl import parse_msccl, to_msccl
+from hocket.export.mscclpp import program_of_plan, to_mscclpp
 from hocket.export.nccl_graph import to_nccl_graph
 from hocket.export.program import Slot, run_program
 from hocket.hardware.shorthand import cluster_from_text
@@ -35,15 +35,14 @@ def sections(collective):
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_our_schedules_run_as_programs_and_survive_their_files(collective, tmp_path):
+def test_our_schedules_run_as_programs_and_survive_their_files(collective):
     for section in sections(collective):
         program, change = program_of(section)
         assert change == 0
         run_program(program)
-        path = tmp_path / "p.xml"
-        path.write_text(to_msccl(program))
-        assert read_msccl(path).blocks == program.blocks
-        run_program(read_msccl(path))
+        written = parse_msccl(to_msccl(program).encode(), "p.xml")
+        assert written.blocks == program.blocks
+        run_program(written)
         data = json.loads(json.dumps(to_mscclpp(section)))
         if collective not in ("broadcast", "reduce"):
             run_program(program_of_plan(data))
@@ -90,8 +89,7 @@ def test_rings_and_chains_alone_become_nccl_graphs():
         to_nccl_graph(best_schedule(fabric, "allreduce", 0).section, cluster)
 
 
-def test_files_that_are_no_programs_are_refused(tmp_path):
-    path = tmp_path / "p.xml"
+def test_files_that_are_no_programs_are_refused():
     for text in (
         "<algo",
         "<graph/>",
@@ -99,15 +97,15 @@ def test_files_that_are_no_programs_are_refused(tmp_path):
         '<algo ngpus="1" coll="x"/>',
         "<!DOCTYPE a><algo/>",
     ):
-        path.write_text(text)
         with pytest.raises(InputFileError):
-            read_msccl(path)
+            parse_msccl(text.encode(), "p.xml")
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="shared data is not here")
 def test_programs_of_others_run_to_the_right_result():
-    programs = [read_msccl(path) for path in sorted((DATA / "msccl_xml").glob("*.xml"))]
-    programs += [read_mscclpp(path) for path in sorted((DATA / "mscclpp_plans").glob("*.json"))]
+    of_xml, of_json = (DATA / "msccl_xml").glob("*.xml"), (DATA / "mscclpp_plans").glob("*.json")
+    programs = [parse_msccl(path.read_bytes(), path.name) for path in sorted(of_xml)]
+    programs += [program_of_plan(json.loads(path.read_text())) for path in sorted(of_json)]
     assert programs
     assert [what_is_wrong_with(program) for program in programs] == [None] * len(programs)
 

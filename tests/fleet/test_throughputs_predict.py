@@ -17,7 +17,7 @@ from hocket.cli.root import root
 from hocket.cost.collectives import RingPath, ring_all_reduce_s
 from hocket.fleet.throughputs import JobProfile, read_throughputs, stacked, write_throughputs
 from hocket.fleet.throughputs.buckets import Gradients, exposed_s, in_buckets
-from hocket.fleet.throughputs.predict import predict, predict_throughputs
+from hocket.fleet.throughputs.predict import predict
 from hocket.fleet.throughputs.ring import widest_ring
 from hocket.fleet.throughputs.servers import find_servers
 from hocket.graph import Graph, Phase, Role
@@ -25,6 +25,11 @@ from hocket.graph.build import GraphBuilder
 from hocket.graph.files import write_graph
 from hocket.graph.generators import generate
 from hocket.hardware.shorthand import cluster_from_text
+
+
+def predict_throughputs(*args, **options):
+    return predict(*args, **options).throughputs
+
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "cluster"
 MATMUL_EFFICIENCY = 0.7

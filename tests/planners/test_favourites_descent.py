@@ -23,7 +23,7 @@ from hocket.graph.generators import generate
 from hocket.planners.favourites.descent import descended_favours
 from hocket.planners.favourites.linear import optimal_favours
 from hocket.planners.favourites.net import ReaderPairs, make_net, net_of
-from hocket.planners.favourites.sweep import longest_path_s, swept_favours
+from hocket.planners.favourites.sweep import longest_path_s, needed_favours
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "placement"
 
@@ -56,7 +56,7 @@ def test_linear_programme_is_legal_and_least(net):
 def test_descent_is_legal_and_near_the_least(net):
     least_s = least_by_hand(net)
     favour = descended_favours(net)
-    swept = swept_favours(net, favour)
+    swept = needed_favours(net, favour)
     assert is_legal(net, favour)
     assert is_legal(net, swept)
     assert longest_by_hand(net, swept) >= least_s * (1 - 1e-6) - 1e-9
@@ -129,7 +129,7 @@ def test_descent_agrees_with_flows_over_explicit_paths(net, num_rounds):
 def test_descent_comes_within_half_a_percent_of_the_linear_programme(family, cluster):
     net = net_of(make_problem(generate(family, 900, 3), cluster))
     least_s = longest_path_s(net, optimal_favours(net))
-    reached_s = longest_path_s(net, swept_favours(net, descended_favours(net)))
+    reached_s = longest_path_s(net, needed_favours(net, descended_favours(net)))
     assert least_s * (1 - 1e-6) <= reached_s <= 1.005 * least_s
 
 
@@ -138,5 +138,5 @@ def test_descent_comes_within_half_a_percent_of_the_linear_programme(family, clu
 def test_descent_is_near_the_linear_programme_on_public_graphs(path):
     net = net_of(make_problem(read_graph(path), "4xv100-32g"))
     least_s = longest_path_s(net, optimal_favours(net))
-    reached_s = longest_path_s(net, swept_favours(net, descended_favours(net)))
+    reached_s = longest_path_s(net, needed_favours(net, descended_favours(net)))
     assert least_s * (1 - 1e-6) <= reached_s <= 1.005 * least_s

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planners.every_division import enumerate_divisions
 
 from hocket.base.errors import UsageError
 from hocket.hardware import cluster_from_text
@@ -17,7 +18,6 @@ from hocket.planners.parallelism.enumerate import (
     FEW_DEVICES,
     Limits,
     division_blocks,
-    enumerate_divisions,
     tensor_degrees,
 )
 from hocket.planners.parallelism.limits import fixed_limits

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from planners.every_division import enumerate_divisions
 
 from hocket.api import make_problem
 from hocket.base.errors import NoFeasiblePlanError, UsageError
@@ -23,7 +24,7 @@ from hocket.plan.sections import PlacedDivision
 from hocket.plan.training import TransformerTraining
 from hocket.planners import find_planner
 from hocket.planners.parallelism import enumerate as enumeration
-from hocket.planners.parallelism.enumerate import Limits, enumerate_divisions
+from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.outlook import even_layers, outlook_of
 from hocket.planners.parallelism.pools import pools_of

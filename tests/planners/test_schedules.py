@@ -30,6 +30,12 @@ PUBLISHED = {
 }
 
 
+def bubble(timeline):
+    """Idle time of the busiest device over its work, as papers state it."""
+    work_s = timeline.busy_s.max()
+    return (timeline.makespan_s - work_s) / work_s
+
+
 @pytest.mark.parametrize("case", PUBLISHED, ids=[f"{n}-{c}" for n, c in PUBLISHED])
 def test_bubble_and_held_microbatches_are_as_published(case):
     name, chunks = case
@@ -38,7 +44,7 @@ def test_bubble_and_held_microbatches_are_as_published(case):
     ):
         schedule = make_schedule(name, num_devices, num_microbatches, chunks)
         timeline = simulate_pipeline(schedule, even_costs(num_devices, chunks))
-        assert timeline.idle_ratio == pytest.approx(expected[0])
+        assert bubble(timeline) == pytest.approx(expected[0])
         assert timeline.peak_bytes.max() / chunks == expected[1]
 
 
@@ -104,7 +110,7 @@ def test_held_microbatches_follow_their_formulas(num_devices):
 def test_v_half_waits_less_than_two_thirds_of_1f1b(num_devices):
     costs = even_costs(num_devices, 2)
     half = simulate_pipeline(make_schedule("v-half", num_devices, 4 * num_devices), costs)
-    assert half.idle_ratio < 2 / 3 * (num_devices - 1) / (4 * num_devices)
+    assert bubble(half) < 2 / 3 * (num_devices - 1) / (4 * num_devices)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

@@ -66,7 +66,6 @@ def test_busy_time_and_bubble_add_up(name, chunks):
     timeline = simulate_pipeline(schedule, even_costs(4, chunks, (1.0, 1.5, 0.5)))
     np.testing.assert_allclose(timeline.busy_s, 24.0)
     assert timeline.idle_share == pytest.approx(1 - 24 / timeline.makespan_s)
-    assert timeline.idle_ratio == pytest.approx(timeline.makespan_s / 24 - 1)
 
 
 def test_what_follows_the_last_action_counts_on_its_own_device():

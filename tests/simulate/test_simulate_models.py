@@ -83,7 +83,10 @@ def test_shared_transfers_get_exactly_their_work(data):
     timeline = simulate(problem, data.draw(plans(problem)))
     costs, routes = problem.costs, problem.costs.routes
     src, dst = timeline.transfer_src, timeline.transfer_dst
-    work = costs.transfer_work(timeline.transfer_tensor, src, dst)
+    tensor = timeline.transfer_tensor
+    work = costs.tensor_bytes[tensor].astype(np.float64)
+    if costs.tensor_s is not None:
+        work = costs.tensor_s[tensor] * routes.hops[src, dst]
     flow_s = timeline.transfer_start_s + routes.latency_s[src, dst]
     end_s = timeline.transfer_end_s
     flows = np.flatnonzero(work > 0)

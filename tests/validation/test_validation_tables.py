@@ -17,7 +17,6 @@ from hocket.validation.tables import (
     load_tables,
     read_records,
     read_table,
-    write_rows,
 )
 from hocket.validation.validate import predict_memory, predict_steps
 
@@ -137,6 +136,38 @@ def test_names_of_sc21_rows_are_their_parameters():
         billions = parameter_counts(row.model).total / 1e9
         named = 1000 if row.row == "1T" else float(row.row.removesuffix("B"))
         assert billions == pytest.approx(named, rel=0.03)
+
+
+def write_rows(rows):
+    """Rows as the columns of a table, such as `read_table` reads."""
+    for row in rows:
+        division, model = row.division, row.model
+        yield {
+            "row": row.row,
+            "cluster": row.cluster,
+            "software": row.software.name,
+            "gradient_bytes": str(row.software.gradient_bytes),
+            "spare_gradient_bytes": str(row.software.spare_gradient_bytes),
+            "hidden": str(model.hidden),
+            "layers": str(model.layers),
+            "heads": str(model.heads),
+            "vocabulary": str(model.vocabulary),
+            "sequence": str(model.sequence),
+            "dropout": str(int(model.dropout)),
+            "tensor": str(division.tensor),
+            "pipeline": str(division.pipeline),
+            "data": str(division.data),
+            "chunks": str(division.chunks),
+            "microbatch": str(division.microbatch),
+            "global_batch": str(division.global_batch),
+            "recompute": division.recompute,
+            "zero": str(division.zero),
+            "sequence_parallel": str(int(division.sequence_parallel)),
+            "stages": " ".join(map(str, division.layers or ())),
+            "step_s": "" if row.step_s is None else f"{row.step_s:.6g}",
+            "memory_gib": "" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.6g}",
+            "oom": str(int(row.is_oom)),
+        }
 
 
 def test_a_table_survives_writing(tmp_path):

@@ -145,8 +145,9 @@ def _write(
 
 
 def _export(plan: CollectivePlan, path: Path) -> Path:
-    """Write a program of the chosen schedule, after running it."""
+    """Write a program of the chosen schedule, after running what is written."""
     from hocket.api.exports import (
+        parse_msccl,
         program_of,
         program_of_plan,
         run_program,
@@ -163,10 +164,10 @@ def _export(plan: CollectivePlan, path: Path) -> Path:
         text = to_nccl_graph(section, plan.cluster).encode()
     elif path.suffix == ".xml":
         program, change = program_of(section)
-        run_program(program)
         if change:
             say(f"shares were rounded to whole chunks, by up to {100 * change:.2g} %")
         text = to_msccl(program).encode()
+        run_program(parse_msccl(text, str(path)))
     elif path.suffix == ".json":
         data = to_mscclpp(section)
         run_program(program_of_plan(data))

@@ -70,12 +70,6 @@ class Costs:
             return latency_s + float(self.tensor_s[tensor]) * int(self.routes.hops[src, dst])
         return latency_s + float(self.tensor_bytes[tensor] / self.routes.bandwidth_bps[src, dst])
 
-    def transfer_work(self, tensor: IntArray, src: IntArray, dst: IntArray) -> FloatArray:
-        """Work of each transfer in the unit of `channel_capacity`: bytes, or stated seconds."""
-        if self.tensor_s is not None:
-            return self.tensor_s[tensor] * self.routes.hops[src, dst]
-        return self.tensor_bytes[tensor].astype(np.float64)
-
     def channel_capacity(self) -> FloatArray:
         """Work per second that each channel does."""
         if self.tensor_s is not None:

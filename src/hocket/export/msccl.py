@@ -7,7 +7,6 @@ rrcs all of it, cpy copy, re reduce, nop. A step may wait for one step of anothe
 
 from __future__ import annotations
 
-from pathlib import Path
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
@@ -31,13 +30,8 @@ _TYPES = {
 }
 
 
-def read_msccl(path: str | Path) -> CollectiveProgram:
+def parse_msccl(content: bytes, where: str) -> CollectiveProgram:
     """The program of an XML file; raises `InputFileError` that names it."""
-    where = str(path)
-    try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise InputFileError(f"cannot be read: {error.strerror or error}", where=where) from None
     if len(content) > MAX_FILE_BYTES or b"<!DOCTYPE" in content or b"<!ENTITY" in content:
         raise InputFileError("is too large, or defines a document type", where=where)
     try:

@@ -12,30 +12,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from math import lcm
-from pathlib import Path
 from typing import Any
 
 from hocket.base import fields
 from hocket.base.errors import InputFileError
-from hocket.base.jsonfile import read_json
 from hocket.export.compile_trees import RangeSend, moves_of
 from hocket.export.program import BlockStep, CollectiveProgram, Slot, ThreadBlock
 from hocket.plan.sections.communication import Communication
 
-MAX_BYTES = 200_000_000
 _MOVES = ("copy", "put", "get", "res", "rre", "rres", "re")
 _SIGNALS, _WAITS = ("signal", "rlxsignal"), ("wait", "rlxwait")
 _NAMES = {"reducescatter": "reducescatter", "reduce_scatter": "reducescatter"}
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
-
-
-def read_mscclpp(path: str | Path) -> CollectiveProgram:
-    """The program of a plan; raises `InputFileError` that names the file."""
-    data = read_json(Path(path), max_bytes=MAX_BYTES)
-    with fields.located(str(path)):
-        return program_of_plan(fields.mapping(data, "the file"))
 
 
 def program_of_plan(plan: Mapping[str, Any]) -> CollectiveProgram:

@@ -77,12 +77,6 @@ class Timeline:
         total_s = self.num_devices * self.makespan_s
         return max(0.0, 1 - float(self.busy_s.sum()) / total_s) if total_s else 0.0
 
-    @property
-    def idle_ratio(self) -> float:
-        """Idle time of the busiest device over its work: the bubble as papers state it."""
-        work_s = float(self.busy_s.max(initial=0.0))
-        return (self.makespan_s - work_s) / work_s if work_s else 0.0
-
     # ── work ─────────────────────────────────────────────────────────────────────────────────
 
     @property

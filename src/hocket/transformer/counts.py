@@ -153,15 +153,6 @@ def step_flops(model: Transformer, global_batch: int, convention: Convention) ->
     return global_batch * (passes * products + attention_passes * attention + logits)
 
 
-def training_days(
-    model: Transformer, tokens: float, num_devices: int, flops_per_device: float
-) -> float:
-    """Days to train on ``tokens`` at an achieved rate that counts full recomputation (SC'21)."""
-    steps_of_one = tokens / model.sequence
-    flops = steps_of_one * step_flops(model, 1, "hardware-full-recompute")
-    return flops / (num_devices * flops_per_device) / 86_400
-
-
 def _mlp_weights(model: Transformer, *, sparse: bool) -> float:
     """Weights of the MLP's matrices that one token meets."""
     num_matrices = 2 if model.mlp == "gelu" else 3

@@ -7,7 +7,7 @@ say where the figures come from and what was assumed.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,38 +66,6 @@ def read_records(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(kept))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InputFileError(f"cannot be read as CSV: {error}", where=str(path)) from None
-
-
-def write_rows(rows: list[Measured]) -> Iterator[dict[str, str]]:
-    """Rows as the columns of a table, such as `read_table` reads."""
-    for row in rows:
-        division, model = row.division, row.model
-        yield {
-            "row": row.row,
-            "cluster": row.cluster,
-            "software": row.software.name,
-            "gradient_bytes": str(row.software.gradient_bytes),
-            "spare_gradient_bytes": str(row.software.spare_gradient_bytes),
-            "hidden": str(model.hidden),
-            "layers": str(model.layers),
-            "heads": str(model.heads),
-            "vocabulary": str(model.vocabulary),
-            "sequence": str(model.sequence),
-            "dropout": str(int(model.dropout)),
-            "tensor": str(division.tensor),
-            "pipeline": str(division.pipeline),
-            "data": str(division.data),
-            "chunks": str(division.chunks),
-            "microbatch": str(division.microbatch),
-            "global_batch": str(division.global_batch),
-            "recompute": division.recompute,
-            "zero": str(division.zero),
-            "sequence_parallel": str(int(division.sequence_parallel)),
-            "stages": " ".join(map(str, division.layers or ())),
-            "step_s": "" if row.step_s is None else f"{row.step_s:.6g}",
-            "memory_gib": "" if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.6g}",
-            "oom": str(int(row.is_oom)),
-        }
 
 
 def gpt(

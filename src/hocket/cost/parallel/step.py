@@ -167,11 +167,6 @@ class StepPrediction:
         return self._parts["other"]
 
     @property
-    def pipeline_s(self) -> FloatArray:
-        """Exposed transfers between stages."""
-        return self._parts["pipeline"]
-
-    @property
     def data_s(self) -> FloatArray:
         """Exposed collectives of data-parallel ranks."""
         return self._parts["data"]

@@ -66,24 +66,6 @@ class PredictedThroughputs:
         return max(step.gradients.total_bytes for step in self.steps)
 
 
-def predict_throughputs(
-    graph: Graph,
-    kinds: Sequence[Servers],
-    gangs: Sequence[int] = (1,),
-    *,
-    job_type: str | None = None,
-    calibration: Calibration | None = None,
-    measured: Mapping[str, float] | None = None,
-) -> Throughputs:
-    """Steps per second of a model on kinds of devices; 0 where it does not fit.
-
-    What one device of a kind was ``measured`` to do is kept, and its gangs follow from it.
-    """
-    return predict(
-        graph, kinds, gangs, job_type=job_type, calibration=calibration, measured=measured
-    ).throughputs
-
-
 def predict(
     graph: Graph,
     kinds: Sequence[Servers],
@@ -93,7 +75,10 @@ def predict(
     calibration: Calibration | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> PredictedThroughputs:
-    """As `predict_throughputs`, with the steps and obstacles behind each number."""
+    """Steps per second of a model on kinds of devices, 0 where it does not fit, and from what.
+
+    What one device of a kind was ``measured`` to do is kept, and its gangs follow from it.
+    """
     for name, speed in (measured or {}).items():
         names = [servers.name for servers in kinds]
         if name not in names:

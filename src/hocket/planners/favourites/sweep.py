@@ -27,13 +27,8 @@ def longest_path_s(net: ReaderPairs, favour: FloatArray) -> float:
     return float(longest_path(net, favour, np.zeros(len(net.op_s))))
 
 
-def swept_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
-    """Favours with a longest path that is no longer; free edges have theirs, needed or not."""
-    return np.where(net.is_free, 1.0, needed_favours(net, favour))
-
-
 def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
-    """As `swept_favours`, but free edges too have only the favour that long paths need of them."""
+    """Favours with a longest path that is no longer; free edges too have only what it needs."""
     from hocket.planners.favourites.sweep_kernels import (
         FavourRoom,
         Way,

@@ -72,14 +72,6 @@ class DivisionBlock:
     """Positions of the rows among the shapes that they were made from."""
 
 
-def enumerate_divisions(
-    model: Transformer, pool: Pool, global_batch: int, limits: Limits
-) -> Divisions:
-    """All divisions that exist, as one set of arrays; see `division_blocks` for their order."""
-    blocks = [b.divisions for b in division_blocks(model, pool, global_batch, limits)]
-    return joined(blocks) if blocks else Divisions.of([])
-
-
 def joined(parts: list[Divisions]) -> Divisions:
     """Several sets of divisions as one."""
     return Divisions(
