@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ from hocket.api import ON_THIS_MACHINE, Planned, find_cluster, plan_graph
 from hocket.base.config import rank_variables
 from hocket.base.errors import UsageError
 from hocket.base.extras import require
+from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
+from hocket.plan.sections import Memory
 from hocket.planners.registry import ONE_DEVICE
 
 require("torch", "training")
@@ -35,15 +37,20 @@ from hocket.capture.step import Forward
 from hocket.graph.graph import Graph
 from hocket.runtime.executors import choose
 from hocket.runtime.launch import PLAN_VARIABLE
+from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.batches import Padding, PadTo, settled
+from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.checkpoint import read_state, write_state
+from hocket.runtime.train.fitting import KeptBudget, fitted
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
 from hocket.runtime.train.update import planned_update
 from hocket.service.checkpoint import write_checkpoint
 from hocket.view.report import write_report
@@ -57,6 +64,11 @@ PlanLike = str | Path | Planned | SavedPlan
 
 class Training(TrainingLoop):
     """A loop that a plan carries; made by `prepare`."""
+
+    @property
+    def memory(self) -> KeptBudget | None:
+        """The memory plan that is kept, where there is a budget."""
+        return self._carrier.kept if isinstance(self._carrier, Budgeted) else None
 
     def report(self, page: str | Path, trace: str | Path) -> None:
         """Write the last timed step as a page, and as a trace beside the prediction.
@@ -97,6 +109,7 @@ def prepare(
     *,
     plan: PlanLike | None = None,
     on: str | Path | Cluster = ON_THIS_MACHINE,
+    memory: int | str | None = None,
     loss: Loss | str | None = None,
     forward: Forward | None = None,
     accumulate: int = 1,
@@ -114,6 +127,9 @@ def prepare(
     ``forward(model, batch)`` takes; that returns the loss, or what ``loss`` finds it in. The other
     options are explained in `LoopOptions`. A model that cannot be recorded op by op is placed
     module by module, with a warning that says why and what is lost.
+
+    ``memory`` is a number of bytes ("8GiB") that training does not exceed on its one device: what
+    does not fit is kept on the host or computed again, and ``train.memory`` says how.
     """
     options = LoopOptions(
         accumulate=accumulate, clip_norm=clip_norm, seed=seed, outputs=outputs,
@@ -132,7 +148,10 @@ def prepare(
     is_ranked = join_ranks(variables)
     # What is tried while recording must not change what the loop draws.
     with torch.random.fork_rng():
-        carrier = _carrier(model, batch, recipe, saved, on, options, is_ranked)
+        if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
+            carrier = _budgeted(model, optimizer, batch, recipe, saved, on, memory, options)
+        else:
+            carrier = _carrier(model, batch, recipe, saved, on, options, is_ranked)
     return Training(model, optimizer, carrier, options)
 
 
@@ -182,6 +201,51 @@ def _carrier(
         seed=options.seed, outputs=options.outputs, max_shapes=options.max_shapes,
         replay=options.replay, is_ranked=is_ranked,
     )  # fmt: skip
+
+
+def _budgeted(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    recipe: Recipe,
+    saved: Planned | SavedPlan | None,
+    on: str | Path | Cluster,
+    memory: int | str | None,
+    options: LoopOptions,
+) -> Carrier:
+    """The model within a number of bytes: the plan's memory section, or what fits ``memory``."""
+    device = torch.device(recipe.device)
+    graph, program = recipe.trace(model, batch, "train")
+    rounded = rounded_parameters(program)
+
+    def rehearse(section: Memory) -> int:
+        return rehearsed_peak_bytes(
+            model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
+            clips=options.clip_norm is not None or options.accumulate > 1,
+        )  # fmt: skip
+
+    if saved is not None:
+        require_same(saved.problem.graph, graph, recipe.name)
+        section = saved.plan.get(Memory)
+        assert section is not None
+        found = KeptBudget(section, rehearse(section))
+    else:
+        assert memory is not None
+        budget_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+        ladder = _ladder(model, budget_bytes)
+        found = fitted(budget_bytes, lambda asked: next(ladder, None), rehearse)
+    return Budgeted(model, recipe, found, device, graph=graph, rounded=rounded)
+
+
+def _ladder(model: nn.Module, budget_bytes: int) -> Iterator[Memory]:
+    hosted: dict[str, Any] = {"parameters": "streamed", "update": "host"}
+    recomputed: dict[str, Any] = {"activations": "recomputed"}
+    sent = {**recomputed, "checkpoint": "offloaded"}
+    yield uniform(model, budget_bytes)
+    yield uniform(model, budget_bytes, **recomputed)
+    yield uniform(model, budget_bytes, **recomputed, **hosted)
+    yield uniform(model, budget_bytes, loss_chunks=16, **recomputed, **hosted)
+    yield uniform(model, budget_bytes, loss_chunks=16, **sent, **hosted)
 
 
 def _by_modules(

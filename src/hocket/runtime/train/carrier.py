@@ -31,7 +31,7 @@ class Timings(NamedTuple):
 
 
 class Carrier(Protocol):
-    """Computes losses and gradients where a plan says; updates are not its work."""
+    """Computes losses and gradients where a plan says, and has the optimizer use them."""
 
     tensors: Mapping[str, torch.Tensor]
     """The model's tensors by name."""
@@ -39,6 +39,15 @@ class Carrier(Protocol):
     """What a step should take here; None where the plan's devices are only played."""
     lost: str
     """What the plan cannot do here, for people; empty where it does everything."""
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """The optimizer whose step follows the next batch with nothing in between, if one does.
+
+        A carrier may do its updates as gradients come.
+        """
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer, as far as it was not done as gradients came."""
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """The loss of a batch; ``weight`` times its gradients are added to the parameters'."""

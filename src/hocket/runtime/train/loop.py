@@ -99,6 +99,8 @@ class TrainingLoop:
             self._drop_gradients()
         share = 1.0 / self.options.accumulate if weight is None else weight
         batch = self._padded(batch)
+        is_alone = not accumulate and self.options.clip_norm is None
+        self._carrier.expect(self.optimizer if is_alone else None)
         if timed or self._wants_cause:
             carried, self.timings = self._carrier.timed(batch, self.num_steps + 1, share)
         else:
@@ -113,6 +115,7 @@ class TrainingLoop:
     def __call__(self, batch: Any) -> torch.Tensor:
         """The loss of a batch, for your own ``loss.backward()`` and ``optimizer.step()``."""
         self._is_updated = False
+        self._carrier.expect(None)
         loss, self.outputs = self._carrier.forward(self._padded(batch), self.num_steps + 1)
         self.num_steps += 1
         return loss
@@ -147,6 +150,7 @@ class TrainingLoop:
         """Go on from what `state_dict` gave."""
         require_same_model(state["model"], self.model)
         optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
+        self._carrier.gather(self.optimizer)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(optimizer)
         self.num_steps = int(state["loop"]["num_steps"])
@@ -178,7 +182,7 @@ class TrainingLoop:
     def _update(self) -> None:
         if self.options.clip_norm is not None:
             self._carrier.clip(self.options.clip_norm)
-        self.optimizer.step()
+        self._carrier.update(self.optimizer)
         self.num_updates += 1
         # They can be looked at until the next step begins.
         self._is_updated = True

@@ -52,6 +52,13 @@ class MovedModules:
             self._move()
         self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
 
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Gradients are used when all are there."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        optimizer.step()
+
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward of the model itself."""
         outcome = self.forward(batch, step)

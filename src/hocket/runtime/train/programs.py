@@ -72,6 +72,13 @@ class Programs:
         self.predicted_s = self.first.predicted.makespan_s if are_real else None
         self._recorded = {self._key("train", self._planned): self.first}
 
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Gradients are used when all are there."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        optimizer.step()
+
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """Forward and backward at once."""
         recorded, batch = self.find("train", batch)

@@ -1,0 +1,1 @@
+"""Training steps that hold no more than a number of bytes on their device."""

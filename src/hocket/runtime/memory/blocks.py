@@ -1,0 +1,160 @@
+"""The parameters of a block: where they are at home, and where they are computed with.
+
+A block with streamed parameters, or with an update on the host, has its parameters side by side in
+one buffer of the host, so that one copy brings them all. Where every op that reads a parameter
+first rounds it (autocast), what is copied is a rounded twin of the buffer: the same numbers in half
+the bytes. The parameter objects stay the person's own: ``parameter.data`` looks at home, and at the
+device's copy while the block computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from hocket.plan.sections.memory import MemoryBlock
+from hocket.runtime.memory.copies import aligned, host_buffer, looking
+from hocket.runtime.memory.ledger import on_host
+
+
+@dataclass(frozen=True)
+class Place:
+    """One parameter in a buffer."""
+
+    parameter: nn.Parameter
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    num_bytes: int
+
+    def of(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The parameter as it lies in a buffer of bytes."""
+        return looking(
+            buffer, self.dtype, self.shape, self.stride, self.start // self.dtype.itemsize
+        )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where parameters lie in a buffer."""
+
+    places: tuple[Place, ...]
+    num_bytes: int
+
+
+def layout_of(
+    parameters: Sequence[nn.Parameter], dtypes: Mapping[int, torch.dtype] | None = None
+) -> Layout:
+    """Side by side, in their own types or in ``dtypes`` (by ``id`` of the parameter)."""
+    places, start = [], 0
+    for parameter in parameters:
+        dtype = (dtypes or {}).get(id(parameter), parameter.dtype)
+        dense = torch.empty_strided(parameter.shape, parameter.stride(), device="meta")
+        # Gaps of an odd layout are not worth keeping.
+        is_dense = dense.numel() == _extent(dense)
+        stride = parameter.stride() if is_dense else torch.empty_like(dense).stride()
+        num_bytes = parameter.numel() * dtype.itemsize
+        places.append(Place(parameter, parameter.shape, stride, dtype, start, num_bytes))
+        start += aligned(num_bytes)
+    return Layout(tuple(places), start)
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in steps) if tensor.numel() else 0
+
+
+def _set_event() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
+@dataclass(eq=False)
+class Block:
+    """A part of the model with one policy."""
+
+    policy: MemoryBlock
+    index: int
+    """Its place in the forward pass."""
+    modules: dict[str, nn.Module]
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    """Those that no other block has."""
+    home: torch.Tensor | None = None
+    """The host's buffer of the parameters; None where they live on the device."""
+    home_layout: Layout = field(default_factory=lambda: Layout((), 0))
+    copied: torch.Tensor | None = None
+    """What is copied to the device: the home itself or its rounded twin."""
+    copied_layout: Layout = field(default_factory=lambda: Layout((), 0))
+    resident: torch.Tensor | None = None
+    """The device's lasting copy, where only the update is on the host."""
+    updated: threading.Event = field(default_factory=_set_event)
+    """Whether no update of it is under way."""
+    num_open: int = 0
+    """Visits of the forward pass whose backward pass is still to come."""
+    pending: dict[nn.Parameter, torch.Tensor] = field(default_factory=dict)
+    """Gradients at home that wait for more, or for the update."""
+    landing: torch.Tensor | None = None
+    """The buffer that they lie in."""
+    twins: dict[nn.Parameter, nn.Parameter] = field(default_factory=dict)
+    """What is updated at home, while the parameter itself may look elsewhere."""
+    is_stale: bool = True
+    """Whether the device's lasting copy is older than the home."""
+    versions: list[int] = field(default_factory=list)
+    """Of the parameters when they were last rounded."""
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether its parameters have to be fetched before each use."""
+        return self.home is not None and self.resident is None
+
+    def settle_on_host(self, rounded: Mapping[int, torch.dtype], *, pinned: bool) -> None:
+        """Make the host its home; ``rounded`` are types that its parameters are computed in."""
+        self.home_layout = layout_of(self.parameters)
+        self.copied_layout = layout_of(self.parameters, rounded)
+        are_same = all(id(p) not in rounded for p in self.parameters)
+        with on_host(), torch.no_grad():
+            self.home = host_buffer(self.home_layout.num_bytes, pinned=pinned and are_same)
+            for place in self.home_layout.places:
+                here = place.of(self.home)
+                here.copy_(place.parameter.data)
+                place.parameter.data = here
+                self.twins[place.parameter] = nn.Parameter(here, requires_grad=False)
+            self.copied = self.home
+            if not are_same:
+                self.copied = host_buffer(self.copied_layout.num_bytes, pinned=pinned)
+        self.round()
+
+    def look_home(self) -> None:
+        """Have the parameters look at their home."""
+        if self.home is not None:
+            with on_host():
+                for place in self.home_layout.places:
+                    place.parameter.data = place.of(self.home)
+
+    def look_at(self, buffer: torch.Tensor) -> None:
+        """Have the parameters look at a copy on the device."""
+        for place in self.copied_layout.places:
+            place.parameter.data = place.of(buffer)
+
+    @torch.no_grad()
+    def round(self) -> None:
+        """Bring the rounded twin up to date with the home."""
+        assert self.home is not None
+        assert self.copied is not None
+        if self.copied is not self.home:
+            places = zip(self.copied_layout.places, self.home_layout.places, strict=True)
+            with on_host():
+                for there, here in places:
+                    there.of(self.copied).copy_(here.of(self.home))
+        self.versions = [p._version for p in self.parameters]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether somebody wrote to the parameters since they were last rounded."""
+        return self.versions != [p._version for p in self.parameters]

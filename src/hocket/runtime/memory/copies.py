@@ -1,0 +1,146 @@
+"""Memory of the host beside a device, and copies between both that run beside the computation.
+
+On CUDA each direction has a stream of its own and the host's side is page-locked, so that both
+directions and the computation overlap. A copy gives a `Ticket`: the computation waits for it on the
+device, a thread of the host waits for it on the host. On a processor the "device" is other memory
+of the same kind, copies are done when they are asked for, and everything else is the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from hocket.base.errors import RunError
+from hocket.base.units import format_bytes
+from hocket.runtime.memory.ledger import on_host
+
+ALIGNMENT = 512
+"""Of tensors that share a buffer: what the allocator of CUDA rounds to."""
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Where a copy goes, and where it comes from."""
+
+
+def aligned(num_bytes: int) -> int:
+    """Rounded up to where the next tensor of a buffer may begin."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def looking(
+    buffer: torch.Tensor,
+    dtype: torch.dtype,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    offset: int,
+) -> torch.Tensor:
+    """A tensor that looks at a buffer of bytes; the offset is in elements."""
+    num_bytes = buffer.numel() // dtype.itemsize * dtype.itemsize
+    return buffer[:num_bytes].view(dtype).as_strided(shape, stride, offset)
+
+
+def host_buffer(num_bytes: int, *, pinned: bool) -> torch.Tensor:
+    """Bytes of the host; ``pinned`` ones can be copied from and to a GPU beside everything else.
+
+    They are locked in place after all cores have touched them: the allocator of PyTorch would round
+    their size up to a power of two, and touch them with one core.
+    """
+    with on_host():
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        if pinned and num_bytes:
+            buffer.zero_()
+            _lock(buffer)
+    return buffer
+
+
+def _lock(buffer: torch.Tensor) -> None:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    address = buffer.data_ptr()
+    code = int(runtime.cudaHostRegister(address, buffer.numel(), 0))
+    if code:
+        raise RunError(
+            f"the host does not lock {format_bytes(buffer.numel())} in place (CUDA error {code})",
+            hint="give the process more lockable memory (ulimit -l), or train a smaller model",
+        )
+    weakref.finalize(buffer.untyped_storage(), runtime.cudaHostUnregister, address)
+
+
+class HostPool:
+    """Buffers of the host by size, used again: locking one takes milliseconds."""
+
+    def __init__(self, *, pinned: bool) -> None:
+        self._pinned = pinned
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self.num_bytes = 0
+        """Of all buffers that were ever made."""
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """A buffer of this size."""
+        if free := self._free.get(num_bytes):
+            return free.pop()
+        self.num_bytes += num_bytes
+        return host_buffer(num_bytes, pinned=self._pinned)
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Nobody reads or writes it any more."""
+        self._free.setdefault(buffer.numel(), []).append(buffer)
+
+
+class Ticket:
+    """A copy under way."""
+
+    def __init__(self, event: torch.cuda.Event | None) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """Have the computation wait for it; this thread goes on."""
+        if self._event is not None:
+            self._event.wait()
+
+    def synchronize(self) -> None:
+        """Have this thread wait for it."""
+        if self._event is not None:
+            self._event.synchronize()
+
+
+DONE = Ticket(None)
+
+
+class CopyEngines:
+    """Both directions between a device and the host."""
+
+    def __init__(self, device: torch.device, *, is_real: bool) -> None:
+        """``is_real`` says whether there is a device beside the host, with streams."""
+        self.device, self.is_real = device, is_real
+        self._out = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
+        self._in = torch.cuda.Stream(device) if self.is_real else None  # type: ignore[no-untyped-call]
+
+    def mark(self) -> Ticket:
+        """What the computation was told so far."""
+        if not self.is_real:
+            return DONE
+        return Ticket(torch.cuda.current_stream(self.device).record_event())
+
+    def send(self, pairs: Sequence[Pair]) -> Ticket:
+        """Copy to the host what the computation was told to make."""
+        return self._copy(pairs, self._out, self.mark())
+
+    def fetch(self, pairs: Sequence[Pair], after: Ticket | None = None) -> Ticket:
+        """Copy to the device, when the computation has come to a mark, by default to this one."""
+        return self._copy(pairs, self._in, self.mark() if after is None else after)
+
+    @torch.no_grad()
+    def _copy(
+        self, pairs: Sequence[Pair], stream: torch.cuda.Stream | None, after: Ticket
+    ) -> Ticket:
+        if stream is None:
+            for target, source in pairs:
+                target.copy_(source)
+            return DONE
+        with torch.cuda.stream(stream):
+            after.wait()
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            return Ticket(stream.record_event())

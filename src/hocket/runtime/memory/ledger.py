@@ -1,0 +1,83 @@
+"""A byte-counting allocator: what tensors of a device hold, op by op, without such a device.
+
+The rule is that of the memory model: the unit is the storage; an op's new storages are added, the
+peak is noted, and a storage counts until the last tensor that looks at it is gone. What the host
+holds is made `on_host`. Temporaries inside one op are not seen. O(outputs)
+per op.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+_host_depth = threading.local()
+
+
+@contextmanager
+def on_host() -> Iterator[None]:
+    """Tensors that are made here are the host's: ledgers do not count them."""
+    before = getattr(_host_depth, "value", 0)
+    _host_depth.value = before + 1
+    try:
+        yield
+    finally:
+        _host_depth.value = before
+
+
+class Ledger(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages that ops make while it is entered, and of those it was told."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held_bytes = 0
+        self.peak_bytes = 0
+        self._refs: dict[int, weakref.ref[Any]] = {}
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are there before, until they are gone."""
+        for tensor in tensors:
+            self._add(tensor.untyped_storage())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Do the op and count what it made."""
+        result = func(*args, **(kwargs or {}))
+        if getattr(_host_depth, "value", 0):
+            return result
+        given = {
+            leaf.untyped_storage()._cdata
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor)
+        }
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in given:
+                    self._add(storage)
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key in self._refs or not num_bytes:
+            return
+
+        def gone(_: Any) -> None:
+            self._refs.pop(key, None)
+            self.held_bytes -= num_bytes
+
+        self._refs[key] = weakref.ref(storage, gone)
+        self.held_bytes += num_bytes
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)

@@ -1,0 +1,160 @@
+"""Logits that are never whole: a language model's last layer and its cross-entropy, in pieces.
+
+The last layer returns a stand-in that knows its input. What people do to logits before the loss
+(rounding, reshaping, leaving out the last position) is done to the stand-in; ``cross_entropy`` of
+it goes through the rows in pieces, each made again in the backward pass. Anything else makes the
+logits whole, so that a model which does something else with them gets what it expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
+"""Calls a function while the parameters of the last layer are there."""
+
+
+class LazyLogits(torch.Tensor):
+    """What stands for the result of a last layer."""
+
+    rows: torch.Tensor
+    """Input of the layer."""
+    head: Head
+    within: Within
+    num_chunks: int
+
+    @staticmethod
+    def __new__(  # noqa: D102
+        cls: Any,
+        rows: torch.Tensor,
+        head: Head,
+        within: Within,
+        num_chunks: int,
+        num_classes: int,
+        dtype: torch.dtype,
+    ) -> LazyLogits:
+        shape = (*rows.shape[:-1], num_classes)
+        made: LazyLogits = torch.Tensor._make_wrapper_subclass(
+            cls, shape, dtype=dtype, device=rows.device
+        )
+        made.rows, made.head, made.within, made.num_chunks = rows, head, within, num_chunks
+        return made
+
+    def like(self, rows: torch.Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
+        """The same for other rows, or in another type."""
+        return LazyLogits(
+            rows, self.head, self.within, self.num_chunks, self.shape[-1], dtype or self.dtype
+        )
+
+    def whole(self) -> torch.Tensor:
+        """The logits themselves."""
+        return self.within(lambda: self.head(self.rows).to(self.dtype))
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if getattr(func, "__name__", "") == "__get__":
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        if func in _LAZY and isinstance(args[0] if args else kwargs.get("input"), LazyLogits):
+            if not args:
+                args = (kwargs.pop("input"),)
+            result = _LAZY[func](*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func in _PLAIN:
+            return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        made = tree_map(lambda x: x.whole() if isinstance(x, LazyLogits) else x, (args, kwargs))
+        return func(*made[0], **made[1])
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise AssertionError(f"{func} sees logits that are made whole before any op")
+
+
+def _cast(logits: LazyLogits, *args: Any, **kwargs: Any) -> Any:
+    if len(args) == 1 and not kwargs and isinstance(args[0], torch.dtype):
+        return logits.like(logits.rows, args[0])
+    return NotImplemented
+
+
+def _reshaped(logits: LazyLogits, *shape: Any) -> Any:
+    sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    if not sizes or sizes[-1] not in (logits.shape[-1], -1) or sizes.count(-1) > 1:
+        return NotImplemented
+    if sizes[-1] == -1 and logits.rows.shape[:-1].numel() != torch.Size(sizes[:-1]).numel():
+        return NotImplemented
+    return logits.like(logits.rows.reshape(*sizes[:-1], logits.rows.shape[-1]))
+
+
+def _flattened(logits: LazyLogits, start_dim: int = 0, end_dim: int = -1) -> Any:
+    last = logits.dim() - 1
+    if end_dim % logits.dim() == last:
+        return NotImplemented
+    return logits.like(logits.rows.flatten(start_dim, end_dim % logits.dim()))
+
+
+def _sliced(logits: LazyLogits, index: Any) -> Any:
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(isinstance(part, slice) or part is Ellipsis for part in parts):
+        return NotImplemented
+    reaches_last = Ellipsis in parts or len(parts) == logits.dim()
+    if reaches_last and parts[-1] not in (slice(None), Ellipsis):
+        return NotImplemented
+    return logits.like(logits.rows[index])
+
+
+def _cross_entropy(
+    logits: LazyLogits,
+    target: torch.Tensor,
+    weight: Any = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    is_usual = weight is None and size_average is None and reduce is None and not label_smoothing
+    if not is_usual or target.is_floating_point() or target.dim() != 1 or logits.dim() != 2:
+        return NotImplemented
+    if reduction not in ("mean", "sum"):
+        return NotImplemented
+
+    def piece(rows: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        made = logits.head(rows).to(logits.dtype)
+        return functional.cross_entropy(made, labels, ignore_index=ignore_index, reduction="sum")
+
+    def loss() -> torch.Tensor:
+        pieces = zip(
+            logits.rows.chunk(logits.num_chunks), target.chunk(logits.num_chunks), strict=True
+        )
+        total = torch.stack(
+            [checkpoint(piece, *each, use_reentrant=False) for each in pieces]
+        ).sum()
+        return total / (target != ignore_index).sum() if reduction == "mean" else total
+
+    return logits.within(loss)
+
+
+_LAZY: Mapping[Any, Callable[..., Any]] = {
+    torch.Tensor.float: lambda logits: logits.like(logits.rows, torch.float32),
+    torch.Tensor.to: _cast,
+    torch.Tensor.contiguous: lambda logits: logits,
+    torch.Tensor.view: _reshaped,
+    torch.Tensor.reshape: _reshaped,
+    torch.Tensor.flatten: _flattened,
+    torch.Tensor.__getitem__: _sliced,
+    functional.cross_entropy: _cross_entropy,
+}
+_PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
+                    torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip

@@ -1,0 +1,83 @@
+"""The blocks of a plan as parts of a model: which modules, and which parameters each has alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from hocket.base.errors import UsageError, unknown_name
+from hocket.graph.graph import Graph, Phase
+from hocket.plan.sections.memory import Memory, MemoryBlock
+from hocket.runtime.memory.blocks import Block
+
+SHARED = "(shared)"
+"""Name of the block of parameters that several blocks have, or none."""
+
+
+def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Block]:
+    """The blocks, and last one for parameters that are no block's own.
+
+    Parameters that several blocks share stay on the device; they are updated on the host where all
+    of these blocks are. A block that is a run of modules has each of them.
+    """
+    known = dict(model.named_modules())
+    spans = _modules_by_ops(memory, graph, known) if graph is not None else {}
+    blocks = []
+    for index, policy in enumerate(memory.blocks):
+        paths = spans.get(policy.name) or _own_module(policy.name, known)
+        blocks.append(Block(policy, index, {path: known[path] for path in paths}))
+    owners: Counter[nn.Parameter] = Counter()
+    for block in blocks:
+        owners.update(_parameters(block))
+    for block in blocks:
+        block.parameters = [p for p in _parameters(block) if owners[p] == 1]
+    rest = [p for p in model.parameters() if owners[p] != 1]
+    policies = [b.policy for b in blocks if any(p in set(rest) for p in _parameters(b))]
+    is_hosted = bool(policies) and all(policy.update == "host" for policy in policies)
+    shared = MemoryBlock(name=SHARED, update="host" if is_hosted else "device")
+    return [*blocks, Block(shared, len(blocks), {}, rest)]
+
+
+def _parameters(block: Block) -> list[nn.Parameter]:
+    return list(dict.fromkeys(p for module in block.modules.values() for p in module.parameters()))
+
+
+def _own_module(name: str, known: Mapping[str, nn.Module]) -> Sequence[str]:
+    if name not in known:
+        raise unknown_name("module of a memory plan", name, known)
+    if not name:
+        raise UsageError(
+            "a memory plan of the whole model as one block cannot be carried out",
+            hint="plan with blocks that are modules of the model",
+        )
+    return (name,)
+
+
+def _modules_by_ops(
+    memory: Memory, graph: Graph, known: Mapping[str, nn.Module]
+) -> dict[str, list[str]]:
+    """Per block, the largest modules all of whose forward ops it has, in order."""
+    block_at = [-1] * graph.num_ops
+    for index, policy in enumerate(memory.blocks):
+        for op in range(policy.start, policy.stop):
+            block_at[op] = index
+    blocks_under: dict[str, set[int]] = {}
+    for op in range(graph.num_ops):
+        if graph.op_phase[op] == Phase.FORWARD:
+            path = graph.module_of(op)
+            while path in known or path == "":
+                blocks_under.setdefault(path, set()).add(block_at[op])
+                if not path:
+                    break
+                path = path.rpartition(".")[0]
+    found: dict[str, list[str]] = {}
+    for path in known:
+        if not path or len(blocks_under.get(path, ())) != 1:
+            continue
+        (index,) = blocks_under[path]
+        is_inner = len(blocks_under.get(path.rpartition(".")[0], ())) == 1
+        if index >= 0 and (not is_inner or path.count(".") == 0):
+            found.setdefault(memory.blocks[index].name, []).append(path)
+    return found

@@ -1,0 +1,108 @@
+"""Buffers of the device that streamed blocks take turns in.
+
+Each is as large as the largest streamed block, so that nothing is allocated while training. A block
+is fetched into the buffer that was used longest ago and is not in use; the copy waits on the device
+until the computation has left the buffer. Tensors that autograd saves and that look at a buffer are
+noted by block and offset, and looked up where the block is when they are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.copies import DONE, CopyEngines, Ticket, looking
+
+
+@dataclass(eq=False)
+class Slot:
+    """One buffer."""
+
+    buffer: torch.Tensor
+    block: Block | None = None
+    ticket: Ticket = DONE
+    """Of the copy that brought the block."""
+    left: Ticket = DONE
+    """Where the computation last used it."""
+    last_used: int = 0
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """A tensor that looked at a block's parameters."""
+
+    block: Block
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    """In elements."""
+
+
+class Slots:
+    """The buffers, and which block is in which."""
+
+    def __init__(self, engines: CopyEngines, num_bytes: int, count: int) -> None:
+        self._engines = engines
+        self._slots = [
+            Slot(torch.empty(num_bytes, dtype=torch.uint8, device=engines.device))
+            for _ in range(count if num_bytes else 0)
+        ]
+        self._by_storage = {slot.buffer.untyped_storage()._cdata: slot for slot in self._slots}
+        self._clock = 0
+
+    @property
+    def buffers(self) -> list[torch.Tensor]:
+        """All of them."""
+        return [slot.buffer for slot in self._slots]
+
+    def fetch(self, block: Block, in_use: set[Block]) -> Slot | None:
+        """Start to bring a block; None where every buffer is in use."""
+        if slot := self.find(block):
+            self._touch(slot)
+            return slot
+        free = [slot for slot in self._slots if slot.block not in in_use]
+        if not free:
+            return None
+        slot = min(free, key=lambda each: each.last_used)
+        assert block.copied is not None
+        num_bytes = block.copied_layout.num_bytes
+        slot.block = block
+        slot.ticket = self._engines.fetch([(slot.buffer[:num_bytes], block.copied)], slot.left)
+        self._touch(slot)
+        return slot
+
+    def find(self, block: Block) -> Slot | None:
+        """Where a block is, if it is."""
+        return next((slot for slot in self._slots if slot.block is block), None)
+
+    def leave(self, block: Block) -> None:
+        """The computation has used a block."""
+        if slot := self.find(block):
+            slot.left = self._engines.mark()
+
+    def forget(self, block: Block) -> None:
+        """Its parameters have changed at home."""
+        if slot := self.find(block):
+            slot.block = None
+
+    def noted(self, tensor: torch.Tensor) -> SlotView | None:
+        """What stands for a tensor that looks at a buffer; None for others."""
+        slot = self._by_storage.get(tensor.untyped_storage()._cdata)
+        if slot is None or slot.block is None:
+            return None
+        offset = int(tensor.storage_offset())
+        return SlotView(slot.block, tensor.dtype, tensor.shape, tensor.stride(), offset)
+
+    def looked_up(self, view: SlotView, in_use: set[Block]) -> torch.Tensor:
+        """The tensor that a note stands for."""
+        slot = self.fetch(view.block, in_use)
+        assert slot is not None, "a block's backward pass has a buffer of its own"
+        slot.ticket.wait()
+        return looking(slot.buffer, view.dtype, view.shape, view.stride, view.offset)
+
+    def _touch(self, slot: Slot) -> None:
+        self._clock += 1
+        slot.last_used = self._clock

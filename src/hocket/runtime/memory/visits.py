@@ -1,0 +1,345 @@
+"""A training step of a model block by block, with what each block's policy wants done around it.
+
+Each block's module is visited in the forward pass and, in reverse, in the backward pass, where a
+visit begins when the gradient of its output is there. Autograd works off the latest ops first, so
+all later visits are over then. Around a visit parameters are brought, what autograd saves goes to
+the host or is left out, and gradients leave when they are whole. What the next visit needs is
+fetched meanwhile; which one is next is known from the step before. A step that goes another way
+waits for what it needs, and says so once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.autograd.graph import register_multi_grad_hook, saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.copies import CopyEngines, HostPool
+from hocket.runtime.memory.saved import SavedStorages, SavedView
+from hocket.runtime.memory.slots import Slots, SlotView
+from hocket.runtime.memory.updates import HostUpdates
+
+Forward = Callable[..., Any]
+
+
+@dataclass(eq=False)
+class Visit:
+    """One call of a block's module."""
+
+    block: Block
+    number: int
+    saved: SavedStorages | None = None
+    """None where nothing is offloaded."""
+    outputs: frozenset[int] = frozenset()
+    """Storages that it returned."""
+
+
+@dataclass(eq=False)
+class Visits:
+    """The visits of a step."""
+
+    engines: CopyEngines
+    slots: Slots
+    pool: HostPool
+    updates: HostUpdates
+    kept_storages: frozenset[int]
+    """Parameters and buffers that stay on the device."""
+    prefetch: int
+    repeats_draws: bool
+    """Whether what is recomputed draws the same random numbers again."""
+    finish_block: Callable[[Block], None]
+    """What is done with the gradients of a block, which are whole."""
+    finish_step: Callable[[], None]
+    """What is done when the backward pass is over."""
+    strayed: Callable[[], None]
+    """Tells that a step went another way than the one before."""
+    _forward: list[Visit] = field(default_factory=list)
+    _backward: list[Visit] = field(default_factory=list)
+    """Visits whose backward pass has begun and is not known to be over."""
+    _route: list[Block] = field(default_factory=list)
+    """Blocks as the last step visited them."""
+    _position: int = -1
+    """Of the last visit on the route."""
+    _in_use: set[Block] = field(default_factory=set)
+    _shares: dict[int, int] = field(default_factory=dict)
+    """Bytes that each visit offered in the last step."""
+
+    # ── forward ──────────────────────────────────────────────────────────────────────────────
+
+    def begin(self) -> None:
+        """A step begins; what an earlier one left, whose backward pass never came, is dropped."""
+        self._forget_forward()
+        self._backward, self._in_use = [], set()
+        self._position = -1
+
+    def visit(self, block: Block, forward: Forward, args: Sequence[Any], kwargs: Any) -> Any:
+        """Call a block's module with all that its policy wants."""
+        visit = Visit(block, len(self._forward))
+        self._find(block)
+        _put_aside_gradients(block)
+        self._bring(block)
+        self._look_ahead(waits=False)
+        if not torch.is_grad_enabled():
+            result = forward(*args, **kwargs)
+            self._end(visit, result)
+            return result
+        self._forward.append(visit)
+        self._let_go_before(visit)
+        visit.saved = self._saved(visit, args)
+        with self._hooks(visit), _without_cached_casts():
+            if block.policy.activations == "recomputed":
+                again = Repeated(block)
+                result = checkpoint(
+                    again.first(forward), *args, use_reentrant=False, **kwargs,
+                    preserve_rng_state=self.repeats_draws, context_fn=again.contexts,
+                )  # fmt: skip
+            else:
+                result = forward(*args, **kwargs)
+        self._end(visit, result)
+        return result
+
+    def _find(self, block: Block) -> None:
+        """Where on the route this visit is."""
+        expected = self._position + 1
+        if self._route[expected : expected + 1] == [block]:
+            self._position = expected
+        else:
+            places = [at for at, each in enumerate(self._route) if each is block]
+            self._position = places[0] if places else len(self._route)
+
+    def _bring(self, block: Block) -> None:
+        """Have a block's parameters where it computes."""
+        self._in_use.add(block)
+        if block.home is None:
+            return
+        self._refresh(block)
+        if block.resident is not None:
+            self._renew(block, block.resident)
+            return
+        slot = self.slots.fetch(block, self._in_use)
+        assert slot is not None, "there are more buffers than blocks in use at once"
+        slot.ticket.wait()
+        block.look_at(slot.buffer)
+
+    def _refresh(self, block: Block) -> None:
+        """Have what is copied of a block be what its parameters are now."""
+        self.updates.wait(block)
+        if block.is_changed:
+            block.look_home()
+            block.round()
+            block.is_stale = True
+            self.slots.forget(block)
+
+    def _renew(self, block: Block, resident: torch.Tensor) -> None:
+        """Have the lasting copy of a block be what its parameters are, and looked at."""
+        if block.is_stale:
+            assert block.copied is not None
+            self.engines.fetch([(resident, block.copied)]).wait()
+            block.is_stale = False
+        block.look_at(resident)
+
+    def bring_shared(self, block: Block) -> None:
+        """Have parameters that are no block's own on the device for a whole step."""
+        _put_aside_gradients(block)
+        self._bring(block)
+        self._in_use.discard(block)
+
+    def _look_ahead(self, *, waits: bool) -> None:
+        """Fetch what the visits after this one want."""
+        after = self._position + 1
+        for block in self._route[after : after + self.prefetch]:
+            if not block.is_streamed or block in self._in_use:
+                continue
+            if not waits and not block.updated.is_set():
+                return
+            self._refresh(block)
+            self.slots.fetch(block, self._in_use)
+
+    def _saved(self, visit: Visit, args: Sequence[Any]) -> SavedStorages | None:
+        policy = visit.block.policy
+        is_sent = policy.activations == "offloaded" or (
+            policy.activations == "recomputed" and policy.checkpoint == "offloaded"
+        )
+        if not is_sent:
+            return None
+        before = self._forward[visit.number - 1].outputs if visit.number else frozenset()
+        shared = _storages(args) - before
+        limit = float("inf")
+        if policy.activations == "offloaded" and policy.share < 1:
+            # The first step sends everything and learns how much that is.
+            limit = policy.share * self._shares.get(visit.number, float("inf"))
+        return SavedStorages(self.engines, self.pool, self.kept_storages | shared, limit)
+
+    @contextmanager
+    def _hooks(self, visit: Visit) -> Iterator[None]:
+        def pack(tensor: torch.Tensor) -> Any:
+            if view := self.slots.noted(tensor):
+                return view
+            return tensor if visit.saved is None else visit.saved.pack(tensor)
+
+        def unpack(packed: Any) -> torch.Tensor:
+            if isinstance(packed, SlotView):
+                return self.slots.looked_up(packed, self._in_use)
+            if isinstance(packed, SavedView):
+                assert visit.saved is not None
+                return visit.saved.unpack(packed)
+            found: torch.Tensor = packed
+            return found
+
+        with saved_tensors_hooks(pack, unpack):
+            yield
+
+    def _end(self, visit: Visit, result: Any) -> None:
+        block = visit.block
+        self._put_back(block)
+        tensors = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        visit.outputs = _storages(tensors)
+        if visit.saved is not None:
+            self._shares[visit.number] = visit.saved.num_offered_bytes
+        if torch.is_grad_enabled() and (traced := [t for t in tensors if t.requires_grad]):
+            block.num_open += 1
+            register_multi_grad_hook(traced, lambda _: self._enter(visit), mode="any")
+        self._look_ahead(waits=True)
+
+    def _put_back(self, block: Block) -> None:
+        """The computation has used a block."""
+        self._in_use.discard(block)
+        if block.is_streamed:
+            self.slots.leave(block)
+            block.look_home()
+
+    def _let_go_before(self, visit: Visit) -> None:
+        """What was sent in the visit before the last one leaves the device."""
+        for earlier in self._forward[max(0, visit.number - 2) : max(0, visit.number - 1)]:
+            if earlier.saved is not None:
+                earlier.saved.let_go()
+
+    # ── backward ─────────────────────────────────────────────────────────────────────────────
+
+    def _enter(self, visit: Visit) -> None:
+        """The backward pass comes to a visit."""
+        if not self._backward:
+            self._end_forward()
+        for later in self._backward:
+            self._leave(later)
+        self._backward = [visit]
+        self._bring(visit.block)
+        if visit.saved is not None:
+            visit.saved.fetch()
+        for earlier in reversed(self._forward[max(0, visit.number - self.prefetch) : visit.number]):
+            if earlier.block.is_streamed and earlier.block not in self._in_use:
+                self.slots.fetch(earlier.block, self._in_use)
+            if earlier.saved is not None and earlier.block.num_open:
+                earlier.saved.fetch()
+
+    def _end_forward(self) -> None:
+        route = [each.block for each in self._forward]
+        if self._route and route != self._route:
+            self.strayed()
+        self._route = route
+        Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _leave(self, visit: Visit) -> None:
+        """The backward pass of a visit is over."""
+        block = visit.block
+        if visit.saved is not None:
+            visit.saved.forget()
+        self._put_back(block)
+        block.num_open -= 1
+        if not block.num_open:
+            self.finish_block(block)
+
+    def _end_backward(self) -> None:
+        for visit in self._backward:
+            self._leave(visit)
+        self._backward = []
+        self._forget_forward()
+        self.finish_step()
+
+    def _forget_forward(self) -> None:
+        for visit in self._forward:
+            if visit.saved is not None:
+                visit.saved.forget()
+            visit.block.num_open = 0
+        self._forward = []
+
+
+class Repeated:
+    """Has a block computed again without its buffers noticing: running means move once a step."""
+
+    def __init__(self, block: Block) -> None:
+        modules = block.modules.values()
+        self._buffers = [buffer for module in modules for buffer in module.buffers()]
+        # Kernels of norms write to their running means unseen by autograd.
+        self._moved: list[torch.Tensor] = [
+            buffer
+            for outer in modules
+            for module in outer.modules()
+            if isinstance(module, _NormBase)
+            for buffer in module.buffers(recurse=False)
+        ]
+        self._is_first = True
+
+    def first(self, forward: Forward) -> Forward:
+        """The function; its first call shows which buffers it writes to."""
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            before = [buffer._version for buffer in self._buffers]
+            result = forward(*args, **kwargs)
+            if self._is_first:
+                pairs = zip(self._buffers, before, strict=True)
+                self._moved += [buffer for buffer, version in pairs if buffer._version != version]
+                self._is_first = False
+            return result
+
+        return called
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Around the first call, and around the second."""
+        return nullcontext(), self._unmoved()
+
+    @contextmanager
+    def _unmoved(self) -> Iterator[None]:
+        kept = [buffer.clone() for buffer in self._moved]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(self._moved, kept, strict=True):
+                    buffer.copy_(value)
+
+
+def _put_aside_gradients(block: Block) -> None:
+    """Gradients at home cannot be added to by a computation on the device."""
+    for parameter in block.parameters if block.home is not None else ():
+        if parameter.grad is not None:
+            block.pending[parameter] = parameter.grad
+            parameter.grad = None
+
+
+def _storages(tree: Any) -> frozenset[int]:
+    return frozenset(
+        leaf.untyped_storage()._cdata
+        for leaf in tree_leaves(tree)
+        if isinstance(leaf, torch.Tensor)
+    )
+
+
+@contextmanager
+def _without_cached_casts() -> Iterator[None]:
+    """Under autocast parameters are rounded where they are used, and not all held until the end."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

@@ -1,0 +1,378 @@
+"""Carry steps by the model itself within a number of bytes, as a memory plan says.
+
+Modules are visited block by block (`Visits`): what autograd saves is kept, sent to the host or made
+again, parameters live on the device or come from the host, gradients leave as soon as they are
+whole, and the person's optimizer updates each block where the plan says, while the backward pass
+goes on. Nothing of the model changes: its modules call these visits, its parameters look at where
+they are at home between steps.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map
+
+from hocket.base.errors import UsageError
+from hocket.capture.fake import model_tensors
+from hocket.capture.loss import ChosenLoss
+from hocket.capture.model import CaptureWarning
+from hocket.capture.step import apply_model
+from hocket.graph.graph import Graph
+from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.copies import DONE, CopyEngines, HostPool, Ticket
+from hocket.runtime.memory.ledger import on_host
+from hocket.runtime.memory.logits import LazyLogits
+from hocket.runtime.memory.parts import blocks_of
+from hocket.runtime.memory.slots import Slots
+from hocket.runtime.memory.updates import HostUpdates, part_of
+from hocket.runtime.memory.visits import Visits
+from hocket.runtime.train.carrier import Carried, Timings
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.recorded import Recipe, in_mode
+from hocket.runtime.train.weight import Weight
+
+Gradients = dict[nn.Parameter, torch.Tensor]
+
+
+@dataclass(eq=False)
+class _Sent:
+    """Gradients that are on their way to the host."""
+
+    ticket: Ticket = DONE
+    gradients: list[torch.Tensor] = field(default_factory=list)
+
+
+class Budgeted:
+    """A model within a budget; see `Carrier`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        kept: KeptBudget,
+        device: torch.device,
+        *,
+        graph: Graph | None = None,
+        rounded: Mapping[str, torch.dtype] | None = None,
+        is_rehearsal: bool = False,
+    ) -> None:
+        """``rounded`` are parameters that every op reads in another type only, by name.
+
+        In a rehearsal tensors are fake, and nothing is done on the host.
+        """
+        memory = kept.section
+        self._model, self._recipe, self.kept, self._memory = model, recipe, kept, memory
+        self.predicted_s, self.lost = kept.step_s, ""
+        self._loss = ChosenLoss(recipe.loss)
+        self._engines = CopyEngines(device, is_real=device.type == "cuda" and not is_rehearsal)
+        self.blocks = blocks_of(model, memory, graph)
+        self._pool = HostPool(pinned=self._engines.is_real)
+        self._updates = HostUpdates(is_idle=is_rehearsal)
+        self._is_rehearsal = is_rehearsal
+        self._optimizer: torch.optim.Optimizer | None = None
+        """Whose updates are done as gradients come."""
+        self._is_own_loop = False
+        self._sent = _Sent()
+        self._settle_parameters(rounded or {})
+        self._slots = self._make_slots()
+        stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
+        self._visits = Visits(
+            self._engines, self._slots, self._pool, self._updates, stays,
+            memory.prefetch, not is_rehearsal,
+            self._finish_block, self._finish_step, self._strayed,
+        )  # fmt: skip
+        self._put_visits()
+        self.tensors: Mapping[str, torch.Tensor] = {n: t for n, _, t in model_tensors(model)}
+
+    # ── a step ───────────────────────────────────────────────────────────────────────────────
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Blocks are updated as their gradients come."""
+        self._optimizer = optimizer
+
+    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+        """Forward and backward, and updates that are expected."""
+        outcome = self._forward(batch)
+        seed = torch.ones_like(outcome.loss).mul_(weight)
+        outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
+        return Carried(outcome.loss.detach(), tree_map(_single, outcome.outputs))
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+        """Ops are not timed."""
+        return self.train(batch, step, weight), None
+
+    def forward(self, batch: Any, step: int) -> Carried:
+        """The model itself; gradients are at home after the backward pass."""
+        self._optimizer = None
+        outcome = self._forward(batch)
+        self._is_own_loop = True
+        return outcome
+
+    def _forward(self, batch: Any) -> Carried:
+        self._is_own_loop = False
+        self._visits.begin()
+        self._bring_shared()
+        returned = self._apply(batch)
+        return Carried(self._loss(returned), returned)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer, as far as it was not done as gradients came."""
+        # Schedulers look whether it was called.
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        if self._optimizer is not None:
+            return
+        here: list[nn.Parameter] = []
+        for block in self.blocks:
+            if block.home is None:
+                here += block.parameters
+                continue
+            self._updates.wait(block)
+            gradients = {p: p.grad for p in block.parameters if p.grad is not None}
+            for parameter in gradients:
+                parameter.grad = None
+            block.pending = block.pending | gradients
+            self._updates.ask(block, partial(self._update, block, self._part(optimizer, block)))
+        self._step_here(part_of(optimizer, {p: p for p in here}))
+
+    def clip(self, max_norm: float) -> None:
+        """By the norm of all gradients, wherever they are."""
+        self._settle()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), max_norm)
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """Wait for updates that are under way."""
+        self._settle()
+
+    def evaluate(self, batch: Any) -> Carried:
+        """The loss, without gradients."""
+        with torch.no_grad(), in_mode(self._model, is_training=False):
+            return self._forward(batch)
+
+    def predict(self, batch: Any) -> Any:
+        """What the model returns."""
+        with torch.no_grad(), in_mode(self._model, is_training=False):
+            self._visits.begin()
+            self._bring_shared()
+            return self._apply(batch)
+
+    def _apply(self, batch: Any) -> Any:
+        batch = dict(batch) if isinstance(batch, Mapping) else batch
+        device = self._engines.device
+        here = tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, batch)
+        with _without_cache(self._model) if torch.is_grad_enabled() else nullcontext():
+            return (self._recipe.forward or apply_model)(self._model, here)
+
+    # ── gradients and updates ────────────────────────────────────────────────────────────────
+
+    def _finish_block(self, block: Block) -> None:
+        """The gradients of a block are whole: update it, or send them home."""
+        if block.home is None:
+            if self._optimizer is not None:
+                self._update_here(block)
+            return
+        found = {p: p.grad for p in block.parameters if p.grad is not None}
+        if not found:
+            return
+        for parameter in found:
+            parameter.grad = None
+        block.look_home()
+        landing = block.landing if block.landing is not None and not block.pending else None
+        if landing is None:
+            landing = self._pool.take(block.home_layout.num_bytes)
+        with on_host():
+            places = {p.parameter: p.of(landing) for p in block.home_layout.places}
+        # In the parameters' own type, as autograd would have it after rounding.
+        sources = [gradient.to(places[p].dtype) for p, gradient in found.items()]
+        ticket = self._engines.send(list(zip([places[p] for p in found], sources, strict=True)))
+        self._sent.ticket.wait()
+        self._sent = _Sent(ticket, sources)
+        landed = {p: places[p] for p in found}
+        part = None if self._optimizer is None else self._part(self._optimizer, block)
+        self._updates.ask(block, partial(self._land, block, landing, landed, ticket, part))
+        self._slots.forget(block)
+
+    def _part(self, optimizer: torch.optim.Optimizer, block: Block) -> torch.optim.Optimizer:
+        return part_of(optimizer, block.twins, fused=self._engines.is_real)
+
+    def _land(
+        self,
+        block: Block,
+        landing: torch.Tensor,
+        gradients: Gradients,
+        ticket: Ticket,
+        part: torch.optim.Optimizer | None,
+    ) -> None:
+        """On the host: add what has come to what is there, and update if that is all."""
+        ticket.synchronize()
+        if not block.pending:
+            block.landing, block.pending = landing, gradients
+        else:
+            for parameter, gradient in gradients.items():
+                if parameter in block.pending:
+                    block.pending[parameter].add_(gradient)
+                else:
+                    block.pending[parameter] = gradient.clone()
+            self._pool.give_back(landing)
+        if part is not None:
+            self._update(block, part)
+
+    def _update(self, block: Block, part: torch.optim.Optimizer) -> None:
+        """On the host: one step of a block."""
+        for parameter, gradient in block.pending.items():
+            block.twins[parameter].grad = gradient
+        part.step()
+        for parameter in block.pending:
+            block.twins[parameter].grad = None
+        block.pending = {}
+        if block.landing is not None:
+            self._pool.give_back(block.landing)
+            block.landing = None
+        block.round()
+        block.is_stale = True
+
+    def _update_here(self, block: Block) -> None:
+        assert self._optimizer is not None
+        if any(p.grad is not None for p in block.parameters):
+            self._step_here(part_of(self._optimizer, {p: p for p in block.parameters}))
+            for parameter in block.parameters:
+                parameter.grad = None
+
+    def _step_here(self, part: torch.optim.Optimizer) -> None:
+        """An update on the device."""
+        # Counters of steps are read by the host, so that they are real in a rehearsal, too.
+        with unset_fake_temporarily() if self._is_rehearsal else nullcontext():
+            part.step()
+
+    def _finish_step(self) -> None:
+        self._finish_block(self.blocks[-1])
+        self._sent.ticket.wait()
+        self._sent = _Sent()
+        if self._is_own_loop:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Have parameters and gradients at home, with nothing under way."""
+        for block in self.blocks:
+            self._updates.wait(block)
+            block.look_home()
+            for parameter, gradient in block.pending.items():
+                parameter.grad = gradient
+            block.pending = {}
+
+    # ── setting up ───────────────────────────────────────────────────────────────────────────
+
+    def _settle_parameters(self, rounded: Mapping[str, torch.dtype]) -> None:
+        device, is_real = self._engines.device, self._engines.is_real
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        types = {number: rounded[name] for number, name in names.items() if name in rounded}
+        for block in self.blocks:
+            policy = block.policy
+            is_streamed = policy.parameters == "streamed"
+            if block.parameters and (is_streamed or policy.update == "host"):
+                block.settle_on_host(types, pinned=is_real)
+                if not is_streamed:
+                    num_bytes = block.copied_layout.num_bytes
+                    block.resident = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+                continue
+            for parameter in block.parameters:
+                parameter.data = parameter.data.to(device)
+        for buffer in self._model.buffers():
+            buffer.data = buffer.data.to(device)
+
+    def _make_slots(self) -> Slots:
+        sizes = [b.copied_layout.num_bytes for b in self.blocks if b.is_streamed]
+        return Slots(self._engines, max(sizes, default=0), 1 + max(1, self._memory.prefetch))
+
+    @property
+    def lasting(self) -> list[torch.Tensor]:
+        """What stays on the device between steps, but for the optimizer's state."""
+        lasting = [*self._model.buffers(), *self._slots.buffers]
+        for block in self.blocks:
+            if block.home is None:
+                lasting += block.parameters
+            elif block.resident is not None:
+                lasting.append(block.resident)
+        return lasting
+
+    def _bring_shared(self) -> None:
+        """Parameters that no block has alone are there for the whole step."""
+        shared = self.blocks[-1]
+        if shared.home is not None:
+            self._visits.bring_shared(shared)
+
+    def _put_visits(self) -> None:
+        head = _head_of(self._model) if self._memory.loss_chunks > 1 else None
+        for block in self.blocks:
+            for module in block.modules.values():
+                forward = module.forward
+                if head is not None and module is head:
+                    module.forward = partial(self._lazy, block, forward, head)  # type: ignore[method-assign]
+                else:
+                    module.forward = partial(self._visit, block, forward)
+
+    def _visit(self, block: Block, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._visits.visit(block, forward, args, kwargs)
+
+    def _lazy(self, block: Block, forward: Any, head: nn.Linear, rows: torch.Tensor) -> Any:
+        if not torch.is_grad_enabled():
+            return self._visits.visit(block, forward, (rows,), {})
+        kind = rows.device.type
+        is_rounded = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if is_rounded else rows.dtype
+        return LazyLogits(
+            rows, forward, lambda function: self._visits.visit(block, function, (), {}),
+            self._memory.loss_chunks, head.out_features, dtype,
+        )  # fmt: skip
+
+    def _strayed(self) -> None:
+        if not self.lost:
+            self.lost = (
+                f"steps of {self._recipe.name} do not visit the same modules in the same order; "
+                "what is not foreseen is fetched when it is needed, the numbers are the same"
+            )
+            warnings.warn(self.lost, CaptureWarning, 2)
+
+
+def _head_of(model: nn.Module) -> nn.Linear:
+    """The last layer of a language model."""
+    found = None
+    if callable(named := getattr(model, "get_output_embeddings", None)):
+        found = named()
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    found = found if found is not None else linear[-1] if linear else None
+    if not isinstance(found, nn.Linear):
+        raise UsageError(
+            f"{type(model).__name__} has no last nn.Linear to make logits of in pieces",
+            hint="plan with one piece (loss_chunks 1)",
+        )
+    return found
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Keys and values that Hugging Face's models keep for generation are no part of training."""
+    config: Any = getattr(model, "config", None)
+    before = getattr(config, "use_cache", None)
+    if before:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        if before:
+            config.use_cache = before
+
+
+def _single(value: Any) -> Any:
+    """What a step keeps of what the model returned: single numbers; caches hold the whole graph."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.detach()
+    return value if isinstance(value, int | float | str) else None

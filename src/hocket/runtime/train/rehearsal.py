@@ -1,0 +1,104 @@
+"""A training step rehearsed on tensors without memory: the most bytes that it will hold.
+
+The step that a memory plan asks for is carried out by the very code that will do it, on fake
+tensors, under the byte-counting allocator; so what is predicted is what happens, op by op. Two
+steps are made, since the first one still makes the optimizer's state. Host updates are left out:
+they take nothing of the device. What kernels take inside one op is not seen.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hocket.capture.fake import all_tensors, fake_copy, fake_twins, map_batch
+from hocket.graph.graph import Graph, Role
+from hocket.plan.sections.memory import Memory
+from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.recorded import Recipe
+
+_NUM_STEPS = 2
+
+
+def rehearsed_peak_bytes(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    recipe: Recipe,
+    memory: Memory,
+    device: torch.device,
+    *,
+    graph: Graph | None = None,
+    rounded: Mapping[str, torch.dtype] | None = None,
+    clips: bool = False,
+) -> int:
+    """The peak of steps of ``model`` under a memory plan; nothing that is given is changed."""
+    named = all_tensors(model, batch)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        twins = fake_twins([tensor for _, _, tensor in named], str(device))
+        fakes = _fake_states(optimizer, str(device))
+    fake_model = fake_copy(model, twins)
+    fake_batch = map_batch(batch, twins)
+    own = _fake_optimizer(optimizer, twins, fakes)
+    ledger = Ledger()
+    with torch.random.fork_rng(), torch.autograd.set_multithreading_enabled(False), mode, ledger:
+        carrier = Budgeted(
+            fake_model,
+            recipe,
+            KeptBudget(memory, 0),
+            device,
+            graph=graph,
+            rounded=rounded,
+            is_rehearsal=True,
+        )
+        ledger.hold(carrier.lasting)
+        ledger.hold(twins[id(tensor)] for _, role, tensor in named if role == Role.INPUT)
+        last = None
+        for number in range(_NUM_STEPS):
+            ledger.peak_bytes = ledger.held_bytes
+            carrier.expect(None if clips else own)
+            last = carrier.train(fake_batch, number + 1, 1.0)
+            carrier.update(own)
+            for parameter in fake_model.parameters():
+                parameter.grad = None
+        del last
+    return ledger.peak_bytes
+
+
+def _fake_states(optimizer: torch.optim.Optimizer, device: str) -> dict[int, Any]:
+    """Fake twins of the states that are of a parameter's size."""
+    tensors = [
+        value
+        for states in optimizer.state.values()
+        for value in states.values()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
+    return fake_twins(tensors, device)
+
+
+def _fake_optimizer(
+    optimizer: torch.optim.Optimizer, twins: Mapping[int, Any], fakes: Mapping[int, Any]
+) -> torch.optim.Optimizer:
+    own: torch.optim.Optimizer = object.__new__(type(optimizer))
+    own.__dict__.update(optimizer.__dict__)
+    own.__dict__.pop("step", None)
+    own.param_groups = [
+        {**group, "params": [twins[id(p)] for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    own.state = defaultdict(dict)
+    for parameter, states in optimizer.state.items():
+        own.state[twins[id(parameter)]] = {
+            key: fakes[id(value)] if id(value) in fakes
+            else value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in states.items()
+        }  # fmt: skip
+    return own

@@ -1,0 +1,188 @@
+"""Training within a budget of bytes equals plain training, and holds what was rehearsed."""
+
+import copy
+
+import pytest
+import torch
+from runtime.budget_models import MODELS
+from runtime.train_loops import adamw, assert_same_state, plain_loss, plain_steps
+from torch.optim import lr_scheduler
+
+import hocket
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.plan.sections import Memory, MemoryBlock
+from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.uniform import block_names
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.update import planned_update
+
+CPU = torch.device("cpu")
+WAYS = [
+    {"activations": a, "checkpoint": c, "parameters": p, "update": u}
+    for a, c in (("kept", "kept"), ("offloaded", "kept"), ("recomputed", "kept"),
+                 ("recomputed", "offloaded"))
+    for p, u in (("resident", "device"), ("resident", "host"), ("streamed", "host"))
+]  # fmt: skip
+
+
+def mixed(model, seed, **options):
+    """A memory plan with a policy of its own for each block."""
+    draws = torch.Generator().manual_seed(seed)
+    blocks = [
+        MemoryBlock(name=name, **WAYS[int(torch.randint(len(WAYS), (), generator=draws))])
+        for name in block_names(model)
+    ]
+    return Memory(budget_bytes=(0,), blocks=tuple(blocks), **options)
+
+
+def loop_of(model, optimizer, section, forward=None, **options):
+    recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
+    carrier = Budgeted(model, recipe, KeptBudget(section, 0), CPU)
+    return TrainingLoop(model, optimizer, carrier, LoopOptions(**options))
+
+
+def compare(build, seed, *, steps=6, accumulate=1, clip_norm=None, **plan):
+    """Losses of both loops, whose weights are the same after them."""
+    torch.manual_seed(seed)
+    model, batches, forward = build()
+    twin = copy.deepcopy(model)
+    batches = [batches[number % len(batches)] for number in range(steps)]
+    optimizer, plain = adamw(model), adamw(twin)
+    section = mixed(model, seed, **plan)
+    train = loop_of(model, optimizer, section, forward, accumulate=accumulate, clip_norm=clip_norm)
+    schedules = [lr_scheduler.StepLR(each, 2, 0.7) for each in (optimizer, plain)]
+    torch.manual_seed(seed)
+    ours = []
+    for number, batch in enumerate(batches, 1):
+        ours.append(train.step(batch).item())
+        if number % accumulate == 0:
+            schedules[0].step()
+    torch.manual_seed(seed)
+    theirs = []
+    for number in range(0, steps, accumulate):
+        theirs += plain_steps(twin, plain, batches[number : number + accumulate], forward=forward,
+                              clip_norm=clip_norm, accumulate=accumulate)  # fmt: skip
+        schedules[1].step()
+    return train, twin, plain, ours, theirs
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_any_policies_train_as_plain_pytorch_does(name, seed):
+    train, twin, plain, ours, theirs = compare(MODELS[name], seed)
+    assert ours == theirs
+    state = train.state_dict()
+    assert_same_state(train.model, twin)
+    states = plain.state_dict()["state"]
+    assert state["optimizer"]["state"].keys() == states.keys()
+    for number, slots in states.items():
+        for key, value in slots.items():
+            assert torch.equal(state["optimizer"]["state"][number][key], value)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_clipping_and_accumulation_are_as_in_plain_pytorch(accumulate):
+    for seed in (3, 4):
+        train, twin, _, ours, theirs = compare(
+            MODELS["tied"], seed, accumulate=accumulate, clip_norm=0.3
+        )
+        assert ours == theirs
+        train.state_dict()
+        assert_same_state(train.model, twin)
+
+
+def test_loss_in_chunks_differs_by_rounding_only():
+    _, _, _, ours, theirs = compare(MODELS["tied"], 5, steps=12, loss_chunks=3)
+    assert ours == pytest.approx(theirs, rel=2e-6)
+
+
+def test_own_loop_and_plain_evaluation_work():
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["tied"]()
+    twin = copy.deepcopy(model)
+    optimizer, plain = adamw(model), adamw(twin)
+    train = loop_of(model, optimizer, mixed(model, 7, loss_chunks=1), forward)
+    for batch in batches:
+        torch.manual_seed(1)
+        loss = train(batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.manual_seed(1)
+        other = plain_loss(twin, batch, forward)
+        other.backward()
+        plain.step()
+        plain.zero_grad()
+        assert loss.item() == other.item()
+    twin.eval()
+    with torch.no_grad():
+        expected = plain_loss(twin, batches[0], forward)
+    assert torch.equal(train.evaluate(batches[0]), expected)
+    assert_same_state(model, twin)
+
+
+def test_training_goes_on_from_a_checkpoint_under_another_plan():
+    torch.manual_seed(0)
+    model, batches, forward = MODELS["tied"]()
+    other = copy.deepcopy(model)
+    first = loop_of(model, adamw(model), mixed(model, 8), forward, accumulate=2)
+    for batch in batches[:3]:
+        first.step(batch)
+    second = loop_of(other, adamw(other), mixed(other, 9), forward, accumulate=2)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    torch.manual_seed(2)
+    expected = [first.step(batch).item() for batch in batches]
+    torch.manual_seed(2)
+    assert [second.step(batch).item() for batch in batches] == expected
+
+
+def held(model, optimizer, section, batch, forward, steps=3):
+    """The most that steps hold, counted."""
+    ledger = Ledger()
+    with ledger:
+        train = loop_of(model, optimizer, section, forward)
+        ledger.hold(train._carrier.lasting)
+        ledger.hold(t for t in batch if isinstance(t, torch.Tensor))
+        for _ in range(steps):
+            train.step(batch)
+    return ledger.peak_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rehearsed_peak_is_what_steps_hold(name):
+    for seed in (1,):
+        model, batches, forward = MODELS[name]()
+        section = mixed(model, seed)
+        optimizer = adamw(model)
+        recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
+        rehearsed = rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, CPU)
+        assert held(model, optimizer, section, batches[0], forward) == rehearsed
+
+
+def test_prepare_keeps_a_budget_or_refuses():
+    build = MODELS["blocks"]
+    model, batches, forward = build()
+    plain = hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="1GiB").memory
+    kept = []
+    for share in (0.8, 0.5):
+        model, batches, forward = build()
+        budget = int(plain.peak_bytes * share)
+        optimizer = adamw(model)
+        ledger = Ledger()
+        with ledger:
+            train = hocket.prepare(model, optimizer, batches[0], forward=forward, memory=budget)
+            ledger.held_bytes = ledger.peak_bytes = 0
+            ledger.hold(train._carrier.lasting)
+            ledger.hold(batches[0])
+            for _ in range(3):
+                train.step(batches[0])
+        assert ledger.peak_bytes <= budget
+        kept.append(train.memory.peak_bytes)
+    assert max(kept) < plain.peak_bytes
+    model, batches, forward = build()
+    with pytest.raises(NoFeasiblePlanError, match="would do"):
+        hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="10KiB")
