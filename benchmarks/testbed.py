@@ -5,9 +5,12 @@
         bed.address("server")                       # 10.x.y.z, reachable from every host
 
 All hosts hang on one bridge; what a host sends and what it receives is held to its rate (token
-bucket filters at both ends of its link). `of_cluster` gives every host of a `hocket` cluster the
-rate of its slowest link to a switch or another host. Needs root and iproute2; names are unique to
-the process, and leaving the block ends what was started in the hosts and removes everything.
+bucket filters at both ends of its link). Two hosts may have a cable of their own beside it, which
+the system then takes: that is how ranks with unequal links, islands and a PCIe star are built
+(`of_cluster`: every rank is a host, links between devices are cables, the rest is the bridge).
+`Testbed.shape` and `Testbed.cut` change a cable while things run. Needs root and iproute2; names
+are unique to the process, and leaving the block ends what was started in the hosts and removes
+everything.
 
 python benchmarks/testbed.py            measures the rate of a shaped link
 """
@@ -33,6 +36,8 @@ class Shape:
     bandwidth_bps: float
     """Bytes per second."""
     delay_s: float = 0.0
+    burst_bytes: int = 0
+    """At once; 0: what 10 ms bring."""
 
 
 class Testbed:
@@ -40,10 +45,13 @@ class Testbed:
 
     __test__ = False
 
-    def __init__(self, hosts: Mapping[str, Shape]) -> None:
+    def __init__(
+        self, hosts: Mapping[str, Shape], cables: Mapping[tuple[str, str], Shape] | None = None
+    ) -> None:
         if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
             sys.exit("the testbed needs root and iproute2 (apt install iproute2)")
         self.hosts = dict(hosts)
+        self.cables = dict(cables or {})
         self._processes: list[subprocess.Popen[Any]] = []
         self._tag = f"hk{os.getpid() % 100000}"
         self._bridge = f"{self._tag}b"
@@ -57,6 +65,8 @@ class Testbed:
             _run("ip", "-n", self._bridge, "link", "set", "bridge0", "up")
             for number, (name, shape) in enumerate(self.hosts.items()):
                 self._add(number, name, shape)
+            for (a, b), shape in self.cables.items():
+                self._join(a, b, shape)
         except BaseException:
             self.close()
             raise
@@ -101,11 +111,38 @@ class Testbed:
         for where, device in ((self._bridge, outer), (space, "eth0")):
             _shape(where, device, shape)
 
+    def _join(self, a: str, b: str, shape: Shape) -> None:
+        """A cable without addresses: each end knows that the other is behind it."""
+        ends = self._ends(a, b)
+        _run("ip", "-n", ends[0][0], "link", "add", ends[0][1], "type", "veth",
+             "peer", "name", ends[1][1], "netns", ends[1][0])  # fmt: skip
+        for (space, device), here, there in zip(ends, (a, b), (b, a), strict=True):
+            _run("ip", "-n", space, "link", "set", device, "up")
+            _run("ip", "-n", space, "route", "add", f"{self.address(there)}/32", "dev", device,
+                 "src", self.address(here))  # fmt: skip
+            _shape(space, device, shape)
+
+    def _ends(self, a: str, b: str) -> tuple[tuple[str, str], tuple[str, str]]:
+        number = list(self.hosts).index
+        return ((self._space(a), f"to{number(b)}"), (self._space(b), f"to{number(a)}"))
+
+    def shape(self, a: str, b: str, shape: Shape) -> None:
+        """Give a cable another rate, now."""
+        for space, device in self._ends(a, b):
+            _run("tc", "-n", space, "qdisc", "del", "dev", device, "root")
+            _shape(space, device, shape)
+
+    def cut(self, a: str, b: str) -> None:
+        """Let nothing through a cable any more; nobody is told."""
+        for space, device in self._ends(a, b):
+            _run("tc", "-n", space, "qdisc", "replace", "dev", device, "root", "handle", "1:",
+                 "tbf", "rate", "8bit", "burst", "1", "limit", "1")  # fmt: skip
+
 
 def _shape(space: str, device: str, shape: Shape) -> None:
     bits = int(shape.bandwidth_bps * 8)
     # A burst of 10 ms, at least two packets; a queue of 0.2 s, as a small router has.
-    burst = max(3200, int(shape.bandwidth_bps * 0.01))
+    burst = shape.burst_bytes or max(3200, int(shape.bandwidth_bps * 0.01))
     _run("tc", "-n", space, "qdisc", "add", "dev", device, "root", "handle", "1:", "tbf",
          "rate", f"{bits}bit", "burst", str(burst), "latency", "200ms")  # fmt: skip
     if shape.delay_s:
@@ -119,23 +156,31 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def of_cluster(cluster: Any) -> dict[str, Shape]:
-    """The hosts of a `hocket.hardware.Cluster`, each with its slowest link to the outside."""
-    owner = {device.name: device.host for device in cluster.devices}
-    owner |= {host: host for host in cluster.hosts}
-    shapes: dict[str, Shape] = {}
-    for host in cluster.hosts:
-        links = [
-            link
-            for link in cluster.links
-            if host in {owner.get(end, end) for end in link.ends}
-            and {owner.get(end, end) for end in link.ends} != {host}
-        ]
-        if not links:
-            raise ValueError(f"host {host!r} has no link to the outside")
-        slowest = min(links, key=lambda link: link.bandwidth_bps)
-        shapes[host] = Shape(slowest.bandwidth_bps, slowest.latency_s)
-    return shapes
+_WHOLE_SEGMENTS_BYTES = 100_000
+"""Systems hand on up to 64 KiB at once; a bucket that holds less halves the rate both ways."""
+
+
+def of_cluster(cluster: Any, ranks: Sequence[str], scale: float) -> Testbed:
+    """The ranks of a `hocket` cluster, all rates times ``scale``.
+
+    A cable for every pair of ranks with links of their own; the bridge stands for the rest, each
+    rank's port as fast as its fastest way to a place that is no device.
+    """
+    def shape(rate_bps: float) -> Shape:
+        return Shape(rate_bps * scale, burst_bytes=_WHOLE_SEGMENTS_BYTES)
+
+    devices, cables, ports = set(cluster.device_names), {}, dict.fromkeys(ranks, 0.0)
+    for link in cluster.links:
+        if devices.issuperset(link.ends):
+            if set(ranks).issuperset(link.ends):
+                cables[link.ends] = cables.get(link.ends, 0.0) + link.bandwidth_bps
+        else:
+            for end in set(link.ends) & set(ranks):
+                ports[end] = max(ports[end], link.bandwidth_bps)
+    slowest = min((rate for rate in ports.values() if rate), default=min(cables.values(), default=1))
+    # Where no way but the cables is described, ranks must still be able to meet.
+    hosts = {rank: shape(rate or slowest) for rank, rate in ports.items()}
+    return Testbed(hosts, {ends: shape(rate) for ends, rate in cables.items()})
 
 
 _SEND = """

@@ -67,3 +67,18 @@ def environment_anywhere() -> dict[str, str]:
         return dict(os.environ)
     absolute = os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))
     return {**os.environ, "PYTHONPATH": absolute}
+
+
+def rank_network() -> tuple[str, str]:
+    """The interface that ranks shall use (``GLOO_SOCKET_IFNAME``), and where they meet."""
+    return os.environ.get("GLOO_SOCKET_IFNAME", ""), os.environ.get("MASTER_ADDR", "")
+
+
+def rank_cluster() -> str:
+    """The cluster that the ranks are (``HOCKET_CLUSTER``: file or preset); empty: to be probed."""
+    return os.environ.get("HOCKET_CLUSTER", "")
+
+
+def sums_are_wide() -> bool:
+    """Whether float32 is summed in float64, whatever the trees are (``HOCKET_WIDE_SUMS=1``)."""
+    return os.environ.get("HOCKET_WIDE_SUMS", "") not in ("", "0")

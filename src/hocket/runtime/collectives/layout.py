@@ -1,0 +1,222 @@
+"""What one rank does in a planned collective: which bytes go over which tree, to whom, in what order.
+
+Every tree carries a range of the message, cut into chunks; chunks of all trees are numbered so that
+all trees advance together, and the number is the priority. O(chunks + sends).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, sqrt
+
+import numpy as np
+
+from hocket.base.arrays import LongArray, pointers
+from hocket.base.errors import UsageError
+from hocket.plan.sections.communication import Communication, Tree
+
+MAX_CHILDREN = 64
+"""Whose arrivals are one word of marks."""
+MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 12, 1 << 19
+_CHUNK_S = 40e-6
+"""What a chunk costs at every hop beside its bytes: two calls of the system and a change of
+process."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Tables of one rank; a peer is a rank, -1 nobody."""
+
+    num_bytes: int
+    chunk_tree: LongArray
+    chunk_start: LongArray
+    chunk_size: LongArray
+    chunk_at: LongArray
+    """Bytes of the same tree before it."""
+    up_parent: LongArray
+    up_ptr: LongArray
+    up_child: LongArray
+    scratch_at: LongArray
+    """Per child: where what it sends is kept until it is added."""
+    down_parent: LongArray
+    down_ptr: LongArray
+    down_child: LongArray
+    num_scratch_bytes: int
+    own: LongArray
+    """Chunks that this rank contributes to."""
+    wanted_finals: int
+    last_chunk: int = -1
+    """Empty, climbs when a rank has all others: by it the root knows; -1: none."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Of all trees."""
+        return len(self.chunk_tree)
+
+    @property
+    def wanted_sends(self) -> int:
+        """Messages that this rank sends."""
+        up = self.up_parent[self.chunk_tree] >= 0
+        down = np.diff(self.down_ptr)[self.chunk_tree]
+        return int(up.sum() + down.sum())
+
+    def sends_to(self, num_ranks: int) -> LongArray:
+        """How many messages go to each rank."""
+        count = np.bincount(self.chunk_tree, minlength=len(self.up_parent))
+        sends = np.zeros(num_ranks, dtype=np.int64)
+        for tree, number in enumerate(count):
+            if self.up_parent[tree] >= 0:
+                sends[self.up_parent[tree]] += number
+            np.add.at(sends, self.down_child[self.down_ptr[tree] : self.down_ptr[tree + 1]], number)
+        return sends
+
+
+def layout_of(
+    section: Communication, rank: int, num_items: int, item_bytes: int, rate_bps: float
+) -> Layout:
+    """The tables of a rank for a message of so many items, at the rate that the plan promises.
+
+    Of a gather or scatter the message is all shards, one after the other in the order of the ranks.
+    """
+    ranges = [(a * item_bytes, b * item_bytes) for a, b in _ranges(section, num_items)]
+    # All trees end together: each takes as long as the whole message at the rate of the plan.
+    spent_s = max(num_items * item_bytes / rate_bps, 1e-9)
+    cuts = [
+        _cuts(start, stop, _num_chunks(_depth(tree), spent_s, stop - start), item_bytes)
+        for tree, (start, stop) in zip(section.trees, ranges, strict=True)
+    ]
+    return of_chunks(section, rank, cuts)
+
+
+def of_chunks(
+    section: Communication, rank: int, cuts: Sequence[Sequence[int]], *, by_position: bool = False
+) -> Layout:
+    """The tables for given ends of the chunks of each tree.
+
+    Chunks are numbered so that all trees advance together, or ``by_position`` in the message.
+    """
+    chunks = [
+        (start if by_position else (number + 0.5) / (len(ends) - 1), tree, start, stop, ends[0])
+        for tree, ends in enumerate(cuts)
+        for number, (start, stop) in enumerate(pairwise(ends))
+    ]
+    chunks.sort()
+    last = _is_confirmed(section)
+    trees = list(section.trees)
+    if last:
+        first = section.trees[0].broadcast
+        back = tuple(type(send)(send.dst, send.src, send.hops) for send in reversed(first))
+        trees.append(Tree(section.root, section.trees[0].share, reduce=back))
+        chunks.append((2.0, len(trees) - 1, 0, 0, 0))
+    table = np.array([chunk[1:] for chunk in chunks], dtype=np.int64).reshape(-1, 4)
+    members = _members(section, trees, rank)
+    sizes = [ends[-1] - ends[0] for ends in cuts] + [0] * last
+    kept = [sizes[tree] for tree, part in enumerate(members) for _ in part.up_child]
+    reduces = section.collective in ("allreduce", "reduce", "reducescatter")
+    at_root = np.array([tree.root == section.ranks[rank] for tree in trees])[table[:, 0]]
+    own = np.arange(len(chunks) - last) if reduces else np.flatnonzero(at_root[: len(chunks) - last])
+    ends_here = at_root if section.collective in ("reduce", "reducescatter") else None
+    wanted = len(chunks) if ends_here is None else int(ends_here.sum())
+    return Layout(
+        num_bytes=int(table[:, 2].max(initial=0)),
+        chunk_tree=table[:, 0].copy(),
+        chunk_start=table[:, 1].copy(),
+        chunk_size=table[:, 2] - table[:, 1],
+        chunk_at=table[:, 1] - table[:, 3],
+        up_parent=np.array([part.up_parent for part in members], dtype=np.int64),
+        up_ptr=pointers([len(part.up_child) for part in members]),
+        up_child=_flat([part.up_child for part in members]),
+        scratch_at=pointers(kept)[:-1].copy(),
+        down_parent=np.array([part.down_parent for part in members], dtype=np.int64),
+        down_ptr=pointers([len(part.down_child) for part in members]),
+        down_child=_flat([part.down_child for part in members]),
+        num_scratch_bytes=sum(kept),
+        own=own.astype(np.int64),
+        wanted_finals=wanted - (last and section.ranks[rank] != section.root),
+        last_chunk=len(chunks) - 1 if last else -1,
+    )  # fmt: skip
+
+
+@dataclass
+class _Member:
+    """A rank's neighbours in one tree."""
+
+    up_parent: int
+    up_child: list[int]
+    down_parent: int
+    down_child: list[int]
+
+
+def _members(section: Communication, trees: Sequence[Tree], rank: int) -> list[_Member]:
+    number = {name: index for index, name in enumerate(section.ranks)}
+    me, found = section.ranks[rank], []
+    for tree in trees:
+        part = _Member(-1, [], -1, [])
+        for send in tree.reduce:
+            if send.dst == me:
+                part.up_child.append(number[send.src])
+            if send.src == me:
+                part.up_parent = number[send.dst]
+        for send in tree.broadcast:
+            if send.src == me:
+                part.down_child.append(number[send.dst])
+            if send.dst == me:
+                part.down_parent = number[send.src]
+        if len(part.up_child) > MAX_CHILDREN:
+            raise UsageError(f"a rank has more than {MAX_CHILDREN} children in a tree")
+        found.append(part)
+    return found
+
+
+def _is_confirmed(section: Communication) -> bool:
+    """Whether the root must be told that all have it: else it could run ahead of those that lag."""
+    return section.collective == "broadcast"
+
+
+def _ranges(section: Communication, num_items: int) -> list[tuple[int, int]]:
+    """The items of each tree; those of one root stand together where every rank has a shard."""
+    by_root = section.collective in ("allgather", "reducescatter")
+    count = len(section.ranks)
+    ranges = [(0, 0)] * len(section.trees)
+    for group in range(count if by_root else 1):
+        name = section.ranks[group]
+        members = [n for n, t in enumerate(section.trees) if not by_root or t.root == name]
+        start, size = (num_items // count * group, num_items // count) if by_root else (0, num_items)
+        whole = sum(section.trees[n].share for n in members)
+        done = section.trees[0].share * 0
+        for n in members:
+            first = start + round(done * size)
+            done += section.trees[n].share / whole
+            ranges[n] = (first, start + round(done * size))
+    return ranges
+
+
+def _depth(tree: Tree) -> int:
+    """Sends one after the other."""
+    at: dict[str, int] = {}
+    for send in tree.reduce:
+        at[send.dst] = max(at.get(send.dst, 0), at.get(send.src, 0) + 1)
+    down = {tree.root: at.get(tree.root, 0)}
+    for send in tree.broadcast:
+        down[send.dst] = down[send.src] + 1
+    return max((*at.values(), *down.values()))
+
+
+def _num_chunks(depth: int, spent_s: float, num_bytes: int) -> int:
+    """Pipelining fills for depth - 1 chunks and pays for each: C = sqrt((depth - 1) time / cost)."""
+    best = sqrt(max(depth - 1, 0) * spent_s / _CHUNK_S)
+    return min(max(ceil(num_bytes / MAX_CHUNK_BYTES), round(best), 1),
+               max(1, num_bytes // MIN_CHUNK_BYTES))  # fmt: skip
+
+
+def _cuts(start: int, stop: int, num_chunks: int, item_bytes: int) -> list[int]:
+    """Ends of the chunks of a range: all as large, but for whole items."""
+    items = (stop - start) // item_bytes
+    num_chunks = min(num_chunks, max(items, 1))
+    return [start + items * n // num_chunks * item_bytes for n in range(num_chunks + 1)]
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> LongArray:
+    return np.array([item for part in lists for item in part], dtype=np.int64)

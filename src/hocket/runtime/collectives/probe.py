@@ -1,0 +1,148 @@
+"""Measures what comes through between all ranks: each pair alone, then all at once.
+
+Pairs meet as in a tournament (the circle method), so that every rank has one partner at a time and
+all partners within ranks - 1 rounds; every round is a slice of the same time on all clocks, begun
+when all have met at the store. The first part of a slice is not counted: buckets of shapers and
+windows fill there. At most two seconds for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from typing import Any
+
+import numpy as np
+
+from hocket.hardware.probed import Rates
+from hocket.runtime.collectives.wires import close_all, connect_all
+
+PROBE_S = 1.3
+_TOGETHER_S = 0.4
+_NOT_COUNTED = 0.4
+_BUFFER_BYTES = 1 << 16
+_PINGS = 3
+_SLOW_ANSWER_S = 1e-3
+"""Taken where no answer came in time."""
+_DATA = bytes(1 << 18)
+
+
+def probe(store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float = 5.0) -> Rates:
+    """Rates between all ranks; all must call this together."""
+    sockets = connect_all(store, rank, num_ranks, f"{key}/probe", patience_s=patience_s)
+    try:
+        for each in sockets:
+            if each is not None:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        measured = _measure(store, sockets, rank, f"{key}/probe")
+    finally:
+        close_all(sockets)
+    store.set(f"{key}/probe/found/{rank}", json.dumps(measured))
+    found = [json.loads(store.get(f"{key}/probe/found/{n}")) for n in range(num_ranks)]
+    # What a rank received came from the others: rows are receivers, the cluster wants senders.
+    columns = [np.array([part[index] for part in found]).T for index in range(2)]
+    latency_s = np.array([part[2] for part in found])
+    return Rates(columns[0], columns[1], np.minimum(latency_s, latency_s.T))
+
+
+def _measure(
+    store: Any, sockets: list[socket.socket | None], rank: int, key: str
+) -> tuple[list[float], list[float], list[float]]:
+    count = len(sockets)
+    rounds = _rounds(count)
+    slice_s = (PROBE_S - _TOGETHER_S) / max(len(rounds), 1)
+    alone_bps, latency_s = [0.0] * count, [_SLOW_ANSWER_S] * count
+    _meet(store, count, f"{key}/start")
+    begin_s = time.monotonic()
+    for number, pairs in enumerate(rounds):
+        peer = pairs.get(rank, -1)
+        end_s = begin_s + (number + 1) * slice_s
+        made = sockets[peer] if peer >= 0 else None
+        if made is not None:
+            latency_s[peer] = _ping(made, is_first=rank < peer, until_s=end_s - 0.7 * slice_s)
+            rates = _exchange({peer: made}, time.monotonic(), end_s)
+            alone_bps[peer] = rates.get(peer, 0.0)
+        time.sleep(max(0.0, end_s - time.monotonic()))
+    every = {peer: made for peer, made in enumerate(sockets) if made is not None}
+    start_s = time.monotonic()
+    rates = _exchange(every, start_s, begin_s + len(rounds) * slice_s + _TOGETHER_S)
+    return alone_bps, [rates.get(peer, 0.0) for peer in range(count)], latency_s
+
+
+def _rounds(count: int) -> list[dict[int, int]]:
+    """Partners per round: the circle method; with an odd number one rests."""
+    seats = [*range(count), *([-1] if count % 2 else [])]
+    rounds = []
+    for _ in range(len(seats) - 1):
+        half = len(seats) // 2
+        pairs = zip(seats[:half], reversed(seats[half:]), strict=True)
+        rounds.append({x: y for a, b in pairs if min(a, b) >= 0 for x, y in ((a, b), (b, a))})
+        seats = [seats[0], seats[-1], *seats[1:-1]]
+    return rounds
+
+
+def _ping(made: socket.socket, *, is_first: bool, until_s: float) -> float:
+    """Half of the shortest time there and back of a byte."""
+    best_s = _SLOW_ANSWER_S
+    for _ in range(_PINGS):
+        start_s = time.monotonic()
+        if is_first:
+            made.send(b"?")
+        if not _byte(made, until_s):
+            return best_s
+        if not is_first:
+            made.send(b"!")
+        best_s = min(best_s, (time.monotonic() - start_s) / 2)
+    # The one that answers waits for the question, too: the other's time is the one that counts.
+    return best_s if is_first else _SLOW_ANSWER_S
+
+
+def _byte(made: socket.socket, until_s: float) -> bool:
+    made.settimeout(max(0.001, until_s - time.monotonic()))
+    try:
+        return bool(made.recv(1))
+    except OSError:
+        return False
+    finally:
+        made.settimeout(0)
+
+
+def _exchange(
+    sockets: dict[int, socket.socket], start_s: float, end_s: float
+) -> dict[int, float]:
+    """Send and receive as much as goes until the end; bytes per second that came, by peer."""
+    counted_s = start_s + _NOT_COUNTED * (end_s - start_s)
+    got = dict.fromkeys(sockets, 0)
+    into = bytearray(1 << 18)
+    number = {made: peer for peer, made in sockets.items()}
+    with selectors.DefaultSelector() as selector:
+        for made in sockets.values():
+            selector.register(made, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        while (now_s := time.monotonic()) < end_s:
+            for key, events in selector.select(end_s - now_s):
+                made: Any = key.fileobj
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        made.send(_DATA)
+                    if events & selectors.EVENT_READ:
+                        size = made.recv_into(into)
+                        if time.monotonic() >= counted_s:
+                            got[number[made]] += size
+                        if size == 0:
+                            selector.unregister(made)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    selector.unregister(made)
+            if not selector.get_map():
+                break
+    return {peer: size / (end_s - counted_s) for peer, size in got.items()}
+
+
+def _meet(store: Any, count: int, key: str) -> None:
+    """Wait until all are here."""
+    if store.add(f"{key}/count", 1) == count:
+        store.set(f"{key}/all", "1")
+    store.get(f"{key}/all")

@@ -1,0 +1,150 @@
+"""Connections between all pairs of ranks, which meet at a store.
+
+Every rank listens; the one with the higher number connects. Both say who they are and prove it by
+a secret that the store holds. A pair that does not come about in time has no connection: whoever
+plans finds no link there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from typing import Any
+
+from hocket.base import config
+
+_SECRET_BYTES = 16
+_SIOCGIFADDR = 0x8915
+_UNSENT_BYTES = 1 << 16
+_TCP_NOTSENT_LOWAT = 25
+"""Not in every build of Python."""
+
+
+def connect_all(
+    store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float
+) -> list[socket.socket | None]:
+    """A socket per rank, non-blocking; None for this one and those that cannot be reached."""
+    address = own_address()
+    with socket.create_server((address, 0), backlog=num_ranks) as server:
+        port = server.getsockname()[1]
+        if rank == 0:
+            store.set(f"{key}/secret", secrets.token_hex(_SECRET_BYTES))
+        store.set(f"{key}/address/{rank}", f"{address} {port}")
+        secret = bytes.fromhex(store.get(f"{key}/secret").decode())
+        others = [store.get(f"{key}/address/{n}").decode().split() for n in range(num_ranks)]
+        until_s = time.monotonic() + patience_s
+        found: list[socket.socket | None] = [None] * num_ranks
+        waiting: dict[socket.socket, int] = {}
+        for peer in range(rank):
+            made = socket.socket(_family(others[peer][0]), socket.SOCK_STREAM)
+            made.setblocking(False)
+            made.connect_ex((others[peer][0], int(others[peer][1])))
+            waiting[made] = peer
+        hello = secret + struct.pack("<i", rank)
+        _finish_connecting(waiting, hello, until_s, found)
+        _accept(server, secret, range(rank + 1, num_ranks), until_s, found)
+    for made in found:
+        if made is not None:
+            made.setblocking(False)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # What waits in the system can no longer be overtaken by what is more urgent.
+            made.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+    return found
+
+
+def _finish_connecting(
+    waiting: dict[socket.socket, int], hello: bytes, until_s: float,
+    found: list[socket.socket | None],
+) -> None:  # fmt: skip
+    with selectors.DefaultSelector() as selector:
+        for made in waiting:
+            selector.register(made, selectors.EVENT_WRITE)
+        while waiting and (rest_s := until_s - time.monotonic()) > 0:
+            for key, _ in selector.select(rest_s):
+                made: Any = key.fileobj
+                selector.unregister(made)
+                peer = waiting.pop(made)
+                # Fits into an empty buffer.
+                if made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                    with contextlib.suppress(OSError):
+                        made.send(hello)
+                        found[peer] = made
+                        continue
+                made.close()
+        for made in waiting:
+            made.close()
+
+
+def _accept(
+    server: socket.socket, secret: bytes, wanted: range, until_s: float,
+    found: list[socket.socket | None],
+) -> None:  # fmt: skip
+    missing = set(wanted)
+    while missing and (rest_s := until_s - time.monotonic()) > 0:
+        server.settimeout(rest_s)
+        try:
+            made, _ = server.accept()
+            made.settimeout(min(1.0, rest_s))
+            said = made.recv(len(secret) + 4, socket.MSG_WAITALL)
+        except OSError:
+            continue
+        peer = struct.unpack("<i", said[-4:])[0] if len(said) == len(secret) + 4 else -1
+        if peer in missing and secrets.compare_digest(said[:-4], secret):
+            found[peer] = made
+            missing.discard(peer)
+        else:
+            made.close()
+
+
+def close_all(sockets: list[socket.socket | None]) -> None:
+    """Close at once: what is under way is given up."""
+    for each in sockets:
+        if each is not None:
+            with contextlib.suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.close()
+
+
+def own_address() -> str:
+    """Where others reach this rank: the interface that was named, or the one towards the store."""
+    interface, meeting = config.rank_network()
+    if interface:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", interface.split(",")[0].encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    with contextlib.suppress(OSError):
+        host = meeting or socket.gethostname()
+        family, _, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)
+            return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+_ACK_AGE_AT, _UNACKED_AT, _RETRIES_AT = 56, 24, 2
+"""Places in Linux's struct tcp_info: ms since the last answer, segments without one, tries."""
+
+
+def is_cut(descriptor: int, silent_s: float) -> bool:
+    """Whether what was sent has found no answer for so long: the link is gone, not the reader slow.
+
+    A reader that does not read closes its window, but its system goes on answering.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as used:
+        try:
+            info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        except OSError:
+            return False
+    unacked = struct.unpack_from("<I", info, _UNACKED_AT)[0]
+    age_ms = struct.unpack_from("<I", info, _ACK_AGE_AT)[0]
+    return unacked > 0 and info[_RETRIES_AT] > 0 and age_ms > 1e3 * silent_s

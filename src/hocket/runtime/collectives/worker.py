@@ -1,0 +1,326 @@
+"""The thread of a rank that carries out collectives, one after the other, and mends their links.
+
+All ranks meet at a store. Events stand there in one order that all follow: a *call*, which every
+rank answers that lives, and a *mend*, upon which all close their connections, make new ones,
+measure them, plan anew and do again what was under way. Who does not answer is named.
+
+A collective may be done on some ranks and not on others when a link fails; never are two. Those
+that have it keep the result until the next one begins and give it to those that lack it (of a
+reduce-scatter they keep what they put in): nothing is lost and no sum is made in another order than
+it would have been, except by the new trees from then on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from hocket.base.errors import RunError
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.probed import cluster_of
+from hocket.planners.communication.certificate import Collective
+from hocket.runtime.collectives.carry import Carry, Connections, State
+from hocket.runtime.collectives.layout import layout_of
+from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
+from hocket.runtime.collectives.probe import probe
+from hocket.runtime.collectives.wires import close_all, connect_all, is_cut
+
+_SLICE_S = 0.1
+_CUT_S = 0.5
+"""So long must a connection be without an answer to count as cut."""
+_CALL_S = 2.5
+"""After so long without progress all are called."""
+_ANSWER_S = 5.0
+_FIRST_S = 60.0
+"""Ranks that start late are waited for."""
+_JUDGE_S = 0.25
+"""Time under load after which a link is judged."""
+_TOO_SLOW = 0.45
+_LATE = 2
+"""Judgements in a row before a link counts as slow."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A collective to be carried out."""
+
+    collective: Collective
+    root: int
+    take: Callable[[], np.ndarray[Any, Any]]
+    """A flat array of this rank's part, for us to change; called again where all is done again."""
+    give: Callable[[np.ndarray[Any, Any]], None]
+    fail: Callable[[BaseException], None]
+    data: np.ndarray[Any, Any] = field(init=False)
+    kept: np.ndarray[Any, Any] | None = None
+    """What this rank put into a reduce-scatter."""
+
+    def refreshed(self) -> np.ndarray[Any, Any]:
+        """The input, as it was."""
+        if self.collective != "reducescatter":
+            return self.take()
+        if self.kept is None:
+            self.kept = self.take()
+        return self.kept.copy()
+
+
+class _NeedsMendError(Exception):
+    """An event says that all begin anew."""
+
+
+class Worker:
+    """Carries out jobs in the order in which they are handed in."""
+
+    def __init__(
+        self, store: Any, rank: int, num_ranks: int, cluster: Callable[[], Cluster | None]
+    ) -> None:
+        """``cluster`` gives what is known of the links; where that is None they are measured."""
+        self.rank, self.num_ranks, self._store = rank, num_ranks, store
+        self._given = cluster
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._epoch, self._num_events, self._num_done = 0, 0, 0
+        self._sockets: list[Any] = []
+        self._connections: Connections | None = None
+        self._plans: AgreedPlans | None = None
+        self._last: Job | None = None
+        self._slow = _SlowLinks()
+        self._thread = threading.Thread(target=self._run, name="hocket collectives", daemon=True)
+        self._thread.start()
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The links that are planned for at present."""
+        return self._plans.cluster if self._plans is not None else None
+
+    @property
+    def num_plans(self) -> int:
+        """How often links were measured and plans made anew."""
+        return self._epoch
+
+    def put(self, job: Job) -> None:
+        """Hand in a job; every rank hands in the same ones in the same order."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Finish what is handed in and end the thread."""
+        self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=_ANSWER_S)
+
+    # ── the thread ──
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                self._do(job)
+        except BaseException as error:
+            self._error = error
+        finally:
+            close_all(self._sockets)
+        while self._error is not None and (left := self._jobs.get()) is not None:
+            left.fail(self._error)
+
+    def _next(self) -> Job | None:
+        """The next job; while there is none, events are looked after."""
+        while True:
+            try:
+                return self._jobs.get(timeout=_SLICE_S * 2)
+            except queue.Empty:
+                if self._plans is None:
+                    continue
+                try:
+                    self._follow_events()
+                except _NeedsMendError:
+                    self._mend(None)
+
+    def _do(self, job: Job) -> None:
+        try:
+            if self._plans is None:
+                self._open(_FIRST_S)
+            number = self._num_done
+            while self._num_done == number:
+                try:
+                    self._carry(job, job.collective, job.root)
+                    self._num_done += 1
+                except _NeedsMendError:
+                    self._mend(job)
+            self._last = job
+            job.give(job.data)
+        except BaseException as error:
+            job.fail(error)
+            raise
+
+    def _carry(self, job: Job, collective: Collective, root: int) -> None:
+        assert self._plans is not None
+        assert self._connections is not None
+        if collective == job.collective:
+            job.data = job.refreshed()
+        plan = self._plans.plan(collective, root, job.data.nbytes)
+        layout = layout_of(
+            plan.section, self.rank, job.data.size, job.data.itemsize, plan.rate_bps
+        )  # fmt: skip
+        carry = Carry(layout, self._connections, job.data, sequence=self._num_done)
+        what = f"{collective} {self._num_done}"
+        moved, since_s, call_s = -1, time.monotonic(), _CALL_S
+        while (state := carry.go_on(_SLICE_S)) != State.DONE:
+            if state == State.GARBLED:
+                raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
+            if state == State.CLOSED:
+                self._announce("mend")
+            self._judge(plan)
+            self._follow_events()
+            if carry.num_moved != moved:
+                moved, since_s, call_s = carry.num_moved, time.monotonic(), _CALL_S
+            elif self._has_cut_link():
+                self._announce("mend")
+            elif time.monotonic() - since_s > call_s:
+                self._call(what)
+                call_s *= 2
+        self._judge(plan)
+
+    # ── links ──
+
+    def _open(self, patience_s: float) -> None:
+        """Measure the links where they are not known, plan for them, connect."""
+        key = f"epoch/{self._epoch}"
+        cluster = self._given() if self._epoch == 0 else None
+        if cluster is None:
+            rates = probe(self._store, self.rank, self.num_ranks, key, patience_s=patience_s)
+            cluster = cluster_of(rates)
+        self._plans = AgreedPlans(self._store, self.rank, cluster, self.num_ranks, key)
+        self._sockets = connect_all(
+            self._store, self.rank, self.num_ranks, f"{key}/wires", patience_s=patience_s
+        )
+        descriptors = [-1 if each is None else each.fileno() for each in self._sockets]
+        self._connections = Connections(descriptors)
+
+    def _mend(self, current: Job | None) -> None:
+        """All ranks begin anew; those that have the collective under way give it to the others."""
+        while True:
+            try:
+                done = self._reopen()
+                lacking = current
+                if min(done) < max(done):
+                    if lacking is None and self._num_done < max(done):
+                        lacking = self._jobs.get()
+                    self._share(done, lacking)
+                return
+            except _NeedsMendError:
+                continue
+
+    def _reopen(self) -> list[int]:
+        """New links and plans; how many collectives each rank has done."""
+        close_all(self._sockets)
+        if self._connections is not None:
+            self._connections.close()
+        self._epoch += 1
+        before = self._plans.cluster.content_hash if self._plans is not None else ""
+        self._store.set(f"epoch/{self._epoch}/done/{self.rank}", str(self._num_done))
+        done = [int(text) for text in self._answers(f"epoch/{self._epoch}/done", "a new start")]
+        self._open(1.0)
+        assert self._plans is not None
+        self._slow.begin_anew(has_changed=self._plans.cluster.content_hash != before)
+        return done
+
+    def _share(self, done: list[int], current: Job | None) -> None:
+        """Bring those that lag by one to the number of the others."""
+        has_it = self._num_done == max(done)
+        job = self._last if has_it else current
+        assert job is not None, "a rank that lags is in the collective or about to be"
+        if has_it:
+            self._num_done -= 1
+        if job.collective == "reducescatter":
+            result = job.data if has_it else None
+            self._carry(job, job.collective, job.root)
+            job.data = job.data if result is None else result
+        else:
+            if not has_it:
+                job.data = job.refreshed()
+            self._carry(_Sharing(job), "broadcast", done.index(max(done)))
+        self._num_done += 1
+
+    def _has_cut_link(self) -> bool:
+        return any(is_cut(each.fileno(), _CUT_S) for each in self._sockets if each is not None)
+
+    def _judge(self, plan: AgreedPlan) -> None:
+        assert self._connections is not None
+        if self._slow.judge(self._connections, plan, self.rank):
+            self._announce("mend")
+
+    # ── events ──
+
+    def _announce(self, what: str) -> None:
+        """Add an event, unless one is there that we have not followed yet."""
+        self._follow_events()
+        self._store.set(f"event/{self._num_events}", what)
+        self._follow_events()
+
+    def _follow_events(self) -> None:
+        while self._store.check([f"event/{self._num_events}"]):
+            number, what = self._num_events, self._store.get(f"event/{self._num_events}")
+            self._num_events += 1
+            if what == b"mend":
+                raise _NeedsMendError
+            self._store.set(f"event/{number}/here/{self.rank}", "1")
+
+    def _call(self, what: str) -> None:
+        """Ask all to show that they live."""
+        number = self._num_events
+        self._announce("call")
+        self._answers(f"event/{number}/here", what)
+
+    def _answers(self, key: str, what: str) -> list[bytes]:
+        """What every rank has to say; raises for those that say nothing."""
+        until_s = time.monotonic() + _ANSWER_S
+        keys = [f"{key}/{rank}" for rank in range(self.num_ranks)]
+        while not self._store.check(keys):
+            if time.monotonic() > until_s:
+                silent = [str(r) for r, each in enumerate(keys) if not self._store.check([each])]
+                raise RunError(
+                    f"rank {', '.join(silent)} does not answer in {what}",
+                    hint="it was killed, stopped, or cannot reach the store; its own output says "
+                    "more",
+                )
+            time.sleep(0.05)
+        return [self._store.get(each) for each in keys]
+
+
+class _Sharing(Job):
+    """A job whose result is handed on as it is."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__("broadcast", 0, lambda: job.data, job.give, job.fail)
+        self.data = job.data
+
+
+class _SlowLinks:
+    """Judges links by what they let through while something waits to be sent."""
+
+    def __init__(self) -> None:
+        self._patience = 1
+        self.begin_anew(has_changed=True)
+
+    def begin_anew(self, *, has_changed: bool) -> None:
+        """After links were measured; where they are as before, it was something else: be slower."""
+        self._patience = 1 if has_changed else min(4 * self._patience, 10**6)
+        self._late: dict[int, int] = {}
+        self._seen: dict[int, tuple[float, int]] = {}
+
+    def judge(self, connections: Connections, plan: AgreedPlan, rank: int) -> bool:
+        """Whether a link was much slower than the plan takes it to be, several times in a row."""
+        expected_bps = plan.expected_bps(rank)
+        for peer, rate_bps in enumerate(expected_bps.tolist()):
+            busy_s, sent = float(connections.busy_s[peer]), int(connections.bytes_out[peer])
+            before_s, before = self._seen.setdefault(peer, (busy_s, sent))
+            if rate_bps == 0 or busy_s - before_s < _JUDGE_S:
+                continue
+            is_late = sent - before < _TOO_SLOW * rate_bps * (busy_s - before_s)
+            self._late[peer] = self._late.get(peer, 0) + 1 if is_late else 0
+            self._seen[peer] = (busy_s, sent)
+        return max(self._late.values(), default=0) >= _LATE * self._patience
