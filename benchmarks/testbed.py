@@ -166,6 +166,7 @@ def of_cluster(cluster: Any, ranks: Sequence[str], scale: float) -> Testbed:
     A cable for every pair of ranks with links of their own; the bridge stands for the rest, each
     rank's port as fast as its fastest way to a place that is no device.
     """
+
     def shape(rate_bps: float) -> Shape:
         return Shape(rate_bps * scale, burst_bytes=_WHOLE_SEGMENTS_BYTES)
 
@@ -177,7 +178,9 @@ def of_cluster(cluster: Any, ranks: Sequence[str], scale: float) -> Testbed:
         else:
             for end in set(link.ends) & set(ranks):
                 ports[end] = max(ports[end], link.bandwidth_bps)
-    slowest = min((rate for rate in ports.values() if rate), default=min(cables.values(), default=1))
+    slowest = min(
+        (rate for rate in ports.values() if rate), default=min(cables.values(), default=1)
+    )
     # Where no way but the cables is described, ranks must still be able to meet.
     hosts = {rank: shape(rate or slowest) for rank, rate in ports.items()}
     return Testbed(hosts, {ends: shape(rate) for ends, rate in cables.items()})

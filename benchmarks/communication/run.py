@@ -86,8 +86,10 @@ def _show(options: argparse.Namespace, found: dict, task: dict) -> None:
     trees = statistics.median(found.get("packed trees", [0.0]))
     for way, rates in found.items():
         middle = statistics.median(rates)
-        promised = task[way]["rate_bps"] / 1e6 if way in task else 0.0
-        share = f"  predicted {promised:6.2f} ({100 * middle / promised:3.0f} %)" if promised else ""
+        promised = task[way]["rate_bps"] / 1e6 if way in task else float("inf")
+        share = (
+            f"  predicted {promised:6.2f} ({100 * middle / promised:3.0f} %)" if promised else ""
+        )
         count = f", {len(task[way]['section']['trees'])} trees" if way in task else ""
         print(f"{way:16} {middle:7.2f} [{min(rates):.2f}-{max(rates):.2f}] MB/s{share}{count}"
               f"  trees/this {trees / middle:.2f}")  # fmt: skip

@@ -1,4 +1,4 @@
-"""``init_process_group("hocket")``: collectives over trees that are planned for the links there are.
+"""``init_process_group("hocket")``: collectives over trees planned for the links that there are.
 
 import hocket.torch_backend
 torch.distributed.init_process_group("hocket")

@@ -22,6 +22,7 @@ from hocket.cli import (
     loop,
     parallel,
     plan,
+    probe,
     profile,
     run,
     schema,
@@ -68,7 +69,7 @@ def root() -> None:
 
 for module in (
     plan, parallel, collective, fleet, loop, tables, split, serve_classes, run, launch, show,
-    explain, simulate, verify, export, capture, generate, listing, detect, profile, calibrate,
-    validate, schema, doctor, completion,
+    explain, simulate, verify, export, capture, generate, listing, detect, probe, profile,
+    calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip
     root.add_command(module.command)

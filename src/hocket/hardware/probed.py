@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
@@ -44,6 +43,12 @@ class Rates:
         """Number of ranks."""
         return len(self.alone_bps)
 
+    def cut_from(self, rank: int) -> list[int]:
+        """Ranks between which and this one nothing came through."""
+        most = np.maximum(self.alone_bps, self.together_bps)
+        silent = (most[rank] == 0) & (most[:, rank] == 0)
+        return [other for other in np.flatnonzero(silent).tolist() if other != rank]
+
 
 def cluster_of(rates: Rates, *, name: str = "probed", memory_bytes: int = 2**33) -> Cluster:
     """The cluster whose devices are the ranks."""
@@ -57,7 +62,9 @@ def cluster_of(rates: Rates, *, name: str = "probed", memory_bytes: int = 2**33)
     out_bps, in_bps = ports.sum(axis=1), ports.sum(axis=0)
     rough = [*alone[own], *out_bps[out_bps > 0], *in_bps[in_bps > 0]]
     if not rough:
-        raise NoFeasiblePlanError("nothing came through between the ranks", hint="is the network up?")
+        raise NoFeasiblePlanError(
+            "nothing came through between the ranks", hint="is the network up?"
+        )
     known = dict(zip(rough, _snapped(rough), strict=True))
     links = list(_own_links(rates, own, known))
     if not _connected(own):

@@ -121,7 +121,7 @@ _ARRAYS = (
 
 
 class _Struct(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *((name, ctypes.c_int64) for name in _SCALARS),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
     ]
@@ -153,7 +153,9 @@ def _struct(carry: Carry) -> _Struct:
     }  # fmt: skip
     arrays = {}
     for name in _ARRAYS:
-        owner = next(part for part in (carry, carry.layout, carry.connections) if hasattr(part, name))
+        owner = next(
+            part for part in (carry, carry.layout, carry.connections) if hasattr(part, name)
+        )
         array = getattr(owner, name)
         if owner is carry.layout:
             array = np.ascontiguousarray(array, dtype=np.int64)

@@ -25,25 +25,28 @@ from hocket.runtime.collectives.carry import KINDS
 from hocket.runtime.collectives.worker import Job, Worker
 
 _ADDED = tuple(getattr(torch, name) for name in KINDS)
+_ProcessGroup: Any = dist.ProcessGroup
+"""Its types name one of several forms of each method."""
+_Work: Any = dist.Work
 _c10d: Any = torch._C._distributed_c10d
 FindCluster = Callable[[str], Cluster]
 
 
-class PlannedGroup(dist.ProcessGroup):
+class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
     """Collectives over packed trees; everything else by the ``inner`` group."""
 
     def __init__(
         self, store: Any, rank: int, size: int, timeout: timedelta, find_cluster: FindCluster
     ) -> None:
         super().__init__(rank, size)
-        inner: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+        inner: Any = dist.ProcessGroupGloo(_c10d.PrefixStore("gloo", store), rank, size, timeout)
         self.inner = inner
         # What this class does not define the base class hands to the backend of the device.
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
         self.worker: Worker | None = None
         self._is_wide = config.sums_are_wide()
         if size > 1:
-            known = dist.PrefixStore("hocket", store)
+            known = _c10d.PrefixStore("hocket", store)
             self.worker = Worker(known, rank, size, lambda: _given_cluster(size, find_cluster))
 
     # ── planned ──
@@ -150,16 +153,14 @@ class PlannedGroup(dist.ProcessGroup):
         return self.worker is not None and is_plain and tensor.is_contiguous()
 
     def _can_add(self, tensor: Any, operation: Any) -> bool:
-        return (
-            self._can_move(tensor) and tensor.dtype in _ADDED and operation == dist.ReduceOp.SUM
-        )
+        return self._can_move(tensor) and tensor.dtype in _ADDED and operation == dist.ReduceOp.SUM
 
     def _put(
         self, collective: Collective, root: int, outputs: Sequence[Any],
         take: Callable[[], np.ndarray[Any, Any]], give: Callable[[np.ndarray[Any, Any]], None],
     ) -> Any:  # fmt: skip
         assert self.worker is not None
-        future: Any = Future()  # type: ignore[no-untyped-call]
+        future: Any = Future()
 
         def finish(data: np.ndarray[Any, Any]) -> None:
             with torch.no_grad():
@@ -171,7 +172,7 @@ class PlannedGroup(dist.ProcessGroup):
                 future.set_exception(RuntimeError(str(error)))
 
         self.worker.put(Job(collective, root, take, finish, fail))
-        return _c10d._create_work_from_future(future)
+        return _PlannedWork(future)
 
     # ── as torch asks ──
 
@@ -185,6 +186,43 @@ class PlannedGroup(dist.ProcessGroup):
             self.worker.close()
 
     abort = shutdown
+
+
+class _PlannedWork(_Work):  # type: ignore[misc]
+    """What a call gives back; torch's own work of a future waits but keeps its error to itself."""
+
+    def __init__(self, future: Any) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until it is done; raises where it failed."""
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is done."""
+        return bool(self._future.done())
+
+    def is_success(self) -> bool:
+        """Whether it is done and nothing was wrong."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What was wrong."""
+        try:
+            self._future.value()
+        except RuntimeError as error:
+            return error
+        return None
+
+    def result(self) -> list[Any]:
+        """The tensors."""
+        return list(self._future.wait())
+
+    def get_future(self) -> Any:
+        """For `then`, and for DistributedDataParallel."""
+        return self._future
 
 
 def register(find_cluster: FindCluster) -> None:

@@ -1,4 +1,4 @@
-"""What one rank does in a planned collective: which bytes go over which tree, to whom, in what order.
+"""What one rank does in a planned collective: which bytes go over which tree, when, to whom.
 
 Every tree carries a range of the message, cut into chunks; chunks of all trees are numbered so that
 all trees advance together, and the number is the priority. O(chunks + sends).
@@ -116,7 +116,9 @@ def of_chunks(
     kept = [sizes[tree] for tree, part in enumerate(members) for _ in part.up_child]
     reduces = section.collective in ("allreduce", "reduce", "reducescatter")
     at_root = np.array([tree.root == section.ranks[rank] for tree in trees])[table[:, 0]]
-    own = np.arange(len(chunks) - last) if reduces else np.flatnonzero(at_root[: len(chunks) - last])
+    own = (
+        np.arange(len(chunks) - last) if reduces else np.flatnonzero(at_root[: len(chunks) - last])
+    )
     ends_here = at_root if section.collective in ("reduce", "reducescatter") else None
     wanted = len(chunks) if ends_here is None else int(ends_here.sum())
     return Layout(
@@ -183,7 +185,9 @@ def _ranges(section: Communication, num_items: int) -> list[tuple[int, int]]:
     for group in range(count if by_root else 1):
         name = section.ranks[group]
         members = [n for n, t in enumerate(section.trees) if not by_root or t.root == name]
-        start, size = (num_items // count * group, num_items // count) if by_root else (0, num_items)
+        start, size = (
+            (num_items // count * group, num_items // count) if by_root else (0, num_items)
+        )
         whole = sum(section.trees[n].share for n in members)
         done = section.trees[0].share * 0
         for n in members:
@@ -205,7 +209,7 @@ def _depth(tree: Tree) -> int:
 
 
 def _num_chunks(depth: int, spent_s: float, num_bytes: int) -> int:
-    """Pipelining fills for depth - 1 chunks and pays for each: C = sqrt((depth - 1) time / cost)."""
+    """A pipeline fills for depth - 1 chunks, pays for each: C = sqrt((depth - 1) time / cost)."""
     best = sqrt(max(depth - 1, 0) * spent_s / _CHUNK_S)
     return min(max(ceil(num_bytes / MAX_CHUNK_BYTES), round(best), 1),
                max(1, num_bytes // MIN_CHUNK_BYTES))  # fmt: skip

@@ -160,8 +160,8 @@ class _Plain:
             item, done = int(carry.out_item[peer]), int(carry.out_done[peer])
             start, size = int(layout.chunk_start[item >> 1]), int(layout.chunk_size[item >> 1])
             header = np.array([carry.sequence & 0xFFFFFFFF, item], dtype=np.uint32).tobytes()
-            body = memoryview(carry.data)[start : start + size]
-            parts = [header[done:], body] if done < _HEADER else [body[done - _HEADER :]]
+            body: Any = carry.data[start : start + size]
+            parts: list[Any] = [header[done:], body] if done < _HEADER else [body[done - _HEADER :]]
             try:
                 sent = self.sockets[peer].sendmsg(parts, [], socket.MSG_DONTWAIT)
             except (BlockingIOError, InterruptedError):
@@ -230,7 +230,9 @@ class _Plain:
         tree, size = int(layout.chunk_tree[chunk]), int(layout.chunk_size[chunk])
         if item & 1:
             start = int(layout.chunk_start[chunk])
-            return (carry.data[start : start + size], -1) if layout.down_parent[tree] == peer else None
+            return (
+                (carry.data[start : start + size], -1) if layout.down_parent[tree] == peer else None
+            )
         first, stop = layout.up_ptr[tree : tree + 2].tolist()
         for number, child in enumerate(layout.up_child[first:stop].tolist()):
             if child == peer:

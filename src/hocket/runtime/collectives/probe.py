@@ -109,17 +109,15 @@ def _byte(made: socket.socket, until_s: float) -> bool:
         made.settimeout(0)
 
 
-def _exchange(
-    sockets: dict[int, socket.socket], start_s: float, end_s: float
-) -> dict[int, float]:
+def _exchange(sockets: dict[int, socket.socket], start_s: float, end_s: float) -> dict[int, float]:
     """Send and receive as much as goes until the end; bytes per second that came, by peer."""
     counted_s = start_s + _NOT_COUNTED * (end_s - start_s)
     got = dict.fromkeys(sockets, 0)
     into = bytearray(1 << 18)
     number = {made: peer for peer, made in sockets.items()}
     with selectors.DefaultSelector() as selector:
-        for made in sockets.values():
-            selector.register(made, selectors.EVENT_READ | selectors.EVENT_WRITE)
+        for each in sockets.values():
+            selector.register(each, selectors.EVENT_READ | selectors.EVENT_WRITE)
         while (now_s := time.monotonic()) < end_s:
             for key, events in selector.select(end_s - now_s):
                 made: Any = key.fileobj

@@ -15,6 +15,7 @@ import selectors
 import socket
 import struct
 import time
+from collections.abc import Collection
 from typing import Any
 
 from hocket.base import config
@@ -27,9 +28,13 @@ _TCP_NOTSENT_LOWAT = 25
 
 
 def connect_all(
-    store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float
-) -> list[socket.socket | None]:
-    """A socket per rank, non-blocking; None for this one and those that cannot be reached."""
+    store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float,
+    without: Collection[int] = (),
+) -> list[socket.socket | None]:  # fmt: skip
+    """A socket per rank, non-blocking; None for this one and those that cannot be reached.
+
+    Those ``without`` a link are known not to be reached: nobody waits for them.
+    """
     address = own_address()
     with socket.create_server((address, 0), backlog=num_ranks) as server:
         port = server.getsockname()[1]
@@ -41,20 +46,21 @@ def connect_all(
         until_s = time.monotonic() + patience_s
         found: list[socket.socket | None] = [None] * num_ranks
         waiting: dict[socket.socket, int] = {}
-        for peer in range(rank):
+        for peer in set(range(rank)).difference(without):
             made = socket.socket(_family(others[peer][0]), socket.SOCK_STREAM)
             made.setblocking(False)
             made.connect_ex((others[peer][0], int(others[peer][1])))
             waiting[made] = peer
         hello = secret + struct.pack("<i", rank)
         _finish_connecting(waiting, hello, until_s, found)
-        _accept(server, secret, range(rank + 1, num_ranks), until_s, found)
-    for made in found:
-        if made is not None:
-            made.setblocking(False)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        later = set(range(rank + 1, num_ranks)).difference(without)
+        _accept(server, secret, later, until_s, found)
+    for each in found:
+        if each is not None:
+            each.setblocking(False)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # What waits in the system can no longer be overtaken by what is more urgent.
-            made.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            each.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
     return found
 
 
@@ -63,8 +69,8 @@ def _finish_connecting(
     found: list[socket.socket | None],
 ) -> None:  # fmt: skip
     with selectors.DefaultSelector() as selector:
-        for made in waiting:
-            selector.register(made, selectors.EVENT_WRITE)
+        for each in waiting:
+            selector.register(each, selectors.EVENT_WRITE)
         while waiting and (rest_s := until_s - time.monotonic()) > 0:
             for key, _ in selector.select(rest_s):
                 made: Any = key.fileobj
@@ -77,15 +83,14 @@ def _finish_connecting(
                         found[peer] = made
                         continue
                 made.close()
-        for made in waiting:
-            made.close()
+        for each in waiting:
+            each.close()
 
 
 def _accept(
-    server: socket.socket, secret: bytes, wanted: range, until_s: float,
+    server: socket.socket, secret: bytes, missing: set[int], until_s: float,
     found: list[socket.socket | None],
 ) -> None:  # fmt: skip
-    missing = set(wanted)
     while missing and (rest_s := until_s - time.monotonic()) > 0:
         server.settimeout(rest_s)
         try:
@@ -115,7 +120,10 @@ def own_address() -> str:
     """Where others reach this rank: the interface that was named, or the one towards the store."""
     interface, meeting = config.rank_network()
     if interface:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+        ):
             request = struct.pack("256s", interface.split(",")[0].encode()[:15])
             return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
     with contextlib.suppress(OSError):

@@ -39,6 +39,8 @@ _CALL_S = 2.5
 _ANSWER_S = 5.0
 _FIRST_S = 60.0
 """Ranks that start late are waited for."""
+_AGAIN_S = 0.4
+"""All are there when links are made anew: who cannot be reached by then has no link."""
 _JUDGE_S = 0.25
 """Time under load after which a link is judged."""
 _TOO_SLOW = 0.45
@@ -136,8 +138,8 @@ class Worker:
                     continue
                 try:
                     self._follow_events()
-                except _NeedsMendError:
-                    self._mend(None)
+                except _NeedsMendError as reason:
+                    self._mend(None, reason)
 
     def _do(self, job: Job) -> None:
         try:
@@ -148,8 +150,8 @@ class Worker:
                 try:
                     self._carry(job, job.collective, job.root)
                     self._num_done += 1
-                except _NeedsMendError:
-                    self._mend(job)
+                except _NeedsMendError as reason:
+                    self._mend(job, reason)
             self._last = job
             job.give(job.data)
         except BaseException as error:
@@ -172,13 +174,13 @@ class Worker:
             if state == State.GARBLED:
                 raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
             if state == State.CLOSED:
-                self._announce("mend")
+                self._announce(f"mend: rank {int(carry.who[0])} broke its connection off in {what}")
             self._judge(plan)
             self._follow_events()
             if carry.num_moved != moved:
                 moved, since_s, call_s = carry.num_moved, time.monotonic(), _CALL_S
             elif self._has_cut_link():
-                self._announce("mend")
+                self._announce(f"mend: a link was cut in {what}")
             elif time.monotonic() - since_s > call_s:
                 self._call(what)
                 call_s *= 2
@@ -190,31 +192,33 @@ class Worker:
         """Measure the links where they are not known, plan for them, connect."""
         key = f"epoch/{self._epoch}"
         cluster = self._given() if self._epoch == 0 else None
+        cut: list[int] = []
         if cluster is None:
             rates = probe(self._store, self.rank, self.num_ranks, key, patience_s=patience_s)
-            cluster = cluster_of(rates)
+            cluster, cut = cluster_of(rates), rates.cut_from(self.rank)
         self._plans = AgreedPlans(self._store, self.rank, cluster, self.num_ranks, key)
         self._sockets = connect_all(
-            self._store, self.rank, self.num_ranks, f"{key}/wires", patience_s=patience_s
-        )
+            self._store, self.rank, self.num_ranks, f"{key}/wires", patience_s=patience_s,
+            without=cut,
+        )  # fmt: skip
         descriptors = [-1 if each is None else each.fileno() for each in self._sockets]
         self._connections = Connections(descriptors)
 
-    def _mend(self, current: Job | None) -> None:
+    def _mend(self, current: Job | None, reason: _NeedsMendError) -> None:
         """All ranks begin anew; those that have the collective under way give it to the others."""
         while True:
             try:
-                done = self._reopen()
+                done = self._reopen(str(reason))
                 lacking = current
                 if min(done) < max(done):
                     if lacking is None and self._num_done < max(done):
                         lacking = self._jobs.get()
                     self._share(done, lacking)
                 return
-            except _NeedsMendError:
-                continue
+            except _NeedsMendError as another:
+                reason = another
 
-    def _reopen(self) -> list[int]:
+    def _reopen(self, reason: str) -> list[int]:
         """New links and plans; how many collectives each rank has done."""
         close_all(self._sockets)
         if self._connections is not None:
@@ -222,8 +226,8 @@ class Worker:
         self._epoch += 1
         before = self._plans.cluster.content_hash if self._plans is not None else ""
         self._store.set(f"epoch/{self._epoch}/done/{self.rank}", str(self._num_done))
-        done = [int(text) for text in self._answers(f"epoch/{self._epoch}/done", "a new start")]
-        self._open(1.0)
+        done = [int(text) for text in self._answers(f"epoch/{self._epoch}/done", reason)]
+        self._open(_AGAIN_S)
         assert self._plans is not None
         self._slow.begin_anew(has_changed=self._plans.cluster.content_hash != before)
         return done
@@ -251,7 +255,7 @@ class Worker:
     def _judge(self, plan: AgreedPlan) -> None:
         assert self._connections is not None
         if self._slow.judge(self._connections, plan, self.rank):
-            self._announce("mend")
+            self._announce("mend: a link is much slower than the plan takes it to be")
 
     # ── events ──
 
@@ -265,17 +269,17 @@ class Worker:
         while self._store.check([f"event/{self._num_events}"]):
             number, what = self._num_events, self._store.get(f"event/{self._num_events}")
             self._num_events += 1
-            if what == b"mend":
-                raise _NeedsMendError
+            if what.startswith(b"mend"):
+                raise _NeedsMendError(what.decode().partition(": ")[2])
             self._store.set(f"event/{number}/here/{self.rank}", "1")
 
     def _call(self, what: str) -> None:
         """Ask all to show that they live."""
         number = self._num_events
         self._announce("call")
-        self._answers(f"event/{number}/here", what)
+        self._answers(f"event/{number}/here", f"nothing moves in {what}")
 
-    def _answers(self, key: str, what: str) -> list[bytes]:
+    def _answers(self, key: str, why: str) -> list[bytes]:
         """What every rank has to say; raises for those that say nothing."""
         until_s = time.monotonic() + _ANSWER_S
         keys = [f"{key}/{rank}" for rank in range(self.num_ranks)]
@@ -283,7 +287,7 @@ class Worker:
             if time.monotonic() > until_s:
                 silent = [str(r) for r, each in enumerate(keys) if not self._store.check([each])]
                 raise RunError(
-                    f"rank {', '.join(silent)} does not answer in {what}",
+                    f"rank {', '.join(silent)} does not answer; {why}",
                     hint="it was killed, stopped, or cannot reach the store; its own output says "
                     "more",
                 )

@@ -1,0 +1,175 @@
+# ruff: noqa: T201
+"""Rank programs of the tests here, and how they are started: ``python ranks.py NAME``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def variables(rank: int, count: int, master: str, port: int, **more: str) -> dict[str, str]:
+    return {
+        **os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": master,
+        "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **more,
+    }  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], count: int, start: Callable[..., Any] | None = None,
+    master: str = "127.0.0.1", **more: str,
+) -> Iterator[list[subprocess.Popen[str]]]:  # fmt: skip
+    """One process per rank, ended at the end whatever happens."""
+    port, processes = free_port(), []
+    try:
+        for rank in range(count):
+            options: dict[str, Any] = {
+                "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True,
+                "env": variables(rank, count, master, port, **more),
+            }  # fmt: skip
+            begin = start or (lambda _, command, **kept: subprocess.Popen(command, **kept))
+            processes.append(begin(rank, [sys.executable, "-W", "ignore", *command], **options))
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.communicate()
+
+
+def outputs(processes: Sequence[subprocess.Popen[str]], timeout_s: float = 90) -> list[str]:
+    """What each rank printed; all must have ended well."""
+    texts = []
+    for rank, process in enumerate(processes):
+        out, err = process.communicate(timeout=timeout_s)
+        assert process.returncode == 0, f"rank {rank}: {err[-2000:]}"
+        texts.append(out)
+    return texts
+
+
+# ── the programs ─────────────────────────────────────────────────────────────────────────────────
+
+
+def collectives() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import hocket.torch_backend  # noqa: F401
+
+    dist.init_process_group("hocket")
+    rank, count = dist.get_rank(), dist.get_world_size()
+    for size in (0, 1, 1000, 300_001):
+        found = torch.arange(size, dtype=torch.float32) + rank
+        dist.all_reduce(found)
+        wanted = count * torch.arange(size, dtype=torch.float32) + count * (count - 1) / 2
+        assert torch.equal(found, wanted)
+    works = [dist.all_reduce(torch.full((9,), n), async_op=True) for n in range(20)]
+    assert [int(w.get_future().wait()[0][0]) for w in works] == [n * count for n in range(20)]
+    half = torch.full((5,), rank, dtype=torch.bfloat16)
+    dist.broadcast(half, 1)
+    assert bool((half == 1).all())
+    parts = [torch.empty(3, dtype=torch.int16) for _ in range(count)]
+    dist.all_gather(parts, torch.full((3,), rank, dtype=torch.int16))
+    assert [int(part[0]) for part in parts] == list(range(count))
+    whole = torch.empty(4 * count)
+    dist.all_gather_into_tensor(whole, torch.full((4,), float(rank)))
+    assert whole[::4].tolist() == list(range(count))
+    mine = torch.empty(4)
+    dist.reduce_scatter_tensor(mine, torch.arange(4.0 * count))
+    assert torch.equal(mine, count * torch.arange(4.0 * count)[4 * rank : 4 * rank + 4])
+    dist.reduce_scatter(mine, list(torch.ones(count, 4)))
+    assert torch.equal(mine, torch.full((4,), float(count)))
+    # What is not planned: other operations, other numbers, point to point, barriers.
+    most = torch.tensor([float(rank)])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    assert int(most) == count - 1
+    dist.all_reduce(half)
+    assert bool((half == count).all())
+    dist.barrier()
+    if rank < 2:
+        dist.send(most, 1) if rank == 0 else dist.recv(most, 0)
+    print(_trained(dist, torch), flush=True)
+    dist.destroy_process_group()
+
+
+def _trained(dist: Any, torch: Any) -> str:
+    """Losses of a model under DistributedDataParallel, on the planned trees and on gloo."""
+    found = []
+    for group in (dist.group.WORLD, dist.new_group(backend="gloo")):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
+        model = torch.nn.parallel.DistributedDataParallel(net, process_group=group)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        draw = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 8, generator=draw)).square().mean()
+            loss.backward()
+            optimizer.step()
+        found.append(torch.cat([p.detach().reshape(-1) for p in net.parameters()]))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    return found[0].numpy().tobytes().hex()[:4000]
+
+
+def endless() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import hocket.torch_backend  # noqa: F401
+
+    dist.init_process_group("hocket")
+    for number in range(10**9):
+        dist.all_reduce(torch.ones(50_000))
+        if number == 3:
+            print("running", flush=True)
+
+
+def training() -> None:
+    """Sums of pseudo-random gradients; prints how often links were measured, and the end."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    import hocket.torch_backend  # noqa: F401
+
+    seconds, least = float(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group("hocket")
+    rank = dist.get_rank()
+    worker = dist.group.WORLD.worker
+    parameter = torch.zeros(400_000)
+    start_s, number, spent = time.monotonic(), 0, []
+    is_over = torch.zeros(1)
+    while not is_over:
+        draw = np.random.default_rng(1000 * number + rank)
+        gradient = torch.from_numpy(draw.standard_normal(parameter.numel(), dtype=np.float32))
+        began_s = time.monotonic()
+        dist.all_reduce(gradient)
+        spent.append(time.monotonic() - began_s)
+        parameter = 0.9 * parameter + gradient
+        if rank == 0:
+            print(f"step {number} {parameter[::1000].double().sum().item()!r} {worker.num_plans} "
+                  f"{spent[-1]:.3f}", flush=True)  # fmt: skip
+        number += 1
+        over = number >= least and time.monotonic() - start_s > seconds
+        is_over = torch.tensor([float(over and rank == 0)])
+        dist.broadcast(is_over, 0)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    {"collectives": collectives, "endless": endless, "training": training}[sys.argv[1]]()
+
+HERE = str(Path(__file__).resolve())
