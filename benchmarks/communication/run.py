@@ -103,7 +103,7 @@ def _rank(file: Path) -> None:
     from hocket.api import find_cluster
     from hocket.plan.problem import Problem
     from hocket.plan.sections.communication import Communication
-    from hocket.runtime.collectives.carry import Carry, Connections, State
+    from hocket.runtime.collectives.carry import Carry, CarryState, Connections
     from hocket.runtime.collectives.layout import layout_of
     from hocket.runtime.collectives.wires import connect_all
 
@@ -136,7 +136,7 @@ def _rank(file: Path) -> None:
                 section, rate_bps = sections[way]
                 layout = layout_of(section, rank, data.size, 4, rate_bps)
                 carry = Carry(layout, links, data, sequence=sequence)
-                assert carry.go_on(120.0) == State.DONE
+                assert carry.go_on(120.0) == CarryState.DONE
                 sequence += 1
             took = torch.tensor([time.monotonic() - start_s])
             dist.all_reduce(took, op=dist.ReduceOp.MAX)

@@ -169,7 +169,68 @@ def training() -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    {"collectives": collectives, "endless": endless, "training": training}[sys.argv[1]]()
+def priority() -> None:
+    """The same training plain, with priorities and without crossing the end of a step."""
+    import torch
+    import torch.distributed as dist
 
+    from hocket.priority import wrap
+
+    dist.init_process_group("gloo")
+    rank, found = dist.get_rank(), []
+    for crosses in ("plain", True, False, None):
+        torch.manual_seed(0)
+        net = _Net(torch)
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        wrapped = None
+        if crosses != "plain":
+            wrapped = wrap(net, optimizer, crosses=crosses, slice_bytes=1000)
+        draw = torch.Generator().manual_seed(rank)
+        for _ in range(7):
+            optimizer.zero_grad()
+            net(torch.randint(0, 50, (8,), generator=draw)).square().mean().backward()
+            if wrapped is None:
+                for parameter in net.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= dist.get_world_size()
+            optimizer.step()
+            schedule.step()
+        state = net.state_dict()
+        found.append(torch.cat([state[name].reshape(-1) for name in sorted(state)]))
+        if wrapped is not None:
+            wrapped.close()
+    assert all(torch.equal(each, found[0]) for each in found)
+    print(found[0].double().sum().item())
+    dist.destroy_process_group()
+
+
+def _Net(torch: Any) -> Any:  # noqa: N802
+    """Tied weights, attention that uses its part's weight itself, layers in another order."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = torch.nn.Linear(32, 50, bias=False)
+            self.table = torch.nn.Embedding(50, 32)
+            self.last.weight = self.table.weight
+            self.attention = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+            self.hidden = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
+
+        def forward(self, given: Any) -> Any:
+            x = self.table(given)[None]
+            return self.last(self.hidden(self.attention(x, x, x)[0]))
+
+    return Net()
+
+
+PROGRAMS = {
+    "collectives": collectives,
+    "endless": endless,
+    "training": training,
+    "priority": priority,
+}
 HERE = str(Path(__file__).resolve())
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]]()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hocket.api import plan_collective
 from hocket.runtime.collectives import carry as carrying
-from hocket.runtime.collectives.carry import Carry, Connections, State, compiled
+from hocket.runtime.collectives.carry import Carry, CarryState, Connections, compiled
 from hocket.runtime.collectives.layout import layout_of
 
 FORMS = [compiled(), carrying._in_python]
@@ -41,7 +41,7 @@ def joined(count: int) -> Iterator[list[Connections]]:
 
 
 def run_all(carries: list[Carry]) -> None:
-    states: list[State] = [State.GOES_ON] * len(carries)
+    states: list[CarryState] = [CarryState.GOES_ON] * len(carries)
 
     def run(rank: int) -> None:
         states[rank] = carries[rank].go_on(20.0)
@@ -51,7 +51,7 @@ def run_all(carries: list[Carry]) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert states == [State.DONE] * len(carries)
+    assert states == [CarryState.DONE] * len(carries)
 
 
 def one(collective: str, gpus: str, given: list[np.ndarray], *, root: str | None = None,

@@ -18,13 +18,13 @@ import numpy as np
 
 from hocket.base import config
 from hocket.base.arrays import pointers
-from hocket.runtime.collectives.layout import Layout
+from hocket.runtime.collectives.layout import RankLayout
 
 KINDS = ("float32", "float64", "int32", "int64")
 """Numbers that can be added on the way."""
 
 
-class State(IntEnum):
+class CarryState(IntEnum):
     """How a call of the carrying code ended."""
 
     DONE = 0
@@ -57,7 +57,7 @@ class Carry:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: RankLayout,
         connections: Connections,
         data: np.ndarray[Any, Any],
         *,
@@ -98,9 +98,9 @@ class Carry:
         self.num_ready[0] += 1
         os.eventfd_write(self.connections.wake_fd, 1)
 
-    def go_on(self, slice_s: float) -> State:
+    def go_on(self, slice_s: float) -> CarryState:
         """Work until all is done, or for a slice of time."""
-        return State(self._call(self, slice_s))
+        return CarryState(self._call(self, slice_s))
 
     @property
     def num_moved(self) -> int:

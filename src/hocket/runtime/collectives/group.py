@@ -22,7 +22,7 @@ from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster
 from hocket.planners.communication.certificate import Collective
 from hocket.runtime.collectives.carry import KINDS
-from hocket.runtime.collectives.worker import Job, Worker
+from hocket.runtime.collectives.worker import CollectiveJob, CollectiveWorker
 
 _ADDED = tuple(getattr(torch, name) for name in KINDS)
 _ProcessGroup: Any = dist.ProcessGroup
@@ -43,11 +43,13 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         self.inner = inner
         # What this class does not define the base class hands to the backend of the device.
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
-        self.worker: Worker | None = None
+        self.worker: CollectiveWorker | None = None
         self._is_wide = config.sums_are_wide()
         if size > 1:
             known = _c10d.PrefixStore("hocket", store)
-            self.worker = Worker(known, rank, size, lambda: _given_cluster(size, find_cluster))
+            self.worker = CollectiveWorker(
+                known, rank, size, lambda: given_cluster(size, find_cluster)
+            )
 
     # ── planned ──
 
@@ -171,7 +173,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
             if not future.done():
                 future.set_exception(RuntimeError(str(error)))
 
-        self.worker.put(Job(collective, root, take, finish, fail))
+        self.worker.put(CollectiveJob(collective, root, take, finish, fail))
         return _PlannedWork(future)
 
     # ── as torch asks ──
@@ -234,7 +236,7 @@ def register(find_cluster: FindCluster) -> None:
     dist.Backend.register_backend("hocket", create, devices=["cpu"])
 
 
-def _given_cluster(size: int, find_cluster: FindCluster) -> Cluster | None:
+def given_cluster(size: int, find_cluster: FindCluster) -> Cluster | None:
     """What the environment says the ranks are; None where they shall be measured."""
     text = config.rank_cluster()
     if not text:

@@ -26,7 +26,7 @@ process."""
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class RankLayout:
     """Tables of one rank; a peer is a rank, -1 nobody."""
 
     num_bytes: int
@@ -75,7 +75,7 @@ class Layout:
 
 def layout_of(
     section: Communication, rank: int, num_items: int, item_bytes: int, rate_bps: float
-) -> Layout:
+) -> RankLayout:
     """The tables of a rank for a message of so many items, at the rate that the plan promises.
 
     Of a gather or scatter the message is all shards, one after the other in the order of the ranks.
@@ -83,36 +83,31 @@ def layout_of(
     ranges = [(a * item_bytes, b * item_bytes) for a, b in _ranges(section, num_items)]
     # All trees end together: each takes as long as the whole message at the rate of the plan.
     spent_s = max(num_items * item_bytes / rate_bps, 1e-9)
-    cuts = [
-        _cuts(start, stop, _num_chunks(_depth(tree), spent_s, stop - start), item_bytes)
-        for tree, (start, stop) in zip(section.trees, ranges, strict=True)
-    ]
-    return of_chunks(section, rank, cuts)
+    chunks = []
+    for index, (tree, (start, stop)) in enumerate(zip(section.trees, ranges, strict=True)):
+        number = _num_chunks(_depth(tree), spent_s, stop - start)
+        ends = _cuts(start, stop, number, item_bytes)
+        part = 1 / (len(ends) - 1)
+        chunks += [((n + 0.5) * part, index, a, b) for n, (a, b) in enumerate(pairwise(ends))]
+    # All trees advance together.
+    return of_chunks(section, rank, [chunk[1:] for chunk in sorted(chunks)])
 
 
 def of_chunks(
-    section: Communication, rank: int, cuts: Sequence[Sequence[int]], *, by_position: bool = False
-) -> Layout:
-    """The tables for given ends of the chunks of each tree.
-
-    Chunks are numbered so that all trees advance together, or ``by_position`` in the message.
-    """
-    chunks = [
-        (start if by_position else (number + 0.5) / (len(ends) - 1), tree, start, stop, ends[0])
-        for tree, ends in enumerate(cuts)
-        for number, (start, stop) in enumerate(pairwise(ends))
-    ]
-    chunks.sort()
+    section: Communication, rank: int, chunks: Sequence[tuple[int, int, int]]
+) -> RankLayout:
+    """The tables for given chunks (tree, start, stop), the most urgent first."""
+    chunks = list(chunks)
     last = _is_confirmed(section)
     trees = list(section.trees)
     if last:
         first = section.trees[0].broadcast
         back = tuple(type(send)(send.dst, send.src, send.hops) for send in reversed(first))
         trees.append(Tree(section.root, section.trees[0].share, reduce=back))
-        chunks.append((2.0, len(trees) - 1, 0, 0, 0))
-    table = np.array([chunk[1:] for chunk in chunks], dtype=np.int64).reshape(-1, 4)
+        chunks.append((len(trees) - 1, 0, 0))
+    table = np.array(chunks, dtype=np.int64).reshape(-1, 3)
+    chunk_at, sizes = _within_trees(chunks, len(trees))
     members = _members(section, trees, rank)
-    sizes = [ends[-1] - ends[0] for ends in cuts] + [0] * last
     kept = [sizes[tree] for tree, part in enumerate(members) for _ in part.up_child]
     reduces = section.collective in ("allreduce", "reduce", "reducescatter")
     at_root = np.array([tree.root == section.ranks[rank] for tree in trees])[table[:, 0]]
@@ -121,12 +116,12 @@ def of_chunks(
     )
     ends_here = at_root if section.collective in ("reduce", "reducescatter") else None
     wanted = len(chunks) if ends_here is None else int(ends_here.sum())
-    return Layout(
+    return RankLayout(
         num_bytes=int(table[:, 2].max(initial=0)),
         chunk_tree=table[:, 0].copy(),
         chunk_start=table[:, 1].copy(),
         chunk_size=table[:, 2] - table[:, 1],
-        chunk_at=table[:, 1] - table[:, 3],
+        chunk_at=chunk_at,
         up_parent=np.array([part.up_parent for part in members], dtype=np.int64),
         up_ptr=pointers([len(part.up_child) for part in members]),
         up_child=_flat([part.up_child for part in members]),
@@ -139,6 +134,18 @@ def of_chunks(
         wanted_finals=wanted - (last and section.ranks[rank] != section.root),
         last_chunk=len(chunks) - 1 if last else -1,
     )  # fmt: skip
+
+
+def _within_trees(
+    chunks: Sequence[tuple[int, int, int]], num_trees: int
+) -> tuple[LongArray, list[int]]:
+    """Per chunk the bytes of its tree before it, and the bytes of each tree."""
+    sizes = [0] * num_trees
+    before = []
+    for tree, start, stop in chunks:
+        before.append(sizes[tree])
+        sizes[tree] += stop - start
+    return np.array(before, dtype=np.int64), sizes
 
 
 @dataclass

@@ -1,8 +1,7 @@
 """The thread of a rank that carries out collectives, one after the other, and mends their links.
 
-All ranks meet at a store. Events stand there in one order that all follow: a *call*, which every
-rank answers that lives, and a *mend*, upon which all close their connections, make new ones,
-measure them, plan anew and do again what was under way. Who does not answer is named.
+When an event says so (`events`) all ranks close their connections, make new ones, measure them,
+plan anew and do again what was under way.
 
 A collective may be done on some ranks and not on others when a link fails; never are two. Those
 that have it keep the result until the next one begins and give it to those that lack it (of a
@@ -25,7 +24,8 @@ from hocket.base.errors import RunError
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.probed import cluster_of
 from hocket.planners.communication.certificate import Collective
-from hocket.runtime.collectives.carry import Carry, Connections, State
+from hocket.runtime.collectives.carry import Carry, CarryState, Connections
+from hocket.runtime.collectives.events import ANSWER_S, CALL_S, Events, NeedsMendError
 from hocket.runtime.collectives.layout import layout_of
 from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
 from hocket.runtime.collectives.probe import probe
@@ -34,9 +34,6 @@ from hocket.runtime.collectives.wires import close_all, connect_all, is_cut
 _SLICE_S = 0.1
 _CUT_S = 0.5
 """So long must a connection be without an answer to count as cut."""
-_CALL_S = 2.5
-"""After so long without progress all are called."""
-_ANSWER_S = 5.0
 _FIRST_S = 60.0
 """Ranks that start late are waited for."""
 _AGAIN_S = 0.4
@@ -49,7 +46,7 @@ _LATE = 2
 
 
 @dataclass(eq=False)
-class Job:
+class CollectiveJob:
     """A collective to be carried out."""
 
     collective: Collective
@@ -71,11 +68,7 @@ class Job:
         return self.kept.copy()
 
 
-class _NeedsMendError(Exception):
-    """An event says that all begin anew."""
-
-
-class Worker:
+class CollectiveWorker:
     """Carries out jobs in the order in which they are handed in."""
 
     def __init__(
@@ -84,13 +77,14 @@ class Worker:
         """``cluster`` gives what is known of the links; where that is None they are measured."""
         self.rank, self.num_ranks, self._store = rank, num_ranks, store
         self._given = cluster
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[CollectiveJob | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        self._epoch, self._num_events, self._num_done = 0, 0, 0
+        self._epoch, self._num_done = 0, 0
+        self._events = Events(store, rank, num_ranks)
         self._sockets: list[Any] = []
         self._connections: Connections | None = None
         self._plans: AgreedPlans | None = None
-        self._last: Job | None = None
+        self._last: CollectiveJob | None = None
         self._slow = _SlowLinks()
         self._thread = threading.Thread(target=self._run, name="hocket collectives", daemon=True)
         self._thread.start()
@@ -105,7 +99,7 @@ class Worker:
         """How often links were measured and plans made anew."""
         return self._epoch
 
-    def put(self, job: Job) -> None:
+    def put(self, job: CollectiveJob) -> None:
         """Hand in a job; every rank hands in the same ones in the same order."""
         self._jobs.put(job)
 
@@ -113,7 +107,7 @@ class Worker:
         """Finish what is handed in and end the thread."""
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=_ANSWER_S)
+            self._thread.join(timeout=ANSWER_S)
 
     # ── the thread ──
 
@@ -128,7 +122,7 @@ class Worker:
         while self._error is not None and (left := self._jobs.get()) is not None:
             left.fail(self._error)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> CollectiveJob | None:
         """The next job; while there is none, events are looked after."""
         while True:
             try:
@@ -137,11 +131,11 @@ class Worker:
                 if self._plans is None:
                     continue
                 try:
-                    self._follow_events()
-                except _NeedsMendError as reason:
+                    self._events.follow()
+                except NeedsMendError as reason:
                     self._mend(None, reason)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: CollectiveJob) -> None:
         try:
             if self._plans is None:
                 self._open(_FIRST_S)
@@ -150,7 +144,7 @@ class Worker:
                 try:
                     self._carry(job, job.collective, job.root)
                     self._num_done += 1
-                except _NeedsMendError as reason:
+                except NeedsMendError as reason:
                     self._mend(job, reason)
             self._last = job
             job.give(job.data)
@@ -158,7 +152,7 @@ class Worker:
             job.fail(error)
             raise
 
-    def _carry(self, job: Job, collective: Collective, root: int) -> None:
+    def _carry(self, job: CollectiveJob, collective: Collective, root: int) -> None:
         assert self._plans is not None
         assert self._connections is not None
         if collective == job.collective:
@@ -169,20 +163,22 @@ class Worker:
         )  # fmt: skip
         carry = Carry(layout, self._connections, job.data, sequence=self._num_done)
         what = f"{collective} {self._num_done}"
-        moved, since_s, call_s = -1, time.monotonic(), _CALL_S
-        while (state := carry.go_on(_SLICE_S)) != State.DONE:
-            if state == State.GARBLED:
+        moved, since_s, call_s = -1, time.monotonic(), CALL_S
+        while (state := carry.go_on(_SLICE_S)) != CarryState.DONE:
+            if state == CarryState.GARBLED:
                 raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
-            if state == State.CLOSED:
-                self._announce(f"mend: rank {int(carry.who[0])} broke its connection off in {what}")
+            if state == CarryState.CLOSED:
+                self._events.announce(
+                    f"mend: rank {int(carry.who[0])} broke its connection off in {what}"
+                )
             self._judge(plan)
-            self._follow_events()
+            self._events.follow()
             if carry.num_moved != moved:
-                moved, since_s, call_s = carry.num_moved, time.monotonic(), _CALL_S
+                moved, since_s, call_s = carry.num_moved, time.monotonic(), CALL_S
             elif self._has_cut_link():
-                self._announce(f"mend: a link was cut in {what}")
+                self._events.announce(f"mend: a link was cut in {what}")
             elif time.monotonic() - since_s > call_s:
-                self._call(what)
+                self._events.call(what)
                 call_s *= 2
         self._judge(plan)
 
@@ -204,7 +200,7 @@ class Worker:
         descriptors = [-1 if each is None else each.fileno() for each in self._sockets]
         self._connections = Connections(descriptors)
 
-    def _mend(self, current: Job | None, reason: _NeedsMendError) -> None:
+    def _mend(self, current: CollectiveJob | None, reason: NeedsMendError) -> None:
         """All ranks begin anew; those that have the collective under way give it to the others."""
         while True:
             try:
@@ -215,7 +211,7 @@ class Worker:
                         lacking = self._jobs.get()
                     self._share(done, lacking)
                 return
-            except _NeedsMendError as another:
+            except NeedsMendError as another:
                 reason = another
 
     def _reopen(self, reason: str) -> list[int]:
@@ -226,13 +222,13 @@ class Worker:
         self._epoch += 1
         before = self._plans.cluster.content_hash if self._plans is not None else ""
         self._store.set(f"epoch/{self._epoch}/done/{self.rank}", str(self._num_done))
-        done = [int(text) for text in self._answers(f"epoch/{self._epoch}/done", reason)]
+        done = [int(text) for text in self._events.answers(f"epoch/{self._epoch}/done", reason)]
         self._open(_AGAIN_S)
         assert self._plans is not None
         self._slow.begin_anew(has_changed=self._plans.cluster.content_hash != before)
         return done
 
-    def _share(self, done: list[int], current: Job | None) -> None:
+    def _share(self, done: list[int], current: CollectiveJob | None) -> None:
         """Bring those that lag by one to the number of the others."""
         has_it = self._num_done == max(done)
         job = self._last if has_it else current
@@ -255,50 +251,13 @@ class Worker:
     def _judge(self, plan: AgreedPlan) -> None:
         assert self._connections is not None
         if self._slow.judge(self._connections, plan, self.rank):
-            self._announce("mend: a link is much slower than the plan takes it to be")
-
-    # ── events ──
-
-    def _announce(self, what: str) -> None:
-        """Add an event, unless one is there that we have not followed yet."""
-        self._follow_events()
-        self._store.set(f"event/{self._num_events}", what)
-        self._follow_events()
-
-    def _follow_events(self) -> None:
-        while self._store.check([f"event/{self._num_events}"]):
-            number, what = self._num_events, self._store.get(f"event/{self._num_events}")
-            self._num_events += 1
-            if what.startswith(b"mend"):
-                raise _NeedsMendError(what.decode().partition(": ")[2])
-            self._store.set(f"event/{number}/here/{self.rank}", "1")
-
-    def _call(self, what: str) -> None:
-        """Ask all to show that they live."""
-        number = self._num_events
-        self._announce("call")
-        self._answers(f"event/{number}/here", f"nothing moves in {what}")
-
-    def _answers(self, key: str, why: str) -> list[bytes]:
-        """What every rank has to say; raises for those that say nothing."""
-        until_s = time.monotonic() + _ANSWER_S
-        keys = [f"{key}/{rank}" for rank in range(self.num_ranks)]
-        while not self._store.check(keys):
-            if time.monotonic() > until_s:
-                silent = [str(r) for r, each in enumerate(keys) if not self._store.check([each])]
-                raise RunError(
-                    f"rank {', '.join(silent)} does not answer; {why}",
-                    hint="it was killed, stopped, or cannot reach the store; its own output says "
-                    "more",
-                )
-            time.sleep(0.05)
-        return [self._store.get(each) for each in keys]
+            self._events.announce("mend: a link is much slower than the plan takes it to be")
 
 
-class _Sharing(Job):
+class _Sharing(CollectiveJob):
     """A job whose result is handed on as it is."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: CollectiveJob) -> None:
         super().__init__("broadcast", 0, lambda: job.data, job.give, job.fail)
         self.data = job.data
 

@@ -1,0 +1,90 @@
+"""Which order gradients should travel in: wait-free, by priority, sliced; and what it gains.
+
+Every way is simulated (`simulate/gradients.py`) on the layers' times and the rate of the planned
+all-reduce; slices are as large as a few sizes allow to be tried. Crossing the end of a step is left
+off where communication is under a fifth of computing, or where it gains less than one in a hundred:
+it costs hooks at every layer, and there is nothing to win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from hocket.simulate.gradients import (
+    GradientChannel,
+    GradientOrder,
+    LayerWork,
+    lower_bound_s,
+    step_s,
+)
+
+SLICES_BYTES = (40_000, 160_000, 640_000, 2_560_000)
+LEAST_GAIN = 1.01
+LEAST_COMMUNICATION = 0.2
+
+
+@dataclass(frozen=True)
+class PropagationOffer:
+    """One way and its predicted step."""
+
+    how: GradientOrder
+    step_s: float
+
+
+@dataclass(frozen=True)
+class PropagationChoice:
+    """All ways, and the one to use."""
+
+    offers: tuple[PropagationOffer, ...]
+    chosen: PropagationOffer
+    lower_bound_s: float
+    computes_s: float
+    travels_s: float
+    why: str
+
+    def gain(self) -> float:
+        """Of the chosen way over wait-free backpropagation."""
+        return self.offer("wait-free").step_s / self.chosen.step_s
+
+    def offer(self, name: str) -> PropagationOffer:
+        """The way of a name."""
+        return next(offer for offer in self.offers if offer.how.name == name)
+
+
+def choose_propagation(
+    layers: Sequence[LayerWork], channel: GradientChannel, *, credit_bytes: float = 0.0
+) -> PropagationChoice:
+    """Simulate all ways and take the fastest that is worth its cost."""
+    computes_s = sum(layer.forward_s + layer.backward_s for layer in layers)
+    travels_s = sum(layer.gradient_bytes for layer in layers) / channel.rate_bps
+    wait_free = GradientOrder("wait-free", by_priority=False, crosses=False)
+    ways = [
+        GradientOrder("after backward", by_priority=False, crosses=False, overlaps=False),
+        wait_free,
+        GradientOrder("slices only", by_priority=False, crosses=False, slice_bytes=SLICES_BYTES[1]),
+        GradientOrder("priority, whole layers", by_priority=True, crosses=True),
+    ]
+    sliced = [
+        GradientOrder(
+            "priority, slices",
+            by_priority=True,
+            crosses=True,
+            slice_bytes=size,
+            credit_bytes=credit_bytes,
+        )  # fmt: skip
+        for size in SLICES_BYTES
+    ]
+    best = min(sliced, key=lambda how: step_s(layers, channel, how))
+    offers = tuple(PropagationOffer(how, step_s(layers, channel, how)) for how in (*ways, best))
+    plain = next(offer for offer in offers if offer.how is wait_free)
+    fastest = min(offers, key=lambda offer: offer.step_s)
+    chosen, why = fastest, f"{fastest.how.name} is fastest"
+    if travels_s < LEAST_COMMUNICATION * computes_s:
+        part = 100 * travels_s / computes_s if computes_s else inf
+        chosen, why = plain, f"communication is {part:.0f} % of computing: nothing to gain"
+    elif plain.step_s < LEAST_GAIN * fastest.step_s:
+        chosen, why = plain, "no order gains one in a hundred over wait-free backpropagation"
+    bound_s = lower_bound_s(layers, channel)
+    return PropagationChoice(offers, chosen, bound_s, computes_s, travels_s, why)

@@ -1,0 +1,64 @@
+"""What all ranks follow in one order: events at the store where they meet.
+
+A *call* is answered by every rank that lives, also by one that computes; after a *mend* all begin
+anew with their links. Who does not answer is named.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hocket.base.errors import RunError
+
+CALL_S = 2.5
+"""After so long without progress all are called."""
+ANSWER_S = 5.0
+
+
+class NeedsMendError(Exception):
+    """An event says that all begin anew; the text says why."""
+
+
+class Events:
+    """One rank's place in the order of events."""
+
+    def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
+        self._store, self.rank, self.num_ranks = store, rank, num_ranks
+        self._num_seen = 0
+
+    def announce(self, what: str) -> None:
+        """Add ``call`` or ``mend: reason``, unless an event is there that we have not followed."""
+        self.follow()
+        self._store.set(f"event/{self._num_seen}", what)
+        self.follow()
+
+    def follow(self) -> None:
+        """Answer calls; raises `NeedsMendError` for a mend."""
+        while self._store.check([f"event/{self._num_seen}"]):
+            number, what = self._num_seen, self._store.get(f"event/{self._num_seen}")
+            self._num_seen += 1
+            if what.startswith(b"mend"):
+                raise NeedsMendError(what.decode().partition(": ")[2])
+            self._store.set(f"event/{number}/here/{self.rank}", "1")
+
+    def call(self, what: str) -> None:
+        """Ask all to show that they live."""
+        number = self._num_seen
+        self.announce("call")
+        self.answers(f"event/{number}/here", f"nothing moves in {what}")
+
+    def answers(self, key: str, why: str) -> list[bytes]:
+        """What every rank has to say; raises for those that say nothing."""
+        until_s = time.monotonic() + ANSWER_S
+        keys = [f"{key}/{rank}" for rank in range(self.num_ranks)]
+        while not self._store.check(keys):
+            if time.monotonic() > until_s:
+                silent = [str(r) for r, each in enumerate(keys) if not self._store.check([each])]
+                raise RunError(
+                    f"rank {', '.join(silent)} does not answer; {why}",
+                    hint="it was killed, stopped, or cannot reach the store; its own output says "
+                    "more",
+                )
+            time.sleep(0.05)
+        return [self._store.get(each) for each in keys]

@@ -1,0 +1,432 @@
+"""Gradients in the order in which the next forward pass needs them (P3, MLSys 2019).
+
+A hook takes each gradient when backward has made it and hands its slices to the executor, which
+sends the most urgent first; the layers of the next forward pass wait for their own sums alone and
+update their own parameters then, so that the end of a step is no barrier. Every sum is made in a
+fixed order and every parameter updated once per step by the same rule: the numbers are those of
+synchronous training. Where communication is short beside computing there is nothing to gain: then
+all sums are waited for when the optimizer steps, as DistributedDataParallel does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hocket.base.errors import RunError, UsageError
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.probed import cluster_of
+from hocket.runtime.collectives.carry import Carry, CarryState, Connections
+from hocket.runtime.collectives.events import CALL_S, Events, NeedsMendError
+from hocket.runtime.collectives.layout import RankLayout, of_chunks
+from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
+from hocket.runtime.collectives.probe import probe
+from hocket.runtime.collectives.slices import SLICE_BYTES, slices
+from hocket.runtime.collectives.wires import close_all, connect_all
+
+_SLICE_S = 0.1
+WORTHWHILE = 0.2
+"""Communication of less than this part of computing stays behind backward anyway."""
+
+
+@dataclass(eq=False)
+class GradientLayer:
+    """Parameters that one module's forward pass needs first."""
+
+    parameters: list[torch.nn.Parameter] = field(default_factory=list)
+    first: int = 0
+    stop: int = 0
+    """Its chunks."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its gradients."""
+        return sum(p.numel() * 4 for p in self.parameters)
+
+
+class SumExchange:
+    """One rank's thread that sums the chunks of one step after the other."""
+
+    def __init__(self, store: Any, rank: int, num_ranks: int, cluster: Cluster | None) -> None:
+        self._store, self.rank, self.num_ranks = store, rank, num_ranks
+        if cluster is None:
+            cluster = cluster_of(probe(store, rank, num_ranks, "links", patience_s=60.0))
+        self._plans = AgreedPlans(store, rank, cluster, num_ranks, "links")
+        self._sockets = connect_all(store, rank, num_ranks, "wires", patience_s=60.0)
+        self._connections = Connections([-1 if s is None else s.fileno() for s in self._sockets])
+        self._events = Events(store, rank, num_ranks)
+        self._changed = threading.Condition()
+        self._carries: list[Carry] = []
+        self._num_done = 0
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._note = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._run, name="hocket priority", daemon=True)
+
+    def plan(self, num_bytes: int) -> AgreedPlan:
+        """For sums of so many bytes."""
+        return self._plans.plan("allreduce", 0, num_bytes)
+
+    def begin(self, layout: RankLayout, data: np.ndarray[Any, Any]) -> Carry:
+        """The sums of one more step; chunks become ready one by one."""
+        with self._changed:
+            number = self._num_done + len(self._carries)
+            carry = Carry(
+                layout, self._connections, data, sequence=number, note_fd=self._note,
+                is_ready=False,
+            )  # fmt: skip
+            self._carries.append(carry)
+            self._changed.notify_all()
+        if not self._thread.is_alive() and self._error is None:
+            self._thread.start()
+        return carry
+
+    def wait(self, carry: Carry, first: int, stop: int) -> None:
+        """Until some chunks are summed; raises where that cannot be any more."""
+        final = carry.final[first:stop]
+        while not final.all():
+            if self._error is not None:
+                raise RunError(str(self._error))
+            # The executor raises this with every sum; it never calls Python.
+            if select.select([self._note], [], [], _SLICE_S)[0]:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._note)
+
+    def agreed(self, key: str, text: str) -> str:
+        """What the first rank says."""
+        if self.rank == 0:
+            self._store.set(f"agreed/{key}", text)
+        return str(self._store.get(f"agreed/{key}").decode())
+
+    def close(self) -> None:
+        """Let go of all links, once the sums under way are done."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout=10)
+        close_all(self._sockets)
+
+    # ── the thread ──
+
+    def _run(self) -> None:
+        try:
+            while (carry := self._next()) is not None:
+                self._finish(carry)
+                with self._changed:
+                    self._carries.pop(0)
+                    self._num_done += 1
+                    self._changed.notify_all()
+        except NeedsMendError as reason:
+            self._error = RunError(f"{reason}; links are not mended under priorities")
+        except BaseException as error:
+            self._error = error
+        if self._error is not None:
+            close_all(self._sockets)
+
+    def _next(self) -> Carry | None:
+        while True:
+            with self._changed:
+                if not self._carries and not self._is_closed:
+                    self._changed.wait(2 * _SLICE_S)
+                if self._carries:
+                    return self._carries[0]
+                if self._is_closed:
+                    return None
+            self._events.follow()
+
+    def _finish(self, carry: Carry) -> None:
+        what, moved, since_s, call_s = f"step {self._num_done}", -1, time.monotonic(), CALL_S
+        while (state := carry.go_on(_SLICE_S)) != CarryState.DONE:
+            if state == CarryState.GARBLED:
+                raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
+            if state == CarryState.CLOSED:
+                self._blame(int(carry.who[0]), what)
+            self._events.follow()
+            if carry.num_moved != moved:
+                moved, since_s, call_s = carry.num_moved, time.monotonic(), CALL_S
+            elif time.monotonic() - since_s > call_s:
+                self._events.call(what)
+                call_s *= 2
+
+    def _blame(self, peer: int, what: str) -> None:
+        """Name the rank that went first: one that has raised an error leaves word of whose."""
+        time.sleep(0.3)
+        key = f"left/{peer}"
+        first = int(self._store.get(key)) if self._store.check([key]) else peer
+        self._store.set(f"left/{self.rank}", str(first))
+        raise RunError(f"rank {first} broke its connection off in {what}")
+
+
+class Propagation:
+    """A model and its optimizer whose gradients travel by priority; made by `hocket.priority`."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, exchange: SumExchange, *,
+        crosses: bool | None, slice_bytes: int = SLICE_BYTES, is_backward_order: bool = False,
+    ) -> None:  # fmt: skip
+        """``crosses`` the end of a step: None decides after a few steps."""
+        self.model, self.optimizer, self._exchange = model, optimizer, exchange
+        self._slice_bytes, self._is_backward = slice_bytes, is_backward_order
+        self.crosses: bool | None = crosses
+        self._called: list[torch.nn.Module] = []
+        self._layers: list[GradientLayer] = []
+        self._layer_of: dict[torch.nn.Module, list[int]] = {}
+        self._place: dict[torch.nn.Parameter, tuple[int, int, int]] = {}
+        self._missing = np.zeros(0, dtype=np.int64)
+        self._carry: Carry | None = None
+        self._options: list[dict[str, Any]] = []
+        self._due: set[int] = set()
+        """Layers whose sums of the last step are not in their parameters yet."""
+        self._taken: set[torch.nn.Parameter] = set()
+        self._is_stepping = False
+        self._watch = _Watch()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in trained):
+            raise UsageError("priorities carry float32 parameters of the processor only")
+        stepped = {p for group in optimizer.param_groups for p in group["params"]}
+        if stepped != set(trained):
+            raise UsageError(
+                "the optimizer must update all parameters of the model that need gradients, and no "
+                "others"
+            )
+        for module in model.modules():
+            module.register_forward_pre_hook(self._before_forward)
+        for parameter in trained:
+            parameter.register_post_accumulate_grad_hook(self._after_gradient)
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        model.register_state_dict_pre_hook(lambda *_: self.finish())
+        optimizer.register_state_dict_pre_hook(lambda *_: self.finish())
+
+    # ── what the loop does ──
+
+    def _before_forward(self, module: torch.nn.Module, _: Any) -> None:
+        self._watch.computes()
+        if not self._layers:
+            if module not in self._called:
+                self._called.append(module)
+            return
+        for index in self._layer_of.get(module, ()):
+            if index in self._due:
+                self._update([index])
+
+    def _after_gradient(self, parameter: torch.nn.Parameter) -> None:
+        if not self._layers:
+            return
+        if parameter in self._taken:
+            raise UsageError(
+                "a gradient came twice in one step",
+                hint="call backward once per optimizer.step(); accumulation is not supported",
+            )
+        self._taken.add(parameter)
+        self._hand_over(parameter)
+
+    def _before_step(self, *_: Any) -> None:
+        if self._is_stepping:
+            return
+        if not self._layers:
+            self._lay_out()
+        # Modules that were not called in this step have not waited for the last one.
+        self.finish()
+        for parameter in self._place.keys() - self._taken:
+            self._hand_over(parameter)
+        self._taken = set()
+        self._options = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+        self._due = set(range(len(self._layers)))
+        if not self.crosses:
+            self._watch.waits()
+            self._sums_as_gradients(range(len(self._layers)))
+            self._watch.computes()
+            self._due = set()
+
+    def _after_step(self, *_: Any) -> None:
+        if self._is_stepping:
+            return
+        if not self.crosses:
+            for parameter in self._place:
+                parameter.grad = None
+            self._decide()
+        self._begin()
+
+    def finish(self) -> None:
+        """Wait until every parameter is up to date: before evaluating or saving by other ways."""
+        if self._due:
+            self._update(sorted(self._due))
+
+    # ── the pieces ──
+
+    def _lay_out(self) -> None:
+        """Order layers by the first forward pass, cut them, and hand over the first gradients."""
+        self._layers, self._layer_of = _layers(self.model, self._called)
+        if self._is_backward:
+            self._layers = self._layers[::-1]
+            count = len(self._layers)
+            self._layer_of = {m: [count - 1 - n for n in ns] for m, ns in self._layer_of.items()}
+        sizes = [layer.num_bytes for layer in self._layers]
+        text = self._exchange.agreed("sizes", ",".join(map(str, sizes)))
+        if text != ",".join(map(str, sizes)):
+            raise RunError("ranks run their layers in different orders, or have other layers")
+        plan = self._exchange.plan(sum(sizes))
+        self._sums_s = sum(sizes) / plan.rate_bps
+        shares = [float(tree.share) for tree in plan.section.trees]
+        chunks, ends = slices(sizes, shares, slice_bytes=self._slice_bytes)
+        self._layout = of_chunks(plan.section, self._exchange.rank, chunks)
+        at = 0
+        starts = np.array([start for _, start, _ in chunks], dtype=np.int64)
+        for layer, (layer.first, layer.stop) in zip(self._layers, ends, strict=True):
+            for parameter in layer.parameters:
+                size = parameter.numel() * 4
+                first = int(np.searchsorted(starts, at, side="right")) - 1
+                last = int(np.searchsorted(starts, at + size, side="left"))
+                self._place[parameter] = (at, first, last)
+                at += size
+        # The two buffers take turns: sums of a step are read while the next one's gradients come.
+        self._buffers = [torch.zeros(at // 4) for _ in range(2)]
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make ready for the gradients of a step."""
+        self._last = self._carry
+        self._buffers.reverse()
+        self._missing = np.zeros(self._layout.num_chunks, dtype=np.int64)
+        for _, first, last in self._place.values():
+            self._missing[first:last] += 1
+        self._carry = self._exchange.begin(self._layout, self._buffers[0].numpy())
+
+    def _hand_over(self, parameter: torch.nn.Parameter) -> None:
+        """A gradient into the buffer; chunks that are whole by it may go."""
+        assert self._carry is not None
+        at, first, last = self._place[parameter]
+        into = self._buffers[0][at // 4 : at // 4 + parameter.numel()]
+        if parameter.grad is None:
+            into.zero_()
+        else:
+            into.copy_(parameter.grad.reshape(-1))
+            parameter.grad = None
+        self._missing[first:last] -= 1
+        for chunk in range(first, last):
+            if self._missing[chunk] == 0:
+                self._carry.ready(chunk)
+
+    def _update(self, indices: Sequence[int]) -> None:
+        """Wait for the sums of some layers and step the optimizer for them alone."""
+        groups, self._is_stepping = self.optimizer.param_groups, True
+        try:
+            self._sums_as_gradients(indices)
+            chosen = {p for index in indices for p in self._layers[index].parameters}
+            self.optimizer.param_groups = [
+                {**options, "params": [p for p in group["params"] if p in chosen]}
+                for group, options in zip(groups, self._options, strict=True)
+            ]
+            self.optimizer.step()
+        finally:
+            self.optimizer.param_groups, self._is_stepping = groups, False
+        for parameter in chosen:
+            parameter.grad = None
+        self._due.difference_update(indices)
+
+    def _sums_as_gradients(self, indices: Sequence[int]) -> None:
+        # While a step's sums are under way they are those of the buffer before.
+        is_last = bool(self._due) and self.crosses and self._last is not None
+        carry = self._last if is_last else self._carry
+        buffer = self._buffers[1 if is_last else 0]
+        assert carry is not None
+        for index in indices:
+            layer = self._layers[index]
+            self._exchange.wait(carry, layer.first, layer.stop)
+            for parameter in layer.parameters:
+                at = self._place[parameter][0] // 4
+                total = buffer[at : at + parameter.numel()].view_as(parameter)
+                parameter.grad = total / self._exchange.num_ranks
+
+    def _decide(self) -> None:
+        """After a few steps: whether communication is long enough to cross the end of a step."""
+        if self.crosses is None and (watched := self._watch.after_step()) is not None:
+            computed_s, waited_s = watched
+            worthwhile = max(self._sums_s, waited_s) > WORTHWHILE * computed_s
+            self.crosses = self._exchange.agreed("crosses", str(worthwhile)) == "True"
+
+    def close(self) -> None:
+        """Bring all parameters up to date and let go of the links."""
+        self.finish()
+        self._exchange.close()
+
+
+class _Watch:
+    """How long the loop computes and how long it waits for sums, in a few steps after the first."""
+
+    _STEPS = 4
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._spent_s = {False: 0.0, True: 0.0}
+        self._since_s, self._is_waiting = time.monotonic(), False
+
+    def computes(self) -> None:
+        """From now on."""
+        self._pass(False)
+
+    def waits(self) -> None:
+        """From now on."""
+        self._pass(True)
+
+    def after_step(self) -> tuple[float, float] | None:
+        """Seconds of computing and of waiting per step, once they are known."""
+        self._num_steps += 1
+        if self._num_steps == 1:
+            self._spent_s = {False: 0.0, True: 0.0}
+        if self._num_steps != self._STEPS:
+            return None
+        steps = self._STEPS - 1
+        return self._spent_s[False] / steps, self._spent_s[True] / steps
+
+    def _pass(self, is_waiting: bool) -> None:
+        now_s = time.monotonic()
+        self._spent_s[self._is_waiting] += now_s - self._since_s
+        self._since_s, self._is_waiting = now_s, is_waiting
+
+
+def _layers(
+    model: torch.nn.Module, called: Sequence[torch.nn.Module]
+) -> tuple[list[GradientLayer], dict[torch.nn.Module, list[int]]]:
+    """Parameters by the module whose call comes first, and what each module must wait for.
+
+    Of a module that is never called itself (its parent uses its parameters) the nearest one above
+    that is called waits for it.
+    """
+    above = {child: module for module in model.modules() for child in module.children()}
+    rank = {module: number for number, module in enumerate(called)}
+    users: dict[torch.nn.Parameter, list[torch.nn.Module]] = {}
+    for module in model.modules():
+        user = module
+        while user not in rank and user in above:
+            user = above[user]
+        for parameter in module.parameters(recurse=False):
+            if parameter.requires_grad:
+                users.setdefault(parameter, []).append(user)
+    layers: dict[torch.nn.Module, GradientLayer] = {}
+    for parameter, modules in users.items():
+        first = min(modules, key=lambda module: rank.get(module, len(rank)))
+        layers.setdefault(first, GradientLayer()).parameters.append(parameter)
+    ordered = sorted(layers, key=lambda module: rank.get(module, len(rank)))
+    number = {module: index for index, module in enumerate(ordered)}
+    waits: dict[torch.nn.Module, list[int]] = {}
+    for modules in users.values():
+        first = min(modules, key=lambda module: rank.get(module, len(rank)))
+        for module in modules:
+            if number[first] not in waits.setdefault(module, []):
+                waits[module].append(number[first])
+    return [layers[module] for module in ordered], waits

@@ -1,0 +1,144 @@
+"""How long a data-parallel step takes when gradients travel while the device computes.
+
+Layers compute forward, then backward in reverse; the gradient of a layer may travel once its
+backward is done, cut into slices, and the layer's next forward waits for its own sums, or, where
+the end of a step is a barrier, for all sums. One channel carries slices at the rate of the
+all-reduce; among those that are there it takes the one that came first (wait-free backpropagation,
+Poseidon, ATC 2017) or the one whose layer is needed first (P3, MLSys 2019). What has been committed
+to the channel cannot be overtaken: ``credit_bytes`` of it at once (ByteScheduler, SOSP 2019).
+Steps follow each other until they take the same time. O(steps · slices · log slices).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+_STEPS = 6
+"""After so many the pattern repeats: each step can only wait for the one before."""
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """What one layer does in a step."""
+
+    forward_s: float
+    backward_s: float
+    gradient_bytes: int
+
+
+@dataclass(frozen=True)
+class GradientChannel:
+    """The all-reduce as the layers see it."""
+
+    rate_bps: float
+    """Bytes of gradients per second."""
+    slice_s: float = 0.0
+    """What each slice costs beside its bytes."""
+    latency_s: float = 0.0
+    """From the end of a slice on the channel until all have its sum."""
+
+
+@dataclass(frozen=True)
+class GradientOrder:
+    """In which order gradients travel."""
+
+    name: str
+    by_priority: bool
+    crosses: bool
+    """Whether a layer's next forward waits for its own sums alone."""
+    overlaps: bool = True
+    """Whether gradients travel before backward is done."""
+    slice_bytes: float = inf
+    credit_bytes: float = 0.0
+    """At once on the channel; one slice at least."""
+
+
+def step_s(layers: Sequence[LayerWork], channel: GradientChannel, how: GradientOrder) -> float:
+    """The time of a step among many."""
+    return _Steps(layers, channel, how).repeated_s()
+
+
+def lower_bound_s(layers: Sequence[LayerWork], channel: GradientChannel) -> float:
+    """No order is faster: computing and channel each do all of their work."""
+    computes_s = sum(layer.forward_s + layer.backward_s for layer in layers)
+    travels_s = sum(layer.gradient_bytes for layer in layers) / channel.rate_bps
+    return max(computes_s, travels_s)
+
+
+class _Steps:
+    """Computing and the channel, each with its own clock, event by event."""
+
+    def __init__(
+        self, layers: Sequence[LayerWork], channel: GradientChannel, how: GradientOrder
+    ) -> None:
+        self.layers, self.channel, self.how = layers, channel, how
+        self.arrives_s = [0.0] * len(layers)
+        """When the last slice of each layer's sums is there."""
+        self.waiting: list[tuple[float, int, int, float]] = []
+        """Slices: order, number, layer, bytes; those of the future by when they come."""
+        self.future: list[tuple[float, int, int, float]] = []
+        self.free_s = 0.0
+        self.number = 0
+        self.num_left = [0] * len(layers)
+        """Slices of each layer that have not travelled."""
+
+    def repeated_s(self) -> float:
+        now_s, before_s = 0.0, 0.0
+        for _ in range(_STEPS):
+            before_s, now_s = now_s, self._step(now_s)
+        return now_s - before_s
+
+    def _step(self, now_s: float) -> float:
+        """Forward and backward; when backward has ended (with a barrier: when all is there)."""
+        for index, layer in enumerate(self.layers):
+            self._run_channel(now_s, needed=index)
+            now_s = max(now_s, self.arrives_s[index]) + layer.forward_s
+        gradients = []
+        for index in reversed(range(len(self.layers))):
+            now_s += self.layers[index].backward_s
+            gradients.append((now_s, index))
+        for ready_s, index in gradients:
+            self._hand_in(ready_s if self.how.overlaps else now_s, index)
+        if not self.how.crosses:
+            self._run_channel(inf, needed=None)
+            now_s = max(now_s, *self.arrives_s)
+        return now_s
+
+    def _hand_in(self, ready_s: float, index: int) -> None:
+        rest = float(self.layers[index].gradient_bytes)
+        self.arrives_s[index] = inf if rest else self.arrives_s[index]
+        while rest > 0:
+            size = min(rest, self.how.slice_bytes)
+            rest -= size
+            self.number += 1
+            self.num_left[index] += 1
+            heapq.heappush(self.future, (ready_s, self.number, index, size))
+
+    def _run_channel(self, until_s: float, needed: int | None) -> None:
+        """Carry slices until a time, and further until the sums of the needed layer are there."""
+        while self.future or self.waiting:
+            is_there = needed is not None and self.num_left[needed] == 0
+            start_s = self.free_s
+            if not self.waiting:
+                start_s = max(start_s, self.future[0][0])
+            if is_there and start_s > until_s:
+                return
+            committed_s = self._committed_s(start_s)
+            while self.future and self.future[0][0] <= committed_s:
+                ready_s, number, index, size = heapq.heappop(self.future)
+                order = float(index) if self.how.by_priority else ready_s
+                heapq.heappush(self.waiting, (order, number, index, size))
+            _, _, index, size = heapq.heappop(self.waiting)
+            self.free_s = start_s + self.channel.slice_s + size / self.channel.rate_bps
+            self.num_left[index] -= 1
+            if self.num_left[index] == 0:
+                self.arrives_s[index] = self.free_s + self.channel.latency_s
+
+    def _committed_s(self, start_s: float) -> float:
+        """When the slice that starts now was chosen: earlier, where more than one is committed."""
+        ahead = max(0.0, self.how.credit_bytes - self.how.slice_bytes)
+        first_s = self.future[0][0] if self.future and not self.waiting else 0.0
+        return max(start_s - ahead / self.channel.rate_bps, first_s)
