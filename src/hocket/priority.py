@@ -26,7 +26,7 @@ require("torch", "propagation by priority")
 import torch
 import torch.distributed as dist
 
-from hocket.api import find_cluster
+from hocket.api.planned import find_cluster
 from hocket.base.errors import UsageError
 from hocket.runtime.collectives.group import PlannedGroup, given_cluster
 from hocket.runtime.collectives.propagation import Propagation, SumExchange

@@ -15,7 +15,7 @@ from hocket.base.extras import require
 
 require("torch", "collectives of torch.distributed")
 
-from hocket.api import find_cluster
+from hocket.api.planned import find_cluster
 from hocket.runtime.collectives.group import register
 
 register(find_cluster)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hocket.base.extras import require
+from hocket.hardware.cluster import Cluster
 from hocket.hardware.detect import detect, detect_processor
 from hocket.hardware.files import cluster_to_dict, cluster_to_toml, read_machine
 from hocket.hardware.kinds import PRESETS, preset_kinds
@@ -17,5 +19,14 @@ __all__ = [
     "joining_note",
     "machine_names",
     "preset_kinds",
+    "probe_links",
     "read_machine",
 ]
+
+
+def probe_links() -> tuple[int, Cluster]:
+    """This rank, and the links between all ranks of a launcher, measured; all must call this."""
+    require("torch", "probing links")
+    from hocket.runtime.collectives.launched import probe_launched
+
+    return probe_launched()

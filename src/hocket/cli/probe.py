@@ -22,16 +22,12 @@ def command(output: Path | None, as_json: bool) -> None:
     spares that program the measuring, and ``hocket collective allreduce --on cluster.toml`` shows
     what the links allow.
     """
+    from hocket.api.clusters import cluster_to_dict, cluster_to_toml, probe_links
     from hocket.base.atomic import write_atomically
-    from hocket.base.extras import require
-    from hocket.hardware.files import cluster_to_dict, cluster_to_toml
-
-    require("torch", "probing links")
-    from hocket.runtime.collectives.launched import probe_launched
 
     if output is not None:
         require_folder(output)
-    rank, cluster = probe_launched()
+    rank, cluster = probe_links()
     if rank != 0:
         return
     text = cluster_to_toml(cluster)

@@ -73,7 +73,7 @@ def choose_propagation(
             crosses=True,
             slice_bytes=size,
             credit_bytes=credit_bytes,
-        )  # fmt: skip
+        )
         for size in SLICES_BYTES
     ]
     best = min(sliced, key=lambda how: step_s(layers, channel, how))

@@ -10,6 +10,7 @@ all sums are waited for when the optimizer steps, as DistributedDataParallel doe
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import select
@@ -71,6 +72,8 @@ class SumExchange:
         self._is_closed = False
         self._note = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="hocket priority", daemon=True)
+        # A thread inside the store's C++ does not survive the end of the interpreter.
+        atexit.register(self.close)
 
     def plan(self, num_bytes: int) -> AgreedPlan:
         """For sums of so many bytes."""
@@ -109,12 +112,13 @@ class SumExchange:
 
     def close(self) -> None:
         """Let go of all links, once the sums under way are done."""
+        atexit.unregister(self.close)
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
-        close_all(self._sockets)
+        close_all(self._sockets, at_once=self._error is not None)
 
     # ── the thread ──
 
@@ -151,6 +155,8 @@ class SumExchange:
                 raise RunError(f"rank {int(carry.who[0])} says in {what} what makes no sense")
             if state == CarryState.CLOSED:
                 self._blame(int(carry.who[0]), what)
+            if self._is_closed and carry.num_ready[0] == 0:
+                return
             self._events.follow()
             if carry.num_moved != moved:
                 moved, since_s, call_s = carry.num_moved, time.monotonic(), CALL_S
@@ -202,10 +208,12 @@ class Propagation:
         for module in model.modules():
             module.register_forward_pre_hook(self._before_forward)
         for parameter in trained:
-            parameter.register_post_accumulate_grad_hook(self._after_gradient)
+            hooked: Any = parameter
+            hooked.register_post_accumulate_grad_hook(self._after_gradient)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        model.register_state_dict_pre_hook(lambda *_: self.finish())
+        saved: Any = model
+        saved.register_state_dict_pre_hook(lambda *_: self.finish())
         optimizer.register_state_dict_pre_hook(lambda *_: self.finish())
 
     # ── what the loop does ──
@@ -286,7 +294,8 @@ class Propagation:
         self._layout = of_chunks(plan.section, self._exchange.rank, chunks)
         at = 0
         starts = np.array([start for _, start, _ in chunks], dtype=np.int64)
-        for layer, (layer.first, layer.stop) in zip(self._layers, ends, strict=True):
+        for layer, (first_chunk, stop_chunk) in zip(self._layers, ends, strict=True):
+            layer.first, layer.stop = first_chunk, stop_chunk
             for parameter in layer.parameters:
                 size = parameter.numel() * 4
                 first = int(np.searchsorted(starts, at, side="right")) - 1

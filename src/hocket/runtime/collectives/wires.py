@@ -107,12 +107,13 @@ def _accept(
             made.close()
 
 
-def close_all(sockets: list[socket.socket | None]) -> None:
-    """Close at once: what is under way is given up."""
+def close_all(sockets: list[socket.socket | None], *, at_once: bool = True) -> None:
+    """Close; ``at_once`` what is under way is given up, else it still arrives."""
     for each in sockets:
         if each is not None:
-            with contextlib.suppress(OSError):
-                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if at_once:
+                with contextlib.suppress(OSError):
+                    each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             each.close()
 
 

@@ -11,6 +11,7 @@ it would have been, except by the new trees from then on.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
@@ -86,8 +87,11 @@ class CollectiveWorker:
         self._plans: AgreedPlans | None = None
         self._last: CollectiveJob | None = None
         self._slow = _SlowLinks()
+        self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="hocket collectives", daemon=True)
         self._thread.start()
+        # A thread inside the store's C++ does not survive the end of the interpreter.
+        atexit.register(self.close)
 
     @property
     def cluster(self) -> Cluster | None:
@@ -104,9 +108,12 @@ class CollectiveWorker:
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Finish what is handed in and end the thread."""
+        """Finish what is handed in, or give it up where others do not take part any more."""
+        atexit.unregister(self.close)
         self._jobs.put(None)
         if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=ANSWER_S)
+            self._is_closing = True
             self._thread.join(timeout=ANSWER_S)
 
     # ── the thread ──
@@ -118,7 +125,7 @@ class CollectiveWorker:
         except BaseException as error:
             self._error = error
         finally:
-            close_all(self._sockets)
+            close_all(self._sockets, at_once=self._error is not None)
         while self._error is not None and (left := self._jobs.get()) is not None:
             left.fail(self._error)
 
@@ -171,6 +178,8 @@ class CollectiveWorker:
                 self._events.announce(
                     f"mend: rank {int(carry.who[0])} broke its connection off in {what}"
                 )
+            if self._is_closing:
+                raise RunError(f"the group was closed in {what}")
             self._judge(plan)
             self._events.follow()
             if carry.num_moved != moved:
