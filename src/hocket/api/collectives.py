@@ -11,7 +11,9 @@ from hocket.base.errors import unknown_name
 from hocket.hardware.cluster import Cluster
 
 if TYPE_CHECKING:
+    from hocket.graph.graph import Graph
     from hocket.planners.communication.collective import CollectivePlan
+    from hocket.planners.communication.priority import PropagationChoice
 
 
 def plan_collective(
@@ -120,3 +122,21 @@ def collective_bound(
         "certificate": {"unit_bps": fabric.unit_bps, **certificate.to_data()},
         "plan_seconds": plan_s,
     }
+
+
+def predict_propagation(graph: Graph, plan: CollectivePlan) -> PropagationChoice:
+    """A data-parallel step of a model whose gradients travel by a planned all-reduce."""
+    import numpy as np
+
+    from hocket.api.planned import make_problem
+    from hocket.planners.communication.priority import choose_propagation, layers_of
+    from hocket.simulate.gradients import GradientChannel
+
+    cluster = plan.cluster
+    costs = make_problem(graph, cluster).costs
+    # All ranks wait for the slowest.
+    numbers = [cluster.device_names.index(rank) for rank in plan.chosen.section.ranks]
+    op_s = np.max([costs.op_s[costs.device_row[number]] for number in numbers], axis=0)
+    chosen = plan.chosen
+    channel = GradientChannel(float(chosen.rate_bps), latency_s=chosen.latency_s)
+    return choose_propagation(layers_of(graph, op_s), channel)

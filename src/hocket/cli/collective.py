@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hocket.cli.output import console, emit, json_option, say, working
-from hocket.cli.sources import require_folder
+from hocket.cli.sources import ModelOptions, load_graph, require_folder
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Cluster
     from hocket.planners.communication.collective import CollectivePlan
+    from hocket.planners.communication.priority import PropagationChoice
 
 _NAMES = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce", "alltoall")
 
@@ -75,6 +76,9 @@ class _Size(click.ParamType[int]):
               "for NCCL (rings and chains only).")  # fmt: skip
 @click.option("--bound", "bound_only", is_flag=True,
               help="The bound alone, for clusters of any size.")  # fmt: skip
+@click.option("--gradients", "model", metavar="MODEL",
+              help="Also: a data-parallel step of this model (or file of a graph), its gradients "
+              "sent in several orders.")  # fmt: skip
 @click.option("--classes", is_flag=True,
               help="Instead: one row per class of connected sets of devices.")  # fmt: skip
 @json_option
@@ -92,6 +96,7 @@ def command(
     trace: Path | None,
     export: Path | None,
     bound_only: bool,
+    model: str | None,
     classes: bool,
     as_json: bool,
 ) -> None:
@@ -117,10 +122,23 @@ def command(
             cluster, collective, gpus=gpus, root=root, size_bytes=size_bytes, relay=relay,
             links=links, max_trees=max_trees,
         )  # fmt: skip
+    travel = None if model is None else _gradients(plan, model)
     written = _write(plan, output, report, trace)
     if export is not None:
         written.append(_export(plan, export))
-    _show(plan, written, as_json)
+    _show(plan, written, travel, as_json)
+
+
+def _gradients(plan: CollectivePlan, model: str) -> PropagationChoice:
+    from hocket.api.collectives import predict_propagation
+    from hocket.base.errors import UsageError
+
+    if plan.collective != "allreduce":
+        raise UsageError(
+            "--gradients: gradients are summed by an allreduce", hint="plan that collective"
+        )
+    graph, _ = load_graph(model, ModelOptions(None, None, None, None))
+    return predict_propagation(graph, plan)
 
 
 def _write(
@@ -181,11 +199,14 @@ def _export(plan: CollectivePlan, path: Path) -> Path:
     return path
 
 
-def _show(plan: CollectivePlan, written: list[Path], as_json: bool) -> None:
-    from hocket.view.collective import as_dict, limit, rows, why
+def _show(
+    plan: CollectivePlan, written: list[Path], travel: PropagationChoice | None, as_json: bool
+) -> None:
+    from hocket.view.collective import as_dict, limit, propagation_as_dict, rows, why
 
     if as_json:
-        emit({**as_dict(plan), "written": [str(path) for path in written]})
+        told = {} if travel is None else {"gradients": propagation_as_dict(travel)}
+        emit({**as_dict(plan), **told, "written": [str(path) for path in written]})
         return
     heads = ["", "rate", "of bound", "latency", "trees"]
     timed = plan.size_bytes is not None
@@ -198,8 +219,21 @@ def _show(plan: CollectivePlan, written: list[Path], as_json: bool) -> None:
     click.echo(f"{why(plan)}; {limit(plan)}")
     if plan.fabric.is_peer_only:
         click.echo("links of the hosts are left aside; --links all uses them too")
+    if travel is not None:
+        _show_gradients(travel)
     if written:
         say(f"wrote {', '.join(path.name for path in written)}")
+
+
+def _show_gradients(travel: PropagationChoice) -> None:
+    from hocket.view.collective import propagation_rows, propagation_why
+
+    shown = _table(["gradients travel", "step", "over bound"])
+    for row in propagation_rows(travel):
+        shown.add_row(*row)
+    click.echo()
+    console().print(shown)
+    click.echo(propagation_why(travel))
 
 
 def _table(heads: list[str]) -> Any:

@@ -43,6 +43,11 @@ class Rates:
         """Number of ranks."""
         return len(self.alone_bps)
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether every rank reaches every other over pairs that something came through."""
+        return _connected(np.maximum(self.alone_bps, self.together_bps) > 0)
+
     def cut_from(self, rank: int) -> list[int]:
         """Ranks between which and this one nothing came through."""
         most = np.maximum(self.alone_bps, self.together_bps)
@@ -87,7 +92,7 @@ def cluster_of(rates: Rates, *, name: str = "probed", memory_bytes: int = 2**33)
 
 
 def _connected(own: BoolArray) -> bool:
-    """Whether every rank reaches every other over links of their own."""
+    """Whether every rank reaches every other over these pairs."""
     from scipy.sparse.csgraph import connected_components
 
     return bool(connected_components(own, connection="strong")[0] == 1)

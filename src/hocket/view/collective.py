@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from hocket.base.units import format_bytes, format_rate, format_seconds
 from hocket.planners.communication.certificate import Cut, Partition
 from hocket.planners.communication.collective import CollectivePlan, Offer
+from hocket.planners.communication.priority import PropagationChoice
 
 MAX_NAMES = 8
 
@@ -133,4 +135,45 @@ def _offer_dict(plan: CollectivePlan, offer: Offer) -> dict[str, Any]:
         "latency_s": offer.latency_s,
         "num_trees": len(offer.section.trees),
         "time_s": None if size is None else offer.times.time_s(size),
+    }
+
+
+# ── gradients ──
+
+
+def propagation_rows(travel: PropagationChoice) -> list[tuple[str, str, str]]:
+    """The lower bound, then every order with its step."""
+    found = [
+        ("  computing and communication, the longer", format_seconds(travel.lower_bound_s), "")
+    ]
+    for offer in travel.offers:
+        mark = "✔ " if offer is travel.chosen else "  "
+        over = 100 * (offer.step_s / travel.lower_bound_s - 1)
+        found.append((mark + offer.how.name, format_seconds(offer.step_s), f"{over:.0f} %"))
+    return found
+
+
+def propagation_why(travel: PropagationChoice) -> str:
+    """What a step consists of, and why one order is taken."""
+    parts = (
+        f"a step computes {format_seconds(travel.computes_s)} and sends "
+        f"{format_seconds(travel.travels_s)}; {travel.why}"
+    )
+    size = travel.chosen.how.slice_bytes
+    if not travel.chosen.how.crosses:
+        return parts
+    cut = f", slices of {format_bytes(int(size))}" if size != inf else ""
+    return f"{parts}, {travel.gain():.2f} times wait-free{cut}: hocket.priority.wrap does it"
+
+
+def propagation_as_dict(travel: PropagationChoice) -> dict[str, Any]:
+    """The result as ``--json`` prints it."""
+    return {
+        "chosen": travel.chosen.how.name,
+        "gain": travel.gain(),
+        "lower_bound_s": travel.lower_bound_s,
+        "computes_s": travel.computes_s,
+        "travels_s": travel.travels_s,
+        "why": travel.why,
+        "step_s": {offer.how.name: offer.step_s for offer in travel.offers},
     }

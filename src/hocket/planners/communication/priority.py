@@ -12,6 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+
+from hocket.base.arrays import FloatArray
+from hocket.base.errors import UsageError
+from hocket.graph.graph import Graph, Phase, Role
 from hocket.simulate.gradients import (
     GradientChannel,
     GradientOrder,
@@ -51,6 +56,40 @@ class PropagationChoice:
     def offer(self, name: str) -> PropagationOffer:
         """The way of a name."""
         return next(offer for offer in self.offers if offer.how.name == name)
+
+
+def layers_of(graph: Graph, op_s: FloatArray) -> list[LayerWork]:
+    """What each parameter of a training step computes, in the order of their first use.
+
+    A forward op belongs to the parameter that was used last, a backward op to that of the forward
+    op it comes from. What the optimizer does is left out: it is the same in every order.
+    """
+    first_use: dict[int, int] = {}
+    for tensor in np.flatnonzero(graph.tensor_role == Role.PARAMETER).tolist():
+        users = graph.users_of(tensor)
+        forward = users[graph.op_phase[users] == Phase.FORWARD]
+        if len(forward):
+            first_use[tensor] = int(forward[0])
+    if not first_use or not (graph.op_phase == Phase.BACKWARD).any():
+        raise UsageError(
+            "the graph is no training step of a model with parameters",
+            hint="capture one with its backward pass: hocket capture gpt2 -o step.json",
+        )
+    order = sorted(first_use, key=lambda tensor: (first_use[tensor], tensor))
+    starts = [first_use[tensor] for tensor in order]
+    layer = np.maximum(np.searchsorted(starts, np.arange(graph.num_ops), side="right") - 1, 0)
+    is_backward = graph.op_phase == Phase.BACKWARD
+    known = is_backward & (graph.partner >= 0)
+    layer[known] = layer[graph.partner[known]]
+    # A backward op of no forward op runs between those of its neighbours.
+    last = len(order) - 1
+    for op in np.flatnonzero(is_backward).tolist():
+        last = layer[op] = int(layer[op]) if known[op] else last
+    spent_s = np.zeros((2, len(order)))
+    for row, phase in enumerate((Phase.FORWARD, Phase.BACKWARD)):
+        np.add.at(spent_s[row], layer[graph.op_phase == phase], op_s[graph.op_phase == phase])
+    sizes = graph.tensor_bytes[order].tolist()
+    return [LayerWork(*each) for each in zip(*spent_s.tolist(), sizes, strict=True)]
 
 
 def choose_propagation(

@@ -24,6 +24,7 @@ _TOGETHER_S = 0.4
 _NOT_COUNTED = 0.4
 _BUFFER_BYTES = 1 << 16
 _PINGS = 3
+_TRIES = 3
 _SLOW_ANSWER_S = 1e-3
 """Taken where no answer came in time."""
 _DATA = bytes(1 << 18)
@@ -31,16 +32,25 @@ _DATA = bytes(1 << 18)
 
 def probe(store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float = 5.0) -> Rates:
     """Rates between all ranks; all must call this together."""
-    sockets = connect_all(store, rank, num_ranks, f"{key}/probe", patience_s=patience_s)
+    for number in range(_TRIES):
+        found = _probe_once(store, rank, num_ranks, f"{key}/probe/{number}", patience_s)
+        # On a busy machine a rank may come to its turn when the others' are over: all see that.
+        if found.is_connected:
+            break
+    return found
+
+
+def _probe_once(store: Any, rank: int, num_ranks: int, key: str, patience_s: float) -> Rates:
+    sockets = connect_all(store, rank, num_ranks, key, patience_s=patience_s)
     try:
         for each in sockets:
             if each is not None:
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        measured = _measure(store, sockets, rank, f"{key}/probe")
+        measured = _measure(store, sockets, rank, key)
     finally:
         close_all(sockets)
-    store.set(f"{key}/probe/found/{rank}", json.dumps(measured))
-    found = [json.loads(store.get(f"{key}/probe/found/{n}")) for n in range(num_ranks)]
+    store.set(f"{key}/found/{rank}", json.dumps(measured))
+    found = [json.loads(store.get(f"{key}/found/{n}")) for n in range(num_ranks)]
     # What a rank received came from the others: rows are receivers, the cluster wants senders.
     columns = [np.array([part[index] for part in found]).T for index in range(2)]
     latency_s = np.array([part[2] for part in found])
