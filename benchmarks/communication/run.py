@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +38,8 @@ def main() -> None:
     if options.rank:
         _rank(options.rank)
     else:
+        # Leaving the block of the testbed removes it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         _drive(options)
 
 
@@ -64,6 +67,7 @@ def _drive(options: argparse.Namespace) -> None:
         file.write_text(json.dumps({
             "ways": order, "plans": task, "size": size, "repeat": options.repeat,
             "count": len(ranks), "master": bed.address(ranks[0]), "cluster": options.on,
+            "fastest_bps": 2e6 * options.unit,
         }))  # fmt: skip
         processes = [
             bed.start(rank, [sys.executable, "-W", "ignore", __file__, "--rank", str(file)],
@@ -112,7 +116,7 @@ def _rank(file: Path) -> None:
     os.environ |= {"MASTER_ADDR": task["master"], "GLOO_SOCKET_IFNAME": "eth0"}
     store = dist.TCPStore(task["master"], 29500, count, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    sockets = connect_all(store, rank, count, "bench", patience_s=10)
+    sockets = connect_all(store, rank, count, "bench", patience_s=10, rate_bps=task["fastest_bps"])
     links = Connections([-1 if s is None else s.fileno() for s in sockets])
     problem = Problem(work=None, cluster=find_cluster(task["cluster"]))
     sections = {

@@ -89,10 +89,22 @@ def test_topologies_of_other_programs_are_read(tmp_path):
     assert run_json("allreduce", "--on", str(listed))["bound_bps"] == 10e9
 
 
-def test_all_to_all_has_a_bound_with_prices():
+def test_all_to_all_reaches_the_bound_that_prices_prove(tmp_path):
     found = run_json("alltoall", "--on", "dgx-h100")
     assert found["bound_bps"] == pytest.approx(8 / 7 * 450e9)
     assert found["certificate"]["kind"] == "prices"
+    mesh = run_json("alltoall", "--on", "dgx1-v100")
+    rates = {offer["algorithm"]: offer["rate_bps"] for offer in mesh["offers"]}
+    assert found["gap"] == mesh["gap"] == 0.0
+    assert rates["packed ways"] > 1.5 * rates["shortest ways"]
+    refused = run("alltoall", "--on", "dgx-h100", "--export", str(tmp_path / "a.xml"), code=2)
+    assert "-o" in refused.hint
+
+
+def test_blink_is_a_row_of_its_own():
+    found = run_json("broadcast", "--on", "dgx1-v100", "--gpus", "0,1,2,3", "--blink")
+    assert "blink" in [offer["algorithm"] for offer in found["offers"]]
+    assert found["gap"] == 0.0
 
 
 def test_the_bound_alone_goes_beyond_what_is_packed():

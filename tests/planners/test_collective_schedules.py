@@ -22,7 +22,7 @@ from hocket.base.errors import CheckError
 from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication, Tree
-from hocket.planners.communication.blink import blink_broadcast, many_trees
+from hocket.planners.communication.blink import blink, many_trees
 from hocket.planners.communication.certificate import Cut, Partition, Prices
 from hocket.planners.communication.check import check_certificate
 from hocket.planners.communication.classes import canonical_form, connected_classes
@@ -196,7 +196,7 @@ def test_multiplicative_weights_need_more_trees_for_no_more_rate():
     cluster = cluster_from_text("dgx1-v100")
     fabric = fabric_of(cluster, cluster.device_names)
     spread = many_trees(fabric, 0, epsilon=0.2)
-    section = blink_broadcast(fabric, 0, epsilon=0.2)
+    section = blink(fabric, "broadcast", 0, epsilon=0.2)
     section.require_legal(cluster)
     assert 0.7 * 6 < sum(spread.values()) <= 6
     assert len(section.trees) <= 6 < len(spread)

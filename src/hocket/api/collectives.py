@@ -26,6 +26,7 @@ def plan_collective(
     relay: bool = False,
     links: str = "auto",
     max_trees: int | None = None,
+    with_blink: bool = False,
 ) -> CollectivePlan:
     """The best schedule of a collective on these links, its bound and the plain ways beside it.
 
@@ -37,8 +38,8 @@ def plan_collective(
     from hocket.planners.communication.fabric import LINK_CHOICES, chosen_ranks
 
     kind = next((name for name in COLLECTIVES if name == collective), None)
-    if kind is None or kind == "alltoall":
-        raise unknown_name("collective", collective, set(COLLECTIVES) - {"alltoall"})
+    if kind is None:
+        raise unknown_name("collective", collective, COLLECTIVES)
     choice = next((name for name in LINK_CHOICES if name == links), None)
     if choice is None:
         raise unknown_name("choice of links", links, LINK_CHOICES)
@@ -46,7 +47,7 @@ def plan_collective(
     ranks = chosen_ranks(cluster, gpus)
     found = planned(
         cluster, kind, ranks, root=_root(cluster, ranks, root), size_bytes=size_bytes,
-        relay=relay, links=choice, max_trees=max_trees,
+        relay=relay, links=choice, max_trees=max_trees, with_blink=with_blink,
     )  # fmt: skip
     found.chosen.section.require_legal(cluster)
     check_certificate(found.fabric, kind, found.root, found.certificate)

@@ -68,6 +68,8 @@ class _Size(click.ParamType[int]):
               "of the hosts as well.")  # fmt: skip
 @click.option("--trees", "max_trees", type=click.IntRange(1, 10_000),
               help="Keep at most so many trees of an all-reduce, the heaviest.")  # fmt: skip
+@click.option("--blink", "with_blink", is_flag=True,
+              help="Also: the trees of Blink's multiplicative weights.")  # fmt: skip
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Schedule to write.")
 @click.option("--report", type=click.Path(path_type=Path), help="HTML report to write.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Trace of its chunks to write.")
@@ -91,6 +93,7 @@ def command(
     relay: bool,
     links: str,
     max_trees: int | None,
+    with_blink: bool,
     output: Path | None,
     report: Path | None,
     trace: Path | None,
@@ -114,13 +117,13 @@ def command(
     if classes:
         _show_classes(cluster, collective, size_bytes, as_json)
         return
-    if collective == "alltoall" or bound_only:
+    if bound_only:
         _show_bound(cluster, collective, gpus, root, relay, links, as_json)
         return
     with working("planning"):
         plan = api.plan_collective(
             cluster, collective, gpus=gpus, root=root, size_bytes=size_bytes, relay=relay,
-            links=links, max_trees=max_trees,
+            links=links, max_trees=max_trees, with_blink=with_blink,
         )  # fmt: skip
     travel = None if model is None else _gradients(plan, model)
     written = _write(plan, output, report, trace)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import lcm
 
+from hocket.base.errors import UsageError
 from hocket.export.program import BlockStep, CollectiveProgram, Slot, ThreadBlock
 from hocket.plan.sections.communication import Communication, Send
 
@@ -50,6 +51,11 @@ class OrderedSends:
 
 def moves_of(section: Communication, *, max_chunks: int = MAX_CHUNKS) -> OrderedSends:
     """The sends of every tree over its range of chunks."""
+    if section.collective == "alltoall":
+        raise UsageError(
+            "an all-to-all cannot be exported as a program yet",
+            hint="write the schedule itself with -o",
+        )
     number = {rank: index for index, rank in enumerate(section.ranks)}
     ranges, total, change = _ranges(section, max_chunks)
     moves = sorted(_moves(section, ranges, number), key=lambda m: (m.level, m.tree, m.first))

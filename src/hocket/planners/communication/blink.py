@@ -16,8 +16,9 @@ import numpy as np
 
 from hocket.plan.sections.communication import Communication
 from hocket.planners.communication.arborescence import cheapest_arborescence
+from hocket.planners.communication.certificate import Collective
 from hocket.planners.communication.fabric import Fabric
-from hocket.planners.communication.sends import RoutedTree, one_way, section_of
+from hocket.planners.communication.sends import RoutedTree, both_ways, one_way, section_of
 from hocket.planners.communication.ways import Path, Ways
 
 Edges = tuple[tuple[int, int, Path], ...]
@@ -50,14 +51,24 @@ def _shortest_tree(fabric: Fabric, root: int, length: list[float]) -> Edges:
     return tuple((a, b, ways.path(a, b)) for b, a in enumerate(parent) if a >= 0)
 
 
-def blink_broadcast(fabric: Fabric, root: int, *, epsilon: float = 0.1) -> Communication:
-    """A broadcast over whole units of the trees that multiplicative weights find."""
-    chosen = _whole_trees(fabric, list(many_trees(fabric, root, epsilon=epsilon)))
-    trees = [
-        one_way(fabric, RoutedTree(Fraction(weight), root, edges), is_reduce=False)
-        for edges, weight in chosen
-    ]
-    return section_of(fabric, "broadcast", root, "blink", trees)
+def blink(
+    fabric: Fabric, collective: Collective, root: int, *, epsilon: float = 0.1
+) -> Communication | None:
+    """Whole units of the trees that multiplicative weights find; None where Blink has no trees.
+
+    An all-reduce sends over each tree towards the root and away from it.
+    """
+    if collective not in ("broadcast", "reduce", "allreduce") or not fabric.is_symmetric:
+        return None
+    is_reduce = collective == "reduce"
+    shown = fabric.turned_around() if is_reduce else fabric
+    chosen = _whole_trees(shown, list(many_trees(shown, root, epsilon=epsilon)))
+    routed = [RoutedTree(Fraction(weight), root, edges) for edges, weight in chosen]
+    if collective == "allreduce":
+        trees = [both_ways(fabric, tree) for tree in routed]
+    else:
+        trees = [one_way(fabric, tree, is_reduce=is_reduce) for tree in routed]
+    return section_of(fabric, collective, root, "blink", trees)
 
 
 def _whole_trees(fabric: Fabric, trees: list[Edges]) -> list[tuple[Edges, int]]:

@@ -17,9 +17,11 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree
 from hocket.planners.communication import chains, rings
+from hocket.planners.communication.blink import blink
 from hocket.planners.communication.certificate import Certificate, Collective, Cut, Partition
 from hocket.planners.communication.classes import canonical_form, renamed
 from hocket.planners.communication.cuts import best_root
+from hocket.planners.communication.exchange import shortest_exchange
 from hocket.planners.communication.fabric import MAX_RANKS, Fabric, LinkChoice, fabric_of
 from hocket.planners.communication.schedule import Scheduled, best_schedule
 from hocket.simulate.collective import CollectiveTimes
@@ -82,8 +84,12 @@ def plan_collective(
     relay: bool = False,
     links: LinkChoice = "auto",
     max_trees: int | None = None,
+    with_blink: bool = False,
 ) -> CollectivePlan:
-    """Bound, offers and choice; without a root the one from which the collective is fastest."""
+    """Bound, offers and choice; without a root the one from which the collective is fastest.
+
+    ``with_blink`` the trees of multiplicative weights are offered too, which takes seconds.
+    """
     if len(ranks) > MAX_RANKS:
         raise NoFeasiblePlanError(
             f"{len(ranks)} ranks are more than the {MAX_RANKS} that schedules are planned for",
@@ -96,6 +102,8 @@ def plan_collective(
     planned = planned_once(fabric, collective, at, max_trees)
     plan_s = time.process_time() - start_s
     found = [planned.section, *_plain(cluster, fabric, collective, at, relay)]
+    known = blink(fabric, collective, at) if with_blink else None
+    found += [known] if known is not None else []
     offers = tuple(_offer(section, cluster) for section in found)
     chosen = _choose(offers, size_bytes)
     size = size_bytes if size_bytes is not None else _LARGE_BYTES
@@ -202,6 +210,9 @@ def _plain(
     cluster: Cluster, fabric: Fabric, collective: Collective, root: int, relay: bool
 ) -> Iterator[Communication]:
     """The plain ways that exist on this fabric."""
+    if collective == "alltoall":
+        yield shortest_exchange(fabric)
+        return
     found = (
         rings.ring(fabric, collective, root),
         chains.chain(fabric, collective, root),

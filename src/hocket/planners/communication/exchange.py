@@ -3,21 +3,30 @@
 Concurrent multicommodity flow with one commodity per source (Shahrokhi and Matula, 1990), solved
 by HiGHS. The dual gives a price per channel; rounded to fractions, any prices prove a bound: all
 channels cost together what they can carry, and each pair pays at least its cheapest way. So the
-bound is exact arithmetic although the solver is not. O(ranks · links) variables.
+bound is exact arithmetic although the solver is not. The flow of each source is taken apart into
+ways to the other ranks, widest first (Ford and Fulkerson, 1962), whose shares are fractions again.
+O(ranks · links) variables.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
+from hocket.base.arrays import FloatArray
 from hocket.base.errors import NoFeasiblePlanError
+from hocket.plan.sections.communication import Communication, Tree
 from hocket.planners.communication.certificate import Prices
 from hocket.planners.communication.fabric import Fabric
+from hocket.planners.communication.sends import Edge, sends_of
+from hocket.planners.communication.ways import Path
 
 _DENOMINATOR = 10**6
+_SMALL = 1e-7
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,8 @@ class Exchange:
     rate: float
     """Of the flow that the solver found."""
     certificate: Prices
+    flow: FloatArray
+    """[source, arc]: what of each source crosses each arc."""
 
 
 def exchange_bound(fabric: Fabric) -> Exchange:
@@ -65,7 +76,100 @@ def exchange_bound(fabric: Fabric) -> Exchange:
         Fraction(max(0.0, -float(y))).limit_denominator(_DENOMINATOR)
         for y in found.ineqlin.marginals
     )
-    return Exchange(count * float(-found.fun), Prices(_proven(fabric, price), price))
+    crossing = np.maximum(found.x[:-1], 0.0).reshape(count, arcs)
+    return Exchange(count * float(-found.fun), Prices(_proven(fabric, price), price), crossing)
+
+
+def exchange_section(fabric: Fabric, exchange: Exchange) -> Communication:
+    """The ways of the flow as a section; ranks on a way pass on what is not theirs."""
+    count, trees = fabric.num_ranks, []
+    for source in range(count):
+        left = exchange.flow[source].copy()
+        for target in range(count):
+            if target == source:
+                continue
+            ways = list(_ways_of(fabric, left, source, target, exchange.rate / count))
+            whole = sum((weight for weight, _ in ways), Fraction(0))
+            for weight, path in ways:
+                sends = sends_of(fabric, list(_between_ranks(fabric, path)))
+                name = fabric.places[source]
+                trees.append(Tree(name, weight / whole / count, broadcast=sends))
+    ranks = fabric.places[:count]
+    return Communication("alltoall", "packed ways", ranks, ranks[0], tuple(trees))
+
+
+def shortest_exchange(fabric: Fabric) -> Communication:
+    """Every pair over one way with the fewest hops, the first of several."""
+    count, trees = fabric.num_ranks, []
+    for source in range(count):
+        by = dict[int, int]()
+        reached = [source]
+        for place in reached:
+            for index in fabric.leaving[place]:
+                head = fabric.arcs[index].head
+                if head != source and head not in by:
+                    by[head] = index
+                    reached.append(head)
+        for target in range(count):
+            if target != source:
+                sends = sends_of(fabric, list(_between_ranks(fabric, _path(fabric, by, target))))
+                trees.append(Tree(fabric.places[source], Fraction(1, count), broadcast=sends))
+    ranks = fabric.places[:count]
+    return Communication("alltoall", "shortest ways", ranks, ranks[0], tuple(trees))
+
+
+def _path(fabric: Fabric, by: Mapping[int, int], target: int) -> Path:
+    """The arcs that lead to a place, by the last arc to each."""
+    path: list[int] = []
+    at = target
+    while at in by:
+        path.append(by[at])
+        at = fabric.arcs[by[at]].tail
+    return tuple(reversed(path))
+
+
+def _ways_of(
+    fabric: Fabric, left: FloatArray, source: int, target: int, demand: float
+) -> Iterator[tuple[Fraction, Path]]:
+    """Ways whose flow makes up the demand, each as wide as what is left of the flow allows."""
+    wanted = demand
+    while wanted > _SMALL * demand:
+        path = _widest(fabric, left, source, target)
+        width = min((float(left[arc]) for arc in path), default=0.0)
+        if width <= _SMALL * demand:
+            # What the solver's rounding lost is too little to be found.
+            break
+        taken = min(width, wanted)
+        left[list(path)] -= taken
+        wanted -= taken
+        yield Fraction(taken / demand).limit_denominator(_DENOMINATOR), path
+
+
+def _widest(fabric: Fabric, left: FloatArray, source: int, target: int) -> Path:
+    """The way along which most is left (Dijkstra with widths); empty where there is none."""
+    width, by = {source: float("inf")}, dict[int, int]()
+    heap = [(-width[source], source)]
+    while heap:
+        wide, place = heapq.heappop(heap)
+        if place == target:
+            break
+        for index in fabric.leaving[place]:
+            reached = min(-wide, float(left[index]))
+            head = fabric.arcs[index].head
+            if head != source and reached > width.get(head, 0.0):
+                width[head], by[head] = reached, index
+                heapq.heappush(heap, (-reached, head))
+    return _path(fabric, by, target)
+
+
+def _between_ranks(fabric: Fabric, path: Path) -> Iterator[Edge]:
+    """A way cut where it passes a rank."""
+    start, piece = fabric.arcs[path[0]].tail, list[int]()
+    for index in path:
+        piece.append(index)
+        if (head := fabric.arcs[index].head) < fabric.num_ranks:
+            yield start, head, tuple(piece)
+            start, piece = head, []
 
 
 def _proven(fabric: Fabric, price: tuple[Fraction, ...]) -> Fraction:

@@ -18,7 +18,7 @@ from hocket.plan.sections.communication import Communication
 from hocket.planners.communication.certificate import Certificate, Collective, Prices
 from hocket.planners.communication.cuts import broadcast_bound, gather_bound
 from hocket.planners.communication.directed import best_bundles
-from hocket.planners.communication.exchange import exchange_bound
+from hocket.planners.communication.exchange import exchange_bound, exchange_section
 from hocket.planners.communication.fabric import Fabric
 from hocket.planners.communication.few_trees import Edges, fewer_trees, heaviest
 from hocket.planners.communication.packing import PackedTree, pack_trees
@@ -51,6 +51,9 @@ def best_schedule(
     fabric: Fabric, collective: Collective, root: int, *, max_trees: int | None = None
 ) -> Scheduled:
     """The schedule with the largest rate; of an all-reduce at most ``max_trees``, the heaviest."""
+    if collective == "alltoall":
+        exchange = exchange_bound(fabric)
+        return Scheduled(exchange_section(fabric, exchange), exchange.certificate)
     if collective == "allreduce" and fabric.is_symmetric:
         return _all_reduce(fabric, root, max_trees)
     if collective != "allreduce" and not fabric.has_shared_channels:

@@ -62,10 +62,10 @@ def one_way(fabric: Fabric, tree: RoutedTree, *, is_reduce: bool, is_turned: boo
     name = fabric.places[tree.root]
     if not is_reduce:
         return Tree(
-            name, tree.weight, broadcast=_sends(fabric, [(a, b, away[a, b]) for a, b in order])
+            name, tree.weight, broadcast=sends_of(fabric, [(a, b, away[a, b]) for a, b in order])
         )
     towards = [(b, a, away[a, b] if is_turned else away[a, b][::-1]) for a, b in reversed(order)]
-    return Tree(name, tree.weight, reduce=_sends(fabric, towards))
+    return Tree(name, tree.weight, reduce=sends_of(fabric, towards))
 
 
 def both_ways(fabric: Fabric, tree: RoutedTree) -> Tree:
@@ -77,8 +77,8 @@ def both_ways(fabric: Fabric, tree: RoutedTree) -> Tree:
     return Tree(
         fabric.places[tree.root],
         tree.weight,
-        reduce=_sends(fabric, [(b, a, path_of[b, a]) for a, b in reversed(order)]),
-        broadcast=_sends(fabric, [(a, b, path_of[a, b]) for a, b in order]),
+        reduce=sends_of(fabric, [(b, a, path_of[b, a]) for a, b in reversed(order)]),
+        broadcast=sends_of(fabric, [(a, b, path_of[a, b]) for a, b in order]),
     )
 
 
@@ -96,7 +96,8 @@ def _depth(pairs: tuple[tuple[int, int], ...], root: int) -> int:
     return max(level.values())
 
 
-def _sends(fabric: Fabric, edges: Sequence[Edge]) -> tuple[Send, ...]:
+def sends_of(fabric: Fabric, edges: Sequence[Edge]) -> tuple[Send, ...]:
+    """Edges with their ways in the names of the places."""
     places = fabric.places
     return tuple(
         Send(

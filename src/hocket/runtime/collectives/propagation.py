@@ -62,7 +62,10 @@ class SumExchange:
         if cluster is None:
             cluster = cluster_of(probe(store, rank, num_ranks, "links", patience_s=60.0))
         self._plans = AgreedPlans(store, rank, cluster, num_ranks, "links")
-        self._sockets = connect_all(store, rank, num_ranks, "wires", patience_s=60.0)
+        fastest_bps = max(link.bandwidth_bps for link in cluster.links)
+        self._sockets = connect_all(
+            store, rank, num_ranks, "wires", patience_s=60.0, rate_bps=fastest_bps
+        )
         self._connections = Connections([-1 if s is None else s.fileno() for s in self._sockets])
         self._events = Events(store, rank, num_ranks)
         self._changed = threading.Condition()

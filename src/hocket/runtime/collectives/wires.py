@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Collection
+from math import inf
 from typing import Any
 
 from hocket.base import config
@@ -23,17 +24,22 @@ from hocket.base import config
 _SECRET_BYTES = 16
 _SIOCGIFADDR = 0x8915
 _UNSENT_BYTES = 1 << 16
+_AHEAD_S = 0.005
+_MIN_AHEAD_BYTES, _MAX_AHEAD_BYTES = 1 << 15, 1 << 19
+"""Above the most, the system finds what a fast link needs."""
 _TCP_NOTSENT_LOWAT = 25
 """Not in every build of Python."""
 
 
 def connect_all(
     store: Any, rank: int, num_ranks: int, key: str, *, patience_s: float,
-    without: Collection[int] = (),
+    without: Collection[int] = (), rate_bps: float = inf,
 ) -> list[socket.socket | None]:  # fmt: skip
     """A socket per rank, non-blocking; None for this one and those that cannot be reached.
 
-    Those ``without`` a link are known not to be reached: nobody waits for them.
+    Those ``without`` a link are known not to be reached: nobody waits for them. No more than a few
+    milliseconds of sending at ``rate_bps`` are given to the system at once: it would fill the
+    queues of slow links with them, and what is more urgent would wait behind.
     """
     address = own_address()
     with socket.create_server((address, 0), backlog=num_ranks) as server:
@@ -61,6 +67,9 @@ def connect_all(
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             # What waits in the system can no longer be overtaken by what is more urgent.
             each.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            if rate_bps * _AHEAD_S < _MAX_AHEAD_BYTES:
+                ahead = max(int(rate_bps * _AHEAD_S), _MIN_AHEAD_BYTES)
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, ahead)
     return found
 
 

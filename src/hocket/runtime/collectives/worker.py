@@ -204,7 +204,7 @@ class CollectiveWorker:
         self._plans = AgreedPlans(self._store, self.rank, cluster, self.num_ranks, key)
         self._sockets = connect_all(
             self._store, self.rank, self.num_ranks, f"{key}/wires", patience_s=patience_s,
-            without=cut,
+            without=cut, rate_bps=max(link.bandwidth_bps for link in cluster.links),
         )  # fmt: skip
         descriptors = [-1 if each is None else each.fileno() for each in self._sockets]
         self._connections = Connections(descriptors)
