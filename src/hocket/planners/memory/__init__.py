@@ -3,5 +3,16 @@ kept, moved and made again within a budget (`budget`)."""
 
 from hocket.planners.memory.bound import Certificate, check_certificate
 from hocket.planners.memory.order import certified_order, memory_order, order_bound
+from hocket.planners.memory.packing import Addresses, Intervals, lifetimes, pack
 
-__all__ = ["Certificate", "certified_order", "check_certificate", "memory_order", "order_bound"]
+__all__ = [
+    "Addresses",
+    "Certificate",
+    "Intervals",
+    "certified_order",
+    "check_certificate",
+    "lifetimes",
+    "memory_order",
+    "order_bound",
+    "pack",
+]

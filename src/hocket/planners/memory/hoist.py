@@ -90,7 +90,7 @@ def _follow(ways: Direction, walk: Walk, room: _Room, op: int) -> None:
         if walk.num_left[storage] != 1:
             continue
         for index in range(ways.closer_ptr[storage], ways.closer_ptr[storage + 1]):
-            if walk.waits[ways.closers[index]] == 0:
+            if walk.waits[ways.closers[index]] >= 0:
                 _enqueue(room, ways.closers[index])
 
 
@@ -223,7 +223,7 @@ def _hoist_from(
         room.num_queued[0] = (room.num_queued[0] + 1) % len(room.queue)
         room.num_queued[1] -= 1
         room.queued[op] = False
-        if walk.waits[op] != 0:
+        if walk.waits[op] < 0:
             continue
         taken = taken_bytes(ways, walk, op)
         if walk.held[0] + taken > target:
