@@ -30,6 +30,9 @@ class Claims:
     peak_bytes: tuple[int, ...] = ()
     """Predicted peak per device of the cluster; where a training is divided, of one device of each
     pipeline rank."""
+    peak_bound_bytes: tuple[int, ...] = ()
+    """Per device: no order of the ops placed there holds fewer bytes at its peak; 0 where nothing
+    is known."""
     parts_s: Mapping[str, float] = field(default_factory=dict)
     """What a step's time consists of."""
     estimated_step_s: float | None = None
@@ -95,7 +98,7 @@ def _claim(name: str, value: object, path: str) -> Any:
         return checked.number(value, path, 0, _MAX_SECONDS)
     if name in _TEXTS:
         return checked.text(value, path)
-    if name == "peak_bytes":
+    if name in ("peak_bytes", "peak_bound_bytes"):
         return tuple(checked.int_column(value, path, 0, _MAX_BYTES).tolist())
     if name == "gap":
         return checked.number(value, path, 0, 1)

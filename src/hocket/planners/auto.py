@@ -33,6 +33,7 @@ from hocket.planners.registry import (
     FURTHER,
     LAST_RESORT,
     LATENCY_PORTFOLIO,
+    RELIEF,
     THROUGHPUT_PORTFOLIO,
     Planner,
 )
@@ -111,8 +112,11 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
     found = _distinct(sorted((c for c in proposed if c.plan is not None), key=rank))
     ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
     pool = sorted([*found, *ordered], key=rank)
+    relieved = [_improved(problem, c, BASE[RELIEF], RELIEF) for c in _worth_repair(pool)]
+    pool = sorted([*pool, *relieved], key=rank)
     mend = BASE["fit-memory"]
     repaired = [_improved(problem, c, mend, "fit-memory") for c in _worth_repair(pool)]
+    repaired = [*relieved, *repaired]
     if problem.contiguous:
         return [*ordered, *repaired]
     fitting = [candidate for candidate in (*pool, *repaired) if candidate.feasible]

@@ -17,7 +17,7 @@ from hocket.planners.candidates import Candidate, Comparison, propose
 from hocket.planners.goal import TIED, Goal, num_devices, thrifty
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.memory import explain_shortage, fit_memory
-from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE
+from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE, RELIEF
 from hocket.simulate.analysis import bottleneck
 
 
@@ -80,8 +80,9 @@ def _single(problem: Problem, name: str) -> list[Candidate]:
     start = candidate.plan
     if start is None:  # it gave up: nothing to mend
         return [candidate, propose(problem, f"{name} + {LAST_RESORT}", BASE[LAST_RESORT])]
+    relieved = propose(problem, f"{name} + {RELIEF}", lambda p, _: BASE[RELIEF](p, start))
     mended = propose(problem, f"{name} + fit-memory", lambda p, _: fit_memory(p, start))
-    return [candidate, mended]
+    return [candidate, *([relieved] if relieved.feasible else []), mended]
 
 
 def _shortage(problem: Problem, tried: list[Candidate]) -> str:

@@ -9,6 +9,7 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.verify import require_structure
 from hocket.planners.max_load import dpl, pipedream, throughput
+from hocket.planners.memory.placed import order_for_memory
 from hocket.planners.order import ORDERS
 from hocket.planners.placement.coarse import coarsely, forward_coarsely
 from hocket.planners.placement.device_map_auto import device_map_auto
@@ -69,6 +70,7 @@ PLACERS: dict[str, Planner] = {
 
 REFINERS: dict[str, Planner] = {
     "fit-memory": by_structure(fit_memory),
+    "memory-order": order_for_memory,
     "local-search": by_structure(local_search),
     **{f"order-{name}": order for name, order in ORDERS.items()},
 }
@@ -94,6 +96,9 @@ seconds: ``throughput``, and ``optimal`` but for tiny graphs, of which it tries 
 MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are mended where they lack memory; what baselines and experts lack is
 shown as it is."""
+
+RELIEF = "memory-order"
+"""What is tried first where a placement lacks memory: its own devices in another order."""
 
 ONE_DEVICE = "one-device"
 """All there is to plan on a single device."""

@@ -71,7 +71,7 @@ def branched(
             child = _Open(bound, count, (*node.path, way), limited, chosen)
             heapq.heappush(heap, child)
             if bound < best.peak_bytes:
-                base = _legal(limited, best.order)
+                base = legal(limited, best.order)
                 now = hoisted_both_ways(limited, base, bound, effort)
                 now = refined(limited, now, bound, effort)
                 if now.peak_bytes < best.peak_bytes:
@@ -109,7 +109,7 @@ def _best_pair(
     return best, cuts
 
 
-def _legal(storages: Storages, order: LongArray) -> LongArray:
+def legal(storages: Storages, order: LongArray) -> LongArray:
     """The order with as few changes as further precedences need: smallest position first."""
     position = np.empty(storages.num_ops, dtype=np.int64)
     position[order] = np.arange(storages.num_ops)

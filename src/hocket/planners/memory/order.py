@@ -14,7 +14,7 @@ import numpy as np
 from hocket.base.arrays import IntArray
 from hocket.graph.graph import Graph
 from hocket.planners.memory.bound import Certificate, largest_cuts
-from hocket.planners.memory.branch import Choice, branched
+from hocket.planners.memory.branch import Choice, branched, legal
 from hocket.planners.memory.demand import demand_order
 from hocket.planners.memory.exact import exact_order
 from hocket.planners.memory.refine import Effort, Found, hoisted_both_ways, refined
@@ -39,7 +39,7 @@ def certified_order(graph: Graph) -> tuple[IntArray, Certificate]:
     """Such an order, and how far from the best one it can be."""
     storages = storages_of(graph)
     found, proof = search(storages)
-    return found.order.astype(np.int32), _certificate(storages, found.peak_bytes, proof)
+    return found.order.astype(np.int32), certificate_of(storages, found.peak_bytes, proof)
 
 
 def order_bound(graph: Graph, order: IntArray) -> Certificate:
@@ -47,13 +47,17 @@ def order_bound(graph: Graph, order: IntArray) -> Certificate:
     storages = storages_of(graph)
     along = order.astype(np.int64)
     found = Found(peak_bytes(storages, along), along)
-    return _certificate(storages, found.peak_bytes, _bounded(storages, found, _effort(storages))[1])
+    return certificate_of(
+        storages, found.peak_bytes, _bounded(storages, found, _effort(storages))[1]
+    )
 
 
 def search(storages: Storages) -> tuple[Found, Choice | None]:
     """The best order that the portfolio finds, and what bounds every order."""
     effort = _effort(storages)
     given = np.arange(storages.num_ops, dtype=np.int64)
+    if np.any(storages.before >= storages.after):  # precedences besides those of the graph
+        given = legal(storages, given)
     found = Found(peak_bytes(storages, given), given)
     if storages.num_ops == 0 or found.peak_bytes == 0:
         return found, None
@@ -87,7 +91,8 @@ def _effort(storages: Storages) -> Effort:
     return Effort(min(max(walks, _MIN_WALKS), _MAX_WALKS))
 
 
-def _certificate(storages: Storages, peak: int, proof: Choice | None) -> Certificate:
+def certificate_of(storages: Storages, peak: int, proof: Choice | None) -> Certificate:
+    """What a search has proven, with what exists before the step."""
     kept = int(storages.num_bytes[storages.is_kept].sum())
     bound = max(kept, proof.bound_bytes if proof is not None else 0)
     return Certificate(

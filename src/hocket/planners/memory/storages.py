@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hocket.base.arrays import LongArray, pointers
 from hocket.graph.graph import Graph, distinct
 from hocket.kernels.containers import table
+from hocket.simulate.instructions import Instructions
 
 
 class Direction(NamedTuple):
@@ -134,24 +135,49 @@ class Storages:
 
 def storages_of(graph: Graph) -> Storages:
     """The storages of a step that runs on one device."""
-    num_ops = graph.num_ops
-    reader = np.repeat(np.arange(num_ops, dtype=np.int64), np.diff(graph.read_ptr))
     root = graph.root_of.astype(np.int64)
-    src, dst = graph.edges
-    drawing = np.flatnonzero(graph.rng_order >= 0)
     is_kept = np.zeros(graph.num_tensors, dtype=np.bool_)
     is_kept[root[graph.is_held]] = True
+    reader = np.repeat(np.arange(graph.num_ops, dtype=np.int64), np.diff(graph.read_ptr))
     return gathered(
-        num_ops=num_ops,
+        num_ops=graph.num_ops,
         bytes_of=graph.held_bytes,
         producer=graph.tensor_producer.astype(np.int64),
         is_kept=is_kept,
         read=(root[graph.reads], reader),
         workspace_bytes=graph.workspace_bytes,
-        precedence=(
-            np.concatenate((src, drawing[:-1])).astype(np.int64),
-            np.concatenate((dst, drawing[1:])).astype(np.int64),
-        ),
+        precedence=_precedence(graph),
+        tensor=np.arange(graph.num_tensors),
+    )
+
+
+def device_storages(graph: Graph, tables: Instructions, device: int) -> Storages:
+    """The storages of one device of a placed step, among the ops of all devices.
+
+    What comes from another device is there when its op has run. What is sent is taken to leave at
+    once, and what comes before the step's first op is counted as there from the start.
+    """
+    places = tables.places
+    here = places.device == device
+    return gathered(
+        num_ops=graph.num_ops,
+        bytes_of=np.where(here, places.num_bytes, 0),
+        producer=graph.tensor_producer[places.tensor].astype(np.int64),
+        is_kept=places.is_kept,
+        read=(places.storage[places.read_place], places.reader),
+        workspace_bytes=np.where(tables.runs.device == device, graph.workspace_bytes, 0),
+        precedence=_precedence(graph),
+        tensor=places.tensor,
+    )
+
+
+def _precedence(graph: Graph) -> tuple[LongArray, LongArray]:
+    """What ops read, and the sequence of those that draw random numbers."""
+    src, dst = graph.edges
+    drawing = np.flatnonzero(graph.rng_order >= 0)
+    return (
+        np.concatenate((src, drawing[:-1])).astype(np.int64),
+        np.concatenate((dst, drawing[1:])).astype(np.int64),
     )
 
 
@@ -164,6 +190,7 @@ def gathered(
     read: tuple[LongArray, LongArray],
     workspace_bytes: LongArray,
     precedence: tuple[LongArray, LongArray],
+    tensor: LongArray,
 ) -> Storages:
     """Storages from columns by owner; ``read`` are pairs of owner and reading op.
 
@@ -195,7 +222,7 @@ def gathered(
         before=edge // max(num_ops, 1),
         after=edge % max(num_ops, 1),
         start_bytes=int(bytes_of[producer < 0].sum()),
-        tensor=owner,
+        tensor=tensor[owner],
     )
 
 

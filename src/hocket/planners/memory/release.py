@@ -1,0 +1,26 @@
+"""Gradients that are released when their update has run.
+
+A plain training step holds every gradient to its end, so the order of its updates cannot lower its
+peak. Where nobody looks at gradients after the update, their storages are ordinary results: the
+last op that reads them gives them back. This changes roles of tensors and nothing else, so that
+planner, simulator and executor follow without a word. O(reads).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from hocket.graph.graph import Graph, Phase, Role
+
+
+def release_gradients(graph: Graph) -> Graph:
+    """The same step, holding each gradient that an update reads until its last reader only."""
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    is_updating = graph.op_phase[reader] == Phase.OPTIMIZER
+    is_used = np.zeros(graph.num_tensors, dtype=np.bool_)
+    is_used[graph.root_of[graph.reads[is_updating]]] = True
+    released = is_used[graph.root_of] & (graph.tensor_role == Role.GRADIENT)
+    role = np.where(released, Role.ACTIVATION, graph.tensor_role).astype(np.int8)
+    return replace(graph, tensor_role=role)
