@@ -68,7 +68,7 @@ def test_a_forged_certificate_is_refused(change):
     _, certificate = certified_order(graph)
     choice = certificate.proof
     while choice.cut is None:
-        choice = choice.first
+        choice = choice.ways[0]
     cut = choice.cut
     if change == "bytes":
         forged = replace(certificate, bound_bytes=certificate.bound_bytes + 1)
@@ -101,6 +101,31 @@ def test_hills_come_one_after_the_other():
     _, certificate = certified_order(graph)
     assert certificate.peak_bytes == certificate.bound_bytes == 65
     assert order_bound(graph, np.array([0, 2, 1, 3], dtype=np.int32)).gap == pytest.approx(40 / 65)
+
+
+def equal_layers(num_layers):
+    """A chain backwards in which each layer makes a large gradient beside the small one."""
+    builder = GraphBuilder("equal layers")
+    saved = []
+    for layer in range(num_layers):
+        op = builder.op(f"forward {layer}", reads=saved[-1:])
+        saved.append(builder.tensor(f"saved {layer}", 10, producer=op))
+    passed = saved[-1]
+    for layer in reversed(range(num_layers)):
+        large = builder.op(f"weight {layer}", reads=[saved[layer], passed])
+        gradient = builder.tensor(f"gradient {layer}", 40, producer=large)
+        small = builder.op(f"input {layer}", reads=[passed])
+        passed = builder.tensor(f"passed {layer}", 10, producer=small)
+        builder.op(f"update {layer}", reads=[gradient, passed])
+    return builder.build()
+
+
+def test_a_gap_that_no_single_cut_closes_is_closed_by_which_gradient_comes_first():
+    graph = equal_layers(6)
+    _, certificate = certified_order(graph)
+    check_certificate(graph, certificate)
+    assert len(certificate.proof.ways) > 2
+    assert certificate.gap == 0
 
 
 def test_an_empty_graph_has_an_order():

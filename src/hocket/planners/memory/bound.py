@@ -86,13 +86,15 @@ def check_certificate(graph: Graph, certificate: Certificate) -> None:
 def _proven(storages: Storages, choice: Choice, before: list[int], after: list[int]) -> int:
     if choice.cut is not None:
         return _flow_value(storages, choice.cut, before, after)
-    if choice.first is None or choice.second is None or choice.pair[0] == choice.pair[1]:
-        raise CheckError("a choice of the certificate has not both ways")
-    one, other = choice.pair
-    return min(
-        _proven(storages, choice.first, [*before, one], [*after, other]),
-        _proven(storages, choice.second, [*before, other], [*after, one]),
-    )
+    ops = choice.first_of
+    if not ops or len(choice.ways) != len(ops) or len(set(ops)) != len(ops):
+        raise CheckError("a choice of the certificate has not a way for each of its ops")
+    proven = []
+    for first, way in zip(ops, choice.ways, strict=True):
+        others = [op for op in ops if op != first]
+        starts = [*before, *[first] * len(others)]
+        proven.append(_proven(storages, way, starts, [*after, *others]))
+    return min(proven)
 
 
 def _flow_value(storages: Storages, cut: Cut, before: list[int], after: list[int]) -> int:

@@ -1,16 +1,18 @@
-"""Branch on which of two ops runs first, with minimum cuts as bounds.
+"""Branch on which of several ops runs first, with minimum cuts as bounds.
 
-Of two ops that nothing orders, every order runs one first; either choice is one more precedence,
-under which more ops lie before and after each peak, so its cut can only grow. The least bound over
-the open choices is a bound for every order, stronger than any single cut, and each choice is also
-searched for a better order (disjunctive branching, as Carlier and Pinson, 1989, do for job shops).
-The pair is the one whose weaker choice raises the bound most. O(choices · pairs · cuts).
+Of ops that nothing orders, every order runs one first; each choice adds precedences, under which
+more ops lie before and after each peak, so its cut can only grow. The least bound over the open
+choices is a bound for every order, stronger than any single cut, and each choice is also searched
+for a better order (disjunctive branching, as Carlier and Pinson, 1989, do for job shops). Choices
+are made between two ops at the peak, or among all that take the same bytes, such as the gradients
+of equal layers; of those tried the one counts whose weakest way has the largest bound. O(choices ·
+pairs · cuts).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -20,21 +22,26 @@ from hocket.base.arrays import LongArray
 from hocket.planners.memory.cut import BETWEEN, Cut, minimum_cut, sides_of
 from hocket.planners.memory.refine import Effort, Found, hoisted_both_ways, refined
 from hocket.planners.memory.storages import Storages, preceded
+from hocket.planners.memory.walk import memory_curve
+
+_NUM_PEAKS = 10
+"""Ops at the peak of which pairs are made."""
+_NUM_SIZES, _MAX_EQUAL = 2, 24
+"""Sizes of which equal ops are gathered, and how many of them."""
 
 
 class Choice(NamedTuple):
-    """Either a cut that holds under all precedences so far, or both ways to order a pair."""
+    """Either a cut that holds under all precedences so far, or ways for each op to be the first."""
 
     bound_bytes: int
     cut: Cut | None = None
-    pair: tuple[int, int] = (-1, -1)
-    first: Choice | None = None
-    """The pair's first op runs before its second."""
-    second: Choice | None = None
-    """The other way round."""
+    first_of: tuple[int, ...] = ()
+    ways: tuple[Choice, ...] = ()
+    """Per op of ``first_of``: it runs before all others of them."""
 
 
-_Path = tuple[tuple[int, int], ...]
+_Path = tuple[tuple[int, tuple[int, ...]], ...]
+"""Choices made so far: which way, and among which ops."""
 
 
 class _Open(NamedTuple):
@@ -43,70 +50,45 @@ class _Open(NamedTuple):
     path: _Path
     storages: Storages
     cut: Cut
+    order: LongArray
 
 
-def branched(
-    storages: Storages, found: Found, cut: Cut, ops: Sequence[int], effort: Effort
-) -> tuple[Found, Choice]:
-    """A better order as far as one is found, and the tree of choices that bounds every order.
+class _Way(NamedTuple):
+    storages: Storages
+    cut: Cut
 
-    ``cut`` is the largest known, and of ``ops`` pairs are made.
-    """
+
+def branched(storages: Storages, found: Found, cut: Cut, effort: Effort) -> tuple[Found, Choice]:
+    """A better order as far as one is found, and the tree of choices that bounds every order."""
     best = found
-    heap = [_Open(cut.num_bytes, 0, (), storages, cut)]
-    pairs: dict[_Path, tuple[int, int]] = {}
+    heap = [_Open(cut.num_bytes, 0, (), storages, cut, found.order)]
+    chosen: dict[_Path, tuple[int, ...]] = {}
     count = 0
     while heap[0].bound_bytes < best.peak_bytes and effort.left > 0:
         node = heap[0]
-        pair, leaves = _best_pair(node, ops, best.peak_bytes, effort)
-        if pair is None:
+        ops, ways = _best_choice(node, best.peak_bytes, effort)
+        if not ops:
             break
         heapq.heappop(heap)
-        pairs[node.path] = pair
-        for way, leaf in zip((pair, pair[::-1]), leaves, strict=True):
+        chosen[node.path] = ops
+        for at, way in enumerate(ways):
             count += 1
-            limited = preceded(node.storages, *(np.array([op]) for op in way))
-            bound = max(node.bound_bytes, leaf.num_bytes)
-            chosen = leaf if leaf.num_bytes >= node.bound_bytes else node.cut
-            child = _Open(bound, count, (*node.path, way), limited, chosen)
-            heapq.heappush(heap, child)
+            bound = max(node.bound_bytes, way.cut.num_bytes)
+            order = node.order
             if bound < best.peak_bytes:
-                base = legal(limited, best.order)
-                now = hoisted_both_ways(limited, base, bound, effort)
-                now = refined(limited, now, bound, effort)
-                if now.peak_bytes < best.peak_bytes:
-                    best = now
+                now = _searched(way.storages, node.order, bound, effort)
+                best, order = min(best, now, key=lambda each: each.peak_bytes), now.order
+            leaf = way.cut if way.cut.num_bytes >= node.bound_bytes else node.cut
+            path = (*node.path, (at, ops))
+            heapq.heappush(heap, _Open(bound, count, path, way.storages, leaf, order))
     ends = {node.path: Choice(node.bound_bytes, node.cut) for node in heap}
-    return best, _tree((), pairs, ends)
+    return best, _tree((), chosen, ends)
 
 
-def _tree(path: _Path, pairs: dict[_Path, tuple[int, int]], leaves: dict[_Path, Choice]) -> Choice:
-    if path not in pairs:
-        return leaves[path]
-    pair = pairs[path]
-    first = _tree((*path, pair), pairs, leaves)
-    second = _tree((*path, pair[::-1]), pairs, leaves)
-    return Choice(min(first.bound_bytes, second.bound_bytes), None, pair, first, second)
-
-
-def _best_pair(
-    node: _Open, ops: Sequence[int], limit: int, effort: Effort
-) -> tuple[tuple[int, int] | None, tuple[Cut, Cut]]:
-    """The pair that raises the bound most, and the cuts of both its ways; None for no such pair."""
-    best, best_rank, cuts = None, (node.bound_bytes, node.bound_bytes), (node.cut, node.cut)
-    sides = {op: sides_of(node.storages.forwards, op) for op in ops}
-    for first, second in combinations(ops, 2):
-        if sides[first][second] != BETWEEN or not effort.spend():
-            continue
-        found = []
-        for way in ((first, second), (second, first)):
-            limited = preceded(node.storages, *(np.array([op]) for op in way))
-            found.append(max((minimum_cut(limited, op) for op in way), key=lambda c: c.num_bytes))
-        values = sorted(min(cut.num_bytes, limit) for cut in found)
-        rank = (max(values[0], node.bound_bytes), max(values[1], node.bound_bytes))
-        if rank > best_rank:
-            best, best_rank, cuts = (first, second), rank, (found[0], found[1])
-    return best, cuts
+def first_before(storages: Storages, ops: Sequence[int], first: int) -> Storages:
+    """The same, for orders that run ``first`` before the others of ``ops``."""
+    others = np.array([op for op in ops if op != first], dtype=np.int64)
+    return preceded(storages, np.full(len(others), first), others)
 
 
 def legal(storages: Storages, order: LongArray) -> LongArray:
@@ -126,3 +108,73 @@ def legal(storages: Storages, order: LongArray) -> LongArray:
             if not waits[other]:
                 heapq.heappush(heap, (int(position[other]), other))
     return np.array(found, dtype=np.int64)
+
+
+def _searched(storages: Storages, order: LongArray, bound: int, effort: Effort) -> Found:
+    now = hoisted_both_ways(storages, legal(storages, order), bound, effort)
+    return refined(storages, now, bound, effort)
+
+
+def _tree(path: _Path, chosen: dict[_Path, tuple[int, ...]], ends: dict[_Path, Choice]) -> Choice:
+    if path not in chosen:
+        return ends[path]
+    ops = chosen[path]
+    ways = tuple(_tree((*path, (at, ops)), chosen, ends) for at in range(len(ops)))
+    return Choice(min(way.bound_bytes for way in ways), None, ops, ways)
+
+
+def _best_choice(
+    node: _Open, limit: int, effort: Effort
+) -> tuple[tuple[int, ...], tuple[_Way, ...]]:
+    """The choice whose weakest way has the largest bound, with its ways; none where none helps."""
+    best_rank = (node.bound_bytes, node.bound_bytes)
+    best: tuple[tuple[int, ...], tuple[_Way, ...]] = ((), ())
+    for ops in _possible(node):
+        if best_rank[0] >= limit or effort.left <= 0:
+            break
+        ways = tuple(_way(node.storages, ops, first, effort) for first in ops)
+        bounds = sorted(max(min(way.cut.num_bytes, limit), node.bound_bytes) for way in ways)
+        rank = (bounds[0], bounds[1])
+        if rank > best_rank:
+            best, best_rank = (ops, ways), rank
+    return best
+
+
+def _way(storages: Storages, ops: tuple[int, ...], first: int, effort: Effort) -> _Way:
+    """What is left where ``first`` is the first of ops; of a pair the other's cut counts too."""
+    limited = first_before(storages, ops, first)
+    asked = ops if len(ops) == 2 else (first,)
+    for _ in asked:
+        effort.cut()
+    cuts = [minimum_cut(limited, op) for op in asked]
+    return _Way(limited, max(cuts, key=lambda cut: cut.num_bytes))
+
+
+def _possible(node: _Open) -> Iterator[tuple[int, ...]]:
+    """Sets of ops that nothing orders: pairs at the peak, and ops that take the same bytes."""
+    curve = memory_curve(node.storages, node.order)
+    falling = node.order[np.argsort(-curve, kind="stable")].tolist()
+    peaks = list(dict.fromkeys((node.cut.op, *falling[:_NUM_PEAKS])))
+    sides = {op: sides_of(node.storages.forwards, op) for op in peaks}
+    yield from _equal_ops(node, falling)
+    for first, second in combinations(peaks, 2):
+        if sides[first][second] == BETWEEN:
+            yield first, second
+
+
+def _equal_ops(node: _Open, falling: list[int]) -> Iterator[tuple[int, ...]]:
+    storages = node.storages
+    taken = np.zeros(storages.num_ops, dtype=np.int64)
+    np.add.at(taken, storages.producer, storages.num_bytes)
+    sizes, counts = np.unique(taken[taken > 0], return_counts=True)
+    for size in sizes[counts > 1][::-1][:_NUM_SIZES].tolist():
+        apart: list[int] = []
+        sides: list[LongArray] = []
+        for op in (op for op in falling if taken[op] == size):
+            if all(side[op] == BETWEEN for side in sides):
+                apart.append(op)
+                sides.append(sides_of(storages.forwards, op))
+            if len(apart) == _MAX_EQUAL:
+                break
+        if len(apart) > 2:
+            yield tuple(apart)

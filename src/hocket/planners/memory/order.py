@@ -19,15 +19,13 @@ from hocket.planners.memory.demand import demand_order
 from hocket.planners.memory.exact import exact_order
 from hocket.planners.memory.refine import Effort, Found, hoisted_both_ways, refined
 from hocket.planners.memory.storages import Storages, storages_of
-from hocket.planners.memory.walk import memory_curve, peak_bytes
+from hocket.planners.memory.walk import peak_bytes
 
-_VISITS = 600_000
-"""Ops that all walks of one search visit together, about."""
-_MIN_WALKS, _MAX_WALKS = 24, 400
+_VISITS = 5_000_000
+"""Ops that all cuts of one search visit together, about."""
+_MIN_EFFORT, _MAX_EFFORT = 100, 3_000
 _MAX_CUTS = 24
 """Cuts that one order is asked for."""
-_NUM_PAIRED = 12
-"""Ops of which pairs are made."""
 
 
 def memory_order(graph: Graph) -> IntArray:
@@ -75,20 +73,17 @@ def _bounded(storages: Storages, found: Found, effort: Effort) -> tuple[Found, C
     cuts = largest_cuts(storages, found.order, _MAX_CUTS)
     found = refined(storages, found, cuts[0].num_bytes, effort)
     if found.peak_bytes > cuts[0].num_bytes:
-        more = largest_cuts(storages, found.order, _MAX_CUTS)
-        known = {cut.op: cut for cut in (*cuts, *more)}
-        cuts = sorted(known.values(), key=lambda cut: -cut.num_bytes)
-    if found.peak_bytes > cuts[0].num_bytes:
         found = exact_order(storages, found)
-        falling = found.order[np.argsort(-memory_curve(storages, found.order), kind="stable")]
-        ops = dict.fromkeys((*(cut.op for cut in cuts), *falling[:_NUM_PAIRED].tolist()))
-        return branched(storages, found, cuts[0], list(ops)[:_NUM_PAIRED], effort)
+        more = largest_cuts(storages, found.order, _MAX_CUTS)
+        cuts = [max(cuts[0], more[0], key=lambda cut: cut.num_bytes)]
+    if found.peak_bytes > cuts[0].num_bytes:
+        return branched(storages, found, cuts[0], effort)
     return found, Choice(cuts[0].num_bytes, cuts[0])
 
 
 def _effort(storages: Storages) -> Effort:
-    walks = _VISITS // max(storages.num_ops, 1)
-    return Effort(min(max(walks, _MIN_WALKS), _MAX_WALKS))
+    cuts = _VISITS // max(storages.num_ops, 1)
+    return Effort(min(max(cuts, _MIN_EFFORT), _MAX_EFFORT))
 
 
 def certificate_of(storages: Storages, peak: int, proof: Choice | None) -> Certificate:

@@ -22,6 +22,7 @@ from hocket.planners.memory.walk import memory_curve, peak_bytes
 
 _MAX_ROUNDS = 8
 _TURNS = 6
+_CUTS_PER_WALK = 8
 
 
 class Found(NamedTuple):
@@ -33,13 +34,18 @@ class Found(NamedTuple):
 
 @dataclass
 class Effort:
-    """How many walks and cuts a search may still make: counted, so that results never depend on
-    the clock."""
+    """How much a search may still do: counted, so that results never depend on the clock."""
 
     left: int
+    """In cuts; a walk over the graph counts as several."""
 
-    def spend(self) -> bool:
-        """Whether one more may be made."""
+    def walk(self) -> bool:
+        """Whether one more walk may be made; it is counted."""
+        self.left -= _CUTS_PER_WALK
+        return self.left >= 0
+
+    def cut(self) -> bool:
+        """Whether one more cut may be made; it is counted."""
         self.left -= 1
         return self.left >= 0
 
@@ -53,7 +59,7 @@ def hoisted_both_ways(storages: Storages, base: LongArray, target: int, effort: 
     for turn in range(_TURNS):
         is_backwards = turn % 2 == 1
         before = best.peak_bytes
-        if before <= target or not effort.spend():
+        if before <= target or not effort.walk():
             break
         order, peak = hoisted(storages, order, target, backwards=is_backwards)
         if peak < before:
@@ -86,7 +92,7 @@ def _fixed_in_turn(
     """Fix the moments of ops, those of ``first`` before others; the op that had none, or -1."""
     best, order = found, found.order
     waiting = list(first)
-    while effort.spend():
+    while effort.cut():
         curve = memory_curve(storages, order)
         if curve.max(initial=0) <= target:
             break
