@@ -29,7 +29,7 @@ from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner
-from hocket.planners.placement.memory import fit_memory, memory_split
+from hocket.planners.placement.memory import memory_split, spread_memory
 from hocket.planners.placement.memory.needs import tie_needs
 from hocket.simulate import simulate
 
@@ -142,7 +142,7 @@ def speed() -> None:
             problem = tight(make_problem(graph, "16xv100-16g"), (1,) * 16, filled)
             start = find_planner("m-topo")(problem, Plan())
             results = []
-            for planner, plan in ((fit_memory, start), (memory_split, Plan())):
+            for planner, plan in ((spread_memory, start), (memory_split, Plan())):
                 begin = time.process_time()
                 made = planner(problem, plan)
                 seconds = time.process_time() - begin

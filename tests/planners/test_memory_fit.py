@@ -26,7 +26,7 @@ from hocket.graph.files import read_graph
 from hocket.graph.generators import generate
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
-from hocket.planners.placement.memory import explain_shortage, fit_memory, memory_split
+from hocket.planners.placement.memory import explain_shortage, memory_split, spread_memory
 from hocket.planners.placement.memory.attempt import attempt
 from hocket.planners.placement.memory.ledger import spans_in_graph_order, spans_of_run
 from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
@@ -128,13 +128,13 @@ def test_layers_of_a_recurrent_net_are_its_weights():
 
 @given(problem=problems(max_ops=16), data=st.data(), filled=st.sampled_from([0.3, 0.7, 1.5]))
 @settings(derandomize=True, deadline=None, max_examples=40)
-def test_fit_memory_never_lacks_more_and_stays_legal(problem, data, filled):
+def test_spread_memory_never_lacks_more_and_stays_legal(problem, data, filled):
     problem = tight(problem, (1,) * problem.cluster.num_devices, filled)
     plan = data.draw(plans(problem))
     tie_of = bound_ops(problem.graph)
     first = np.unique(tie_of, return_index=True)[1]
     plan = plan.placing(plan.device_of[first][tie_of])
-    fitted = fit_memory(problem, plan)
+    fitted = spread_memory(problem, plan)
     assert overflow_bytes(problem, fitted) <= overflow_bytes(problem, plan)
     assert broken_rules(problem, fitted) == []
     if overflow_bytes(problem, plan) == 0:
@@ -146,7 +146,7 @@ def test_fit_memory_never_lacks_more_and_stays_legal(problem, data, filled):
 def test_repairs_are_deterministic(graph, num_devices):
     problem = tight(on_joined(graph, num_devices), (1,) * num_devices, 1.1)
     start = Plan().placing(np.zeros(graph.num_ops, dtype=np.int32))
-    for planner in (fit_memory, memory_split):
+    for planner in (spread_memory, memory_split):
         first, second = planner(problem, start), planner(problem, start)
         assert np.array_equal(first.device_of, second.device_of)
         assert broken_rules(problem, first) == []
@@ -235,7 +235,7 @@ def test_moves_keep_most_of_a_placement_that_almost_fits():
     smaller = list(problem.memory_bytes)
     smaller[worst] = int(peaks[worst] * 0.97)
     problem = with_memory(problem, smaller)
-    fitted = fit_memory(problem, start)
+    fitted = spread_memory(problem, start)
     assert overflow_bytes(problem, fitted) == 0
     assert np.mean(fitted.device_of != start.device_of) < 0.1
 
@@ -267,7 +267,7 @@ def test_an_order_that_releases_early_is_enough_where_it_fits():
     plan = Plan().placing(np.zeros(graph.num_ops, dtype=np.int32), priority=late)
     problem = with_memory(problem, [250, 250])
     assert overflow_bytes(problem, plan) > 0
-    fitted = fit_memory(problem, plan)
+    fitted = spread_memory(problem, plan)
     assert overflow_bytes(problem, fitted) == 0
     assert np.array_equal(fitted.device_of, plan.device_of)
 
@@ -322,7 +322,7 @@ def test_smallest_change_of_a_shortage_really_fits(num_devices):
     for size, device in extra:
         memory[device] += parse_bytes(size)
     larger = with_memory(problem, list(memory.values()))
-    assert overflow_bytes(larger, fit_memory(larger, best)) == 0
+    assert overflow_bytes(larger, spread_memory(larger, best)) == 0
     assert "one more v100-16g" in shortage.smallest_change
     more = make_problem(graph, f"{num_devices + 1}xv100-16g")
     more = with_memory(more, [*problem.memory_bytes.tolist(), int(problem.memory_bytes[0])])

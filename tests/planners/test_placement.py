@@ -28,7 +28,7 @@ from hocket.planners.registry import PLACERS, REFINERS
 from hocket.simulate.engine import simulate
 from hocket.simulate.verify import violations
 
-SLOW = ("auto", "optimal", "throughput", "memory-split", "local-search", "fit-memory")
+SLOW = ("auto", "optimal", "throughput", "memory-split", "local-search", "spread-memory")
 PLACING = tuple(name for name in PLANNERS if name != "divide")
 QUICK = tuple(name for name in PLACING if name not in SLOW)
 

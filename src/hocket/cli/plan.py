@@ -31,7 +31,7 @@ NUM_KERNELS = 25
 """That comparing the candidates of a placement takes, about; a fresh installation compiles them."""
 
 
-def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
     """The value of an option that takes a size."""
     from hocket.base.units import parse_bytes
 
@@ -84,7 +84,7 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
     "--headroom",
     "headroom_bytes",
     default=None,
-    callback=_size,
+    callback=size_option_value,
     metavar="SIZE",
     help="Memory that every device keeps free for context, workspaces and fragmentation, such as "
     "2GiB or 0B. [default: what its kind states]",

@@ -15,6 +15,7 @@ from hocket.cli import (
     doctor,
     explain,
     export,
+    fit,
     fleet,
     generate,
     launch,
@@ -56,6 +57,8 @@ def root() -> None:
 
     \b
     hocket plan gpt2 --on 4xv100-16g     plan a training step and compare the candidates
+    hocket fit gpt2-xl --on 1xh200 --memory 8GiB
+                                         keep a training step within a number of bytes
     hocket parallel llama3-8b --on 2xdgx-h100 --batch 512
                                          choose data x tensor x pipeline degrees
     hocket show plan.json                look at a plan
@@ -68,7 +71,7 @@ def root() -> None:
 
 
 for module in (
-    plan, parallel, collective, fleet, loop, tables, split, serve_classes, run, launch, show,
+    plan, fit, parallel, collective, fleet, loop, tables, split, serve_classes, run, launch, show,
     explain, simulate, verify, export, capture, generate, listing, detect, probe, profile,
     calibrate, validate, schema, doctor, completion,
 ):  # fmt: skip

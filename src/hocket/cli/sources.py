@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -31,6 +31,12 @@ class ModelOptions:
     dtype: str | None
     optimizer: str | None
     loss: str | None = None
+    layers: int | None = None
+
+    def having(self, name: str, value: int) -> ModelOptions:
+        """The options with another batch, sequence length or number of layers."""
+        changed: dict[str, Any] = {name: value}
+        return replace(self, **changed)
 
     @property
     def optimizer_name(self) -> str | None:
@@ -135,7 +141,12 @@ def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tu
     from hocket.api.capture import load_model
 
     return load_model(
-        text, batch=options.batch, seq=options.seq, dtype=options.dtype, device=device
+        text,
+        batch=options.batch,
+        seq=options.seq,
+        dtype=options.dtype,
+        layers=options.layers,
+        device=device,
     )
 
 

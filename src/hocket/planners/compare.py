@@ -16,7 +16,7 @@ from hocket.planners.bounds import LowerBound, lower_bound
 from hocket.planners.candidates import Candidate, Comparison, propose
 from hocket.planners.goal import TIED, Goal, num_devices, thrifty
 from hocket.planners.goal import ranked as rank
-from hocket.planners.placement.memory import explain_shortage, fit_memory
+from hocket.planners.placement.memory import explain_shortage, spread_memory
 from hocket.planners.registry import BASE, LAST_RESORT, MENDED, ONE_DEVICE, RELIEF
 from hocket.simulate.analysis import bottleneck
 
@@ -81,7 +81,7 @@ def _single(problem: Problem, name: str) -> list[Candidate]:
     if start is None:  # it gave up: nothing to mend
         return [candidate, propose(problem, f"{name} + {LAST_RESORT}", BASE[LAST_RESORT])]
     relieved = propose(problem, f"{name} + {RELIEF}", lambda p, _: BASE[RELIEF](p, start))
-    mended = propose(problem, f"{name} + fit-memory", lambda p, _: fit_memory(p, start))
+    mended = propose(problem, f"{name} + spread-memory", lambda p, _: spread_memory(p, start))
     return [candidate, *([relieved] if relieved.feasible else []), mended]
 
 

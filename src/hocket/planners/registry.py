@@ -19,7 +19,7 @@ from hocket.planners.placement.local_search import local_search
 from hocket.planners.placement.m_etf import m_etf
 from hocket.planners.placement.m_sct import m_sct
 from hocket.planners.placement.m_topo import m_topo
-from hocket.planners.placement.memory import fit_memory, memory_split
+from hocket.planners.placement.memory import memory_split, spread_memory
 from hocket.planners.placement.one_device import one_device
 from hocket.planners.placement.pardnn import pardnn
 from hocket.planners.placement.structural import by_structure
@@ -69,7 +69,7 @@ PLACERS: dict[str, Planner] = {
 """Planners that start from nothing."""
 
 REFINERS: dict[str, Planner] = {
-    "fit-memory": by_structure(fit_memory),
+    "spread-memory": by_structure(spread_memory),
     "memory-order": order_for_memory,
     "local-search": by_structure(local_search),
     **{f"order-{name}": order for name, order in ORDERS.items()},

@@ -31,7 +31,7 @@ def frontier(request):
 
 
 def test_budgets_are_kept_and_times_never_grow_with_them(frontier):
-    most = frontier.named("plain").peak_bytes
+    most = frontier.find("plain").peak_bytes
     least = frontier.smallest.peak_bytes
     times = []
     for budget in np.linspace(least, most, 20).astype(int).tolist():
@@ -41,13 +41,13 @@ def test_budgets_are_kept_and_times_never_grow_with_them(frontier):
         assert max(plan.claims.peak_bytes) <= budget
         times.append(fit.chosen.step_s)
         for usual in (FULL_RECOMPUTE, FULL_OFFLOAD):
-            other = frontier.named(usual)
+            other = frontier.find(usual)
             assert other.peak_bytes > budget or fit.chosen.step_s <= other.step_s
     assert all(later <= earlier for earlier, later in itertools.pairwise(times))
 
 
 def test_plans_stand_up_to_verify(frontier):
-    least, most = frontier.smallest.peak_bytes, frontier.named("plain").peak_bytes
+    least, most = frontier.smallest.peak_bytes, frontier.find("plain").peak_bytes
     for budget in (least, (least + most) // 2, most):
         verify(BudgetFit(frontier, budget).plan(), frontier.problem)
 
@@ -119,7 +119,7 @@ def test_plans_are_near_the_best_of_all_on_small_chains(flops):
         best = min(seconds for peak, seconds in everything if peak <= budget)
         found = frontier.best(budget)
         assert found is not None
-        assert found.step_s <= 1.04 * max(best, frontier.named("plain").step_s)
+        assert found.step_s <= 1.04 * max(best, frontier.find("plain").step_s)
 
 
 def test_blocks_without_modules_are_cut_where_little_crosses():

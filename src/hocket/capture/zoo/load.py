@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def load_model(
     batch: int | None = None,
     seq: int | None = None,
     dtype: str | None = None,
+    layers: int | None = None,
     device: str = "meta",
 ) -> tuple[nn.Module, Any]:
     """A model and its batch from a name, a configuration or ``package.module:function``.
@@ -41,7 +43,8 @@ def load_model(
 
     Models of the zoo are built on ``device``; on ``meta`` they take no memory. A function of the
     user's (also ``path/file.py:function``) is called with those of ``batch``, ``seq`` and ``dtype``
-    that it has parameters for, and returns (model, batch).
+    that it has parameters for, and returns (model, batch). ``layers`` changes the depth of a
+    preset, and of a function that has a parameter of that name.
     """
     for what, value in (("batch", batch), ("seq", seq)):
         if value is not None and value < 1:
@@ -50,8 +53,15 @@ def load_model(
         raise unknown_name("dtype", dtype, _DTYPES)
     path = config_path(spec)
     if path is None and ":" in spec:
-        return _from_function(spec, {"batch": batch, "seq": seq, "dtype": dtype})
-    entry = _entry(spec) if path is None else _from_file(path)
+        given = {"batch": batch, "seq": seq, "dtype": dtype, "layers": layers}
+        return _from_function(spec, given)
+    entry = _entry(spec, layers) if path is None else _from_file(path)
+    if layers is not None and (path is not None or spec not in preset_names()):
+        raise UsageError(
+            f"the number of layers of {spec!r} cannot be changed",
+            hint="name a transformer preset (hocket list models), or a function with a parameter "
+            "'layers'",
+        )
     with _default_dtype(_DTYPES[dtype or entry.dtype]), torch.device(device):
         model, tensors = _require_transformers(spec, entry, batch or entry.batch, seq or entry.seq)
     model.train()
@@ -59,12 +69,14 @@ def load_model(
     return model, tensors
 
 
-def _entry(name: str) -> ZooModel:
-    if name in ZOO:
+def _entry(name: str, layers: int | None = None) -> ZooModel:
+    if name in ZOO and (layers is None or name not in preset_names()):
         return ZOO[name]
     depth = _DEPTH.fullmatch(name)
     if depth is None and name in preset_names():
         shape = find_model(name)
+        if layers is not None:
+            shape = replace(shape, layers=layers)
         build = lambda batch, seq: from_config(config_of(shape), batch, seq, name)  # noqa: E731
         return ZooModel(build, dtype="bfloat16" if shape.experts else "float32")
     if depth is None:

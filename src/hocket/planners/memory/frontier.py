@@ -86,9 +86,14 @@ class Frontier:
             fits, key=lambda plan: (plan.step_s, plan.moved_bytes, plan.peak_bytes), default=None
         )
 
-    def named(self, name: str) -> Fitted:
-        """The plan of a name."""
-        return next(plan for plan in self.plans if plan.name == name)
+    def find(self, name: str) -> Fitted | None:
+        """The plan of a name; None where the host has no room for it."""
+        return next((plan for plan in self.plans if plan.name == name), None)
+
+    def best_of(self) -> list[Fitted]:
+        """Plans that are the best for some budget, from the largest to the smallest."""
+        return [plan for plan in sorted(self.plans, key=lambda plan: -plan.peak_bytes)
+                if self.best(plan.peak_bytes) is plan]  # fmt: skip
 
     @property
     def smallest(self) -> Fitted:
@@ -120,6 +125,12 @@ def find_frontier(
     return Frontier(problem, plan, tuple(kept), maker.uses, maker.numbers, seconds)
 
 
+def leanest_bytes(problem: Problem, plan: Plan) -> int:
+    """The fewest bytes that a plan of this step is known to need, without looking at its time."""
+    maker = _Maker(problem, plan, float("inf"))
+    return min(fitted.peak_bytes for fitted in maker.leanest())
+
+
 class _Maker:
     """Makes plans and has them simulated; what they share is found once."""
 
@@ -130,6 +141,7 @@ class _Maker:
         device = int(plan.device_of[0]) if plan.device_of is not None else 0
         self.numbers: BlockNumbers = measure(problem, self.uses, device)
         self.budgets = (0,) * problem.cluster.num_devices
+        self.plain_s = 0.0
 
     def usual(self) -> Iterator[Fitted]:
         """What people do by hand, and the leanest plan."""
@@ -145,6 +157,10 @@ class _Maker:
         yield self._judged(FULL_RECOMPUTE, self._all(1, activations="recomputed"))
         yield self._judged(FULL_OFFLOAD, self._all(
             1, activations="offloaded", parameters="streamed", update="host"))  # fmt: skip
+        yield from self.leanest()
+
+    def leanest(self) -> Iterator[Fitted]:
+        """Everything away that can be away."""
         for chunks in (1, CHUNKS[-1]):
             yield self._judged(f"leanest, {chunks} chunks", self._all(
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",

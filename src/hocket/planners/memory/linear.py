@@ -41,7 +41,8 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     where none keeps the budget.
 
     What is left behind and what is at home must fit when the forward pass ends, all that runs must
-    run, and no direction carries more than its rate: three sums instead of a schedule.
+    run, no direction carries more than its rate, and the host updates no faster than it can: sums
+    instead of a schedule.
     """
     num_ways, num_homes = numbers.stay.size, numbers.home.size
     # What the last block makes is made and used then, whatever the plan.
@@ -50,7 +51,14 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
         table[-1] = 0.0
     compute_s = float(numbers.forward_s.sum() + numbers.backward_s.sum())
     incoming = 2 * numbers.fetched + numbers.returned
+    forward_s = float(numbers.forward_s.sum())
+    after = (numbers.gradients / numbers.link.out_bps).ravel()
+    at_home = (numbers.host_traffic / HOST_UPDATE_BPS).ravel()
+    nothing = np.zeros(num_ways)
     rows = np.array([
+        # No gradient exists before the forward pass has ended.
+        [*nothing, *after, -1.0],
+        [*nothing, *at_home, -1.0],
         [*again.ravel(), *numbers.update_s.ravel(), -1.0],
         [*(moved / numbers.link.in_bps).ravel(), *(incoming / numbers.link.in_bps).ravel(), -1.0],
         [*(moved / numbers.link.out_bps).ravel(),
@@ -70,8 +78,8 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     cost = np.zeros(len(columns) + 1)
     cost[-1] = 1.0
     found = linprog(
-        cost, A_ub=rows, b_ub=np.array([-compute_s, 0.0, 0.0, room]), A_eq=one_each.tocsr(),
-        b_eq=np.ones(2 * numbers.num_blocks), method="highs",
+        cost, A_ub=rows, b_ub=[-forward_s, -forward_s, -compute_s, 0.0, 0.0, room],
+        A_eq=one_each.tocsr(), b_eq=np.ones(2 * numbers.num_blocks), method="highs",
     )  # fmt: skip
     return None if found.x is None or found.status != 0 else float(found.x[-1])
 

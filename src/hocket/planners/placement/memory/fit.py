@@ -16,7 +16,7 @@ MAX_OPS_TO_MEND = 100_000
 """Of all splits that are mended together; one always is."""
 
 
-def fit_memory(problem: Problem, plan: Plan) -> Plan:
+def spread_memory(problem: Problem, plan: Plan) -> Plan:
     """A plan near the given one that fits, or the one that lacks least of all that were tried."""
     best = attempt(problem, plan)
     if best.overflow_bytes:

@@ -24,7 +24,7 @@ from hocket.hardware.cluster import Cluster, Link
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.placement.memory.attempt import Attempt, attempt
-from hocket.planners.placement.memory.fit import fit_memory, memory_split
+from hocket.planners.placement.memory.fit import memory_split, spread_memory
 from hocket.planners.placement.memory.needs import held_at_end_bytes, tie_needs
 
 BISECTIONS = 4
@@ -162,7 +162,7 @@ def _one_more(problem: Problem, best: Attempt) -> str:
 
 
 def _fits(problem: Problem, plan: Plan) -> bool:
-    return attempt(problem, fit_memory(problem, plan)).overflow_bytes == 0
+    return attempt(problem, spread_memory(problem, plan)).overflow_bytes == 0
 
 
 def _enlarged(problem: Problem, device: int, extra_bytes: int) -> Problem:

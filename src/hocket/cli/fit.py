@@ -1,0 +1,177 @@
+"""``hocket fit``: keep a training step within a number of bytes on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hocket.cli.output import console, emit, fail, json_option, say, working
+from hocket.cli.plan import CARRIED_OPS, size_option_value
+from hocket.cli.sources import (
+    ModelOptions,
+    announce_compilation,
+    is_graph_file,
+    load_graph,
+    make_problem,
+    model_options,
+    require_folder,
+)
+
+if TYPE_CHECKING:
+    from hocket.api.memory import BudgetFit
+
+MOST = {"batch": 2**20, "seq": 2**20, "layers": 4096}
+START = {"batch": 8, "seq": 512, "layers": 16}
+
+
+@click.command("fit")
+@click.argument("source", metavar="MODEL_OR_GRAPH")
+@click.option(
+    "--on",
+    required=True,
+    metavar="DEVICE",
+    help="One device: shorthand such as 1xh200, a preset or a TOML file.",
+)
+@click.option(
+    "--memory",
+    "memory_bytes",
+    required=True,
+    callback=size_option_value,
+    metavar="SIZE",
+    help="Bytes on the device that are not exceeded, such as 8GiB.",
+)
+@click.option(
+    "--host-memory",
+    "host_bytes",
+    default=None,
+    callback=size_option_value,
+    metavar="SIZE",
+    help="Bytes that may wait on the host. [default: no limit]",
+)
+@click.option(
+    "--max",
+    "grows",
+    type=click.Choice(["batch", "layers", "seq"]),
+    default=None,
+    help="Find the largest batch, number of layers or sequence length that fits, and plan that.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Plan file to write; the report goes beside it. [default: plan.json, nothing with --json]",
+)
+@click.option(
+    "--profile", type=click.Path(path_type=Path), default=None,
+    help="Measured op times from hocket profile.",
+)  # fmt: skip
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), default=None,
+    help="Fitted efficiencies from hocket calibrate.",
+)  # fmt: skip
+@model_options
+@json_option
+def command(
+    source: str,
+    on: str,
+    memory_bytes: int,
+    host_bytes: int | None,
+    grows: str | None,
+    output: Path | None,
+    profile: Path | None,
+    calibration: Path | None,
+    batch: int | None,
+    seq: int | None,
+    dtype: str | None,
+    optimizer: str | None,
+    loss: str | None,
+    as_json: bool,
+) -> None:
+    """Keep the step of MODEL_OR_GRAPH within a number of bytes on one device.
+
+    Compares the plain step, full recompute, offloading everything and the fastest plan that keeps
+    the budget: which blocks are kept, offloaded or recomputed, which parameters are streamed from
+    the host. Exit code 4 where nothing fits, with the smallest budget that would.
+    """
+    from hocket.api.memory import fit_problem
+    from hocket.base.errors import NoFeasiblePlanError
+    from hocket.view import fit as view
+
+    if output is None and not as_json:
+        output = Path("plan.json")
+    if output is not None:
+        require_folder(output)
+    options = ModelOptions(batch, seq, dtype, optimizer, loss)
+    announce_compilation()
+    found: dict[str, Any] = {}
+    if grows is not None:
+        size = _largest(source, on, memory_bytes, grows, options, profile, calibration)
+        found = {f"max_{grows}": size}
+        options = options.having(grows, size)
+    graph, graph_file = load_graph(source, options)
+    problem = make_problem(graph, on, "shared", profile, calibration)
+    with working("planning"):
+        fitted = fit_problem(
+            problem, memory_bytes, host_bytes=float("inf") if host_bytes is None else host_bytes
+        )
+    if not as_json:
+        if grows is not None:
+            say(f"the largest {grows} that fits is {found[f'max_{grows}']}")
+        console().print(view.fit_table(fitted))
+    try:
+        fitted.plan()
+    except NoFeasiblePlanError as error:
+        raise SystemExit(fail(error, as_json=as_json, extra=view.data(fitted))) from None
+    written = [] if output is None else _write(fitted, output, graph_file)
+    if as_json:
+        emit({**view.data(fitted), **found, "written": [str(path) for path in written]})
+    elif written:
+        names = ", ".join(path.name for path in written)
+        say(f"wrote {names} — next: hocket show {written[0]}, or train with "
+            f"hocket.prepare(model, optimizer, batch, memory={memory_bytes})")  # fmt: skip
+
+
+def _largest(
+    source: str, on: str, memory_bytes: int, grows: str, options: ModelOptions,
+    profile: Path | None, calibration: Path | None,
+) -> int:  # fmt: skip
+    from hocket.api.costs import read_calibration, read_profile
+    from hocket.api.memory import largest_that_fits
+    from hocket.base.errors import NoFeasiblePlanError, UsageError
+
+    if is_graph_file(source):
+        raise UsageError(
+            f"--max {grows} captures the model again for each try, and a graph file is what it is",
+            hint="name the model instead of the file",
+        )
+
+    def capture(size: int) -> Any:
+        say(f"trying {grows} {size}")
+        return load_graph(source, options.having(grows, size))[0]
+
+    size = largest_that_fits(
+        capture, on, memory_bytes, start=START[grows], most=MOST[grows],
+        profile=read_profile(profile) if profile else None,
+        calibration=read_calibration(calibration) if calibration else None,
+    )  # fmt: skip
+    if not size:
+        raise NoFeasiblePlanError(
+            f"not even {grows} 1 fits into this budget", hint="give it more memory"
+        )
+    return size
+
+
+def _write(fitted: BudgetFit, output: Path, graph_file: Path | None) -> list[Path]:
+    from hocket.api.memory import save_fit
+    from hocket.base.atomic import write_atomically
+    from hocket.view.fit_report import fit_report_html
+
+    stem = output.name.removesuffix(".gz").removesuffix(".json")
+    report = output.with_name("report.html" if stem == "plan" else f"{stem}.report.html")
+    is_carried = fitted.frontier.problem.graph.num_ops <= CARRIED_OPS
+    save_fit(fitted, output, graph_file=None if is_carried else graph_file)
+    write_atomically(report, fit_report_html(fitted).encode())
+    return [output, report]

@@ -1,0 +1,182 @@
+"""The report of a step fitted into a budget: one HTML file without scripts.
+
+Plans, the memory curve before and after under the line of the budget, the storages under the peak,
+step time against budget, and what each block does.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from itertools import groupby
+from urllib.parse import quote
+
+from hocket import __version__
+from hocket.base.units import format_bytes, format_percent, format_seconds
+from hocket.planners.memory.budget import BudgetFit
+from hocket.planners.memory.frontier import PLAIN, Fitted
+from hocket.view.fit import (
+    offloaded_bytes,
+    recomputed_flops,
+    sentences,
+    shown_plans,
+    under_peak,
+)
+from hocket.view.names import inert
+from hocket.view.picture import memory_paths, picture_css
+from hocket.view.report import LOGO, fill, policy, template
+from hocket.view.sections import Cell, ColumnHead, section, table
+from hocket.view.spans import memory_envelope
+from hocket.view.wording import of_capacity, sentence
+
+NUM_TENSORS = 12
+NUM_LEVELS = 24
+
+
+def fit_report_html(fit: BudgetFit) -> str:
+    """The report as one HTML text."""
+    css = picture_css() + template("report.css")
+    problem = fit.frontier.problem
+    title = f"{inert(problem.graph.name)} within {format_bytes(fit.budget_bytes)}"
+    told = fit.chosen or fit.frontier.smallest
+    values = {
+        "policy": policy(css, ""),
+        "generator": f"hocket {__version__}",
+        "title": escape(title),
+        "icon": "data:image/svg+xml," + quote(LOGO),
+        "css": css,
+        "logo": LOGO,
+        "lead": escape(" ".join(sentence(line.rstrip(".")) for line in sentences(fit)[:2])),
+        "stats": _stats(fit, told),
+        "candidates": _plans(fit),
+        "pipeline": _curves(fit, told),
+        "parts": _tensors(told),
+        "ranks": _budgets(fit),
+        "plan": _blocks(told),
+        "footer": escape(f"Predicted by simulation with hocket {__version__}."),
+    }
+    return fill(template("parallel.html"), values)
+
+
+def _stats(fit: BudgetFit, told: Fitted) -> str:
+    plain = fit.frontier.find(PLAIN)
+    slower = "" if plain is None else f"{told.step_s / plain.step_s:.2f} times the plain step"
+    gap = "" if fit.gap is None else f"{format_percent(fit.gap)} above the bound"
+    entries = [
+        ("Step", format_seconds(told.step_s), slower),
+        ("Peak", of_capacity(told.peak_bytes, fit.budget_bytes), gap),
+        ("To the host", format_bytes(offloaded_bytes(told)), "in one step"),
+        ("Least budget", format_bytes(fit.smallest_bytes),
+         f"no plan needs less than {format_bytes(fit.lower_bound_bytes)}"),
+    ]  # fmt: skip
+    return "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+        for name, value, note in entries
+    )
+
+
+def _plans(fit: BudgetFit) -> str:
+    heads = [
+        ColumnHead("", "tick"),
+        ColumnHead("Plan"),
+        ColumnHead("Step", "number"),
+        ColumnHead("Peak", "number"),
+        ColumnHead("To host", "number wide"),
+        ColumnHead("Recomputed", "number wide"),
+    ]
+    flops = max(float(fit.frontier.problem.graph.flops.sum()), 1.0)
+    lines: list[list[Cell]] = [
+        [
+            "✔" if plan is fit.chosen else "",
+            name,
+            format_seconds(plan.step_s),
+            of_capacity(plan.peak_bytes, fit.budget_bytes)
+            + ("" if plan.peak_bytes <= fit.budget_bytes else " ✗"),
+            format_bytes(offloaded_bytes(plan)),
+            format_percent(recomputed_flops(plan) / flops),
+        ]
+        for name, plan in shown_plans(fit)
+    ]
+    return section("plans", "Plans", table(heads, lines))
+
+
+def _curves(fit: BudgetFit, told: Fitted) -> str:
+    plain = fit.frontier.find(PLAIN)
+    shown = [] if plain is None or plain is told else [("before", plain)]
+    shown.append(("after" if shown else "as it is", told))
+    most = max(plan.peak_bytes for _, plan in shown)
+    cards = "".join(_curve(name, plan, fit.budget_bytes, most) for name, plan in shown)
+    note = '<p class="note">Bytes held over the step; the dashed line is the budget.</p>'
+    return section("memory", "Memory", f'<div class="devices">{cards}</div>', note)
+
+
+def _curve(name: str, plan: Fitted, budget_bytes: int, most: int) -> str:
+    time_s, size = memory_envelope(plan.timeline, 0, 400)
+    # Both curves have one scale: the larger of the two peaks.
+    height = 92 * min(1.0, max(plan.peak_bytes, budget_bytes) / max(most, budget_bytes))
+    curve = memory_paths(
+        0, 400, 100 - height, height, time_s, size, plan.timeline.makespan_s, budget_bytes,
+        plan.peak_bytes,
+    )  # fmt: skip
+    text = of_capacity(plan.peak_bytes, budget_bytes)
+    return (
+        f"<article><header><h3>{escape(name)}</h3><span>{text}</span></header><figure>"
+        f'<svg class="curve hocket-svg" viewBox="0 0 400 100" preserveAspectRatio="none" '
+        f'role="img" aria-label="{escape(f"memory {name}: peak {text}")}">{curve}</svg>'
+        "</figure></article>"
+    )
+
+
+def _tensors(told: Fitted) -> str:
+    heads = [
+        ColumnHead("Storage", "name code"),
+        ColumnHead("Bytes", "number"),
+        ColumnHead("Kind"),
+        ColumnHead("Module", "name code"),
+    ]
+    lines: list[list[Cell]] = [
+        [inert(held.name), format_bytes(held.num_bytes), held.role.name.lower().replace("_", " "),
+         inert(held.module)]
+        for held in under_peak(told)[:NUM_TENSORS]
+    ]  # fmt: skip
+    return section("peak", "Under the peak", table(heads, lines))
+
+
+def _budgets(fit: BudgetFit) -> str:
+    heads = [ColumnHead("Budget", "number"), ColumnHead("Step", "number"), ColumnHead("Plain", "")]
+    plain = fit.frontier.find(PLAIN)
+    lines: list[list[Cell]] = [
+        [format_bytes(plan.peak_bytes), format_seconds(plan.step_s),
+         "" if plain is None else f"{plan.step_s / plain.step_s:.2f} times"]
+        for plan in fit.frontier.best_of()[:NUM_LEVELS]
+    ]  # fmt: skip
+    return section("budgets", "What other budgets give", table(heads, lines))
+
+
+def _blocks(told: Fitted) -> str:
+    if told.memory is None:
+        return ""
+    heads = [
+        ColumnHead("Blocks", "name code"),
+        ColumnHead("Activations"),
+        ColumnHead("Parameters"),
+        ColumnHead("Update"),
+    ]
+
+    def policy_of(number: int) -> tuple[str, str, str]:
+        assert told.memory is not None
+        block = told.memory.blocks[number]
+        words: str = block.activations
+        if words == "offloaded" and block.share < 1:
+            words = f"{format_percent(block.share)} offloaded"
+        if words == "recomputed":
+            words += " in part" if block.tensors else ""
+            words += ", input on the host" if block.checkpoint == "offloaded" else ""
+        return words, block.parameters, f"on the {block.update}"
+
+    lines: list[list[Cell]] = []
+    for words, numbers in groupby(range(len(told.memory.blocks)), policy_of):
+        run = list(numbers)
+        first, last = told.memory.blocks[run[0]].name, told.memory.blocks[run[-1]].name
+        name = inert(first) if len(run) == 1 else f"{inert(first)} … {inert(last)}"
+        lines.append([name, *words])
+    return section("blocks", "What each block does", table(heads, lines))

@@ -1,0 +1,124 @@
+"""``hocket fit`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from planners.memory.steps import MIB, chain_step
+
+from hocket.api.memory import fit, largest_that_fits
+from hocket.base.errors import HocketError, UsageError
+from hocket.cli.root import root
+from hocket.graph.files import write_graph
+from hocket.plan.files import read_plan
+from hocket.plan.sections import Memory
+
+KEYS = {
+    "peak_bytes", "budget_bytes", "lower_bound_bytes", "gap", "step_s", "offloaded_bytes",
+    "recomputed_flops", "resident_parameters", "plan_seconds", "feasible",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graph_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fit") / "chain.json"
+    write_graph(chain_step(6, activation=32 * MIB, weight=16 * MIB), path)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(root, list(map(str, arguments)))
+
+
+def test_fit_writes_a_plan_that_verify_and_show_accept(graph_file, tmp_path):
+    plan = tmp_path / "plan.json"
+    result = run("fit", graph_file, "--on", "1xh200", "--memory", "500MiB", "-o", plan)
+    assert result.exception is None, result.exception
+    for words in ("plain", "full recompute", "offload everything", "✔  ours", "Under the peak"):
+        assert words in result.stdout
+    saved = read_plan(plan)
+    assert saved.plan[Memory].budget_bytes == (500 * MIB,)
+    assert max(saved.plan.claims.peak_bytes) <= 500 * MIB
+    assert run("verify", plan).exception is None
+    shown = run("show", plan)
+    assert "within its budget" in shown.stdout
+    simulated = json.loads(run("simulate", plan, "--json").stdout)
+    assert simulated["step_s"] == pytest.approx(saved.plan.claims.step_s)
+    page = (tmp_path / "report.html").read_text()
+    assert "Under the peak" in page
+    assert ">before<" in page
+    assert ">after<" in page
+    refused = run("run", plan)
+    assert isinstance(refused.exception, UsageError)
+    assert "hocket.prepare" in refused.exception.hint
+
+
+def test_fit_answers_with_the_keys_that_programs_read(graph_file):
+    found = json.loads(
+        run("fit", graph_file, "--on", "1xh200", "--memory", "500MiB", "--json").stdout
+    )
+    assert set(found) >= KEYS
+    assert found["feasible"] is True
+    assert found["peak_bytes"] <= found["budget_bytes"] == 500 * MIB
+    assert found["lower_bound_bytes"] <= found["smallest_budget_bytes"] <= found["peak_bytes"]
+    assert 0 <= found["gap"] < 1
+    names = [candidate["name"] for candidate in found["candidates"]]
+    assert names == ["plain", "full recompute", "offload everything", "ours"]
+    peaks = [level["peak_bytes"] for level in found["frontier"]]
+    times = [level["step_s"] for level in found["frontier"]]
+    assert peaks == sorted(peaks, reverse=True)
+    assert times == sorted(times)
+
+
+def test_fit_without_room_exits_with_4_and_the_smallest_budget(graph_file):
+    result = run("fit", graph_file, "--on", "1xh200", "--memory", "1MiB", "--json")
+    assert result.exit_code == 4
+    told = json.loads(result.stdout)
+    assert told["feasible"] is False
+    assert str(told["smallest_budget_bytes"]) in told["error"]["hint"]
+    again = run(
+        "fit", graph_file, "--on", "1xh200", "--json",
+        "--memory", f"{told['smallest_budget_bytes']}B",
+    )  # fmt: skip
+    assert json.loads(again.stdout)["feasible"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--on", "2xh200", "--memory", "1GiB"), "has 2 devices; a memory plan is for one"),
+        (("--on", "1xh200", "--memory", "1GiB", "--max", "batch"), "a graph file is what it is"),
+        (("--on", "1xh200", "--memory", "1GiB", "--batch", "4"), "has no effect on the graph file"),
+    ],
+)
+def test_fit_refuses_what_it_cannot_do(graph_file, arguments, words):
+    error = run("fit", graph_file, *arguments).exception
+    assert isinstance(error, HocketError)
+    assert words in error.message
+
+
+def test_fit_wants_a_size():
+    result = run("fit", "gpt2", "--on", "1xh200", "--memory", "much")
+    assert result.exit_code == 2
+
+
+def test_the_old_name_of_the_placement_planner_leads_to_the_new_one(graph_file):
+    error = run("plan", graph_file, "--on", "1xh200", "--planner", "m-etf+fit-memory").exception
+    assert isinstance(error, UsageError)
+    assert "spread-memory" in error.hint
+
+
+def test_the_largest_size_fits_and_the_next_does_not():
+    def wide(size):
+        return chain_step(3, activation=size * MIB, weight=1 * MIB)
+
+    found = largest_that_fits(wide, "1xh200", 200 * MIB, start=4, most=4096)
+    assert fit(wide(found), "1xh200", 200 * MIB).chosen is not None
+    assert fit(wide(found + 1), "1xh200", 200 * MIB).chosen is None
+
+
+def test_what_does_not_grow_is_told():
+    with pytest.raises(UsageError, match="stays as it is"):
+        largest_that_fits(lambda _: chain_step(3), "1xh200", 2**40, start=1, most=64)
