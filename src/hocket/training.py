@@ -23,8 +23,9 @@ from hocket.base.extras import require
 from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.plan.sections import Memory
+from hocket.plan.sections import Memory, PlacedDivision, Schedule
 from hocket.planners.registry import ONE_DEVICE
+from hocket.transformer import Division
 
 require("torch", "training")
 
@@ -43,7 +44,14 @@ from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
-from hocket.runtime.train.checkpoint import read_state, write_state
+from hocket.runtime.train.checkpoint import (
+    read_state,
+    write_manifest,
+    write_part,
+    write_state,
+)
+from hocket.runtime.train.divided.build import divided_carrier
+from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.fitting import KeptBudget, fitted
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.modules import MovedModules
@@ -51,6 +59,7 @@ from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.shared import share_text
 from hocket.runtime.train.update import planned_update
 from hocket.service.checkpoint import write_checkpoint
 from hocket.view.report import write_report
@@ -58,8 +67,8 @@ from hocket.view.trace import write_traces
 
 __all__ = ["PadTo", "Training", "prepare"]
 
-PlanLike = str | Path | Planned | SavedPlan
-"""A plan with its problem, or the file of one."""
+PlanLike = str | Path | Planned | SavedPlan | Division
+"""A plan with its problem, the file of one, or the degrees of a division."""
 
 
 class Training(TrainingLoop):
@@ -83,12 +92,24 @@ class Training(TrainingLoop):
         write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
         write_report(page, problem, plan, measured)
 
-    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+    def save(
+        self,
+        folder: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        sharded: bool = False,
+    ) -> Path:
         """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
 
         ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch. All ranks call
-        it, and the first one writes.
+        it, and the first one writes; with ``sharded`` each rank of a division writes what it has,
+        into a folder that all of them see.
         """
+        parts = self.parts() if sharded else None
+        if parts is not None:
+            return save_parts(
+                folder, self.num_steps, parts, extra or {}, rank_device(rank_variables())
+            )
         state = {**self.state_dict(), "extra": dict(extra or {})}
         if rank_variables().get("RANK", "0") != "0":
             return Path(folder)
@@ -100,6 +121,31 @@ class Training(TrainingLoop):
         extra: dict[str, Any] = state.pop("extra", {})
         self.load_state_dict(state)
         return extra
+
+
+def save_parts(
+    folder: str | Path,
+    step: int,
+    parts: dict[str, Any],
+    extra: Mapping[str, Any],
+    device: torch.device,
+) -> Path:
+    """Write a checkpoint of which each rank writes its part; all ranks call it."""
+    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def write(place: Path) -> None:
+        said = write_part(place, parts, rank)
+        listed = [share_text(said, each, device) for each in range(num_ranks)]
+        if not rank:
+            write_manifest(place, listed, extra)
+
+    if rank:
+        write(Path(share_text("", 0, device)))
+        return Path(share_text("", 0, device))
+    path = write_checkpoint(
+        folder, step, lambda place: write(Path(share_text(str(place), 0, device)))
+    )
+    return Path(share_text(str(path), 0, device))
 
 
 def prepare(
@@ -119,6 +165,7 @@ def prepare(
     max_shapes: int = 8,
     pad: Padding | None = None,
     replay: bool = True,
+    count: Count | None = None,
 ) -> Training:
     """Make a plan carry the training of ``model`` by ``optimizer`` on batches like ``batch``.
 
@@ -146,13 +193,42 @@ def prepare(
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
     is_ranked = join_ranks(variables)
+    division = _division(saved)
     # What is tried while recording must not change what the loop draws.
     with torch.random.fork_rng():
-        if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
-            carrier = _budgeted(model, optimizer, batch, recipe, saved, on, memory, options)
+        if division is not None:
+            device = rank_device(variables)
+            carrier: Carrier = divided_carrier(
+                model, optimizer, batch, division, _schedule(saved), device, recipe,
+                lambda rows: _alone(model, rows, recipe, options, device),
+                seed=seed or 0, count=count, max_shapes=max_shapes, predicted_s=None,
+            )  # fmt: skip
         else:
-            carrier = _carrier(model, batch, recipe, saved, on, options, is_ranked)
+            assert not isinstance(saved, Division)
+            if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
+                carrier = _budgeted(model, optimizer, batch, recipe, saved, on, memory, options)
+            else:
+                carrier = _carrier(model, batch, recipe, saved, on, options, is_ranked)
     return Training(model, optimizer, carrier, options)
+
+
+def _division(saved: Planned | SavedPlan | Division | None) -> Division | None:
+    """The division of a plan that divides."""
+    if saved is None or isinstance(saved, Division):
+        return saved
+    placed = saved.plan.get(PlacedDivision)
+    return None if placed is None else placed.division
+
+
+def _schedule(saved: Planned | SavedPlan | Division | None) -> Schedule | None:
+    return None if saved is None or isinstance(saved, Division) else saved.plan.get(Schedule)
+
+
+def _alone(
+    model: nn.Module, batch: Any, recipe: Recipe, options: LoopOptions, device: torch.device
+) -> Carrier:
+    """The model on the device of this rank alone."""
+    return _carrier(model, batch, recipe, None, ON_THIS_MACHINE, options, False, alone=device)
 
 
 def _require_sensible(options: LoopOptions) -> None:
@@ -174,7 +250,9 @@ def _carrier(
     on: str | Path | Cluster,
     options: LoopOptions,
     is_ranked: bool,
+    alone: torch.device | None = None,
 ) -> Carrier:
+    """What carries the model; all on the device ``alone`` where it is given."""
     if saved is not None:
         noted = saved.problem.graph.meta.get("device")
         recipe = replace(recipe, device=noted if isinstance(noted, str) else recipe.device)
@@ -184,16 +262,16 @@ def _carrier(
         for module in dense.modules():
             if getattr(module, "sparse", False) is True:
                 module.sparse = False  # type: ignore[assignment]
-        return _by_modules(model, dense, batch, recipe, saved, on, reason)
+        return _by_modules(model, dense, batch, recipe, saved, on, reason, alone)
     try:
         graph, program = recipe.trace(model, batch, "train")
     except UntraceableError as error:
         return _by_modules(
-            model, model, batch, recipe, saved, on, f"{error.where}: {error.message}"
+            model, model, batch, recipe, saved, on, f"{error.where}: {error.message}", alone
         )
     _warn_without_loss(graph, recipe.name, depth=4)
-    saved = _planned(graph, saved, on, recipe.name)
-    devices = _devices(saved)
+    saved = _planned(graph, saved, on, recipe.name, is_alone=alone is not None)
+    devices = _devices(saved, alone)
     if is_ranked:
         devices = [rank_device(rank_variables())] * len(devices)
     return Programs(
@@ -256,6 +334,7 @@ def _by_modules(
     saved: Planned | SavedPlan | None,
     on: str | Path | Cluster,
     reason: str,
+    alone: torch.device | None,
 ) -> Carrier:
     """The model placed module by module; its step is recorded on ``traceable``."""
     with warnings.catch_warnings():
@@ -265,14 +344,16 @@ def _by_modules(
             device=recipe.device, forward=recipe.forward,
         )  # fmt: skip
     _warn_without_loss(graph, recipe.name, depth=5)
-    saved = _planned(graph, saved, on, recipe.name)
+    saved = _planned(graph, saved, on, recipe.name, is_alone=alone is not None)
     assert saved.plan.device_of is not None
     lost = (
         f"{recipe.name} is placed by modules, not by ops, because {reason}; order, overlap of "
         "transfers and replay of the recorded step are lost, the numbers are the same"
     )
     warnings.warn(lost, CaptureWarning, 4)
-    return MovedModules(model, recipe, graph, saved.plan.device_of, _devices(saved), lost=lost)
+    return MovedModules(
+        model, recipe, graph, saved.plan.device_of, _devices(saved, alone), lost=lost
+    )
 
 
 def _warn_without_loss(graph: Graph, name: str, *, depth: int) -> None:
@@ -287,12 +368,17 @@ def _warn_without_loss(graph: Graph, name: str, *, depth: int) -> None:
 
 
 def _planned(
-    graph: Graph, saved: Planned | SavedPlan | None, on: str | Path | Cluster, name: str
+    graph: Graph,
+    saved: Planned | SavedPlan | None,
+    on: str | Path | Cluster,
+    name: str,
+    *,
+    is_alone: bool,
 ) -> Planned | SavedPlan:
     if saved is None:
         cluster = find_cluster(on)
         # Where there is one device there is nothing to compare.
-        planners = ONE_DEVICE if cluster.num_devices == 1 else ()
+        planners = ONE_DEVICE if is_alone or cluster.num_devices == 1 else ()
         return plan_graph(graph, cluster, planners=planners)
     require_same(saved.problem.graph, graph, name)
     if saved.plan.device_of is None:
@@ -300,9 +386,11 @@ def _planned(
     return saved
 
 
-def _devices(saved: Planned | SavedPlan) -> list[torch.device]:
+def _devices(saved: Planned | SavedPlan, alone: torch.device | None) -> list[torch.device]:
     """What carries out each device of the plan here; unused ones are with the first used one."""
     assert saved.plan.device_of is not None
+    if alone is not None:
+        return [alone] * len(saved.problem.cluster.devices)
     used = sorted(set(saved.plan.device_of.tolist())) or [0]
     devices = saved.problem.cluster.devices
     _, found = choose("placement", "single", [devices[device] for device in used])

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hocket.runtime.launch import launch
+from hocket.runtime.launch import Machines, launch
 
-__all__ = ["launch"]
+__all__ = ["Machines", "launch"]

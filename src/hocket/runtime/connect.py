@@ -1,4 +1,4 @@
-"""How ranks of one machine find each other: a store on loopback, held by who started them."""
+"""How ranks find each other: a store, on loopback by default, held by who started them."""
 
 from __future__ import annotations
 
@@ -12,22 +12,32 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from hocket.base.errors import UsageError
+
 _PATIENCE = timedelta(days=1)
 """The supervisor notices ranks that hang; an op may take as long as it takes."""
-_HOST = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
 class MeetingStore:
-    """A key-value store that listens on loopback only; its port is free again when it is closed."""
+    """A key-value store that listens at an address; its port is free again when it is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = LOOPBACK, port: int = 0) -> None:
+        """Port 0 is any that is free."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.bind((_HOST, 0))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            listener.close()
+            raise UsageError(
+                f"cannot listen at {host}:{port}: {error.strerror}", hint="name a free port"
+            ) from error
         listener.listen()
         self.port = int(listener.getsockname()[1])
         # The store owns the descriptor from here on.
         self._store: Any = TCPStore(
-            _HOST, self.port, is_master=True, wait_for_workers=False, timeout=_PATIENCE,
+            host, self.port, is_master=True, wait_for_workers=False, timeout=_PATIENCE,
             master_listen_fd=listener.detach(),
         )  # fmt: skip
 
@@ -40,7 +50,7 @@ def join_group(header: dict[str, Any], device: torch.device) -> None:
     """Join the other ranks of a run."""
     if sys.platform == "linux":
         os.environ.update(GLOO_SOCKET_IFNAME="lo", NCCL_SOCKET_IFNAME="lo")
-    store = TCPStore(_HOST, header["port"], is_master=False, timeout=timedelta(minutes=5))
+    store = TCPStore(LOOPBACK, header["port"], is_master=False, timeout=timedelta(minutes=5))
     dist.init_process_group(
         header["backend"],
         store=store,

@@ -1,23 +1,40 @@
 """Start a person's script once per device of a plan, as torchrun does, and watch over the ranks.
 
 The script calls `hocket.prepare`, which finds its part of the plan by the variables that it is
-started with. A rank that is killed or fails is named, and all end with it.
+started with. A rank that is killed or fails is named, and all end with it. On several machines each
+starts the ranks of its own devices, and all meet at the address of the first.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
+from hocket.plan.sections import PlacedDivision
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
-from hocket.runtime.connect import MeetingStore
+from hocket.runtime.connect import LOOPBACK, MeetingStore
 from hocket.runtime.options import OnStart
 
 PLAN_VARIABLE = "HOCKET_PLAN"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machines:
+    """The machines of a run, seen by one of them."""
+
+    count: int = 1
+    index: int = 0
+    """Of this one."""
+    address: str = LOOPBACK
+    """Of the first one, for all others."""
+    port: int = 0
+    """Where ranks meet there; 0 for any, where there is one machine."""
 
 
 def launch(
@@ -26,51 +43,98 @@ def launch(
     script: Path,
     arguments: Sequence[str],
     *,
+    machines: Machines = Machines(),  # noqa: B008 - frozen
     on_start: OnStart = lambda process_ids: None,
 ) -> int:
     """Run ``script`` in one process per used device, until all are done; the number of ranks.
 
-    Raises `RunError` where one fails, when all are gone.
+    Raises `RunError` where one fails, when all of this machine are gone.
     """
     if not script.is_file():
         raise UsageError(f"{str(script)!r} is not a file", hint="name the script that trains")
-    if saved.plan.device_of is None:
-        raise UsageError("the plan does not say where ops run", hint="run a placement planner")
-    used = sorted(set(saved.plan.device_of.tolist())) or [0]
-    names = saved.problem.cluster.device_names
-    store = MeetingStore()
+    names = used_devices(saved)
+    own = _own_ranks(saved, names, machines)
+    holds_store = machines.index == 0
+    store = MeetingStore(machines.address, machines.port) if holds_store else None
     try:
         specs = [
             ProcessSpec(
-                name=f"rank {rank} ({names[device]})",
+                name=f"rank {rank} ({names[rank]})",
                 module="hocket.runtime.launched",
                 arguments=(str(script), *arguments),
-                environment=_variables(rank, len(used), store.port, plan),
+                environment=_variables(
+                    rank, own, len(names), store.port if store else machines.port, machines, plan
+                ),
                 shows_output=True,
             )
-            for rank, device in enumerate(used)
+            for rank in own
         ]
         with Crew(specs) as crew:
             on_start(crew.process_ids)
             for _ in crew.messages():
                 pass
     finally:
-        store.close()
-    return len(used)
+        if store is not None:
+            store.close()
+    return len(own)
 
 
-def _variables(rank: int, num_ranks: int, port: int, plan: Path) -> dict[str, str]:
+def used_devices(saved: SavedPlan) -> list[str]:
+    """Names of the devices of a plan in the order of their ranks."""
+    placed = saved.plan.get(PlacedDivision)
+    if placed is not None:
+        return [name for names in placed.devices for name in names]
+    if saved.plan.device_of is None:
+        raise UsageError(
+            "the plan neither places ops nor divides a training",
+            hint="make one with hocket plan or hocket parallel",
+        )
+    known = saved.problem.cluster.device_names
+    return [known[device] for device in sorted(set(saved.plan.device_of.tolist())) or [0]]
+
+
+def _own_ranks(saved: SavedPlan, names: Sequence[str], machines: Machines) -> list[int]:
+    """Ranks whose devices are on this machine: hosts of the plan in order, else equal parts."""
+    if machines.count == 1:
+        return list(range(len(names)))
+    host_of = {device.name: device.host for device in saved.problem.cluster.devices}
+    hosts = list(dict.fromkeys(host_of[name] for name in names))
+    if len(hosts) == machines.count:
+        return [rank for rank, n in enumerate(names) if host_of[n] == hosts[machines.index]]
+    if len(names) % machines.count:
+        raise UsageError(
+            f"the plan uses {len(names)} devices of {len(hosts)} hosts, which {machines.count} "
+            "machines cannot share",
+            hint=f"start it with --nodes {len(hosts)}",
+        )
+    each = len(names) // machines.count
+    return list(range(machines.index * each, (machines.index + 1) * each))
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _variables(
+    rank: int, own: Sequence[int], num_ranks: int, port: int, machines: Machines, plan: Path
+) -> dict[str, str]:
     """Those of torchrun, whose agent holds the store that ranks meet at; and the plan."""
-    threads = max(1, (os.cpu_count() or 1) // num_ranks)
-    return {
+    threads = max(1, (os.cpu_count() or 1) // len(own))
+    found = {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
+        "LOCAL_RANK": str(own.index(rank)),
         "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
+        "LOCAL_WORLD_SIZE": str(len(own)),
+        "GROUP_RANK": str(machines.index),
+        "MASTER_ADDR": machines.address,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": str(threads),
         PLAN_VARIABLE: str(plan.resolve()),
     }
+    if _is_loopback(machines.address):
+        found["GLOO_SOCKET_IFNAME"] = "lo"
+    return found

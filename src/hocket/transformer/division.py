@@ -59,6 +59,8 @@ class Division:
     """Whether norms and dropout are divided over the tensor-parallel ranks."""
     layers: tuple[int, ...] | None = None
     """Layers of each virtual stage in order; None where they are divided evenly."""
+    shares: tuple[int, ...] | None = None
+    """Samples of the batch of each data-parallel rank in order; None where they are equal."""
 
     @property
     def num_devices(self) -> int:

@@ -12,7 +12,7 @@ MAX_BATCH = 2**31 - 1
 COUNTS = ("tensor", "pipeline", "data", "context", "expert", "chunks", "microbatch")
 """Whole numbers of a division from 1 up."""
 CHOICES: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "recompute": RECOMPUTES}
-KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers")
+KEYS = (*COUNTS, *CHOICES, "sequence_parallel", "zero", "layers", "shares")
 """What a division states besides its batch."""
 
 
@@ -35,6 +35,7 @@ def _value(key: str, entry: object, place: str) -> Any:
         return fields.flag(entry, place)
     if key == "zero":
         return fields.integer(entry, place, 0, 3)
-    if key == "layers" and entry is None:
+    if entry is None:
         return None
-    return tuple(fields.int_column(entry, place, 0, MAX_DEGREE).tolist())
+    least, most = (1, MAX_BATCH) if key == "shares" else (0, MAX_DEGREE)
+    return tuple(fields.int_column(entry, place, least, most).tolist())

@@ -35,7 +35,9 @@ def broken_degrees(model: Transformer, division: Division) -> Iterator[str]:
 
 
 def _batch(division: Division) -> Iterator[str]:
-    if division.global_batch % (division.data * division.microbatch):
+    if division.shares is not None:
+        yield from broken_shares(division)
+    elif division.global_batch % (division.data * division.microbatch):
         yield (
             f"a batch of {division.global_batch} cannot be divided into microbatches of "
             f"{division.microbatch} on {division.data} replicas"
@@ -45,6 +47,15 @@ def _batch(division: Division) -> Iterator[str]:
             f"{division.num_microbatches} microbatches on {division.num_stages} stages are more "
             f"than {MAX_ACTIONS:,} actions"
         )
+
+
+def broken_shares(division: Division) -> Iterator[str]:
+    """Shares of the batch that are not those of its replicas."""
+    shares = division.shares or ()
+    if len(shares) != division.data or any(share < 1 for share in shares):
+        yield f"shares {list(shares)} for {division.data} replicas, each of which needs a sample"
+    elif sum(shares) != division.global_batch:
+        yield f"shares {list(shares)} add up to {sum(shares)}, the batch is {division.global_batch}"
 
 
 def _stages(model: Transformer, division: Division) -> Iterator[str]:

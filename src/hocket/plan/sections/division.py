@@ -42,7 +42,7 @@ class PlacedDivision(Section):
     def to_data(self) -> dict[str, Any]:
         """The section as plain data."""
         return {
-            "degrees": asdict(self.division),
+            "degrees": _stated(self.division),
             "devices": [list(names) for names in self.devices],
             "stage_costs": {name: list(values) for name, values in vars(self.stage_costs).items()},
         }
@@ -71,6 +71,7 @@ class PlacedDivision(Section):
             "sequence_parallel": {"type": "boolean"},
             "zero": {"enum": [0, 1, 2, 3]},
             "layers": {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}},
+            "shares": {"type": ["array", "null"], "items": count},
         }
         costs = {**dict.fromkeys(_TIMES, seconds), **dict.fromkeys(_SIZES, sizes)}
         names = {"type": "array", "items": {"type": "string"}}
@@ -136,6 +137,12 @@ class PlacedDivision(Section):
                 yield Violation("costs", f"stage_costs.{name} must have {length} entries")
         if len(plan.claims.peak_bytes) not in (0, ranks):
             yield Violation("devices", "claims.peak_bytes must have an entry per pipeline rank")
+
+
+def _stated(division: Division) -> dict[str, Any]:
+    """The degrees; equal shares are not stated."""
+    degrees = asdict(division)
+    return degrees if division.shares else {k: v for k, v in degrees.items() if k != "shares"}
 
 
 def _stage_costs(data: object) -> StageCosts:

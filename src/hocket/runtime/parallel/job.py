@@ -45,8 +45,9 @@ class TrainingJob:
         model, division = dict(data["model"]), dict(data["division"])
         if model["experts"] is not None:
             model["experts"] = Experts(**model["experts"])
-        if division["layers"] is not None:
-            division["layers"] = tuple(division["layers"])
+        for key in ("layers", "shares"):
+            if division[key] is not None:
+                division[key] = tuple(division[key])
         given = {
             "model": Transformer(**model),
             "division": Division(**division),

@@ -55,6 +55,11 @@ RULES: tuple[Rule, ...] = (
         "choose context 1: hocket parallel … --fix context=1",
     ),
     Rule(
+        lambda case: case.division.shares is not None,
+        "unequal shares of the batch are for one's own loop (hocket.prepare), not for this run",
+        "train with it: hocket launch plan.json train.py",
+    ),
+    Rule(
         lambda case: case.division.expert > 1 or case.model.experts is not None,
         "models with experts are planned and predicted but not carried out",
         "export the plan instead: hocket export … --to megatron",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
@@ -69,3 +69,17 @@ class Carrier(Protocol):
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
+
+
+@runtime_checkable
+class HoldsParts(Protocol):
+    """A carrier whose ranks hold parts of the model, so that its state is put together."""
+
+    def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """``model``, ``optimizer`` and, where they are ``pending``, ``gradients`` of all ranks."""
+
+    def parts(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
+        """What this rank keeps of such a state, where each writes its own."""
+
+    def take(self, state: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:
+        """Load this rank's part of such a state."""

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from hocket.runtime.train.batches import Padding
-from hocket.runtime.train.carrier import Carrier, Timings
+from hocket.runtime.train.carrier import Carrier, HoldsParts, Timings
 from hocket.runtime.train.checkpoint import State, refitted_optimizer, require_same_model
 from hocket.runtime.train.watch import Watch, likely_cause
 
@@ -136,30 +136,53 @@ class TrainingLoop:
 
         ``model`` and ``optimizer`` are the state dicts that they give themselves.
         """
-        self._carrier.gather(self.optimizer)
-        pending = {} if self._is_updated else self._gradients()
+        return {**self._whole_state(pending=not self._is_updated), **self._progress_state()}
+
+    def parts(self) -> State | None:
+        """What this rank keeps of the state that ranks write together; None where it has all."""
+        if not isinstance(self._carrier, HoldsParts):
+            return None
+        pending = not self._is_updated
+        found = self._carrier.parts(self.optimizer, pending=pending)
+        found["optimizer"]["param_groups"] = self.optimizer.state_dict()["param_groups"]
+        return {**found, **self._progress_state()}
+
+    def _progress_state(self) -> dict[str, Any]:
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "gradients": pending,
             "generators": _generator_states(),
             "loop": {"num_steps": self.num_steps, "num_updates": self.num_updates},
         }
 
+    def _whole_state(self, *, pending: bool) -> dict[str, Any]:
+        if isinstance(self._carrier, HoldsParts):
+            return self._carrier.gathered(self.optimizer, pending=pending)
+        self._carrier.gather(self.optimizer)
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "gradients": self._gradients() if pending else {},
+        }
+
     def load_state_dict(self, state: State) -> None:
         """Go on from what `state_dict` gave."""
-        require_same_model(state["model"], self.model)
         optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
-        self._carrier.gather(self.optimizer)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(optimizer)
+        self._drop_gradients()
+        if isinstance(self._carrier, HoldsParts):
+            self._carrier.take({**state, "optimizer": optimizer}, self.optimizer)
+        else:
+            require_same_model(state["model"], self.model.state_dict())
+            self._carrier.gather(self.optimizer)
+            self._take(state, optimizer)
         self.num_steps = int(state["loop"]["num_steps"])
         self.num_updates = int(state["loop"]["num_updates"])
-        self._drop_gradients()
+        _set_generator_states(state["generators"])
+
+    def _take(self, state: State, optimizer: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(optimizer)
         for name, parameter in self.model.named_parameters():
             if name in state["gradients"]:
                 parameter.grad = state["gradients"][name].to(parameter.device, copy=True)
-        _set_generator_states(state["generators"])
 
     def _gradients(self) -> dict[str, torch.Tensor]:
         named = self.model.named_parameters()

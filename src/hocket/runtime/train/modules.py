@@ -64,7 +64,7 @@ class MovedModules:
         outcome = self.forward(batch, step)
         seed = torch.ones_like(outcome.loss).mul_(weight)
         outcome.loss.backward(seed)  # type: ignore[no-untyped-call]
-        return Carried(outcome.loss.detach(), _detached(outcome.outputs))
+        return Carried(outcome.loss.detach(), detached(outcome.outputs))
 
     def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
         """Modules are not timed."""
@@ -138,7 +138,8 @@ def _brought(tree: Any, device: torch.device) -> Any:
     return tree_map(lambda x: x.to(device) if isinstance(x, torch.Tensor) else x, tree)
 
 
-def _detached(tree: Any) -> Any:
+def detached(tree: Any) -> Any:
+    """What a model returned, without what its gradients need."""
     return tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, tree)
 
 

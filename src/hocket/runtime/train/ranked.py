@@ -7,7 +7,7 @@ has the parameter: there the person's optimizer finds them, elsewhere it finds n
 
 from __future__ import annotations
 
-import json
+import atexit
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -22,6 +22,7 @@ from hocket.runtime.ranks import RankRunner
 from hocket.runtime.setup import Setup
 from hocket.runtime.spawn import peers_of
 from hocket.runtime.split import Do, Instruction
+from hocket.runtime.train.shared import share_slots
 from hocket.runtime.train.weight import Weight, starts_backward
 from hocket.runtime.worker import DeviceWorker
 
@@ -125,7 +126,14 @@ def join_ranks(environment: Mapping[str, str]) -> bool:
     if int(environment.get("WORLD_SIZE", "1")) < 2 or "RANK" not in environment:
         return False
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # Threads of groups that are still there when Python ends take the process down with them.
+    atexit.register(_leave_ranks)
     return True
+
+
+def _leave_ranks() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def rank_device(environment: Mapping[str, str]) -> torch.device:
@@ -185,26 +193,8 @@ def _share_slots(
     owner: int,
     device: torch.device,
 ) -> None:
-    """The states of one parameter: first what there is, as JSON, then the tensors."""
-    is_owner = owner == dist.get_rank()
-    slots = optimizer.state[parameter] if is_owner else {}
-    text = json.dumps([
-        [key, str(v.dtype).removeprefix("torch."), list(v.shape)]
-        if isinstance(v, torch.Tensor) else [key, v] for key, v in slots.items()
-    ]).encode()  # fmt: skip
-    size = torch.tensor([len(text)], device=device)
-    dist.broadcast(size, owner)
-    data = torch.zeros(int(size), dtype=torch.uint8, device=device)
-    if is_owner:
-        data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
-    dist.broadcast(data, owner)
-    for entry in json.loads(bytes(data.cpu().tolist())):
-        if len(entry) == 2:
-            slots[entry[0]] = entry[1]
-            continue
-        key, dtype, shape = entry
-        value = slots[key] if is_owner else torch.empty(shape, dtype=getattr(torch, dtype))
-        _share(value, owner, device)
-        slots[key] = value
-    if not is_owner and slots:
+    """The states of one parameter."""
+    own = optimizer.state[parameter] if owner == dist.get_rank() else {}
+    slots = share_slots(own, owner, device)
+    if owner != dist.get_rank() and slots:
         optimizer.state[parameter] = slots

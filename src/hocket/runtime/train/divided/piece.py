@@ -1,0 +1,299 @@
+"""The part of one pipeline rank in a recorded step: its segments, ready to be run.
+
+Slots hold the tensors of one microbatch while a segment of it runs; between segments they are kept
+aside. What a segment alone needs is dropped at its last use there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from hocket.base.errors import RunError, one_line
+from hocket.capture.perform import BoundCall, draw_seed, seed_device
+from hocket.capture.program import Program
+from hocket.graph.graph import Graph
+from hocket.runtime.kernels import stand_in
+from hocket.runtime.package import needs_storage, pack, package_bytes, unpack
+from hocket.runtime.train.carry import Slots, performed
+from hocket.runtime.train.divided.stages import Part, Segment, segments_of, shared_gradients
+from hocket.runtime.train.weight import Weight, starts_backward
+
+
+class Cutting(NamedTuple):
+    """How a pipeline cuts a model."""
+
+    stack: str
+    stage_of_layer: tuple[int, ...]
+    device_of_stage: tuple[int, ...]
+    """The pipeline rank of each virtual stage."""
+
+
+class Bundle(NamedTuple):
+    """Tensors that one segment sends to one rank."""
+
+    tensors: tuple[int, ...]
+    is_whole: tuple[bool, ...]
+    num_bytes: int
+
+
+class _Act(NamedTuple):
+    do: Callable[[], None]
+    op: int
+    drops: tuple[int, ...]
+
+
+class Piece:
+    """Segments of one program on one rank."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        program: Program,
+        cutting: Cutting,
+        own: int,
+        device: torch.device,
+        *,
+        seed: int,
+        keep: frozenset[int],
+    ) -> None:
+        """``own`` is this pipeline rank; ``keep`` are tensors to hold where they are made."""
+        self.graph, self.program, self.device = graph, program, device
+        self._cutting, self._own, self._seed = cutting, own, seed
+        num_stages = len(cutting.device_of_stage)
+        self.segments = segments_of(
+            graph, program, cutting.stack, cutting.stage_of_layer, num_stages
+        )
+        self.addends = shared_gradients(program, self.segments, cutting.device_of_stage)
+        self._summed = {part for parts in self.addends.values() for part in parts}
+        self._keep = keep | self._summed | {*program.outputs}
+        self._left_out = self._adding_ops()
+        self._readers = self._source_readers()
+        self.bundles = self._bundles()
+        self.sources = self._sources()
+        """Segments of other ranks whose bundles a segment of this rank reads."""
+        self._last = self._last_segments()
+        self.slots: Slots = [None] * len(program.tensors)
+        self.draw = 0
+        """Number of the step and microbatch for random draws."""
+        self.weight: Weight = 1.0
+        self._acts = {
+            segment: self._acts_of(segment, ops) for segment, ops in self._own_ops().items()
+        }
+
+    def rank_of_op(self, op: int) -> int:
+        """The pipeline rank of an op; -1 for updates."""
+        segment = self.segments[op]
+        return -1 if segment is None else self._cutting.device_of_stage[segment.stage]
+
+    def owner(self, tensor: int) -> int:
+        """The pipeline rank that has a tensor first: its maker's, or its first reader's."""
+        producer = self.program.tensors[tensor].producer
+        if producer >= 0:
+            return self.rank_of_op(producer)
+        return min(self.readers(tensor), default=0)
+
+    def readers(self, tensor: int) -> set[int]:
+        """Pipeline ranks that read a tensor that is there before the step, or a view of it."""
+        return self._readers.get(self._identity(tensor), set())
+
+    def _identity(self, tensor: int) -> tuple[str, int]:
+        storage = self.program.tensors[tensor].storage
+        return ("tensor", tensor) if storage < 0 else ("storage", storage)
+
+    def _source_readers(self) -> dict[tuple[str, int], set[int]]:
+        found: dict[tuple[str, int], set[int]] = {}
+        for op, tensor in self._reads():
+            if self.program.tensors[tensor].producer < 0:
+                found.setdefault(self._identity(tensor), set()).add(self.rank_of_op(op))
+        return found
+
+    def run(self, segment: Segment, step: int) -> None:
+        """Run a segment on the tensors that are in the slots."""
+        slots = self.slots
+        with torch.enable_grad(), torch.autocast(self.device.type, enabled=False):
+            for do, op, drops in self._acts.get(segment, ()):
+                try:
+                    do()
+                # Whatever an op of a stranger's model raises is a failed run, not a bug of ours.
+                except Exception as error:
+                    name = self.graph.op_names[op]
+                    raise RunError(
+                        f"op {name!r} failed in step {step}: {one_line(error)}"
+                    ) from error
+                for number in drops:
+                    slots[number] = None
+
+    def packed(self, bundle: Bundle) -> torch.Tensor:
+        """The bytes of a bundle out of the slots."""
+        parts = [
+            pack(self.slots[t], self.program.tensors[t], whole)
+            for t, whole in zip(bundle.tensors, bundle.is_whole, strict=True)
+        ]
+        return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
+
+    def unpacked(self, bundle: Bundle, data: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The tensors of a bundle that has arrived."""
+        found: dict[int, torch.Tensor] = {}
+        at = 0
+        for tensor, whole in zip(bundle.tensors, bundle.is_whole, strict=True):
+            spec = self.program.tensors[tensor]
+            size = package_bytes(spec, whole)
+            # Views of another type need addresses that are multiples of its size.
+            found[tensor] = unpack(data[at : at + size].clone(), spec, whole)
+            at += size
+        return found
+
+    # ── made once ────────────────────────────────────────────────────────────────────────────
+
+    def _adding_ops(self) -> set[int]:
+        """Ops that only add parts of gradients, which are added at the end of a step instead."""
+        found: set[int] = set()
+        for parameter, parts in self.addends.items():
+            waiting = [self.program.gradients[parameter]]
+            while waiting:
+                tensor = waiting.pop()
+                if tensor in parts:
+                    continue
+                op = self.program.tensors[tensor].producer
+                found.add(op)
+                waiting += [arg.number for arg in self.program.calls[op].args]
+        return found
+
+    def _own_ops(self) -> dict[Segment, list[int]]:
+        found: dict[Segment, list[int]] = {}
+        for op, segment in enumerate(self.segments):
+            is_own = segment is not None and self.rank_of_op(op) == self._own
+            if is_own and op not in self._left_out:
+                assert segment is not None
+                found.setdefault(segment, []).append(op)
+        return found
+
+    def _reads(self) -> list[tuple[int, int]]:
+        """Pairs of an op and a tensor with memory that it reads."""
+        return [
+            (op, tensor)
+            for op, call in enumerate(self.program.calls)
+            if self.segments[op] is not None and op not in self._left_out
+            for tensor in call.reads
+            if self.program.tensors[tensor].layout is not None
+        ]
+
+    def _bundles(self) -> dict[Segment, dict[int, Bundle]]:
+        """By segment and receiving rank."""
+        wanted: dict[tuple[Segment, int], dict[int, list[int]]] = {}
+        for op, tensor in self._reads():
+            producer = self.program.tensors[tensor].producer
+            if producer < 0:
+                continue
+            reader, maker = self.rank_of_op(op), self.rank_of_op(producer)
+            segment = self.segments[producer]
+            if reader != maker and segment is not None:
+                wanted.setdefault((segment, reader), {}).setdefault(tensor, []).append(op)
+        found: dict[Segment, dict[int, Bundle]] = {}
+        for (segment, reader), tensors in wanted.items():
+            numbers = tuple(sorted(tensors))
+            whole = tuple(needs_storage(self.program, t, tensors[t]) for t in numbers)
+            size = sum(
+                package_bytes(self.program.tensors[t], w)
+                for t, w in zip(numbers, whole, strict=True)
+            )
+            found.setdefault(segment, {})[reader] = Bundle(numbers, whole, size)
+        return found
+
+    def _sources(self) -> dict[Segment, list[Segment]]:
+        found: dict[Segment, list[Segment]] = {}
+        for op, tensor in self._reads():
+            producer = self.program.tensors[tensor].producer
+            if producer < 0 or self.rank_of_op(op) != self._own:
+                continue
+            source, segment = self.segments[producer], self.segments[op]
+            assert source is not None
+            assert segment is not None
+            known = found.setdefault(segment, [])
+            if self.rank_of_op(producer) != self._own and source not in known:
+                known.append(source)
+        return found
+
+    def _last_segments(self) -> dict[int, Segment | None]:
+        """The segment after which this rank needs a tensor no more; None where that may vary.
+
+        Parts of one stage follow each other; those of different stages of this rank need not.
+        """
+        users: dict[int, set[Segment]] = {}
+        for op, tensor in self._reads():
+            segment = self.segments[op]
+            if self.rank_of_op(op) == self._own and segment is not None:
+                users.setdefault(tensor, set()).add(segment)
+        for segment, by_rank in self.bundles.items():
+            if self._cutting.device_of_stage[segment.stage] == self._own:
+                for bundle in by_rank.values():
+                    for tensor in bundle.tensors:
+                        users.setdefault(tensor, set()).add(segment)
+        return {
+            tensor: max(found) if len({s.stage for s in found}) == 1 else None
+            for tensor, found in users.items()
+        }
+
+    def _acts_of(self, segment: Segment, ops: Sequence[int]) -> list[_Act]:
+        sent = {
+            tensor for bundle in self.bundles.get(segment, {}).values() for tensor in bundle.tensors
+        }
+        last_use: dict[int, int] = {}
+        for position, op in enumerate(ops):
+            call = self.program.calls[op]
+            made = (t for t in call.outputs if t is not None)
+            for tensor in (*call.reads, *made, *call.written):
+                last_use[tensor] = position
+        drops: list[list[int]] = [[] for _ in ops]
+        for tensor, position in last_use.items():
+            if self.is_free(tensor, segment) and tensor not in self._keep and tensor not in sent:
+                drops[position].append(tensor)
+        return [
+            _Act(self._run(op), op, tuple(dropped)) for op, dropped in zip(ops, drops, strict=True)
+        ]
+
+    def is_free(self, tensor: int, segment: Segment) -> bool:
+        """Whether this rank needs a tensor no more after a segment, or not at all."""
+        return tensor not in self._last or self._last[tensor] == segment
+
+    def drop_after(self, segment: Segment, held: Slots) -> None:
+        """Forget what only had to be sent after a segment."""
+        for bundle in self.bundles.get(segment, {}).values():
+            for tensor in bundle.tensors:
+                if self._last.get(tensor) == segment and tensor not in self._keep:
+                    held[tensor] = None
+
+    def _run(self, op: int) -> Callable[[], None]:
+        call = self.program.calls[op]
+        specs = [None if t is None else self.program.tensors[t] for t in call.outputs]
+        function: Any = stand_in(call, specs, self.device)
+        if starts_backward(self.program, call):
+            function = self._weighted(call.function)
+        do = performed(BoundCall(call, self.device, function), call, self.slots)
+        if op in self.program.draws:
+            return partial(self._seeded, do, self.program.draws[op])
+        return do
+
+    def _seeded(self, do: Callable[[], None], draw: int) -> None:
+        seed_device(self.device, draw_seed(self._seed, self.draw, draw))
+        do()
+
+    def _weighted(self, ones_like: Any) -> Callable[..., torch.Tensor]:
+        def weighted(like: torch.Tensor, **options: Any) -> torch.Tensor:
+            ones: torch.Tensor = ones_like(like, **options)
+            return ones.mul_(self.weight)
+
+        return weighted
+
+
+PARTS_OF_ACTION: dict[str, tuple[Part, ...]] = {
+    "F": (Part.FORWARD,),
+    "B": (Part.INPUT_GRADIENT, Part.WEIGHT_GRADIENT),
+    "I": (Part.INPUT_GRADIENT,),
+    "W": (Part.WEIGHT_GRADIENT,),
+}
+"""What the letters of schedules do."""

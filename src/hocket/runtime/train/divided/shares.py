@@ -1,0 +1,88 @@
+"""The rows of a batch that each replica trains on, and what they count.
+
+A batch is given whole to every rank. Rows are shared as planned; a batch of another size is shared
+in the same proportions. The loss of a part counts as many times as it has samples, or as many as
+``count`` says: the sum over ranks is then the mean over the batch, not a mean of means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hocket.base.errors import UsageError
+from hocket.capture.fake import batch_tensors, map_batch
+
+Count = Callable[[Any], float | torch.Tensor]
+"""What a part of a batch counts in the mean loss: by default its samples."""
+
+
+def shared_rows(num_rows: int, shares: Sequence[int]) -> list[range]:
+    """The rows of each replica; every one gets what is nearest to its share, and at least one.
+
+    Raises `UsageError` where there are fewer rows than replicas.
+    """
+    if num_rows < len(shares):
+        raise UsageError(
+            f"a batch of {num_rows} samples cannot be shared by {len(shares)} replicas",
+            hint="give larger batches, or drop the last one of an epoch",
+        )
+    exact = [num_rows * share / sum(shares) for share in shares]
+    counts = [max(1, int(part)) for part in exact]
+    # What rounding left over goes where most was cut off; what it took too much comes from there,
+    # but never the last row of a replica.
+    while sum(counts) != num_rows:
+        missing = 1 if sum(counts) < num_rows else -1
+        able = [i for i in range(len(counts)) if missing > 0 or counts[i] > 1]
+        best = max(able, key=lambda i: (missing * (exact[i] - counts[i]), -i))
+        counts[best] += missing
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    return [range(start, start + count) for start, count in zip(starts, counts, strict=True)]
+
+
+def num_rows(batch: Any) -> int:
+    """Samples of a batch: the extent of its tensors' first dimension."""
+    for _, tensor in batch_tensors(batch):
+        if tensor.dim():
+            return int(tensor.shape[0])
+    raise UsageError(
+        "the batch has no rows that replicas could share", hint="give tensors of samples"
+    )
+
+
+def take_rows(batch: Any, rows: range) -> Any:
+    """A part of a batch; numbers without dimensions are in every part."""
+    total = num_rows(batch)
+    parts: dict[int, torch.Tensor] = {}
+    for name, tensor in batch_tensors(batch):
+        if tensor.dim() and tensor.shape[0] != total:
+            raise UsageError(
+                f"{name!r} has {tensor.shape[0]} rows where others have {total}, so replicas "
+                "cannot share it",
+                hint="give tensors with one row per sample, or plan one device",
+            )
+        parts[id(tensor)] = tensor[rows.start : rows.stop] if tensor.dim() else tensor
+    return map_batch(batch, parts)
+
+
+def fractions(batch: Any, parts: Sequence[range], count: Count | None) -> list[float]:
+    """What each part's loss counts in that of the whole batch."""
+    counts = [
+        float(len(rows)) if count is None else float(count(take_rows(batch, rows)))
+        for rows in parts
+    ]
+    total = sum(counts)
+    if not total > 0:
+        raise UsageError("nothing of the batch counts", hint="check what count= returns")
+    return [each / total for each in counts]
+
+
+def ignored_labels(batch: Any) -> bool:
+    """Whether samples count differently in a mean over tokens: labels that losses leave out."""
+    for name, tensor in batch_tensors(batch):
+        is_label = name.rpartition(".")[2] in ("labels", "label", "targets", "target")
+        if is_label and tensor.dtype == torch.int64 and bool((tensor == -100).any()):
+            return True
+    return False

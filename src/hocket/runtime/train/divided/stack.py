@@ -1,0 +1,62 @@
+"""The layers of a model that can be divided: its longest list of modules.
+
+People and libraries write models as a list of equal blocks with something before and after it:
+``model.transformer.h``, ``nn.Sequential``, a ``ModuleList``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch import nn
+
+from hocket.base.errors import UsageError
+
+_NUMBERED = re.compile(r"[0-9]+")
+
+
+def find_stack(model: nn.Module) -> tuple[str, int]:
+    """The path of the longest list of modules, and its length; the outermost of equal ones."""
+    found = [
+        (len(children), path)
+        for path, module in model.named_modules()
+        if (children := list(module.named_children()))
+        and all(_NUMBERED.fullmatch(name) for name, _ in children)
+        and isinstance(module, nn.Sequential | nn.ModuleList)
+    ]
+    if not found:
+        raise UsageError(
+            f"{type(model).__name__} has no list of layers that a pipeline could divide",
+            hint="keep its layers in nn.Sequential or nn.ModuleList, or plan without a pipeline: "
+            "hocket parallel … --fix pipeline=1",
+        )
+    length, path = max(found, key=lambda entry: entry[0])
+    return path, length
+
+
+def layer_of(module: str, stack: str) -> int | None:
+    """The number of the layer that a module is part of; None outside the stack."""
+    prefix = f"{stack}." if stack else ""
+    if not module.startswith(prefix):
+        return None
+    first = module[len(prefix) :].partition(".")[0]
+    return int(first) if _NUMBERED.fullmatch(first) else None
+
+
+def stage_layers(num_layers: int, layers: tuple[int, ...] | None, num_stages: int) -> list[int]:
+    """The virtual stage of each layer: as stated, else evenly, earlier stages with what remains."""
+    if layers is None:
+        if num_stages > num_layers:
+            raise UsageError(
+                f"{num_stages} stages are more than the {num_layers} layers of the model",
+                hint="use fewer stages",
+            )
+        least, extra = divmod(num_layers, num_stages)
+        layers = tuple(least + (stage < extra) for stage in range(num_stages))
+    if sum(layers) != num_layers or len(layers) != num_stages:
+        raise UsageError(
+            f"the plan has {len(layers)} stages with {sum(layers)} layers, the model has "
+            f"{num_layers}",
+            hint="plan this very model again",
+        )
+    return [stage for stage, count in enumerate(layers) for _ in range(count)]

@@ -1,0 +1,379 @@
+"""Carry steps by a pipeline: every rank runs its segments of the recorded step, as scheduled.
+
+A batch is cut into microbatches; the step is recorded for one of them and cut into stages. Each
+rank follows its list of actions, of any schedule of the project, and sends what a segment made as
+soon as it is made. Weights are with the ranks that compute with them alone: the others are let go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_unflatten
+
+from hocket.base.errors import UsageError
+from hocket.capture.fake import all_tensors
+from hocket.capture.recording import Ref
+from hocket.graph.graph import Role
+from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
+from hocket.runtime.train.batches import Signature, settled, signature_of
+from hocket.runtime.train.carrier import Carried, Timings
+from hocket.runtime.train.carry import Slots
+from hocket.runtime.train.divided.channel import Channels, Message
+from hocket.runtime.train.divided.mesh import Mesh
+from hocket.runtime.train.divided.piece import PARTS_OF_ACTION, Cutting, Piece
+from hocket.runtime.train.divided.shares import Count, fractions, num_rows, shared_rows, take_rows
+from hocket.runtime.train.divided.stages import Part, Segment
+from hocket.runtime.train.homes import Homes
+from hocket.runtime.train.recorded import Kind, Recipe
+from hocket.runtime.train.weight import Weight
+
+_Action = tuple[Segment, int]
+"""A segment and its microbatch."""
+
+
+class Pipeline:
+    """One rank of a pipeline; see `Carrier`."""
+
+    lost = ""
+    predicted_s: float | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        recipe: Recipe,
+        cutting: Cutting,
+        schedule: Schedule,
+        mesh: Mesh,
+        *,
+        seed: int,
+        count: Count | None,
+        max_shapes: int,
+    ) -> None:
+        """``batch`` is this replica's part of one."""
+        self._model, self._recipe, self._mesh = model, recipe, mesh
+        self._cutting, self._count, self._seed = cutting, count, seed
+        self._max_shapes, self._own = max_shapes, mesh.pipeline_rank
+        self._num_microbatches = schedule.num_microbatches
+        self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
+        self._pieces: dict[tuple[Kind, Signature], Piece] = {}
+        self._names: dict[int, str] = {}
+        self._homes = Homes(model)
+        self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
+        self._channels = Channels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
+        first = self._microbatches(batch)[0][0]
+        piece = self._piece("train", first)
+        self._owner = self._owners(piece)
+        self._shared = self._shared_parameters(piece)
+        self._let_go(piece)
+
+    # ── steps ────────────────────────────────────────────────────────────────────────────────
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Updates wait for all gradients."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        optimizer.step()
+
+    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+        """All microbatches forward and backward, in the order of the schedule."""
+        batches, shares = self._microbatches(batch)
+        pieces = [self._piece("train", each) for each in batches]
+        run = _Run(self, pieces, batches, step, [weight * share for share in shares])
+        for src, actions in enumerate(self._actions):
+            run.expect(src, actions)
+        for segment, microbatch in self._actions[self._own]:
+            run.do(segment, microbatch)
+        self._channels.settle()
+        self._add_gradients(pieces[0], run.gradients)
+        return Carried(self._loss(pieces[0], run.losses, shares), None)
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+        """Ranks time nothing."""
+        return self.train(batch, step, weight), None
+
+    def forward(self, batch: Any, step: int) -> Carried:
+        """Not possible: microbatches go forward and backward in turns."""
+        raise UsageError(
+            "a pipeline runs forward and backward as one list",
+            hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
+        )
+
+    def evaluate(self, batch: Any) -> Carried:
+        """The loss, without gradients."""
+        kept = self._use("evaluate", batch)
+        return Carried(kept["loss"], kept["returned"])
+
+    def predict(self, batch: Any) -> Any:
+        """What the model returns."""
+        return self._use("predict", batch)
+
+    def refresh(self) -> None:
+        """Send weights that several stages use to those that did not update them."""
+        for name, owner, readers in self._shared:
+            tensor = self.tensors[name]
+            if owner == self._own:
+                for reader in readers:
+                    self._channels.send(reader, _bytes(tensor))
+            elif self._own in readers:
+                data = self._channels.receive_now(owner, tensor.numel() * tensor.itemsize)
+                tensor.data.copy_(data.view(tensor.dtype).view(tensor.shape))
+        self._channels.settle()
+
+    def clip(self, max_norm: float) -> None:
+        """Left to who knows all ranks."""
+        raise NotImplementedError
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """Left to who knows all ranks."""
+
+    def stage_of(self, tensor: torch.Tensor) -> int:
+        """The pipeline rank that updates a tensor of the model."""
+        return self._owner.get(id(tensor), 0)
+
+    # ── parts ────────────────────────────────────────────────────────────────────────────────
+
+    def _microbatches(self, batch: Any) -> tuple[list[Any], list[float]]:
+        rows = num_rows(batch)
+        if rows < self._num_microbatches:
+            raise UsageError(
+                f"{rows} samples cannot be cut into {self._num_microbatches} microbatches",
+                hint="give larger batches, or drop the last one of an epoch",
+            )
+        parts = shared_rows(rows, [1] * self._num_microbatches)
+        batches = [settled(take_rows(batch, part)) for part in parts]
+        return batches, fractions(batch, parts, self._count)
+
+    def _piece(self, kind: Kind, batch: Any) -> Piece:
+        key = kind, signature_of(batch)
+        if key not in self._pieces:
+            if sum(known == kind for known, _ in self._pieces) >= self._max_shapes:
+                raise UsageError(
+                    f"batches of more than {self._max_shapes} shapes",
+                    hint="fill them up with pad=hocket.PadTo(64), or raise max_shapes",
+                )
+            graph, program = self._recipe.trace(self._model, batch, kind)
+            returned = program.returned.leaves if program.returned and kind != "train" else ()
+            keep = frozenset(leaf.number for leaf in returned if isinstance(leaf, Ref))
+            self._pieces[key] = Piece(
+                graph, program, self._cutting, self._own, self._mesh.device,
+                seed=self._seed, keep=keep,
+            )  # fmt: skip
+        return self._pieces[key]
+
+    def _given(self, piece: Piece, batch: Any) -> Slots:
+        """Slots with what is there before a microbatch: weights of this rank, and the batch."""
+        slots: Slots = [None] * len(piece.program.tensors)
+        inputs = {n: t for n, role, t in all_tensors(self._model, batch) if role == Role.INPUT}
+        for number, name in piece.program.names.items():
+            if name in inputs:
+                slots[number] = inputs[name].detach().to(self._mesh.device)
+            elif name in self.tensors and not self.tensors[name].is_meta:
+                slots[number] = self.tensors[name].detach()
+        return slots
+
+    def _owners(self, piece: Piece) -> dict[int, int]:
+        return {
+            id(self.tensors[name]): piece.owner(number)
+            for number, name in piece.program.names.items()
+            if name in self.tensors
+        }
+
+    def _shared_parameters(self, piece: Piece) -> list[tuple[str, int, list[int]]]:
+        """Name, owner and other readers of the weights that several ranks use."""
+        found = []
+        for number, name in piece.program.names.items():
+            others = sorted(piece.readers(number) - {piece.owner(number)})
+            if others and piece.program.tensors[number].role == Role.PARAMETER:
+                found.append((name, piece.owner(number), others))
+        return found
+
+    def _let_go(self, piece: Piece) -> None:
+        """Take the weights of this rank to its device, and keep no memory for those of others."""
+        number_of = {name: number for number, name in piece.program.names.items()}
+        for name, tensor in self.tensors.items():
+            number = number_of.get(name)
+            readers = piece.readers(number) if number is not None else set()
+            if self._own in readers or self.stage_of(tensor) == self._own:
+                tensor.data = tensor.data.to(self._mesh.device)
+            elif isinstance(tensor, nn.Parameter):
+                hollow = nn.Parameter(
+                    torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad
+                )
+                torch.utils.swap_tensors(tensor, hollow)  # type: ignore[no-untyped-call]
+
+    def _add_gradients(
+        self, piece: Piece, gradients: Mapping[tuple[str, int], torch.Tensor]
+    ) -> None:
+        """Bring parts of gradients to the ranks that update, and add them there."""
+        for parameter, parts in piece.addends.items():
+            name, owner = piece.program.names[parameter], piece.owner(parameter)
+            total: torch.Tensor | None = None
+            for index, part in enumerate(parts):
+                maker = piece.rank_of_op(piece.program.tensors[part].producer)
+                own = gradients.get((name, index))
+                if self._own == maker != owner:
+                    assert own is not None
+                    self._channels.send(owner, _bytes(own))
+                elif self._own == owner != maker:
+                    like = self.tensors[name]
+                    data = self._channels.receive_now(maker, like.numel() * like.itemsize)
+                    own = data.view(like.dtype).view(like.shape)
+                if self._own == owner and own is not None:
+                    total = own if total is None else total.add_(own)
+            if total is not None:
+                tensor = self.tensors[name]
+                tensor.grad = total if tensor.grad is None else tensor.grad.add_(total)
+        self._channels.settle()
+
+    def _loss(
+        self, piece: Piece, losses: Mapping[int, torch.Tensor], shares: Sequence[float]
+    ) -> torch.Tensor:
+        number = piece.program.outputs[0]
+        spec = piece.program.tensors[number].layout
+        assert spec is not None
+        total = torch.zeros((), dtype=spec.dtype, device=self._mesh.device)
+        for microbatch, loss in losses.items():
+            total += loss.detach().reshape(()) * shares[microbatch]
+        return self._from(piece.owner(number), total)
+
+    def _from(self, owner: int, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of one rank, on all of the pipeline."""
+        rank = self._mesh.pipeline_ranks[owner]
+        tensor = tensor.contiguous()
+        dist.broadcast(tensor, rank, group=self._mesh.pipeline_group)
+        return tensor
+
+    def _use(self, kind: Kind, batch: Any) -> Any:
+        batch = settled(batch)
+        piece = self._piece(kind, batch)
+        run = _Run(self, [piece], [batch], 1, [1.0])
+        stages = self._cutting.device_of_stage
+        orders = [
+            [(Segment(stage, Part.FORWARD), 0) for stage, owner in enumerate(stages) if owner == r]
+            for r in range(len(self._actions))
+        ]
+        for src, actions in enumerate(orders):
+            run.expect(src, actions)
+        for segment, microbatch in orders[self._own]:
+            run.do(segment, microbatch)
+        self._channels.settle()
+        returned = piece.program.returned
+        assert returned is not None
+        leaves = [self._leaf(piece, run.held[0], leaf) for leaf in returned.leaves]
+        return tree_unflatten(leaves, returned.form)
+
+    def _leaf(self, piece: Piece, held: Slots, leaf: Any) -> Any:
+        if not isinstance(leaf, Ref):
+            return leaf
+        owner, spec = piece.owner(leaf.number), piece.program.tensors[leaf.number].layout
+        assert spec is not None
+        if piece.program.tensors[leaf.number].producer < 0:
+            return held[leaf.number]
+        if owner == self._own:
+            return self._from(owner, held[leaf.number].detach())
+        return self._from(
+            owner, torch.empty(spec.shape, dtype=spec.dtype, device=self._mesh.device)
+        )
+
+
+class _Run:
+    """One step on one rank: which microbatch has got how far."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        pieces: Sequence[Piece],
+        batches: Sequence[Any],
+        step: int,
+        weights: Sequence[Weight],
+    ) -> None:
+        self._pieces, self._step, self._weights = pieces, step, weights
+        self._channels, self._own = pipeline._channels, pipeline._own
+        self._stage_ranks = pipeline._cutting.device_of_stage
+        self.held = [pipeline._given(p, b) for p, b in zip(pieces, batches, strict=True)]
+        self._arrived: set[Message] = set()
+        self.losses: dict[int, torch.Tensor] = {}
+        self.gradients: dict[tuple[str, int], torch.Tensor] = {}
+        """By name of the parameter and number of the part."""
+
+    def expect(self, src: int, actions: Sequence[_Action]) -> None:
+        """Tell what another rank will send, in its order."""
+        if src == self._own:
+            return
+        self._channels.expect(src, [
+            (Message(segment, m), bundle.num_bytes)
+            for segment, m in actions
+            if (bundle := self._pieces[m].bundles.get(segment, {}).get(self._own)) is not None
+        ])  # fmt: skip
+
+    def do(self, segment: Segment, microbatch: int) -> None:
+        """Run a segment, with all that has to be there before and sent after it."""
+        piece, slots = self._pieces[microbatch], self._pieces[microbatch].slots
+        slots[:] = self.held[microbatch]
+        for source in piece.sources.get(segment, ()):
+            self._receive(piece, Message(source, microbatch))
+        piece.weight = self._weights[microbatch]
+        piece.draw = self._step * len(self._pieces) + microbatch
+        piece.run(segment, self._step)
+        for dst, bundle in piece.bundles.get(segment, {}).items():
+            self._channels.send(dst, piece.packed(bundle))
+        piece.drop_after(segment, slots)
+        self._take_results(piece, segment, microbatch)
+        self.held[microbatch] = slots.copy()
+        slots[:] = [None] * len(slots)
+
+    def _receive(self, piece: Piece, message: Message) -> None:
+        if message in self._arrived:
+            return
+        self._arrived.add(message)
+        src = self._stage_ranks[message.segment.stage]
+        bundle = piece.bundles[message.segment][self._own]
+        for tensor, value in piece.unpacked(bundle, self._channels.receive(src, message)).items():
+            piece.slots[tensor] = value
+
+    def _take_results(self, piece: Piece, segment: Segment, microbatch: int) -> None:
+        program, slots = piece.program, piece.slots
+        if not program.gradients:
+            return
+        loss = program.outputs[0]
+        if slots[loss] is not None:
+            self.losses[microbatch] = slots[loss]
+        if segment.part == Part.FORWARD:
+            return
+        for parameter, parts in piece.addends.items():
+            for index, part in enumerate(parts):
+                value = slots[part]
+                maker = program.tensors[part].producer
+                if value is None or piece.segments[maker] != segment:
+                    continue
+                key, is_free = (program.names[parameter], index), piece.is_free(part, segment)
+                if key in self.gradients:
+                    self.gradients[key] = self.gradients[key].add_(value)
+                else:
+                    # Parts of a sum may be one tensor with something else; whole gradients are not.
+                    is_own = is_free and len(parts) == 1
+                    self.gradients[key] = value if is_own else value.clone()
+                if is_free:
+                    slots[part] = None
+
+
+def _actions(schedule: Schedule, rank: int) -> list[_Action]:
+    """The segments of a rank with their microbatches, in order."""
+    found: list[_Action] = []
+    for index in range(schedule.start[rank], schedule.start[rank + 1]):
+        letter = LETTERS[StageWork(int(schedule.work[index]))]
+        for part in PARTS_OF_ACTION[letter]:
+            segment = Segment(int(schedule.stage[index]), part)
+            found.append((segment, int(schedule.microbatch[index])))
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)

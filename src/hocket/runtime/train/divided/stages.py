@@ -1,0 +1,196 @@
+"""Cut a recorded training step into pipeline stages: which op belongs to which stage and part.
+
+Forward ops of a layer belong to its stage; what comes before all layers goes to the first stage,
+what comes after the last one to the last, and what only weights or the batch feed goes to the first
+stage that uses it. Backward ops follow their forward ops and never go up again. Of a stage's
+backward the ops that an earlier stage waits for come first (part I), the others, mostly gradients
+of weights, later (part W), as zero-bubble schedules want it (Qi et al., 2024). O(ops + reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from hocket.base.errors import UsageError
+from hocket.capture.program import Program
+from hocket.graph.graph import Graph, Phase
+from hocket.runtime.train.divided.stack import layer_of
+
+
+class Part(IntEnum):
+    """A part of a stage's work on one microbatch, in the order in which they are done."""
+
+    FORWARD = 0
+    INPUT_GRADIENT = 1
+    WEIGHT_GRADIENT = 2
+
+
+class Segment(NamedTuple):
+    """One part of one stage."""
+
+    stage: int
+    part: Part
+
+
+_AFTER_ALL = -1
+_BEFORE = -2
+
+
+def segments_of(
+    graph: Graph, program: Program, stack: str, stage_of_layer: Sequence[int], num_stages: int
+) -> list[Segment | None]:
+    """The segment of each op; None for updates, which are not part of a pipeline."""
+    stages = _forward_stages(graph, program, stack, stage_of_layer, num_stages)
+    _add_backward(graph, program, stages, num_stages)
+    _keep_together(graph, program, stages)
+    _require_order(graph, program, stages)
+    urgent = _urgent(program, stages)
+    found: list[Segment | None] = []
+    for op, call in enumerate(program.calls):
+        if call.phase == Phase.OPTIMIZER:
+            found.append(None)
+        elif call.phase == Phase.FORWARD:
+            found.append(Segment(stages[op], Part.FORWARD))
+        else:
+            part = Part.INPUT_GRADIENT if op in urgent else Part.WEIGHT_GRADIENT
+            found.append(Segment(stages[op], part))
+    return found
+
+
+def _forward_stages(
+    graph: Graph, program: Program, stack: str, stage_of_layer: Sequence[int], num_stages: int
+) -> list[int]:
+    """Stages of forward ops; others are still `_BEFORE`."""
+    last_layer = len(stage_of_layer) - 1
+    stages = [_BEFORE] * len(program.calls)
+    is_after = [False] * len(program.calls)
+    for op, call in enumerate(program.calls):
+        if call.phase != Phase.FORWARD:
+            continue
+        makers = _makers(program, op)
+        layer = layer_of(call.module, stack)
+        feeds = max((stages[maker] for maker in makers), default=_BEFORE)
+        is_after[op] = layer is None and any(
+            is_after[m] or layer_of(program.calls[m].module, stack) == last_layer for m in makers
+        )
+        if layer is not None:
+            stages[op] = max(stage_of_layer[layer], feeds)
+        elif is_after[op]:
+            stages[op] = num_stages - 1
+        else:
+            stages[op] = feeds
+    first = stage_of_layer[0] if stage_of_layer else 0
+    for op in range(len(program.calls) - 1, -1, -1):
+        if program.calls[op].phase == Phase.FORWARD and stages[op] == _BEFORE:
+            users = [
+                stages[user]
+                for tensor in graph.made_by(op)
+                for user in graph.users_of(tensor).tolist()
+                if program.calls[user].phase == Phase.FORWARD
+            ]
+            used = min(users, default=0)
+            # What the first layer waits for, an embedding, may have a stage of its own before it.
+            stages[op] = 0 if used <= first else used
+    return stages
+
+
+def _add_backward(graph: Graph, program: Program, stages: list[int], num_stages: int) -> None:
+    for op, call in enumerate(program.calls):
+        if call.phase != Phase.BACKWARD:
+            continue
+        makers = [m for m in _makers(program, op) if program.calls[m].phase == Phase.BACKWARD]
+        most = min((stages[maker] for maker in makers), default=num_stages - 1)
+        partner = call.partner
+        is_paired = partner >= 0 and program.calls[partner].phase == Phase.FORWARD
+        stages[op] = min(stages[partner], most) if is_paired else most
+
+
+def _keep_together(graph: Graph, program: Program, stages: list[int]) -> None:
+    """Ops that write one storage in place stay where the first of them is."""
+    writer: dict[int, int] = {}
+    for op, call in enumerate(program.calls):
+        if call.phase == Phase.OPTIMIZER:
+            continue
+        for target in call.targets:
+            storage = program.tensors[target].storage
+            if storage >= 0:
+                stages[op] = writer.setdefault(storage, stages[op])
+
+
+def _require_order(graph: Graph, program: Program, stages: Sequence[int]) -> None:
+    """Forward goes up and backward goes down, else stages would wait for each other."""
+    for op, call in enumerate(program.calls):
+        for maker in _makers(program, op):
+            made = program.calls[maker]
+            if Phase.OPTIMIZER in (call.phase, made.phase) or made.phase != call.phase:
+                continue
+            is_up = stages[maker] <= stages[op]
+            if (call.phase == Phase.FORWARD and not is_up) or (
+                call.phase == Phase.BACKWARD and stages[maker] < stages[op]
+            ):
+                raise UsageError(
+                    f"op {graph.op_names[op]!r} of stage {stages[op]} needs what stage "
+                    f"{stages[maker]} makes, so no pipeline can be cut there",
+                    hint="cut elsewhere: state the layers of each stage, or use fewer stages",
+                )
+
+
+def _urgent(program: Program, stages: Sequence[int]) -> set[int]:
+    """Backward ops that another stage waits for, directly or by others of their own stage."""
+    urgent: set[int] = set()
+    for op in range(len(program.calls) - 1, -1, -1):
+        call = program.calls[op]
+        if call.phase != Phase.BACKWARD:
+            continue
+        for maker in _makers(program, op):
+            if program.calls[maker].phase == Phase.BACKWARD and (
+                stages[maker] != stages[op] or op in urgent
+            ):
+                urgent.add(maker)
+    return urgent
+
+
+def _makers(program: Program, op: int) -> list[int]:
+    """Ops whose results an op reads."""
+    found = (program.tensors[tensor].producer for tensor in program.calls[op].reads)
+    return [maker for maker in found if maker >= 0]
+
+
+def shared_gradients(
+    program: Program, segments: Sequence[Segment | None], device_of_stage: Sequence[int]
+) -> dict[int, list[int]]:
+    """Per parameter the tensors that its gradient is the sum of, where ranks make parts of it.
+
+    A weight that several stages use, such as a tied embedding, gets a part from each; they are
+    summed once per step instead of once per microbatch. Its adding ops are left out.
+    """
+    return {
+        parameter: _addends(program, gradient, segments, device_of_stage)
+        for parameter, gradient in program.gradients.items()
+    }
+
+
+def _addends(
+    program: Program,
+    tensor: int,
+    segments: Sequence[Segment | None],
+    device_of_stage: Sequence[int],
+) -> list[int]:
+    op = program.tensors[tensor].producer
+    call = program.calls[op]
+    if call.cost.kind != "aten.add" or len(call.args) != 2 or call.kwargs:
+        return [tensor]
+    numbers = [getattr(arg, "number", -1) for arg in call.args]
+    if min(numbers) < 0:
+        return [tensor]
+    makers = [program.tensors[number].producer for number in numbers]
+    if min(makers) < 0:
+        return [tensor]
+    homes = {device_of_stage[seg.stage] for m in makers if (seg := segments[m]) is not None}
+    if len(homes) < 2:
+        return [tensor]
+    return [
+        part for number in numbers for part in _addends(program, number, segments, device_of_stage)
+    ]

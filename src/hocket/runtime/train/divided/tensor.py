@@ -1,0 +1,191 @@
+"""Tensor parallelism of a person's transformer layers: matrices by columns, then by rows.
+
+As Megatron-LM divides a block (Shoeybi et al., 2019), attention and MLP widen by a matrix whose
+columns are divided and narrow by one whose rows are, so that each needs one sum forward and one
+backward. Which matrices those are is known by the names that families of models give them. A layer
+that has anything else is refused: a weight that is used on parts without a rule would train
+wrongly. Embeddings and the output layer stay whole on every rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from hocket.base.errors import UsageError
+from hocket.runtime.train.cuts import Cut
+from hocket.runtime.train.divided.collectives import joined, spread
+from hocket.runtime.train.divided.stack import find_stack
+
+
+@dataclass(frozen=True)
+class Family:
+    """Names of the matrices in a layer."""
+
+    name: str
+    columns: Mapping[str, int]
+    """With the number of matrices that stand side by side in each."""
+    rows: tuple[str, ...]
+    whole: str
+    """Pattern of the names of parameters that every rank has whole: norms outside of both."""
+    head_width: tuple[str, str] = ("", "head_dim")
+    """The module of a layer, and its attribute, that say how wide a head is."""
+
+
+FAMILIES = (
+    Family(
+        "GPT-2",
+        {"attn.c_attn": 3, "mlp.c_fc": 1},
+        ("attn.c_proj", "mlp.c_proj"),
+        r"ln_[12]\..*",
+        ("attn", "head_dim"),
+    ),
+    Family(
+        "Llama, Mistral, Qwen2",
+        {
+            "self_attn.q_proj": 1, "self_attn.k_proj": 1, "self_attn.v_proj": 1,
+            "mlp.gate_proj": 1, "mlp.up_proj": 1,
+        },
+        ("self_attn.o_proj", "mlp.down_proj"),
+        r"(input|post_attention)_layernorm\..*",
+        ("self_attn", "head_dim"),
+    ),
+    Family(
+        "OPT",
+        {"self_attn.q_proj": 1, "self_attn.k_proj": 1, "self_attn.v_proj": 1, "fc1": 1},
+        ("self_attn.out_proj", "fc2"),
+        r"(self_attn|final)_layer_norm\..*",
+        ("self_attn", "head_dim"),
+    ),
+    Family(
+        "BERT",
+        {
+            "attention.self.query": 1, "attention.self.key": 1, "attention.self.value": 1,
+            "intermediate.dense": 1,
+        },
+        ("attention.output.dense", "output.dense"),
+        r"(attention\.)?output\.LayerNorm\..*",
+        ("attention.self", "attention_head_size"),
+    ),
+)  # fmt: skip
+_COUNTED = (
+    "split_size",
+    "num_heads",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "all_head_size",
+)
+"""Attributes of attention modules that count what a rank has a part of."""
+
+
+def divide_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[int, Cut]:
+    """Divide all layers of a model in place; the cuts by the id of the parameters."""
+    stack, num_layers = find_stack(model)
+    cuts: dict[int, Cut] = {}
+    for number in range(num_layers):
+        path = f"{stack}.{number}" if stack else str(number)
+        layer = model.get_submodule(path)
+        family = _family(layer, path)
+        _require_heads(layer, family, path, degree)
+        for name, blocks in family.columns.items():
+            _columns(layer.get_submodule(name), group, blocks, degree, cuts)
+        for name in family.rows:
+            _rows(layer.get_submodule(name), group, degree, cuts)
+        attention = layer.get_submodule(family.head_width[0])
+        for attribute in _COUNTED:
+            value = getattr(attention, attribute, None)
+            if isinstance(value, int):
+                setattr(attention, attribute, value // degree)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            cut = cuts.get(id(parameter))
+            if cut is not None:
+                parameter.data = cut.piece(parameter.data, rank)
+    return cuts
+
+
+def _family(layer: nn.Module, path: str) -> Family:
+    names = {name for name, _ in layer.named_modules()}
+    for family in FAMILIES:
+        if {*family.columns, *family.rows} <= names:
+            break
+    else:
+        raise UsageError(
+            f"the layers {path!r} have names that tensor parallelism has no rule for",
+            hint=f"known are those of {', '.join(f.name for f in FAMILIES)}; or plan without it: "
+            "hocket parallel … --fix tensor=1",
+        )
+    divided = tuple(f"{name}." for name in (*family.columns, *family.rows))
+    for name, _ in layer.named_parameters():
+        if not name.startswith(divided) and not re.fullmatch(family.whole, name):
+            raise UsageError(
+                f"{path}.{name} is used on parts of a layer, and tensor parallelism has no rule "
+                "for its gradient",
+                hint="plan without it: hocket parallel … --fix tensor=1",
+            )
+    return family
+
+
+def _require_heads(layer: nn.Module, family: Family, path: str, degree: int) -> None:
+    module, attribute = family.head_width
+    width = getattr(layer.get_submodule(module), attribute)
+    for name, blocks in family.columns.items():
+        weight, dim = _weight(layer.get_submodule(name))
+        extent = weight.shape[dim] // blocks
+        unit = width if name.startswith(module) else 1
+        if extent % (degree * unit):
+            what = f"{extent // unit} heads" if unit > 1 else f"a width of {extent}"
+            raise UsageError(
+                f"{path}.{name} has {what}, which {degree} tensor-parallel ranks cannot share",
+                hint="choose a tensor degree that divides it",
+            )
+
+
+def _weight(module: nn.Module) -> tuple[nn.Parameter, int]:
+    """The matrix of a layer, and its dimension of outputs: Hugging Face's Conv1D has it last."""
+    weight = module.weight
+    assert isinstance(weight, nn.Parameter)
+    return weight, 0 if isinstance(module, nn.Linear) else 1
+
+
+def _columns(module: nn.Module, group: Any, blocks: int, degree: int, cuts: dict[int, Cut]) -> None:
+    weight, dim = _weight(module)
+    cuts[id(weight)] = Cut(dim, degree, blocks)
+    if isinstance(module.bias, nn.Parameter):
+        cuts[id(module.bias)] = Cut(0, degree, blocks)
+    for attribute in ("out_features", "nf"):
+        if hasattr(module, attribute):
+            setattr(module, attribute, getattr(module, attribute) // degree)
+    module.forward = MethodType(_column_forward(type(module).forward, group), module)
+
+
+def _rows(module: nn.Module, group: Any, degree: int, cuts: dict[int, Cut]) -> None:
+    weight, dim = _weight(module)
+    cuts[id(weight)] = Cut(1 - dim, degree)
+    if isinstance(module, nn.Linear):
+        module.in_features //= degree
+    module.forward = MethodType(_row_forward(group, dim), module)
+
+
+def _column_forward(plain: Callable[..., torch.Tensor], group: Any) -> Callable[..., torch.Tensor]:
+    def forward(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return plain(self, spread(x, group))
+
+    return forward
+
+
+def _row_forward(group: Any, dim: int) -> Callable[..., torch.Tensor]:
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        product = functional.linear(x, self.weight) if dim == 0 else x @ self.weight
+        total = joined(product, group)
+        # The bias is whole on every rank, so it is added after the sum.
+        return total if self.bias is None else total + self.bias
+
+    return forward

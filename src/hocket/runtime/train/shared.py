@@ -1,0 +1,49 @@
+"""Tensors and numbers of one rank, given to all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def share_slots(slots: Mapping[str, Any], owner: int, device: torch.device) -> dict[str, Any]:
+    """What rank ``owner`` has in ``slots``, on every rank: first what there is, then the tensors.
+
+    All ranks ask together. Tensors travel on ``device``, those of the owner stay its own.
+    """
+    is_owner = owner == dist.get_rank()
+    found: dict[str, Any] = {}
+    for entry in json.loads(share_text(_listed(slots) if is_owner else "", owner, device)):
+        key, value, shape = entry
+        if shape is None:
+            found[key] = value
+            continue
+        dtype = getattr(torch, value)
+        own = slots[key] if is_owner else torch.empty(shape, dtype=dtype, device=device)
+        sent = own.detach().to(device).contiguous()
+        dist.broadcast(sent, owner)
+        found[key] = own if is_owner else sent
+    return found
+
+
+def _listed(slots: Mapping[str, Any]) -> str:
+    return json.dumps([
+        [key, str(v.dtype).removeprefix("torch."), list(v.shape)]
+        if isinstance(v, torch.Tensor) else [key, v, None] for key, v in slots.items()
+    ])  # fmt: skip
+
+
+def share_text(text: str, owner: int, device: torch.device) -> str:
+    """What rank ``owner`` says, on every rank; all ask together."""
+    data = text.encode()
+    size = torch.tensor([len(data)], device=device)
+    dist.broadcast(size, owner)
+    sent = torch.zeros(int(size), dtype=torch.uint8, device=device)
+    if owner == dist.get_rank():
+        sent.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    dist.broadcast(sent, owner)
+    return bytes(sent.cpu().tolist()).decode()

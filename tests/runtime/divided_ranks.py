@@ -1,0 +1,319 @@
+"""One rank of divided trainings beside the same training in one process; rank 0 tells errors.
+
+``python divided_ranks.py FOLDER CASE …`` with the variables of torchrun.
+"""
+
+import copy
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hocket
+from hocket.capture import CaptureWarning
+from hocket.transformer import Division
+
+STEPS, ACCUMULATE, CLIP = 20, 2, 0.5
+
+
+def class_loss(model, batch):
+    scores = model(batch[0])
+    return {"loss": functional.cross_entropy(scores, batch[1]), "scores": scores}
+
+
+def mlp():
+    model = nn.Sequential(
+        nn.Linear(6, 16),
+        nn.LayerNorm(16),
+        nn.Tanh(),
+        nn.Linear(16, 16),
+        nn.Tanh(),
+        nn.Linear(16, 3),
+    )
+    batches = [(torch.randn(9, 6).double(), torch.randint(0, 3, (9,))) for _ in range(3)]
+    return model.double(), batches, class_loss
+
+
+class Residual(nn.Module):
+    """A residual network in small, with batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+            for _ in range(2)
+        )
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, image):
+        x = self.stem(image)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x.mean((2, 3)))
+
+
+def resnet():
+    batches = [(torch.randn(9, 1, 5, 5).double(), torch.randint(0, 3, (9,))) for _ in range(3)]
+    return Residual().double(), batches, class_loss
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.split_size, self.head_dim = 16, 8
+
+    def forward(self, x):
+        parts = self.c_attn(x).split(self.split_size, -1)
+        heads = [part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts]
+        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        return self.c_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """A layer with the names of GPT-2."""
+
+    def __init__(self):
+        super().__init__()
+        self.ln_1, self.ln_2, self.attn = nn.LayerNorm(16), nn.LayerNorm(16), Attention()
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(16, 32), "c_proj": nn.Linear(32, 16)})
+
+    def forward(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp["c_proj"](functional.gelu(self.mlp["c_fc"](self.ln_2(x))))
+
+
+class Words(nn.Module):
+    """A small language model whose embedding is its last layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(40, 16), nn.Embedding(8, 16)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, input_ids):
+        x = self.words(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return functional.linear(self.norm(x), self.words.weight)
+
+
+def text_loss(model, batch):
+    """In double precision; Hugging Face's own losses are in single."""
+    returned = model(input_ids=batch["input_ids"])
+    scores = returned if isinstance(returned, torch.Tensor) else returned.logits
+    flat, labels = scores[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()
+    return {"loss": functional.cross_entropy(flat, labels), "scores": scores}
+
+
+def texts(model, least=0):
+    batches = []
+    for _ in range(3):
+        tokens = torch.randint(least, 40, (8, 6))
+        batches.append({"input_ids": tokens, "labels": tokens})
+    return model.double(), batches, text_loss
+
+
+def words():
+    return texts(Words())
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return texts(GPT2LMHeadModel(GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=16, resid_pdrop=0.0,
+        embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )))  # fmt: skip
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 40,
+         "max_position_embeddings": 16}  # fmt: skip
+
+
+def qwen2():
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(**SIZES, num_key_value_heads=2, intermediate_size=24)
+    return texts(Qwen2ForCausalLM(config))
+
+
+def opt():
+    from transformers import OPTConfig, OPTForCausalLM
+
+    config = OPTConfig(**SIZES, ffn_dim=24, word_embed_proj_dim=16, dropout=0.0)
+    return texts(OPTForCausalLM(config), least=2)
+
+
+def bert():
+    from transformers import BertConfig, BertForMaskedLM
+
+    return texts(BertForMaskedLM(BertConfig(
+        **SIZES, intermediate_size=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )), least=2)  # fmt: skip
+
+
+CASES = {
+    "unequal": (resnet, Division(data=2, global_batch=9, shares=(6, 3))),
+    "owners": (mlp, Division(data=2, global_batch=9, shares=(4, 5), zero=1)),
+    "sharded": (mlp, Division(data=2, global_batch=9, shares=(5, 4), zero=3)),
+    "pipeline": (mlp, Division(pipeline=2, global_batch=9, microbatch=4)),
+    "tied-split": (words, Division(pipeline=2, global_batch=8, microbatch=2, schedule="zb-h1")),
+    "looped": (words, Division(pipeline=2, chunks=2, global_batch=8, microbatch=2,
+                               schedule="interleaved", layers=(0, 1, 1, 0))),
+    "gpt2-pipeline": (gpt2, Division(pipeline=2, global_batch=8, microbatch=4)),
+    "gpt2-tensor": (gpt2, Division(tensor=2, global_batch=8)),
+    "qwen2-tensor": (qwen2, Division(tensor=2, global_batch=8)),
+    "qwen2-sharded": (qwen2, Division(data=2, global_batch=8, shares=(5, 3), zero=3)),
+    "opt-tensor": (opt, Division(tensor=2, global_batch=8)),
+    "bert-tensor": (bert, Division(tensor=2, global_batch=8)),
+    "data-pipeline": (words, Division(data=2, pipeline=2, global_batch=8, microbatch=2,
+                                      shares=(5, 3), zero=1)),
+    "tensor-pipeline": (words, Division(tensor=2, pipeline=2, global_batch=8, microbatch=4)),
+    "data-tensor": (words, Division(data=2, tensor=2, global_batch=8, zero=3)),
+}  # fmt: skip
+"""What is trained, and how it is divided."""
+
+
+def optimizer_of(model):
+    parameters = list(model.parameters())
+    groups = [
+        {"params": parameters[::2], "weight_decay": 0.1},
+        {"params": parameters[1::2], "lr": 3e-3},
+    ]
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+def start(name):
+    build, division = CASES[name]
+    torch.manual_seed(0)
+    model, batches, forward = build()
+    twin = copy.deepcopy(model)
+    # What ranks draw for themselves must not matter: the first rank's weights are taken.
+    if int(os.environ["RANK"]):
+        for parameter in model.parameters():
+            parameter.data.mul_(2.0)
+    optimizer, plain = optimizer_of(model), optimizer_of(twin)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CaptureWarning)
+        train = hocket.prepare(
+            model, optimizer, batches[0], plan=division, forward=forward, accumulate=ACCUMULATE,
+            clip_norm=CLIP,
+        )  # fmt: skip
+    return train, twin, plain, batches, forward
+
+
+def compare(name, folder):
+    """20 steps with accumulation, clipping, a schedule and a checkpoint, beside plain PyTorch."""
+    train, twin, plain, batches, forward = start(name)
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.7) for o in (train.optimizer, plain)]
+    held = sum(p.numel() if not hasattr(p, "to_local") else p.to_local().numel()
+               for p in train.model.parameters() if not p.is_meta)  # fmt: skip
+    loss_error = 0.0
+    # Hugging Face's models take long to record, so they make fewer steps.
+    steps = 4 if CASES[name][0] in (gpt2, qwen2, opt, bert) else STEPS
+    for number in range(1, steps + 1):
+        batch = batches[number % 3]
+        if number == steps // 2:  # in the middle of an accumulated batch
+            state = copy.deepcopy(train.state_dict())
+            for tensor in train.model.parameters():
+                if not tensor.is_meta:
+                    tensor.data.zero_()
+            train.load_state_dict(state)
+        loss = train.step(batch).item()
+        expected = forward(twin, batch)["loss"]
+        (expected / ACCUMULATE).backward()
+        loss_error = max(loss_error, abs(loss - expected.item()))
+        if number % ACCUMULATE == 0:
+            nn.utils.clip_grad_norm_(twin.parameters(), CLIP)
+            plain.step()
+            plain.zero_grad()
+            for schedule in schedules:
+                schedule.step()
+    state = train.state_dict()
+    twin.eval()
+    with torch.no_grad():
+        returned = forward(twin, batches[0])
+    found = train.predict(batches[0]) if steps == STEPS else returned
+    return {
+        "loss": loss_error,
+        "weights": max(_error(state["model"][n], t) for n, t in twin.state_dict().items()),
+        "states": _state_error(state["optimizer"], plain.state_dict()),
+        "keys": list(state["model"]) == list(twin.state_dict()),
+        "evaluate": steps == STEPS
+        and abs(train.evaluate(batches[0]).item() - returned["loss"].item()),
+        "predict": _error(found["scores"], returned["scores"]),
+        "held": held,
+        "total": sum(p.numel() for p in twin.parameters()),
+    }
+
+
+def save(folder):
+    """Ten steps on one division, saved whole and in parts."""
+    train, *_, batches, _ = start("tied-split")
+    for number in range(10):
+        train.step(batches[number % 3])
+    train.save(folder / "whole")
+    train.save(folder / "parts", sharded=True)
+
+
+def resume(name, folder):
+    """Ten more steps from each checkpoint on another division."""
+    states = []
+    for kind in ("whole", "parts"):
+        train, twin, plain, batches, forward = start(name)
+        train.load(folder / kind / "step-10")
+        for number in range(10, 20):
+            train.step(batches[number % 3])
+        states.append(train.state_dict()["model"])
+    for number in range(20):
+        (forward(twin, batches[number % 3])["loss"] / ACCUMULATE).backward()
+        if number % ACCUMULATE:
+            nn.utils.clip_grad_norm_(twin.parameters(), CLIP)
+            plain.step()
+            plain.zero_grad()
+    return {
+        f"resumed {kind}": max(_error(state[n], t) for n, t in twin.state_dict().items())
+        for kind, state in zip(("whole", "parts"), states, strict=True)
+    }
+
+
+def _error(found, expected):
+    return float((found.double() - expected.double()).abs().max())
+
+
+def _state_error(found, expected):
+    assert found["state"].keys() == expected["state"].keys()
+    return max(
+        _error(torch.as_tensor(found["state"][index][key]), torch.as_tensor(value))
+        for index, slots in expected["state"].items()
+        for key, value in slots.items()
+    )
+
+
+def main():
+    torch.set_num_threads(1)
+    folder, found = Path(sys.argv[1]), {}
+    for case in sys.argv[2:]:
+        what, _, name = case.rpartition(":")
+        if case == "save":
+            save(folder)
+        elif what == "resume":
+            found[case] = resume(name, folder)
+        else:
+            found[case] = compare(case, folder)
+    everything = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everything, found)
+    if not int(os.environ["RANK"]):
+        sys.stdout.write(json.dumps(everything) + "\n")
+
+
+if __name__ == "__main__":
+    main()
