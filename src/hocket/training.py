@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.sections import Memory, PlacedDivision, Schedule
+from hocket.planners.memory.budget import keep_budget
 from hocket.planners.registry import ONE_DEVICE
 from hocket.transformer import Division
 
@@ -39,7 +40,6 @@ from hocket.graph.graph import Graph
 from hocket.runtime.executors import choose
 from hocket.runtime.launch import PLAN_VARIABLE
 from hocket.runtime.memory.rounding import rounded_parameters
-from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.budgeted import Budgeted
@@ -310,20 +310,10 @@ def _budgeted(
     else:
         assert memory is not None
         budget_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
-        ladder = _ladder(model, budget_bytes)
-        found = fitted(budget_bytes, lambda asked: next(ladder, None), rehearse)
+        planned = plan_graph(graph, find_cluster(on), planners=ONE_DEVICE)
+        frontier = keep_budget(planned.problem, planned.plan, budget_bytes).frontier
+        found = fitted(budget_bytes, frontier, rehearse)
     return Budgeted(model, recipe, found, device, graph=graph, rounded=rounded)
-
-
-def _ladder(model: nn.Module, budget_bytes: int) -> Iterator[Memory]:
-    hosted: dict[str, Any] = {"parameters": "streamed", "update": "host"}
-    recomputed: dict[str, Any] = {"activations": "recomputed"}
-    sent = {**recomputed, "checkpoint": "offloaded"}
-    yield uniform(model, budget_bytes)
-    yield uniform(model, budget_bytes, **recomputed)
-    yield uniform(model, budget_bytes, **recomputed, **hosted)
-    yield uniform(model, budget_bytes, loss_chunks=16, **recomputed, **hosted)
-    yield uniform(model, budget_bytes, loss_chunks=16, **sent, **hosted)
 
 
 def _by_modules(

@@ -184,5 +184,5 @@ def test_prepare_keeps_a_budget_or_refuses():
         kept.append(train.memory.peak_bytes)
     assert max(kept) < plain.peak_bytes
     model, batches, forward = build()
-    with pytest.raises(NoFeasiblePlanError, match="would do"):
+    with pytest.raises(NoFeasiblePlanError, match="the leanest plan holds"):
         hocket.prepare(model, adamw(model), batches[0], forward=forward, memory="10KiB")

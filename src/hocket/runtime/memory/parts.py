@@ -23,10 +23,11 @@ def blocks_of(model: nn.Module, memory: Memory, graph: Graph | None) -> list[Blo
     of these blocks are. A block that is a run of modules has each of them.
     """
     known = dict(model.named_modules())
-    spans = _modules_by_ops(memory, graph, known) if graph is not None else {}
+    spans = None if graph is None else _modules_by_ops(memory, graph, known)
     blocks = []
     for index, policy in enumerate(memory.blocks):
-        paths = spans.get(policy.name) or _own_module(policy.name, known)
+        # A module that runs in several blocks is in none of them: its parameters are shared.
+        paths = _own_module(policy.name, known) if spans is None else spans.get(policy.name, ())
         blocks.append(Block(policy, index, {path: known[path] for path in paths}))
     owners: Counter[nn.Parameter] = Counter()
     for block in blocks:

@@ -1,8 +1,8 @@
-"""Find the memory plan whose rehearsed peak is within a budget.
+"""Find the fastest memory plan whose rehearsed peak is within a budget.
 
-A planner is asked for the budget; what it gives is rehearsed, and as long as the rehearsal is over
-the budget, it is asked again for less by what was too much. So a planner's model of memory may be
-rough, and the budget is kept all the same.
+A planner's model of memory may be rough. So what it gives for a budget is rehearsed, and it is
+asked again for as much more or less as the rehearsal was beside its prediction, until it gives what
+was seen already. Of the plans that keep the budget the fastest is taken.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import NamedTuple
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes
 from hocket.plan.sections.memory import Memory
+from hocket.planners.memory.frontier import Frontier
 
-_MAX_TRIES = 6
+_MAX_TRIES = 5
 
 
 class KeptBudget(NamedTuple):
@@ -27,22 +28,31 @@ class KeptBudget(NamedTuple):
     """What a step should take, where somebody knows."""
 
 
-def fitted(
-    budget_bytes: int, plan_at: Callable[[int], Memory | None], rehearse: Callable[[Memory], int]
-) -> KeptBudget:
-    """The first plan within the budget; ``plan_at`` gives None where it knows none."""
-    asked, least = budget_bytes, 0
+def fitted(budget_bytes: int, frontier: Frontier, rehearse: Callable[[Memory], int]) -> KeptBudget:
+    """The fastest of the frontier's plans that keeps the budget when it is rehearsed."""
+    plain = Memory(budget_bytes=(budget_bytes,), blocks=())
+    tried: dict[str, KeptBudget] = {}
+    asked = float(budget_bytes)
     for _ in range(_MAX_TRIES):
-        memory = plan_at(asked)
-        if memory is None:
+        chosen = frontier.best(asked) or frontier.smallest
+        if chosen.name in tried:
             break
-        peak_bytes = rehearse(memory)
-        if peak_bytes <= budget_bytes:
-            return KeptBudget(memory, peak_bytes)
-        least = min(least or peak_bytes, peak_bytes)
-        asked -= peak_bytes - budget_bytes
-    found = f"; {format_bytes(least)} would do" if least else ""
-    raise NoFeasiblePlanError(
-        f"no step within {format_bytes(budget_bytes)} was found{found}",
-        hint="give more memory, or make the batch smaller",
-    )
+        section = chosen.memory if chosen.memory is not None else plain
+        peak_bytes = rehearse(section)
+        tried[chosen.name] = KeptBudget(section, peak_bytes, chosen.step_s)
+        asked = chosen.peak_bytes * budget_bytes / peak_bytes
+    kept = [each for each in tried.values() if each.peak_bytes <= budget_bytes]
+    if not kept and frontier.smallest.name not in tried:
+        leanest = frontier.smallest
+        section = leanest.memory if leanest.memory is not None else plain
+        last = KeptBudget(section, rehearse(section), leanest.step_s)
+        tried[leanest.name] = last
+        kept = [last] if last.peak_bytes <= budget_bytes else []
+    if not kept:
+        least = min(each.peak_bytes for each in tried.values())
+        raise NoFeasiblePlanError(
+            f"the step does not fit into {format_bytes(budget_bytes)}: the leanest plan holds "
+            f"{format_bytes(least)}",
+            hint=f"give it memory={least}, or make the batch smaller",
+        )
+    return min(kept, key=lambda each: (each.step_s or 0.0, each.peak_bytes))
