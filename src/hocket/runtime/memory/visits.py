@@ -227,8 +227,6 @@ class Visits:
 
     def _enter(self, visit: Visit) -> None:
         """The backward pass comes to a visit."""
-        if not self._backward:
-            self._end_forward()
         for later in self._backward:
             self._leave(later)
         self._backward = [visit]
@@ -241,9 +239,10 @@ class Visits:
             if earlier.saved is not None and earlier.block.num_open:
                 earlier.saved.fetch()
 
-    def _end_forward(self) -> None:
+    def end_forward(self) -> None:
+        """The backward pass begins."""
         route = [each.block for each in self._forward]
-        if self._route and route != self._route:
+        if self._route and route and route != self._route:
             self.strayed()
         self._route = route
         Variable._execution_engine.queue_callback(self._end_backward)

@@ -122,7 +122,10 @@ class Budgeted:
         self._visits.begin()
         self._bring_shared()
         returned = self._apply(batch)
-        return Carried(self._loss(returned), returned)
+        loss = self._loss(returned)
+        if loss.requires_grad:
+            loss.register_hook(lambda _: self._visits.end_forward())  # type: ignore[no-untyped-call]
+        return Carried(loss, returned)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """A step of the optimizer, as far as it was not done as gradients came."""

@@ -1,0 +1,400 @@
+"""Training GPTs under a cap on one GPU: what fits, how fast, and what was predicted.
+
+    PYTHONPATH=src python benchmarks/memory/h200.py --out DIR [--seconds 450] [--small]
+
+Weights in float32, bfloat16 autocast, fused AdamW, 16,384 tokens a step in sequences of 1,024, a
+vocabulary of 50,304 with tied embeddings. The cap is on PyTorch's allocator
+(``set_per_process_memory_fraction``). Systems that do not chunk take the step in 16 micro-batches.
+Rows are written as they come (``rows.jsonl``, ``table.md``), so that a run that is cut off leaves
+what it has. Parts are left out when the seconds are over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+GIB = 2**30
+SEQUENCE, VOCABULARY, TOKENS = 1024, 50304, 16384
+HEAD_WIDTH = 128
+NUM_STEPS = 3
+"""Timed steps after two others."""
+
+
+class Layer(nn.Module):
+    """A layer of GPT-2, without dropout."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        shape = (batch, length, 3, width // HEAD_WIDTH, HEAD_WIDTH)
+        q, k, v = self.qkv(self.norm1(x)).view(shape).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    """A language model that returns its loss."""
+
+    def __init__(self, width: int, num_layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Embedding(SEQUENCE, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(num_layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.words(words) + self.places.weight[: words.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        scores = self.head(self.norm(x)).float()
+        return functional.cross_entropy(scores.view(-1, VOCABULARY), labels.view(-1))
+
+
+def built(width: int, num_layers: int, device: str) -> Gpt:
+    """A model with weights of one seed, drawn on the GPU layer by layer and kept on ``device``."""
+    with torch.device("meta"):
+        model = Gpt(width, num_layers)
+    draws = torch.Generator(DEVICE).manual_seed(0)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            value = torch.empty(parameter.shape, device=DEVICE)
+            if parameter.dim() == 1:
+                value.fill_(1.0 if "norm" in name or isinstance(module, nn.LayerNorm) else 0.0)
+                if name == "bias":
+                    value.zero_()
+            else:
+                value.normal_(0, 0.02, generator=draws)
+            setattr(module, name, nn.Parameter(value.to(device)))
+    model.head.weight = model.words.weight
+    return model.train()
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def forward(model: nn.Module, batch: Any) -> torch.Tensor:
+    """The loss under autocast."""
+    with torch.autocast(DEVICE, torch.bfloat16):
+        return model(*batch)
+
+
+def batches(count: int, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The same batches for everybody."""
+    draws = torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(count):
+        words = torch.randint(VOCABULARY, (tokens // SEQUENCE, SEQUENCE + 1), generator=draws)
+        # Few different words, so that there is something to learn.
+        words = words % 997
+        found.append((words[:, :-1].contiguous().to(DEVICE), words[:, 1:].contiguous().to(DEVICE)))
+    return found
+
+
+def adamw(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    """The update of all."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, **options)
+
+
+# ── the systems ──────────────────────────────────────────────────────────────────────────────
+
+
+def plain(model: nn.Module, batch: Any, micro: int, context: Any = None) -> Callable[[Any], Any]:
+    """Plain PyTorch in ``micro`` parts."""
+    optimizer = adamw(model, fused=True)
+
+    def step(batch: Any) -> torch.Tensor:
+        total = torch.zeros((), device=DEVICE)
+        for part in zip(*(tensor.chunk(micro) for tensor in batch), strict=True):
+            with context() if context else torch.enable_grad():
+                loss = forward(model, part) / micro
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def checkpointed(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
+    """Full activation checkpointing."""
+    from torch.utils.checkpoint import checkpoint
+
+    for layer in model.layers:
+        inner = layer.forward
+        layer.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+    return plain(model, batch, micro)
+
+
+def saved_on_cpu(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
+    """PyTorch's own offloading of activations."""
+    return plain(model, batch, micro, lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
+
+
+def fsdp_offload(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
+    """FSDP2 on one rank with everything on the host, and activation checkpointing."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.utils.checkpoint import checkpoint
+
+    if not dist.is_initialized():
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", RANK="0", WORLD_SIZE="1")
+        dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
+    options: dict[str, Any] = {
+        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+        "offload_policy": CPUOffloadPolicy(pin_memory=True),
+    }
+    for layer in model.layers:
+        inner = layer.forward
+        layer.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    optimizer = adamw(model, fused=True)
+
+    def step(batch: Any) -> torch.Tensor:
+        total = torch.zeros((), device=DEVICE)
+        parts = list(zip(*(tensor.chunk(micro) for tensor in batch), strict=True))
+        for number, part in enumerate(parts, 1):
+            model.set_requires_gradient_sync(number == len(parts))
+            loss = model(*part) / micro
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        return total
+
+    return step
+
+
+def ours(cap: int, notes: dict[str, Any]) -> Callable[..., Any]:
+    """``hocket.prepare(memory=)``."""
+
+    def make(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
+        import hocket
+
+        began = time.perf_counter()
+        budget = cap - RESERVE
+        train = hocket.prepare(model, adamw(model), batch, forward=forward, memory=budget)
+        kept = train.memory
+        notes["prepare_s"] = time.perf_counter() - began
+        notes["predicted_peak_gib"] = kept.peak_bytes / GIB
+        notes["predicted_step_s"] = kept.step_s
+        notes["loss_chunks"] = kept.section.loss_chunks
+        counts: dict[str, int] = {}
+        for block in kept.section.blocks:
+            key = f"{block.activations}/{block.checkpoint}/{block.parameters}/{block.update}"
+            counts[key] = counts.get(key, 0) + 1
+        notes["blocks"] = counts
+        return train.step
+
+    return make
+
+
+RESERVE = int(0.25 * GIB)
+"""Of a cap, left to cuBLAS and to the gaps of the allocator."""
+
+
+# ── measuring ────────────────────────────────────────────────────────────────────────────────
+
+
+def clear() -> None:
+    """Nothing of a row is left for the next."""
+    gc.collect()
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def cap_to(cap: int | None) -> None:
+    """Limit PyTorch's allocator."""
+    if DEVICE == "cuda":
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(1.0 if cap is None else cap / total)
+
+
+def measured(
+    make: Callable[..., Any],
+    width: int,
+    num_layers: int,
+    *,
+    home: str,
+    micro: int,
+    cap: int | None,
+    steps: int,
+    tokens: int,
+) -> dict[str, Any]:
+    """One system on one model: seconds per step, peak and losses, or why not."""
+    row: dict[str, Any] = {"width": width, "layers": num_layers, "micro_batches": micro}
+    row["cap_gib"] = None if cap is None else cap / GIB
+    clear()
+    data = batches(1, tokens) * (2 + steps)
+    began = time.perf_counter()
+    try:
+        model = built(width, num_layers, home)
+        row["params"] = sum(p.numel() for p in model.parameters())
+        clear()
+        cap_to(cap)
+        step = make(model, data[0], micro)
+        row["ready_s"] = time.perf_counter() - began
+        row["losses"] = []
+        times = []
+        for batch in data:
+            synchronize()
+            start = time.perf_counter()
+            row["losses"].append(float(step(batch)))
+            synchronize()
+            times.append(time.perf_counter() - start)
+        row["step_s"] = sorted(times[2:])[len(times[2:]) // 2] if steps else times[-1]
+        row["times"] = times
+    # A system that fails must not lose the rest: the machine is lent for minutes.
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}"[:600]
+    if DEVICE == "cuda":
+        row["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
+        row["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+    model = step = None
+    cap_to(None)
+    clear()
+    return row
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def rates() -> dict[str, Any]:
+    """What the machine's buses and cores do: GB/s of copies, and of AdamW on the host."""
+    from hocket.runtime.memory.copies import host_buffer
+
+    size = 2**28
+    there = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+    began = time.perf_counter()
+    here = host_buffer(size, pinned=DEVICE == "cuda")
+    found: dict[str, Any] = {"pin_gbps": size / (time.perf_counter() - began) / 1e9}
+    for name, target, source in (("h2d_gbps", there, here), ("d2h_gbps", here, there)):
+        target.copy_(source, non_blocking=True)
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(8):
+            target.copy_(source, non_blocking=True)
+        synchronize()
+        found[name] = 8 * size / (time.perf_counter() - began) / 1e9
+    parameter = nn.Parameter(torch.zeros(2**26))
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    parameter.grad = torch.ones(2**26)
+    optimizer.step()
+    began = time.perf_counter()
+    for _ in range(4):
+        optimizer.step()
+    found["adamw_gbps"] = 4 * 28 * 2**26 / (time.perf_counter() - began) / 1e9
+    found["threads"] = torch.get_num_threads()
+    if DEVICE == "cuda":
+        left, right = (torch.randn(8192, 8192, device=DEVICE).bfloat16() for _ in range(2))
+        left @ right
+        synchronize()
+        began = time.perf_counter()
+        for _ in range(10):
+            left @ right
+        synchronize()
+        found["bf16_tflops"] = 10 * 2 * 8192**3 / (time.perf_counter() - began) / 1e12
+    return found
+
+
+class Book:
+    """Rows as they come."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.folder, self.began, self.seconds = folder, time.perf_counter(), seconds
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left."""
+        return self.seconds - (time.perf_counter() - self.began)
+
+    def add(self, name: str, row: dict[str, Any]) -> dict[str, Any]:
+        """Note a row."""
+        row = {"system": name, **row, "at_s": round(time.perf_counter() - self.began, 1)}
+        with (self.folder / "rows.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+        return row
+
+
+def largest(
+    book: Book, name: str, make: Any, width: int, guesses: range, **how: Any
+) -> dict[str, Any] | None:
+    """The deepest model of a width that a system trains, by halving."""
+    low, high, best = 0, len(guesses), None
+    while low < high and book.left_s > 20:
+        middle = (low + high) // 2
+        row = book.add(name, measured(make, width, guesses[middle], steps=0, **how))
+        if "error" in row:
+            high = middle
+        else:
+            low, best = middle + 1, row
+    return best
+
+
+def main() -> None:
+    """All parts, the most important first."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=450)
+    parser.add_argument("--small", action="store_true", help="a rehearsal with small models")
+    parser.add_argument("--width", type=int, default=3072)
+    parser.add_argument("--layers", type=int, default=36)
+    arguments = parser.parse_args()
+    book = Book(arguments.out, arguments.seconds)
+    book.add("rates", rates())
+    width, layers, tokens, caps = arguments.width, arguments.layers, TOKENS, (8 * GIB, 12 * GIB)
+    if arguments.small:
+        width, layers, tokens, caps = 512, 6, 4096, (2 * GIB,)
+    micro = tokens // SEQUENCE
+    same = {"tokens": tokens, "steps": NUM_STEPS}
+    whole = {"width": width, "num_layers": layers}
+    book.add("uncapped", measured(plain, **whole, home=DEVICE, micro=4, cap=None, **same))
+    notes: dict[str, Any] = {}
+    row = measured(ours(caps[0], notes), **whole, home="cpu", micro=1, cap=caps[0], **same)
+    book.add("hocket", {**row, **notes})
+    shape = {"width": width if arguments.small else 2048, "tokens": tokens, "micro": micro}
+    depths = range(1, 6) if arguments.small else range(2, 14)
+    systems: dict[str, Any] = {
+        "eager": plain, "checkpointing": checkpointed, "save_on_cpu": saved_on_cpu,
+    }  # fmt: skip
+    for cap in caps:
+        for name, make in systems.items():
+            largest(book, name, make, guesses=depths, home=DEVICE, cap=cap, **shape)
+    book.add("fsdp2", measured(
+        fsdp_offload, **whole, home="cpu", micro=1 if arguments.small else 2, cap=caps[0],
+        tokens=tokens, steps=1))  # fmt: skip
+    for cap in caps[1:]:
+        if book.left_s > 60:
+            notes = {}
+            row = measured(ours(cap, notes), **whole, home="cpu", micro=1, cap=cap, **same)
+            book.add("hocket", {**row, **notes})
+
+
+if __name__ == "__main__":
+    main()
