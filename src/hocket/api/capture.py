@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hocket.capture import ZOO, CaptureWarning, capture, capture_program, load_model
 from hocket.capture.loss import MEAN, OWN, told
+from hocket.capture.sizes import capture_sizes
 
 __all__ = [
     "MEAN",
@@ -12,6 +13,7 @@ __all__ = [
     "CaptureWarning",
     "capture",
     "capture_program",
+    "capture_sizes",
     "load_model",
     "told",
 ]

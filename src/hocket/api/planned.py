@@ -113,26 +113,32 @@ class Planned:
         from hocket.view.trace import trace_bytes, trace_events
 
         plan = plan_bytes(path, self.problem, self.plan, graph_file=graph_file)
-        page = report_html(self.problem, self.plan, self.timeline, self.comparison).encode()
-        events = trace_events(self.problem, self.plan, self.timeline, label="predicted")
+        problem, placed = self._pictured()
+        page = report_html(problem, placed, self.timeline, self.comparison).encode()
+        events = trace_events(problem, placed, self.timeline, label="predicted")
         write_together({path: plan, report: page, trace: trace_bytes(trace, events)})
 
     def save_report(self, path: str | Path) -> None:
         """Write the one-file HTML report."""
         from hocket.view.report import write_report
 
-        write_report(path, self.problem, self.plan, self.timeline, self.comparison)
+        write_report(path, *self._pictured(), self.timeline, self.comparison)
 
     def save_trace(self, path: str | Path) -> None:
         """Write the trace for Perfetto."""
         from hocket.view.trace import write_trace
 
-        write_trace(path, self.problem, self.plan, self.timeline)
+        write_trace(path, *self._pictured(), self.timeline)
+
+    def _pictured(self) -> tuple[Problem, Plan]:
+        from hocket.view.plans import view_of
+
+        return view_of(self.plan).pictured(self.problem, self.plan)
 
     def _repr_html_(self) -> str:
         from hocket.view.notebook import plan_html
 
-        return plan_html(self.problem, self.plan, self.timeline)
+        return plan_html(*self._pictured(), self.timeline)
 
 
 def run_plan(
@@ -168,14 +174,15 @@ def auto(
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
-    """Capture a model's training step and plan it on a cluster.
+    """Capture a model's training step and plan it on a cluster: who takes which samples, and how.
 
-    ``loss`` and ``optimizer`` are as `hocket.capture` takes them.
+    ``loss`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the whole batch of
+    a step.
     """
-    from hocket.capture import capture
+    from hocket.capture.sizes import capture_sizes
     from hocket.runtime.rebuild import ModelSource
 
-    graph = capture(model, batch, loss=loss, optimizer=optimizer)
+    graph = capture_sizes(model, batch, loss=loss, optimizer=optimizer)
     planned = plan_graph(
         graph, on, headroom_bytes=headroom_bytes, profile=profile, calibration=calibration
     )
@@ -195,11 +202,13 @@ def plan_graph(
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
-    """Compare planners (the portfolio of ``auto`` by default) and return the best plan.
+    """Compare planners, or by default all ways to share the batch, and return the best plan.
 
-    ``goal`` says what is best: the shortest step, or the step that costs least.
+    Graphs that do not know what grows with their batch are placed op by op, as they are; so are all
+    with ``planners="auto"``. ``goal`` says what is best: the shortest step, the step that costs
+    least, or the one that leaves most memory free.
     """
-    from hocket.planners.compare import compare
+    from hocket.api.planners import compare_ways
     from hocket.planners.goal import GOALS
 
     names = (planners,) if isinstance(planners, str) else planners
@@ -209,7 +218,7 @@ def plan_graph(
     )  # fmt: skip
     if goal not in GOALS:
         raise unknown_name("goal", str(goal), GOALS)
-    return best_of(compare(problem, names, goal))
+    return best_of(compare_ways(problem, names, goal))
 
 
 def best_of(comparison: Comparison) -> Planned:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from hocket.plan.problem import Problem
 from hocket.planners import PLANNERS, find_planner
+from hocket.planners.candidates import Comparison
 from hocket.planners.compare import compare
-from hocket.planners.goal import num_devices
+from hocket.planners.goal import Goal, num_devices
 from hocket.planners.registry import FURTHER
+from hocket.planners.whole.compare import can_share, compare_whole
 
 __all__ = [
     "FURTHER",
     "PLANNERS",
     "compare",
+    "compare_ways",
     "find_planner",
     "num_devices",
 ]
+
+
+def compare_ways(problem: Problem, planners: Sequence[str] = (), goal: Goal = "time") -> Comparison:
+    """The named planners compared; without names, all ways to share the batch where it can be."""
+    if not planners and can_share(problem):
+        return compare_whole(problem, goal)
+    return compare(problem, planners, goal)

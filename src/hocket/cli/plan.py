@@ -22,11 +22,14 @@ from hocket.cli.sources import (
 if TYPE_CHECKING:
     from hocket.api import Planned
     from hocket.planners.candidates import Candidate, Comparison
+    from hocket.planners.goal import Goal
 
 LARGE_TRACE_OPS = 20_000
 """Above this many ops the trace is written gzipped."""
 CARRIED_OPS = 20_000
 """Up to this many ops a plan carries the graph of a file inside; above, it names the file."""
+_GOALS: dict[str, Goal] = {"cost": "cost", "memory": "memory"}
+"""What the words of ``--goal`` mean; all others mean the shortest step."""
 NUM_KERNELS = 25
 """That comparing the candidates of a placement takes, about; a fresh installation compiles them."""
 
@@ -57,8 +60,9 @@ def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -
     "planners",
     multiple=True,
     metavar="NAME",
-    help="Try this planner only; may be given several times; A+B runs B on the plan of A, "
-    "expert:FILE reads a placement. [default: auto, which tries a portfolio]",
+    help="Place the ops of the unsplit batch by this planner only; may be given several times; "
+    "auto tries a portfolio, A+B runs B on the plan of A, expert:FILE reads a placement. "
+    "[default: all ways to share the batch, where the model's samples can be told apart]",
 )
 @click.option(
     "--objective",
@@ -69,11 +73,12 @@ def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -
 )
 @click.option(
     "--goal",
-    type=click.Choice(["time", "cost"]),
-    default="time",
+    type=click.Choice(["time", "step", "throughput", "cost", "memory"]),
+    default="step",
     show_default=True,
-    help="Which candidate to choose: the fastest, or the one whose steps cost least money (device "
-    "time where a price is unknown).",
+    help="Which candidate to choose: the shortest step (the same as most samples per second), the "
+    "one whose steps cost least money (device time where a price is unknown), or the one that "
+    "leaves most memory free.",
 )
 @click.option(
     "--contiguous",
@@ -147,9 +152,8 @@ def command(
     MODEL_OR_GRAPH is a graph file, a model of the zoo, or package.module:function.
     """
     from hocket.api import best_of
-    from hocket.api.planners import FURTHER, compare, find_planner
+    from hocket.api.planners import compare_ways, find_planner
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.view.text import candidate_table
 
     for name in planners:
         find_planner(name)
@@ -164,10 +168,9 @@ def command(
     )
     announce_compilation(about=1 if planners else NUM_KERNELS)
     with working("planning"):
-        comparison = compare(problem, planners, goal)
+        comparison = compare_ways(problem, planners, _GOALS.get(goal, "time"))
     if not as_json:
-        hidden = () if shows_all or planners else FURTHER
-        console().print(candidate_table(comparison, hidden))
+        console().print(_table(comparison, is_short=not shows_all and not planners))
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:
@@ -182,6 +185,16 @@ def command(
         commands = ["show", "explain"] + ["run"] * can_run
         following = ", ".join(f"hocket {command} {written[0]}" for command in commands)
         say(f"wrote {names} — next: {following}")
+
+
+def _table(comparison: Comparison, *, is_short: bool) -> Any:
+    from hocket.api.planners import FURTHER
+    from hocket.view.shared import is_whole, whole_table
+    from hocket.view.text import candidate_table
+
+    if is_whole(comparison):
+        return whole_table(comparison)
+    return candidate_table(comparison, FURTHER if is_short else ())
 
 
 def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path]:
@@ -200,7 +213,8 @@ def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path
 
 def _as_dict(comparison: Comparison) -> dict[str, Any]:
     from hocket.api.planners import num_devices
-    from hocket.view.placed import device_names, device_peaks
+    from hocket.view.placed import device_peaks
+    from hocket.view.shared import placing, sharing
 
     problem, winner = comparison.problem, comparison.winner
     result: dict[str, Any] = {
@@ -224,6 +238,7 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
                 "plan_seconds": candidate.plan_seconds,
             }
             | _load(candidate)
+            | sharing(comparison, candidate)
             for candidate in comparison.candidates
         ],
         "chosen": winner.planner if winner else None,
@@ -239,20 +254,11 @@ def _as_dict(comparison: Comparison) -> dict[str, Any]:
             "gap": comparison.gap,
             "peak_bytes": device_peaks(problem, winner.timeline),
             "plan_seconds": winner.plan_seconds,
-            "placement": device_names(problem, winner.plan),
-            "cut_bytes": _cut_bytes(comparison, winner),
             "notes": {**winner.plan.claims.told(), **winner.plan.notes},
-        } | _load(winner)
+        }
+        result |= _load(winner) | sharing(comparison, winner) | placing(comparison, winner)
     return result
 
 
 def _load(candidate: Candidate) -> dict[str, float]:
     return {} if candidate.max_load_s is None else {"max_load": candidate.max_load_s}
-
-
-def _cut_bytes(comparison: Comparison, winner: Candidate) -> int:
-    """Bytes that are sent between devices in one step."""
-    if winner.timeline is None:
-        return 0
-    sent = comparison.problem.graph.tensor_bytes[winner.timeline.transfer_tensor]
-    return int(sent.sum())

@@ -160,7 +160,7 @@ def command(
         timelines = {"predicted": result.predicted}
         if result.measured is not None:
             timelines["measured"] = result.measured
-        write_traces(trace_file, saved.problem, saved.plan, timelines)
+        write_traces(trace_file, *view.pictured(saved.problem, saved.plan), timelines)
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         written = {"trace": None if trace_file is None else str(trace_file)}

@@ -153,14 +153,14 @@ def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tu
 def capture_model(
     text: str, options: ModelOptions, *, full: bool = False, device: str = "accelerator"
 ) -> Graph:
-    """Capture one step of a model of the zoo or of the user."""
+    """Capture one step of a model of the zoo or of the user, at several sizes of its batch."""
     refuse_wrong_file(text)
-    from hocket.api.capture import CaptureWarning, capture
+    from hocket.api.capture import CaptureWarning, capture_sizes
 
     with working(f"capturing {text}"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", CaptureWarning)
         model, batch = build_model(text, options)
-        graph = capture(
+        graph = capture_sizes(
             model,
             batch,
             loss=options.loss,

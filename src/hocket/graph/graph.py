@@ -95,6 +95,25 @@ class StatedTimes:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class OtherBatch:
+    """The columns of the same step, op by op, with another number of samples in its batch.
+
+    Two sizes tell what grows with the batch and what does not; see `hocket.graph.batches`.
+    """
+
+    num_samples: int
+    """Of the graph itself."""
+    other_samples: int
+    """Of these columns."""
+    signatures: tuple[str, ...]
+    op_signature: IntArray
+    flops: FloatArray
+    bytes_touched: LongArray
+    workspace_bytes: LongArray
+    tensor_bytes: LongArray
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Graph:
     """Ops and tensors of one step. Build one with `GraphBuilder`, `assemble` or `read_graph`."""
 
@@ -140,6 +159,8 @@ class Graph:
     op_stream: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
     """A `Stream`; all compute where not given."""
     stated: StatedTimes | None = None
+    other_batch: OtherBatch | None = None
+    """The same step at another size; None where it is not known. Not part of the content hash."""
     meta: Mapping[str, Any] = field(default_factory=dict)
     """Where the graph came from (model, batch, versions); not part of the content hash."""
 

@@ -13,7 +13,7 @@ from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Placement, Schedule
+from hocket.plan.sections import PlacedDivision, Placement, Schedule, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.plan.violation import Violation
 
@@ -80,7 +80,8 @@ def _identity(plan: Plan, problem: Problem) -> Iterator[Violation]:
 
 def _undecided(plan: Plan, problem: Problem) -> Iterator[Violation]:
     """What the kind of work asks for and the plan does not say."""
-    if isinstance(problem.work, Graph) and plan.get(Placement) is None:
+    is_shared = plan.get(Shares) is not None
+    if isinstance(problem.work, Graph) and plan.get(Placement) is None and not is_shared:
         yield Violation("placed", "the plan places no op")
     if isinstance(problem.work, TransformerTraining):
         if plan.get(PlacedDivision) is None:

@@ -1,4 +1,4 @@
-"""Which of several feasible plans is wanted: the fastest, or the one whose steps cost least.
+"""Which of several feasible plans is wanted: the fastest, the cheapest, the one that holds least.
 
 Steps that differ by less than a simulator can know are tied; ties go to fewer devices, then to less
 money, then to less memory. O(candidates).
@@ -14,8 +14,8 @@ from hocket.planners.candidates import Candidate
 from hocket.simulate.analysis import price_per_hour, used_devices
 from hocket.simulate.timeline import Timeline
 
-Goal = Literal["time", "cost"]
-GOALS: tuple[Goal, ...] = ("time", "cost")
+Goal = Literal["time", "cost", "memory"]
+GOALS: tuple[Goal, ...] = ("time", "cost", "memory")
 TIED = 0.005
 """Steps whose lengths differ by less than this part are tied."""
 WORTHWHILE = 1.5
@@ -54,10 +54,13 @@ def _fits(candidate: Candidate) -> bool:
 
 
 def _value(problem: Problem, candidate: Candidate, tried: Sequence[Candidate], goal: Goal) -> float:
-    """What the goal makes small: the step or load, or what it costs."""
+    """What the goal makes small: the step or load, what it costs, or the fullest device's share."""
     assert candidate.value_s is not None
     if goal == "time":
         return candidate.value_s
+    if goal == "memory":
+        assert candidate.timeline is not None
+        return float((candidate.timeline.peak_bytes / problem.memory_bytes).max())
     prices = [price_per_hour(problem, c.timeline) for c in tried if c.timeline is not None]
     if any(price is None for price in prices):
         return num_devices(candidate) * candidate.value_s  # device seconds

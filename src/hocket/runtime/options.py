@@ -50,14 +50,15 @@ class RunOptions:
         """Refuse options that are given and that another kind of plan takes."""
         for field_ in fields(self):
             default = {} if field_.name == "slowdown" else field_.default
-            if _ONLY_FOR.get(field_.name, kind) != kind and getattr(self, field_.name) != default:
-                hint = f"leave it out: it is for a {_ONLY_FOR[field_.name]}"
+            kinds = _ONLY_FOR.get(field_.name, (kind,))
+            if kind not in kinds and getattr(self, field_.name) != default:
+                hint = f"leave it out: it is for a {kinds[0]}"
                 raise UsageError(f"{field_.name} has no meaning for a {kind}", hint=hint)
 
 
 _ONLY_FOR = {
-    "slowdown": "placement", "model": "placement", "scale": "placement",
-    "checks": "division", "dtype": "division",
+    "slowdown": ("placement",), "model": ("placement", "shares"), "scale": ("placement",),
+    "checks": ("division",), "dtype": ("division",),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -18,7 +19,9 @@ from hocket.capture.program import Program
 from hocket.capture.real import BuiltForReal, made_real
 from hocket.graph.graph import Graph
 
-_NOT_COMPARED = frozenset({"name", "workspace_bytes", "tensor_bytes", "stated", "meta"})
+_NOT_COMPARED = frozenset(
+    {"name", "workspace_bytes", "tensor_bytes", "stated", "other_batch", "meta"}
+)
 """Fields that a profile changes, or that do not say what is computed."""
 _KINDS: Mapping[str, type] = {
     "batch": int, "seq": int, "dtype": str, "optimizer": str, "device": str,
@@ -46,6 +49,61 @@ class Rebuilt:
     """Parameters, buffers and batch, under the names of the program."""
 
 
+@dataclass(frozen=True, eq=False)
+class BuiltModel:
+    """A model as it can be trained, and how others build the same."""
+
+    module: torch.nn.Module
+    batch: Any
+    loss: Loss | str | None
+    name: str
+    """Empty where no other process can build it."""
+    options: Mapping[str, Any]
+
+
+def build(
+    graph: Graph, *, model: str | None = None, source: ModelSource | None = None, seed: int = 0
+) -> BuiltModel:
+    """The model itself that ``graph`` was captured from; arguments are those of `rebuild`."""
+    if model is None and source is not None:
+        module, batch = made_real(source.model, source.batch, seed)
+        return BuiltModel(copy.deepcopy(module), batch, source.loss, "", {})
+    name = _name_of(graph, model)
+    read_off = _read_off(graph)
+    attempts = [read_off, {}] if ":" in name else [read_off]
+    for options in attempts:
+        try:
+            module, batch = built_by_name(name, options, seed, is_named=model is not None)
+        except UsageError:
+            if options is attempts[-1]:
+                raise
+            continue
+        loss = _noted_loss(graph)
+        captured, _ = capture_program(
+            module, batch, loss=loss, optimizer=optimizer_of_meta(graph.meta), name=name,
+            device=str(graph.meta.get("device")),
+        )  # fmt: skip
+        try:
+            require_same(graph, captured, name)
+        except UsageError:
+            if options is attempts[-1]:
+                raise
+            continue
+        return BuiltModel(module, batch, loss, name, options)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def built_by_name(
+    name: str, options: Mapping[str, Any], seed: int, *, is_named: bool = True
+) -> tuple[Any, Any]:
+    """A model and its batch with weights and data drawn from ``seed``."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module, batch = _load(name, dict(options), is_named=is_named)
+    module, batch = made_real(module, batch, seed)
+    return module, batch
+
+
 def rebuild(
     graph: Graph,
     *,
@@ -61,15 +119,8 @@ def rebuild(
     """
     if model is None and source is not None:
         return _from_source(graph, source, seed, scale)
-    meta = graph.meta
-    name = model or str(meta.get("model") or "")
-    if meta.get("level") != "op" or not name:
-        raise UsageError(
-            f"graph {graph.name!r} was not captured op by op from a model, so it cannot be run",
-            hint="plan a model of the zoo or package.module:function",
-        )
-    _check_types(graph)
-    read_off = {key: meta[key] for key in ("batch", "seq", "dtype") if meta.get(key) is not None}
+    name = _name_of(graph, model)
+    read_off = _read_off(graph)
     if scale < 1:
         read_off["batch"] = scaled_batch(graph, scale)
     if ":" not in name:
@@ -82,6 +133,25 @@ def rebuild(
             with suppress(UsageError):
                 return _rebuilt(graph, name, {}, seed)
         raise
+
+
+def _name_of(graph: Graph, model: str | None) -> str:
+    """The model's name, given or noted."""
+    name = model or str(graph.meta.get("model") or "")
+    if graph.meta.get("level") != "op" or not name:
+        raise UsageError(
+            f"graph {graph.name!r} was not captured op by op from a model, so it cannot be run",
+            hint="plan a model of the zoo or package.module:function",
+        )
+    _check_types(graph)
+    return name
+
+
+def _read_off(graph: Graph) -> dict[str, Any]:
+    """The sizes with which the model was captured."""
+    return {
+        key: graph.meta[key] for key in ("batch", "seq", "dtype") if graph.meta.get(key) is not None
+    }
 
 
 def scaled_batch(graph: Graph, scale: float) -> int:
@@ -115,10 +185,7 @@ def _rebuilt(
     graph: Graph, name: str, options: Mapping[str, Any], seed: int,
     *, is_named: bool = True, scale: float = 1.0,
 ) -> Rebuilt:  # fmt: skip
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        built, batch = _load(name, dict(options), is_named=is_named)
-    built, batch = made_real(built, batch, seed)
+    built, batch = built_by_name(name, options, seed, is_named=is_named)
     return _captured(graph, built, batch, name, _noted_loss(graph), is_scaled=scale < 1)
 
 

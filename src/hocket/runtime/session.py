@@ -12,7 +12,7 @@ from hocket.cost.roofline import costs_from_settings
 from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision
+from hocket.plan.sections import PlacedDivision, Shares
 from hocket.plan.verify import raise_violations, structure_violations
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.executor import PlacedProgram
@@ -47,6 +47,10 @@ def run_plan(
     being done. ``source`` is the planned model where it is at hand.
     """
     watch = Onlookers(on_start=on_start, on_step=on_step, on_progress=on_progress)
+    if plan.get(Shares) is not None:
+        from hocket.runtime.shared.session import run_shares
+
+        return run_shares(problem, plan, options, source, watch)
     if plan.get(PlacedDivision) is None:
         return _run_placement(problem, plan, options, source, watch)
     from hocket.runtime.parallel.session import run_division

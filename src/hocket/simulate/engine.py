@@ -13,13 +13,14 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
 from hocket.base.errors import CheckError, UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Schedule
+from hocket.plan.sections import Communication, PlacedDivision, Schedule, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.simulate.evaluate import Evaluator, try_changes
 from hocket.simulate.instructions import Instructions
 from hocket.simulate.lowering import order_priority, trimmed
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.rewriting.step import carried_out
+from hocket.simulate.shares import Unfolded, unfold
 from hocket.simulate.state import EngineState, MemoryState
 from hocket.simulate.timeline import Timeline, step_timeline
 
@@ -35,6 +36,9 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     """
     if isinstance(problem.work, TransformerTraining):
         return simulate_pipeline(plan[Schedule], plan[PlacedDivision].stage_costs)
+    shares = plan.get(Shares)
+    if shares is not None:
+        return simulate_shares(problem, shares, plan.get(Communication))[1]
     problem, plan = carried_out(problem, plan)
     device_of, priority = _decisions(problem, plan)
     is_strict = plan.by_device is not None
@@ -42,6 +46,25 @@ def simulate(problem: Problem, plan: Plan) -> Timeline:
     if np.isnan(timeline.op_end_s).any():
         raise _deadlock(problem, plan, timeline)
     return timeline
+
+
+def simulate_shares(
+    problem: Problem, shares: Shares, planned: Communication | None = None
+) -> tuple[Unfolded, Timeline]:
+    """The graph of a step whose batch is shared out, and what carrying it out would be like.
+
+    Raises `CheckError` where stages wait for each other in a circle.
+    """
+    unfolded = unfold(problem, shares, planned)
+    _, timeline = simulate_placement(
+        unfolded.problem, unfolded.device_of, unfolded.priority, is_strict=unfolded.is_strict
+    )
+    if np.isnan(timeline.op_end_s).any():
+        raise CheckError(
+            "stages of the pipeline wait for each other in a circle",
+            hint="cut the model at other ops, where nothing goes back to an earlier stage",
+        )
+    return unfolded, timeline
 
 
 def simulate_placement(

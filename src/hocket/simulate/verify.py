@@ -16,7 +16,7 @@ from hocket.graph.graph import PERSISTENT_ROLES
 from hocket.plan.divided import DividedTraining, rank_memory_violations
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Memory
+from hocket.plan.sections import Communication, Memory, Shares
 from hocket.plan.training import TransformerTraining
 from hocket.plan.verify import (
     contiguity_violations,
@@ -27,6 +27,7 @@ from hocket.plan.violation import Violation
 from hocket.simulate.engine import simulate
 from hocket.simulate.lowering import home_devices
 from hocket.simulate.rewriting.step import carried_out
+from hocket.simulate.shares import unfold
 from hocket.simulate.timeline import Timeline
 
 
@@ -42,6 +43,8 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
         return found
     if isinstance(problem.work, TransformerTraining):
         return _division_violations(plan, problem, timeline)
+    if plan.get(Shares) is not None:
+        return _share_violations(problem, plan, timeline)
     assert plan.device_of is not None, "structure was checked"
     found += update_violations(plan.device_of, problem)
     if problem.contiguous:
@@ -53,6 +56,16 @@ def violations(plan: Plan, problem: Problem, timeline: Timeline | None = None) -
     if memory is not None:
         found += budget_violations(problem, memory, timeline)
     return found
+
+
+def _share_violations(problem: Problem, plan: Plan, timeline: Timeline | None) -> list[Violation]:
+    """Stages that wait for each other in a circle, and devices that lack memory."""
+    try:
+        unfolded = unfold(problem, plan[Shares], plan.get(Communication))
+        timeline = timeline or simulate(problem, plan)
+    except CheckError as error:
+        return [Violation("shares", error.message)]
+    return list(memory_violations(unfolded.problem, timeline))
 
 
 def _division_violations(

@@ -12,6 +12,7 @@ from hocket.base.units import format_bytes, format_percent, format_seconds
 from hocket.plan.divided import DividedTraining
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Shares
 from hocket.simulate.pipeline import action_busy_s
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
@@ -76,6 +77,39 @@ def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
         for d, name in enumerate(problem.cluster.device_names)
         if name in result.runs_on
     ]
+
+
+# ── shares of a batch, by replica ────────────────────────────────────────────────────────────────
+
+
+def shares_run_table(_: Problem, plan: Plan, result: RunResult) -> RenderableType:
+    """The step, then who took which samples, and where."""
+    columns = (
+        Column(title="replica", is_name=True),
+        Column(title="runs on"),
+        Column(title="samples", align="right"),
+        Column(title="microbatches", align="right"),
+    )
+    rows = [
+        [
+            Text(inert(" > ".join(replica.devices))),
+            Text(inert(result.runs_on[replica.devices[0]])),
+            Text(str(replica.num_samples)),
+            Text(str(len(replica.microbatches))),
+        ]
+        for replica in plan[Shares].replicas
+    ]
+    return Group(_title(result), FittedTable(columns=columns, rows=rows))
+
+
+def shares_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[str, Any]:
+    """What ``hocket run --json`` tells of shares."""
+    return {
+        "planner": plan.planner,
+        "loss": problem.graph.meta.get("loss"),
+        **_common(result),
+        "shares": plan[Shares].to_data(),
+    }
 
 
 # ── divisions, by pipeline rank ──────────────────────────────────────────────────────────────────

@@ -33,13 +33,18 @@ class PlanView:
     simulated: Callable[[Problem, Plan, Timeline], dict[str, Any]]
     report_html: Callable[[Problem, Plan, Timeline], str]
     trace: Callable[[Problem, Plan, Timeline], dict[str, Any]]
+    pictured: Callable[[Problem, Plan], tuple[Problem, Plan]] = lambda problem, plan: (
+        problem,
+        plan,
+    )
+    """The ops that timelines are about, and where they run."""
     run_table: Callable[[Problem, Plan, RunResult], RenderableType]
     ran: Callable[[Problem, Plan, RunResult], dict[str, Any]]
 
 
 def view_of(plan: Plan) -> PlanView:
     """The view of a plan; raises `UsageError` where nothing of it can be shown in time."""
-    makers = {"placement": _placement, "division": _division}
+    makers = {"placement": _placement, "division": _division, "shares": _shares}
     for name in plan.named():
         if name in makers:
             return makers[name]()
@@ -66,6 +71,28 @@ def _placement() -> PlanView:
         trace=trace_events,
         run_table=placement_run_table,
         ran=placement_run_data,
+    )
+
+
+def _shares() -> PlanView:
+    """Shares of a batch, looked at as the larger graph that they unfold to."""
+    from hocket.view import shared
+    from hocket.view.measured import shares_run_data, shares_run_table
+    from hocket.view.report import report_html
+    from hocket.view.text import explanation, plan_summary
+    from hocket.view.trace import trace_events
+
+    return PlanView(
+        summary=shared.summary_by(plan_summary),
+        explanation=shared.summary_by(explanation),
+        shown=shared.shown,
+        explained=shared.explained,
+        simulated=shared.simulated,
+        report_html=shared.unfolding(report_html),
+        trace=shared.unfolding(trace_events),
+        pictured=shared.unfolded,
+        run_table=shares_run_table,
+        ran=shares_run_data,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from hocket.base import fields
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.base.errors import InputFileError
-from hocket.graph.graph import DTYPES, Graph, Phase, Role, StatedTimes, Stream
+from hocket.graph.graph import DTYPES, Graph, OtherBatch, Phase, Role, StatedTimes, Stream
 from hocket.graph.verify import MAX_BYTES, MAX_FLOPS, MAX_SECONDS, verify_graph
 
 GRAPH_SCHEMA = "hocket.graph/1"
@@ -62,6 +62,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
     ops = {"name": list(graph.op_names), **_written(graph, _OP_COLUMNS)}
     if np.any(graph.flops):
         ops["flops"] = graph.flops.tolist()
+    other = {} if graph.other_batch is None else {"other_batch": _other_data(graph.other_batch)}
     return {
         "schema": GRAPH_SCHEMA,
         "name": graph.name,
@@ -73,6 +74,7 @@ def graph_to_dict(graph: Graph) -> dict[str, Any]:
         "tensors": {"name": list(graph.tensor_names), **_written(graph, _TENSOR_COLUMNS)},
         "reads": {"ptr": graph.read_ptr.tolist(), "tensor": graph.reads.tolist()},
         "stated": _stated_to_dict(graph.stated),
+        **other,
     }
 
 
@@ -110,7 +112,7 @@ def _graph_from_dict(data: object) -> Graph:
         data,
         "the file",
         required=("schema", "kinds", "ops", "tensors", "reads"),
-        optional=("name", "meta", "modules", "signatures", "stated"),
+        optional=("name", "meta", "modules", "signatures", "stated", "other_batch"),
     )
     fields.choice(file["schema"], "schema", (GRAPH_SCHEMA,))
     ops = fields.record(
@@ -143,10 +145,56 @@ def _graph_from_dict(data: object) -> Graph:
         read_ptr=_ints(reads["ptr"], "reads.ptr", 0, _MAX_INDEX, len(op_names) + 1),
         reads=fields.int_column(reads["tensor"], "reads.tensor", 0, _MAX_INDEX).astype(np.int32),
         stated=_stated(file.get("stated"), len(op_names), len(tensor_names)),
+        other_batch=_other_batch(file.get("other_batch"), len(op_names), len(tensor_names)),
         meta=dict(fields.mapping(file.get("meta", {}), "meta")),
     )
     verify_graph(graph)
     return graph
+
+
+def _other_data(other: OtherBatch) -> dict[str, Any]:
+    columns = ("flops", "bytes_touched", "workspace_bytes", "tensor_bytes")
+    return {
+        "samples": other.num_samples,
+        "other_samples": other.other_samples,
+        "signatures": list(other.signatures),
+        "signature": other.op_signature.tolist(),
+        **{name: getattr(other, name).tolist() for name in columns},
+    }
+
+
+def _other_batch(value: object, num_ops: int, num_tensors: int) -> OtherBatch | None:
+    if value is None:
+        return None
+    path = "other_batch"
+    columns = ("flops", "bytes_touched", "workspace_bytes", "tensor_bytes")
+    entry = fields.record(
+        value, path, required=("samples", "other_samples", "signatures", "signature", *columns)
+    )
+    num_samples = fields.integer(entry["samples"], f"{path}.samples", 1, _MAX_INDEX)
+    other_samples = fields.integer(entry["other_samples"], f"{path}.other_samples", 1, _MAX_INDEX)
+    if num_samples == other_samples:
+        raise InputFileError(
+            f"{path} has the same {num_samples} samples as the graph",
+            hint="capture the model again",
+        )
+    texts = tuple(fields.text_column(entry["signatures"], f"{path}.signatures"))
+    last = len(texts) - 1
+    signature = _ints(entry["signature"], f"{path}.signature", -1, last, num_ops)
+    return OtherBatch(
+        num_samples=num_samples,
+        other_samples=other_samples,
+        signatures=texts,
+        op_signature=signature.astype(np.int32),
+        flops=_floats(entry["flops"], f"{path}.flops", MAX_FLOPS, num_ops),
+        tensor_bytes=_ints(
+            entry["tensor_bytes"], f"{path}.tensor_bytes", 0, MAX_BYTES, num_tensors
+        ),
+        **{
+            name: _ints(entry[name], f"{path}.{name}", 0, MAX_BYTES, num_ops)
+            for name in ("bytes_touched", "workspace_bytes")
+        },
+    )
 
 
 def _read(

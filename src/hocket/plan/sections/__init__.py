@@ -9,6 +9,7 @@ from hocket.plan.sections.order import Order
 from hocket.plan.sections.placement import Placement
 from hocket.plan.sections.schedule import Schedule
 from hocket.plan.sections.section import Section
+from hocket.plan.sections.shares import Replica, Shares
 
 __all__ = [
     "SECTIONS",
@@ -18,8 +19,10 @@ __all__ = [
     "Order",
     "PlacedDivision",
     "Placement",
+    "Replica",
     "Schedule",
     "Section",
+    "Shares",
 ]
 
 SECTIONS: dict[str, type[Section]] = {
@@ -29,5 +32,6 @@ SECTIONS: dict[str, type[Section]] = {
     "schedule": Schedule,
     "memory": Memory,
     "communication": Communication,
+    "shares": Shares,
 }
 """Kinds of sections by the name that they have in files, in the order in which files list them."""

@@ -12,12 +12,13 @@ from hocket.base.errors import UsageError, unknown_name
 from hocket.runtime.executors.division import DivisionExecutor
 from hocket.runtime.executors.executor import PlanExecutor
 from hocket.runtime.executors.ranks import RanksExecutor
+from hocket.runtime.executors.shares import OneProcessShares, RankedShares
 from hocket.runtime.executors.single import SingleExecutor
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
 
-Kind = Literal["placement", "division"]
+Kind = Literal["placement", "division", "shares"]
 
 EXECUTORS: dict[Kind, dict[str, PlanExecutor[Any]]] = {
     "placement": {
@@ -28,6 +29,11 @@ EXECUTORS: dict[Kind, dict[str, PlanExecutor[Any]]] = {
     "division": {
         "nccl": DivisionExecutor("nccl"),
         "gloo": DivisionExecutor("gloo"),
+    },
+    "shares": {
+        "single": OneProcessShares(),
+        "nccl": RankedShares("nccl"),
+        "gloo": RankedShares("gloo"),
     },
 }
 """Those of a kind in the order in which ``auto`` asks whether they suit; one always does."""

@@ -1,0 +1,86 @@
+"""Captures of one step at several sizes of its batch, so that planners can split it.
+
+The model is captured with its own batch and with two others; see `hocket.graph.batches` for what
+follows from them. Models with one sample, and models whose step is another one at another size,
+give the plain graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.capture.fake import batch_tensors
+from hocket.capture.model import capture
+from hocket.graph import Graph
+from hocket.graph.batches import at_batch, differing_op, has_same_ops, with_other_batch
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def capture_sizes(model: nn.Module, batch: Any, **options: Any) -> Graph:
+    """As `capture`, and the graph knows what grows with the batch where that can be known."""
+    graph = capture(model, batch, **options)
+    return knowing_sizes(graph, lambda size: capture(model, resized(batch, size), **options))
+
+
+def knowing_sizes(graph: Graph, captured: Callable[[int], Graph]) -> Graph:
+    """The graph with its columns at another size; ``captured`` captures the step at a size."""
+    num_samples = graph.meta.get("batch")
+    if graph.meta.get("level") != "op" or not isinstance(num_samples, int) or num_samples < 2:
+        return graph
+    size, proof = _other_sizes(num_samples)
+    try:
+        seen = with_other_batch(graph, num_samples, captured(size), size)
+        if seen.other_batch is None:
+            return _unsplit(graph, "its ops are others at another size")
+        other = captured(proof)
+    except Exception as error:
+        return _unsplit(graph, f"it cannot be captured at another size: {error}")
+    if not has_same_ops(graph, other):
+        return _unsplit(graph, "its ops are others at another size")
+    op = differing_op(at_batch(seen, proof), other)
+    if op is not None:
+        return _unsplit(graph, f"{op!r} does not grow evenly with the batch")
+    return seen
+
+
+def _unsplit(graph: Graph, reason: str) -> Graph:
+    _LOGGER.debug("the batch of %s cannot be split: %s", graph.name, reason)
+    return replace(graph, meta={**graph.meta, "unsplit": reason})
+
+
+def _other_sizes(num_samples: int) -> tuple[int, int]:
+    """Two other sizes above one, at which libraries take short cuts."""
+    if num_samples >= 4:
+        return num_samples // 2, 2 * num_samples
+    return 2 * num_samples, 3 * num_samples
+
+
+def resized(batch: Any, num_samples: int) -> Any:
+    """The batch with another number of samples, without content: shapes are all that is read.
+
+    Tensors whose first extent is that of the batch's first tensor are the samples.
+    """
+    first = next((tensor for _, tensor in batch_tensors(batch)), None)
+    own = -1 if first is None or not first.dim() else int(first.shape[0])
+    return _resized(batch, own, num_samples)
+
+
+def _resized(batch: Any, own: int, num_samples: int) -> Any:
+    if isinstance(batch, torch.Tensor):
+        if not batch.dim() or batch.shape[0] != own:
+            return batch
+        shape = (num_samples, *batch.shape[1:])
+        return torch.empty(shape, dtype=batch.dtype, device="meta")
+    if isinstance(batch, dict):
+        return {key: _resized(item, own, num_samples) for key, item in batch.items()}
+    if isinstance(batch, list | tuple):
+        items = [_resized(item, own, num_samples) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    return batch

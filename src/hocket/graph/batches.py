@@ -1,0 +1,137 @@
+"""The same training step with another number of samples.
+
+Where samples do not meet, all that an op computes, reads and holds is a part that does not depend
+on the batch (weights, the optimizer) and a part per sample. So two captures of different sizes give
+every number of every other size: a straight line through the two, op by op and tensor by tensor,
+also through the extents that stand in the ops' signatures. A third capture tells whether the line
+holds; where it does not (a loss over pairs of samples), the batch is not split. O(ops + tensors).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import IntArray
+from hocket.base.errors import UsageError
+from hocket.graph.graph import Graph, OtherBatch
+
+_NUMBER = re.compile(r"\d+")
+_COLUMNS = ("flops", "bytes_touched", "workspace_bytes", "tensor_bytes")
+_SAME = (
+    "op_kind", "op_phase", "op_dtype", "partner", "tensor_role", "tensor_producer", "alias_of",
+    "read_ptr", "reads",
+)  # fmt: skip
+
+
+def has_same_ops(graph: Graph, other: Graph) -> bool:
+    """Whether two graphs have the same ops and tensors in all but their sizes."""
+    return graph.kinds == other.kinds and all(
+        np.array_equal(getattr(graph, name), getattr(other, name)) for name in _SAME
+    )
+
+
+def with_other_batch(graph: Graph, num_samples: int, other: Graph, other_samples: int) -> Graph:
+    """The graph with the columns of another capture; unchanged where that has other ops."""
+    if num_samples == other_samples or not has_same_ops(graph, other):
+        return graph
+    columns: dict[str, Any] = {name: getattr(other, name) for name in _COLUMNS}
+    seen = OtherBatch(
+        num_samples=num_samples,
+        other_samples=other_samples,
+        signatures=other.signatures,
+        op_signature=other.op_signature,
+        **columns,
+    )
+    return replace(graph, other_batch=seen)
+
+
+def at_batch(graph: Graph, num_samples: int) -> Graph:
+    """The step with another number of samples; raises `UsageError` where sizes are not known."""
+    other = graph.other_batch
+    if other is None:
+        raise UsageError(
+            f"the graph {graph.name!r} does not say what grows with its batch",
+            hint="capture the model again: hocket capture MODEL",
+        )
+    if num_samples == other.num_samples:
+        return graph
+    # Position on the line: 0 at the graph's own size, 1 at the other.
+    position = (num_samples - other.num_samples) / (other.other_samples - other.num_samples)
+    signatures, op_signature = _signatures(graph, other, position)
+    columns: dict[str, Any] = {
+        name: _on_line(getattr(graph, name), getattr(other, name), position) for name in _COLUMNS
+    }
+    meta = {**graph.meta, "batch": num_samples}
+    return replace(
+        graph, signatures=signatures, op_signature=op_signature, other_batch=None, meta=meta,
+        **columns,
+    )  # fmt: skip
+
+
+def differing_op(graph: Graph, other: Graph) -> str | None:
+    """The first op at which two graphs of the same ops differ in size; None where none does.
+
+    Arithmetic and tensors count. Bytes that an op touches may bend a little (rows of a table, once
+    most of it is read), which makes its price less exact and nothing wrong.
+    """
+    differs = ~np.isclose(graph.flops, other.flops, rtol=1e-6)
+    if differs.any():
+        return graph.op_names[int(np.argmax(differs))]
+    differs = graph.tensor_bytes != other.tensor_bytes
+    if not differs.any():
+        return None
+    return graph.op_names[max(0, int(graph.tensor_producer[int(np.argmax(differs))]))]
+
+
+def _on_line(own: NDArray[Any], other: NDArray[Any], position: float) -> NDArray[Any]:
+    """Between two columns, and beyond them; whole numbers stay whole, nothing is below zero."""
+    value = np.maximum(own + position * (other.astype(np.float64) - own), 0.0)
+    moved: NDArray[Any] = np.rint(value).astype(own.dtype) if own.dtype.kind == "i" else value
+    return moved
+
+
+def _signatures(
+    graph: Graph, other: OtherBatch, position: float
+) -> tuple[tuple[str, ...], IntArray]:
+    """Texts of the ops' shapes, each once, and the one of each op."""
+    if not graph.signatures:
+        return graph.signatures, graph.op_signature
+    number: dict[tuple[int, int], int] = {}
+    index = [
+        -1 if pair[0] < 0 else number.setdefault(pair, len(number))
+        for pair in zip(graph.op_signature.tolist(), other.op_signature.tolist(), strict=True)
+    ]
+    texts = tuple(
+        _between(graph.signatures[own], other.signatures[away], position) for own, away in number
+    )
+    return _interned(texts, index)
+
+
+def _interned(texts: Sequence[str], index: list[int]) -> tuple[tuple[str, ...], IntArray]:
+    number: dict[str, int] = {}
+    of_text = [number.setdefault(text, len(number)) for text in texts] + [-1]
+    return tuple(number), np.array([of_text[i] for i in index], dtype=np.int32)
+
+
+def _between(own: str, other: str, position: float) -> str:
+    """A signature whose numbers lie on the line through those of two others."""
+    if own == other:
+        return own
+    numbers, others = _NUMBER.findall(own), _NUMBER.findall(other)
+    if len(numbers) != len(others):
+        return own
+    moved = iter(_moved(a, b, position) for a, b in zip(numbers, others, strict=True))
+    return _NUMBER.sub(lambda _: next(moved), own)
+
+
+def _moved(own: str, other: str, position: float) -> str:
+    """A number on the line through two; what is equal is a constant and stays as it is written."""
+    if own == other:
+        return own
+    return str(max(0, round(int(own) + position * (int(other) - int(own)))))

@@ -1,0 +1,240 @@
+"""The whole question answered: the best way of each family, what people do by hand, and why.
+
+Families are what a person would name: one device, data parallel, a pipeline, both, op placement of
+the unsplit batch. The best of each stands in the comparison, the winner says what its parts
+contribute, and the bound says what it bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from hocket.base.units import format_percent, format_seconds
+from hocket.graph.graph import Stream
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Shares
+from hocket.plan.words import in_words
+from hocket.planners.auto import portfolio
+from hocket.planners.bounds import lower_bound
+from hocket.planners.candidates import Candidate, Comparison
+from hocket.planners.goal import Goal, num_devices
+from hocket.planners.goal import ranked as rank
+from hocket.planners.placement.devices import workers
+from hocket.planners.whole.baselines import DDP, GPIPE, ddp, gpipe, unsplit_baselines
+from hocket.planners.whole.bound import shares_bound
+from hocket.planners.whole.search import Budget, shared_ways
+from hocket.planners.whole.tables import Tables, tables_of
+from hocket.simulate.analysis import bottleneck
+from hocket.simulate.timeline import Timeline
+
+PLACEMENT = "op placement, unsplit"
+HOW = "how"
+"""The note of a plan that says in words what it does."""
+_MOST_PLACED_OPS = 20_000
+"""Above this many ops a placement is not searched besides: it takes longer than all the rest."""
+
+
+def can_share(problem: Problem) -> bool:
+    """Whether the samples of the problem's batch can be shared out at all."""
+    other = problem.graph.other_batch
+    is_asked = problem.objective == "latency" and not problem.contiguous
+    return is_asked and other is not None and other.num_samples > 1 and problem.graph.stated is None
+
+
+def compare_whole(problem: Problem, goal: Goal = "time") -> Comparison:
+    """The best way of each family beside what people do by hand, and the one that is wanted."""
+    tables, devices = tables_of(problem), workers(problem).tolist()
+    budget = Budget(problem)
+    named: list[tuple[str, Candidate]] = list(unsplit_baselines(problem))
+    by_hand = ((DDP, ddp(tables, devices)), (GPIPE, gpipe(tables, devices)))
+    named += [(name, budget.simulated(shares)) for name, shares in by_hand if shares is not None]
+    ways = shared_ways(problem, budget, goal)
+    tried = [_titled(name, candidate) for name, candidate in named]
+    by_name = {id(candidate.plan) for _, candidate in named}
+    tried += [
+        _titled(name, way)
+        for name, way in _families(problem, ways, goal)
+        if id(way.plan) not in by_name
+    ]
+    best_s = min((c.step_s for c in tried if c.step_s is not None), default=float("inf"))
+    tried.append(_placed(problem, best_s))
+    order = rank(problem, tried, goal)
+    bound = shares_bound(tables, devices)
+    counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
+    if not order:
+        return Comparison(
+            problem=problem, candidates=tuple(tried), chosen=None, bound=bound, counts=counts,
+            why=_shortage(tables, tried),
+        )  # fmt: skip
+    best = tried[order[0]]
+    why = _sentence(problem, best, [tried[i] for i in order[1:]], ways)
+    told = [_with_reason(c, best) if c is not best else c for c in tried]
+    return Comparison(
+        problem=problem, candidates=tuple(told), chosen=order[0], why=why, bound=bound,
+        counts=counts,
+    )  # fmt: skip
+
+
+def family_of(shares: Shares) -> str:
+    """What a person would call a way of sharing."""
+    is_many = len(shares.replicas) > 1
+    is_staged = any(len(replica.devices) > 1 for replica in shares.replicas)
+    if shares.sharded:
+        return "sharded data parallel"
+    if is_many:
+        return "data parallel x pipeline" if is_staged else "data parallel"
+    return "pipeline" if is_staged else "one device"
+
+
+def _families(
+    problem: Problem, ways: list[Candidate], goal: Goal
+) -> Iterable[tuple[str, Candidate]]:
+    """The wanted way of each family, in the order of their quickest."""
+    by_family: dict[str, list[Candidate]] = {}
+    for way in ways:
+        assert way.plan is not None
+        by_family.setdefault(family_of(way.plan[Shares]), []).append(way)
+    for name, members in by_family.items():
+        if goal == "time":
+            yield name, min(members, key=_plainness)
+        else:
+            yield name, members[rank(problem, members, goal)[0]]
+
+
+def _plainness(way: Candidate) -> tuple[int, int, float]:
+    """Of ways that differ by less than a thousandth, the one with the fewest microbatches."""
+    assert way.plan is not None
+    assert way.step_s is not None
+    num_passes = sum(len(replica.microbatches) for replica in way.plan[Shares].replicas)
+    return round(math.log(way.step_s) * 1000), num_passes, way.step_s
+
+
+def _titled(name: str, candidate: Candidate) -> Candidate:
+    """The candidate under a family's name, with its own words in its plan."""
+    plan = candidate.plan
+    if plan is not None and plan.get(Shares) is not None:
+        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares])})
+    return replace(candidate, planner=name, plan=plan)
+
+
+def _placed(problem: Problem, best_s: float) -> Candidate:
+    """The best placement of the unsplit batch, searched only where it could win."""
+    bound = lower_bound(problem)
+    if bound.seconds >= best_s or problem.graph.num_ops > _MOST_PLACED_OPS:
+        told = f"no placement of this unsplit batch is shorter than {format_seconds(bound.seconds)}"
+        return Candidate(
+            planner=PLACEMENT, plan=None, timeline=None, feasible=False, plan_seconds=0.0,
+            reason=told,
+        )  # fmt: skip
+    return replace(portfolio(problem)[-1], planner=PLACEMENT)
+
+
+# ── why ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _with_reason(candidate: Candidate, best: Candidate) -> Candidate:
+    if candidate.step_s is None or not best.step_s:
+        return candidate
+    longer = candidate.step_s / best.step_s - 1
+    told = f"{format_percent(longer)} longer" if longer > 0 else "no shorter"
+    return replace(candidate, reason=told)
+
+
+def _sentence(
+    problem: Problem, best: Candidate, others: list[Candidate], ways: list[Candidate]
+) -> str:
+    assert best.plan is not None
+    assert best.timeline is not None
+    assert best.step_s is not None
+    parts = []
+    rest = [c for c in others if c.step_s is not None and c.planner != best.planner]
+    if rest:
+        shorter = 1 - best.step_s / (rest[0].step_s or best.step_s)
+        gain = f"{format_percent(shorter)} shorter than {rest[0].planner}" if shorter > 0 else ""
+        told = f"its step is {gain}" if gain else f"it takes no longer than {rest[0].planner}"
+        parts.append(f"chosen because {told}")
+    shares = best.plan.get(Shares)
+    if shares is None:
+        parts.append(bottleneck(best.timeline, problem))
+        return "; ".join(parts)
+    parts += contributions(best, ways)
+    parts.append(_limit(problem, best.timeline))
+    return "; ".join(parts)
+
+
+def _limit(problem: Problem, timeline: Timeline) -> str:
+    """The device that computes longest, and for how much of the step."""
+    works = timeline.stream[: timeline.num_works] == Stream.COMPUTE
+    seconds = (timeline.op_end_s - timeline.op_start_s)[works]
+    busy_s = np.bincount(timeline.op_device[works], seconds, timeline.num_devices)
+    device = int(busy_s.argmax())
+    share = format_percent(float(busy_s[device]) / timeline.makespan_s)
+    return f"limited by compute on {problem.cluster.device_names[device]} ({share} busy)"
+
+
+def contributions(best: Candidate, ways: list[Candidate]) -> list[str]:
+    """What the step would be with one part of the winner switched off, for each part."""
+    told = []
+    for name, has in FEATURES.items():
+        if not has(best):
+            continue
+        without = [way.step_s for way in ways if way.step_s is not None and not has(way)]
+        if without:
+            told.append(f"without {name} {format_seconds(min(without))}")
+    return told
+
+
+def _is_many(way: Candidate) -> bool:
+    assert way.plan is not None
+    return len(way.plan[Shares].replicas) > 1
+
+
+def _is_unequal(way: Candidate) -> bool:
+    assert way.plan is not None
+    numbers = [replica.num_samples for replica in way.plan[Shares].replicas]
+    return max(numbers) - min(numbers) > 1
+
+
+def _is_staged(way: Candidate) -> bool:
+    assert way.plan is not None
+    return any(len(replica.devices) > 1 for replica in way.plan[Shares].replicas)
+
+
+def _is_split(way: Candidate) -> bool:
+    assert way.plan is not None
+    return any(len(replica.microbatches) > 1 for replica in way.plan[Shares].replicas)
+
+
+def _is_planned(way: Candidate) -> bool:
+    assert way.plan is not None
+    return way.plan.get(Communication) is not None
+
+
+FEATURES = {
+    "data parallel": _is_many,
+    "unequal shares": _is_unequal,
+    "stages": _is_staged,
+    "microbatches": _is_split,
+    "an exchange planned for these links": _is_planned,
+}
+"""Parts of a way that can be switched off, and how it is told that a way has them."""
+
+
+def _shortage(tables: Tables, tried: list[Candidate]) -> str:
+    """What is missing where nothing fits."""
+    names = tables.problem.cluster.device_names
+    lacking = [c for c in tried if c.timeline is not None]
+    if not lacking:
+        return "not even one sample fits on any device"
+    problem = tables.problem
+
+    def over(candidate: Candidate) -> int:
+        assert candidate.timeline is not None
+        return int((candidate.timeline.peak_bytes - problem.memory_bytes).clip(min=0).sum())
+
+    nearest = min(lacking, key=lambda c: (over(c), num_devices(c)))
+    return f"{nearest.planner} comes nearest: {nearest.reason or 'it does not fit'} ({names[0]} …)"

@@ -1,0 +1,130 @@
+"""A group of devices that hold the model once: what any number of samples takes there.
+
+One device runs its samples in as few microbatches as its memory allows. Several are stages of a
+pipeline, for which every size of microbatch is cut and the best taken for each number of samples:
+time = through + (microbatches - 1) x slowest (the form of Alpa and of 1F1B with unequal stages).
+Samples are shared out between groups so that the slowest group is as quick as possible: the least
+time at which the numbers that each group can take by then add up to the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, LongArray
+from hocket.plan.sections import Replica
+from hocket.planners.whole.pipelines import Cut, best_cut
+from hocket.planners.whole.tables import Tables, largest_size
+
+_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Microbatches that pipelines are tried with."""
+_MOST_MICROBATCHES = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Devices in the order of their stages, and the closed form of their time."""
+
+    devices: tuple[int, ...]
+    time_s: FloatArray
+    """[samples]: seconds with updates; infinite where not possible."""
+    size: LongArray
+    """[samples]: of a microbatch, at most."""
+    cuts: dict[int, Cut]
+    """By size of microbatch; empty for one device."""
+
+    def replica(self, tables: Tables, num_samples: int) -> Replica:
+        """The group with its samples."""
+        names = tables.problem.cluster.device_names
+        size = int(self.size[num_samples])
+        cut = self.cuts.get(size)
+        return Replica(
+            devices=tuple(names[device] for device in self.devices),
+            microbatches=even_sizes(num_samples, size),
+            cuts=() if cut is None else cut.places,
+        )
+
+
+def even_sizes(num_samples: int, largest: int) -> tuple[int, ...]:
+    """As few microbatches of at most a size as it takes, alike but for one sample."""
+    count = -(-num_samples // largest)
+    share, rest = divmod(num_samples, count)
+    return (share + 1,) * rest + (share,) * (count - rest)
+
+
+@lru_cache(maxsize=4096)
+def group_of(tables: Tables, devices: tuple[int, ...], exchanges: bool) -> Group:
+    """The closed form of a group; ``exchanges``: whether others hold the model besides."""
+    if len(devices) == 1:
+        return _alone(tables, devices[0], exchanges)
+    return _pipeline(tables, devices)
+
+
+def _alone(tables: Tables, device: int, exchanges: bool) -> Group:
+    spare = tables.largest_bucket_bytes if exchanges else 0
+    once = largest_size(tables, device, is_repeated=False, spare_bytes=spare)
+    often = largest_size(tables, device, is_repeated=True, spare_bytes=spare) if once else 0
+    row, pass_s = tables.row(device), tables.pass_s(device)
+    numbers = np.arange(tables.num_samples + 1)
+    counts = np.where(numbers <= once, 1, -(-numbers // max(often, 1)))
+    share, rest = np.divmod(numbers, np.maximum(counts, 1))
+    more = np.minimum(share + 1, tables.num_samples)
+    seconds = (counts - rest) * pass_s[share] + rest * pass_s[more]
+    seconds += np.maximum(counts - 1, 0) * tables.accumulate_s[row] + tables.update_s[row, -1]
+    seconds[(numbers > once) & (often == 0)] = np.inf
+    if once == 0:
+        seconds[:] = np.inf
+    seconds[0] = 0.0
+    sizes = np.where(numbers <= once, numbers, -(-numbers // np.maximum(counts, 1)))
+    return Group((device,), np.maximum.accumulate(seconds), np.maximum(sizes, 1), {})
+
+
+def _pipeline(tables: Tables, devices: tuple[int, ...]) -> Group:
+    numbers = np.arange(tables.num_samples + 1)
+    best = np.full(len(numbers), np.inf)
+    size = np.ones(len(numbers), dtype=np.int64)
+    cuts: dict[int, Cut] = {}
+    for tried in _SIZES:
+        if tried > tables.num_samples:
+            break
+        cut = best_cut(tables, devices, tried)
+        if cut is None:
+            continue
+        cuts[tried] = cut
+        counts = -(-numbers // tried)
+        added = [float(tables.accumulate_s[tables.row(d)]) for d in devices]
+        seconds = cut.through_s + (counts - 1) * (cut.slowest_s + max(added) / len(devices))
+        seconds += max(float(tables.update_s[tables.row(d), -1]) for d in devices) / len(devices)
+        better = (seconds < best) & (counts <= _MOST_MICROBATCHES)
+        best, size = np.where(better, seconds, best), np.where(better, tried, size)
+    best[0] = 0.0
+    return Group(devices, np.maximum.accumulate(best), size, cuts)
+
+
+def shared_out(groups: tuple[Group, ...], num_samples: int) -> tuple[int, ...] | None:
+    """Samples of each group, so that the slowest is as quick as can be; None where none can."""
+    times = np.unique(np.concatenate([group.time_s for group in groups]))
+    times = times[np.isfinite(times)]
+    low, high = 0, len(times) - 1
+    if _taken(groups, float(times[high])).sum() < num_samples:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if _taken(groups, float(times[middle])).sum() >= num_samples:
+            high = middle
+        else:
+            low = middle + 1
+    taken = _taken(groups, float(times[low]))
+    while taken.sum() > num_samples:
+        last = [float(g.time_s[n]) if n else -1.0 for g, n in zip(groups, taken, strict=True)]
+        taken[int(np.argmax(last))] -= 1
+    return tuple(int(n) for n in taken)
+
+
+def _taken(groups: tuple[Group, ...], seconds: float) -> LongArray:
+    """How many samples each group can take by a time."""
+    found = [int(np.searchsorted(g.time_s, seconds, side="right")) - 1 for g in groups]
+    return np.array(found, dtype=np.int64)

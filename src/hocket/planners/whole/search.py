@@ -1,0 +1,274 @@
+"""One search over the ways of sharing the samples of a step between devices and in time.
+
+Every structure (who holds the model, alone or in stages) gets samples, microbatches and cuts by
+closed forms; the best are simulated, as long as their closed form could still win; the winners are
+improved by moving single samples, cuts and microbatches. What people do by hand stands beside them
+under its name, and op placement of the unsplit batch is searched only where its bound allows it to
+win. Deterministic; the effort is counted in simulated ops. O(structures) closed forms and
+simulations of the best.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hocket.base.errors import CheckError, NoFeasiblePlanError
+from hocket.base.units import format_bytes
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Replica, Shares
+from hocket.plan.words import in_words
+from hocket.planners.candidates import Candidate, empty_plan
+from hocket.planners.communication.collective import plan_collective
+from hocket.planners.goal import Goal
+from hocket.planners.placement.devices import workers
+from hocket.planners.whole.groups import Group, even_sizes, group_of, shared_out
+from hocket.planners.whole.structures import Structure, structures
+from hocket.planners.whole.tables import Tables, tables_of
+from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares.prices import best_ring
+from hocket.simulate.shares.unfold import BUCKET_BYTES
+
+WHOLE = "whole"
+_SIMULATED_OPS = 3_000_000
+"""Ops that are simulated in one search, about: a few seconds."""
+_STARTS = 4
+"""Ways that are improved by small moves, each with other devices or stages."""
+_MOST_RANKS = 8
+"""Replicas whose exchange is planned for their links."""
+_HOPE = 0.97
+"""A closed form may be too long by this much and its way is simulated still."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A way of sharing and what the closed forms say of it."""
+
+    shares: Shares
+    seconds: float
+    """Compute of the slowest group and what of the exchange it cannot hide."""
+
+
+@dataclass
+class Budget:
+    """What was simulated already, and what may be still."""
+
+    problem: Problem
+    most_ops: int = _SIMULATED_OPS
+    spent_ops: int = 0
+    num_simulated: int = 0
+    seen: dict[tuple[Shares, Communication | None], Candidate] = field(default_factory=dict)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether more may be simulated."""
+        return self.spent_ops < self.most_ops
+
+    def simulated(self, shares: Shares, planned: Communication | None = None) -> Candidate:
+        """The way as a candidate; each is simulated once."""
+        known = self.seen.get((shares, planned))
+        if known is None:
+            known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
+            passes = sum(len(replica.microbatches) for replica in shares.replicas)
+            self.spent_ops += passes * self.problem.graph.num_ops
+            self.num_simulated += 1
+        return known
+
+
+def simulated(problem: Problem, shares: Shares, planned: Communication | None = None) -> Candidate:
+    """A way of sharing and what the simulator thinks of it."""
+    started = time.perf_counter()
+    sections = (shares,) if planned is None else (planned, shares)
+    plan = replace(empty_plan(problem, WHOLE), sections=sections)
+    name = in_words(shares)
+    try:
+        _, timeline = simulate_shares(problem, shares, planned)
+    except CheckError as error:
+        return Candidate(
+            planner=name, plan=None, timeline=None, feasible=False, reason=error.message,
+            plan_seconds=time.perf_counter() - started,
+        )  # fmt: skip
+    plan = plan.claiming(step_s=timeline.makespan_s, peak_bytes=tuple(timeline.peak_bytes.tolist()))
+    over = np.flatnonzero(timeline.peak_bytes > problem.memory_bytes)
+    reason = "; ".join(
+        f"{problem.cluster.device_names[d]} needs {format_bytes(int(timeline.peak_bytes[d]))} "
+        f"of {format_bytes(int(problem.memory_bytes[d]))}"
+        for d in over[:2]
+    )
+    return Candidate(
+        planner=name, plan=plan, timeline=timeline, feasible=not len(over), reason=reason,
+        plan_seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def shared_ways(problem: Problem, budget: Budget, goal: Goal = "time") -> list[Candidate]:
+    """Ways of sharing the batch that were simulated, the quickest first."""
+    tables, devices = tables_of(problem), workers(problem).tolist()
+    estimates = sorted(_estimates(tables, devices), key=lambda e: (e.seconds, in_words(e.shares)))
+    best_s, families = np.inf, set[tuple[bool, bool]]()
+    for estimate in estimates:
+        replicas = estimate.shares.replicas
+        family = len(replicas) > 1, any(len(replica.devices) > 1 for replica in replicas)
+        is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
+        # The best of each family stands in the table, also where it cannot win.
+        if budget.is_left and (is_hopeful or family not in families):
+            seen = budget.simulated(estimate.shares)
+            best_s = min(best_s, seen.step_s or np.inf)
+            families |= {family} if seen.feasible else set()
+    for start in _starts(budget):
+        _improve(tables, start, budget)
+    for start in _starts(budget):
+        _plan_exchange(tables, start, budget)
+    return _fitting(budget)
+
+
+def _starts(budget: Budget) -> list[Candidate]:
+    """The quickest way of each structure, of the quickest structures."""
+    first: dict[object, Candidate] = {}
+    for way in _fitting(budget):
+        assert way.plan is not None
+        devices = frozenset(replica.devices for replica in way.plan[Shares].replicas)
+        first.setdefault(devices, way)
+    return list(first.values())[:_STARTS]
+
+
+def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
+    """The same way with its exchange planned for the very links, and what gains from that."""
+    assert start.plan is not None
+    shares, problem = start.plan[Shares], tables.problem
+    ranks = tuple(replica.devices[0] for replica in shares.replicas)
+    if len(ranks) < 2 or len(ranks) > _MOST_RANKS or not budget.is_left:
+        return
+    try:
+        found = plan_collective(problem.cluster, "allreduce", ranks, size_bytes=BUCKET_BYTES)
+    except NoFeasiblePlanError:
+        return
+    better = budget.simulated(shares, found.chosen.section)
+    if better.step_s is not None and better.step_s < (start.step_s or 0.0):
+        _improve(tables, better, budget)
+
+
+def _fitting(budget: Budget) -> list[Candidate]:
+    fitting = [candidate for candidate in budget.seen.values() if candidate.step_s is not None]
+    return sorted(fitting, key=lambda c: (c.step_s or 0.0, c.planner))
+
+
+# ── closed forms ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _estimates(tables: Tables, devices: list[int]) -> Iterator[Estimate]:
+    for structure in structures(tables, devices):
+        found = estimated(tables, structure)
+        if found is not None:
+            yield found
+
+
+def estimated(tables: Tables, structure: Structure) -> Estimate | None:
+    """The structure with its best shares; None where they do not fit, or some group gets none."""
+    exchanges = len(structure) > 1
+    groups = tuple(group_of(tables, devices, exchanges) for devices in structure)
+    taken = shared_out(groups, tables.num_samples)
+    if taken is None or not all(taken):
+        return None
+    replicas = tuple(
+        group.replica(tables, count) for group, count in zip(groups, taken, strict=True)
+    )
+    longest_s = max(float(g.time_s[n]) for g, n in zip(groups, taken, strict=True))
+    return Estimate(Shares(replicas=replicas), longest_s + _exposed_s(tables, groups, replicas))
+
+
+def _exposed_s(tables: Tables, groups: tuple[Group, ...], replicas: tuple[Replica, ...]) -> float:
+    """Seconds of the exchange that no backward pass hides, about."""
+    if len(groups) == 1:
+        return 0.0
+    ring = best_ring(tables.problem, tuple(group.devices[0] for group in groups))
+    count = len(groups)
+    per_byte_s = 2 * (count - 1) / count / ring.bandwidth_bps
+    whole_s = tables.gradient_bytes * per_byte_s / min(len(g.devices) for g in groups)
+    last_s = tables.largest_bucket_bytes * per_byte_s
+    hidden_s = min(
+        float(group.time_s[replica.microbatches[-1]]) * 2 / 3
+        for group, replica in zip(groups, replicas, strict=True)
+    )
+    return max(min(last_s, whole_s) / 2, whole_s - hidden_s)
+
+
+# ── small moves ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
+    """Go to the first better neighbour until there is none, or no simulations are left."""
+    best = start
+    moves: tuple[Callable[[Tables, Shares], Iterator[Shares]], ...] = (
+        _moved_samples, _moved_cuts, _other_microbatches,
+    )  # fmt: skip
+    improves = True
+    while improves:
+        improves = False
+        for move in moves:
+            assert best.plan is not None
+            planned = best.plan.get(Communication)
+            for neighbour in move(tables, best.plan[Shares]):
+                if not budget.is_left:
+                    return
+                found = budget.simulated(neighbour, planned)
+                if found.step_s is not None and found.step_s < (best.step_s or 0.0) * (1 - 1e-6):
+                    best, improves = found, True
+                    break
+
+
+def _moved_samples(tables: Tables, shares: Shares) -> Iterator[Shares]:
+    """One sample from a replica to another."""
+    replicas = shares.replicas
+    for giver, taker in ((i, j) for i in range(len(replicas)) for j in range(len(replicas))):
+        if giver == taker or replicas[giver].num_samples < 2:
+            continue
+        if len(replicas) > 4 and abs(giver - taker) > 1:
+            continue
+        changed = list(replicas)
+        changed[giver] = _resized(replicas[giver], -1)
+        changed[taker] = _resized(replicas[taker], 1)
+        yield replace(shares, replicas=tuple(changed))
+
+
+def _resized(replica: Replica, change: int) -> Replica:
+    """The replica with more or fewer samples in as many microbatches."""
+    number = replica.num_samples + change
+    count = min(len(replica.microbatches), number)
+    return replace(replica, microbatches=even_sizes(number, -(-number // count)))
+
+
+def _moved_cuts(tables: Tables, shares: Shares) -> Iterator[Shares]:
+    """One cut of one pipeline a few places forward or back."""
+    places = tables.cuts
+    for index, replica in enumerate(shares.replicas):
+        for cut, op in enumerate(replica.cuts):
+            at = int(np.searchsorted(places, op))
+            for step in (-1, 1, -4, 4):
+                if not 0 < at + step < len(places) - 1:
+                    continue
+                cuts = [*replica.cuts]
+                cuts[cut] = int(places[at + step])
+                if sorted(set(cuts)) != cuts:
+                    continue
+                changed = replace(replica, cuts=tuple(cuts))
+                yield _with(shares, index, changed)
+
+
+def _other_microbatches(tables: Tables, shares: Shares) -> Iterator[Shares]:
+    """One more, one fewer, or twice as many microbatches of one replica."""
+    for index, replica in enumerate(shares.replicas):
+        count, number = len(replica.microbatches), replica.num_samples
+        for tried in (count - 1, count + 1, 2 * count):
+            if 1 <= tried <= number:
+                sizes = even_sizes(number, -(-number // tried))
+                if sizes != replica.microbatches:
+                    yield _with(shares, index, replace(replica, microbatches=sizes))
+
+
+def _with(shares: Shares, index: int, replica: Replica) -> Shares:
+    replicas = (*shares.replicas[:index], replica, *shares.replicas[index + 1 :])
+    return replace(shares, replicas=replicas)

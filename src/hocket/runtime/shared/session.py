@@ -1,0 +1,74 @@
+"""Shares of a batch carried out: build the model, train, compare with the prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hocket.base.errors import UsageError
+from hocket.capture.optimizer import optimizer_of_meta
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Shares
+from hocket.plan.verify import require_structure
+from hocket.runtime.executors import EXECUTORS, choose
+from hocket.runtime.executors.shares import SharedModel
+from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.rebuild import ModelSource, build
+from hocket.runtime.record import StepRecord
+from hocket.runtime.result import RunResult
+from hocket.runtime.shared.job import ShareJob
+from hocket.runtime.shared.rows import rows_of_replicas
+from hocket.simulate import simulate
+
+
+def run_shares(
+    problem: Problem,
+    plan: Plan,
+    options: RunOptions,
+    source: ModelSource | None,
+    watch: Onlookers,
+) -> RunResult:
+    """Carry out shares for some steps; the stages of a pipeline run in one process, as one."""
+    options.require_meaning("shares")
+    require_structure(plan, problem)
+    shares = plan[Shares]
+    update = optimizer_of_meta(problem.graph.meta)
+    if update is None:
+        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    predicted = simulate(problem, plan)
+    names = [replica.devices[0] for replica in shares.replicas]
+    found = {device.name: device for device in problem.cluster.devices}
+    wanted = options.backend
+    if wanted == "auto" and source is not None:
+        wanted = "single"  # a model that is only here cannot be built elsewhere
+    backend, places = choose("shares", wanted, [found[name] for name in names])
+    watch.on_progress(f"building {problem.graph.name}")
+    model = build(problem.graph, model=options.model, source=source, seed=options.seed)
+    job = ShareJob(
+        model=model.name,
+        options=model.options,
+        loss=model.loss if isinstance(model.loss, str) else None,
+        update=update,
+        rows=rows_of_replicas([replica.microbatches for replica in shares.replicas]),
+        num_samples=shares.num_samples,
+        steps=options.steps,
+        seed=options.seed,
+    )
+    records: list[StepRecord] = []
+
+    def note(number: int, record: StepRecord) -> None:
+        records.append(record)
+        watch.on_step(number, record)
+
+    work = SharedModel(job, model.module, model.batch, model.loss, names, places)
+    EXECUTORS["shares"][backend].run(work, options, replace(watch, on_step=note))
+    return RunResult(
+        backend=backend,
+        runs_on=dict(zip(names, places, strict=True)),
+        losses=tuple(record.loss for record in records),
+        step_s=tuple(record.step_s for record in records),
+        predicted_step_s=predicted.makespan_s,
+        predicted=predicted,
+        measured=None,
+        peak_bytes={},
+    )

@@ -1,0 +1,62 @@
+"""Carry out shares with one process per replica."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hocket.processes.crew import Crew
+from hocket.processes.member import ProcessSpec
+from hocket.processes.patience import Patience
+from hocket.processes.progress import Position
+from hocket.runtime.connect import MeetingStore
+from hocket.runtime.options import Onlookers
+from hocket.runtime.record import StepRecord, joined
+from hocket.runtime.shared.job import ShareJob
+
+
+def run_replicas(
+    job: ShareJob,
+    device_names: Sequence[str],
+    places: Sequence[str],
+    *,
+    backend: str,
+    threads: int,
+    silence_s: float,
+    watch: Onlookers,
+) -> None:
+    """Train; ``watch`` is told each step when all replicas have done it."""
+    parts: dict[int, list[StepRecord]] = {}
+    store = MeetingStore()
+    try:
+        specs = [
+            ProcessSpec(
+                name=f"replica {rank} ({name})",
+                module="hocket.runtime.shared.rank",
+                describe=_describe,
+                environment={"OMP_NUM_THREADS": str(threads)},
+            )
+            for rank, name in enumerate(device_names)
+        ]
+        with Crew(specs, patience=Patience(silence_s=silence_s)) as crew:
+            watch.on_start(crew.process_ids)
+            for rank, place in enumerate(places):
+                order: dict[str, Any] = {
+                    "rank": rank, "num_ranks": len(specs), "backend": backend, "port": store.port,
+                    "device": place, "threads": threads, "job": job.as_dict(),
+                }  # fmt: skip
+                crew.tell(rank, order)
+            for _, header, buffers in crew.messages():
+                number = header["number"]
+                record = StepRecord.from_arrays(header["record"], buffers)
+                parts.setdefault(number, []).append(record)
+                if len(parts[number]) == len(specs):
+                    watch.on_step(number, joined(parts.pop(number)))
+    finally:
+        store.close()
+
+
+def _describe(position: Position) -> str:
+    if not position.step:
+        return "building the model"
+    return f"at microbatch {position.instruction} in step {position.step}"

@@ -1,0 +1,140 @@
+"""One replica's part of a step: its microbatches, their gradients added up, and the update.
+
+The loss of a microbatch of n of B samples counts n / B, so that sums over microbatches and replicas
+are the mean over the whole batch, and the update is that of one device with the whole batch up to
+rounding. Two things are not the same: batch norm sees the statistics of a microbatch, as in PyTorch
+with accumulation or DistributedDataParallel, and dropout draws other masks of the same
+distribution.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hocket.capture.fake import batch_tensors, map_batch
+from hocket.capture.loss import ChosenLoss, Loss
+from hocket.capture.optimizer import Optimizer
+from hocket.capture.perform import draw_seed
+from hocket.runtime.record import StepRecord
+from hocket.runtime.shared.rows import Rows
+
+_BUCKET_BYTES = 25 * 2**20
+"""Gradients that are exchanged in one message, about."""
+
+
+class ReplicaTrainer:
+    """A model that is trained on some rows of each batch."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Any,
+        loss: Loss | str | None,
+        update: Optimizer,
+        microbatches: Sequence[Rows],
+        *,
+        num_samples: int,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.model = model.to(device).train()
+        self.device, self.seed, self.num_samples = device, seed, num_samples
+        self._loss = ChosenLoss(loss)
+        self._microbatches = microbatches
+        self._parts = [_rows_of(batch, rows, num_samples, device) for rows in microbatches]
+        names = update.only
+        self._parameters = [
+            parameter
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad and (names is None or name in names)
+        ]
+        self._optimizer = _optimizer(update, self._parameters)
+
+    def step(
+        self, number: int, on_move: Callable[[int, int], None] = lambda step, index: None
+    ) -> StepRecord:
+        """Forward and backward of all microbatches, the exchange, the update.
+
+        ``on_move`` is told the step and the microbatch that begins.
+        """
+        record = StepRecord(start_s=time.perf_counter())
+        self._optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for index, (rows, part) in enumerate(zip(self._microbatches, self._parts, strict=True)):
+            on_move(number, index)
+            # Draws depend on the rows alone, so that it does not matter who takes them.
+            torch.manual_seed(draw_seed(self.seed, number, rows.start))
+            value = self._loss(_output(self.model, part))
+            weighted = value * ((rows.stop - rows.start) / self.num_samples)
+            weighted.backward()  # type: ignore[no-untyped-call]
+            total += weighted.detach()
+        if dist.is_initialized():
+            _sum_over_ranks([*self._gradients(), total])
+        self._optimizer.step()
+        record.loss = float(total)
+        record.end_s = time.perf_counter()
+        return record
+
+    def _gradients(self) -> list[torch.Tensor]:
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                # Another replica may have used it; all exchange the same tensors.
+                parameter.grad = torch.zeros_like(parameter)
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+
+def _rows_of(batch: Any, rows: Rows, num_samples: int, device: torch.device) -> Any:
+    """A part of a batch; tensors without a row per sample are in every part."""
+    parts: dict[int, torch.Tensor] = {}
+    for _, tensor in batch_tensors(batch):
+        has_rows = tensor.dim() > 0 and tensor.shape[0] == num_samples
+        parts[id(tensor)] = (tensor[rows.start : rows.stop] if has_rows else tensor).to(device)
+    return map_batch(batch, parts)
+
+
+def _output(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def _sum_over_ranks(tensors: Sequence[torch.Tensor]) -> None:
+    """Replace tensors by their sums over all ranks, many in one message."""
+    bucket: list[torch.Tensor] = []
+    num_bytes = 0
+    for tensor in tensors:
+        if bucket and (num_bytes > _BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            _sum_bucket(bucket)
+            bucket, num_bytes = [], 0
+        bucket.append(tensor)
+        num_bytes += tensor.numel() * tensor.element_size()
+    if bucket:
+        _sum_bucket(bucket)
+
+
+def _sum_bucket(tensors: Sequence[torch.Tensor]) -> None:
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.all_reduce(flat)
+    for tensor, part in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def _optimizer(update: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer of ``torch.optim`` that a captured update stands for."""
+    settings = update.all_settings
+    if update.name in ("adamw", "adam"):
+        kind = torch.optim.AdamW if update.name == "adamw" else torch.optim.Adam
+        return kind(
+            parameters, lr=settings["lr"], betas=(settings["beta1"], settings["beta2"]),
+            eps=settings["eps"], weight_decay=settings["weight_decay"], fused=True,
+        )  # fmt: skip
+    return torch.optim.SGD(
+        parameters, lr=settings["lr"], weight_decay=settings["weight_decay"],
+        momentum=settings.get("momentum", 0.0),
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""What a step costs at another size, and what adding up and exchanging gradients costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from itertools import permutations
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.cost.collectives import RingPath, ring_all_reduce_s, ring_path
+from hocket.cost.roofline import costs_from_settings
+from hocket.graph.batches import at_batch
+from hocket.graph.build import OpColumns, TensorColumns, assemble
+from hocket.graph.graph import Graph, Phase, Role
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication
+from hocket.simulate.collective import CollectiveTimes
+
+ACCUMULATE = "aten.add_"
+_FEW_RANKS = 6
+"""Up to so many devices every ring is tried."""
+
+
+@lru_cache(maxsize=64)
+def priced_at(problem: Problem, num_samples: int) -> Problem:
+    """The problem with another number of samples in its batch, priced like the first."""
+    other = problem.graph.other_batch
+    if other is not None and num_samples == other.num_samples:
+        return problem
+    graph = at_batch(problem.graph, num_samples)
+    costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
+    return replace(problem, work=graph, op_costs=costs)
+
+
+@lru_cache(maxsize=64)
+def gradients_of(graph: Graph) -> IntArray:
+    """The gradients that the optimizer reads, in the order in which they are made."""
+    is_update = graph.op_phase == Phase.OPTIMIZER
+    reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+    read = np.unique(graph.reads[is_update[reader]])
+    made = graph.tensor_producer[read] >= 0
+    is_update_made = is_update[np.maximum(graph.tensor_producer[read], 0)]
+    is_gradient = graph.tensor_role[read] == Role.GRADIENT
+    found: IntArray = read[made & ~is_update_made & is_gradient].astype(np.int32)
+    return found
+
+
+@lru_cache(maxsize=64)
+def accumulate_s(problem: Problem, parts: tuple[int, ...]) -> FloatArray:
+    """[kind, part]: seconds to add one gradient to the sum of those before."""
+    sizes = problem.graph.tensor_bytes[list(parts)]
+    return elementwise_s(problem, sizes, 3 * sizes)
+
+
+def elementwise_s(problem: Problem, num_bytes: LongArray, touched: LongArray) -> FloatArray:
+    """[kind, op]: seconds of ops over so many bytes of which each element is computed once."""
+    if not len(num_bytes):
+        return np.zeros((len(problem.costs.kind_names), 0))
+    names = [f"add.{index}" for index in range(len(num_bytes))]
+    graph = assemble(
+        "gradients",
+        OpColumns(
+            name=names,
+            kind=[ACCUMULATE] * len(names),
+            phase=np.full(len(names), Phase.BACKWARD),
+            flops=num_bytes / 4,
+            bytes_touched=touched,
+        ),
+        TensorColumns(name=names, bytes=num_bytes, producer=np.arange(len(names))),
+        np.zeros(len(names) + 1),
+        [],
+    )
+    # A profile has none of these ops; its fit is worth more than none, but it is in no setting.
+    settings = {**problem.costs.settings, "profile": None}
+    return costs_from_settings(graph, problem.cluster, settings).op_s
+
+
+def exchange_s(
+    problem: Problem, devices: tuple[int, ...], num_bytes: int, planned: Communication | None
+) -> float:
+    """Seconds of an all-reduce: by the collective planned for these devices, else by a ring."""
+    names = {problem.cluster.device_names[device] for device in devices}
+    if planned is not None and set(planned.ranks) == names:
+        return _times_of(problem, planned).time_s(num_bytes)
+    ring = best_ring(problem, devices)
+    return float(ring_all_reduce_s(num_bytes, len(devices), ring.latency_s, ring.bandwidth_bps))
+
+
+@lru_cache(maxsize=64)
+def _times_of(problem: Problem, planned: Communication) -> CollectiveTimes:
+    return CollectiveTimes(planned, problem.cluster)
+
+
+@lru_cache(maxsize=1024)
+def best_ring(problem: Problem, devices: tuple[int, ...]) -> RingPath:
+    """The ring over some devices with the most bandwidth; of many devices, in their order."""
+    if len(devices) > _FEW_RANKS:
+        return ring_path(problem.cluster, devices)
+    rings = (ring_path(problem.cluster, (devices[0], *rest)) for rest in permutations(devices[1:]))
+    return max(rings, key=lambda ring: (ring.bandwidth_bps, -ring.latency_s))

@@ -1,0 +1,137 @@
+"""A graph that grows by many ops and tensors at once: columns are collected, then put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.graph.graph import Graph, distinct
+
+_OPS = (
+    "kind", "module", "phase", "dtype", "flops", "bytes_touched", "workspace_bytes", "stream",
+    "device", "priority",
+)  # fmt: skip
+_TENSORS = ("bytes", "role", "producer", "alias")
+
+
+@dataclass
+class Sheet:
+    """Columns of ops and tensors, in the order in which they come."""
+
+    kinds: list[str]
+    modules: tuple[str, ...]
+    num_ops: int = 0
+    num_tensors: int = 0
+    op_names: list[str] = field(default_factory=list)
+    tensor_names: list[str] = field(default_factory=list)
+    _ops: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {n: [] for n in _OPS})
+    _tensors: dict[str, list[NDArray[Any]]] = field(
+        default_factory=lambda: {n: [] for n in _TENSORS}
+    )
+    _aliases: list[tuple[IntArray, IntArray]] = field(default_factory=list)
+    _op_s: list[FloatArray] = field(default_factory=list)
+    _readers: list[NDArray[Any]] = field(default_factory=list)
+    _reads: list[NDArray[Any]] = field(default_factory=list)
+
+    def kind(self, name: str) -> int:
+        """The number of a kind of op."""
+        if name not in self.kinds:
+            self.kinds.append(name)
+        return self.kinds.index(name)
+
+    def add_ops(self, names: Sequence[str], op_s: FloatArray, **columns: Any) -> IntArray:
+        """Add ops; ``op_s`` is [kind of device, op]. Returns their numbers."""
+        count = len(names)
+        self.op_names += names
+        self._op_s.append(op_s)
+        for name in _OPS:
+            default = -1 if name == "module" else 0
+            value = columns.pop(name, default)
+            self._ops[name].append(np.broadcast_to(np.asarray(value), count))
+        assert not columns, f"no such columns: {columns}"
+        self.num_ops += count
+        return np.arange(self.num_ops - count, self.num_ops, dtype=np.int32)
+
+    def add_tensors(self, names: Sequence[str], **columns: Any) -> IntArray:
+        """Add tensors; returns their numbers."""
+        count = len(names)
+        self.tensor_names += names
+        for name in _TENSORS:
+            default = -1 if name in ("producer", "alias") else 0
+            self._tensors[name].append(
+                np.broadcast_to(np.asarray(columns.pop(name, default)), count)
+            )
+        assert not columns, f"no such columns: {columns}"
+        self.num_tensors += count
+        return np.arange(self.num_tensors - count, self.num_tensors, dtype=np.int32)
+
+    def set_alias(self, tensors: IntArray, bases: IntArray) -> None:
+        """Say in whose bytes tensors live that are there already."""
+        self._aliases.append((tensors, bases))
+
+    def add_reads(self, readers: NDArray[Any], tensors: NDArray[Any]) -> None:
+        """Op by op, what it reads."""
+        self._readers.append(np.asarray(readers, dtype=np.int64))
+        self._reads.append(np.asarray(tensors, dtype=np.int64))
+
+    def op_s(self) -> FloatArray:
+        """[kind of device, op]: seconds."""
+        return np.concatenate(self._op_s, axis=1)
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of the ops."""
+        return np.concatenate(self._ops[name])
+
+    def graph(self, name: str, meta: dict[str, Any]) -> Graph:
+        """The graph; ops must have come in a topological order."""
+        columns = {key: np.concatenate(values) for key, values in self._tensors.items()}
+        producer = columns["producer"].astype(np.int32)
+        order = np.argsort(producer, kind="stable")
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        read_ptr, reads = self._sorted_reads(rank)
+        alias = columns["alias"].astype(np.int64)
+        for tensors, bases in self._aliases:
+            alias[tensors] = bases
+        alias = alias[order]
+        unknown = np.full(self.num_ops, -1, dtype=np.int32)
+        return Graph(
+            name=name,
+            op_names=tuple(self.op_names),
+            kinds=tuple(self.kinds),
+            op_kind=self.column("kind").astype(np.int32),
+            modules=self.modules,
+            op_module=self.column("module").astype(np.int32),
+            signatures=(),
+            op_signature=unknown,
+            op_phase=self.column("phase").astype(np.int8),
+            op_dtype=self.column("dtype").astype(np.int8),
+            flops=self.column("flops").astype(np.float64),
+            bytes_touched=self.column("bytes_touched").astype(np.int64),
+            workspace_bytes=self.column("workspace_bytes").astype(np.int64),
+            partner=unknown.copy(),
+            group=unknown.copy(),
+            rng_order=unknown.copy(),
+            op_stream=self.column("stream").astype(np.int8),
+            tensor_names=tuple(self.tensor_names[i] for i in order.tolist()),
+            tensor_bytes=columns["bytes"][order].astype(np.int64),
+            tensor_role=columns["role"][order].astype(np.int8),
+            tensor_producer=producer[order],
+            alias_of=np.where(alias >= 0, rank[alias], -1).astype(np.int32),
+            read_ptr=read_ptr,
+            reads=reads,
+            meta=meta,
+        )
+
+    def _sorted_reads(self, rank: LongArray) -> tuple[LongArray, IntArray]:
+        """Reads of each op, renumbered, ascending, each once."""
+        width = max(self.num_tensors, 1)
+        readers, reads = np.concatenate(self._readers), np.concatenate(self._reads)
+        key = distinct(readers * width + rank[reads])
+        counts = np.bincount(key // width, minlength=self.num_ops)
+        return pointers(counts), (key % width).astype(np.int32)

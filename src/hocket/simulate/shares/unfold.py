@@ -1,0 +1,377 @@
+"""Shares of a batch as one graph: each replica's microbatches, sums, exchanges and updates as ops.
+
+Every forward and backward op stands once per microbatch, priced at that microbatch's size, on the
+device of its stage; parameters and their updates stand once per replica. From the second microbatch
+on, gradients are added to those before. Replicas exchange gradients in buckets, in the order in
+which these are ready and beside the backward pass, as PyTorch's DistributedDataParallel does: one
+op on the communication stream of each device, which begins when all replicas have the bucket and
+takes as long as a ring over their links. Then the simulator times the graph like any other.
+O(replicas x microbatches x (ops + tensors)), numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.cost.costs import Costs
+from hocket.graph.graph import Graph, Phase, Role, Stream
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Replica, Shares
+from hocket.simulate.shares.order import slots, stages_of
+from hocket.simulate.shares.prices import (
+    ACCUMULATE,
+    accumulate_s,
+    exchange_s,
+    gradients_of,
+    priced_at,
+)
+from hocket.simulate.shares.sheet import Sheet
+
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+"""What DistributedDataParallel exchanges at once, by default."""
+_SUM = "aten.add"
+_LATE = 1e15
+"""A priority behind all passes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unfolded:
+    """A graph of its own with where and in which order its ops run."""
+
+    problem: Problem
+    device_of: IntArray
+    priority: FloatArray
+    is_strict: bool
+    """Whether devices run ops in exactly this order: stages of a pipeline do."""
+
+
+@dataclass
+class _Copy:
+    """One replica while it is being unfolded."""
+
+    replica: Replica
+    device_of: IntArray
+    """Per op of the graph: the device of its stage."""
+    tensor: IntArray
+    """Per tensor of the graph: its number here, as the last microbatch has it."""
+    parts: IntArray
+    """Tensors of the graph that are added up over microbatches; see `_parts`."""
+    finals: IntArray
+    """Ops of the graph that make a gradient out of the sums of its parts, once."""
+    label: str
+    sums: IntArray
+    """Per tensor of the graph: the one that holds the sum so far; -1 where nothing is added."""
+
+
+def unfold(problem: Problem, shares: Shares, planned: Communication | None = None) -> Unfolded:
+    """The graph of all that a step with these shares does.
+
+    ``planned`` says how replicas exchange gradients where it is about their very devices.
+    """
+    graph = problem.graph
+    sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules)
+    copies = [_replicate(problem, shares, index, sheet) for index in range(len(shares.replicas))]
+    for own in copies:
+        _finish(problem, own, sheet)
+    done: dict[int, IntArray] = {}
+    if len(copies) > 1:
+        done = _exchange(problem, copies, planned, sheet)
+    for index, own in enumerate(copies):
+        _update(problem, own, done.get(index), sheet)
+    unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
+    costs = _costs(problem.costs, sheet.op_s(), unfolded)
+    is_strict = any(len(replica.devices) > 1 for replica in shares.replicas)
+    return Unfolded(
+        problem=replace(problem, work=unfolded, op_costs=costs),
+        device_of=sheet.column("device").astype(np.int32),
+        priority=sheet.column("priority").astype(np.float64),
+        is_strict=is_strict,
+    )
+
+
+def _costs(costs: Costs, op_s: FloatArray, graph: Graph) -> Costs:
+    return replace(
+        costs, op_s=op_s, op_source=np.zeros(op_s.shape, dtype=np.uint8),
+        tensor_bytes=graph.tensor_bytes,
+    )  # fmt: skip
+
+
+# ── forward and backward ─────────────────────────────────────────────────────────────────────────
+
+
+def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> _Copy:
+    """Parameters of a replica once, its forward and backward ops once per microbatch."""
+    graph, replica = problem.graph, shares.replicas[index]
+    number = {name: i for i, name in enumerate(problem.cluster.device_names)}
+    devices = np.array([number[name] for name in replica.devices], dtype=np.int32)
+    stage = stages_of(graph, replica.cuts)
+    label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
+    parts, finals = _parts(graph, stage)
+    own = _Copy(
+        replica=replica,
+        device_of=devices[stage],
+        tensor=np.full(graph.num_tensors, -1, dtype=np.int32),
+        parts=parts,
+        finals=finals,
+        label=label,
+        sums=np.full(graph.num_tensors, -1, dtype=np.int32),
+    )
+    lasting = np.flatnonzero((graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT))
+    own.tensor[lasting] = sheet.add_tensors(
+        [graph.tensor_names[i] + label for i in lasting.tolist()],
+        bytes=graph.tensor_bytes[lasting],
+        role=graph.tensor_role[lasting],
+    )
+    aliased = lasting[graph.alias_of[lasting] >= 0]
+    sheet.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
+    order = slots(len(replica.devices), len(replica.microbatches), shares.schedule)
+    for microbatch, size in enumerate(replica.microbatches):
+        start = order[stage, graph.op_phase.clip(max=1), microbatch] * float(graph.num_ops)
+        _run_microbatch(problem, own, microbatch, priced_at(problem, size), start, sheet)
+    return own
+
+
+def _parts(graph: Graph, stage: IntArray) -> tuple[IntArray, IntArray]:
+    """What is added up over microbatches, and the ops that come once after it.
+
+    Of a weight that two stages use, each adds up its own part of the gradient, and the parts meet
+    once per step: else a gradient would travel with every microbatch.
+    """
+    gradients = gradients_of(graph)
+    maker = graph.tensor_producer[gradients]
+    parts: list[int] = []
+    finals: list[int] = []
+    for gradient, op in zip(gradients.tolist(), maker.tolist(), strict=True):
+        reads = graph.reads_of(op)
+        sources = graph.tensor_producer[reads]
+        is_sum = graph.kind_of(op) == _SUM and len(reads) > 1 and bool((sources >= 0).all())
+        if is_sum and bool((stage[sources] != stage[op]).any()):
+            parts += reads.tolist()
+            finals.append(op)
+        else:
+            parts.append(gradient)
+    return np.array(parts, dtype=np.int32), np.array(finals, dtype=np.int32)
+
+
+def _run_microbatch(
+    problem: Problem, own: _Copy, microbatch: int, sized: Problem, start: FloatArray, sheet: Sheet
+) -> None:
+    graph, num_microbatches = sized.graph, len(own.replica.microbatches)
+    label = own.label + (f"#{microbatch}" if num_microbatches > 1 else "")
+    is_repeated = graph.op_phase != Phase.OPTIMIZER
+    is_repeated[own.finals] = False
+    ops = np.flatnonzero(is_repeated).astype(np.int32)
+    priority = start + np.arange(graph.num_ops)
+    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    op_of[ops] = _add_ops(sheet, sized, ops, label, own.device_of, priority)
+    tensors = _tensors_of(graph, ops)
+    role = graph.tensor_role.copy()
+    if microbatch:
+        # Only the first gradient stays where it is; later ones are gone once they are added.
+        role[role == Role.GRADIENT] = Role.ACTIVATION
+    else:
+        role[own.parts] = Role.GRADIENT
+    own.tensor[tensors] = _add_tensors(sheet, graph, tensors, op_of, label, role[tensors])
+    aliased = tensors[graph.alias_of[tensors] >= 0]
+    sheet.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
+    _add_reads(sheet, graph, op_of, own.tensor)
+    if microbatch:
+        _accumulate(problem, own, label, priority, sheet)
+    else:
+        own.sums[own.parts] = own.tensor[own.parts]
+
+
+def _accumulate(
+    problem: Problem, own: _Copy, label: str, priority: FloatArray, sheet: Sheet
+) -> None:
+    """Add the gradients of a microbatch to those before, each as soon as it is there."""
+    graph, parts = problem.graph, own.parts
+    maker, sizes = graph.tensor_producer[parts], graph.tensor_bytes[parts]
+    added = sheet.add_ops(
+        [f"{graph.op_names[i]}+{label}" for i in maker.tolist()],
+        accumulate_s(problem, tuple(parts.tolist())),
+        kind=sheet.kind(ACCUMULATE),
+        module=graph.op_module[maker],
+        phase=Phase.BACKWARD,
+        flops=sizes / 4,
+        bytes_touched=3 * sizes,
+        device=own.device_of[maker],
+        priority=priority[maker] + 0.5,
+    )
+    sheet.add_reads(np.tile(added, 2), np.concatenate((own.sums[parts], own.tensor[parts])))
+    own.sums[parts] = sheet.add_tensors(
+        [f"{graph.tensor_names[i]}+{label}" for i in parts.tolist()],
+        bytes=sizes,
+        role=Role.GRADIENT,
+        producer=added,
+        alias=own.sums[parts],
+    )
+
+
+def _tensors_of(graph: Graph, ops: IntArray) -> IntArray:
+    """The batch and what these ops make."""
+    is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
+    is_own[ops] = True
+    made = is_own[graph.tensor_producer]  # -1 reads the last entry, which is no op
+    given = (graph.tensor_producer < 0) & (graph.tensor_role == Role.INPUT)
+    return np.flatnonzero(made | given).astype(np.int32)
+
+
+def _add_ops(
+    sheet: Sheet,
+    sized: Problem,
+    ops: IntArray,
+    label: str,
+    device_of: IntArray,
+    priority: FloatArray,
+) -> IntArray:
+    graph = sized.graph
+    return sheet.add_ops(
+        [graph.op_names[i] + label for i in ops.tolist()],
+        sized.costs.op_s[:, ops],
+        kind=graph.op_kind[ops],
+        module=graph.op_module[ops],
+        phase=graph.op_phase[ops],
+        dtype=graph.op_dtype[ops],
+        flops=graph.flops[ops],
+        bytes_touched=graph.bytes_touched[ops],
+        workspace_bytes=graph.workspace_bytes[ops],
+        stream=graph.op_stream[ops],
+        device=device_of[ops],
+        priority=priority[ops],
+    )
+
+
+def _add_tensors(
+    sheet: Sheet, graph: Graph, tensors: IntArray, op_of: IntArray, label: str, role: Any
+) -> IntArray:
+    producer = graph.tensor_producer[tensors]
+    return sheet.add_tensors(
+        [graph.tensor_names[i] + label for i in tensors.tolist()],
+        bytes=graph.tensor_bytes[tensors],
+        role=role,
+        producer=np.where(producer >= 0, op_of[producer], -1),
+    )
+
+
+def _add_reads(sheet: Sheet, graph: Graph, op_of: IntArray, tensor: IntArray) -> None:
+    reader = np.repeat(op_of, np.diff(graph.read_ptr))
+    kept = reader >= 0
+    sheet.add_reads(reader[kept], tensor[graph.reads[kept]])
+
+
+# ── finish, exchange and update ───────────────────────────────────────────────────────────────────
+
+
+def _finish(problem: Problem, own: _Copy, sheet: Sheet) -> None:
+    """Put the parts of gradients together that were added up apart."""
+    graph, ops = problem.graph, own.finals
+    if len(ops):
+        priority = _LATE / 2 + np.arange(graph.num_ops, dtype=np.float64)
+        tensor = np.where(own.sums >= 0, own.sums, own.tensor)
+        own.sums = np.where(
+            own.sums >= 0, own.sums, _once(problem, own, ops, tensor, priority, sheet)
+        )
+
+
+def _once(
+    problem: Problem,
+    own: _Copy,
+    ops: IntArray,
+    tensor: IntArray,
+    priority: FloatArray,
+    sheet: Sheet,
+) -> IntArray:
+    """Add ops that run once per step; per tensor of the graph the one that they make, or -1."""
+    graph = problem.graph
+    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    op_of[ops] = _add_ops(sheet, problem, ops, own.label, own.device_of, priority)
+    is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
+    is_own[ops] = True
+    made = np.flatnonzero(is_own[graph.tensor_producer]).astype(np.int32)
+    found = np.full(graph.num_tensors, -1, dtype=np.int32)
+    found[made] = _add_tensors(sheet, graph, made, op_of, own.label, graph.tensor_role[made])
+    known = np.where(found >= 0, found, tensor)
+    aliased = made[graph.alias_of[made] >= 0]
+    sheet.set_alias(found[aliased], known[graph.alias_of[aliased]])
+    _add_reads(sheet, graph, op_of, known)
+    return found
+
+
+def _exchange(
+    problem: Problem, copies: list[_Copy], planned: Communication | None, sheet: Sheet
+) -> dict[int, IntArray]:
+    """All-reduces of buckets; per replica and tensor, what says that its bucket is done."""
+    graph, gradients = problem.graph, gradients_of(problem.graph)
+    maker = graph.tensor_producer[gradients]
+    homes = np.stack([own.device_of[maker] for own in copies])
+    done = {i: np.full(graph.num_tensors, -1, dtype=np.int32) for i in range(len(copies))}
+    num_kinds = len(problem.costs.kind_names)
+    for bucket, members in enumerate(_buckets(graph.tensor_bytes[gradients], homes)):
+        num_bytes = int(graph.tensor_bytes[gradients[members]].sum())
+        devices = homes[:, members[0]]
+        seconds = exchange_s(problem, tuple(devices.tolist()), num_bytes, planned)
+        common = {"kind": sheet.kind("all_reduce"), "phase": Phase.BACKWARD,
+                  "stream": Stream.COMMUNICATION, "device": devices}  # fmt: skip
+        names = [f"bucket.{bucket}{own.label}" for own in copies]
+        ready = sheet.add_ops(
+            [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),
+            priority=2.0 * bucket, **common,
+        )  # fmt: skip
+        told = sheet.add_tensors([f"{n}#ready" for n in names], role=Role.CONTROL, producer=ready)
+        for own, op in zip(copies, ready, strict=True):
+            sheet.add_reads(np.full(len(members), op), own.sums[gradients[members]])
+        reduced = sheet.add_ops(
+            [f"{name}/all_reduce" for name in names],
+            np.full((num_kinds, len(copies)), seconds),
+            # The flat copy in which the gradients of a bucket travel.
+            workspace_bytes=num_bytes,
+            priority=2.0 * bucket + 1,
+            **common,
+        )
+        sheet.add_reads(np.repeat(reduced, len(copies)), np.tile(told, len(copies)))
+        ends = sheet.add_tensors([f"{n}#done" for n in names], role=Role.CONTROL, producer=reduced)
+        for index in range(len(copies)):
+            done[index][gradients[members]] = ends[index]
+    return done
+
+
+def _buckets(sizes: LongArray, homes: IntArray) -> Iterator[IntArray]:
+    """Gradients that travel together: in order, of the same devices, up to a size."""
+    open_buckets: dict[tuple[int, ...], list[int]] = {}
+    filled: dict[tuple[int, ...], int] = {}
+    limit: dict[tuple[int, ...], int] = {}
+    for index, size in enumerate(sizes.tolist()):
+        key = tuple(homes[:, index].tolist())
+        bucket = open_buckets.setdefault(key, [])
+        bucket.append(index)
+        filled[key] = filled.get(key, 0) + size
+        if filled[key] >= limit.get(key, FIRST_BUCKET_BYTES):
+            yield np.array(open_buckets.pop(key), dtype=np.int32)
+            filled[key], limit[key] = 0, BUCKET_BYTES
+    for bucket in open_buckets.values():
+        yield np.array(bucket, dtype=np.int32)
+
+
+def _update(problem: Problem, own: _Copy, done: IntArray | None, sheet: Sheet) -> None:
+    """The optimizer's ops of a replica, which read the summed gradients."""
+    graph = problem.graph
+    ops = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).astype(np.int32)
+    if not len(ops):
+        return
+    first = sheet.num_ops
+    priority = _LATE + np.arange(graph.num_ops, dtype=np.float64)
+    tensor = np.where(own.sums >= 0, own.sums, own.tensor)
+    _once(problem, own, ops, tensor, priority, sheet)
+    if done is not None:
+        op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+        op_of[ops] = np.arange(first, first + len(ops))
+        reader = np.repeat(op_of, np.diff(graph.read_ptr))
+        waits = (reader >= 0) & (done[graph.reads] >= 0)
+        sheet.add_reads(reader[waits], done[graph.reads[waits]])

@@ -1,0 +1,216 @@
+"""Plans that share the samples of a batch: in words, and as the graph that they unfold to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from hocket.base.units import format_seconds
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Order, Placement, Shares
+from hocket.plan.words import in_words
+from hocket.simulate.analysis import price_per_hour, used_devices
+from hocket.simulate.shares import unfold
+from hocket.simulate.timeline import Timeline
+from hocket.simulate.verify import violations
+from hocket.view import placed
+from hocket.view.facts import fullest_device
+from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.table import Column, FittedTable
+from hocket.view.text import verdict
+from hocket.view.wording import dollars, of_capacity
+
+if TYPE_CHECKING:
+    from hocket.planners.candidates import Candidate, Comparison
+
+R = TypeVar("R")
+_SAMPLES_PRICED = 1_000_000
+_SECONDS_PER_HOUR = 3600
+
+
+def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
+    """The larger graph that the plan's shares stand for, and where its ops run."""
+    found = unfold(problem, plan[Shares], plan.get(Communication))
+    sections = (Placement(found.device_of), Order(priority=found.priority))
+    inner = replace(plan, work_hash=found.problem.work_hash, sections=sections)
+    return found.problem, inner
+
+
+def unfolding(view: Callable[[Problem, Plan, Timeline], R]) -> Callable[..., R]:
+    """A view of placements for plans that share a batch."""
+
+    def viewed(problem: Problem, plan: Plan, timeline: Timeline) -> R:
+        return view(*unfolded(problem, plan), timeline)
+
+    return viewed
+
+
+def summary_by(
+    view: Callable[[Problem, Plan, Timeline], RenderableType],
+) -> Callable[[Problem, Plan, Timeline], RenderableType]:
+    """What the plan does in words, then what a view of placements says of it."""
+
+    def viewed(problem: Problem, plan: Plan, timeline: Timeline) -> RenderableType:
+        how = Text(in_words(plan[Shares]), style="bold")
+        return Group(how, unfolding(view)(problem, plan, timeline))
+
+    return viewed
+
+
+# ── as ``--json`` ────────────────────────────────────────────────────────────────────────────────
+
+
+def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
+    """What ``hocket show`` tells."""
+    shares = plan[Shares]
+    return {
+        "planner": plan.planner,
+        "how": in_words(shares),
+        "step_s": timeline.makespan_s,
+        "samples_per_s": shares.num_samples / timeline.makespan_s,
+        "peak_bytes": placed.device_peaks(problem, timeline),
+        "shares": shares.to_data(),
+    }
+
+
+def explained(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
+    """What ``hocket explain`` tells."""
+    inner = unfolding(placed.explained)(problem, plan, timeline)
+    return {**shown(problem, plan, timeline), **inner}
+
+
+def simulated(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
+    """What ``hocket simulate`` tells."""
+    is_legal = not violations(plan, problem, timeline)
+    return {**unfolding(placed.simulated)(problem, plan, timeline), "feasible": is_legal}
+
+
+# ── hocket plan ──────────────────────────────────────────────────────────────────────────────────
+
+
+def whole_table(comparison: Comparison) -> RenderableType:
+    """The winner in words, a line per way, why it won and what bounds it."""
+    problem = comparison.problem
+    rows = [
+        _cells(problem, candidate, index == comparison.chosen)
+        for index, candidate in enumerate(comparison.candidates)
+    ]
+    columns = [
+        Column(title=""),
+        Column(title="way", is_name=True),
+        Column(title="step", align="right"),
+        Column(title="samples/s", align="right", rank=2),
+        Column(title="$ per M samples", align="right", rank=1),
+        Column(title="fullest", is_name=True, rank=3),
+        Column(title="peak memory  ", align="right"),
+        Column(title="devices", align="right", rank=4),
+    ]
+    kept = [i for i in range(len(columns)) if i == 0 or any(row[i].plain for row in rows)]
+    table = FittedTable(
+        columns=tuple(columns[i] for i in kept), rows=[[row[i] for i in kept] for row in rows]
+    )
+    told = [
+        Text(f"{inert(c.planner)}: {inert(c.reason, LONGEST_SENTENCE)}", style="dim")
+        for c in comparison.candidates
+        if c.timeline is None and c.reason
+    ]
+    return Group(*_headline(comparison), table, *told, *_why(comparison))
+
+
+def _headline(comparison: Comparison) -> list[Text]:
+    winner = comparison.winner
+    if winner is None or winner.step_s is None:
+        return []
+    how = inert(how_of(winner), LONGEST_SENTENCE)
+    return [Text(f"{how}: {format_seconds(winner.step_s)} per step", style="bold")]
+
+
+def how_of(candidate: Candidate) -> str:
+    """What a candidate does, in words."""
+    notes = {} if candidate.plan is None else candidate.plan.notes
+    return notes.get("how", candidate.planner)
+
+
+def _why(comparison: Comparison) -> list[Text]:
+    lines = [verdict(comparison)]
+    if comparison.bound is not None and comparison.gap is not None:
+        bound, why = format_seconds(comparison.bound.seconds), inert(comparison.bound.why)
+        told = f"no way to share these ops over these devices is shorter than {bound} ({why})"
+        lines.append(Text(told, style="dim"))
+    return lines
+
+
+def _cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
+    style = "bold" if chosen else "" if candidate.feasible else "dim"
+    step_s, timeline = candidate.step_s, candidate.timeline
+    cells = ["✔" if chosen else "", inert(candidate.planner), "–", "", "", "", "", ""]
+    if step_s:
+        cells[2] = format_seconds(step_s)
+        cells[3] = f"{samples_per_s(problem, step_s):.3g}"
+        cells[4] = money_text(problem, candidate)
+    if timeline is not None:
+        worst = fullest_device(problem, timeline)
+        peak, capacity = int(timeline.peak_bytes[worst]), int(problem.memory_bytes[worst])
+        cells[5] = inert(problem.cluster.device_names[worst])
+        cells[6] = of_capacity(peak, capacity) + (" ✗" if peak > capacity else "  ")
+        cells[7] = str(len(used_devices(timeline)))
+    return [Text(cell, style=style) for cell in cells]
+
+
+def samples_per_s(problem: Problem, step_s: float) -> float:
+    """Samples of the global batch per second."""
+    other = problem.graph.other_batch
+    return (1 if other is None else other.num_samples) / step_s
+
+
+def price_per_million(problem: Problem, candidate: Candidate) -> float | None:
+    """Dollars per million samples; None where a price is unknown."""
+    if candidate.timeline is None or not candidate.step_s:
+        return None
+    hourly = price_per_hour(problem, candidate.timeline)
+    if hourly is None:
+        return None
+    seconds = _SAMPLES_PRICED / samples_per_s(problem, candidate.step_s)
+    return hourly * seconds / _SECONDS_PER_HOUR
+
+
+def money_text(problem: Problem, candidate: Candidate) -> str:
+    """What a million samples cost, as a cell; empty where a price is unknown."""
+    price = price_per_million(problem, candidate)
+    return "" if price is None else dollars(price)
+
+
+def is_whole(comparison: Comparison) -> bool:
+    """Whether ways to share the batch were compared."""
+    return "ways" in comparison.counts
+
+
+def sharing(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
+    """What ``hocket plan --json`` tells of a way to share the batch besides."""
+    if not is_whole(comparison):
+        return {}
+    step_s, problem = candidate.step_s, comparison.problem
+    return {
+        "how": how_of(candidate),
+        "samples_per_s": None if not step_s else samples_per_s(problem, step_s),
+        "dollars_per_million_samples": price_per_million(problem, candidate),
+    }
+
+
+def placing(comparison: Comparison, winner: Candidate) -> dict[str, Any]:
+    """Where the winner's ops are and what is sent between them, or who takes which samples."""
+    assert winner.plan is not None, "a winner has a plan"
+    shares, problem = winner.plan.get(Shares), comparison.problem
+    if shares is not None:
+        return {"shares": shares.to_data()}
+    assert winner.timeline is not None, "a placement was simulated"
+    sent = problem.graph.tensor_bytes[winner.timeline.transfer_tensor]
+    return {
+        "placement": placed.device_names(problem, winner.plan),
+        "cut_bytes": int(sent.sum()),
+    }

@@ -1,0 +1,87 @@
+"""Shares carried out: the training of one device with the whole batch, up to rounding."""
+
+import json
+
+import pytest
+import torch
+
+from tests.cli.terminal import hocket
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 32), nn.Linear(32, 32)
+        self.last = nn.Linear(32, 4)
+
+    def forward(self, x, y):
+        hidden = torch.tanh(self.second(nn.functional.gelu(self.first(x))))
+        return nn.functional.cross_entropy(self.last(hidden), y)
+
+def net(batch: int = 8):
+    torch.manual_seed(3)
+    return Net(), (torch.randn(batch, 6), torch.randint(0, 4, (batch,)))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("shares")
+    (place / "m.py").write_text(MODEL)
+    hocket("plan", "m.py:net", "--on", "2xcpu-core", "-o", "plan.json", cwd=place)
+    return place
+
+
+def with_shares(folder, replicas):
+    data = json.loads((folder / "plan.json").read_text())
+    names = ["cpu0", "cpu1"]
+    data["sections"] = {
+        "shares": {
+            "sharded": False,
+            "schedule": "1f1b",
+            "replicas": [
+                {"devices": [names[i]], "microbatches": sizes, "cuts": []}
+                for i, sizes in enumerate(replicas)
+            ],
+        }
+    }
+    (folder / "shared.json").write_text(json.dumps(data))
+
+
+def losses(folder, *options):
+    said = hocket("run", "shared.json", "--steps", 4, "--json", *options, cwd=folder).stdout
+    return json.loads(said)["losses"]
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    with_shares(folder, [[8]])
+    return losses(folder, "--backend", "single")
+
+
+@pytest.mark.parametrize("replicas", [[[3, 3, 2]], [[5], [3]], [[2, 2], [3, 1]]])
+def test_shares_in_one_process_train_as_the_whole_batch_does(folder, whole, replicas):
+    with_shares(folder, replicas)
+    assert losses(folder, "--backend", "single") == pytest.approx(whole, rel=1e-6)
+
+
+def test_unequal_replicas_in_two_processes_train_as_the_whole_batch_does(folder, whole):
+    with_shares(folder, [[3, 2], [3]])
+    assert losses(folder, "--backend", "gloo") == pytest.approx(whole, rel=1e-6)
+
+
+def test_the_whole_batch_is_what_plain_pytorch_does(whole):
+    space = {}
+    exec(MODEL, space)
+    model, (x, y) = space["net"]()
+    update, plain = torch.optim.AdamW(model.parameters()), []
+    for _ in range(4):
+        update.zero_grad()
+        loss = model(x, y)
+        loss.backward()
+        update.step()
+        plain.append(loss.item())
+    assert whole == pytest.approx(plain, rel=1e-5)

@@ -1,0 +1,187 @@
+"""A shared batch as one graph: what must hold of its times, bytes and order."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hocket.api import make_problem
+from hocket.base.errors import CheckError, InputFileError
+from hocket.capture.sizes import capture_sizes
+from hocket.cost.collectives import ring_all_reduce_s, ring_path
+from hocket.graph.graph import Phase, Stream
+from hocket.graph.verify import verify_graph
+from hocket.plan.files import plan_from_data, plan_to_data
+from hocket.plan.sections import Placement, Replica, Shares
+from hocket.planners.candidates import empty_plan
+from hocket.planners.whole.tables import tables_of
+from hocket.simulate import simulate
+from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares import priced_at, unfold
+from hocket.simulate.shares.order import slots
+from hocket.simulate.shares.prices import accumulate_s, gradients_of
+from hocket.simulate.verify import violations
+
+NAMES = ("a", "b", "c")
+
+
+class Tied(nn.Module):
+    """The first and the last layer share a weight, as language models do."""
+
+    def __init__(self, width=256):
+        super().__init__()
+        self.table = nn.Embedding(512, width)
+        self.body = nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(4))
+        )
+        self.head = nn.Linear(width, 512, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, words):
+        return self.head(self.body(self.table(words))).logsumexp(-1).mean()
+
+
+@pytest.fixture(scope="module")
+def problem():
+    graph = capture_sizes(Tied(), torch.zeros(8, 64, dtype=torch.long))
+    return make_problem(graph, "1xrtx3090+1xv100-16g+1xt4")
+
+
+def shares(problem, *replicas, **options):
+    names = problem.cluster.device_names
+    return Shares(
+        replicas=tuple(
+            Replica(devices=tuple(names[d] for d in devices), microbatches=sizes, cuts=cuts)
+            for devices, sizes, cuts in replicas
+        ),
+        **options,
+    )
+
+
+def plan_of(problem, section):
+    return empty_plan(problem, "test").having(section)
+
+
+def test_one_device_with_all_samples_is_the_plain_placement(problem):
+    placed = empty_plan(problem, "x").having(Placement(np.zeros(problem.graph.num_ops, np.int32)))
+    plain = simulate(problem, placed)
+    shared = simulate(problem, plan_of(problem, shares(problem, ((0,), (8,), ()))))
+    assert shared.makespan_s == pytest.approx(plain.makespan_s, rel=1e-12)
+    assert shared.peak_bytes.tolist() == plain.peak_bytes.tolist()
+
+
+def test_accumulation_takes_its_passes_and_sums_and_holds_less(problem):
+    whole = simulate(problem, plan_of(problem, shares(problem, ((0,), (8,), ()))))
+    _, split = simulate_shares(problem, shares(problem, ((0,), (3, 3, 2), ())))
+    row = problem.costs.device_row[0]
+    is_pass = problem.graph.op_phase != Phase.OPTIMIZER
+    passes = sum(priced_at(problem, n).costs.op_s[row, is_pass].sum() for n in (3, 3, 2))
+    sums = 2 * accumulate_s(problem, tuple(gradients_of(problem.graph).tolist()))[row].sum()
+    updates = problem.costs.op_s[row, ~is_pass].sum()
+    assert split.makespan_s == pytest.approx(passes + sums + updates, rel=1e-9)
+    assert split.peak_bytes[0] < whole.peak_bytes[0]
+
+
+def test_unfolded_graphs_are_legal_and_hold_every_op_once_per_microbatch(problem):
+    cut = int(np.flatnonzero(problem.graph.op_phase == Phase.FORWARD)[6])
+    section = shares(problem, ((0, 1), (2, 2, 1), (cut,)), ((2,), (3,), ()))
+    found = unfold(problem, section)
+    verify_graph(found.problem.graph)
+    is_pass = problem.graph.op_phase != Phase.OPTIMIZER
+    on_communication = found.problem.graph.op_stream == Stream.COMMUNICATION
+    num_passes = np.count_nonzero(found.problem.graph.op_phase == Phase.FORWARD)
+    assert num_passes == 4 * np.count_nonzero(problem.graph.op_phase == Phase.FORWARD)
+    assert on_communication.sum() % 4 == 0  # ready and reduced, on both sides
+    assert np.count_nonzero(found.problem.graph.op_phase == Phase.OPTIMIZER) == 2 * (~is_pass).sum()
+
+
+def test_replicas_wait_for_each_other_and_for_the_exchange(problem):
+    _, timeline = simulate_shares(problem, shares(problem, ((0,), (5,), ()), ((1,), (3,), ())))
+    alone = [
+        simulate_shares(problem, shares(problem, ((device,), (size,), ())))[1].makespan_s
+        for device, size in ((0, 5), (1, 3))
+    ]
+    graph = problem.graph
+    ring = ring_path(problem.cluster, (0, 1))
+    sizes = graph.tensor_bytes[gradients_of(graph)]
+    whole_s = float(ring_all_reduce_s(sizes.sum(), 2, ring.latency_s, ring.bandwidth_bps))
+    assert timeline.makespan_s > max(alone)
+    assert timeline.makespan_s < max(alone) + whole_s + 40 * ring.latency_s
+
+
+def test_a_pipeline_runs_1f1b_and_a_tied_weight_travels_once(problem):
+    graph, places = problem.graph, tables_of(problem).cuts
+    cut = int(places[len(places) // 2])
+    for number in (2, 4):
+        section = shares(problem, ((0, 1), (8 // number,) * number, (cut,)))
+        found, timeline = simulate_shares(problem, section)
+        sent = found.problem.graph.tensor_bytes[timeline.transfer_tensor]
+        table = int(graph.tensor_bytes[graph.tensor_role == 1].max())
+        assert np.count_nonzero(sent == table) == 2  # the weight there, its gradient back
+
+
+def test_slots_are_1f1b_gpipe_and_accumulation():
+    order = slots(2, 3, "1f1b")
+    assert sorted([(int(order[0, k, m]), "FB"[k], m) for k in (0, 1) for m in range(3)]) == [
+        (0, "F", 0), (1, "F", 1), (2, "B", 0), (3, "F", 2), (4, "B", 1), (5, "B", 2),
+    ]  # fmt: skip
+    gpipe = slots(2, 3, "gpipe")
+    assert gpipe[0, 0].max() < gpipe[0, 1].min()
+    alone = slots(1, 2, "1f1b")
+    assert alone[0].tolist() == [[0, 2], [1, 3]]
+
+
+def test_stages_that_wait_in_a_circle_are_refused(problem):
+    forward = np.flatnonzero(problem.graph.op_phase == Phase.FORWARD)
+    seen = set()
+    for cut in forward[1:].tolist():
+        try:
+            simulate_shares(problem, shares(problem, ((0, 1), (4, 4), (cut,))))
+            seen.add("runs")
+        except CheckError:
+            seen.add("refused")
+    assert "runs" in seen
+
+
+def test_a_plan_file_of_shares_reads_back_the_same(problem):
+    section = shares(problem, ((0,), (3, 2), ()), ((1,), (3,), ()))
+    data = plan_to_data(problem, plan_of(problem, section))
+    again = plan_from_data(data, "plan.json")
+    assert again.plan[Shares] == section
+    assert simulate(again.problem, again.plan).makespan_s == pytest.approx(
+        simulate(problem, plan_of(problem, section)).makespan_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda r: r.update(devices=["nobody"]), "no device 'nobody'"),
+        (lambda r: r.update(microbatches=[1]), "4 of the batch's 8 samples"),
+        (lambda r: r.update(cuts=[3]), "one cut between two stages"),
+        (lambda r: r.update(microbatches=[]), "no sample"),
+        (lambda r: r.update(devices=["gpu1"]), "two stages"),
+    ],
+)
+def test_shares_that_make_no_sense_are_refused(problem, change, told):
+    section = shares(problem, ((0,), (3, 2), ()), ((1,), (3,), ()))
+    data = plan_to_data(problem, plan_of(problem, section))
+    change(data["sections"]["shares"]["replicas"][0])
+    with pytest.raises(InputFileError, match=told):
+        plan_from_data(data, "plan.json")
+
+
+def test_a_plan_that_places_and_shares_says_two_things(problem):
+    plan = plan_of(problem, shares(problem, ((0,), (8,), ())))
+    both = plan.having(Placement(np.zeros(problem.graph.num_ops, np.int32)))
+    assert any(v.rule == "shares" for v in violations(both, problem))
+
+
+def test_memory_of_every_device_is_checked(problem):
+    kept = np.full(len(problem.costs.kind_names), 2**44)
+    small = replace(problem, op_costs=replace(problem.costs, reserved_bytes=kept))
+    plan = plan_of(problem, shares(problem, ((0,), (5,), ()), ((1,), (3,), ())))
+    rules = [v.rule for v in violations(plan, small)]
+    assert set(rules) == {"memory"}
