@@ -27,7 +27,7 @@ class Weights:
         self.num_ops = len(self.op_s)
         self.children = _rows(work.child_ptr, work.child, work.child_s)
         self.parents = _rows(work.parent_ptr, work.parent, work.parent_s)
-        unit = work.unit.tolist()
+        unit = work.units.of.tolist()
         self.mates = [[o for o in range(self.num_ops) if unit[o] == u] for u in unit]
         self.tensor_s = work.tensor_s.tolist()
 

@@ -80,8 +80,8 @@ def test_every_op_is_in_one_path_and_trunks_are_paths(problem, num_primary):
         assert trunk[0] == slices.head[path]
         assert trunk[-1] == slices.tail[path]
         assert all(pair in edges for pair in pairwise(trunk))
-    for unit in range(int(work.unit.max()) + 1):
-        assert len(set(slices.path[work.unit == unit].tolist())) == 1
+    for unit in range(int(work.units.of.max()) + 1):
+        assert len(set(slices.path[work.units.of == unit].tolist())) == 1
 
 
 @given(problem=tied_problems(max_ops=25))
@@ -91,8 +91,8 @@ def test_mapping_keeps_units_together_where_they_can_run(problem):
     mapping = map_paths(problem, work, devices, slice_paths(work, int((devices.speed > 0).sum())))
     device = mapping.ledger.device
     assert np.isfinite(devices.op_s[device, np.arange(len(device))]).all()
-    for unit in range(int(work.unit.max()) + 1):
-        assert len(set(device[work.unit == unit].tolist())) == 1
+    for unit in range(int(work.units.of.max()) + 1):
+        assert len(set(device[work.units.of == unit].tolist())) == 1
 
 
 @given(problem=tied_problems(max_ops=25))

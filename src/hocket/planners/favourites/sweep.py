@@ -14,6 +14,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.kernels.containers import table
 from hocket.planners.favourites.net import ReaderPairs, total_per
+from hocket.planners.parts.paths import longest_from_start
 
 _SWEEPS = 10
 _CUT = 0.003
@@ -22,9 +23,7 @@ _CUT = 0.003
 
 def longest_path_s(net: ReaderPairs, favour: FloatArray) -> float:
     """The longest path, with every transfer cut by its favour."""
-    from hocket.planners.favourites.sweep_kernels import longest_path
-
-    return float(longest_path(net, favour, np.zeros(len(net.op_s))))
+    return float(_ends_s(net, favour).max(initial=0.0))
 
 
 def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
@@ -32,12 +31,11 @@ def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
     from hocket.planners.favourites.sweep_kernels import (
         FavourRoom,
         Way,
-        longest_path,
         sweep_back_and_forth,
     )
 
     num_ops, num_edges = len(net.op_s), len(net.src)
-    head_s, tail_s = np.zeros(num_ops), np.zeros(num_ops)
+    head_s, tail_s = _ends_s(net, favour), np.zeros(num_ops)
     out_total, in_total = (total_per(ends, favour, num_ops) for ends in (net.src, net.dst))
     most = max(int(np.diff(ptr).max(initial=0)) for ptr in (net.in_ptr, net.out_ptr))
     cuts = FavourRoom(favour=favour.copy(), length_s=np.zeros(most), cost_s=np.zeros(most))
@@ -46,6 +44,16 @@ def needed_favours(net: ReaderPairs, favour: FloatArray) -> FloatArray:
         net.out_ptr, net.out_edge, table(readers, np.int32), head_s, tail_s, out_total, in_total
     )
     forth = Way(net.in_ptr, table(numbers, np.int32), net.src, tail_s, head_s, in_total, out_total)
-    longest_s = longest_path(net, favour, head_s)
+    longest_s = float(head_s.max(initial=0.0))
     sweep_back_and_forth(net, back, forth, cuts, longest_s, _SWEEPS, _CUT)
     return cuts.favour
+
+
+def _ends_s(net: ReaderPairs, favour: FloatArray) -> FloatArray:
+    """Per op: the longest path to its end."""
+    sent_s = net.cost_s * (1.0 - favour)
+    start_s = np.zeros(len(net.op_s))
+    after = table(net.dst[net.out_edge], np.int64)
+    longest_from_start(net.out_ptr, after, sent_s[net.out_edge], net.op_s, start_s)
+    ends_s: FloatArray = start_s + net.op_s
+    return ends_s

@@ -121,17 +121,3 @@ def sweep_back_and_forth(
         _sweep(net, back, cuts, True, target_s)
         longest_s = _sweep(net, forth, cuts, False, target_s)
     return longest_s
-
-
-@kernel
-def longest_path(net: ReaderPairs, favour: FloatArray, end_s: FloatArray) -> float:
-    """Longest paths to the end of every op, with it; returns the longest of all."""
-    longest_s = 0.0
-    for op in range(len(net.op_s)):
-        before_s = 0.0
-        for edge in range(net.in_ptr[op], net.in_ptr[op + 1]):
-            sent_s = net.cost_s[edge] * (1.0 - favour[edge])
-            before_s = max(before_s, end_s[net.src[edge]] + sent_s)
-        end_s[op] = before_s + net.op_s[op]
-        longest_s = max(longest_s, end_s[op])
-    return longest_s

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
+from hocket.planners.parts.groups import OpGroups
 from hocket.planners.placement.memory.kernel import overflow, place_unit, take_unit
-from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger, MovingUnits
+from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger
 from hocket.planners.tables import TaskTable
 
 _DRAWS = 8
@@ -70,7 +71,7 @@ def _draw_from(device_of_unit: LongArray, device: int, state: LongArray) -> int:
 
 @kernel
 def _move(
-    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, units: MovingUnits,
+    tasks: TaskTable, facts: LedgerTable, ledger: MemoryLedger, units: OpGroups,
     device_of_unit: LongArray, unit: int, target: int,
 ) -> None:  # fmt: skip
     take_unit(tasks, facts, ledger, units, unit, device_of_unit[unit])
@@ -83,7 +84,7 @@ def anneal(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     device_of_unit: LongArray,
     can_run: NDArray[np.bool_],
     work: LongArray,

@@ -6,6 +6,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
+from hocket.planners.parts.groups import OpGroups
 from hocket.planners.placement.memory.kernel import (
     held_at,
     is_made,
@@ -17,7 +18,7 @@ from hocket.planners.placement.memory.kernel import (
     start,
     take_unit,
 )
-from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger, MovingUnits
+from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger
 from hocket.planners.tables import TaskTable
 
 
@@ -35,7 +36,7 @@ def fill(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     fixed: LongArray,
     sequence: LongArray,
     devices: LongArray,
@@ -81,7 +82,7 @@ def credit(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     device: int,
     bytes_of_unit: FloatArray,
 ) -> int:
@@ -105,7 +106,7 @@ def _credit_family(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     root: int,
     device: int,
     instant: int,
@@ -134,7 +135,7 @@ def _visit_keepers(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     root: int,
     device: int,
     instant: int,
@@ -179,7 +180,7 @@ def move_units(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     candidates: LongArray,
     targets: LongArray,
     limit_bytes: LongArray,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hocket.base.arrays import LongArray
 from hocket.kernels import kernel
 from hocket.kernels.heaps import mark
-from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger, MovingUnits
+from hocket.planners.parts.groups import OpGroups
+from hocket.planners.placement.memory.ledger import LedgerTable, MemoryLedger
 from hocket.planners.tables import TaskTable
 
 # ── the tree of a device ─────────────────────────────────────────────────────────────────────────
@@ -172,7 +173,7 @@ def place_unit(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     unit: int,
     device: int,
 ) -> None:
@@ -220,7 +221,7 @@ def take_unit(
     tasks: TaskTable,
     facts: LedgerTable,
     ledger: MemoryLedger,
-    units: MovingUnits,
+    units: OpGroups,
     unit: int,
     device: int,
 ) -> None:

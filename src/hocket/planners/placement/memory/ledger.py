@@ -71,25 +71,6 @@ class MemoryLedger(NamedTuple):
     """Roots of the families that a move concerns."""
 
 
-class MovingUnits(NamedTuple):
-    """Sets of ops that move together: unit u has the ops ``ops[ptr[u]:ptr[u + 1]]``."""
-
-    of: LongArray
-    ptr: LongArray
-    ops: LongArray
-
-
-def units_of(unit_of_op: IntArray) -> MovingUnits:
-    """Units as compiled code reads them, from the unit of each op."""
-    count = int(unit_of_op.max(initial=-1)) + 1
-    sizes = np.bincount(unit_of_op, minlength=count)
-    return MovingUnits(
-        of=table(unit_of_op, np.int64),
-        ptr=table(pointers(sizes), np.int64),
-        ops=table(np.argsort(unit_of_op, kind="stable"), np.int64),
-    )
-
-
 def spans_in_graph_order(problem: Problem) -> InstantSpans:
     """The axis of a run that takes one op after another, as the graph lists them."""
     position = np.arange(problem.graph.num_ops, dtype=np.int64)

@@ -20,15 +20,14 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
+from hocket.planners.parts.groups import OpGroups, groups_of
 from hocket.planners.placement.devices import runnable
 from hocket.planners.placement.memory.ledger import (
     InstantSpans,
     LedgerTable,
     MemoryLedger,
-    MovingUnits,
     ledger_table,
     new_ledger,
-    units_of,
 )
 from hocket.planners.tables import TaskTable, mean_transfer_s, task_table
 
@@ -46,7 +45,7 @@ class SizeLevel:
 
     def __init__(self, problem: Problem, unit_of: IntArray) -> None:
         graph = problem.graph
-        self.units: MovingUnits = units_of(unit_of)
+        self.units: OpGroups = groups_of(unit_of)
         self.num_units = len(self.units.ptr) - 1
         self.can_run = runnable(problem, unit_of)
         self.work = _work(graph, unit_of)

@@ -80,10 +80,10 @@ def improve(
 
 def moved(work: UnitWork, device_of: IntArray, op: LongArray, device: LongArray) -> IntArray:
     """The placement with the units of some ops elsewhere; of two moves of one unit the first."""
-    unit, first = np.unique(work.unit[op], return_index=True)
-    target = np.full(len(work.unit_ptr) - 1, -1, dtype=np.int32)
+    unit, first = np.unique(work.units.of[op], return_index=True)
+    target = np.full(len(work.units.ptr) - 1, -1, dtype=np.int32)
     target[unit] = device[first]
-    wanted = target[work.unit]
+    wanted = target[work.units.of]
     return np.where(wanted >= 0, wanted, device_of).astype(np.int32)
 
 

@@ -1,43 +1,37 @@
-"""Longest paths through the ops, compiled: top levels, bottom levels and reverse depths.
+"""Longest paths through the ops: top levels, bottom levels and reverse depths.
 
 A top level is the length of the longest path that ends where an op begins, a bottom level that of
-the longest path that begins with the op. Ops stand in topological order, so one pass each.
+the longest path that begins with the op; edges inside one place (not -1) cost nothing.
 O(ops + edges).
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.kernels import kernel
+from hocket.planners.parts.paths import longest_from_start, longest_to_end
 from hocket.planners.placement.pardnn.work import UnitWork
 
 
-@kernel
-def top_levels(work: UnitWork, place: LongArray, top_s: FloatArray) -> None:
-    """Fill ``top_s``; edges inside one place (not -1) cost nothing."""
-    for op in range(len(top_s)):
-        longest_s = 0.0
-        for edge in range(work.parent_ptr[op], work.parent_ptr[op + 1]):
-            parent = work.parent[edge]
-            length_s = top_s[parent] + work.op_s[parent]
-            if place[parent] < 0 or place[parent] != place[op]:
-                length_s += work.parent_s[edge]
-            longest_s = max(longest_s, length_s)
-        top_s[op] = longest_s
+def top_levels(work: UnitWork, place: LongArray) -> FloatArray:
+    """Top levels of all ops."""
+    top_s = np.zeros(len(work.op_s))
+    longest_from_start(work.child_ptr, work.child, _sent_s(work, place), work.op_s, top_s)
+    return top_s
 
 
-@kernel
-def bottom_levels(work: UnitWork, place: LongArray, bottom_s: FloatArray) -> None:
-    """Fill ``bottom_s``; edges inside one place (not -1) cost nothing."""
-    for op in range(len(bottom_s) - 1, -1, -1):
-        longest_s = 0.0
-        for edge in range(work.child_ptr[op], work.child_ptr[op + 1]):
-            child = work.child[edge]
-            length_s = bottom_s[child]
-            if place[child] < 0 or place[child] != place[op]:
-                length_s += work.child_s[edge]
-            longest_s = max(longest_s, length_s)
-        bottom_s[op] = longest_s + work.op_s[op]
+def bottom_levels(work: UnitWork, place: LongArray) -> FloatArray:
+    """Bottom levels of all ops."""
+    bottom_s = np.zeros(len(work.op_s))
+    longest_to_end(work.child_ptr, work.child, _sent_s(work, place), work.op_s, bottom_s)
+    return bottom_s
+
+
+def _sent_s(work: UnitWork, place: LongArray) -> FloatArray:
+    src = np.repeat(place, np.diff(work.child_ptr))
+    return np.where((src < 0) | (src != place[work.child]), work.child_s, 0.0)
 
 
 @kernel

@@ -95,8 +95,8 @@ def spans_of(work: UnitWork, slices: Slices, axis: Axis) -> tuple[LongArray, Lon
 
 def unit_pieces(work: UnitWork, axis: Axis, is_chosen: NDArray[np.bool_]) -> MappedPieces:
     """The units of chosen ops as pieces, each from its first op to its last."""
-    chosen, dense = np.unique(work.unit[is_chosen], return_inverse=True)
-    number = np.full(len(work.unit), -1, dtype=np.int64)
+    chosen, dense = np.unique(work.units.of[is_chosen], return_inverse=True)
+    number = np.full(len(work.units.of), -1, dtype=np.int64)
     number[is_chosen] = dense
     first = np.zeros((len(chosen), 2), dtype=np.int64)
     stop = np.zeros((len(chosen), 2), dtype=np.int64)

@@ -79,7 +79,7 @@ def sweep(
 
 def _units_in_paths(work: UnitWork, slices: Slices, mapping: Mapping) -> MappedPieces:
     """Every unit as a piece, in the spans of the path that its ops are in."""
-    units = unit_pieces(work, mapping.axis, np.ones(len(work.unit), dtype=np.bool_))
+    units = unit_pieces(work, mapping.axis, np.ones(len(work.units.of), dtype=np.bool_))
     path = slices.path[units.op[units.ptr[:-1]]]
     return units._replace(
         first=table(mapping.paths.first[path], np.int64),

@@ -64,12 +64,11 @@ def slice_paths(work: UnitWork, num_primary: int) -> Slices:
         tail=zeros(num_ops),
         num_paths=zeros(1),
     )
-    bottom_s, top_s, depth = np.zeros(num_ops), np.zeros(num_ops), zeros(num_ops)
-    _cut_primary(work, cut, num_primary, bottom_s)
+    depth = zeros(num_ops)
+    _cut_primary(work, cut, num_primary, np.zeros(num_ops))
     found = int(cut.num_paths[0])
     place = cut.path.copy()
-    top_levels(work, place, top_s)
-    bottom_levels(work, place, bottom_s)
+    top_s, bottom_s = top_levels(work, place), bottom_levels(work, place)
     reverse_depths(work, depth)
     order = np.lexsort((np.arange(num_ops), -depth, -(top_s + bottom_s)))
     _cut_secondary(work, cut, order, bottom_s)
@@ -88,9 +87,9 @@ def slice_paths(work: UnitWork, num_primary: int) -> Slices:
 def _take(work: UnitWork, cut: _Cut, op: int, path: int) -> None:
     """Put an op on a path, with the others of its unit beside it."""
     cut.is_trunk[op] = True
-    unit = work.unit[op]
-    for index in range(work.unit_ptr[unit], work.unit_ptr[unit + 1]):
-        cut.path[work.unit_op[index]] = path
+    unit = work.units.of[op]
+    for index in range(work.units.ptr[unit], work.units.ptr[unit + 1]):
+        cut.path[work.units.ops[index]] = path
 
 
 @kernel

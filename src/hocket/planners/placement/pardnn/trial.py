@@ -69,10 +69,8 @@ class Trials(NamedTuple):
         from hocket.planners.placement.pardnn.levels import bottom_levels
 
         op_s = self.devices.op_s[device_of, np.arange(len(device_of))]
-        bottom_s = np.zeros(len(device_of))
         placed = self.work._replace(op_s=table(op_s, np.float64))
-        bottom_levels(placed, device_of.astype(np.int64), bottom_s)
-        return -bottom_s
+        return -bottom_levels(placed, device_of.astype(np.int64))
 
 
 def faster(one: Trial, other: Trial) -> Trial:

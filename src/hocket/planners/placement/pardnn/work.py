@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.coarsen import bound_ops
 from hocket.kernels.containers import table
 from hocket.plan.problem import Problem
+from hocket.planners.parts.groups import OpGroups, groups_of
 from hocket.planners.placement.devices import elsewhere, workers
 from hocket.planners.tables import mean_transfer_s
 
@@ -31,10 +32,7 @@ class UnitWork(NamedTuple):
     parent_ptr: LongArray
     parent: LongArray
     parent_s: FloatArray
-    unit: LongArray
-    unit_ptr: LongArray
-    unit_op: LongArray
-    """Ops of unit u: ``unit_op[unit_ptr[u]:unit_ptr[u + 1]]``, ascending."""
+    units: OpGroups
     tensor_s: FloatArray
     """Mean seconds of a transfer."""
 
@@ -77,7 +75,6 @@ def work_of(problem: Problem, unit: IntArray, devices: Devices) -> UnitWork:
     edge_s = _edge_seconds(problem, tensor_s)
     by_src = np.argsort(src, kind="stable")
     ops = np.arange(graph.num_ops + 1)
-    num_units = int(unit.max(initial=-1)) + 1
     return UnitWork(
         op_s=table(mean_op_s(devices.op_s), np.float64),
         child_ptr=table(np.searchsorted(src[by_src], ops), np.int64),
@@ -86,9 +83,7 @@ def work_of(problem: Problem, unit: IntArray, devices: Devices) -> UnitWork:
         parent_ptr=table(np.searchsorted(dst, ops), np.int64),
         parent=table(src, np.int64),
         parent_s=table(edge_s, np.float64),
-        unit=table(unit, np.int64),
-        unit_ptr=table(pointers(np.bincount(unit, minlength=num_units)), np.int64),
-        unit_op=table(np.argsort(unit, kind="stable"), np.int64),
+        units=groups_of(unit),
         tensor_s=table(tensor_s, np.float64),
     )
 

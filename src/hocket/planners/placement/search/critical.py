@@ -73,7 +73,7 @@ def find_critical(search: LocalSearch, units: SearchUnits) -> Critical:
     )
     fill_gains(evaluator.draft.given, runs, places, step, listed_op, listed_row, gain_s)
     gain_s[~units.can_run[:, chosen].T] = -np.inf
-    first = units.ops[units.ptr[chosen]]
+    first = units.groups.ops[units.groups.ptr[chosen]]
     gain_s[np.arange(len(chosen)), search.device_of[first]] = -np.inf
     return Critical(
         is_critical=is_critical,

@@ -175,7 +175,7 @@ def _run(on: np.ndarray, at: int, step: int) -> LongArray:
 
 def _near(search: LocalSearch, units: SearchUnits, op: int, is_last: bool) -> LongArray:
     """Units of the device of ``op``, from its own on, away from the border."""
-    first = units.ops[units.ptr[:-1]]
+    first = units.groups.ops[units.groups.ptr[:-1]]
     own = int(units.unit_of[op])
     here = np.flatnonzero(search.device_of[first] == search.device_of[op])
     here = here[first[here] <= first[own]] if is_last else here[first[here] >= first[own]]
@@ -187,7 +187,7 @@ def _near(search: LocalSearch, units: SearchUnits, op: int, is_last: bool) -> Lo
 def _merged(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
     """All units of one device on another: for plans that send more than they can gain."""
     duration_s = search.evaluator.runs.duration_s
-    first = units.ops[units.ptr[:-1]]
+    first = units.groups.ops[units.groups.ptr[:-1]]
     on = search.device_of[first]
     used = np.unique(on).tolist()
     for src in used if len(used) <= MAX_MERGED else ():
@@ -205,7 +205,7 @@ def _split(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
     duration_s = search.evaluator.runs.duration_s
     busy_s = np.bincount(search.device_of, duration_s, minlength=len(units.can_run))
     src = int(busy_s.argmax())
-    first = units.ops[units.ptr[:-1]]
+    first = units.groups.ops[units.groups.ptr[:-1]]
     there = np.flatnonzero(search.device_of[first] == src)
     there = there[np.argsort(first[there], kind="stable")]
     for dst in np.argsort(busy_s, kind="stable")[:MAX_SPLIT].tolist():

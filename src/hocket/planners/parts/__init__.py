@@ -1,0 +1,1 @@
+"""What several planners share: groups of ops that move together, longest paths."""
