@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hocket import __version__
 from hocket.base.atomic import write_atomically
@@ -15,37 +13,27 @@ from hocket.classes.artefact import REPORT
 from hocket.classes.table import PartTable
 from hocket.view.drawing import svg_rect, svg_text
 from hocket.view.names import inert
-from hocket.view.picture import picture_css
-from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Cell, ColumnHead, section, table
+from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
 
 _WIDTH_PX, _HEIGHT_PX, _MARGIN_PX, _DOT_PX = 720, 260, 60, 9
 
 
 def split_report_html(parts: PartTable, validation: Mapping[str, Any]) -> str:
     """The report as one HTML text."""
-    css = picture_css() + template("report.css")
     verdict = validation["verdict"]
-    values = {
-        "policy": policy(css, ""),
-        "generator": f"hocket {__version__}",
-        "title": f"{len(parts.class_names)} classes in {len(parts.parts)} parts",
-        "icon": "data:image/svg+xml," + quote(LOGO),
-        "css": css,
-        "logo": LOGO,
-        "lead": escape(f"{str(verdict['why']).capitalize()}."),
-        "stats": _stats(parts, validation),
-        "candidates": _stages(validation),
-        "pipeline": _parts(parts),
-        "parts": _losses(validation),
-        "ranks": _confusion(parts, validation),
-        "plan": "",
-        "footer": escape(
-            f"Measured with hocket {__version__}; decisions were made on validation data, the test "
-            "split was looked at once, at the end."
+    return page_html(
+        title=f"{len(parts.class_names)} classes in {len(parts.parts)} parts",
+        lead=f"{str(verdict['why']).capitalize()}.",
+        stats=_stats(parts, validation),
+        body=(
+            _stages(validation),
+            _parts(parts),
+            _losses(validation),
+            _confusion(parts, validation),
         ),
-    }
-    return fill(template("parallel.html"), values)
+        footer=f"Measured with hocket {__version__}; decisions were made on validation data, the "
+        "test split was looked at once, at the end.",
+    )
 
 
 def write_split_report(folder: Path, parts: PartTable, validation: Mapping[str, Any]) -> None:
@@ -62,10 +50,7 @@ def _stats(parts: PartTable, validation: Mapping[str, Any]) -> str:
         ("Test accuracy", f"{100 * validation['test_parts']:.2f} %", f"{lost:+.2f} points lost"),
         ("Work of all parts", f"{validation['verdict']['total_work']:.2f}x", "of the whole net"),
     ]
-    return "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
-        for name, value, note in entries
-    )
+    return stats_html(entries)
 
 
 def _stages(validation: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hocket import __version__
 from hocket.base.atomic import write_atomically
@@ -22,9 +21,7 @@ from hocket.plan.sections.communication import Send, Tree, channel
 from hocket.planners.communication.collective import CollectivePlan
 from hocket.view.collective import limit, rows, why
 from hocket.view.names import inert
-from hocket.view.picture import picture_css
-from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Cell, ColumnHead, section, table
+from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
 from hocket.view.spans import lanes
 from hocket.view.wording import sentence
 
@@ -38,25 +35,14 @@ Point = tuple[float, float]
 
 def collective_report_html(plan: CollectivePlan) -> str:
     """The report as one HTML text."""
-    css = picture_css() + template("report.css")
     title = f"{plan.collective} on {inert(plan.cluster.name)}"
-    values = {
-        "policy": policy(css, ""),
-        "generator": f"hocket {__version__}",
-        "title": escape(title),
-        "icon": "data:image/svg+xml," + quote(LOGO),
-        "css": css,
-        "logo": LOGO,
-        "lead": escape(f"{sentence(inert(why(plan), 400))} {sentence(inert(limit(plan), 400))}"),
-        "stats": _stats(plan),
-        "candidates": _offers(plan),
-        "pipeline": _trees(plan),
-        "parts": _links(plan),
-        "ranks": "",
-        "plan": "",
-        "footer": escape(f"Planned with hocket {__version__}; the certificate was checked."),
-    }
-    return fill(template("parallel.html"), values)
+    return page_html(
+        title=title,
+        lead=f"{sentence(inert(why(plan), 400))} {sentence(inert(limit(plan), 400))}",
+        stats=_stats(plan),
+        body=(_offers(plan), _trees(plan), _links(plan)),
+        footer=f"Planned with hocket {__version__}; the certificate was checked.",
+    )
 
 
 def write_collective_report(path: str | Path, plan: CollectivePlan) -> None:
@@ -72,10 +58,7 @@ def _stats(plan: CollectivePlan) -> str:
         ("Latency", format_seconds(chosen.latency_s), f"{chosen.times.num_levels} steps"),
         ("Trees", str(len(chosen.section.trees)), f"{len(chosen.section.ranks)} ranks"),
     ]
-    return "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
-        for name, value, note in entries
-    )
+    return stats_html(entries)
 
 
 def _offers(plan: CollectivePlan) -> str:

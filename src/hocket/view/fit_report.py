@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from html import escape
 from itertools import groupby
-from urllib.parse import quote
 
 from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
@@ -22,9 +21,8 @@ from hocket.view.fit import (
     under_peak,
 )
 from hocket.view.names import inert
-from hocket.view.picture import memory_paths, picture_css
-from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Cell, ColumnHead, section, table
+from hocket.view.page import Cell, ColumnHead, page_html, section, stats_html, table
+from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
 from hocket.view.wording import of_capacity, sentence
 
@@ -34,27 +32,16 @@ NUM_LEVELS = 24
 
 def fit_report_html(fit: BudgetFit) -> str:
     """The report as one HTML text."""
-    css = picture_css() + template("report.css")
     problem = fit.frontier.problem
     title = f"{inert(problem.graph.name)} within {format_bytes(fit.budget_bytes)}"
     told = fit.chosen or fit.frontier.smallest
-    values = {
-        "policy": policy(css, ""),
-        "generator": f"hocket {__version__}",
-        "title": escape(title),
-        "icon": "data:image/svg+xml," + quote(LOGO),
-        "css": css,
-        "logo": LOGO,
-        "lead": escape(" ".join(sentence(line.rstrip(".")) for line in sentences(fit)[:2])),
-        "stats": _stats(fit, told),
-        "candidates": _plans(fit),
-        "pipeline": _curves(fit, told),
-        "parts": _tensors(told),
-        "ranks": _budgets(fit),
-        "plan": _blocks(told),
-        "footer": escape(f"Predicted by simulation with hocket {__version__}."),
-    }
-    return fill(template("parallel.html"), values)
+    return page_html(
+        title=title,
+        lead=" ".join(sentence(line.rstrip(".")) for line in sentences(fit)[:2]),
+        stats=_stats(fit, told),
+        body=(_plans(fit), _curves(fit, told), _tensors(told), _budgets(fit), _blocks(told)),
+        footer=f"Predicted by simulation with hocket {__version__}.",
+    )
 
 
 def _stats(fit: BudgetFit, told: Fitted) -> str:
@@ -68,10 +55,7 @@ def _stats(fit: BudgetFit, told: Fitted) -> str:
         ("Least budget", format_bytes(fit.smallest_bytes),
          f"no plan needs less than {format_bytes(fit.lower_bound_bytes)}"),
     ]  # fmt: skip
-    return "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
-        for name, value, note in entries
-    )
+    return stats_html(entries)
 
 
 def _plans(fit: BudgetFit) -> str:

@@ -18,7 +18,7 @@ from hocket.fleet.simulator.fleet_run import FleetRun
 from hocket.view.fleet_charts import colour_of, completion_chart, device_chart, use_chart
 from hocket.view.fleet_text import TIMES, USE, label, remarks, times, use
 from hocket.view.names import inert
-from hocket.view.report import LOGO, policy
+from hocket.view.page import page_html
 
 
 def _variables(colours: Sequence[str]) -> str:
@@ -36,21 +36,14 @@ _DARK = ("#6da2de", "#e0965b", "#72b489", "#cf86ae", "#b8a55e", "#9a9ae0", "#d88
 _MAX_JOBS = 20
 _CSS = (
     """
-:root{color-scheme:light dark;--paper:#fff;--ink:#222;--muted:#555;--rule:#ddd;--on:#fff}
-@media(prefers-color-scheme:dark){:root{--paper:#14171b;--ink:#e9e7e2;--muted:#a0a8b3;--rule:#333941;
---on:#14171b}}
-body{font:15px/1.5 system-ui,sans-serif;max-width:1120px;margin:2em auto;padding:0 1em;
-color:var(--ink);background:var(--paper);overflow-wrap:anywhere}
-table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .9em;text-align:right}
-td,th{white-space:nowrap}
-td:first-child,th:first-child{text-align:left}th{border-bottom:1px solid var(--muted)}
-svg{width:100%;height:auto}h1 svg{width:48px}
-svg text{font:12px system-ui,sans-serif;fill:var(--muted)}
-svg text.on{fill:var(--on);font-size:11px;pointer-events:none}
-.scroll{overflow-x:auto}.scroll>svg{min-width:700px}
+.hocket{--on:#fff}
+@media(prefers-color-scheme:dark){.hocket{--on:#14171b}}
+td:not(:first-child),th:not(:first-child){text-align:right;white-space:nowrap}
+.scroll>svg{width:100%;height:auto;min-width:700px}
+.scroll text{font:12px system-ui,sans-serif;fill:var(--muted)}
+.scroll text.on{fill:var(--on);font-size:11px;pointer-events:none}
 .key svg{width:10px}.key span{margin-right:1.5em}.grid{fill:none;stroke:var(--rule)}
 .words{color:var(--muted);max-width:60em}.curve{fill:none;stroke-width:2}
-@media(max-width:600px){body{margin:1em auto}h1{font-size:1.4em}td,th{padding:.25em .5em}}
 """
     + "".join(
         f".c{at}{{stroke:var(--c{at})}}.f{at}{{fill:var(--c{at})}}" for at in range(len(_COLOURS))
@@ -63,12 +56,6 @@ svg text.on{fill:var(--on);font-size:11px;pointer-events:none}
 def fleet_report_html(runs: Sequence[FleetRun], title: str) -> str:
     """The report of one or more runs of one trace."""
     parts = [
-        "<!doctype html><html lang=en><head><meta charset=utf-8>",
-        f'<meta http-equiv="Content-Security-Policy" content="{policy(_CSS, "")}">',
-        f'<meta name=generator content="hocket {__version__}">',
-        '<meta name=viewport content="width=device-width, initial-scale=1">',
-        f"<title>{escape(inert(title, 200))}</title><style>{_CSS}</style></head><body>",
-        f"<h1>{LOGO} {escape(inert(title, 200))}</h1>",
         _table(TIMES, times(runs)),
         _table(USE, use(runs)),
         "".join(f"<p>{escape(line)}</p>" for line in remarks(runs)),
@@ -86,8 +73,12 @@ def fleet_report_html(runs: Sequence[FleetRun], title: str) -> str:
         if run.spans is not None:
             parts.append(f"<h2>Who ran where: {escape(label(run))}</h2>")
             parts.append(_scrolled(device_chart(run, run.spans)))
-    parts.append(f"<p>Simulated with hocket {__version__}.</p></body></html>")
-    return "".join(parts)
+    return page_html(
+        title=inert(title, 200),
+        body=parts,
+        footer=f"Simulated with hocket {__version__}.",
+        css=_CSS,
+    )
 
 
 def write_fleet_report(path: str | Path, runs: Sequence[FleetRun], title: str) -> None:

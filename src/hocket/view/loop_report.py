@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
-from urllib.parse import quote
 
 from hocket import __version__
 from hocket.base.atomic import write_atomically
@@ -17,9 +16,7 @@ from hocket.loops.choice import TiledOption
 from hocket.loops.explain import FunctionExplanation, LoopExplanation
 from hocket.view.drawing import AXIS_PX, MARGIN_PX, Scale, svg_rect, svg_text, time_axis
 from hocket.view.names import LONGEST_SENTENCE, inert
-from hocket.view.picture import picture_css
-from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import ColumnHead, section, table
+from hocket.view.page import ColumnHead, page_html, section, table
 
 _LABEL_PX, _BAR_PX, _GAP_PX, _WIDTH_PX = 90, 26, 6, 960
 _COLOURS = ("forward", "backward", "optimizer")
@@ -28,27 +25,15 @@ MAX_TILES = 5000
 
 def loop_report_html(explanation: FunctionExplanation) -> str:
     """The report as one HTML text."""
-    css = picture_css() + template("report.css")
     title = inert(f"{explanation.name} in {Path(explanation.place).name}")
     parallel = [loop for loop in explanation.loops if loop.option is not None]
     lead = f"{len(parallel)} of {len(explanation.loops)} loops run in parallel."
-    values = {
-        "policy": policy(css, ""),
-        "generator": f"hocket {__version__}",
-        "title": escape(title),
-        "icon": "data:image/svg+xml," + quote(LOGO),
-        "css": css,
-        "logo": LOGO,
-        "lead": escape(lead),
-        "stats": "",
-        "candidates": "".join(map(_loop, explanation.loops)),
-        "pipeline": "",
-        "parts": "",
-        "ranks": "",
-        "plan": "",
-        "footer": escape(f"Predicted with hocket {__version__}; nothing was run."),
-    }
-    return fill(template("parallel.html"), values)
+    return page_html(
+        title=title,
+        lead=lead,
+        body=(*map(_loop, explanation.loops),),
+        footer=f"Predicted with hocket {__version__}; nothing was run.",
+    )
 
 
 def write_loop_report(path: str | Path, explanation: FunctionExplanation) -> None:

@@ -9,8 +9,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.simulate.timeline import Timeline
 from hocket.view.facts import facts_of
+from hocket.view.page import ColumnHead, table
 from hocket.view.picture import draw_timeline
-from hocket.view.sections import ColumnHead, table
 from hocket.view.story import lead_sentence
 from hocket.view.wording import of_capacity
 

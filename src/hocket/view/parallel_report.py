@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from html import escape
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from hocket import __version__
 from hocket.base.units import format_bytes, format_percent, format_seconds
@@ -17,6 +16,18 @@ from hocket.planners.parallelism.why import PARTS
 from hocket.simulate.pipeline import simulate_pipeline
 from hocket.simulate.timeline import Timeline
 from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.page import (
+    Cell,
+    ColumnHead,
+    Html,
+    bar,
+    legend,
+    page_html,
+    section,
+    stack,
+    stats_html,
+    table,
+)
 from hocket.view.parallel import (
     RankFacts,
     counts_text,
@@ -25,10 +36,7 @@ from hocket.view.parallel import (
     shown,
     step_parts,
 )
-from hocket.view.picture import picture_css
 from hocket.view.pipeline import pipeline_svg
-from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import Cell, ColumnHead, Html, bar, legend, section, stack, table
 from hocket.view.wording import of_capacity, sentence
 
 if TYPE_CHECKING:
@@ -53,28 +61,23 @@ def _number_classes(title: str) -> str:
 def parallel_report_html(plan: DividedTraining, comparison: Comparison | None = None) -> str:
     """The report as one HTML text."""
     timeline = simulate_pipeline(plan.schedule, plan.costs)
-    css = picture_css() + template("report.css")
     title = f"{inert(plan.model.name)} on {inert(plan.cluster.name)}"
     facts = rank_facts(plan, timeline)
     why = plan.plan.notes.get("why", "")
     lead = inert(why, LONGEST_SENTENCE) if why else _label(plan)
-    values = {
-        "policy": policy(css, ""),
-        "generator": f"hocket {__version__}",
-        "title": escape(title),
-        "icon": "data:image/svg+xml," + quote(LOGO),
-        "css": css,
-        "logo": LOGO,
-        "lead": escape(sentence(lead)),
-        "stats": _stats(plan, timeline, facts),
-        "candidates": _candidates(comparison),
-        "pipeline": _pipeline(plan, timeline),
-        "parts": _parts(plan),
-        "ranks": _ranks(facts),
-        "plan": _plan(plan),
-        "footer": escape(f"Predicted by simulation with hocket {__version__}."),
-    }
-    return fill(template("parallel.html"), values)
+    return page_html(
+        title=title,
+        lead=sentence(lead),
+        stats=_stats(plan, timeline, facts),
+        body=(
+            _candidates(comparison),
+            _pipeline(plan, timeline),
+            _parts(plan),
+            _ranks(facts),
+            _plan(plan),
+        ),
+        footer=f"Predicted by simulation with hocket {__version__}.",
+    )
 
 
 # ── sections ─────────────────────────────────────────────────────────────────────────────────────
@@ -96,10 +99,7 @@ def _stats(plan: DividedTraining, timeline: Timeline, facts: list[RankFacts]) ->
     ]
     if plan.mfu is not None:
         entries.insert(1, ("MFU", format_percent(plan.mfu), "of the peak arithmetic"))
-    return "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
-        for name, value, note in entries
-    )
+    return stats_html(entries)
 
 
 def _candidates(comparison: Comparison | None) -> str:

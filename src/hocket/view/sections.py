@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from hocket.view.facts import (
 )
 from hocket.view.memory import KINDS, memory_by_role
 from hocket.view.names import LONGEST_SENTENCE, inert
+from hocket.view.page import Cell, ColumnHead, Html, bar, legend, section, stack, stats_html, table
 from hocket.view.payload import MAX_PATH_STEPS
 from hocket.view.picture import memory_paths
 from hocket.view.spans import memory_envelope
@@ -42,91 +42,6 @@ _CAUSE_CLASSES = {
     SHARING: "link-wait",
     OTHER: "waiting",
 }
-
-
-@dataclass(frozen=True)
-class Html:
-    """Text that is HTML already."""
-
-    text: str
-
-
-Cell = str | Html
-
-
-def _html(cell: Cell) -> str:
-    return cell.text if isinstance(cell, Html) else escape(cell)
-
-
-@dataclass(frozen=True)
-class ColumnHead:
-    """Head of a column, with the classes that its cells share."""
-
-    title: str
-    classes: str = ""
-
-
-def table(
-    heads: Sequence[ColumnHead], rows: Iterable[Sequence[Cell]], row_classes: Sequence[str] = ()
-) -> str:
-    """A table whose first named column heads its rows."""
-    top = "".join(
-        f'<th scope="col"{_classes(head.classes)}>{escape(head.title)}</th>' for head in heads
-    )
-    lines = []
-    for index, row in enumerate(rows):
-        cells = "".join(
-            f"<td{_classes(head.classes)}>{_html(cell)}</td>"
-            for head, cell in zip(heads, row, strict=True)
-        )
-        lines.append(f"<tr{_classes(row_classes[index] if row_classes else '')}>{cells}</tr>")
-    body = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
-    return f'<div class="scroll"><table>{body}</table></div>'
-
-
-def _classes(names: str) -> str:
-    return f' class="{names}"' if names else ""
-
-
-def section(name: str, title: str, *content: str) -> str:
-    """A section under its heading."""
-    return (
-        f'<section aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
-        f"{''.join(content)}</section>"
-    )
-
-
-def bar(share: float, kind: str = "") -> str:
-    """A small bar filled to a share; the number stands beside it, so readers skip the bar."""
-    filled = 100 * min(max(share, 0.0), 1.0)
-    return (
-        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect class="track" width="100" height="8"/>'
-        f'<rect class="fill {kind}" width="{filled:.1f}" height="8"/></svg>'
-    )
-
-
-def stack(shares: Sequence[float], classes: Sequence[str]) -> str:
-    """One bar divided into shares of its whole."""
-    left, parts = 0.0, []
-    for share, name in zip(shares, classes, strict=True):
-        width = max(100 * share - 0.15, 0.0)
-        parts.append(f'<rect class="{name}" x="{left:.2f}" width="{width:.2f}" height="8"/>')
-        left += 100 * share
-    return (
-        '<svg class="stack" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect class="track" width="100" height="8"/>{"".join(parts)}</svg>'
-    )
-
-
-def legend(entries: Iterable[tuple[str, str]]) -> str:
-    """Colours and what they mean: (class, label)."""
-    items = "".join(
-        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" '
-        f'height="10"/></svg>{escape(label)}</li>'
-        for name, label in entries
-    )
-    return f'<ul class="legend">{items}</ul>'
 
 
 # ── head ─────────────────────────────────────────────────────────────────────────────────────
@@ -150,10 +65,7 @@ def stats(facts: Facts) -> str:
         per_steps = facts.price_per_hour / 3600 * facts.step_s * STEPS_PRICED
         note = f"{dollars(per_steps)} for {STEPS_PRICED:,} steps"
         entries.append(("Per hour", dollars(facts.price_per_hour), note))
-    return "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{_html(value)}<small>{escape(note)}</small></dd></div>"
-        for label, value, note in entries
-    )
+    return stats_html(entries)
 
 
 def _rate(step_s: float) -> str:

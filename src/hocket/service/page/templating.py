@@ -11,8 +11,8 @@ import jinja2
 
 from hocket import __version__
 from hocket.view.names import inert
+from hocket.view.page import LOGO, template
 from hocket.view.picture import picture_css
-from hocket.view.report import LOGO, template
 
 _PACKAGE = "hocket.service.page"
 

@@ -1,0 +1,192 @@
+"""The frame of every report, and the pieces that stand in it.
+
+One HTML file that needs nothing else; a content security policy allows exactly its own style and
+script, and no request to anywhere. Every text that comes from outside passes `escape`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+from hocket import __version__
+from hocket.view.picture import picture_css
+
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
+# Two voices that alternate: what a hocket is.
+LOGO = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 16" aria-hidden="true">'
+    '<path fill="#3c72b4" d="M0 1h7v6H0zM16 1h7v6h-7z"/>'
+    '<path fill="#c8752f" d="M8 9h7v6H8zM24 9h7v6h-7z"/></svg>'
+)
+"""The mark of the page, as SVG."""
+
+
+def page_html(
+    *,
+    title: str,
+    footer: str,
+    body: Sequence[str],
+    lead: str = "",
+    stats: str = "",
+    css: str = "",
+    js: str = "",
+    data: Mapping[str, Any] | None = None,
+) -> str:
+    """A report: title, lead and footer as text, stats and the parts of the body as HTML.
+
+    ``css`` comes after the style of all reports; ``js`` finds ``data`` as JSON in the element of
+    that name.
+    """
+    style = picture_css() + template("report.css") + css
+    script = "" if data is None else _data_element(data)
+    script += f"<script>{js}</script>\n" if js else ""
+    values = {
+        "policy": policy(style, js),
+        "generator": f"hocket {__version__}",
+        "title": escape(title),
+        "icon": "data:image/svg+xml," + quote(LOGO),
+        "css": style,
+        "logo": LOGO,
+        "lead": f'<p class="lead">{escape(lead)}</p>\n' if lead else "",
+        "stats": f'<dl class="stats">{stats}</dl>\n' if stats else "",
+        "body": "\n".join(part for part in body if part),
+        "footer": escape(footer),
+        "script": script,
+    }
+    return fill(template("page.html"), values)
+
+
+def fill(page: str, values: Mapping[str, str]) -> str:
+    """A template with its placeholders filled; values must be HTML already."""
+    # One pass over the template: a value that looks like a placeholder is not filled again.
+    return _PLACEHOLDER.sub(lambda match: values[match[1]], page)
+
+
+def template(name: str) -> str:
+    """A file of the folder of templates."""
+    return (files("hocket.view") / "templates" / name).read_text("utf-8")
+
+
+def policy(css: str, js: str) -> str:
+    """The content security policy of a page with this style and this script."""
+
+    def allowed(text: str) -> str:
+        digest = hashlib.sha256(text.encode()).digest()
+        return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+    return (
+        f"default-src 'none'; style-src {allowed(css)}; script-src {allowed(js)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def stats_html(entries: Iterable[tuple[str, Cell, str]]) -> str:
+    """The numbers that matter most: name, value and a note on each."""
+    return "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{_html(value)}<small>{escape(note)}</small></dd></div>"
+        for name, value, note in entries
+    )
+
+
+def _data_element(data: Mapping[str, Any]) -> str:
+    """JSON that cannot end the element that it stands in."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return f'<script type="application/json" id="data">{text}</script>\n'
+
+
+# ── pieces ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Html:
+    """Text that is HTML already."""
+
+    text: str
+
+
+Cell = str | Html
+
+
+def _html(cell: Cell) -> str:
+    return cell.text if isinstance(cell, Html) else escape(cell)
+
+
+@dataclass(frozen=True)
+class ColumnHead:
+    """Head of a column, with the classes that its cells share."""
+
+    title: str
+    classes: str = ""
+
+
+def table(
+    heads: Sequence[ColumnHead], rows: Iterable[Sequence[Cell]], row_classes: Sequence[str] = ()
+) -> str:
+    """A table whose first named column heads its rows."""
+    top = "".join(
+        f'<th scope="col"{_classes(head.classes)}>{escape(head.title)}</th>' for head in heads
+    )
+    lines = []
+    for index, row in enumerate(rows):
+        cells = "".join(
+            f"<td{_classes(head.classes)}>{_html(cell)}</td>"
+            for head, cell in zip(heads, row, strict=True)
+        )
+        lines.append(f"<tr{_classes(row_classes[index] if row_classes else '')}>{cells}</tr>")
+    body = f"<thead><tr>{top}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f'<div class="scroll"><table>{body}</table></div>'
+
+
+def _classes(names: str) -> str:
+    return f' class="{names}"' if names else ""
+
+
+def section(name: str, title: str, *content: str) -> str:
+    """A section under its heading."""
+    return (
+        f'<section aria-labelledby="{name}-title"><h2 id="{name}-title">{escape(title)}</h2>'
+        f"{''.join(content)}</section>"
+    )
+
+
+def bar(share: float, kind: str = "") -> str:
+    """A small bar filled to a share; the number stands beside it, so readers skip the bar."""
+    filled = 100 * min(max(share, 0.0), 1.0)
+    return (
+        '<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="track" width="100" height="8"/>'
+        f'<rect class="fill {kind}" width="{filled:.1f}" height="8"/></svg>'
+    )
+
+
+def stack(shares: Sequence[float], classes: Sequence[str]) -> str:
+    """One bar divided into shares of its whole."""
+    left, parts = 0.0, []
+    for share, name in zip(shares, classes, strict=True):
+        width = max(100 * share - 0.15, 0.0)
+        parts.append(f'<rect class="{name}" x="{left:.2f}" width="{width:.2f}" height="8"/>')
+        left += 100 * share
+    return (
+        '<svg class="stack" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect class="track" width="100" height="8"/>{"".join(parts)}</svg>'
+    )
+
+
+def legend(entries: Iterable[tuple[str, str]]) -> str:
+    """Colours and what they mean: (class, label)."""
+    items = "".join(
+        f'<li><svg viewBox="0 0 10 10" aria-hidden="true"><rect class="{name}" width="10" '
+        f'height="10"/></svg>{escape(label)}</li>'
+        for name, label in entries
+    )
+    return f'<ul class="legend">{items}</ul>'
