@@ -139,6 +139,22 @@ class Testbed:
                  "tbf", "rate", "8bit", "burst", "1", "limit", "1")  # fmt: skip
 
 
+class Loopback:
+    """This machine itself instead of hosts: nothing is shaped."""
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def address(self, host: str) -> str:
+        return "127.0.0.1"
+
+    def start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        return subprocess.Popen(command, **options)
+
+
 def _shape(space: str, device: str, shape: Shape) -> None:
     bits = int(shape.bandwidth_bps * 8)
     # A burst of 10 ms, at least two packets; a queue of 0.2 s, as a small router has.

@@ -5,7 +5,10 @@
 Every rank is a network namespace (benchmarks/testbed.py), every NVLink of the DGX-1 a cable of
 ``--unit`` MB/s per link, PCIe a star of 12/25 of that. All but gloo use the same executor, so that
 only the plan differs. Prints, per way, the median rate with its range over the repetitions (the
-slowest rank counts), the predicted rate, and the ratios.
+slowest rank counts), the predicted rate, and the ratios. Ways beside the plans of `hocket
+collective`: ``gloo`` (its own all_reduce), and the packed trees by other executors: ``python``
+(`plain.py`), ``p2p`` (batch_isend_irecv of gloo, a round of chunks at a time). ``--unit 0`` runs on
+the loopback without namespaces: there the processor is the limit.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -44,7 +48,7 @@ def main() -> None:
 
 
 def _drive(options: argparse.Namespace) -> None:
-    from testbed import of_cluster
+    from testbed import Loopback, of_cluster
 
     from hocket.api import find_cluster, plan_collective
 
@@ -52,7 +56,7 @@ def _drive(options: argparse.Namespace) -> None:
     size = int(options.mib * 2**20) // 4 * 4
     # Links in the plan have the latency of a message here, not that of NVLink.
     unit = min(k.bandwidth_bps for k in cluster.links if set(k.ends) <= set(cluster.device_names))
-    scale = options.unit * 1e6 / unit
+    scale = (options.unit or 1000) * 1e6 / unit
     plan = plan_collective(cluster, "allreduce", gpus=options.gpus)
     ranks = plan.chosen.section.ranks
     ways, task = options.ways.split(","), {}
@@ -61,13 +65,17 @@ def _drive(options: argparse.Namespace) -> None:
             task[offer.name] = {
                 "section": offer.section.to_data(), "rate_bps": float(offer.rate_bps) * scale,
             }  # fmt: skip
+    for way in ("python", "p2p"):
+        task |= {way: task["packed trees"]} if way in ways else {}
     order = [way for way in ways if way in task or way == "gloo"]
-    with tempfile.TemporaryDirectory() as folder, of_cluster(cluster, ranks, scale) as bed:
+    made = of_cluster(cluster, ranks, scale) if options.unit else Loopback()
+    with tempfile.TemporaryDirectory() as folder, made as bed:
         file = Path(folder) / "task.json"
         file.write_text(json.dumps({
             "ways": order, "plans": task, "size": size, "repeat": options.repeat,
             "count": len(ranks), "master": bed.address(ranks[0]), "cluster": options.on,
-            "fastest_bps": 2e6 * options.unit,
+            "fastest_bps": 2e6 * options.unit or 1e12,
+            "interface": "eth0" if options.unit else "lo",
         }))  # fmt: skip
         processes = [
             bed.start(rank, [sys.executable, "-W", "ignore", __file__, "--rank", str(file)],
@@ -113,7 +121,7 @@ def _rank(file: Path) -> None:
 
     task = json.loads(file.read_text())
     rank, count = int(os.environ["RANK"]), task["count"]
-    os.environ |= {"MASTER_ADDR": task["master"], "GLOO_SOCKET_IFNAME": "eth0"}
+    os.environ |= {"MASTER_ADDR": task["master"], "GLOO_SOCKET_IFNAME": task["interface"]}
     store = dist.TCPStore(task["master"], 29500, count, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
     sockets = connect_all(store, rank, count, "bench", patience_s=10, rate_bps=task["fastest_bps"])
@@ -136,10 +144,12 @@ def _rank(file: Path) -> None:
             start_s = time.monotonic()
             if way == "gloo":
                 dist.all_reduce(torch.from_numpy(data))
+            elif way == "p2p":
+                _by_rounds(data, sections[way][0], rank, num_chunks=16)
             else:
                 section, rate_bps = sections[way]
                 layout = layout_of(section, rank, data.size, 4, rate_bps)
-                carry = Carry(layout, links, data, sequence=sequence)
+                carry = Carry(layout, links, data, sequence=sequence, in_python=way == "python")
                 assert carry.go_on(120.0) == CarryState.DONE
                 sequence += 1
             took = torch.tensor([time.monotonic() - start_s])
@@ -150,6 +160,44 @@ def _rank(file: Path) -> None:
     if rank == 0:
         print(json.dumps(spent), flush=True)
     dist.destroy_process_group()
+
+
+def _by_rounds(data: Any, section: Any, rank: int, num_chunks: int) -> None:
+    """Trees by gloo's point-to-point calls: in each round every send moves its next chunk."""
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    from hocket.runtime.collectives.layout import ranges_of
+    from hocket.simulate.collective import levels_of
+
+    number = {name: index for index, name in enumerate(section.ranks)}
+    ranges = ranges_of(section, data.size)
+    sends = [
+        (level, number[send.src], number[send.dst], tree, send in section.trees[tree].reduce)
+        for tree in range(len(section.trees))
+        for level, send in levels_of(section.trees[tree])
+    ]
+    deepest = max(level for level, *_ in sends)
+    for turn in range(deepest + num_chunks):
+        calls, adds = [], []
+        for tag, (level, src, dst, tree, is_reduce) in enumerate(sends):
+            chunk = turn - level
+            if rank not in (src, dst) or not 0 <= chunk < num_chunks:
+                continue
+            start, stop = ranges[tree]
+            first = start + (stop - start) * chunk // num_chunks
+            part = data[first : start + (stop - start) * (chunk + 1) // num_chunks]
+            if rank == src:
+                calls.append(dist.P2POp(dist.isend, torch.from_numpy(part.copy()), dst, tag=tag))
+                continue
+            into = torch.from_numpy(np.empty_like(part) if is_reduce else part)
+            calls.append(dist.P2POp(dist.irecv, into, src, tag=tag))
+            adds += [(part, into.numpy())] if is_reduce else []
+        for work in dist.batch_isend_irecv(calls) if calls else ():
+            work.wait()
+        for part, arrived in adds:
+            part += arrived
 
 
 if __name__ == "__main__":

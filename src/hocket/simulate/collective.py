@@ -43,7 +43,7 @@ class CollectiveTimes:
         links = {link.name: link for link in cluster.links}
         self.section = section
         self.rate_bps = float(section.rate_bps(cluster))
-        self.levels = [tuple(_levels(tree)) for tree in section.trees]
+        self.levels = [tuple(levels_of(tree)) for tree in section.trees]
         self.num_levels = 1 + max(level for levels in self.levels for level, _ in levels)
         self.latency_s: FloatArray = np.zeros(self.num_levels)
         seconds: dict[tuple[str, str], FloatArray] = defaultdict(lambda: np.zeros(self.num_levels))
@@ -104,7 +104,7 @@ class CollectiveTimes:
                     )  # fmt: skip
 
 
-def _levels(tree: Tree) -> Iterator[tuple[int, Send]]:
+def levels_of(tree: Tree) -> Iterator[tuple[int, Send]]:
     """Each send and how many must come before it."""
     ready: dict[str, int] = defaultdict(int)
     for send in tree.reduce:

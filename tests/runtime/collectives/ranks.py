@@ -160,7 +160,7 @@ def training() -> None:
         spent.append(time.monotonic() - began_s)
         parameter = 0.9 * parameter + gradient
         if rank == 0:
-            print(f"step {number} {parameter[::1000].double().sum().item()!r} {worker.num_plans} "
+            print(f"step {number} {parameter[::1000].double().sum().item()!r} {worker.num_mended} "
                   f"{spent[-1]:.3f}", flush=True)  # fmt: skip
         number += 1
         over = number >= least and time.monotonic() - start_s > seconds

@@ -64,8 +64,12 @@ class Carry:
         sequence: int,
         note_fd: int = -1,
         is_ready: bool = True,
+        in_python: bool = False,
     ) -> None:
-        """``data`` is changed in place; without ``is_ready`` chunks wait for `ready`."""
+        """``data`` is changed in place; without ``is_ready`` chunks wait for `ready`.
+
+        ``in_python`` also where compiled code is there: the bytes on the wire are the same.
+        """
         count, chunks = len(connections.fd), layout.num_chunks
         self.layout, self.connections = layout, connections
         self.data = data.view(np.uint8).reshape(-1)
@@ -86,7 +90,8 @@ class Carry:
         self.out_done = np.zeros(count, dtype=np.int64)
         self.num_finals, self.num_sends = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
         self.who = np.full(1, -1, dtype=np.int64)
-        self._call: Callable[[Carry, float], int] = compiled() or _in_python
+        known = None if in_python else compiled()
+        self._call: Callable[[Carry, float], int] = known or _in_python
         self._held: Any = None
         if is_ready:
             self.ready_queue[: len(layout.own)] = layout.own

@@ -20,6 +20,17 @@ class NeedsMendError(Exception):
     """An event says that all begin anew; the text says why."""
 
 
+def explained(error: BaseException) -> BaseException:
+    """An error as people can use it: those of the store say nothing of who holds it."""
+    if not isinstance(error, RuntimeError):
+        return error
+    return RunError(
+        "the store where ranks meet is gone: rank 0, which holds it unless the launcher does, has "
+        "ended",
+        hint=str(error).partition("\n")[0][:200],
+    )
+
+
 class Events:
     """One rank's place in the order of events."""
 

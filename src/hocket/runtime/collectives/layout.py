@@ -80,7 +80,7 @@ def layout_of(
 
     Of a gather or scatter the message is all shards, one after the other in the order of the ranks.
     """
-    ranges = [(a * item_bytes, b * item_bytes) for a, b in _ranges(section, num_items)]
+    ranges = [(a * item_bytes, b * item_bytes) for a, b in ranges_of(section, num_items)]
     # All trees end together: each takes as long as the whole message at the rate of the plan.
     spent_s = max(num_items * item_bytes / rate_bps, 1e-9)
     chunks = []
@@ -184,7 +184,7 @@ def _is_confirmed(section: Communication) -> bool:
     return section.collective == "broadcast"
 
 
-def _ranges(section: Communication, num_items: int) -> list[tuple[int, int]]:
+def ranges_of(section: Communication, num_items: int) -> list[tuple[int, int]]:
     """The items of each tree; those of one root stand together where every rank has a shard."""
     by_root = section.collective in ("allgather", "reducescatter")
     count = len(section.ranks)

@@ -27,7 +27,7 @@ from hocket.base.errors import RunError, UsageError
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.probed import cluster_of
 from hocket.runtime.collectives.carry import Carry, CarryState, Connections
-from hocket.runtime.collectives.events import CALL_S, Events, NeedsMendError
+from hocket.runtime.collectives.events import CALL_S, Events, NeedsMendError, explained
 from hocket.runtime.collectives.layout import RankLayout, of_chunks
 from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
 from hocket.runtime.collectives.probe import probe
@@ -136,7 +136,7 @@ class SumExchange:
         except NeedsMendError as reason:
             self._error = RunError(f"{reason}; links are not mended under priorities")
         except BaseException as error:
-            self._error = error
+            self._error = explained(error)
         if self._error is not None:
             close_all(self._sockets)
 

@@ -24,7 +24,7 @@ from hocket.base import config
 _SECRET_BYTES = 16
 _SIOCGIFADDR = 0x8915
 _UNSENT_BYTES = 1 << 16
-_AHEAD_S = 0.005
+_AHEAD_S = 0.003
 _MIN_AHEAD_BYTES, _MAX_AHEAD_BYTES = 1 << 15, 1 << 19
 """Above the most, the system finds what a fast link needs."""
 _TCP_NOTSENT_LOWAT = 25

@@ -26,7 +26,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.hardware.probed import cluster_of
 from hocket.planners.communication.certificate import Collective
 from hocket.runtime.collectives.carry import Carry, CarryState, Connections
-from hocket.runtime.collectives.events import ANSWER_S, CALL_S, Events, NeedsMendError
+from hocket.runtime.collectives.events import ANSWER_S, CALL_S, Events, NeedsMendError, explained
 from hocket.runtime.collectives.layout import layout_of
 from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
 from hocket.runtime.collectives.probe import probe
@@ -99,7 +99,7 @@ class CollectiveWorker:
         return self._plans.cluster if self._plans is not None else None
 
     @property
-    def num_plans(self) -> int:
+    def num_mended(self) -> int:
         """How often links were measured and plans made anew."""
         return self._epoch
 
@@ -123,7 +123,7 @@ class CollectiveWorker:
             while (job := self._next()) is not None:
                 self._do(job)
         except BaseException as error:
-            self._error = error
+            self._error = explained(error)
         finally:
             close_all(self._sockets, at_once=self._error is not None)
         while self._error is not None and (left := self._jobs.get()) is not None:
@@ -156,7 +156,7 @@ class CollectiveWorker:
             self._last = job
             job.give(job.data)
         except BaseException as error:
-            job.fail(error)
+            job.fail(explained(error))
             raise
 
     def _carry(self, job: CollectiveJob, collective: Collective, root: int) -> None:
