@@ -72,6 +72,7 @@ def data(fit: BudgetFit) -> dict[str, Any]:
         "lower_bound_bytes": fit.lower_bound_bytes,
         "lower_bound_s": fit.bound_s,
         "gap": fit.gap,
+        "recompute_alone_s": fit.recompute_alone_s,
         "chosen": told.name,
         **_numbers(told),
         "plan_seconds": fit.frontier.plan_seconds,
@@ -150,6 +151,11 @@ def sentences(fit: BudgetFit) -> list[str]:
             f"{format_seconds(fit.bound_s)} (gap {format_percent(fit.gap)}); "
             f"no plan at all needs less than {format_bytes(fit.lower_bound_bytes)}."
         )
+    alone = fit.recompute_alone_s
+    lines.append(
+        "Recompute alone, with all parameters on the device, "
+        + ("does not fit." if alone is None else f"takes {format_seconds(alone)} at best.")
+    )
     largest = under_peak(told)[:NUM_TENSORS]
     if largest:
         names = ", ".join(f"{inert(h.name)} {format_bytes(h.num_bytes)}" for h in largest)

@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.memory.chain import Chain, schedule_chain
 from hocket.planners.memory.frontier import CHUNKS, Fitted, Frontier, find_frontier
 from hocket.planners.memory.least import least_bytes
 from hocket.planners.memory.linear import bound_s
+from hocket.planners.memory.numbers import KEPT, RECOMPUTED, RESIDENT, BlockNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +51,18 @@ class BudgetFit:
             return None
         return max(0.0, 1 - self.bound_s / self.chosen.step_s)
 
+    @cached_property
+    def recompute_alone_s(self) -> float | None:
+        """The least step with all parameters on the device and nothing moved, over checkpoints at
+        the edges of blocks; None where that does not fit."""
+        numbers = self.frontier.numbers
+        chain, there = block_chain(numbers)
+        room = self.budget_bytes - there
+        found = schedule_chain(chain, room) if room > 0 else None
+        if found is None:
+            return None
+        return found.seconds + float(numbers.update_s[:, RESIDENT].sum())
+
     @property
     def smallest_bytes(self) -> int:
         """The smallest budget that would do."""
@@ -72,6 +88,29 @@ class BudgetFit:
             step_bound_s=self.bound_s,
             gap=self.gap,
         )
+
+
+def block_chain(numbers: BlockNumbers) -> tuple[Chain, int]:
+    """The blocks of a step as a chain of stages, and the bytes that are there beside it."""
+    inputs = numbers.stay[:, RECOMPUTED].astype(np.int64)
+    output = np.append(inputs[1:], 0)
+    left = numbers.stay[:, KEPT].astype(np.int64)
+    # A block leaves its input behind, too; of a chain that is the stage before's.
+    kept = np.maximum(left - inputs, 0) + output
+    held = np.maximum(left, inputs)
+    chain = Chain(
+        forward_s=numbers.forward_s,
+        backward_s=numbers.backward_s,
+        output=output,
+        kept=kept,
+        gradient=output,
+        forward_work=np.maximum(numbers.forward_work.astype(np.int64) - held - output, 0),
+        backward_work=np.maximum(
+            numbers.backward_work.astype(np.int64) - held - output - inputs, 0
+        ),
+    )
+    there = numbers.base_bytes + numbers.home[:, RESIDENT].sum() + inputs[0]
+    return chain, int(there)
 
 
 def keep_budget(

@@ -1,0 +1,116 @@
+"""Recompute of chains: equal to every schedule tried, replayed by an interpreter of its own."""
+
+import time
+
+import numpy as np
+import pytest
+
+from hocket.planners.memory.chain import Chain, schedule_chain
+
+
+def random_chain(seed, count):
+    rng = np.random.default_rng(seed)
+    output = rng.integers(1, 6, count)
+    return Chain(
+        forward_s=rng.integers(1, 9, count).astype(float),
+        backward_s=rng.integers(1, 9, count).astype(float),
+        output=output,
+        kept=output + rng.integers(0, 6, count),
+        gradient=output,
+        forward_work=rng.integers(0, 3, count),
+        backward_work=rng.integers(0, 3, count),
+    )
+
+
+def replay(chain, actions):
+    """Time and peak of a list of actions, and a failure where something is missing."""
+    count = len(chain.forward_s)
+    outputs, whole = {-1}, set()
+    seconds, peak, gradient_at = 0.0, 0, count - 1
+    order = []
+
+    def held():
+        """The gradient at hand, whole stages, and outputs that no whole stage holds already."""
+        alone = [stage for stage in outputs if stage >= 0 and stage not in whole]
+        return (
+            int(chain.gradient[gradient_at])
+            + sum(int(chain.kept[s]) for s in whole)
+            + sum(int(chain.output[s]) for s in alone)
+        )
+
+    for what, stage in actions:
+        assert stage - 1 in outputs, "the input of a stage must be there"
+        if what == "backward":
+            assert stage == gradient_at
+            assert stage in whole
+            before = int(chain.gradient[stage - 1]) if stage else 0
+            peak = max(peak, held() + before + int(chain.backward_work[stage]))
+            seconds += chain.backward_s[stage]
+            whole.discard(stage)
+            outputs.discard(stage)
+            if stage > 0 and stage - 1 not in whole:
+                outputs.discard(stage - 1)  # the stage before it is made again, output and all
+            gradient_at -= 1
+            order.append(stage)
+            continue
+        seconds += chain.forward_s[stage]
+        size = chain.kept[stage] if what == "all" else chain.output[stage]
+        peak = max(peak, held() + int(size) + int(chain.forward_work[stage]))
+        outputs.add(stage)
+        if what == "all":
+            whole.add(stage)
+        if what == "drop":
+            outputs.discard(stage - 1)
+    assert order == list(range(count))[::-1]
+    return seconds, peak
+
+
+def every_schedule(first, last):
+    """All schedules that keep what they store until its backward pass."""
+    if first == last:
+        yield [("all", first), ("backward", first)]
+        return
+    for inner in every_schedule(first + 1, last):
+        yield [("all", first), *inner, ("backward", first)]
+    for at in range(first + 1, last + 1):
+        run = [("checkpoint", first), *(("drop", stage) for stage in range(first + 1, at))]
+        for right in every_schedule(at, last):
+            for left in every_schedule(first, at - 1):
+                yield [*run, *right, *left]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_chain_is_equal_to_brute_force(seed):
+    chain = random_chain(seed, 5)
+    tried = [replay(chain, actions) for actions in every_schedule(0, 4)]
+    for budget in range(1, int(chain.kept.sum()) + 20):
+        best = min((seconds for seconds, peak in tried if peak <= budget), default=None)
+        found = schedule_chain(chain, budget, num_slots=budget)
+        assert (found is None) == (best is None)
+        if found is not None:
+            assert found.seconds == pytest.approx(best)
+            seconds, peak = replay(chain, found.actions)
+            assert seconds == pytest.approx(found.seconds)
+            assert peak <= budget
+
+
+def test_chain_keeps_everything_where_there_is_room_and_rounds_upwards():
+    chain = random_chain(3, 30)
+    plenty = schedule_chain(chain, 10_000)
+    assert plenty.seconds == pytest.approx(chain.forward_s.sum() + chain.backward_s.sum())
+    times = []
+    for budget in range(40, 400, 13):
+        found = schedule_chain(chain, budget, num_slots=37)
+        if found is not None:
+            assert replay(chain, found.actions)[1] <= budget
+            times.append(found.seconds)
+    assert times
+
+
+def test_hundred_layers_are_quick():
+    chain = random_chain(1, 100)
+    schedule_chain(chain, 120, num_slots=100)
+    started = time.process_time()
+    found = schedule_chain(chain, 250, num_slots=400)
+    assert found is not None
+    assert time.process_time() - started < 5
