@@ -17,6 +17,7 @@ from hocket.simulate.at_peak import HeldStorage, held_at_peak
 from hocket.simulate.rewriting.step import moved_bytes
 from hocket.view.names import inert
 from hocket.view.table import Column, FittedTable
+from hocket.view.wording import count_of
 
 OURS = "ours"
 NUM_TENSORS = 5
@@ -176,7 +177,7 @@ def decided(plan: Fitted) -> str:
         return "nothing is moved or made again"
     blocks = plan.memory.blocks
     counts = Counter(_policy_words(block.activations, block.tensors) for block in blocks)
-    parts = [f"{number} blocks {words}" for words, number in counts.items()]
+    parts = [f"{count_of(number, 'block')} {words}" for words, number in counts.items()]
     streamed = sum(block.parameters == "streamed" for block in blocks)
     at_home = sum(block.update == "host" for block in blocks)
     if streamed:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray
 from hocket.graph.graph import Graph, Phase, Role
-from hocket.hardware.host_link import HostLink, host_link
+from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
 from hocket.simulate.rewriting.homes import parameter_reads
@@ -69,7 +69,7 @@ class BlockNumbers:
     tail_inner: FloatArray
     """Of these: bytes that exist for one chunk at a time where the loss is made in chunks."""
     launch_s: float
-    link: HostLink
+    link: HostRoute
 
     @property
     def num_blocks(self) -> int:
@@ -96,7 +96,7 @@ def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
         tail_inner=work.inner[work.tail],
         launch_s=problem.cluster.devices[device].kind.launch_s,
         base_bytes=_base_bytes(graph, homes.owned),
-        link=host_link(problem.cluster, problem.cluster.devices[device]),
+        link=host_route(problem.cluster, problem.cluster.devices[device]),
         stay=ways.stay,
         moved=ways.moved,
         again_s=ways.again_s,

@@ -13,7 +13,7 @@ import numpy as np
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Stream
-from hocket.hardware.host_link import HostLink, host_link
+from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Memory
@@ -81,7 +81,7 @@ def _costs(problem: Problem, done: Rewritten) -> Costs:
         device = next(d for d in problem.cluster.devices if d.kind.name == kind.name)
         in_parts = (done.share < 1) & (op_s[row] > 0)
         op_s[row] = np.where(in_parts, np.maximum(op_s[row], kind.launch_s), op_s[row])
-        _price_copies(op_s[row], done, host_link(problem.cluster, device))
+        _price_copies(op_s[row], done, host_route(problem.cluster, device))
     at_home = graph.op_stream == Stream.HOST
     op_s[:, at_home] = graph.bytes_touched[at_home] / HOST_UPDATE_BPS
     return replace(
@@ -93,7 +93,7 @@ def _costs(problem: Problem, done: Rewritten) -> Costs:
     )
 
 
-def _price_copies(op_s: FloatArray, done: Rewritten, link: HostLink) -> None:
+def _price_copies(op_s: FloatArray, done: Rewritten, link: HostRoute) -> None:
     stream, is_copy = done.graph.op_stream, done.origin < 0
     for direction, rate_bps in ((Stream.COPY_IN, link.in_bps), (Stream.COPY_OUT, link.out_bps)):
         chosen = is_copy & (stream == direction)

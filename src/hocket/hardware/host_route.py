@@ -14,7 +14,7 @@ from hocket.hardware.cluster import Cluster, Device, Link
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostLink:
+class HostRoute:
     """Bytes per second in each direction while both are busy, and the time before the first."""
 
     out_bps: float
@@ -24,15 +24,15 @@ class HostLink:
     latency_s: float
 
 
-def host_link(cluster: Cluster, device: Device) -> HostLink:
+def host_route(cluster: Cluster, device: Device) -> HostRoute:
     """The way between a device and its host; a processor copies within its own memory."""
     out = _widest(cluster, device.name, device.host)
     back = _widest(cluster, device.host, device.name)
     if device.kind.is_cpu or out is None or back is None:
         # Reading and writing, each way.
         copy_bps = device.kind.memory_bandwidth_bps / 4
-        return HostLink(out_bps=copy_bps, in_bps=copy_bps, latency_s=device.kind.launch_s)
-    return HostLink(out_bps=out[0], in_bps=back[0], latency_s=max(out[1], back[1]))
+        return HostRoute(out_bps=copy_bps, in_bps=copy_bps, latency_s=device.kind.launch_s)
+    return HostRoute(out_bps=out[0], in_bps=back[0], latency_s=max(out[1], back[1]))
 
 
 def _widest(cluster: Cluster, src: str, dst: str) -> tuple[float, float] | None:

@@ -1,0 +1,38 @@
+import pytest
+
+from hocket.api import find_cluster
+from hocket.hardware.cluster import Cluster, Device, Link
+from hocket.hardware.host_route import host_route
+
+
+def test_a_card_reaches_its_host_at_the_rate_of_its_own_link():
+    cluster = find_cluster("1xh200")
+    found = host_route(cluster, cluster.devices[0])
+    assert found.out_bps == found.in_bps == cluster.links[0].bandwidth_bps
+    assert found.latency_s == cluster.links[0].latency_s
+
+
+@pytest.mark.parametrize(("duplex", "part"), [("full", 1), ("half", 2)])
+def test_the_narrowest_link_of_the_widest_way_counts(duplex, part):
+    kind = find_cluster("1xh200").devices[0].kind
+    cluster = Cluster(
+        name="two ways",
+        devices=(Device(name="gpu", kind=kind, host="host", memory_bytes=kind.memory_bytes),),
+        hosts=("host",),
+        switches=("switch",),
+        links=(
+            Link(name="slow", ends=("gpu", "host"), bandwidth_bps=1e9, latency_s=1e-6),
+            Link(name="up", ends=("gpu", "switch"), bandwidth_bps=8e9, latency_s=1e-6,
+                 duplex=duplex),
+            Link(name="on", ends=("switch", "host"), bandwidth_bps=6e9, latency_s=2e-6),
+        ),
+    )  # fmt: skip
+    found = host_route(cluster, cluster.devices[0])
+    assert found.out_bps == min(8e9 / part, 6e9)
+    assert found.latency_s == 3e-6
+
+
+def test_every_preset_has_a_way_to_the_host():
+    for name in ("dgx-h100", "dgx1-v100", "mixed-desktop", "gb200-nvl72"):
+        cluster = find_cluster(name)
+        assert host_route(cluster, cluster.devices[0]).in_bps > 1e9
