@@ -39,6 +39,7 @@ _CSS = (
 .hocket{--on:#fff}
 @media(prefers-color-scheme:dark){.hocket{--on:#14171b}}
 td:not(:first-child),th:not(:first-child){text-align:right;white-space:nowrap}
+h2{margin-top:1.6rem}.scroll{margin-bottom:1rem}
 .scroll>svg{width:100%;height:auto;min-width:700px}
 .scroll text{font:12px system-ui,sans-serif;fill:var(--muted)}
 .scroll text.on{fill:var(--on);font-size:11px;pointer-events:none}
