@@ -30,9 +30,9 @@ from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.jobs import actions_of, make_job
 from hocket.runtime.parallel.model import Slice
 from hocket.runtime.parallel.reference import reference_run
-from hocket.runtime.parallel.session import _gpu_dtype
 from hocket.runtime.parallel.spawn import _describer
 from hocket.runtime.session import run_plan
+from hocket.runtime.sessions.division import _gpu_dtype
 from hocket.simulate import simulate
 from hocket.simulate.pipeline import action_busy_s
 

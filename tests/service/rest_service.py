@@ -13,10 +13,10 @@ from service.fake_executor import FakeExecutor, fleet_devices
 from starlette.testclient import TestClient
 
 from hocket.fleet.rounds.state import Rules
+from hocket.service.credentials import Credentials
 from hocket.service.daemon import Daemon
 from hocket.service.daemon.assignment import log_file
 from hocket.service.rest.app import make_app
-from hocket.service.rest.credentials import Credentials
 from hocket.service.store import Store
 from hocket.service.tokens import Holder, Tokens
 

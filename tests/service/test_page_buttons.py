@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import pytest
 from service.rest_service import COOKIE, TOKEN, URL
 
-from hocket.service.rest.credentials import FORM_FIELD, PAGE_HEADER, access_of, form_token
+from hocket.service.credentials import FORM_FIELD, PAGE_HEADER, access_of, form_token
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 SIGNED_IN = {"cookie": f"NAME={COOKIE}"}

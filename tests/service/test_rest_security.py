@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 import pytest
 from service.rest_service import TOKEN, URL
 
+from hocket.service.credentials import PAGE_HEADER, access_of
 from hocket.service.rest import guard
-from hocket.service.rest.credentials import PAGE_HEADER, access_of
 
 OPEN = {("GET", "/healthz"), ("GET", "/readyz")}
 

@@ -10,8 +10,8 @@ import pytest
 from service.rest_service import TOKEN, is_problem
 
 from hocket.base.errors import InputFileError, UsageError
+from hocket.service.credentials import PAGE_HEADER, form_token
 from hocket.service.errors import NotFoundError
-from hocket.service.rest.credentials import PAGE_HEADER, form_token
 from hocket.service.tokens import COOKIE_AGE_S, LINK_AGE_S, MAX_COOKIES, Holder, Tokens, open_tokens
 
 pytestmark = pytest.mark.usefixtures("nobody_left")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from hocket.base.errors import UsageError
 from hocket.processes.patience import Patience
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 SILENCE_S = Patience().silence_s
 """A rank that gives no sign of life for this long, and does nothing, counts as stopped."""
+
+Backend = Literal["gloo", "nccl"]
+"""What carries messages between processes: over processors, or between GPUs."""
 
 OnStart = Callable[[list[int]], None]
 OnStep = Callable[[int, "StepRecord"], None]

@@ -48,12 +48,12 @@ def run_plan(
     """
     watch = Onlookers(on_start=on_start, on_step=on_step, on_progress=on_progress)
     if plan.get(Shares) is not None:
-        from hocket.runtime.shared.session import run_shares
+        from hocket.runtime.sessions.shares import run_shares
 
         return run_shares(problem, plan, options, source, watch)
     if plan.get(PlacedDivision) is None:
         return _run_placement(problem, plan, options, source, watch)
-    from hocket.runtime.parallel.session import run_division
+    from hocket.runtime.sessions.division import run_division
 
     return run_division(problem, plan, options, watch)
 

@@ -15,8 +15,7 @@ from hocket.processes.member import ProcessSpec
 from hocket.processes.patience import Patience
 from hocket.processes.progress import Position
 from hocket.runtime.connect import MeetingStore
-from hocket.runtime.executors.ranks import Backend
-from hocket.runtime.options import SILENCE_S, OnProgress, OnStart, OnStep
+from hocket.runtime.options import SILENCE_S, Backend, OnProgress, OnStart, OnStep
 from hocket.runtime.package import unpack
 from hocket.runtime.peer import Peer
 from hocket.runtime.record import StepRecord, joined

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hocket.service.rest.credentials import bearer
+from hocket.service.credentials import bearer
 from hocket.service.rest.guard import (
     LOOPBACK,
     GuardedSend,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
 from hocket.runtime.executors.executor import num_gpus, threads_each
-from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.options import Backend, Onlookers, RunOptions
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
     from hocket.runtime.parallel.job import TrainingJob
-
-Backend = Literal["gloo", "nccl"]
 
 
 @dataclass(frozen=True)

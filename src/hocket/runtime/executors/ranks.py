@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from hocket.base.errors import UsageError
 from hocket.runtime.executors.executor import PlacedProgram, num_gpus, threads_each
-from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.options import Backend, Onlookers, RunOptions
 
 if TYPE_CHECKING:
     from hocket.hardware.cluster import Device
-
-Backend = Literal["gloo", "nccl"]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from hocket.processes.member import ProcessSpec
 from hocket.processes.patience import Patience
 from hocket.processes.progress import Position
 from hocket.runtime.connect import MeetingStore
-from hocket.runtime.executors.division import Backend
-from hocket.runtime.options import SILENCE_S, OnStart, OnStep
+from hocket.runtime.options import SILENCE_S, Backend, OnStart, OnStep
 from hocket.runtime.parallel.job import TrainingJob
 from hocket.runtime.parallel.pipeline import require_pipelining
 from hocket.runtime.record import StepRecord, joined

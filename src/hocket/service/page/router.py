@@ -20,6 +20,7 @@ from hocket.fleet.forecast import at_moment
 from hocket.fleet.rounds.reasons import reason
 from hocket.fleet.rounds.state import ENDED as STATE_ENDED
 from hocket.fleet.rounds.state import PAUSED, FleetState
+from hocket.service.credentials import Credentials, form_token
 from hocket.service.daemon.world import phase_of
 from hocket.service.errors import NotFoundError, UnavailableError
 from hocket.service.outlook.outlook import FleetOutlook
@@ -32,7 +33,6 @@ from hocket.service.page.shown import LivePage
 from hocket.service.page.templating import render, static_files
 from hocket.service.page.what_if import WhatIfForm, answer_of, is_asked, what_if_form
 from hocket.service.records import ENDED, JobRecord
-from hocket.service.rest.credentials import Credentials, form_token
 from hocket.view.names import inert
 from hocket.view.wording import sentence
 

@@ -12,12 +12,12 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
 from hocket import __version__
+from hocket.service.credentials import Credentials
 from hocket.service.daemon.daemon import Daemon
 from hocket.service.outlook.outlook import FleetOutlook, HereOutlook
 from hocket.service.rest import attempts, fleet, health, jobs, login, logs, rounds
 from hocket.service.rest import tokens as token_routes
 from hocket.service.rest.context import Decisions
-from hocket.service.rest.credentials import Credentials
 from hocket.service.rest.guard import Guard
 from hocket.service.rest.problems import ProblemDetails, handle_errors
 from hocket.service.rest.stream import Bell

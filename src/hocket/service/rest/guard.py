@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from hocket.base.config import debug
-from hocket.service.rest.credentials import (
+from hocket.service.credentials import (
     PAGE_HEADER,
     Credentials,
     access_of,

@@ -8,8 +8,8 @@ from urllib.parse import parse_qs
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from hocket.service.credentials import Credentials
 from hocket.service.page.templating import render
-from hocket.service.rest.credentials import Credentials
 from hocket.service.tokens import COOKIE_AGE_S, Holder
 
 router = APIRouter(include_in_schema=False)

@@ -1,0 +1,1 @@
+"""Trees, chunks and priorities of collectives on given links."""

@@ -1,0 +1,1 @@
+"""Runs from beginning to end, a file per kind of work; `hocket.runtime.session` chooses."""
