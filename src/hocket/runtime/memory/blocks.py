@@ -105,6 +105,8 @@ class Block:
     """What is updated at home, while the parameter itself may look elsewhere."""
     is_stale: bool = True
     """Whether the device's lasting copy is older than the home."""
+    _views: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """What the parameters look at in each lasting buffer of the device."""
     versions: list[int] = field(default_factory=list)
     """Of the parameters when they were last rounded."""
 
@@ -133,14 +135,15 @@ class Block:
     def look_home(self) -> None:
         """Have the parameters look at their home."""
         if self.home is not None:
-            with on_host():
-                for place in self.home_layout.places:
-                    place.parameter.data = place.of(self.home)
+            for parameter, twin in self.twins.items():
+                parameter.data = twin
 
     def look_at(self, buffer: torch.Tensor) -> None:
         """Have the parameters look at a copy on the device."""
-        for place in self.copied_layout.places:
-            place.parameter.data = place.of(buffer)
+        if id(buffer) not in self._views:
+            self._views[id(buffer)] = [place.of(buffer) for place in self.copied_layout.places]
+        for place, view in zip(self.copied_layout.places, self._views[id(buffer)], strict=True):
+            place.parameter.data = view
 
     @torch.no_grad()
     def round(self) -> None:

@@ -255,6 +255,17 @@ class Budgeted:
         with unset_fake_temporarily() if self._is_rehearsal else nullcontext():
             part.step()
 
+    def make_states(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have the states that the optimizer keeps on the device, as after a first step."""
+        for block in self.blocks if not optimizer.state else ():
+            if block.home is None:
+                for parameter in block.parameters:
+                    if parameter.requires_grad:
+                        parameter.grad = torch.zeros_like(parameter)
+                self._step_here(part_of(optimizer, {p: p for p in block.parameters}))
+                for parameter in block.parameters:
+                    parameter.grad = None
+
     def _finish_step(self) -> None:
         self._finish_block(self.blocks[-1])
         self._sent.ticket.wait()

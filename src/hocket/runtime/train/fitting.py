@@ -15,7 +15,7 @@ from hocket.base.units import format_bytes
 from hocket.plan.sections.memory import Memory
 from hocket.planners.memory.frontier import Frontier
 
-_MAX_TRIES = 5
+_MAX_TRIES = 4
 
 
 class KeptBudget(NamedTuple):
