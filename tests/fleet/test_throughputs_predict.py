@@ -180,7 +180,7 @@ def test_too_little_memory_is_zero_and_said() -> None:
     prediction = predict(graph, [find_servers("k80"), find_servers("v100")], (1, 2))
     assert prediction.throughputs.alone[:, [0, 2]].tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert (prediction.throughputs.alone[:, [1, 3]] > 0.0).all()
-    assert [step.obstacle for step in prediction.steps] == ["needs 13.0 GiB, k80 has 10.2 GiB", ""]
+    assert [step.obstacle for step in prediction.steps] == ["needs 13.0 GiB, k80 has 9.5 GiB", ""]
     measured = predict(graph, [find_servers("k80")], measured={"k80": 0.5})
     assert measured.throughputs.alone.tolist() == [[0.5]], "what ran does fit"
     assert measured.steps[0].peak_bytes == prediction.steps[0].peak_bytes
@@ -328,7 +328,7 @@ def test_the_command_predicts_and_writes(tmp_path: Path) -> None:
     assert told_alone == pytest.approx(2.5)
     shown = CliRunner().invoke(root, arguments)
     assert shown.exit_code == 0
-    assert "k80: needs 13.0 GiB, k80 has 10.2 GiB" in shown.stdout
+    assert "k80: needs 13.0 GiB, k80 has 9.5 GiB" in shown.stdout
 
 
 @pytest.mark.parametrize(

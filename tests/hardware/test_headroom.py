@@ -17,14 +17,19 @@ from hocket.hardware.shorthand import cluster_from_text
 GIB = 2**30
 
 
+def usable_bytes(kind):
+    return kind.memory_bytes - kind.headroom_bytes
+
+
 def test_every_gpu_that_is_known_keeps_room_for_context_and_fragmentation():
     for entry in preset_kinds().values():
         kind = entry.kind
         if kind.is_cpu:
             assert 0 < kind.headroom_bytes < GIB
             continue
-        # Measured on an H200: 773 MiB of context and libraries, 64 MiB of workspace; 1.5 % beside.
-        assert kind.headroom_bytes >= 0.8 * GIB + 0.015 * kind.memory_bytes - 0.05 * GIB
+        # Measured on an H200: 773 MiB of context and libraries, 64 MiB of workspace; steps whose
+        # tensors peak at 38 GiB need 10 % beside (5 % fail), those of 65 GiB 3.3 GiB.
+        assert kind.headroom_bytes >= 0.75 * GIB + min(0.1 * usable_bytes(kind), 3.9 * GIB)
         assert kind.headroom_bytes <= unstated_headroom_bytes(kind.memory_bytes) + 0.4 * GIB
 
 

@@ -173,9 +173,11 @@ def gpu_machine(gpus: list[Gpu], topology_text: str) -> dict[str, Any]:
 def unstated_headroom_bytes(memory_bytes: int) -> int:
     """Headroom of a GPU of which nothing is stated, by the rule of ``presets/kinds.toml``.
 
-    Context and libraries, and of the memory 1 % for the driver and 1.5 % for fragmentation.
+    Context and libraries, 1 % for the driver, and a tenth of the tensors for fragmentation.
     """
-    return round(0.8 * 2**30 + 0.025 * memory_bytes)
+    gib = 2**30
+    rest = 0.99 * memory_bytes - 0.8 * gib
+    return round(memory_bytes - rest + min(max(rest, 0) / 11, 4 * gib))
 
 
 def _unknown_kind(gpu: Gpu) -> dict[str, Any]:
