@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from simulate.problems import joined, problem_of
 
 from hocket.api import make_problem
 from hocket.graph import GraphBuilder, Role
+from hocket.graph.coarsen import co_placed
 from hocket.graph.generators import generate
+from hocket.graph.graph import StatedTimes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners import find_planner
@@ -130,3 +133,21 @@ def test_what_is_there_before_the_step_stays_with_its_first_reader() -> None:
     assert there is not None
     assert int(there.problem.graph.home_op[0]) == int(there.rank[first])
     assert list(there.order[:2]) == [first, second]
+
+
+def test_ops_of_stated_times_are_co_placed_as_in_the_file() -> None:
+    """Files of measured graphs state seconds and no flops: without the seconds no op would work."""
+    graph = generate("layered", 120, 4)
+    nothing = np.zeros(graph.num_ops)
+    stated = StatedTimes(op_s={"v100-16g": np.linspace(1e-3, 2e-3, graph.num_ops)})
+    measured = replace(graph, flops=nothing, bytes_touched=nothing.astype(np.int64), stated=stated)
+    problem = make_problem(measured, "2xv100-16g")
+    there = renumbered(problem)
+    assert there is not None
+    assert there.problem.graph.works.all()
+    seconds = problem.costs.op_s[0]
+    caps = {"max_group_s": float(seconds.sum()) / 16, "max_group_bytes": 2**33}
+    units = co_placed(measured, seconds, **caps)
+    again = co_placed(there.problem.graph, seconds[there.order], **caps)
+    assert np.bincount(again).max() <= 2 * np.bincount(units).max()
+    assert abs(again.max() - units.max()) <= 0.2 * units.max()

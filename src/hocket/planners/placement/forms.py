@@ -1,12 +1,13 @@
-"""One algorithm in two forms, on groups of ops and on single ops: the better of the two.
+"""One algorithm on groups of the forward pass, on groups of the step and on single ops: the best.
 
 Groups of the forward pass keep weights with their readers and backward ops with what they need, and
 make a graph small; but a group runs on one device, and where branches meet it may swallow all of
-them, so that nothing is left to run in parallel. Neither form is the better one everywhere (on
-generated graphs either takes up to twice as long as the other), so both plan, and the simulator
-chooses. Above `_LARGE` ops, where a second plan takes long, only one does: single ops where groups
-make the longest path much longer than the work needs, groups elsewhere.
-O(both planners), besides two simulations.
+them, so that nothing is left to run in parallel. Groups of the whole step let backward ops go their
+own way. No form is the best one everywhere (on generated graphs each takes up to twice as long as
+another), so all plan, and the simulator chooses. Above `_LARGE` ops, where a second plan takes
+long, only one does: single ops where groups make the longest path much longer than the work needs,
+groups of the forward pass elsewhere.
+O(the three planners), besides three simulations.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hocket.plan.problem import Problem
 from hocket.planners.order.levels import levels
 from hocket.planners.placement.coarse import (
     coarse_problem,
+    coarsely,
     fastest_s,
     forward_coarsely,
     forward_coarsened,
@@ -37,8 +39,8 @@ _Planner = Callable[[Problem, Plan], Plan]
 
 
 def better_form(planner: _Planner) -> _Planner:
-    """A planner that plans groups and single ops, and keeps the better plan."""
-    on_groups = forward_coarsely(planner)
+    """A planner that plans groups of both sorts and single ops, and keeps the best plan."""
+    on_groups, on_step = forward_coarsely(planner), coarsely(planner)
 
     @wraps(planner)
     def planned(problem: Problem, plan: Plan) -> Plan:
@@ -46,7 +48,7 @@ def better_form(planner: _Planner) -> _Planner:
             return (
                 planner(problem, plan) if hides_parallelism(problem) else on_groups(problem, plan)
             )
-        return _better(problem, plan, {"groups": on_groups, "ops": planner})
+        return _better(problem, plan, {"groups": on_groups, "ops": planner, "step": on_step})
 
     return planned
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
-from hocket.graph.graph import Graph
+from hocket.graph.graph import Graph, StatedTimes
 from hocket.kernels.containers import table
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
@@ -192,7 +192,18 @@ def _graph(
         alias_of=tensor_rank[graph.alias_of[tensors]],
         read_ptr=pointers(np.diff(graph.read_ptr)[order]),
         reads=reads[by_reader],
-        stated=None,  # the costs of the problem hold them
+        stated=_stated(graph, order, tensors),
+    )
+
+
+def _stated(graph: Graph, order: LongArray, tensors: LongArray) -> StatedTimes | None:
+    """Stated times in the new order: they tell which ops work, and so what is co-placed."""
+    if graph.stated is None:
+        return None
+    op_s, tensor_s = graph.stated.op_s, graph.stated.tensor_s
+    return StatedTimes(
+        op_s={kind: seconds[order] for kind, seconds in op_s.items()},
+        tensor_s=None if tensor_s is None else tensor_s[tensors],
     )
 
 
