@@ -6,7 +6,9 @@ many as the work allows, the best first, are tried with every order; those that 
 repaired; a local search looks at the most promising ones and goes on from those that gain most. Of
 tiny graphs every plan is tried. What is kept is simulated like everything else, and since every
 proposal is also a candidate for the answer, the answer is never worse than any of them.
-Cost: the sum of the planners, and a number of simulations that shrinks as graphs grow.
+Cost: the sum of the planners, and a number of simulations that shrinks as graphs grow. What the
+budget leaves out, `effort_for` says: planners and orders by the size of the graph, and of all local
+searches that a user could ask for, from every planner in every order, all but the most promising.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
-from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
-from hocket.planners.placement.local_search import local_search
+from hocket.planners.placement.exact.exhaustive import MAX_RUNS, is_tiny, try_all
+from hocket.planners.placement.local_search import local_search, num_evaluations
 from hocket.planners.placement.structural import by_structure
 from hocket.planners.registry import (
     BASE,
@@ -34,6 +36,7 @@ from hocket.planners.registry import (
     LAST_RESORT,
     LATENCY_PORTFOLIO,
     RELIEF,
+    SLOW,
     THROUGHPUT_PORTFOLIO,
     Planner,
 )
@@ -45,8 +48,12 @@ _ORDER_WORK = 4_000_000
 """Ops that are simulated to try orders, about."""
 _RUNS_PER_PLACEMENT = 12
 """Simulations that it takes to try all orders of a placement, about."""
-_MAX_RUNS = 10_000
-"""Simulations of tiny graphs to try all plans: about a second."""
+_SLOW_OPS = 64
+"""Up to so many ops planners that search propose too, which takes about a second; on larger graphs
+they take longer and their plans twice as long as others."""
+_SEARCH_WORK = 5_000_000
+"""Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
+_MOST_SEARCHES = 8
 _ALL = 1_000
 
 
@@ -70,8 +77,11 @@ def effort_for(problem: Problem) -> Effort:
     ordered = max(1, _ORDER_WORK // (_RUNS_PER_PLACEMENT * max(num_ops, 1)))
     names: tuple[str, ...]
     if num_ops <= 5_000:
-        names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, LAST_RESORT)
-        return Effort(names, ordered=_ALL, searches=((8, 1 / 16), (4, 1 / 8), (1, 1.0)))
+        slow = SLOW if num_ops <= _SLOW_OPS else ()
+        names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, *slow, LAST_RESORT)
+        whole = _SEARCH_WORK // max(num_ops * num_evaluations(max(num_ops, 1)), 1)
+        rounds = ((8, 1 / 16), (4, 1 / 8), (min(whole, _MOST_SEARCHES), 1.0))
+        return Effort(names, ordered=_ALL, searches=rounds)
     if num_ops <= 50_000:
         names = (*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT)
         return Effort(names, ordered=ordered, searches=((4, 1 / 4), (1, 1.0)))
@@ -109,7 +119,7 @@ def portfolio(problem: Problem) -> list[Candidate]:
 def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> list[Candidate]:
     """Further candidates made from the best proposals."""
     rank = _rank(problem)
-    found = _distinct(sorted((c for c in proposed if c.plan is not None), key=rank))
+    found = _of_each(sorted((c for c in proposed if c.plan is not None), key=rank), _placement)
     ordered = [_ordered(problem, candidate) for candidate in found[: effort.ordered]]
     pool = sorted([*found, *ordered], key=rank)
     relieved = [_improved(problem, c, BASE[RELIEF], RELIEF) for c in _worth_repair(pool)]
@@ -129,7 +139,7 @@ def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> lis
     """Plans from rounds of local search, each from the best plans that are there by then."""
     searched: list[Candidate] = []
     for num_starts, share in effort.searches:
-        starts = _distinct(sorted([*fitting, *searched], key=_rank(problem)))[:num_starts]
+        starts = _of_each(sorted([*fitting, *searched], key=_rank(problem)), _origin)[:num_starts]
         search = by_structure(partial(local_search, share=share))
         searched += [_improved(problem, start, search, "local-search") for start in starts]
     return searched
@@ -140,7 +150,7 @@ def _tried_all(problem: Problem, known: list[Candidate]) -> tuple[list[Candidate
     if not is_tiny(problem):
         return [], False
     known_s = min((c.step_s for c in known if c.step_s is not None), default=np.inf)
-    answer = try_all(problem, empty_plan(problem, AUTO), _MAX_RUNS, known_s)
+    answer = try_all(problem, empty_plan(problem, AUTO), MAX_RUNS, known_s)
     found = [] if answer.plan is None else [judge(problem, "all plans", answer.plan, 0.0)]
     return found, answer.is_complete
 
@@ -167,14 +177,25 @@ def _worth_repair(ranked: list[Candidate], most: int = 2) -> list[Candidate]:
     return sorted(faster, key=lambda c: c.timeline.makespan_s if c.timeline else 0.0)[:most]
 
 
-def _distinct(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """The first candidate of each placement."""
-    first: dict[bytes, Candidate] = {}
+def _of_each(
+    candidates: Iterable[Candidate], key: Callable[[Candidate], object]
+) -> list[Candidate]:
+    """The first candidate of each key."""
+    first: dict[object, Candidate] = {}
     for candidate in candidates:
-        assert candidate.plan is not None
-        assert candidate.plan.device_of is not None
-        first.setdefault(candidate.plan.device_of.tobytes(), candidate)
+        first.setdefault(key(candidate), candidate)
     return list(first.values())
+
+
+def _placement(candidate: Candidate) -> bytes:
+    assert candidate.plan is not None
+    assert candidate.plan.device_of is not None
+    return candidate.plan.device_of.tobytes()
+
+
+def _origin(candidate: Candidate) -> str:
+    """The planner that a candidate goes back to: searches from one end in like plans."""
+    return candidate.planner.split(" + ")[0]
 
 
 def _rank(problem: Problem) -> Callable[[Candidate], tuple[float, float]]:

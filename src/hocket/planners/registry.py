@@ -90,8 +90,11 @@ FURTHER = ("m-etf-step", "m-sct-step", *FINE, "pardnn-forward", "pardnn-fine")
 """What it also tries where graphs are not large."""
 
 CUTS = ("dpl", "pipedream")
-"""What it also tries where graphs are small. What it leaves out are the planners that search for
-seconds: ``throughput``, and ``optimal`` but for tiny graphs, of which it tries every plan."""
+"""What it also tries where graphs are small."""
+
+SLOW = ("throughput",)
+"""What it also tries where graphs are so small that planners which search take few seconds. It does
+not ask ``optimal``, which needs a solver that not all have: of tiny graphs it tries all plans."""
 
 MENDED = ("m-topo", "m-etf", "m-sct", "pardnn", *FURTHER)
 """Planners whose placements are mended where they lack memory; what baselines and experts lack is

@@ -28,7 +28,7 @@ from hocket.planners.bounds.bound import lower_bound
 from hocket.planners.bounds.classes import BoundClasses, find_classes
 from hocket.planners.bounds.heads import Heads, find_heads
 from hocket.planners.bounds.units import find_units
-from hocket.planners.placement.exact.exhaustive import is_tiny, try_all
+from hocket.planners.placement.exact.exhaustive import MAX_RUNS, is_tiny, try_all
 from hocket.planners.placement.local_search import local_search
 from hocket.planners.tables import task_table
 from hocket.simulate.engine import simulate
@@ -39,8 +39,6 @@ PROVEN_GAP = 1e-6
 """Rounding to ticks costs a bound up to this share; a gap below it counts as none."""
 _MAX_SEARCHES = 4
 """Searches with ever less memory, until what is found fits."""
-_MAX_RUNS = 20_000
-"""Simulations of tiny graphs: about two seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +90,7 @@ def optimal(problem: Problem, plan: Plan) -> Plan:
 def _try_all(problem: Problem, plan: Plan, best: _Best | None) -> tuple[_Best | None, float]:
     """The best plan of all of a tiny graph, and what trying them proves."""
     known_s = best.timeline.makespan_s if best is not None else np.inf
-    answer = try_all(problem, plan, _MAX_RUNS, known_s)
+    answer = try_all(problem, plan, MAX_RUNS, known_s)
     if answer.plan is not None:
         best, _ = _better(problem, best, [answer.plan])
     return best, answer.bound_s

@@ -50,7 +50,7 @@ def local_search(problem: Problem, plan: Plan, share: float = 1.0) -> Plan:
     placement_of(plan)
     if problem.contiguous or problem.objective == "throughput" or problem.graph.num_ops == 0:
         return plan
-    search = LocalSearch(problem, plan, _budget(problem.graph.num_ops, share))
+    search = LocalSearch(problem, plan, num_evaluations(problem.graph.num_ops, share))
     before = search.score
     search.try_fresh_order()
     search.try_latest_starts()
@@ -83,6 +83,7 @@ def _search_large(search: LocalSearch, fine: SearchUnits, random: np.random.Gene
     climb(search, fine, search.budget)
 
 
-def _budget(num_ops: int, share: float) -> int:
+def num_evaluations(num_ops: int, share: float = 1.0) -> int:
+    """How many plans a search looks at, about."""
     usual = np.clip(_WORK // num_ops, _MIN_EVALUATIONS, _MAX_EVALUATIONS)
     return max(int(usual * share), _MIN_EVALUATIONS)

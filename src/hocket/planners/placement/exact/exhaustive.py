@@ -23,7 +23,10 @@ from hocket.planners.placement.exact.every_order import NOISE, OrderSearch
 from hocket.planners.placement.exact.every_placement import alike, bounded_placements
 
 MAX_OPS = 20
-_MAX_PLACEMENTS = 1 << 17
+MAX_RUNS = 20_000
+"""Runs of the engine after which planners stop to try: about two seconds."""
+_MAX_PLACEMENTS = 300_000
+"""Twelve ops on three devices of which two are alike; bounding them takes about a second."""
 
 
 @dataclass(frozen=True, eq=False)
