@@ -36,6 +36,13 @@ def test_the_shortest_step_of_tight_problems_is_found(seed):
     assert answer.bound_s == pytest.approx(_step_s(problem, answer.plan), rel=1e-8)
 
 
+@pytest.mark.parametrize("seed", [40_051, *range(40_060, 40_066)])
+def test_equal_devices_are_not_exchanged_where_copies_queue_in_their_order(seed):
+    problem = replace(tight_problem(seed, num_ops=4, num_devices=3), transfers="queued")
+    answer = try_all(problem, Plan(), ENOUGH)
+    assert _step_s(problem, answer.plan) == shortest_step_s(problem)
+
+
 @given(problem=constrained_problems(max_ops=4, max_devices=3))
 @settings(derandomize=True, deadline=None, max_examples=25)
 def test_groups_and_devices_that_cannot_run_an_op_are_kept_to(problem):

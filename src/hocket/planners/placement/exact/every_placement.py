@@ -34,6 +34,8 @@ class Placements(NamedTuple):
 
 def alike(problem: Problem) -> list[list[int]]:
     """Sets of devices that may be exchanged."""
+    if problem.transfers == "queued" and problem.cluster.num_devices > 2:
+        return []  # copies of a tensor are queued in the order of the devices that they go to
     # What no op reads is on the first device, which is then unlike the others.
     fixed = frozenset({0}) if find_units(problem.graph).unread_bytes else frozenset()
     return interchangeable(problem, task_table(problem), fixed)
