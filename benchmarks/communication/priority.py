@@ -39,6 +39,7 @@ WAYS: dict[str, dict[str, Any] | None] = {
     "communication alone": {"crosses": False, "is_backward_order": True},
     "wait-free": {"crosses": False, "is_backward_order": True},
     "priority": {"crosses": True},
+    "as it pays": {"crosses": None},
 }
 
 

@@ -41,7 +41,8 @@ class Events:
     def announce(self, what: str) -> None:
         """Add ``call`` or ``mend: reason``, unless an event is there that we have not followed."""
         self.follow()
-        self._store.set(f"event/{self._num_seen}", what)
+        # Of two ranks that announce at once the first wins, for all.
+        self._store.compare_set(f"event/{self._num_seen}", "", what)
         self.follow()
 
     def follow(self) -> None:

@@ -149,8 +149,10 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-_ACK_AGE_AT, _UNACKED_AT, _RETRIES_AT = 56, 24, 2
-"""Places in Linux's struct tcp_info: ms since the last answer, segments without one, tries."""
+_ACK_AGE_AT, _UNACKED_AT, _RETRIES_AT, _READER_AT = 56, 24, 2, 176
+"""Places in Linux's struct tcp_info: ms since the last answer, segments without one, tries, and µs
+that the other side's window was closed."""
+_INFO_BYTES = 192
 
 
 def is_cut(descriptor: int, silent_s: float) -> bool:
@@ -158,11 +160,22 @@ def is_cut(descriptor: int, silent_s: float) -> bool:
 
     A reader that does not read closes its window, but its system goes on answering.
     """
-    with socket.socket(fileno=os.dup(descriptor)) as used:
-        try:
-            info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
-        except OSError:
-            return False
+    info = _tcp_info(descriptor)
     unacked = struct.unpack_from("<I", info, _UNACKED_AT)[0]
     age_ms = struct.unpack_from("<I", info, _ACK_AGE_AT)[0]
     return unacked > 0 and info[_RETRIES_AT] > 0 and age_ms > 1e3 * silent_s
+
+
+def reader_s(descriptor: int) -> float:
+    """How long sending has waited for the reader in all."""
+    return float(struct.unpack_from("<Q", _tcp_info(descriptor), _READER_AT)[0]) * 1e-6
+
+
+def _tcp_info(descriptor: int) -> bytes:
+    """What the system knows of a connection; zeros where it tells nothing."""
+    with socket.socket(fileno=os.dup(descriptor)) as used:
+        try:
+            info = used.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        except OSError:
+            info = b""
+    return info.ljust(_INFO_BYTES, b"\0")

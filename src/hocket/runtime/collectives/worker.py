@@ -30,7 +30,7 @@ from hocket.runtime.collectives.events import ANSWER_S, CALL_S, Events, NeedsMen
 from hocket.runtime.collectives.layout import layout_of
 from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
 from hocket.runtime.collectives.probe import probe
-from hocket.runtime.collectives.wires import close_all, connect_all, is_cut
+from hocket.runtime.collectives.wires import close_all, connect_all, is_cut, reader_s
 
 _SLICE_S = 0.1
 _CUT_S = 0.5
@@ -140,7 +140,9 @@ class CollectiveWorker:
                 try:
                     self._events.follow()
                 except NeedsMendError as reason:
-                    self._mend(None, reason)
+                    made = self._mend(None, reason)
+                    if made is not None:
+                        self._hand_out(made)
 
     def _do(self, job: CollectiveJob) -> None:
         try:
@@ -149,17 +151,20 @@ class CollectiveWorker:
             number = self._num_done
             while self._num_done == number:
                 try:
-                    self._carry(job, job.collective, job.root)
+                    self._carry(job, job.collective, job.root, number)
                     self._num_done += 1
                 except NeedsMendError as reason:
                     self._mend(job, reason)
-            self._last = job
-            job.give(job.data)
+            self._hand_out(job)
         except BaseException as error:
             job.fail(explained(error))
             raise
 
-    def _carry(self, job: CollectiveJob, collective: Collective, root: int) -> None:
+    def _hand_out(self, job: CollectiveJob) -> None:
+        self._last = job
+        job.give(job.data)
+
+    def _carry(self, job: CollectiveJob, collective: Collective, root: int, number: int) -> None:
         assert self._plans is not None
         assert self._connections is not None
         if collective == job.collective:
@@ -168,8 +173,8 @@ class CollectiveWorker:
         layout = layout_of(
             plan.section, self.rank, job.data.size, job.data.itemsize, plan.rate_bps
         )  # fmt: skip
-        carry = Carry(layout, self._connections, job.data, sequence=self._num_done)
-        what = f"{collective} {self._num_done}"
+        carry = Carry(layout, self._connections, job.data, sequence=number)
+        what = f"{collective} {number}"
         moved, since_s, call_s = -1, time.monotonic(), CALL_S
         while (state := carry.go_on(_SLICE_S)) != CarryState.DONE:
             if state == CarryState.GARBLED:
@@ -209,17 +214,24 @@ class CollectiveWorker:
         descriptors = [-1 if each is None else each.fileno() for each in self._sockets]
         self._connections = Connections(descriptors)
 
-    def _mend(self, current: CollectiveJob | None, reason: NeedsMendError) -> None:
-        """All ranks begin anew; those that have the collective under way give it to the others."""
+    def _mend(self, current: CollectiveJob | None, reason: NeedsMendError) -> CollectiveJob | None:
+        """All ranks begin anew; those that have the collective under way give it to the others.
+
+        The job that is done by that, where this rank lacked it.
+        """
         while True:
             try:
                 done = self._reopen(str(reason))
-                lacking = current
-                if min(done) < max(done):
-                    if lacking is None and self._num_done < max(done):
-                        lacking = self._jobs.get()
-                    self._share(done, lacking)
-                return
+                if min(done) == max(done):
+                    return None
+                if self._num_done == max(done):
+                    self._share(done)
+                    return None
+                current = current or self._jobs.get()
+                if current is None:
+                    raise RunError("the group was closed before a collective that others did")
+                self._receive(done, current)
+                return current
             except NeedsMendError as another:
                 reason = another
 
@@ -237,21 +249,24 @@ class CollectiveWorker:
         self._slow.begin_anew(has_changed=self._plans.cluster.content_hash != before)
         return done
 
-    def _share(self, done: list[int], current: CollectiveJob | None) -> None:
-        """Bring those that lag by one to the number of the others."""
-        has_it = self._num_done == max(done)
-        job = self._last if has_it else current
-        assert job is not None, "a rank that lags is in the collective or about to be"
-        if has_it:
-            self._num_done -= 1
+    def _share(self, done: list[int]) -> None:
+        """Give what this rank has finished to those that lag."""
+        job, number = self._last, self._num_done - 1
+        assert job is not None, "it has finished one more than others"
         if job.collective == "reducescatter":
-            result = job.data if has_it else None
-            self._carry(job, job.collective, job.root)
-            job.data = job.data if result is None else result
+            result = job.data
+            self._carry(job, job.collective, job.root, number)
+            job.data = result
         else:
-            if not has_it:
-                job.data = job.refreshed()
-            self._carry(_Sharing(job), "broadcast", done.index(max(done)))
+            self._carry(_Sharing(job), "broadcast", done.index(max(done)), number)
+
+    def _receive(self, done: list[int], job: CollectiveJob) -> None:
+        """Get what others have finished."""
+        if job.collective == "reducescatter":
+            self._carry(job, job.collective, job.root, self._num_done)
+        else:
+            job.data = job.refreshed()
+            self._carry(_Sharing(job), "broadcast", done.index(max(done)), self._num_done)
         self._num_done += 1
 
     def _has_cut_link(self) -> bool:
@@ -288,9 +303,13 @@ class _SlowLinks:
         """Whether a link was much slower than the plan takes it to be, several times in a row."""
         expected_bps = plan.expected_bps(rank)
         for peer, rate_bps in enumerate(expected_bps.tolist()):
-            busy_s, sent = float(connections.busy_s[peer]), int(connections.bytes_out[peer])
+            if rate_bps == 0 or connections.fd[peer] < 0:
+                continue
+            sent = int(connections.bytes_out[peer])
+            # A reader that does not read closes its window; that is not the link's fault.
+            busy_s = float(connections.busy_s[peer]) - reader_s(int(connections.fd[peer]))
             before_s, before = self._seen.setdefault(peer, (busy_s, sent))
-            if rate_bps == 0 or busy_s - before_s < _JUDGE_S:
+            if busy_s - before_s < _JUDGE_S:
                 continue
             is_late = sent - before < _TOO_SLOW * rate_bps * (busy_s - before_s)
             self._late[peer] = self._late.get(peer, 0) + 1 if is_late else 0
