@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +70,16 @@ def _phase(name: str, cluster: Any, ranks: Any, scale: float, lines: Any) -> Non
     from hocket.planners.communication.collective import plan_collective
 
     bound = float(plan_collective(cluster, "allreduce", ranks).bound_bps) * scale
-    found = [next(lines).split() for _ in range(STEPS)]
+    # What was printed before belongs to the phase before.
+    now_s = time.monotonic()
+    fresh = (parts for parts in map(str.split, lines) if float(parts[2]) > now_s)
+    found = list(islice(fresh, STEPS))
     spent = [float(line[0]) for line in found]
     settled = spent[spent.index(max(spent)) + 1 :] if name != "as planned" else spent
     rate = 4 * NUMBERS / statistics.median(settled)
     print(f"{name:24} {rate / 1e6:6.2f} MB/s of {bound / 1e6:.2f} ({100 * rate / bound:.0f} %), "
-          f"longest {max(spent):.2f} s, mended {found[-1][1]} times", flush=True)  # fmt: skip
+          f"longest {max(spent):.2f} s, mended {found[-1][1]} times; links {found[-1][3]}",
+          flush=True)  # fmt: skip
 
 
 def _rank(name: str) -> None:
@@ -93,7 +98,12 @@ def _rank(name: str) -> None:
         spent_s = time.monotonic() - began_s
         assert bool((data == 4).all())
         if name == "gpu0":
-            print(f"{spent_s:.3f} {dist.group.WORLD.worker.num_mended}", flush=True)
+            worker = dist.group.WORLD.worker
+            links = ",".join(
+                f"{link.name.replace('rank', '')}:{link.bandwidth_bps / 1e6:g}"
+                for link in worker.cluster.links
+            )
+            print(f"{spent_s:.3f} {worker.num_mended} {began_s:.3f} {links}", flush=True)
 
 
 if __name__ == "__main__":

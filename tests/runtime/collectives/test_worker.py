@@ -12,6 +12,9 @@ import pytest
 import torch.distributed as dist
 
 from hocket.api.clusters import cluster_from_text
+from hocket.base.errors import RunError
+from hocket.runtime.collectives import events, propagation
+from hocket.runtime.collectives.layout import of_chunks
 from hocket.runtime.collectives.worker import CollectiveJob, CollectiveWorker
 
 COUNT = 3
@@ -82,3 +85,26 @@ def test_broken_connections_are_mended_inside_of_a_collective() -> None:
         found = [put(worker, "allreduce", np.full(200_000, 1.0)) for worker in made]
         assert all(np.array_equal(result.wait(), np.full(200_000, 3.0)) for result in found)
         assert made[0].num_mended >= 1
+
+
+def test_a_rank_that_stands_still_under_priorities_is_named(monkeypatch) -> None:
+    monkeypatch.setattr(propagation, "CALL_S", 0.2)
+    monkeypatch.setattr(events, "ANSWER_S", 0.5)
+    store, cluster, made = dist.HashStore(), cluster_from_text("2xv100-16g"), {}
+
+    def make(rank: int) -> None:
+        made[rank] = propagation.SumExchange(store, rank, 2, cluster)
+
+    other = threading.Thread(target=make, args=(1,))
+    other.start()
+    make(0)
+    other.join()
+    section = made[0].plan(400).section
+    layout = of_chunks(section, 0, [(0, 0, 400)])
+    carry = made[0].begin(layout, np.ones(100, dtype=np.float32))
+    carry.ready(0)
+    # The thread of rank 1 is never started.
+    with pytest.raises(RunError, match="rank 1 does not answer"):
+        made[0].wait(carry, 0, 1)
+    for each in made.values():
+        each.close()

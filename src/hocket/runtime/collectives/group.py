@@ -59,7 +59,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         (tensor,) = _listed(tensors)
         if not self._can_add(tensor, opts.reduceOp):
             return self.inner.allreduce(_listed(tensors), opts)
-        wide = self._is_wide and tensor.dtype == torch.float32
+        wide = self._is_summed_wide(tensor)
         return self._put(
             "allreduce", 0, [tensor], lambda: _flat(tensor, wide),
             lambda data: _copy_back(tensor, data),
@@ -73,7 +73,7 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
             self._can_add(t, opts.reduceOp) for t in given
         ):
             return self.inner.allreduce_coalesced(given, opts)
-        wide = self._is_wide and given[0].dtype == torch.float32
+        wide = self._is_summed_wide(given[0])
 
         def take() -> np.ndarray[Any, Any]:
             return np.concatenate([_flat(tensor, wide) for tensor in given])
@@ -124,13 +124,15 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
             t.numel() != output.numel() for t in inputs
         ):
             return self.inner.reduce_scatter(_listed(output_tensors), input_tensors, opts)
-        return self._scattered(output, lambda: np.concatenate([_flat(t, False) for t in inputs]))
+        wide = self._is_summed_wide(output)
+        return self._scattered(output, lambda: np.concatenate([_flat(t, wide) for t in inputs]))
 
     def _reduce_scatter_base(self, output: Any, tensor: Any, opts: Any = None) -> Any:
         opts = dist.ReduceScatterOptions() if opts is None else opts
         if not (self._can_add(output, opts.reduceOp) and self._can_add(tensor, opts.reduceOp)):
             return self.inner._reduce_scatter_base(output, tensor, opts)
-        return self._scattered(output, lambda: _flat(tensor, False))
+        wide = self._is_summed_wide(output)
+        return self._scattered(output, lambda: _flat(tensor, wide))
 
     # Newer names of the same.
     all_gather_single = _allgather_base
@@ -149,6 +151,9 @@ class PlannedGroup(_ProcessGroup):  # type: ignore[misc]
         every = np.empty(len(mine) * self.size(), dtype=np.uint8)
         every[self.rank() * len(mine) : (self.rank() + 1) * len(mine)] = mine
         return every
+
+    def _is_summed_wide(self, tensor: Any) -> bool:
+        return self._is_wide and tensor.dtype == torch.float32
 
     def _can_move(self, tensor: Any) -> bool:
         is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
