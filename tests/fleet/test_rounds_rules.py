@@ -64,6 +64,7 @@ def test_the_emptiest_server_that_can_hold_the_gang_is_cleared(plain):
 
 def test_nobody_leaves_where_a_server_has_room(plain):
     assert cleared(plain, floor_of([[0, 1], [-1, -1]])) == []
+    assert cleared(plain, floor_of([[0, -1, -1]])) == []
 
 
 def test_servers_of_another_kind_are_left_alone(plain):
@@ -94,6 +95,13 @@ def test_both_jobs_of_a_device_leave_and_a_partner_elsewhere_goes_on(plain):
     floor = floor_of([[3, -1], [4, 5]], partners=[[-1, -1], [3, -1]])
     assert cleared(plain, floor) == [3]
     assert floor.holders.tolist() == [[-1, -1], [-1, -1], [4, -1], [5, -1]]
+
+
+def test_a_device_is_free_only_when_nobody_is_left_on_it(plain):
+    floor = floor_of([[1, -1, 2]], partners=[[0, -1, -1]])
+    assert cleared(plain, floor, kept=[0]) == [1, 2]
+    assert floor.num_free.tolist() == [2]
+    assert floor.holders.tolist() == [[0, -1], [-1, -1], [-1, -1]]
 
 
 def test_what_stays_in_the_way_counts_as_no_room(plain):

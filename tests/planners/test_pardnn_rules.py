@@ -20,7 +20,7 @@ from hocket.planners.placement.pardnn.memory import (
 from hocket.planners.placement.pardnn.potential import Candidates
 from hocket.planners.placement.pardnn.refinement import _match
 
-NUM_BUCKETS = 256
+NUM_BUCKETS = MAX_REFUSED = 256
 
 
 # ── refinement ───────────────────────────────────────────────────────────────────────────────────
@@ -113,6 +113,19 @@ def test_what_frees_most_for_its_damage_goes_first_until_enough_is_gone(excess, 
     found = candidates([20, 30, 20, 0], [9.0, 1.0, 2.0, 0.0])
     _move_enough(device_of, room([100, 0], memory=1_000), found, 0, excess)
     assert np.flatnonzero(device_of).tolist() == moved
+
+
+def test_the_search_ends_after_many_refusals_in_a_row_only():
+    count = 2 * MAX_REFUSED + 10
+    potential = np.arange(count, 0.0, -1.0)
+    is_odd = np.arange(count) % 2 == 1
+    too_large = 1e9
+    for fits, num_moved in ((is_odd, is_odd.sum()), (np.arange(count) > MAX_REFUSED, 0)):
+        device_of = np.zeros(count, dtype=np.int32)
+        incoming = np.where(fits, 1.0, too_large)
+        found = candidates(potential, np.ones(count), incoming=incoming)
+        _move_enough(device_of, room([0, 0], memory=10_000, num_ops=count), found, 0, 1e12)
+        assert (device_of == 1).sum() == num_moved
 
 
 def test_ops_that_have_gone_are_not_moved_again():
