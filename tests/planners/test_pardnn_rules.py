@@ -15,6 +15,7 @@ from hocket.planners.placement.pardnn.memory import (
     _Room,
     _room_of,
     fit_memory,
+    relieve,
     spread_variables,
 )
 from hocket.planners.placement.pardnn.potential import Candidates
@@ -147,6 +148,17 @@ def test_bytes_are_known_in_every_part_of_the_step():
     assert (found.held[0] >= at_middle).all()
     assert found.held[0].max() == run.timeline.peak_bytes[0]
     assert (found.held[1] == 0).all()
+
+
+def test_overflows_are_relieved_round_by_round_and_the_best_round_counts():
+    graph = towers(8, 100)
+    roomy = problem_of(graph, joined(4), np.ones(graph.num_ops))
+    for memory, fits in ((205, True), (150, False)):
+        problem = with_memory(roomy, memory)
+        start = emulate(problem, np.zeros(graph.num_ops, dtype=np.int32), None)
+        found = relieve(problem, start)
+        assert found.overflow_bytes < start.overflow_bytes
+        assert (found.overflow_bytes == 0) == fits
 
 
 def test_even_shares_stay_as_they_are():
