@@ -59,6 +59,7 @@ def main() -> None:
         best_s = shortest_s(problem)
         num_feasible += bool(np.isfinite(best_s))
         num_unknown += bool(np.isnan(best_s))
+        told = []
         for name, tally in tallies.items():
             started = time.process_time()
             candidate = propose(problem, name, find_planner(name))
@@ -71,8 +72,8 @@ def main() -> None:
                 tally.nothing.append(seed)
             elif found_s is not None and found_s > best_s * (1 + 1e-8):
                 tally.longer.append((found_s / best_s - 1, seed))
-        told = ", ".join(f"{name} {tally.seconds[-1]:.1f} s" for name, tally in tallies.items())
-        print(f"{seed}: shortest {best_s:.4g} s, {told}", file=sys.stderr, flush=True)
+            told.append(f"{name} {found_s} in {tally.seconds[-1]:.1f} s")
+        print(f"{seed}: shortest {best_s}; {'; '.join(told)}", file=sys.stderr, flush=True)
     print(
         f"{count} problems from seed {first}, a plan fits in {num_feasible}, unknown "
         f"in {num_unknown}"
