@@ -95,7 +95,8 @@ WAYS = (
 
 @pytest.mark.parametrize("flops", [3e10, 3e11])
 def test_plans_are_near_the_best_of_all_on_small_chains(flops):
-    """Every combination of whole-block ways is tried in the simulator."""
+    """Every combination of whole-block ways is simulated, with parameters on the device; plans may
+    also stream parameters, so this holds them against less than all that they can do."""
     graph = chain_step(4, activation=32 * MIB, weight=MIB, flops=flops)
     problem, plan = placed(graph)
     blocks = cut_step(graph)

@@ -3,8 +3,10 @@
 Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal checkpointing for heterogeneous
 chains" (rotor), INRIA RR-9302, 2019: the least time for stages s to t in m slots of memory, with
 the input of s stored, either keeps all of s and goes on behind it, or runs forward to a checkpoint
-at some j, does j to t from there, and then s to j - 1 again. Optimal among schedules that keep what
-they stored until its backward pass. O(stages³ · slots), compiled.
+at some j, does j to t from there, and then s to j - 1 again. One way is added: where the backward
+pass of j - 1 needs nothing but its input and its output (a convolution with its activation), the
+checkpoint may stay for it, and that stage does not run again. Optimal among such schedules.
+O(stages³ · slots), compiled.
 """
 
 from __future__ import annotations
@@ -14,12 +16,18 @@ from typing import Literal
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.kernels import kernel
 
-Action = tuple[Literal["all", "checkpoint", "drop", "backward"], int]
-"""What is done to a stage: forward with all of it kept, with its input kept, with nothing kept, or
-backward."""
+Action = tuple[Literal["all", "checkpoint", "drop", "free", "backward"], int]
+"""What is done to a stage: forward with all of it kept, with its input kept, or with its input
+dropped; its output freed; backward."""
+MOST_SLOTS = 400
+MOST_ENTRIES = 10_000_000
+"""Of the table, both halves together: 12 bytes each."""
+_ALL = -1
+_NEW, _REUSED = 0, 1
+"""Tables: the output of the last stage is to be made, or is there already, beside the slots."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +45,7 @@ class Chain:
     forward_work: LongArray
     """Held only while the forward pass of the stage runs."""
     backward_work: LongArray
+    """Likewise; negative where the gradient takes the place of what is not needed any more."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +56,17 @@ class ChainSchedule:
     actions: tuple[Action, ...]
 
 
-def schedule_chain(chain: Chain, budget_bytes: int, num_slots: int = 500) -> ChainSchedule | None:
+def schedule_chain(
+    chain: Chain, budget_bytes: int, num_slots: int | None = None
+) -> ChainSchedule | None:
     """The fastest schedule beside the chain's input; None where none fits.
 
-    Sizes are rounded up to ``budget_bytes / num_slots``, so that the budget is kept.
+    Sizes are rounded up to ``budget_bytes / num_slots``, so that the budget is kept; fewer slots
+    where the chain is long.
     """
+    count = len(chain.forward_s)
+    if num_slots is None:
+        num_slots = min(MOST_SLOTS, MOST_ENTRIES // (2 * count * count) + 1)
     unit = max(-(-budget_bytes // num_slots), 1)
     slots = budget_bytes // unit
     sizes = [
@@ -59,22 +74,23 @@ def schedule_chain(chain: Chain, budget_bytes: int, num_slots: int = 500) -> Cha
         for column in (chain.output, chain.kept, chain.gradient, chain.forward_work,
                        chain.backward_work)
     ]  # fmt: skip
-    count = len(chain.forward_s)
-    cost = np.full((count, count, slots + 1), np.inf)
-    split = np.full((count, count, slots + 1), -2, dtype=np.int64)
-    _fill(cost, split, np.asarray(chain.forward_s, dtype=np.float64),
+    cost = np.full((2, count, count, slots + 1), np.inf)
+    split = np.full((2, count, count, slots + 1), _ALL, dtype=np.int32)
+    # Asked of the bytes: sizes in slots are rounded.
+    suffices = np.asarray(chain.kept == chain.output, dtype=np.int64)
+    _fill(cost, split, suffices, np.asarray(chain.forward_s, dtype=np.float64),
           np.asarray(chain.backward_s, dtype=np.float64), *sizes)  # fmt: skip
-    if not np.isfinite(cost[0, count - 1, slots]):
+    seconds = float(cost[_NEW, 0, count - 1, slots])
+    if not np.isfinite(seconds):
         return None
-    actions: list[Action] = []
-    _unfold(split, sizes[0], sizes[1], (0, count - 1, slots), actions)
-    return ChainSchedule(float(cost[0, count - 1, slots]), tuple(actions))
+    return ChainSchedule(seconds, _unfolded(split, sizes[0], sizes[1], count, slots))
 
 
 @kernel
 def _fill(
     cost: FloatArray,
-    split: LongArray,
+    split: IntArray,
+    suffices: LongArray,
     forward_s: FloatArray,
     backward_s: FloatArray,
     output: LongArray,
@@ -83,68 +99,83 @@ def _fill(
     forward_work: LongArray,
     backward_work: LongArray,
 ) -> None:
-    """``cost[s, t, m]``, and where it splits: -1 for keeping all of s, j for a checkpoint at j."""
-    count, num = cost.shape[0], cost.shape[2]
+    """``cost[table, s, t, m]``, and how: keeping all of s, or twice the j of the checkpoint, plus
+    one where it then serves as the output of j - 1, for which that ``suffices``."""
+    count, num = cost.shape[1], cost.shape[3]
     for length in range(count):
         for first in range(count - length):
             last = first + length
-            before = gradient[first - 1] if first > 0 else 0
-            need = max(
-                gradient[last] + kept[first] + forward_work[first],
-                gradient[first] + before + kept[first] + backward_work[first],
-            )
-            for room in range(need, num):
+            for table in range(2):
+                # What lies beside the slots comes back once the last stage is through.
+                beside = output[last] if table == 1 else 0
+                before = gradient[first - 1] if first > 0 else 0
+                back = gradient[first] + before + kept[first] + backward_work[first]
+                ahead = gradient[last] + kept[first] + forward_work[first]
                 own_s = forward_s[first] + backward_s[first]
-                if length == 0:
-                    cost[first, last, room] = own_s
-                    split[first, last, room] = -1
-                elif room >= kept[first]:
-                    inner = cost[first + 1, last, room - kept[first]] + own_s
-                    if inner < cost[first, last, room]:
-                        cost[first, last, room] = inner
-                        split[first, last, room] = -1
-            run_s = 0.0
-            most = 0
-            for at in range(first + 1, last + 1):
-                run_s += forward_s[at - 1]
-                held = output[at - 1] + forward_work[at - 1]
-                if at - 1 > first:
-                    held += output[at - 2]
-                most = max(most, held)
-                for room in range(gradient[last] + most, num):
-                    if room < output[at - 1]:
-                        continue
-                    total = (
-                        run_s + cost[at, last, room - output[at - 1]] + cost[first, at - 1, room]
-                    )
-                    if total < cost[first, last, room]:
-                        cost[first, last, room] = total
-                        split[first, last, room] = at
+                if length == 0 and table == 1:
+                    if suffices[first]:
+                        for room in range(max(back - beside, 0), num):
+                            cost[1, first, last, room] = backward_s[first]
+                            split[1, first, last, room] = -1
+                    continue
+                for room in range(max(ahead, back - beside, kept[first]), num):
+                    inner = 0.0
+                    if length > 0:
+                        inner = cost[table, first + 1, last, room - kept[first]]
+                    cost[table, first, last, room] = inner + own_s
+                    split[table, first, last, room] = -1
+                run_s = 0.0
+                most = 0
+                for at in range(first + 1, last + 1):
+                    size = output[at - 1]
+                    run_s += forward_s[at - 1]
+                    held = size + forward_work[at - 1]
+                    if at - 1 > first:
+                        held += output[at - 2]
+                    most = max(most, held)
+                    for room in range(max(gradient[last] + most, size), num):
+                        right = cost[table, at, last, room - size]
+                        after = min(room + beside, num - 1)
+                        left = cost[0, first, at - 1, after]
+                        reused = 0
+                        if after >= size and cost[1, first, at - 1, after - size] < left:
+                            left = cost[1, first, at - 1, after - size]
+                            reused = 1
+                        if run_s + right + left < cost[table, first, last, room]:
+                            cost[table, first, last, room] = run_s + right + left
+                            split[table, first, last, room] = 2 * at + reused
 
 
-def _unfold(
-    split: LongArray,
-    output: LongArray,
-    kept: LongArray,
-    whole: tuple[int, int, int],
-    actions: list[Action],
-) -> None:
-    """Write down the actions; a stack instead of calls, because chains may be long."""
-    pending: list[tuple[int, int, int] | Action] = [whole]
+def _unfolded(
+    split: IntArray, output: LongArray, kept: LongArray, count: int, slots: int
+) -> tuple[Action, ...]:
+    """The actions; a stack instead of calls, because chains may be long."""
+    actions: list[Action] = []
+    pending: list[tuple[int, int, int, int] | Action] = [(_NEW, 0, count - 1, slots)]
     while pending:
         entry = pending.pop()
         if len(entry) == 2:
             actions.append(entry)
             continue
-        first, last, room = entry
-        at = int(split[first, last, room])
-        if at == -1:
-            actions.append(("all", first))
+        table, first, last, room = entry
+        choice = int(split[table, first, last, room])
+        if choice == _ALL:
+            if table == _NEW or last > first:
+                actions.append(("all", first))
             pending.append(("backward", first))
             if last > first:
-                pending.append((first + 1, last, room - int(kept[first])))
+                pending.append((table, first + 1, last, room - int(kept[first])))
             continue
+        at, is_reused = divmod(choice, 2)
         actions.append(("checkpoint", first))
         actions += [("drop", stage) for stage in range(first + 1, at)]
-        pending.append((first, at - 1, room))
-        pending.append((at, last, room - int(output[at - 1])))
+        size = int(output[at - 1])
+        beside = int(output[last]) if table == _REUSED else 0
+        after = min(room + beside, slots)
+        if is_reused:
+            pending.append((_REUSED, first, at - 1, after - size))
+        else:
+            pending.append((_NEW, first, at - 1, after))
+            pending.append(("free", at - 1))
+        pending.append((table, at, last, room - size))
+    return tuple(actions)
