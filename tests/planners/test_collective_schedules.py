@@ -23,7 +23,7 @@ from hocket.hardware.shorthand import cluster_from_text
 from hocket.plan.problem import Problem
 from hocket.plan.sections.communication import Communication, Tree
 from hocket.planners.communication.blink import blink, many_trees
-from hocket.planners.communication.certificate import Cut, Partition, Prices
+from hocket.planners.communication.certificate import LinkCut, Partition, Prices
 from hocket.planners.communication.check import check_certificate
 from hocket.planners.communication.classes import canonical_form, connected_classes
 from hocket.planners.communication.collective import plan_collective, planned_once
@@ -214,7 +214,7 @@ def test_a_certificate_that_claims_too_little_is_refused():
         with pytest.raises(CheckError):
             check_certificate(fabric, collective, 0, replace(honest, bound=honest.bound / 2))
     with pytest.raises(CheckError, match="separate"):
-        check_certificate(fabric, "allgather", 0, Cut(Fraction(1), fabric.places, 0))
+        check_certificate(fabric, "allgather", 0, LinkCut(Fraction(1), fabric.places, 0))
     with pytest.raises(CheckError, match="partition"):
         check_certificate(fabric, "allreduce", 0, Partition(Fraction(1), (("gpu0",),), 0))
 

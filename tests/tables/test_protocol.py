@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import CheckError, InputFileError, RunError
 from hocket.tables import Layout, ShardServer, TableSpec, check
-from hocket.tables.budget import Budget
+from hocket.tables.budget import SendBudget
 from hocket.tables.codec import decode, encode
 from hocket.tables.core.message import COUNT, HEAD, KIND, ROWS, UPDATES, Message
 from hocket.tables.core.rule import (
@@ -117,7 +117,7 @@ def test_adaptive_revision_of_delayed_gradients_follows_the_paper():
 
 
 def test_goodput_is_measured_and_kept_to():
-    budget, now_s, arrived = Budget(), 0.0, []
+    budget, now_s, arrived = SendBudget(), 0.0, []
     for _ in range(4000):
         now_s += 0.001
         if budget.allows(now_s):

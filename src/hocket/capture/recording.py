@@ -120,7 +120,7 @@ class Span(NamedTuple):
     stop: int
 
 
-class Visit(NamedTuple):
+class BlockVisit(NamedTuple):
     """What went into a block and what it made."""
 
     structure: Any
@@ -155,7 +155,7 @@ class Recording:
     returned: Returned | None = None
     """None where blocks were left out."""
     spans: list[Span] = field(default_factory=list)
-    visits: dict[str, Visit] = field(default_factory=dict)
+    visits: dict[str, BlockVisit] = field(default_factory=dict)
     """By path: the blocks that were left out, and the two that show what they would do."""
 
 

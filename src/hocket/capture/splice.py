@@ -13,12 +13,12 @@ from typing import Any
 
 from hocket.capture.blocks import NUM_FIRST, NUM_LAST, TEMPLATE, BlockRun, NotRepeatable
 from hocket.capture.recording import (
+    BlockVisit,
     RawCall,
     Recording,
     Ref,
     Span,
     Value,
-    Visit,
     map_tree,
     moved,
     same_leaves,
@@ -53,7 +53,7 @@ class _Removal:
             if call.partner >= 0:
                 self.partners.setdefault(call.partner, []).append(index)
 
-    def _visit(self, block: int) -> Visit:
+    def _visit(self, block: int) -> BlockVisit:
         visit = self.recording.visits.get(self.run.paths[block])
         if visit is None:
             raise NotRepeatable("a block was not seen")

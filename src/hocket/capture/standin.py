@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hocket.capture.blocks import TEMPLATE, BlockRun, NotRepeatable
 from hocket.capture.record import Recorder, layout_of
-from hocket.capture.recording import Visit
+from hocket.capture.recording import BlockVisit
 from hocket.graph import Phase
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.Size)
@@ -73,7 +73,7 @@ class _StandIn:
         result = forward(*args, **kwargs)
         results = self._results(result, inputs, start)
         made = tuple(self._number(tensor) for tensor in results.made)
-        self.recorder.recording.visits[path] = Visit(structure, seen, made)
+        self.recorder.recording.visits[path] = BlockVisit(structure, seen, made)
         self.before, self.template = self.template, results
         self.structure = structure
         if self.before is None:
@@ -93,7 +93,7 @@ class _StandIn:
         seen = tuple(self._seen(leaf) for leaf in inputs)
         made = self._make(template, inputs)
         numbers = tuple(self._number(tensor) for tensor in made)
-        self.recorder.recording.visits[path] = Visit(structure, seen, numbers)
+        self.recorder.recording.visits[path] = BlockVisit(structure, seen, numbers)
         found = {"made": made, "input": inputs}
         leaves = [what if kind == "fixed" else found[kind][what] for kind, what in template.leaves]
         return _built(template.structure, iter(leaves))

@@ -137,7 +137,7 @@ def forecast(
     most = 2 * affordable_events(state) if max_events is None else max_events
     policy = policy or state.rules.policy
     find_policy(policy)
-    run = _Run(state, None if until_started is None else set(until_started))
+    run = _ForecastRun(state, None if until_started is None else set(until_started))
     if policy != state.rules.policy:
         rules = replace(state.rules, policy=policy)
         run.state = state.but(rules=rules, is_dirty=True, solved_s=-np.inf, warm=None)
@@ -279,7 +279,7 @@ def _known(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-class _Run:
+class _ForecastRun:
     """A forecast as it goes."""
 
     def __init__(self, state: FleetState, wanted: set[int] | None) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import located
 from hocket.hardware.cluster import Cluster, Device
-from hocket.hardware.kinds import HostLink, KindEntry, host_link, kind_entry, preset_kinds
+from hocket.hardware.kinds import HostJoint, KindEntry, host_link, kind_entry, preset_kinds
 from hocket.hardware.links import read_links
 from hocket.hardware.tables import BYTES, FileTable
 from hocket.hardware.write import cluster_to_dict, cluster_to_toml
@@ -49,7 +49,7 @@ class MachineNetwork:
     """How a machine is joined to others: one link from each place in ``at`` to the network."""
 
     at: tuple[str, ...]
-    link: HostLink
+    link: HostJoint
 
 
 @dataclass(frozen=True)

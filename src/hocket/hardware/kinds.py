@@ -29,7 +29,7 @@ _KEYS = (
 
 
 @dataclass(frozen=True)
-class HostLink:
+class HostJoint:
     """How a device that no link mentions is joined to its host."""
 
     bandwidth_bps: float
@@ -41,7 +41,7 @@ class KindEntry:
     """A kind as a file states it."""
 
     kind: DeviceKind
-    host_link: HostLink | None
+    host_link: HostJoint | None
 
 
 def kind_entry(name: str, data: Any) -> KindEntry:
@@ -70,10 +70,10 @@ def kind_entry(name: str, data: Any) -> KindEntry:
     return KindEntry(kind, None if link is None else host_link(link))
 
 
-def host_link(table: FileTable) -> HostLink:
+def host_link(table: FileTable) -> HostJoint:
     """Bandwidth and latency of a table."""
     bandwidth_bps = float(table.quantity("bandwidth", BANDWIDTH))
-    return HostLink(bandwidth_bps, float(table.quantity("latency", SECONDS, 0.0)))
+    return HostJoint(bandwidth_bps, float(table.quantity("latency", SECONDS, 0.0)))
 
 
 @cache

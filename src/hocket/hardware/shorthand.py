@@ -22,13 +22,13 @@ from hocket.hardware.files import (
     machine_from_dict,
 )
 from hocket.hardware.foreign import is_machine_file, read_any_machine
-from hocket.hardware.kinds import PRESETS, HostLink, preset_kinds
+from hocket.hardware.kinds import PRESETS, HostJoint, preset_kinds
 from hocket.hardware.tables import MAX_NAME
 
 MOST_PER_HOST = 16
 """Kinds fill one host up to this many devices; more are spread over hosts of `PER_HOST`."""
 PER_HOST = 8
-DEFAULT_NETWORK = HostLink(bandwidth_bps=12.5e9, latency_s=5e-6)
+DEFAULT_NETWORK = HostJoint(bandwidth_bps=12.5e9, latency_s=5e-6)
 """100 Gbit/s per host, for machines whose file states no network."""
 NETWORK = "network"
 

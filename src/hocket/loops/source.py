@@ -66,7 +66,7 @@ class LoopSource:
 
 def source_of(node: ast.FunctionDef, names: Names, place: str = "") -> LoopSource:
     """Find the loops of a function."""
-    plain = _Plain(names).visit(copy.deepcopy(node))
+    plain = _PlainRanges(names).visit(copy.deepcopy(node))
     ast.fix_missing_locations(plain)
     counter = iter(range(1_000_000))
     sites = tuple(_sites(plain.body, frozenset(), names, counter))
@@ -138,7 +138,7 @@ def _inputs(node: ast.For, names: Names) -> tuple[str, ...]:
     )
 
 
-class _Plain(ast.NodeTransformer):
+class _PlainRanges(ast.NodeTransformer):
     """Writes loops over arrays as loops over ranges."""
 
     def __init__(self, names: Names) -> None:

@@ -52,7 +52,7 @@ class Changes(NamedTuple):
     """Per change: good enough is a step shorter than the present one times this."""
 
 
-class Walk(NamedTuple):
+class ChangeWalk(NamedTuple):
     """Where a row of changes has led to."""
 
     present: FloatArray
@@ -133,9 +133,9 @@ class Evaluator:
 
     def _try(
         self, changes: Changes, start: Score, *, stops: bool, is_strict: bool
-    ) -> tuple[Walk, int]:
+    ) -> tuple[ChangeWalk, int]:
         num_ops = 0 if stops else len(self.runs.device)
-        walk = Walk(
+        walk = ChangeWalk(
             present=np.array(start),
             stops=np.array([stops]),
             best=np.array(_WORST),
@@ -274,7 +274,7 @@ def _is_better(score: FloatArray, other: FloatArray, tolerance: float) -> bool:
 
 
 @kernel
-def _remember(walk: Walk, score: FloatArray, device: LongArray, priority: FloatArray) -> None:
+def _remember(walk: ChangeWalk, score: FloatArray, device: LongArray, priority: FloatArray) -> None:
     for index in range(len(score)):
         walk.best[index] = score[index]
     for op in range(len(device)):
@@ -287,7 +287,7 @@ def try_changes(
     draft: LoweringDraft,
     state: EngineState,
     changes: Changes,
-    walk: Walk,
+    walk: ChangeWalk,
     score: FloatArray,
     is_strict: bool,
 ) -> int:

@@ -20,7 +20,7 @@ _SAMPLE_S = 0.08
 _NUM_SAMPLES = 6
 
 
-class Budget:
+class SendBudget:
     """What one sender may send to one receiver now."""
 
     def __init__(self) -> None:

@@ -94,7 +94,7 @@ class Arrangement:
     """Check reads against another staleness than the one that they are made with."""
 
 
-class Channels(NamedTuple):
+class Mailboxes(NamedTuple):
     """Messages under way: [client, slot]; the first of each client and how many follow it."""
 
     head: NDArray[np.int64]
@@ -186,8 +186,8 @@ def first_fault(arrangement: Arrangement, seed: int, num: int) -> tuple[int, int
     return 0, seed + num
 
 
-def _channels(num_clients: int, width: int) -> Channels:
-    return Channels(
+def _channels(num_clients: int, width: int) -> Mailboxes:
+    return Mailboxes(
         np.zeros((num_clients, SLOTS, HEAD), np.int64),
         np.zeros((num_clients, SLOTS, NUM_ROWS), np.int64),
         np.zeros((num_clients, SLOTS, NUM_ROWS, width), np.float32),
@@ -241,7 +241,7 @@ def _below(world: CheckedWorld, bound: int) -> int:
 
 
 @kernel
-def _place(channels: Channels, client: int) -> Message:
+def _place(channels: Mailboxes, client: int) -> Message:
     """The next free slot, taken."""
     slot = (channels.first[client] + channels.num[client]) % SLOTS
     channels.num[client] += 1
@@ -251,7 +251,7 @@ def _place(channels: Channels, client: int) -> Message:
 
 
 @kernel
-def _taken(channels: Channels, client: int) -> Message:
+def _taken(channels: Mailboxes, client: int) -> Message:
     """The message that arrives next."""
     slot = channels.first[client]
     channels.first[client] = (slot + 1) % SLOTS
@@ -266,7 +266,11 @@ def _taken(channels: Channels, client: int) -> Message:
 
 @kernel
 def _schedule(
-    shard: ShardState, members: ClientState, up: Channels, down: Channels, world: CheckedWorld
+    shard: ShardState,
+    members: ClientState,
+    up: Mailboxes,
+    down: Mailboxes,
+    world: CheckedWorld,
 ) -> int:
     """What happens at random, and then everything in turn until all is done."""
     num_clients = len(up.first)
@@ -304,7 +308,7 @@ def _schedule(
 
 @kernel
 def _work(
-    members: ClientState, up: Channels, world: CheckedWorld, worker: int, at_random: bool
+    members: ClientState, up: Mailboxes, world: CheckedWorld, worker: int, at_random: bool
 ) -> int:
     """A worker reads, changes a row or clocks; one that waits looks again."""
     client = worker // world.rules[1]
@@ -334,7 +338,7 @@ def _work(
 
 
 @kernel
-def _read(one: ClientState, up: Channels, world: CheckedWorld, worker: int) -> int:
+def _read(one: ClientState, up: Mailboxes, world: CheckedWorld, worker: int) -> int:
     row, client = world.wants[worker], worker // world.rules[1]
     clock, staleness = world.clock[worker], world.rules[0]
     need = max(0, clock - staleness)
@@ -369,7 +373,7 @@ def _ask(one: ClientState, out: Message, rows: LongArray, num: int, need: int) -
 
 
 @kernel
-def _ping(one: ClientState, up: Channels, client: int) -> None:
+def _ping(one: ClientState, up: Mailboxes, client: int) -> None:
     if up.num[client] < SLOTS:
         out = _place(up, client)
         out.head[:] = 0
@@ -378,7 +382,7 @@ def _ping(one: ClientState, up: Channels, client: int) -> None:
 
 @kernel
 def _send(
-    members: ClientState, up: Channels, world: CheckedWorld, client: int, all_rows: bool
+    members: ClientState, up: Mailboxes, world: CheckedWorld, client: int, all_rows: bool
 ) -> None:
     """A client sends a batch again, or some of its changes for the first time."""
     one = _member(members, client)
@@ -411,7 +415,7 @@ def _copy_lines(one: ClientState, start: int, out: Message) -> None:
 
 
 @kernel
-def _arrive_up(shard: ShardState, up: Channels, down: Channels, client: int) -> None:
+def _arrive_up(shard: ShardState, up: Mailboxes, down: Mailboxes, client: int) -> None:
     if up.num[client] == 0 or down.num[client] >= SLOTS:
         return
     if not shard_take(shard, _taken(up, client)):
@@ -420,7 +424,11 @@ def _arrive_up(shard: ShardState, up: Channels, down: Channels, client: int) -> 
 
 @kernel
 def _arrive_down(
-    members: ClientState, up: Channels, down: Channels, world: CheckedWorld, client: int
+    members: ClientState,
+    up: Mailboxes,
+    down: Mailboxes,
+    world: CheckedWorld,
+    client: int,
 ) -> None:
     if down.num[client] == 0 or up.num[client] >= SLOTS:
         return
@@ -439,7 +447,7 @@ def _arrive_down(
 
 @kernel
 def _push(
-    shard: ShardState, down: Channels, world: CheckedWorld, client: int, all_rows: bool
+    shard: ShardState, down: Mailboxes, world: CheckedWorld, client: int, all_rows: bool
 ) -> None:
     """The shard sends some of the rows that it may send, or only tells how far it is."""
     if down.num[client] >= SLOTS:
@@ -454,7 +462,7 @@ def _push(
 
 @kernel
 def _seldom(
-    shard: ShardState, members: ClientState, up: Channels, down: Channels, world: CheckedWorld,
+    shard: ShardState, members: ClientState, up: Mailboxes, down: Mailboxes, world: CheckedWorld,
     client: int, at_random: bool,
 ) -> None:  # fmt: skip
     """A checkpoint, a ping, or the death of the shard."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hocket.tables.budget import Budget
+from hocket.tables.budget import SendBudget
 from hocket.tables.codec import encode
 from hocket.tables.core.message import (
     KIND,
@@ -24,7 +24,7 @@ class Route:
 
     def __init__(self, port: Port, peer: int) -> None:
         self.port, self.peer = port, peer
-        self.budget = Budget()
+        self.budget = SendBudget()
         self.seen_bytes = 0
         self.owes_answer = False
         """Whether the peer has not been told what arrived."""

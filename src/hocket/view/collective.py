@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from hocket.base.units import format_bytes, format_rate, format_seconds
-from hocket.planners.communication.certificate import Cut, Partition
+from hocket.planners.communication.certificate import LinkCut, Partition
 from hocket.planners.communication.collective import CollectivePlan, Offer
 from hocket.planners.communication.priority import PropagationChoice
 
@@ -72,7 +72,7 @@ def limit(plan: CollectivePlan) -> str:
     """What bounds every way of doing it."""
     certificate = plan.certificate
     unit = plan.fabric.unit_bps
-    if isinstance(certificate, Cut):
+    if isinstance(certificate, LinkCut):
         outside = [place for place in plan.fabric.places if place not in certificate.side]
         fewer = min((list(certificate.side), outside), key=len)
         crossing = _rate(certificate.crossing * unit)

@@ -32,7 +32,7 @@ _ROUNDING = 1e-11
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ExactFound:
     """What one search found."""
 
     bound_s: float
@@ -62,7 +62,7 @@ def search(
     memory_bytes: LongArray,
     known: Timeline | None,
     work: float = WORK,
-) -> Found:
+) -> ExactFound:
     """Solve the model from a known plan; the same every time."""
     longest_s = known.makespan_s if known is not None else instance.longest_s
     # One tick more than needed: the known plan stays a solution whatever rounding does.
@@ -82,11 +82,11 @@ def search(
     solver, bound_s = _solve_twice(model, work)
     if solver is None:
         is_bound = known is None or np.isfinite(bound_s)
-        return Found(bound_s if is_bound else 0.0, None, *_no_times())
+        return ExactFound(bound_s if is_bound else 0.0, None, *_no_times())
     if transfer_start and not _is_reached(model, solver, known):
         solver = _without_delays(model, list(transfer_start.values()), solver)
     place = np.array([[solver.value(literal) for literal in row] for row in model.place])
-    return Found(
+    return ExactFound(
         bound_s,
         place.argmax(axis=1).astype(np.int32)[instance.units.of_op],
         np.array([solver.value(start) for start in model.start], dtype=np.int64),

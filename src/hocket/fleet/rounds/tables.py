@@ -106,7 +106,7 @@ class Wishes(NamedTuple):
     """Its first column moves past those who have something already."""
 
 
-class Choice(NamedTuple):
+class RoundChoice(NamedTuple):
     """Who is to run where."""
 
     kind: Counts

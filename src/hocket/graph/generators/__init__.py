@@ -16,7 +16,7 @@ MAX_OPS = 1_000_000
 _MAX_SEED = 2**32 - 1
 
 
-class Family(NamedTuple):
+class GraphFamily(NamedTuple):
     """A kind of generated graph."""
 
     make: Callable[[int, int], Graph]
@@ -25,11 +25,13 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "chain": Family(chain, 1, "each op reads the one before"),
-    "series-parallel": Family(series_parallel, 1, "spans one after another or side by side"),
-    "layered": Family(layered, 1, "layers of ops that read earlier layers at random"),
-    "gnmt": Family(gnmt.gnmt, gnmt.MIN_OPS, "recurrent layers unrolled over time, training step"),
-    "transformer": Family(
+    "chain": GraphFamily(chain, 1, "each op reads the one before"),
+    "series-parallel": GraphFamily(series_parallel, 1, "spans one after another or side by side"),
+    "layered": GraphFamily(layered, 1, "layers of ops that read earlier layers at random"),
+    "gnmt": GraphFamily(
+        gnmt.gnmt, gnmt.MIN_OPS, "recurrent layers unrolled over time, training step"
+    ),
+    "transformer": GraphFamily(
         transformer.transformer, transformer.MIN_OPS, "attention and MLP blocks, training step"
     ),
 }

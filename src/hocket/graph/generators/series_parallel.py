@@ -36,7 +36,7 @@ def _edges(num_ops: int, source: np.random.RandomState) -> tuple[list[int], list
     branch_ends: list[list[int]] = []
     branch_starts: list[int] = []
     todo = [(_SPAN, num_ops)]
-    draw = _Draws(source)
+    draw = _ManyDraws(source)
 
     def make(inputs: list[int]) -> int:
         readers.extend([num_made] * len(inputs))
@@ -69,7 +69,7 @@ def _edges(num_ops: int, source: np.random.RandomState) -> tuple[list[int], list
     return readers, producers
 
 
-def _parallel(count: int, draw: _Draws) -> list[tuple[int, int]]:
+def _parallel(count: int, draw: _ManyDraws) -> list[tuple[int, int]]:
     """What remains to do after the fork, last thing first."""
     inner = count - 2
     num_branches = min(2 + draw.below(3), inner)
@@ -81,7 +81,7 @@ def _parallel(count: int, draw: _Draws) -> list[tuple[int, int]]:
     return todo
 
 
-class _Draws:
+class _ManyDraws:
     """Random whole numbers one at a time, taken from the source by the thousand."""
 
     def __init__(self, source: np.random.RandomState) -> None:

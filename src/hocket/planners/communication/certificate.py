@@ -17,7 +17,7 @@ COLLECTIVES: tuple[Collective, ...] = (
 
 
 @dataclass(frozen=True)
-class Cut:
+class LinkCut:
     """All that must leave ``side`` (enter it, for reductions) crosses links of ``crossing``."""
 
     bound: Fraction
@@ -74,4 +74,4 @@ class Prices:
         }
 
 
-Certificate = Cut | Partition | Prices
+Certificate = LinkCut | Partition | Prices

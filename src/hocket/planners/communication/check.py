@@ -15,7 +15,7 @@ from hocket.base.errors import CheckError
 from hocket.planners.communication.certificate import (
     Certificate,
     Collective,
-    Cut,
+    LinkCut,
     Partition,
     Prices,
 )
@@ -29,7 +29,7 @@ def check_certificate(
     fabric: Fabric, collective: Collective, root: int, certificate: Certificate
 ) -> None:
     """Raise `CheckError` unless the certificate proves its bound for this collective."""
-    if isinstance(certificate, Cut):
+    if isinstance(certificate, LinkCut):
         proven = _cut(fabric, collective, root, certificate)
     elif isinstance(certificate, Partition):
         proven = _partition(fabric, collective, certificate)
@@ -46,7 +46,7 @@ def _refuse(reason: str) -> CheckError:
     return CheckError(f"the certificate proves nothing: {reason}")
 
 
-def _cut(fabric: Fabric, collective: Collective, root: int, cut: Cut) -> Fraction:
+def _cut(fabric: Fabric, collective: Collective, root: int, cut: LinkCut) -> Fraction:
     number = {place: index for index, place in enumerate(fabric.places)}
     side = {number[place] for place in cut.side}
     ranks_inside = sum(1 for place in side if place < fabric.num_ranks)

@@ -18,7 +18,7 @@ from hocket.hardware.cluster import Cluster
 from hocket.plan.sections.communication import Communication, Send, Tree
 from hocket.planners.communication import chains, rings
 from hocket.planners.communication.blink import blink
-from hocket.planners.communication.certificate import Certificate, Collective, Cut, Partition
+from hocket.planners.communication.certificate import Certificate, Collective, LinkCut, Partition
 from hocket.planners.communication.classes import canonical_form, renamed
 from hocket.planners.communication.cuts import best_root
 from hocket.planners.communication.exchange import shortest_exchange
@@ -166,7 +166,7 @@ def _named(
         for tree in section.trees
     )
     certificate = scheduled.certificate
-    if isinstance(certificate, Cut):
+    if isinstance(certificate, LinkCut):
         certificate = replace(certificate, side=tuple(places[p] for p in certificate.side))
     elif isinstance(certificate, Partition):
         parts = tuple(tuple(places[p] for p in part) for part in certificate.parts)

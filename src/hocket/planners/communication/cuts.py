@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from hocket.planners.communication.certificate import Cut
+from hocket.planners.communication.certificate import LinkCut
 from hocket.planners.communication.fabric import Fabric, Whole
 from hocket.planners.communication.flow import UNLIMITED, flow_graph, max_flow
 
@@ -47,7 +47,7 @@ def crossing(matrix: Whole, side: Whole) -> int:
     return int(matrix[inside][:, ~inside].sum())
 
 
-def broadcast_bound(fabric: Fabric, root: int, *, is_reduce: bool = False) -> Cut:
+def broadcast_bound(fabric: Fabric, root: int, *, is_reduce: bool = False) -> LinkCut:
     """The least maximum flow from the root to a rank (from a rank to the root for reduce)."""
     matrix = fabric.matrix.T if is_reduce else fabric.matrix
     fed = _Fed(np.ascontiguousarray(matrix), fabric.num_ranks)
@@ -62,7 +62,7 @@ def broadcast_bound(fabric: Fabric, root: int, *, is_reduce: bool = False) -> Cu
             # Had the flow met its limit, the levels would not mark a cut: search on from here.
             max_flow(fed.graph, capacity, root, rank, UNLIMITED)
             side = fed.reached()
-    return Cut(Fraction(best), _names(fabric, side), best)
+    return LinkCut(Fraction(best), _names(fabric, side), best)
 
 
 def best_root(fabric: Fabric, *, is_reduce: bool = False) -> int:
@@ -73,7 +73,7 @@ def best_root(fabric: Fabric, *, is_reduce: bool = False) -> int:
     return bounds.index(max(bounds))
 
 
-def gather_bound(fabric: Fabric, *, is_reduce: bool = False) -> Cut:
+def gather_bound(fabric: Fabric, *, is_reduce: bool = False) -> LinkCut:
     """The least (what leaves a set of places) / (its ranks), times all ranks."""
     matrix = np.ascontiguousarray(fabric.matrix.T if is_reduce else fabric.matrix)
     num_ranks = fabric.num_ranks
@@ -95,7 +95,7 @@ def gather_bound(fabric: Fabric, *, is_reduce: bool = False) -> Cut:
         side = fed.reached()
         inside = int((side < num_ranks).sum())
         rate = Fraction(crossing(matrix, side), inside)
-    return Cut(num_ranks * rate, _names(fabric, side), crossing(matrix, side))
+    return LinkCut(num_ranks * rate, _names(fabric, side), crossing(matrix, side))
 
 
 def _names(fabric: Fabric, side: Whole) -> tuple[str, ...]:

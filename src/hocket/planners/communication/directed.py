@@ -21,19 +21,19 @@ from hocket.planners.communication.ways import Path, Ways
 
 
 @dataclass(frozen=True)
-class Bundle:
+class TreeBundle:
     """Trees that deliver one unit of a collective together."""
 
     trees: tuple[tuple[int, tuple[tuple[int, int, Path], ...], bool], ...]
     """(root, sends (from, to, arcs), whether they lead towards the root)."""
 
 
-def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[Bundle]:
+def best_bundles(fabric: Fabric, collective: Collective, root: int) -> Mix[TreeBundle]:
     """The mix of bundles with the largest total; a gather moves one share of each rank per unit."""
 
-    def cheapest(price: Sequence[Any]) -> Pattern[Bundle]:
+    def cheapest(price: Sequence[Any]) -> Pattern[TreeBundle]:
         ways = Ways(fabric, [price[arc.channel] for arc in fabric.arcs])
-        bundle = Bundle(tuple(_trees(ways, fabric.num_ranks, collective, root)))
+        bundle = TreeBundle(tuple(_trees(ways, fabric.num_ranks, collective, root)))
         usage: dict[int, int] = {}
         for _, sends, _ in bundle.trees:
             for _, _, path in sends:

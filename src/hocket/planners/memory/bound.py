@@ -17,7 +17,7 @@ from hocket.base.arrays import LongArray
 from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph
 from hocket.planners.memory.branch import Choice
-from hocket.planners.memory.cut import Cut, minimum_cut
+from hocket.planners.memory.cut import OpCut, minimum_cut
 from hocket.planners.memory.storages import Storages, storages_of
 from hocket.planners.memory.walk import memory_curve
 
@@ -45,7 +45,7 @@ class Certificate:
         return (self.peak_bytes - self.bound_bytes) / bound if bound else 0.0
 
 
-def largest_cuts(storages: Storages, order: LongArray, max_cuts: int) -> list[Cut]:
+def largest_cuts(storages: Storages, order: LongArray, max_cuts: int) -> list[OpCut]:
     """Cuts of the ops at which an order holds most, largest first.
 
     The first is the largest cut of all ops where an order holds no more than that at the others;
@@ -57,7 +57,7 @@ def largest_cuts(storages: Storages, order: LongArray, max_cuts: int) -> list[Cu
     tops = np.array([part[np.argmax(curve[part])] for part in stretches if len(part)])
     tops = tops[np.argsort(-curve[tops], kind="stable")]
     falling = np.argsort(-curve, kind="stable")
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, OpCut] = {}
     bound = 0
     for position in (*tops.tolist(), *falling.tolist()):
         op = int(order[position])
@@ -97,7 +97,7 @@ def _proven(storages: Storages, choice: Choice, before: list[int], after: list[i
     return min(proven)
 
 
-def _flow_value(storages: Storages, cut: Cut, before: list[int], after: list[int]) -> int:
+def _flow_value(storages: Storages, cut: OpCut, before: list[int], after: list[int]) -> int:
     """What a flow proves: bytes that every order with these precedences holds while the op runs."""
     first = np.concatenate((storages.before, np.array(before, dtype=np.int64)))
     second = np.concatenate((storages.after, np.array(after, dtype=np.int64)))
@@ -120,7 +120,7 @@ def _flow_value(storages: Storages, cut: Cut, before: list[int], after: list[int
     return int(-surplus[earlier].sum() + taken)
 
 
-def _surplus(storages: Storages, cut: Cut) -> LongArray:
+def _surplus(storages: Storages, cut: OpCut) -> LongArray:
     """What flows into each op through storages, less what flows out."""
     if cut.flow.shape != storages.producer.shape or cut.read_flow.shape != storages.readers.shape:
         raise CheckError("a flow of the certificate does not fit the graph")

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.base.arrays import LongArray
-from hocket.planners.memory.cut import BETWEEN, Cut, minimum_cut, sides_of
-from hocket.planners.memory.refine import Effort, Found, hoisted_both_ways, refined
+from hocket.planners.memory.cut import BETWEEN, OpCut, minimum_cut, sides_of
+from hocket.planners.memory.refine import Found, WorkLeft, hoisted_both_ways, refined
 from hocket.planners.memory.storages import Storages, preceded
 from hocket.planners.memory.walk import memory_curve
 
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
     """Either a cut that holds under all precedences so far, or ways for each op to be the first."""
 
     bound_bytes: int
-    cut: Cut | None = None
+    cut: OpCut | None = None
     first_of: tuple[int, ...] = ()
     ways: tuple[Choice, ...] = ()
     """Per op of ``first_of``: it runs before all others of them."""
@@ -49,16 +49,18 @@ class _Open(NamedTuple):
     number: int
     path: _Path
     storages: Storages
-    cut: Cut
+    cut: OpCut
     order: LongArray
 
 
 class _Way(NamedTuple):
     storages: Storages
-    cut: Cut
+    cut: OpCut
 
 
-def branched(storages: Storages, found: Found, cut: Cut, effort: Effort) -> tuple[Found, Choice]:
+def branched(
+    storages: Storages, found: Found, cut: OpCut, effort: WorkLeft
+) -> tuple[Found, Choice]:
     """A better order as far as one is found, and the tree of choices that bounds every order."""
     best = found
     heap = [_Open(cut.num_bytes, 0, (), storages, cut, found.order)]
@@ -110,7 +112,7 @@ def legal(storages: Storages, order: LongArray) -> LongArray:
     return np.array(found, dtype=np.int64)
 
 
-def _searched(storages: Storages, order: LongArray, bound: int, effort: Effort) -> Found:
+def _searched(storages: Storages, order: LongArray, bound: int, effort: WorkLeft) -> Found:
     now = hoisted_both_ways(storages, legal(storages, order), bound, effort)
     return refined(storages, now, bound, effort)
 
@@ -124,7 +126,7 @@ def _tree(path: _Path, chosen: dict[_Path, tuple[int, ...]], ends: dict[_Path, C
 
 
 def _best_choice(
-    node: _Open, limit: int, effort: Effort
+    node: _Open, limit: int, effort: WorkLeft
 ) -> tuple[tuple[int, ...], tuple[_Way, ...]]:
     """The choice whose weakest way has the largest bound, with its ways; none where none helps."""
     best_rank = (node.bound_bytes, node.bound_bytes)
@@ -140,7 +142,7 @@ def _best_choice(
     return best
 
 
-def _way(storages: Storages, ops: tuple[int, ...], first: int, effort: Effort) -> _Way:
+def _way(storages: Storages, ops: tuple[int, ...], first: int, effort: WorkLeft) -> _Way:
     """What is left where ``first`` is the first of ops; of a pair the other's cut counts too."""
     limited = first_before(storages, ops, first)
     asked = ops if len(ops) == 2 else (first,)

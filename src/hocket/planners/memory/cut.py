@@ -26,7 +26,7 @@ BETWEEN, BEFORE, AFTER = 0, 1, 2
 """Sides of an op: what may run before or after it, what runs before it, itself and what follows."""
 
 
-class Cut(NamedTuple):
+class OpCut(NamedTuple):
     """The cheapest moment for an op."""
 
     op: int
@@ -73,7 +73,7 @@ def taken_by(storages: Storages, op: int) -> int:
     return int(storages.num_bytes[first:stop].sum() + storages.passing_bytes[op])
 
 
-def minimum_cut(storages: Storages, op: int) -> Cut:
+def minimum_cut(storages: Storages, op: int) -> OpCut:
     """The cheapest moment for ``op``."""
     side = sides_of(storages.forwards, op)
     num_ops, num_storages = storages.num_ops, len(storages.producer)
@@ -133,7 +133,7 @@ def minimum_cut(storages: Storages, op: int) -> Cut:
     reached = np.zeros(num_ops + 2 + len(own), dtype=np.bool_)
     reached[used] = graph.level >= 0
     has_run |= (side == BETWEEN) & reached[:num_ops]
-    return Cut(op, total + taken_by(storages, op), has_run, flow, read_flow, pair_flow)
+    return OpCut(op, total + taken_by(storages, op), has_run, flow, read_flow, pair_flow)
 
 
 def _give_to_first(

@@ -25,7 +25,7 @@ _TINY = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
+class ProgramShares:
     """What the program chose."""
 
     ways: FloatArray
@@ -92,7 +92,7 @@ def solve(
     tail_work: float,
     tail_s: float,
     host_bytes: float,
-) -> Shares | None:
+) -> ProgramShares | None:
     """The best shares within a budget; None where no shares keep it.
 
     ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
@@ -275,7 +275,7 @@ class _Program:
 
     # ── solving ──────────────────────────────────────────────────────────────────────────────────
 
-    def solved(self) -> Shares | None:
+    def solved(self) -> ProgramShares | None:
         numbers, count = self.numbers, self.count
         rows, columns, values = zip(*self._entries, strict=True)
         shape = (len(self._limits), self._columns)
@@ -303,4 +303,4 @@ class _Program:
         if found.x is None or found.status != 0:
             return None
         shares = np.clip(found.x, 0.0, None)
-        return Shares(shares[self.way], shares[self.home], float(found.x[self.step]))
+        return ProgramShares(shares[self.way], shares[self.home], float(found.x[self.step]))

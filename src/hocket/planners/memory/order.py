@@ -17,7 +17,7 @@ from hocket.planners.memory.bound import Certificate, largest_cuts
 from hocket.planners.memory.branch import Choice, branched, legal
 from hocket.planners.memory.demand import demand_order
 from hocket.planners.memory.exact import exact_order
-from hocket.planners.memory.refine import Effort, Found, hoisted_both_ways, refined
+from hocket.planners.memory.refine import Found, WorkLeft, hoisted_both_ways, refined
 from hocket.planners.memory.storages import Storages, storages_of
 from hocket.planners.memory.walk import peak_bytes
 
@@ -66,7 +66,7 @@ def search(storages: Storages) -> tuple[Found, Choice | None]:
     return _bounded(storages, found, effort)
 
 
-def _bounded(storages: Storages, found: Found, effort: Effort) -> tuple[Found, Choice | None]:
+def _bounded(storages: Storages, found: Found, effort: WorkLeft) -> tuple[Found, Choice | None]:
     """The order refined as far as its bound leaves a gap, and the bound."""
     if found.peak_bytes == 0:
         return found, None
@@ -81,9 +81,9 @@ def _bounded(storages: Storages, found: Found, effort: Effort) -> tuple[Found, C
     return found, Choice(cuts[0].num_bytes, cuts[0])
 
 
-def _effort(storages: Storages) -> Effort:
+def _effort(storages: Storages) -> WorkLeft:
     cuts = _VISITS // max(storages.num_ops, 1)
-    return Effort(min(max(cuts, _MIN_EFFORT), _MAX_EFFORT))
+    return WorkLeft(min(max(cuts, _MIN_EFFORT), _MAX_EFFORT))
 
 
 def certificate_of(storages: Storages, peak: int, proof: Choice | None) -> Certificate:

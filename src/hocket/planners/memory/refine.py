@@ -33,7 +33,7 @@ class Found(NamedTuple):
 
 
 @dataclass
-class Effort:
+class WorkLeft:
     """How much a search may still do: counted, so that results never depend on the clock."""
 
     left: int
@@ -50,7 +50,7 @@ class Effort:
         return self.left >= 0
 
 
-def hoisted_both_ways(storages: Storages, base: LongArray, target: int, effort: Effort) -> Found:
+def hoisted_both_ways(storages: Storages, base: LongArray, target: int, effort: WorkLeft) -> Found:
     """The best of a few walks from both ends, each along the order of the one before.
 
     They end where one stays within ``target``, which running ahead may not exceed.
@@ -69,7 +69,7 @@ def hoisted_both_ways(storages: Storages, base: LongArray, target: int, effort: 
     return best
 
 
-def refined(storages: Storages, found: Found, target: int, effort: Effort) -> Found:
+def refined(storages: Storages, found: Found, target: int, effort: WorkLeft) -> Found:
     """A better order, as far as one is found with peaks above ``target``."""
     best = found
     first: list[int] = []
@@ -87,7 +87,7 @@ def refined(storages: Storages, found: Found, target: int, effort: Effort) -> Fo
 
 
 def _fixed_in_turn(
-    storages: Storages, found: Found, first: list[int], target: int, effort: Effort
+    storages: Storages, found: Found, first: list[int], target: int, effort: WorkLeft
 ) -> tuple[Found, int]:
     """Fix the moments of ops, those of ``first`` before others; the op that had none, or -1."""
     best, order = found, found.order

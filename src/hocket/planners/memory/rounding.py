@@ -14,7 +14,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, IntArray
 from hocket.plan.sections import Memory, MemoryBlock
-from hocket.planners.memory.linear import Shares
+from hocket.planners.memory.linear import ProgramShares
 from hocket.planners.memory.numbers import (
     CHEAP,
     FROM_HOST,
@@ -32,7 +32,7 @@ SMALLEST_SHARE = 0.02
 
 
 def rounded(
-    shares: Shares,
+    shares: ProgramShares,
     numbers: BlockNumbers,
     uses: Uses,
     *,

@@ -16,7 +16,7 @@ import numpy as np
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.plan.sections import Replica
-from hocket.planners.whole.pipelines import Cut, best_cut
+from hocket.planners.whole.pipelines import StageCut, best_cut
 from hocket.planners.whole.tables import Tables, largest_size
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
@@ -25,7 +25,7 @@ _MOST_MICROBATCHES = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class DeviceGroup:
     """Devices in the order of their stages, and the closed form of their time."""
 
     devices: tuple[int, ...]
@@ -33,7 +33,7 @@ class Group:
     """[samples]: seconds with updates; infinite where not possible."""
     size: LongArray
     """[samples]: of a microbatch, at most."""
-    cuts: dict[int, Cut]
+    cuts: dict[int, StageCut]
     """By size of microbatch; empty for one device."""
 
     def replica(self, tables: Tables, num_samples: int) -> Replica:
@@ -56,14 +56,14 @@ def even_sizes(num_samples: int, largest: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def group_of(tables: Tables, devices: tuple[int, ...], exchanges: bool) -> Group:
+def group_of(tables: Tables, devices: tuple[int, ...], exchanges: bool) -> DeviceGroup:
     """The closed form of a group; ``exchanges``: whether others hold the model besides."""
     if len(devices) == 1:
         return _alone(tables, devices[0], exchanges)
     return _pipeline(tables, devices)
 
 
-def _alone(tables: Tables, device: int, exchanges: bool) -> Group:
+def _alone(tables: Tables, device: int, exchanges: bool) -> DeviceGroup:
     spare = tables.largest_bucket_bytes if exchanges else 0
     once = largest_size(tables, device, is_repeated=False, spare_bytes=spare)
     often = largest_size(tables, device, is_repeated=True, spare_bytes=spare) if once else 0
@@ -79,14 +79,14 @@ def _alone(tables: Tables, device: int, exchanges: bool) -> Group:
         seconds[:] = np.inf
     seconds[0] = 0.0
     sizes = np.where(numbers <= once, numbers, -(-numbers // np.maximum(counts, 1)))
-    return Group((device,), np.maximum.accumulate(seconds), np.maximum(sizes, 1), {})
+    return DeviceGroup((device,), np.maximum.accumulate(seconds), np.maximum(sizes, 1), {})
 
 
-def _pipeline(tables: Tables, devices: tuple[int, ...]) -> Group:
+def _pipeline(tables: Tables, devices: tuple[int, ...]) -> DeviceGroup:
     numbers = np.arange(tables.num_samples + 1)
     best = np.full(len(numbers), np.inf)
     size = np.ones(len(numbers), dtype=np.int64)
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, StageCut] = {}
     for tried in _SIZES:
         if tried > tables.num_samples:
             break
@@ -101,10 +101,10 @@ def _pipeline(tables: Tables, devices: tuple[int, ...]) -> Group:
         better = (seconds < best) & (counts <= _MOST_MICROBATCHES)
         best, size = np.where(better, seconds, best), np.where(better, tried, size)
     best[0] = 0.0
-    return Group(devices, np.maximum.accumulate(best), size, cuts)
+    return DeviceGroup(devices, np.maximum.accumulate(best), size, cuts)
 
 
-def shared_out(groups: tuple[Group, ...], num_samples: int) -> tuple[int, ...] | None:
+def shared_out(groups: tuple[DeviceGroup, ...], num_samples: int) -> tuple[int, ...] | None:
     """Samples of each group, so that the slowest is as quick as can be; None where none can."""
     times = np.unique(np.concatenate([group.time_s for group in groups]))
     times = times[np.isfinite(times)]
@@ -124,7 +124,7 @@ def shared_out(groups: tuple[Group, ...], num_samples: int) -> tuple[int, ...] |
     return tuple(int(n) for n in taken)
 
 
-def _taken(groups: tuple[Group, ...], seconds: float) -> LongArray:
+def _taken(groups: tuple[DeviceGroup, ...], seconds: float) -> LongArray:
     """How many samples each group can take by a time."""
     found = [int(np.searchsorted(g.time_s, seconds, side="right")) - 1 for g in groups]
     return np.array(found, dtype=np.int64)

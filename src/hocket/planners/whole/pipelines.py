@@ -19,7 +19,7 @@ from hocket.planners.whole.tables import Tables, at_size, peak_bytes
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageCut:
     """Stages for one size of microbatch."""
 
     size: int
@@ -31,7 +31,7 @@ class Cut:
     """Seconds of one microbatch through all stages and back."""
 
 
-def best_cut(tables: Tables, devices: tuple[int, ...], size: int) -> Cut | None:
+def best_cut(tables: Tables, devices: tuple[int, ...], size: int) -> StageCut | None:
     """Stages on devices in their order; None where memory does not suffice for any."""
     places = tables.cuts
     best = np.full(len(places), np.inf)
@@ -53,7 +53,7 @@ def best_cut(tables: Tables, devices: tuple[int, ...], size: int) -> Cut | None:
         at = int(choice[at])
         found.append(int(places[at]))
     cut = tuple(reversed(found[:-1]))
-    return Cut(size, cut, float(best[-1]), _through_s(tables, devices, size, cut))
+    return StageCut(size, cut, float(best[-1]), _through_s(tables, devices, size, cut))
 
 
 def _stage_s(tables: Tables, device: int, size: int, in_flight: int) -> FloatArray:

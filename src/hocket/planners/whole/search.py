@@ -25,7 +25,7 @@ from hocket.planners.candidates import Candidate, empty_plan
 from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.placement.devices import workers
-from hocket.planners.whole.groups import Group, even_sizes, group_of, shared_out
+from hocket.planners.whole.groups import DeviceGroup, even_sizes, group_of, shared_out
 from hocket.planners.whole.structures import Structure, structures
 from hocket.planners.whole.tables import Tables, tables_of
 from hocket.simulate.engine import simulate_shares
@@ -180,7 +180,9 @@ def estimated(tables: Tables, structure: Structure) -> Estimate | None:
     return Estimate(Shares(replicas=replicas), longest_s + _exposed_s(tables, groups, replicas))
 
 
-def _exposed_s(tables: Tables, groups: tuple[Group, ...], replicas: tuple[Replica, ...]) -> float:
+def _exposed_s(
+    tables: Tables, groups: tuple[DeviceGroup, ...], replicas: tuple[Replica, ...]
+) -> float:
     """Seconds of the exchange that no backward pass hides, about."""
     if len(groups) == 1:
         return 0.0

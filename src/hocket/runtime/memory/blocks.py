@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Layout:
+class BufferLayout:
     """Where parameters lie in a buffer."""
 
     places: tuple[Place, ...]
@@ -49,7 +49,7 @@ class Layout:
 
 def layout_of(
     parameters: Sequence[nn.Parameter], dtypes: Mapping[int, torch.dtype] | None = None
-) -> Layout:
+) -> BufferLayout:
     """Side by side, in their own types or in ``dtypes`` (by ``id`` of the parameter)."""
     places, start = [], 0
     for parameter in parameters:
@@ -61,7 +61,7 @@ def layout_of(
         num_bytes = parameter.numel() * dtype.itemsize
         places.append(Place(parameter, parameter.shape, stride, dtype, start, num_bytes))
         start += aligned(num_bytes)
-    return Layout(tuple(places), start)
+    return BufferLayout(tuple(places), start)
 
 
 def _extent(tensor: torch.Tensor) -> int:
@@ -87,10 +87,10 @@ class Block:
     """Those that no other block has."""
     home: torch.Tensor | None = None
     """The host's buffer of the parameters; None where they live on the device."""
-    home_layout: Layout = field(default_factory=lambda: Layout((), 0))
+    home_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
     copied: torch.Tensor | None = None
     """What is copied to the device: the home itself or its rounded twin."""
-    copied_layout: Layout = field(default_factory=lambda: Layout((), 0))
+    copied_layout: BufferLayout = field(default_factory=lambda: BufferLayout((), 0))
     resident: torch.Tensor | None = None
     """The device's lasting copy, where only the update is on the host."""
     updated: threading.Event = field(default_factory=_set_event)

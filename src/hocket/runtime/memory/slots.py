@@ -17,7 +17,7 @@ from hocket.runtime.memory.copies import DONE, CopyEngines, Ticket, looking
 
 
 @dataclass(eq=False)
-class Slot:
+class BufferSlot:
     """One buffer."""
 
     buffer: torch.Tensor
@@ -47,7 +47,7 @@ class Slots:
     def __init__(self, engines: CopyEngines, num_bytes: int, count: int) -> None:
         self._engines = engines
         self._slots = [
-            Slot(torch.empty(num_bytes, dtype=torch.uint8, device=engines.device))
+            BufferSlot(torch.empty(num_bytes, dtype=torch.uint8, device=engines.device))
             for _ in range(count if num_bytes else 0)
         ]
         self._by_storage = {slot.buffer.untyped_storage()._cdata: slot for slot in self._slots}
@@ -58,7 +58,7 @@ class Slots:
         """All of them."""
         return [slot.buffer for slot in self._slots]
 
-    def fetch(self, block: Block, in_use: set[Block]) -> Slot | None:
+    def fetch(self, block: Block, in_use: set[Block]) -> BufferSlot | None:
         """Start to bring a block; None where every buffer is in use."""
         if slot := self.find(block):
             self._touch(slot)
@@ -74,7 +74,7 @@ class Slots:
         self._touch(slot)
         return slot
 
-    def find(self, block: Block) -> Slot | None:
+    def find(self, block: Block) -> BufferSlot | None:
         """Where a block is, if it is."""
         return next((slot for slot in self._slots if slot.block is block), None)
 
@@ -103,6 +103,6 @@ class Slots:
         slot.ticket.wait()
         return looking(slot.buffer, view.dtype, view.shape, view.stride, view.offset)
 
-    def _touch(self, slot: Slot) -> None:
+    def _touch(self, slot: BufferSlot) -> None:
         self._clock += 1
         slot.last_used = self._clock

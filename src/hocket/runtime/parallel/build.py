@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hocket.runtime.parallel.model import Block, Embedding, Head, Slice, Stage, fill
+from hocket.runtime.parallel.model import Embedding, Head, Slice, Stage, TransformerBlock, fill
 from hocket.transformer import Recompute, Transformer
 
 Divide = Callable[[nn.Module], nn.Module]
@@ -40,7 +40,7 @@ def build_stage(
         stage.embedding = finished(embedding, "embedding")
     for number in part.layers:
         with torch.device("meta"):
-            block = Block(model, recompute)
+            block = TransformerBlock(model, recompute)
         stage.layers[str(number)] = finished(block, f"layers.{number}")
     if head is not None:
         stage.head = finished(head, "head")

@@ -7,7 +7,7 @@ import torch
 from hocket.base.errors import UsageError
 from hocket.base.units import format_bytes
 from hocket.hardware.detect import PROCESS_BYTES, available_bytes
-from hocket.runtime.parallel.model import Block, Embedding, Head
+from hocket.runtime.parallel.model import Embedding, Head, TransformerBlock
 from hocket.transformer import Division, Transformer
 
 _MAX_PROCESSES = 64
@@ -45,5 +45,9 @@ def state_bytes(model: Transformer, division: Division, dtype: torch.dtype) -> i
 def num_parameters(model: Transformer) -> int:
     """Parameters that are held, with a copy of tied embeddings."""
     with torch.device("meta"):
-        modules = [(Embedding(model), 1), (Block(model, "none"), model.layers), (Head(model), 1)]
+        modules = [
+            (Embedding(model), 1),
+            (TransformerBlock(model, "none"), model.layers),
+            (Head(model), 1),
+        ]
     return sum(times * sum(p.numel() for p in m.parameters()) for m, times in modules)

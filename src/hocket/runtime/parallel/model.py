@@ -117,7 +117,7 @@ class Mlp(nn.Module):
         return self.down(functional.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """One layer."""
 
     def __init__(self, model: Transformer, recompute: Recompute) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from hocket.runtime.parallel.model import Block, Embedding
+from hocket.runtime.parallel.model import Embedding, TransformerBlock
 
 _SEQUENCE = Shard(1)
 
@@ -35,7 +35,11 @@ def divide_over_tensor_ranks(
             # Positions are added to the whole sequence, which is split after that.
             parallelize_module(module, mesh, _SPLIT, src_data_rank=None)
     else:
-        plan = _block(sequence_parallel) if isinstance(module, Block) else _head(sequence_parallel)
+        plan = (
+            _block(sequence_parallel)
+            if isinstance(module, TransformerBlock)
+            else _head(sequence_parallel)
+        )
     plan = {name: style for name, style in plan.items() if _has(module, name)}
     return parallelize_module(module, mesh, plan, src_data_rank=None)
 

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from hocket.base.errors import InputFileError, UsageError
 from hocket.base.jsonfile import read_json
-from hocket.runtime.train.cuts import Cut
+from hocket.runtime.train.cuts import TensorCut
 
 FORMAT, PARTS_FORMAT = "hocket.checkpoint/1", "hocket.checkpoint-parts/1"
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
@@ -38,7 +38,7 @@ class TensorPiece:
     """A piece of a tensor that is cut over ranks."""
 
     tensor: torch.Tensor
-    cut: Cut
+    cut: TensorCut
     index: int
 
 
@@ -100,12 +100,12 @@ def _joined_parts(place: Path, manifest: dict[str, Any]) -> State:
     """The state of which ranks have written parts: pieces are put together."""
     found: State = {}
     pieces: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
-    cuts: dict[tuple[str, ...], Cut] = {}
+    cuts: dict[tuple[str, ...], TensorCut] = {}
     for rank, part in enumerate(manifest.get("parts", [])):
         tensors = _read_tensors(place / _part_name(rank))
         for path, leaf in _leaves(part, ()):
             if isinstance(leaf, dict) and _PIECE in leaf:
-                cuts[path] = Cut(*(leaf[key] for key in _CUT))
+                cuts[path] = TensorCut(*(leaf[key] for key in _CUT))
                 pieces.setdefault(path, {})[leaf[_PIECE]] = _opened(
                     {_TENSOR: leaf[_TENSOR]}, tensors, str(place)
                 )

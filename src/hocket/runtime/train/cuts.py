@@ -13,7 +13,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class Cut:
+class TensorCut:
     """A tensor in ``num_pieces`` along ``dim``."""
 
     dim: int

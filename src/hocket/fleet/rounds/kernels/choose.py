@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 from hocket.fleet.rounds.kernels.order import sort_part
 from hocket.fleet.rounds.kernels.rates import speed_on
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Choice, Wishes
+from hocket.fleet.rounds.tables import RoundChoice, Wishes
 from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
 
 
 @kernel
-def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: Choice) -> None:
+def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: RoundChoice) -> None:
     """Who runs where, part by part as long as devices are left.
 
     A wish below ``jobs x kinds`` is a job on a kind; the others are rows of ``pairs`` (profile,
@@ -34,7 +34,7 @@ def choose(jobs: Jobs, num_parts: int, wishes: Wishes, choice: Choice) -> None:
 
 
 @kernel
-def stay(jobs: Jobs, largest_server: Counts, choice: Choice) -> bool:
+def stay(jobs: Jobs, largest_server: Counts, choice: RoundChoice) -> bool:
     """Take back moves by which nobody gains; returns whether there were any.
 
     A job alone that was given another kind, on which it is no faster, stays where it is if nobody
@@ -58,7 +58,7 @@ def stay(jobs: Jobs, largest_server: Counts, choice: Choice) -> bool:
 
 
 @kernel
-def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: Choice) -> None:
+def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: RoundChoice) -> None:
     num_kinds = choice.free.shape[0]
     num_single = jobs.rows.shape[0] * num_kinds
     for at in range(start, stop):
@@ -79,7 +79,7 @@ def _grant(jobs: Jobs, start: int, stop: int, wishes: Wishes, choice: Choice) ->
 
 
 @kernel
-def _grant_pair(jobs: Jobs, at: int, wishes: Wishes, choice: Choice) -> None:
+def _grant_pair(jobs: Jobs, at: int, wishes: Wishes, choice: RoundChoice) -> None:
     a, b, kind = wishes.pairs[at, 0], wishes.pairs[at, 1], wishes.pairs[at, 2]
     one = _next_of(a, -1, wishes, choice)
     other = _next_of(b, one, wishes, choice)
@@ -93,7 +93,7 @@ def _grant_pair(jobs: Jobs, at: int, wishes: Wishes, choice: Choice) -> None:
 
 
 @kernel
-def _next_of(profile: int, but: int, wishes: Wishes, choice: Choice) -> int:
+def _next_of(profile: int, but: int, wishes: Wishes, choice: RoundChoice) -> int:
     """The first job of a profile that has nothing yet; ``queue_at`` moves past those that have."""
     at, end = wishes.queue_at[profile, 0], wishes.queue_at[profile, 1]
     while at < end and choice.kind[wishes.queue[at]] >= 0:

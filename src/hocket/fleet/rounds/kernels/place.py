@@ -9,7 +9,7 @@ from hocket.fleet.rounds.kernels.choose import choose, stay
 from hocket.fleet.rounds.kernels.rates import row_of, set_rate
 from hocket.fleet.rounds.kernels.room import make_room
 from hocket.fleet.rounds.state import Jobs
-from hocket.fleet.rounds.tables import Choice, Floor, Pace, Speeds, StopsAndStarts, Wishes
+from hocket.fleet.rounds.tables import Floor, Pace, RoundChoice, Speeds, StopsAndStarts, Wishes
 from hocket.kernels import kernel
 
 Counts = NDArray[np.int64]
@@ -28,7 +28,7 @@ def hand_out(
     is_final: bool,
     largest_server: Counts,
     speeds: Speeds,
-    choice: Choice,
+    choice: RoundChoice,
     floor: Floor,
     changes: StopsAndStarts,
 ) -> bool:
@@ -86,7 +86,7 @@ def _find_rows(jobs: Jobs, floor: Floor) -> None:
 
 
 @kernel
-def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: StopsAndStarts) -> None:
+def _set_rates(jobs: Jobs, speeds: Speeds, choice: RoundChoice, changes: StopsAndStarts) -> None:
     """Partners and rates of all jobs; one that stays alone keeps both."""
     for i in range(jobs.rows.shape[0]):
         partner = choice.partner[i]
@@ -102,7 +102,7 @@ def _set_rates(jobs: Jobs, speeds: Speeds, choice: Choice, changes: StopsAndStar
 
 
 @kernel
-def _count_kept(wishes: Wishes, floor: Floor, choice: Choice) -> None:
+def _count_kept(wishes: Wishes, floor: Floor, choice: RoundChoice) -> None:
     for server in range(floor.num_free.shape[0]):
         for at in range(floor.server_ptr[server], floor.server_ptr[server + 1]):
             row = floor.holders[floor.order[at], 0]
@@ -111,7 +111,7 @@ def _count_kept(wishes: Wishes, floor: Floor, choice: Choice) -> None:
 
 
 @kernel
-def _stay(jobs: Jobs, choice: Choice, changes: StopsAndStarts) -> None:
+def _stay(jobs: Jobs, choice: RoundChoice, changes: StopsAndStarts) -> None:
     """Jobs stay where they are if they may stay on the kind, and beside whom they are."""
     has_pairs = False
     for i in range(choice.kind.shape[0]):
@@ -155,7 +155,7 @@ def _place(
     jobs: Jobs,
     pace: Pace,
     wishes: Wishes,
-    choice: Choice,
+    choice: RoundChoice,
     floor: Floor,
     changes: StopsAndStarts,
 ) -> bool:
@@ -214,7 +214,7 @@ def _place_reserved(
     jobs: Jobs,
     pace: Pace,
     wishes: Wishes,
-    choice: Choice,
+    choice: RoundChoice,
     floor: Floor,
     changes: StopsAndStarts,
 ) -> None:
@@ -234,7 +234,9 @@ def _place_reserved(
 
 
 @kernel
-def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: StopsAndStarts) -> bool:
+def _place_one(
+    jobs: Jobs, i: int, choice: RoundChoice, floor: Floor, changes: StopsAndStarts
+) -> bool:
     """Give a job its devices; False where it can run on one server only and none has room."""
     partner, kind, need = choice.partner[i], choice.kind[i], jobs.rows.gang[i]
     joins = partner >= 0 and (changes.stays[partner] or changes.is_placed[partner])
@@ -262,7 +264,7 @@ def _place_one(jobs: Jobs, i: int, choice: Choice, floor: Floor, changes: StopsA
 
 
 @kernel
-def _can_spread(jobs: Jobs, i: int, choice: Choice) -> bool:
+def _can_spread(jobs: Jobs, i: int, choice: RoundChoice) -> bool:
     """Whether a job, and the one beside it, can run on several servers."""
     kind, partner = choice.kind[i], choice.partner[i]
     is_able: bool = jobs.spread_steps_per_s[i, kind] > 0.0
@@ -322,7 +324,7 @@ def _take(i: int, kind: int, need: int, best: int, floor: Floor, changes: StopsA
 
 @kernel
 def _write_stops(
-    time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: StopsAndStarts
+    time_s: float, jobs: Jobs, pace: Pace, choice: RoundChoice, changes: StopsAndStarts
 ) -> None:
     size = 0
     for i in range(jobs.rows.shape[0]):
@@ -347,7 +349,7 @@ def _write_stops(
 
 @kernel
 def _write_starts(
-    time_s: float, jobs: Jobs, pace: Pace, choice: Choice, changes: StopsAndStarts
+    time_s: float, jobs: Jobs, pace: Pace, choice: RoundChoice, changes: StopsAndStarts
 ) -> None:
     for at in range(changes.size[1]):
         i = changes.started[0, at]

@@ -11,10 +11,10 @@ from hocket.fleet.rounds.kernels.rates import row_of
 from hocket.fleet.rounds.state import DeviceLayout, Jobs
 from hocket.fleet.rounds.tables import (
     Asked,
-    Choice,
     Floor,
     Pace,
     Room,
+    RoundChoice,
     Speeds,
     StopsAndStarts,
     Wishes,
@@ -56,7 +56,7 @@ def play(
         asked.queue,
         room.queue_at,
     )
-    choice = Choice(
+    choice = RoundChoice(
         room.by_job[0, :num_jobs],
         room.by_job[1, :num_jobs],
         room.few[:num_kinds],
@@ -140,7 +140,7 @@ def _clear(
     layout: DeviceLayout,
     holders: Counts,
     wishes: Wishes,
-    choice: Choice,
+    choice: RoundChoice,
     floor: Floor,
     changes: StopsAndStarts,
 ) -> None:

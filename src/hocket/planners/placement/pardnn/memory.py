@@ -150,7 +150,7 @@ def _relieved_once(problem: Problem, run: Emulation, unit: IntArray) -> IntArray
 
 
 def _move_enough(
-    device_of: IntArray, room: _Room, candidates: Candidates, device: int, excess_bytes: float
+    device_of: IntArray, room: _BucketRoom, candidates: Candidates, device: int, excess_bytes: float
 ) -> None:
     """Take candidates by potential over damage until the excess is gone."""
     ratio = candidates.potential_bytes / np.maximum(candidates.damage_s, _NO_DAMAGE_S)
@@ -171,7 +171,7 @@ def _move_enough(
         excess_bytes -= candidates.potential_bytes[candidate]
 
 
-class _Room(NamedTuple):
+class _BucketRoom(NamedTuple):
     """Bytes held on each device in parts of the step."""
 
     held: FloatArray
@@ -206,7 +206,7 @@ class _Room(NamedTuple):
         self.held[target, span] += candidates.incoming_bytes[candidate]
 
 
-def _room_of(problem: Problem, run: Emulation) -> _Room:
+def _room_of(problem: Problem, run: Emulation) -> _BucketRoom:
     num_devices = problem.cluster.num_devices
     bucket_s = max(run.timeline.makespan_s, np.finfo(np.float64).tiny) / _NUM_BUCKETS
     held = np.zeros((num_devices, _NUM_BUCKETS))
@@ -220,4 +220,4 @@ def _room_of(problem: Problem, run: Emulation) -> _Room:
     is_worker = np.zeros(num_devices, dtype=np.bool_)
     is_worker[workers(problem)] = True
     can_run = np.isfinite(problem.costs.op_s[problem.costs.device_row])
-    return _Room(held, problem.memory_bytes, bucket_s, can_run, is_worker)
+    return _BucketRoom(held, problem.memory_bytes, bucket_s, can_run, is_worker)

@@ -54,7 +54,7 @@ class _Pairs(NamedTuple):
     """Per item."""
 
 
-class _Sets(NamedTuple):
+class _UnitSets(NamedTuple):
     """Sets of units."""
 
     ptr: LongArray
@@ -106,7 +106,7 @@ def candidates_at(
     )
 
 
-def _sets(run: Emulation, holds: _Pairs, unit: IntArray) -> _Sets:
+def _sets(run: Emulation, holds: _Pairs, unit: IntArray) -> _UnitSets:
     """Every unit alone, and the holders of each of the largest storages that have several."""
     alone = np.unique(unit).astype(np.int64)
     shared = np.flatnonzero(holds.num_units > 1)
@@ -114,7 +114,7 @@ def _sets(run: Emulation, holds: _Pairs, unit: IntArray) -> _Sets:
     holder = np.repeat(np.arange(len(holds.ptr) - 1), np.diff(holds.ptr))
     together = [holder[holds.item == storage] for storage in largest]
     sizes = [1] * len(alone) + [len(units) for units in together]
-    return _Sets(
+    return _UnitSets(
         ptr=pointers(sizes),
         unit=np.concatenate((alone, *together)),
     )
@@ -130,7 +130,7 @@ def _pairs(unit: IntArray, item: LongArray, num_units: int, num_items: int) -> _
     )
 
 
-def _shares(sets: _Sets, pairs: _Pairs) -> _Shares:
+def _shares(sets: _UnitSets, pairs: _Pairs) -> _Shares:
     """What the sets have to do with, and what of it they have for themselves."""
     set_of = np.repeat(np.arange(sets.num_sets), np.diff(sets.ptr))
     count = pairs.ptr[sets.unit + 1] - pairs.ptr[sets.unit]
@@ -143,7 +143,7 @@ def _shares(sets: _Sets, pairs: _Pairs) -> _Shares:
 
 
 def _total(
-    shares: _Shares, chosen: NDArray[np.bool_], value: NDArray[np.generic], sets: _Sets
+    shares: _Shares, chosen: NDArray[np.bool_], value: NDArray[np.generic], sets: _UnitSets
 ) -> FloatArray:
     """Sum of a value of the chosen items over each set."""
     weights = value[shares.item[chosen]]

@@ -14,7 +14,7 @@ from hocket.plan.sections import Schedule
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.carrier import Carrier
-from hocket.runtime.train.cuts import Cut
+from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
 from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.norms import batch_norms_in_training, join_batch_norms
@@ -68,7 +68,7 @@ def divided_carrier(
     if division.data > 1:
         join_batch_norms(model, mesh.data_group)
         _warn_of_counts(batch, count)
-    cuts: Mapping[int, Cut] = {}
+    cuts: Mapping[int, TensorCut] = {}
     if division.tensor > 1:
         cuts = divide_layers(model, mesh.tensor_group, mesh.tensor_rank, division.tensor)
     rows = settled(take_rows(batch, own))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hocket.runtime.train.divided.stages import Segment
 
 
-class Message(NamedTuple):
+class SegmentMessage(NamedTuple):
     """What a segment made of one microbatch, for one rank."""
 
     segment: Segment
@@ -36,11 +36,11 @@ class Channels:
         group one by one: both would wait for the other to receive.
         """
         self._ranks, self._own, self._device, self._groups = list(ranks), own, device, groups
-        self._expected: dict[int, deque[tuple[Message, int]]] = {}
-        self._arrived: dict[tuple[int, Message], torch.Tensor] = {}
+        self._expected: dict[int, deque[tuple[SegmentMessage, int]]] = {}
+        self._arrived: dict[tuple[int, SegmentMessage], torch.Tensor] = {}
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
-    def expect(self, src: int, messages: Sequence[tuple[Message, int]]) -> None:
+    def expect(self, src: int, messages: Sequence[tuple[SegmentMessage, int]]) -> None:
         """What will come from a position in one step, in order, with its bytes."""
         self._expected[src] = deque(messages)
 
@@ -51,7 +51,7 @@ class Channels:
         group = self._groups[self._own < dst]
         self._sent.append((dist.isend(data, self._ranks[dst], group=group), data))
 
-    def receive(self, src: int, wanted: Message) -> torch.Tensor:
+    def receive(self, src: int, wanted: SegmentMessage) -> torch.Tensor:
         """The bytes of a message; waits until it is there."""
         while (src, wanted) not in self._arrived:
             message, num_bytes = self._expected[src].popleft()

@@ -40,7 +40,7 @@ class Bundle(NamedTuple):
     num_bytes: int
 
 
-class _Act(NamedTuple):
+class _PieceAct(NamedTuple):
     do: Callable[[], None]
     op: int
     drops: tuple[int, ...]
@@ -238,7 +238,7 @@ class Piece:
             for tensor, found in users.items()
         }
 
-    def _acts_of(self, segment: Segment, ops: Sequence[int]) -> list[_Act]:
+    def _acts_of(self, segment: Segment, ops: Sequence[int]) -> list[_PieceAct]:
         sent = {
             tensor for bundle in self.bundles.get(segment, {}).values() for tensor in bundle.tensors
         }
@@ -253,7 +253,8 @@ class Piece:
             if self.is_free(tensor, segment) and tensor not in self._keep and tensor not in sent:
                 drops[position].append(tensor)
         return [
-            _Act(self._run(op), op, tuple(dropped)) for op, dropped in zip(ops, drops, strict=True)
+            _PieceAct(self._run(op), op, tuple(dropped))
+            for op, dropped in zip(ops, drops, strict=True)
         ]
 
     def is_free(self, tensor: int, segment: Segment) -> bool:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from hocket.capture.perform import draw_seed
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.carrier import Carried, Carrier, Timings
-from hocket.runtime.train.cuts import Cut
+from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.clip import clip_everywhere
 from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.shares import (
@@ -51,7 +51,7 @@ class Replicas:
         count: Count | None,
         seed: int,
         reduces: bool,
-        cuts: Mapping[int, Cut],
+        cuts: Mapping[int, TensorCut],
         stage_of: Callable[[torch.Tensor], int],
         refresh: Callable[[], None],
         predicted_s: float | None,

@@ -23,7 +23,7 @@ from hocket.plan.sections.schedule import LETTERS, Schedule, StageWork
 from hocket.runtime.train.batches import Signature, settled, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.carry import Slots
-from hocket.runtime.train.divided.channel import Channels, Message
+from hocket.runtime.train.divided.channel import Channels, SegmentMessage
 from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.piece import PARTS_OF_ACTION, Cutting, Piece
 from hocket.runtime.train.divided.shares import Count, fractions, num_rows, shared_rows, take_rows
@@ -298,7 +298,7 @@ class _Run:
         self._channels, self._own = pipeline._channels, pipeline._own
         self._stage_ranks = pipeline._cutting.device_of_stage
         self.held = [pipeline._given(p, b) for p, b in zip(pieces, batches, strict=True)]
-        self._arrived: set[Message] = set()
+        self._arrived: set[SegmentMessage] = set()
         self.losses: dict[int, torch.Tensor] = {}
         self.gradients: dict[tuple[str, int], torch.Tensor] = {}
         """By name of the parameter and number of the part."""
@@ -308,7 +308,7 @@ class _Run:
         if src == self._own:
             return
         self._channels.expect(src, [
-            (Message(segment, m), bundle.num_bytes)
+            (SegmentMessage(segment, m), bundle.num_bytes)
             for segment, m in actions
             if (bundle := self._pieces[m].bundles.get(segment, {}).get(self._own)) is not None
         ])  # fmt: skip
@@ -318,7 +318,7 @@ class _Run:
         piece, slots = self._pieces[microbatch], self._pieces[microbatch].slots
         slots[:] = self.held[microbatch]
         for source in piece.sources.get(segment, ()):
-            self._receive(piece, Message(source, microbatch))
+            self._receive(piece, SegmentMessage(source, microbatch))
         piece.weight = self._weights[microbatch]
         piece.draw = self._step * len(self._pieces) + microbatch
         piece.run(segment, self._step)
@@ -329,7 +329,7 @@ class _Run:
         self.held[microbatch] = slots.copy()
         slots[:] = [None] * len(slots)
 
-    def _receive(self, piece: Piece, message: Message) -> None:
+    def _receive(self, piece: Piece, message: SegmentMessage) -> None:
         if message in self._arrived:
             return
         self._arrived.add(message)

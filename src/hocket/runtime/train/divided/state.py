@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hocket.runtime.train.checkpoint import TensorPiece, require_same_model
-from hocket.runtime.train.cuts import Cut
+from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.shared import share_slots
 
 _WEIGHT, _GRADIENT = "weight", "gradient"
@@ -27,7 +27,7 @@ class Home(NamedTuple):
 
     ranks: tuple[int, ...]
     """Of its pieces, in order; one where it is not cut."""
-    cut: Cut | None
+    cut: TensorCut | None
     is_here: bool
     """Whether this rank holds it, or a piece of it."""
     is_updated: bool

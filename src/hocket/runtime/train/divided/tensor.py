@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from hocket.base.errors import UsageError
-from hocket.runtime.train.cuts import Cut
+from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.collectives import joined, spread
 from hocket.runtime.train.divided.stack import find_stack
 
@@ -85,10 +85,10 @@ _COUNTED = (
 """Attributes of attention modules that count what a rank has a part of."""
 
 
-def divide_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[int, Cut]:
+def divide_layers(model: nn.Module, group: Any, rank: int, degree: int) -> dict[int, TensorCut]:
     """Divide all layers of a model in place; the cuts by the id of the parameters."""
     stack, num_layers = find_stack(model)
-    cuts: dict[int, Cut] = {}
+    cuts: dict[int, TensorCut] = {}
     for number in range(num_layers):
         path = f"{stack}.{number}" if stack else str(number)
         layer = model.get_submodule(path)
@@ -155,20 +155,22 @@ def _weight(module: nn.Module) -> tuple[nn.Parameter, int]:
     return weight, 0 if isinstance(module, nn.Linear) else 1
 
 
-def _columns(module: nn.Module, group: Any, blocks: int, degree: int, cuts: dict[int, Cut]) -> None:
+def _columns(
+    module: nn.Module, group: Any, blocks: int, degree: int, cuts: dict[int, TensorCut]
+) -> None:
     weight, dim = _weight(module)
-    cuts[id(weight)] = Cut(dim, degree, blocks)
+    cuts[id(weight)] = TensorCut(dim, degree, blocks)
     if isinstance(module.bias, nn.Parameter):
-        cuts[id(module.bias)] = Cut(0, degree, blocks)
+        cuts[id(module.bias)] = TensorCut(0, degree, blocks)
     for attribute in ("out_features", "nf"):
         if hasattr(module, attribute):
             setattr(module, attribute, getattr(module, attribute) // degree)
     module.forward = MethodType(_column_forward(type(module).forward, group), module)
 
 
-def _rows(module: nn.Module, group: Any, degree: int, cuts: dict[int, Cut]) -> None:
+def _rows(module: nn.Module, group: Any, degree: int, cuts: dict[int, TensorCut]) -> None:
     weight, dim = _weight(module)
-    cuts[id(weight)] = Cut(1 - dim, degree)
+    cuts[id(weight)] = TensorCut(1 - dim, degree)
     if isinstance(module, nn.Linear):
         module.in_features //= degree
     module.forward = MethodType(_row_forward(group, dim), module)
