@@ -62,7 +62,7 @@ def test_the_winner_is_no_worse_than_any_row_and_not_below_the_bound(comparison)
 
 def test_what_people_do_by_hand_stands_beside_it(comparison):
     names = {candidate.planner for candidate in comparison.candidates}
-    assert {"DDP", "GPipe by hand", 'device_map="auto"', PLACEMENT} <= names
+    assert {"DDP", "FSDP", "GPipe by hand", 'device_map="auto"', PLACEMENT} <= names
 
 
 def test_it_is_deterministic(unequal, comparison):

@@ -11,7 +11,7 @@ from hocket.api import make_problem
 from hocket.base.errors import CheckError, InputFileError
 from hocket.capture.sizes import capture_sizes
 from hocket.cost.collectives import ring_all_reduce_s, ring_path
-from hocket.graph.graph import Phase, Stream
+from hocket.graph.graph import Phase, Role, Stream
 from hocket.graph.verify import verify_graph
 from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.sections import Placement, Replica, Shares
@@ -185,3 +185,25 @@ def test_memory_of_every_device_is_checked(problem):
     plan = plan_of(problem, shares(problem, ((0,), (5,), ()), ((1,), (3,), ())))
     rules = [v.rule for v in violations(plan, small)]
     assert set(rules) == {"memory"}
+
+
+def test_sharded_replicas_keep_a_part_each_and_gather_every_block(problem):
+    replicas = (((0,), (4, 2), ()), ((1,), (1, 1), ()))
+    plain, whole = simulate_shares(problem, shares(problem, *replicas))
+    found, timeline = simulate_shares(problem, shares(problem, *replicas, sharded=True))
+    verify_graph(found.problem.graph)
+
+    def held(unfolded):
+        graph = unfolded.problem.graph
+        is_state = np.isin(graph.tensor_role, (Role.PARAMETER, Role.OPTIMIZER_STATE))
+        return int(graph.held_bytes[is_state & (graph.tensor_producer < 0)].sum())
+
+    assert held(found) == pytest.approx(held(plain) / 2, rel=0.01)
+    graph = found.problem.graph
+    kinds = np.array(graph.kinds)[graph.op_kind]
+    gathered = graph.tensor_bytes[[t for t, name in enumerate(graph.tensor_names)
+                                   if name.startswith("gather.")]].sum()  # fmt: skip
+    parameters = held(plain) / 2 / 3  # two replicas; weights and two states of Adam
+    assert gathered >= 2 * 2 * 2 * parameters * 0.99  # two passes, forward and backward, replicas
+    assert (kinds == "exchange").any()
+    assert timeline.makespan_s > 0.9 * whole.makespan_s

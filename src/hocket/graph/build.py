@@ -66,7 +66,7 @@ def assemble(
     read_ptr = np.asarray(read_ptr, dtype=np.int64)
     reads = np.asarray(reads, dtype=np.int32)
     _require_indices(ops, tensors, producer, read_ptr, reads)
-    op_order = _topological_order(ops.name, producer, read_ptr, reads)
+    op_order = topological_order(ops.name, producer, read_ptr, reads)
     op_rank = _inverse(op_order)
     new_producer = np.where(producer >= 0, op_rank[producer], -1) if num_ops else producer
     tensor_order = np.argsort(new_producer, kind="stable").astype(np.int32)
@@ -232,9 +232,13 @@ def _require_indices(
             )
 
 
-def _topological_order(
+def topological_order(
     names: Sequence[str], producer: IntArray, read_ptr: Any, reads: IntArray
 ) -> IntArray:
+    """Ops so that none reads what a later one makes: as they are, where they are in such an order.
+
+    Raises `InputFileError` with the name of an op that depends on itself.
+    """
     num_ops = len(names)
     reader = np.repeat(np.arange(num_ops, dtype=np.int32), np.diff(read_ptr))
     made_by = producer[reads] if len(reads) else np.empty(0, dtype=np.int32)

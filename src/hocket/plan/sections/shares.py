@@ -143,6 +143,10 @@ class Shares(Section):
             yield from _replica_violations(replica, graph.num_ops)
             if self.sharded and len(replica.devices) > 1:
                 yield Violation("shares", "stages of a pipeline are not sharded")
+        counts = {len(replica.microbatches) for replica in self.replicas}
+        if self.sharded and (len(counts) != 1 or len(self.replicas) < 2):
+            told = "sharded replicas are two or more, with equally many microbatches each"
+            yield Violation("shares", told)
         other = graph.other_batch
         if other is None:
             yield Violation("shares", "the graph does not say what grows with its batch")

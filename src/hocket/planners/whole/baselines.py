@@ -15,6 +15,7 @@ from hocket.planners.whole.groups import even_sizes
 from hocket.planners.whole.tables import Tables, largest_size
 
 DDP = "DDP"
+FSDP = "FSDP"
 GPIPE = "GPipe by hand"
 UNSPLIT = {"one-device": "one device, unsplit", "device-map-auto": 'device_map="auto"'}
 """Planners of the unsplit batch that stand in the table, and what people call them."""
@@ -28,7 +29,7 @@ def unsplit_baselines(problem: Problem) -> Iterator[tuple[str, Candidate]]:
         yield title, propose(problem, name, BASE[name])
 
 
-def ddp(tables: Tables, devices: list[int], *, sharded: bool = False) -> Shares | None:
+def ddp(tables: Tables, devices: list[int]) -> Shares | None:
     """Equal shares of the batch on all devices, in as few microbatches as the smallest allows."""
     ranks = devices[: tables.num_samples]
     if len(ranks) < 2:
@@ -45,7 +46,7 @@ def ddp(tables: Tables, devices: list[int], *, sharded: bool = False) -> Shares 
         Replica(devices=(names[device],), microbatches=even_sizes(count, max(size, 1)))
         for device, count in zip(ranks, counts, strict=False)
     )
-    return Shares(replicas=replicas, sharded=sharded)
+    return Shares(replicas=replicas)
 
 
 def gpipe(tables: Tables, devices: list[int]) -> Shares | None:

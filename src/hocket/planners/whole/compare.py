@@ -24,9 +24,10 @@ from hocket.planners.candidates import Candidate, Comparison
 from hocket.planners.goal import Goal, num_devices
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
-from hocket.planners.whole.baselines import DDP, GPIPE, ddp, gpipe, unsplit_baselines
+from hocket.planners.whole.baselines import DDP, FSDP, GPIPE, ddp, gpipe, unsplit_baselines
 from hocket.planners.whole.bound import shares_bound
 from hocket.planners.whole.search import Budget, shared_ways
+from hocket.planners.whole.sharded import equal_shards, unequal_shards
 from hocket.planners.whole.tables import Tables, tables_of
 from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
@@ -52,6 +53,9 @@ def compare_whole(problem: Problem, goal: Goal = "time") -> Comparison:
     named: list[tuple[str, Candidate]] = list(unsplit_baselines(problem))
     by_hand = ((DDP, ddp(tables, devices)), (GPIPE, gpipe(tables, devices)))
     named += [(name, budget.simulated(shares)) for name, shares in by_hand if shares is not None]
+    shards = equal_shards(tables, devices, budget)
+    named += [(FSDP, shards)] if shards is not None else []
+    unequal_shards(tables, devices, budget)
     ways = shared_ways(problem, budget, goal)
     tried = [_titled(name, candidate) for name, candidate in named]
     by_name = {id(candidate.plan) for _, candidate in named}
@@ -199,6 +203,11 @@ def _is_unequal(way: Candidate) -> bool:
     return max(numbers) - min(numbers) > 1
 
 
+def _is_sharded(way: Candidate) -> bool:
+    assert way.plan is not None
+    return way.plan[Shares].sharded
+
+
 def _is_staged(way: Candidate) -> bool:
     assert way.plan is not None
     return any(len(replica.devices) > 1 for replica in way.plan[Shares].replicas)
@@ -217,6 +226,7 @@ def _is_planned(way: Candidate) -> bool:
 FEATURES = {
     "data parallel": _is_many,
     "unequal shares": _is_unequal,
+    "shards": _is_sharded,
     "stages": _is_staged,
     "microbatches": _is_split,
     "an exchange planned for these links": _is_planned,

@@ -130,8 +130,9 @@ def _starts(budget: Budget) -> list[Candidate]:
     first: dict[object, Candidate] = {}
     for way in _fitting(budget):
         assert way.plan is not None
-        devices = frozenset(replica.devices for replica in way.plan[Shares].replicas)
-        first.setdefault(devices, way)
+        shares = way.plan[Shares]
+        devices = frozenset(replica.devices for replica in shares.replicas)
+        first.setdefault((devices, shares.sharded), way)
     return list(first.values())[:_STARTS]
 
 
@@ -139,6 +140,8 @@ def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
     """The same way with its exchange planned for the very links, and what gains from that."""
     assert start.plan is not None
     shares, problem = start.plan[Shares], tables.problem
+    if shares.sharded:
+        return  # gathers and scatters are not planned
     ranks = tuple(replica.devices[0] for replica in shares.replicas)
     if len(ranks) < 2 or len(ranks) > _MOST_RANKS or not budget.is_left:
         return
@@ -226,7 +229,8 @@ def _moved_samples(tables: Tables, shares: Shares) -> Iterator[Shares]:
     """One sample from a replica to another."""
     replicas = shares.replicas
     for giver, taker in ((i, j) for i in range(len(replicas)) for j in range(len(replicas))):
-        if giver == taker or replicas[giver].num_samples < 2:
+        least = len(replicas[giver].microbatches) if shares.sharded else 1
+        if giver == taker or replicas[giver].num_samples <= least:
             continue
         if len(replicas) > 4 and abs(giver - taker) > 1:
             continue
@@ -240,7 +244,8 @@ def _resized(replica: Replica, change: int) -> Replica:
     """The replica with more or fewer samples in as many microbatches."""
     number = replica.num_samples + change
     count = min(len(replica.microbatches), number)
-    return replace(replica, microbatches=even_sizes(number, -(-number // count)))
+    share, rest = divmod(number, count)
+    return replace(replica, microbatches=(share + 1,) * rest + (share,) * (count - rest))
 
 
 def _moved_cuts(tables: Tables, shares: Shares) -> Iterator[Shares]:
@@ -262,6 +267,8 @@ def _moved_cuts(tables: Tables, shares: Shares) -> Iterator[Shares]:
 
 def _other_microbatches(tables: Tables, shares: Shares) -> Iterator[Shares]:
     """One more, one fewer, or twice as many microbatches of one replica."""
+    if shares.sharded:
+        return  # all have equally many
     for index, replica in enumerate(shares.replicas):
         count, number = len(replica.microbatches), replica.num_samples
         for tried in (count - 1, count + 1, 2 * count):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray, pointers
+from hocket.graph.build import topological_order
 from hocket.graph.graph import Graph, distinct
 
 _OPS = (
@@ -81,16 +83,27 @@ class Sheet:
 
     def op_s(self) -> FloatArray:
         """[kind of device, op]: seconds."""
-        return np.concatenate(self._op_s, axis=1)
+        return np.concatenate(self._op_s, axis=1)[:, self._order]
 
     def column(self, name: str) -> NDArray[Any]:
         """A column of the ops."""
-        return np.concatenate(self._ops[name])
+        found: NDArray[Any] = np.concatenate(self._ops[name])[self._order]
+        return found
+
+    @cached_property
+    def _order(self) -> IntArray:
+        """Ops in a topological order: as they came, where that is one. Nothing is added after."""
+        producer = np.concatenate(self._tensors["producer"]).astype(np.int32)
+        readers, reads = np.concatenate(self._readers), np.concatenate(self._reads)
+        by_reader = np.argsort(readers, kind="stable")
+        read_ptr = pointers(np.bincount(readers, minlength=self.num_ops))
+        return topological_order(self.op_names, producer, read_ptr, reads[by_reader])
 
     def graph(self, name: str, meta: dict[str, Any]) -> Graph:
-        """The graph; ops must have come in a topological order."""
+        """The graph of all that was added."""
         columns = {key: np.concatenate(values) for key, values in self._tensors.items()}
-        producer = columns["producer"].astype(np.int32)
+        made = columns["producer"].astype(np.int32)
+        producer = np.where(made >= 0, self._rank[made], -1).astype(np.int32)
         order = np.argsort(producer, kind="stable")
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
@@ -102,7 +115,7 @@ class Sheet:
         unknown = np.full(self.num_ops, -1, dtype=np.int32)
         return Graph(
             name=name,
-            op_names=tuple(self.op_names),
+            op_names=tuple(self.op_names[i] for i in self._order.tolist()),
             kinds=tuple(self.kinds),
             op_kind=self.column("kind").astype(np.int32),
             modules=self.modules,
@@ -128,10 +141,17 @@ class Sheet:
             meta=meta,
         )
 
+    @cached_property
+    def _rank(self) -> IntArray:
+        rank = np.empty(self.num_ops, dtype=np.int32)
+        rank[self._order] = np.arange(self.num_ops, dtype=np.int32)
+        return rank
+
     def _sorted_reads(self, rank: LongArray) -> tuple[LongArray, IntArray]:
         """Reads of each op, renumbered, ascending, each once."""
         width = max(self.num_tensors, 1)
-        readers, reads = np.concatenate(self._readers), np.concatenate(self._reads)
+        readers = self._rank[np.concatenate(self._readers)].astype(np.int64)
+        reads = np.concatenate(self._reads)
         key = distinct(readers * width + rank[reads])
         counts = np.bincount(key // width, minlength=self.num_ops)
         return pointers(counts), (key % width).astype(np.int32)

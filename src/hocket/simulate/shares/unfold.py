@@ -21,7 +21,8 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Replica, Shares
+from hocket.plan.sections import Communication, Shares
+from hocket.simulate.shares.copies import Pass, ReplicaCopy
 from hocket.simulate.shares.order import slots, stages_of
 from hocket.simulate.shares.prices import (
     ACCUMULATE,
@@ -30,6 +31,7 @@ from hocket.simulate.shares.prices import (
     gradients_of,
     priced_at,
 )
+from hocket.simulate.shares.sharded import exchange_shards
 from hocket.simulate.shares.sheet import Sheet
 
 BUCKET_BYTES = 25 * 2**20
@@ -51,24 +53,6 @@ class Unfolded:
     """Whether devices run ops in exactly this order: stages of a pipeline do."""
 
 
-@dataclass
-class _Copy:
-    """One replica while it is being unfolded."""
-
-    replica: Replica
-    device_of: IntArray
-    """Per op of the graph: the device of its stage."""
-    tensor: IntArray
-    """Per tensor of the graph: its number here, as the last microbatch has it."""
-    parts: IntArray
-    """Tensors of the graph that are added up over microbatches; see `_parts`."""
-    finals: IntArray
-    """Ops of the graph that make a gradient out of the sums of its parts, once."""
-    label: str
-    sums: IntArray
-    """Per tensor of the graph: the one that holds the sum so far; -1 where nothing is added."""
-
-
 def unfold(problem: Problem, shares: Shares, planned: Communication | None = None) -> Unfolded:
     """The graph of all that a step with these shares does.
 
@@ -77,10 +61,12 @@ def unfold(problem: Problem, shares: Shares, planned: Communication | None = Non
     graph = problem.graph
     sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules)
     copies = [_replicate(problem, shares, index, sheet) for index in range(len(shares.replicas))]
+    done: dict[int, IntArray] = {}
+    if shares.sharded:
+        exchange_shards(problem, copies, sheet)
     for own in copies:
         _finish(problem, own, sheet)
-    done: dict[int, IntArray] = {}
-    if len(copies) > 1:
+    if len(copies) > 1 and not shares.sharded:
         done = _exchange(problem, copies, planned, sheet)
     for index, own in enumerate(copies):
         _update(problem, own, done.get(index), sheet)
@@ -105,7 +91,7 @@ def _costs(costs: Costs, op_s: FloatArray, graph: Graph) -> Costs:
 # ── forward and backward ─────────────────────────────────────────────────────────────────────────
 
 
-def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> _Copy:
+def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> ReplicaCopy:
     """Parameters of a replica once, its forward and backward ops once per microbatch."""
     graph, replica = problem.graph, shares.replicas[index]
     number = {name: i for i, name in enumerate(problem.cluster.device_names)}
@@ -113,7 +99,7 @@ def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> _C
     stage = stages_of(graph, replica.cuts)
     label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
     parts, finals = _parts(graph, stage)
-    own = _Copy(
+    own = ReplicaCopy(
         replica=replica,
         device_of=devices[stage],
         tensor=np.full(graph.num_tensors, -1, dtype=np.int32),
@@ -121,11 +107,12 @@ def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> _C
         finals=finals,
         label=label,
         sums=np.full(graph.num_tensors, -1, dtype=np.int32),
+        num_shards=len(shares.replicas) if shares.sharded else 1,
     )
     lasting = np.flatnonzero((graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT))
     own.tensor[lasting] = sheet.add_tensors(
         [graph.tensor_names[i] + label for i in lasting.tolist()],
-        bytes=graph.tensor_bytes[lasting],
+        bytes=-(-graph.tensor_bytes[lasting] // own.num_shards),
         role=graph.tensor_role[lasting],
     )
     aliased = lasting[graph.alias_of[lasting] >= 0]
@@ -160,7 +147,12 @@ def _parts(graph: Graph, stage: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def _run_microbatch(
-    problem: Problem, own: _Copy, microbatch: int, sized: Problem, start: FloatArray, sheet: Sheet
+    problem: Problem,
+    own: ReplicaCopy,
+    microbatch: int,
+    sized: Problem,
+    start: FloatArray,
+    sheet: Sheet,
 ) -> None:
     graph, num_microbatches = sized.graph, len(own.replica.microbatches)
     label = own.label + (f"#{microbatch}" if num_microbatches > 1 else "")
@@ -172,8 +164,9 @@ def _run_microbatch(
     op_of[ops] = _add_ops(sheet, sized, ops, label, own.device_of, priority)
     tensors = _tensors_of(graph, ops)
     role = graph.tensor_role.copy()
-    if microbatch:
-        # Only the first gradient stays where it is; later ones are gone once they are added.
+    if microbatch or own.num_shards > 1:
+        # Only the first gradient stays where it is; later ones are gone once they are added, and
+        # where gradients are kept in shards, whole ones are gone once they are scattered.
         role[role == Role.GRADIENT] = Role.ACTIVATION
     else:
         role[own.parts] = Role.GRADIENT
@@ -181,6 +174,9 @@ def _run_microbatch(
     aliased = tensors[graph.alias_of[tensors] >= 0]
     sheet.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
     _add_reads(sheet, graph, op_of, own.tensor)
+    own.passes.append(Pass(op_of, own.tensor.copy(), priority))
+    if own.num_shards > 1:
+        return
     if microbatch:
         _accumulate(problem, own, label, priority, sheet)
     else:
@@ -188,7 +184,7 @@ def _run_microbatch(
 
 
 def _accumulate(
-    problem: Problem, own: _Copy, label: str, priority: FloatArray, sheet: Sheet
+    problem: Problem, own: ReplicaCopy, label: str, priority: FloatArray, sheet: Sheet
 ) -> None:
     """Add the gradients of a microbatch to those before, each as soon as it is there."""
     graph, parts = problem.graph, own.parts
@@ -230,11 +226,13 @@ def _add_ops(
     label: str,
     device_of: IntArray,
     priority: FloatArray,
+    part: float = 1.0,
 ) -> IntArray:
+    """Add ops of the graph, or a part of the work of each."""
     graph = sized.graph
     return sheet.add_ops(
         [graph.op_names[i] + label for i in ops.tolist()],
-        sized.costs.op_s[:, ops],
+        part * sized.costs.op_s[:, ops],
         kind=graph.op_kind[ops],
         module=graph.op_module[ops],
         phase=graph.op_phase[ops],
@@ -269,7 +267,7 @@ def _add_reads(sheet: Sheet, graph: Graph, op_of: IntArray, tensor: IntArray) ->
 # ── finish, exchange and update ───────────────────────────────────────────────────────────────────
 
 
-def _finish(problem: Problem, own: _Copy, sheet: Sheet) -> None:
+def _finish(problem: Problem, own: ReplicaCopy, sheet: Sheet) -> None:
     """Put the parts of gradients together that were added up apart."""
     graph, ops = problem.graph, own.finals
     if len(ops):
@@ -282,7 +280,7 @@ def _finish(problem: Problem, own: _Copy, sheet: Sheet) -> None:
 
 def _once(
     problem: Problem,
-    own: _Copy,
+    own: ReplicaCopy,
     ops: IntArray,
     tensor: IntArray,
     priority: FloatArray,
@@ -291,7 +289,8 @@ def _once(
     """Add ops that run once per step; per tensor of the graph the one that they make, or -1."""
     graph = problem.graph
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-    op_of[ops] = _add_ops(sheet, problem, ops, own.label, own.device_of, priority)
+    part = 1 / own.num_shards
+    op_of[ops] = _add_ops(sheet, problem, ops, own.label, own.device_of, priority, part)
     is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
     is_own[ops] = True
     made = np.flatnonzero(is_own[graph.tensor_producer]).astype(np.int32)
@@ -305,7 +304,7 @@ def _once(
 
 
 def _exchange(
-    problem: Problem, copies: list[_Copy], planned: Communication | None, sheet: Sheet
+    problem: Problem, copies: list[ReplicaCopy], planned: Communication | None, sheet: Sheet
 ) -> dict[int, IntArray]:
     """All-reduces of buckets; per replica and tensor, what says that its bucket is done."""
     graph, gradients = problem.graph, gradients_of(problem.graph)
@@ -359,7 +358,7 @@ def _buckets(sizes: LongArray, homes: IntArray) -> Iterator[IntArray]:
         yield np.array(bucket, dtype=np.int32)
 
 
-def _update(problem: Problem, own: _Copy, done: IntArray | None, sheet: Sheet) -> None:
+def _update(problem: Problem, own: ReplicaCopy, done: IntArray | None, sheet: Sheet) -> None:
     """The optimizer's ops of a replica, which read the summed gradients."""
     graph = problem.graph
     ops = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).astype(np.int32)

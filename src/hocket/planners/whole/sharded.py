@@ -1,0 +1,64 @@
+"""Sharded data parallel: replicas keep parts of parameters and state, and take unequal shares.
+
+All replicas take part in every gather, so they have equally many microbatches; the fewest that fit
+are taken, since every further one gathers all parameters again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hocket.plan.sections import Replica, Shares
+from hocket.planners.candidates import Candidate
+from hocket.planners.whole.groups import even_sizes, group_of, shared_out
+from hocket.planners.whole.search import Budget
+from hocket.planners.whole.tables import Tables
+
+_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Microbatches that are tried, until they fit."""
+
+
+def equal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Candidate | None:
+    """Equal shares on all devices, as FSDP gives them."""
+    ranks = list(devices)[: tables.num_samples]
+    samples = even_sizes(tables.num_samples, -(-tables.num_samples // len(ranks)))
+    return _fewest(tables, ranks[: len(samples)], samples, budget)
+
+
+def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Candidate | None:
+    """Shares by the speed of each device, whatever it could hold alone."""
+    seconds = [tables.pass_s(device) for device in devices]
+    groups = tuple(group_of(tables, (device,), True) for device in devices)
+    free = tuple(
+        type(group)(group.devices, time_s, group.size, {})
+        for group, time_s in zip(groups, seconds, strict=True)
+    )
+    samples = shared_out(free, tables.num_samples)
+    if samples is None or 0 in samples:
+        return None
+    return _fewest(tables, list(devices), samples, budget)
+
+
+def _fewest(
+    tables: Tables, devices: Sequence[int], samples: Sequence[int], budget: Budget
+) -> Candidate | None:
+    """The way with the fewest microbatches that fits, or the last that was tried."""
+    if len(devices) < 2:
+        return None
+    names, found = tables.problem.cluster.device_names, None
+    for count in _COUNTS:
+        if count > min(samples) or not budget.is_left:
+            break
+        replicas = tuple(
+            Replica(devices=(names[device],), microbatches=_split(number, count))
+            for device, number in zip(devices, samples, strict=True)
+        )
+        found = budget.simulated(Shares(replicas=replicas, sharded=True))
+        if found.feasible:
+            break
+    return found
+
+
+def _split(number: int, count: int) -> tuple[int, ...]:
+    share, rest = divmod(number, count)
+    return (share + 1,) * rest + (share,) * (count - rest)
