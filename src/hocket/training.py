@@ -23,7 +23,7 @@ from hocket.base.extras import require
 from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.plan.sections import Memory, PlacedDivision, Schedule
+from hocket.plan.sections import Memory, PlacedDivision, Schedule, Shares
 from hocket.planners.memory.budget import keep_budget
 from hocket.planners.registry import ONE_DEVICE
 from hocket.transformer import Division
@@ -51,6 +51,7 @@ from hocket.runtime.train.checkpoint import (
     write_state,
 )
 from hocket.runtime.train.divided.build import divided_carrier
+from hocket.runtime.train.divided.of_shares import division_of
 from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.fitting import KeptBudget, fitted
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
@@ -216,6 +217,9 @@ def _division(saved: Planned | SavedPlan | Division | None) -> Division | None:
     """The division of a plan that divides."""
     if saved is None or isinstance(saved, Division):
         return saved
+    shares = saved.plan.get(Shares)
+    if shares is not None:
+        return division_of(shares)
     placed = saved.plan.get(PlacedDivision)
     return None if placed is None else placed.division
 

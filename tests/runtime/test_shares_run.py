@@ -1,10 +1,14 @@
 """Shares carried out: the training of one device with the whole batch, up to rounding."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from hocket.base.errors import UsageError
 from tests.cli.terminal import hocket
 
 MODEL = """
@@ -85,3 +89,38 @@ def test_the_whole_batch_is_what_plain_pytorch_does(whole):
         update.step()
         plain.append(loss.item())
     assert whole == pytest.approx(plain, rel=1e-5)
+
+
+SCRIPT = """
+import hocket, torch
+from m import net
+
+model, batch = net()
+train = hocket.prepare(model, torch.optim.AdamW(model.parameters()), batch)
+for _ in range(4):
+    print("loss", float(train.step(batch)))
+"""
+
+
+def test_launch_carries_shares_in_a_persons_own_loop(folder, whole):
+    with_shares(folder, [[5], [3]])
+    (folder / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "hocket", "launch", "shared.json", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = [float(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("loss")]
+    # Both ranks print the loss of the whole batch.
+    assert sorted(told) == pytest.approx(sorted([*whole, *whole]), rel=1e-5)
+
+
+def test_a_persons_loop_is_told_what_it_does_not_carry(folder):
+    from hocket.plan.files import read_plan
+    from hocket.plan.sections import Shares
+    from hocket.runtime.train.divided.of_shares import division_of
+
+    with_shares(folder, [[3, 2], [3]])
+    with pytest.raises(UsageError, match="2 microbatches"):
+        division_of(read_plan(folder / "shared.json").plan[Shares])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
-from hocket.plan.sections import PlacedDivision
+from hocket.plan.sections import PlacedDivision, Shares
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
 from hocket.runtime.connect import LOOPBACK, MeetingStore
@@ -81,6 +81,9 @@ def launch(
 
 def used_devices(saved: SavedPlan) -> list[str]:
     """Names of the devices of a plan in the order of their ranks."""
+    shares = saved.plan.get(Shares)
+    if shares is not None:
+        return list(shares.devices)
     placed = saved.plan.get(PlacedDivision)
     if placed is not None:
         return [name for names in placed.devices for name in names]
