@@ -42,25 +42,19 @@ def connect_all(
     queues of slow links with them, and what is more urgent would wait behind.
     """
     address = own_address()
-    with socket.create_server((address, 0), backlog=num_ranks) as server:
+    family = _family(address)
+    with socket.create_server((address, 0), family=family, backlog=num_ranks) as server:
         port = server.getsockname()[1]
         if rank == 0:
             store.set(f"{key}/secret", secrets.token_hex(_SECRET_BYTES))
         store.set(f"{key}/address/{rank}", f"{address} {port}")
         secret = bytes.fromhex(store.get(f"{key}/secret").decode())
         others = [store.get(f"{key}/address/{n}").decode().split() for n in range(num_ranks)]
-        until_s = time.monotonic() + patience_s
-        found: list[socket.socket | None] = [None] * num_ranks
-        waiting: dict[socket.socket, int] = {}
-        for peer in set(range(rank)).difference(without):
-            made = socket.socket(_family(others[peer][0]), socket.SOCK_STREAM)
-            made.setblocking(False)
-            made.connect_ex((others[peer][0], int(others[peer][1])))
-            waiting[made] = peer
-        hello = secret + struct.pack("<i", rank)
-        _finish_connecting(waiting, hello, until_s, found)
-        later = set(range(rank + 1, num_ranks)).difference(without)
-        _accept(server, secret, later, until_s, found)
+        meeting = _Meeting(server, secret, rank, num_ranks, without)
+        for peer in meeting.wanted:
+            if peer < rank:
+                meeting.call(peer, others[peer][0], int(others[peer][1]))
+        found = meeting.hold(time.monotonic() + patience_s)
     for each in found:
         if each is not None:
             each.setblocking(False)
@@ -73,47 +67,68 @@ def connect_all(
     return found
 
 
-def _finish_connecting(
-    waiting: dict[socket.socket, int], hello: bytes, until_s: float,
-    found: list[socket.socket | None],
-) -> None:  # fmt: skip
-    with selectors.DefaultSelector() as selector:
-        for each in waiting:
-            selector.register(each, selectors.EVENT_WRITE)
-        while waiting and (rest_s := until_s - time.monotonic()) > 0:
-            for key, _ in selector.select(rest_s):
-                made: Any = key.fileobj
-                selector.unregister(made)
-                peer = waiting.pop(made)
-                # Fits into an empty buffer.
-                if made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+class _Meeting:
+    """Calls and answers at the same time: who waits for one that is cut off must still answer."""
+
+    def __init__(
+        self, server: socket.socket, secret: bytes, rank: int, num_ranks: int,
+        without: Collection[int],
+    ) -> None:  # fmt: skip
+        self._server, self._secret, self._rank = server, secret, rank
+        self.wanted = set(range(num_ranks)).difference(without, {rank})
+        self._found: list[socket.socket | None] = [None] * num_ranks
+        self._selector = selectors.DefaultSelector()
+        server.setblocking(False)
+        self._selector.register(server, selectors.EVENT_READ)
+
+    def call(self, peer: int, address: str, port: int) -> None:
+        made = socket.socket(_family(address), socket.SOCK_STREAM)
+        made.setblocking(False)
+        made.connect_ex((address, port))
+        self._selector.register(made, selectors.EVENT_WRITE, peer)
+
+    def hold(self, until_s: float) -> list[socket.socket | None]:
+        """Sockets of all that could be met."""
+        with self._selector:
+            while self.wanted and (rest_s := until_s - time.monotonic()) > 0:
+                for key, _ in self._selector.select(rest_s):
                     with contextlib.suppress(OSError):
-                        made.send(hello)
-                        found[peer] = made
-                        continue
-                made.close()
-        for each in waiting:
-            each.close()
+                        self._turn(key)
+            for key in list(self._selector.get_map().values()):
+                if key.fileobj is not self._server:
+                    key.fileobj.close()  # type: ignore[union-attr]
+        return self._found
 
-
-def _accept(
-    server: socket.socket, secret: bytes, missing: set[int], until_s: float,
-    found: list[socket.socket | None],
-) -> None:  # fmt: skip
-    while missing and (rest_s := until_s - time.monotonic()) > 0:
-        server.settimeout(rest_s)
+    def _turn(self, key: selectors.SelectorKey) -> None:
+        made: Any = key.fileobj
+        if made is self._server:
+            answered, _ = self._server.accept()
+            answered.setblocking(False)
+            self._selector.register(answered, selectors.EVENT_READ)
+            return
+        self._selector.unregister(made)
         try:
-            made, _ = server.accept()
-            made.settimeout(min(1.0, rest_s))
-            said = made.recv(len(secret) + 4, socket.MSG_WAITALL)
+            peer = self._greet(made, key.data) if key.data is not None else self._hear(made)
         except OSError:
-            continue
-        peer = struct.unpack("<i", said[-4:])[0] if len(said) == len(secret) + 4 else -1
-        if peer in missing and secrets.compare_digest(said[:-4], secret):
-            found[peer] = made
-            missing.discard(peer)
-        else:
+            peer = -1
+        if peer not in self.wanted:
             made.close()
+            return
+        self._found[peer] = made
+        self.wanted.discard(peer)
+
+    def _greet(self, made: socket.socket, peer: int) -> int:
+        """Say who we are; what is said fits into an empty buffer."""
+        made.send(self._secret + struct.pack("<i", self._rank))
+        return peer
+
+    def _hear(self, made: socket.socket) -> int:
+        """Who has called; -1 for one that does not know the secret."""
+        said = made.recv(len(self._secret) + 4)
+        if len(said) != len(self._secret) + 4:
+            return -1
+        is_known = secrets.compare_digest(said[:-4], self._secret)
+        return int(struct.unpack("<i", said[-4:])[0]) if is_known else -1
 
 
 def close_all(sockets: list[socket.socket | None], *, at_once: bool = True) -> None:
