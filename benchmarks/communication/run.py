@@ -117,14 +117,16 @@ def _rank(file: Path) -> None:
     from hocket.plan.sections.communication import Communication
     from hocket.runtime.collectives.carry import Carry, CarryState, Connections
     from hocket.runtime.collectives.layout import layout_of
-    from hocket.runtime.collectives.wires import connect_all
+    from hocket.runtime.collectives.wires import AHEAD_S, connect_all
 
     task = json.loads(file.read_text())
     rank, count = int(os.environ["RANK"]), task["count"]
     os.environ |= {"MASTER_ADDR": task["master"], "GLOO_SOCKET_IFNAME": task["interface"]}
     store = dist.TCPStore(task["master"], 29500, count, rank == 0)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    sockets = connect_all(store, rank, count, "bench", patience_s=10, rate_bps=task["fastest_bps"])
+    sockets = connect_all(
+        store, rank, count, "bench", patience_s=10, ahead_bytes=AHEAD_S * task["fastest_bps"]
+    )
     links = Connections([-1 if s is None else s.fileno() for s in sockets])
     problem = Problem(work=None, cluster=find_cluster(task["cluster"]))
     sections = {

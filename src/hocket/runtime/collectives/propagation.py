@@ -32,7 +32,7 @@ from hocket.runtime.collectives.layout import RankLayout, of_chunks
 from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
 from hocket.runtime.collectives.probe import probe
 from hocket.runtime.collectives.slices import SLICE_BYTES, slices
-from hocket.runtime.collectives.wires import close_all, connect_all
+from hocket.runtime.collectives.wires import AHEAD_S, close_all, connect_all
 
 _SLICE_S = 0.1
 WORTHWHILE = 0.2
@@ -62,9 +62,9 @@ class SumExchange:
         if cluster is None:
             cluster = cluster_of(probe(store, rank, num_ranks, "links", patience_s=60.0))
         self._plans = AgreedPlans(store, rank, cluster, num_ranks, "links")
-        fastest_bps = max(link.bandwidth_bps for link in cluster.links)
+        ahead_bytes = AHEAD_S * max(link.bandwidth_bps for link in cluster.links)
         self._sockets = connect_all(
-            store, rank, num_ranks, "wires", patience_s=60.0, rate_bps=fastest_bps
+            store, rank, num_ranks, "wires", patience_s=60.0, ahead_bytes=ahead_bytes
         )
         self._connections = Connections([-1 if s is None else s.fileno() for s in self._sockets])
         self._events = Events(store, rank, num_ranks)

@@ -30,7 +30,7 @@ from hocket.runtime.collectives.events import ANSWER_S, CALL_S, Events, NeedsMen
 from hocket.runtime.collectives.layout import layout_of
 from hocket.runtime.collectives.plans import AgreedPlan, AgreedPlans
 from hocket.runtime.collectives.probe import probe
-from hocket.runtime.collectives.wires import close_all, connect_all, is_cut, reader_s
+from hocket.runtime.collectives.wires import AHEAD_S, close_all, connect_all, is_cut, reader_s
 
 _SLICE_S = 0.1
 _CUT_S = 0.5
@@ -209,7 +209,7 @@ class CollectiveWorker:
         self._plans = AgreedPlans(self._store, self.rank, cluster, self.num_ranks, key)
         self._sockets = connect_all(
             self._store, self.rank, self.num_ranks, f"{key}/wires", patience_s=patience_s,
-            without=cut, rate_bps=max(link.bandwidth_bps for link in cluster.links),
+            without=cut, ahead_bytes=AHEAD_S * max(link.bandwidth_bps for link in cluster.links),
         )  # fmt: skip
         descriptors = [-1 if each is None else each.fileno() for each in self._sockets]
         self._connections = Connections(descriptors)
