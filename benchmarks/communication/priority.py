@@ -119,7 +119,8 @@ def _rank(file: Path) -> None:
     import torch.distributed as dist
 
     from hocket.api import find_cluster
-    from hocket.runtime.collectives.propagation import Propagation, SumExchange
+    from hocket.runtime.collectives.propagation import Propagation
+    from hocket.runtime.collectives.sums import SumExchange
 
     task = json.loads(file.read_text())
     rank, count = int(os.environ["RANK"]), task["count"]

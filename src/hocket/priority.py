@@ -29,8 +29,9 @@ import torch.distributed as dist
 from hocket.api.planned import find_cluster
 from hocket.base.errors import UsageError
 from hocket.runtime.collectives.group import PlannedGroup, given_cluster
-from hocket.runtime.collectives.propagation import Propagation, SumExchange
+from hocket.runtime.collectives.propagation import Propagation
 from hocket.runtime.collectives.slices import SLICE_BYTES
+from hocket.runtime.collectives.sums import SumExchange
 
 __all__ = ["Propagation", "wrap"]
 _number = count()

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from hocket.api.clusters import cluster_from_text
 from hocket.base.errors import RunError
-from hocket.runtime.collectives import events, propagation
+from hocket.runtime.collectives import events, sums
 from hocket.runtime.collectives.layout import of_chunks
 from hocket.runtime.collectives.worker import CollectiveJob, CollectiveWorker
 
@@ -88,12 +88,12 @@ def test_broken_connections_are_mended_inside_of_a_collective() -> None:
 
 
 def test_a_rank_that_stands_still_under_priorities_is_named(monkeypatch) -> None:
-    monkeypatch.setattr(propagation, "CALL_S", 0.2)
+    monkeypatch.setattr(sums, "CALL_S", 0.2)
     monkeypatch.setattr(events, "ANSWER_S", 0.5)
     store, cluster, made = dist.HashStore(), cluster_from_text("2xv100-16g"), {}
 
     def make(rank: int) -> None:
-        made[rank] = propagation.SumExchange(store, rank, 2, cluster)
+        made[rank] = sums.SumExchange(store, rank, 2, cluster)
 
     other = threading.Thread(target=make, args=(1,))
     other.start()
