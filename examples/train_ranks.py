@@ -20,6 +20,7 @@ def main() -> None:
     parser.add_argument("--plan", type=Path, default=os.environ.get("HOCKET_PLAN", "plan.json"))
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--save", type=Path, default=None)
+    parser.add_argument("--every", type=int, default=1_000_000, help="Steps between checkpoints.")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -47,8 +48,8 @@ def main() -> None:
         loss = train.step(batch)
         if os.environ.get("RANK", "0") == "0":
             print(f"step {step}: loss {loss.item():.6f}", flush=True)
-    if arguments.save is not None:
-        train.save(arguments.save)
+        if arguments.save is not None and (step % arguments.every == 0 or step == arguments.steps):
+            train.save(arguments.save)
 
 
 if __name__ == "__main__":

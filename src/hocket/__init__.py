@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from hocket.simulate.timeline import Timeline
     from hocket.simulate.verify import verify
     from hocket.training import PadTo, Training, prepare
+    from hocket.transformer.division import Division
 
 __version__ = "0.2.0"
 
 __all__ = [
     "Cluster",
+    "Division",
     "Graph",
     "HocketError",
     "PadTo",
@@ -58,6 +60,7 @@ __all__ = [
 
 _HOME = {
     "Cluster": "hocket.hardware.cluster",
+    "Division": "hocket.transformer.division",
     "Graph": "hocket.graph.graph",
     "HocketError": "hocket.base.errors",
     "PadTo": "hocket.training",

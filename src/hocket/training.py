@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
 from hocket.plan.sections import Memory, PlacedDivision, Schedule, Shares
+from hocket.plan.training import TransformerTraining
 from hocket.planners.memory.budget import keep_budget
 from hocket.planners.registry import ONE_DEVICE
 from hocket.transformer import Division
@@ -33,6 +33,7 @@ require("torch", "training")
 import torch
 from torch import nn
 
+from hocket.api.carried import Training
 from hocket.capture.loss import MEAN, Loss
 from hocket.capture.model import CaptureWarning, UntraceableError, capture
 from hocket.capture.step import Forward
@@ -44,109 +45,23 @@ from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
-from hocket.runtime.train.checkpoint import (
-    read_state,
-    write_manifest,
-    write_part,
-    write_state,
-)
-from hocket.runtime.train.divided.build import divided_carrier
+from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
+from hocket.runtime.train.divided.build import divided_carrier, require_batch, require_layers
 from hocket.runtime.train.divided.of_shares import division_of
-from hocket.runtime.train.divided.shares import Count
+from hocket.runtime.train.divided.shares import Count, num_rows
 from hocket.runtime.train.fitting import KeptBudget, fitted
-from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
 from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
-from hocket.runtime.train.shared import share_text
 from hocket.runtime.train.update import planned_update
-from hocket.service.checkpoint import write_checkpoint
-from hocket.view.report import write_report
-from hocket.view.trace import write_traces
 
 __all__ = ["PadTo", "Training", "prepare"]
 
 PlanLike = str | Path | Planned | SavedPlan | Division
 """A plan with its problem, the file of one, or the degrees of a division."""
-
-
-class Training(TrainingLoop):
-    """A loop that a plan carries; made by `prepare`."""
-
-    @property
-    def memory(self) -> KeptBudget | None:
-        """The memory plan that is kept, where there is a budget."""
-        return self._carrier.kept if isinstance(self._carrier, Budgeted) else None
-
-    def report(self, page: str | Path, trace: str | Path) -> None:
-        """Write the last timed step as a page, and as a trace beside the prediction.
-
-        A step is timed by ``train.step(batch, timed=True)``.
-        """
-        if self.timings is None:
-            raise UsageError(
-                "no step was timed", hint="time one: train.step(batch, timed=True), in one process"
-            )
-        problem, plan, predicted, measured = self.timings
-        write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
-        write_report(page, problem, plan, measured)
-
-    def save(
-        self,
-        folder: str | Path,
-        extra: Mapping[str, Any] | None = None,
-        *,
-        sharded: bool = False,
-    ) -> Path:
-        """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
-
-        ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch. All ranks call
-        it, and the first one writes; with ``sharded`` each rank of a division writes what it has,
-        into a folder that all of them see.
-        """
-        parts = self.parts() if sharded else None
-        if parts is not None:
-            return save_parts(
-                folder, self.num_steps, parts, extra or {}, rank_device(rank_variables())
-            )
-        state = {**self.state_dict(), "extra": dict(extra or {})}
-        if rank_variables().get("RANK", "0") != "0":
-            return Path(folder)
-        return write_checkpoint(folder, self.num_steps, lambda place: write_state(place, state))
-
-    def load(self, checkpoint: str | Path) -> dict[str, Any]:
-        """Go on from a checkpoint, of this plan or another; returns its ``extra``."""
-        state = read_state(checkpoint)
-        extra: dict[str, Any] = state.pop("extra", {})
-        self.load_state_dict(state)
-        return extra
-
-
-def save_parts(
-    folder: str | Path,
-    step: int,
-    parts: dict[str, Any],
-    extra: Mapping[str, Any],
-    device: torch.device,
-) -> Path:
-    """Write a checkpoint of which each rank writes its part; all ranks call it."""
-    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-
-    def write(place: Path) -> None:
-        said = write_part(place, parts, rank)
-        listed = [share_text(said, each, device) for each in range(num_ranks)]
-        if not rank:
-            write_manifest(place, listed, extra)
-
-    if rank:
-        write(Path(share_text("", 0, device)))
-        return Path(share_text("", 0, device))
-    path = write_checkpoint(
-        folder, step, lambda place: write(Path(share_text(str(place), 0, device)))
-    )
-    return Path(share_text(str(path), 0, device))
 
 
 def prepare(
@@ -167,13 +82,16 @@ def prepare(
     pad: Padding | None = None,
     replay: bool = True,
     count: Count | None = None,
+    weights: str | Path | None = None,
 ) -> Training:
     """Make a plan carry the training of ``model`` by ``optimizer`` on batches like ``batch``.
 
     ``plan`` is a plan of this model, or its file; without it one is made for the cluster ``on``. A
     batch is a tensor, a tuple (by position) or a mapping (by keyword) of tensors, or whatever
-    ``forward(model, batch)`` takes; that returns the loss, or what ``loss`` finds it in. The other
-    options are explained in `LoopOptions`. A model that cannot be recorded op by op is placed
+    ``forward(model, batch)`` takes; that returns the loss, or what ``loss`` finds it in. Where
+    ranks divide the batch, ``count`` says what a part of it counts, else its samples; ``weights``
+    are files that a model without memory is read from, by each rank its part. The other options
+    are explained in `LoopOptions`. A model that cannot be recorded op by op is placed
     module by module, with a warning that says why and what is lost.
 
     ``memory`` is a number of bytes ("8GiB") that training does not exceed on its one device: what
@@ -194,7 +112,7 @@ def prepare(
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
     is_ranked = join_ranks(variables)
-    division = _division(saved)
+    division = _division(saved, model, batch)
     # What is tried while recording must not change what the loop draws.
     with torch.random.fork_rng():
         if division is not None:
@@ -202,10 +120,13 @@ def prepare(
             carrier: Carrier = divided_carrier(
                 model, optimizer, batch, division, _schedule(saved), device, recipe,
                 lambda rows: _alone(model, rows, recipe, options, device),
-                seed=seed or 0, count=count, max_shapes=max_shapes, predicted_s=None,
+                seed=seed or 0, count=count, max_shapes=max_shapes, weights=weights,
             )  # fmt: skip
         else:
             assert not isinstance(saved, Division)
+            if is_ranked:
+                require_same_everywhere(model, rank_device(variables))
+                share_weights(model, rank_device(variables))
             if memory is not None or (saved is not None and saved.plan.get(Memory) is not None):
                 carrier = _budgeted(model, optimizer, batch, recipe, saved, on, memory, options)
             else:
@@ -213,15 +134,27 @@ def prepare(
     return Training(model, optimizer, carrier, options)
 
 
-def _division(saved: Planned | SavedPlan | Division | None) -> Division | None:
-    """The division of a plan that divides."""
-    if saved is None or isinstance(saved, Division):
-        return saved
-    shares = saved.plan.get(Shares)
-    if shares is not None:
-        return division_of(shares)
-    placed = saved.plan.get(PlacedDivision)
-    return None if placed is None else placed.division
+def _division(
+    saved: Planned | SavedPlan | Division | None, model: nn.Module, batch: Any
+) -> Division | None:
+    """The division of a plan that divides; refuses another model or batch than the planned one."""
+    if saved is None:
+        return None
+    if isinstance(saved, Division):
+        # Who states degrees alone means the batch that is given.
+        unstated = saved.global_batch == 1 and saved.shares is None
+        division = replace(saved, global_batch=num_rows(batch)) if unstated else saved
+    elif (shares := saved.plan.get(Shares)) is not None:
+        division = division_of(shares)
+    else:
+        placed = saved.plan.get(PlacedDivision)
+        if placed is None:
+            return None
+        division = placed.division
+        if isinstance(saved.problem.work, TransformerTraining):
+            require_layers(model, saved.problem.training.model.layers)
+    require_batch(division, batch)
+    return division
 
 
 def _schedule(saved: Planned | SavedPlan | Division | None) -> Schedule | None:

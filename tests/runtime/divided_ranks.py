@@ -11,11 +11,13 @@ import warnings
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
 import hocket
 from hocket.capture import CaptureWarning
+from hocket.runtime.train.update import planned_update
 from hocket.transformer import Division
 
 STEPS, ACCUMULATE, CLIP = 20, 2, 0.5
@@ -174,6 +176,8 @@ CASES = {
     "qwen2-sharded": (qwen2, Division(data=2, global_batch=8, shares=(5, 3), zero=3)),
     "opt-tensor": (opt, Division(tensor=2, global_batch=8)),
     "bert-tensor": (bert, Division(tensor=2, global_batch=8)),
+    "hollow": (words, Division(pipeline=2, global_batch=8, microbatch=4)),
+    "placed": (mlp, None),
     "data-pipeline": (words, Division(data=2, pipeline=2, global_batch=8, microbatch=2,
                                       shares=(5, 3), zero=1)),
     "tensor-pipeline": (words, Division(tensor=2, pipeline=2, global_batch=8, microbatch=4)),
@@ -200,12 +204,22 @@ def start(name):
     if int(os.environ["RANK"]):
         for parameter in model.parameters():
             parameter.data.mul_(2.0)
+    weights = None
+    if name == "hollow":  # each rank reads its own part of a file, and nothing else
+        weights = Path(sys.argv[1]) / "weights.safetensors"
+        if not int(os.environ["RANK"]):
+            save_file(model.state_dict(), weights)
+        model = model.to("meta")
     optimizer, plain = optimizer_of(model), optimizer_of(twin)
+    if name == "placed":  # single ops on the devices of two ranks
+        update = planned_update(optimizer, model)
+        graph = hocket.capture(model, batches[0], forward=forward, optimizer=update, device="cpu")
+        division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         train = hocket.prepare(
             model, optimizer, batches[0], plan=division, forward=forward, accumulate=ACCUMULATE,
-            clip_norm=CLIP,
+            clip_norm=CLIP, weights=weights,
         )  # fmt: skip
     return train, twin, plain, batches, forward
 

@@ -13,7 +13,7 @@ from hocket.runtime.connect import MeetingStore
 SCRIPT = Path(__file__).with_name("divided_ranks.py")
 TWO = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "gpt2-pipeline",
-    "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor",
+    "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor", "hollow", "placed",
 )  # fmt: skip
 FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor")
 RESUMED = ("resume:data-pipeline", "resume:data-tensor")
@@ -68,7 +68,7 @@ def test_a_division_trains_as_one_process_does(found, case):
             assert seen[what] < TOLERANCE, (what, seen[what])
 
 
-@pytest.mark.parametrize("case", ["sharded", "pipeline", "tied-split", "gpt2-tensor",
+@pytest.mark.parametrize("case", ["sharded", "pipeline", "hollow", "tied-split", "gpt2-tensor",
                                   "data-pipeline", "tensor-pipeline", "data-tensor"])  # fmt: skip
 def test_a_rank_holds_its_part_of_the_weights_alone(found, case):
     held, total = [seen["held"] for seen in found[case]], found[case][0]["total"]

@@ -3,19 +3,24 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from hocket.api.divisions import make_training
 from hocket.base.errors import UsageError
-from hocket.plan.files import SavedPlan, read_plan
+from hocket.plan.files import SavedPlan, read_plan, write_plan
+from hocket.planners.parallelism.search import default_limits, plan_of, search
 from hocket.runtime.launch import launch
 from hocket.runtime.train.checkpoint import read_state
+from hocket.transformer import Transformer
 
 SCRIPT = Path(__file__).parents[2] / "examples/train_ranks.py"
 
@@ -52,7 +57,8 @@ def test_ranks_train_as_one_process_does_bit_for_bit(alone):
 
 def test_a_killed_rank_is_named_and_all_are_gone(alone):
     folder, _ = alone
-    command = hocket(folder / "plan.json", SCRIPT, "--steps", "1000000")
+    saving = ("--save", "killed", "--every", "2")
+    command = hocket(folder / "plan.json", SCRIPT, "--steps", "1000000", *saving)
     with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         next(line for line in process.stderr if line.startswith("step 3:"))
@@ -67,6 +73,66 @@ def test_a_killed_rank_is_named_and_all_are_gone(alone):
     assert "rank 1 (gpu1) was killed by signal 9 (SIGKILL)" in said
     assert time.monotonic() - killed_s < 10
     assert not any(child.is_running() and child.status() != "zombie" for child in children)
+    # What was saved before is whole, and goes on in one process.
+    last = max((folder / "killed").glob("step-*"), key=lambda path: int(path.name[5:]))
+    state = read_state(last)
+    assert state["loop"]["num_steps"] == int(last.name[5:]) >= 2
+    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+
+
+@pytest.fixture(scope="module")
+def division(alone, tmp_path_factory):
+    """A plan of `hocket parallel` with two stages, for the six modules of the script."""
+    folder = tmp_path_factory.mktemp("division")
+    shape = Transformer(
+        name="six", hidden=64, layers=6, heads=4, kv_heads=4, head_width=16, mlp_width=64,
+        mlp="gelu", vocabulary=64, sequence=64, tied_embeddings=False, learned_positions=True,
+        biases=True, dropout=False,
+    )  # fmt: skip
+    problem = make_training(shape, "2xv100-16g", 32)
+    limits = replace(default_limits(problem), fixed=(("pipeline", 2),))
+    write_plan(folder / "plan.json", problem, plan_of(search(problem, limits)))
+    return folder / "plan.json"
+
+
+def test_a_division_trains_a_script_on_two_machines_as_on_one(division, tmp_path):
+    one = subprocess.run(hocket(division, SCRIPT, "--save", "one"), cwd=tmp_path,
+                         capture_output=True, text=True, check=False)  # fmt: skip
+    assert one.returncode == 0, one.stderr
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    machines = [
+        subprocess.Popen(
+            hocket("--nodes", "2", "--node-rank", index, "--address", f"127.0.0.1:{port}",
+                   division, SCRIPT, "--save", "two"),
+            cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        )
+        for index in range(2)
+    ]  # fmt: skip
+    said = [machine.communicate()[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    losses = [
+        [line for line in text.splitlines() if "loss" in line] for text in (one.stderr, *said)
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 5
+    assert not losses[2]
+    first, second = (read_state(tmp_path / name / "step-5")["model"] for name in ("one", "two"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_machines_that_cannot_meet_are_refused(alone):
+    folder, _ = alone
+    for options, said in (
+        (("--nodes", "2"), "place to meet"),
+        (("--nodes", "2", "--node-rank", "2", "--address", "h:1"), "machine 2 of 2"),
+        (("--nodes", "2", "--address", "nowhere"), "no HOST:PORT"),
+    ):
+        done = subprocess.run(hocket(*options, folder / "plan.json", SCRIPT),
+                              capture_output=True, text=True, check=False)  # fmt: skip
+        assert done.returncode == 2
+        assert said in done.stderr
 
 
 def test_what_is_no_script_is_refused(alone, tmp_path):

@@ -21,6 +21,7 @@ from hocket.processes.frames import Frame
 from hocket.processes.progress import Position
 from hocket.runtime import connect
 from hocket.runtime.executors import choose
+from hocket.runtime.lost import lost_another
 from hocket.runtime.options import RunOptions
 from hocket.runtime.parallel import check, fits, pipeline
 from hocket.runtime.parallel import rank as rank_module
@@ -218,8 +219,8 @@ def test_only_the_loss_of_another_rank_is_no_failure_of_ones_own():
     lost = RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]")
     outer = RuntimeError("stage 1 failed to run forward")
     outer.__cause__ = lost
-    assert rank_module._lost_another(outer)
-    assert not rank_module._lost_another(RuntimeError("out of memory"))
+    assert lost_another(outer)
+    assert not lost_another(RuntimeError("out of memory"))
 
 
 def test_a_failed_stage_tells_why(monkeypatch):

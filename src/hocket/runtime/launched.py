@@ -9,6 +9,7 @@ import traceback
 
 from hocket.base.errors import RunError
 from hocket.processes.child import Parent, live
+from hocket.runtime.lost import lost_another
 
 
 def run_script(parent: Parent) -> None:
@@ -21,7 +22,11 @@ def run_script(parent: Parent) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise RunError(f"{script} ended with code {end.code}") from None
-    except Exception:
+    except Exception as error:
+        if lost_another(error):
+            from hocket.runtime.ranks import CommunicationError
+
+            raise CommunicationError(f"lost another rank: {error}") from error
         # Where it failed is told by the script's own lines, not by ours.
         traceback.print_exc()
         raise

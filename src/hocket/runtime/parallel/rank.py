@@ -5,10 +5,10 @@ It carries out its jobs one after another with the same other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hocket.processes.child import Parent, live
+from hocket.runtime.lost import lost_another
 
 if TYPE_CHECKING:
     import torch
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from hocket.runtime.parallel.job import TrainingJob
     from hocket.runtime.parallel.trainer import RankStep, Trainer
     from hocket.runtime.record import StepRecord
-
-_SIGNS_OF_LOSS = ("connection closed", "connection reset", "broken pipe", "remote process exited")
-"""What gloo and NCCL say where another rank is gone."""
 
 
 def carry_out(parent: Parent) -> None:
@@ -41,7 +38,7 @@ def carry_out(parent: Parent) -> None:
         for index, job in enumerate(header["jobs"]):
             _run_job(index, TrainingJob.from_dict(job), device, parent)
     except RuntimeError as error:
-        if _lost_another(error):
+        if lost_another(error):
             from hocket.runtime.ranks import CommunicationError
 
             raise CommunicationError(f"lost another rank: {error}") from error
@@ -79,18 +76,6 @@ def _record(trainer: Trainer, step: RankStep) -> StepRecord:
         record.op_start_s.update(enumerate(step.action_start_s, first))
         record.op_end_s.update(enumerate(step.action_end_s, first))
     return record
-
-
-def _lost_another(error: BaseException) -> bool:
-    """Whether an error only tells that another rank is gone."""
-    texts = [f"{type(found).__name__} {found}".lower() for found in _causes(error)]
-    return any(sign in text for text in texts for sign in _SIGNS_OF_LOSS)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 if __name__ == "__main__":

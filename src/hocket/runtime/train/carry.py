@@ -194,6 +194,12 @@ def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
     function, constants, kwargs = bound.function, bound.args, bound.kwargs
     refs, output = tuple(bound.refs), call.outputs[0]
     assert output is not None
+    # What an overload calls in turn, without a frame of Python in between.
+    function = getattr(function, "_op", function)
+    if not kwargs and [at for at, _ in refs] == list(range(len(constants))):
+        plain = _of_tensors(function, [number for _, number in refs], output, slots)
+        if plain is not None:
+            return plain
 
     def do() -> None:
         args = constants.copy()
@@ -202,6 +208,27 @@ def performed(bound: BoundCall, call: Call, slots: Slots) -> Callable[[], None]:
         slots[output] = function(*args, **kwargs)
 
     return do
+
+
+def _of_tensors(
+    function: Any, numbers: Sequence[int], output: int, slots: Slots
+) -> Callable[[], None] | None:
+    """A call that takes one or two tensors and nothing else, which most do: no list is made."""
+    if len(numbers) == 1:
+        (first,) = numbers
+
+        def of_one() -> None:
+            slots[output] = function(slots[first])
+
+        return of_one
+    if len(numbers) == 2:
+        left, right = numbers
+
+        def of_two() -> None:
+            slots[output] = function(slots[left], slots[right])
+
+        return of_two
+    return None
 
 
 def _gives_one_tensor(call: Call) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hocket.runtime.train.batches import settled
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
+from hocket.runtime.train.divided.hollow import fill_hollow
 from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.norms import batch_norms_in_training, join_batch_norms
 from hocket.runtime.train.divided.piece import Cutting
@@ -39,8 +41,8 @@ MakeInner = Callable[[Any], Carrier]
 """The carrier of the model on one device for batches like the given one."""
 
 
-class UnequalCountWarning(UserWarning):
-    """Samples count differently, and the replicas were not told so."""
+class DivisionWarning(UserWarning):
+    """A division is not carried out as someone may expect."""
 
 
 def divided_carrier(
@@ -56,10 +58,11 @@ def divided_carrier(
     seed: int,
     count: Count | None,
     max_shapes: int,
-    predicted_s: float | None,
+    weights: str | Path | None,
 ) -> Carrier:
     """Carry the model by all ranks of a division; each calls this with the same batch."""
     _refuse(division)
+    _warn_of_memory(division)
     mesh = Mesh(division, device)
     require_same_everywhere(model, device)
     share_weights(model, device)
@@ -71,17 +74,22 @@ def divided_carrier(
     cuts: Mapping[int, TensorCut] = {}
     if division.tensor > 1:
         cuts = divide_layers(model, mesh.tensor_group, mesh.tensor_rank, division.tensor)
+    if division.pipeline == 1:
+        fill_hollow(model, weights, _always, cuts, mesh)
     rows = settled(take_rows(batch, own))
     inner: Carrier
     stage_of: Callable[[torch.Tensor], int] = _on_the_first
     refresh: Callable[[], None] = _nothing
     if division.pipeline > 1:
         _refuse_batch_norms(model)
+        schedule = schedule or _schedule(division)
         inner = pipeline = Pipeline(
-            model, rows, recipe, _cutting(model, division), schedule or _schedule(division), mesh,
+            model, rows, recipe, _cutting(model, division, schedule), schedule, mesh,
             seed=seed, count=count, max_shapes=max_shapes,
         )  # fmt: skip
+        fill_hollow(model, weights, pipeline.is_needed, cuts, mesh)
         stage_of, refresh = pipeline.stage_of, pipeline.refresh
+        pipeline.settle()
     elif division.zero == 3 and division.data > 1:
         named = {name: cuts.get(id(parameter)) for name, parameter in model.named_parameters()}
         inner = ShardedModel(model, optimizer, recipe, mesh.axes["dp"])
@@ -93,7 +101,7 @@ def divided_carrier(
     return Replicas(
         inner, model, mesh, shares=shares, count=count, seed=seed,
         reduces=division.zero != 3,
-        cuts=cuts, stage_of=stage_of, refresh=refresh, predicted_s=predicted_s,
+        cuts=cuts, stage_of=stage_of, refresh=refresh, predicted_s=None,
     )  # fmt: skip
 
 
@@ -101,15 +109,18 @@ def _on_the_first(tensor: torch.Tensor) -> int:
     return 0
 
 
+def _always(tensor: torch.Tensor) -> bool:
+    return True
+
+
 def _nothing() -> None:
     """Every weight is updated where it is used."""
 
 
-def _cutting(model: nn.Module, division: Division) -> Cutting:
+def _cutting(model: nn.Module, division: Division, schedule: Schedule) -> Cutting:
     stack, num_layers = find_stack(model)
     stages = stage_layers(num_layers, division.layers, division.num_stages)
-    homes = _schedule(division).device_of_stage
-    return Cutting(stack, tuple(stages), tuple(homes.tolist()))
+    return Cutting(stack, tuple(stages), tuple(schedule.device_of_stage.tolist()))
 
 
 def _schedule(division: Division) -> Schedule:
@@ -126,6 +137,26 @@ def _refuse_batch_norms(model: nn.Module) -> None:
             f"batch norm {norms[0]!r} would see single microbatches of a pipeline, which is "
             "another training",
             hint="plan data parallelism, where it sees the whole batch, or use another norm",
+        )
+
+
+def require_layers(model: nn.Module, planned: int) -> None:
+    """Refuse a model of another number of layers than was planned."""
+    path, found = find_stack(model)
+    if found != planned:
+        raise UsageError(
+            f"the plan divides {planned} layers, and {path or type(model).__name__} has {found}",
+            hint="plan this very model",
+        )
+
+
+def require_batch(division: Division, batch: Any) -> None:
+    """Refuse a batch of another size than was planned."""
+    if num_rows(batch) != division.global_batch:
+        raise UsageError(
+            f"the plan is for {division.global_batch} samples per step, the batch has "
+            f"{num_rows(batch)}",
+            hint="give the whole batch of all ranks, or plan for this size",
         )
 
 
@@ -146,11 +177,30 @@ def _refuse(division: Division) -> None:
         raise UsageError(broken, hint="give one share per replica")
 
 
+def _warn_of_memory(division: Division) -> None:
+    """What only saves memory is left out: numbers are the same, and more is held than planned."""
+    left_out = [
+        what
+        for what, is_planned in (
+            (f"recomputation ({division.recompute})", division.recompute != "none"),
+            ("sequence parallelism", division.sequence_parallel),
+        )
+        if is_planned
+    ]
+    if left_out:
+        warnings.warn(
+            f"{' and '.join(left_out)} of the plan is not applied to your module: its numbers are "
+            "the same, and it holds more activations than planned",
+            DivisionWarning,
+            6,
+        )
+
+
 def _warn_of_counts(batch: Any, count: Count | None) -> None:
     if count is None and ignored_labels(batch):
         warnings.warn(
             "some labels are -100, so a mean over tokens weighs samples differently than replicas "
             "do; say what counts: count=lambda batch: (batch['labels'][:, 1:] != -100).sum()",
-            UnequalCountWarning,
+            DivisionWarning,
             6,
         )

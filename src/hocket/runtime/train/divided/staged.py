@@ -70,7 +70,7 @@ class Pipeline:
         piece = self._piece("train", first)
         self._owner = self._owners(piece)
         self._shared = self._shared_parameters(piece)
-        self._let_go(piece)
+        self._needed = self._needed_tensors(piece)
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
 
@@ -194,15 +194,28 @@ class Pipeline:
                 found.append((name, piece.owner(number), others))
         return found
 
-    def _let_go(self, piece: Piece) -> None:
-        """Take the weights of this rank to its device, and keep no memory for those of others."""
+    def _needed_tensors(self, piece: Piece) -> set[int]:
+        """Ids of the tensors that this rank computes with or updates, and of all buffers."""
         number_of = {name: number for number, name in piece.program.names.items()}
+        found = set()
         for name, tensor in self.tensors.items():
             number = number_of.get(name)
             readers = piece.readers(number) if number is not None else set()
-            if self._own in readers or self.stage_of(tensor) == self._own:
+            is_weight = isinstance(tensor, nn.Parameter)
+            if not is_weight or self._own in readers or self.stage_of(tensor) == self._own:
+                found.add(id(tensor))
+        return found
+
+    def is_needed(self, tensor: torch.Tensor) -> bool:
+        """Whether this rank holds a tensor of the model."""
+        return id(tensor) in self._needed
+
+    def settle(self) -> None:
+        """Take the weights of this rank to its device, and keep no memory for those of others."""
+        for tensor in self.tensors.values():
+            if self.is_needed(tensor):
                 tensor.data = tensor.data.to(self._mesh.device)
-            elif isinstance(tensor, nn.Parameter):
+            else:
                 hollow = nn.Parameter(
                     torch.empty_like(tensor, device="meta"), requires_grad=tensor.requires_grad
                 )

@@ -1,0 +1,129 @@
+"""The loop that `hocket.prepare` returns: what a person may ask of it beside its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hocket.api.planned import Planned, plan_graph
+from hocket.base.config import rank_variables
+from hocket.base.errors import UsageError
+from hocket.cost.profile import write_profile
+from hocket.cost.spans import profile_of_spans
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.carrier import Timings
+from hocket.runtime.train.checkpoint import (
+    read_state,
+    write_manifest,
+    write_part,
+    write_state,
+)
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.loop import TrainingLoop
+from hocket.runtime.train.ranked import rank_device
+from hocket.runtime.train.shared import share_text
+from hocket.service.checkpoint import write_checkpoint
+from hocket.view.report import write_report
+from hocket.view.trace import write_traces
+
+
+class Training(TrainingLoop):
+    """A loop that a plan carries; made by `prepare`."""
+
+    @property
+    def memory(self) -> KeptBudget | None:
+        """The memory plan that is kept, where there is a budget."""
+        return self._carrier.kept if isinstance(self._carrier, Budgeted) else None
+
+    def report(self, page: str | Path, trace: str | Path) -> None:
+        """Write the last timed step as a page, and as a trace beside the prediction.
+
+        A step is timed by ``train.step(batch, timed=True)``.
+        """
+        problem, plan, predicted, measured = self._timed()
+        write_traces(trace, problem, plan, {"predicted": predicted, "measured": measured})
+        write_report(page, problem, plan, measured)
+
+    def refine(self, profile: str | Path | None = None) -> Planned:
+        """Plan again with the times of the last timed step in place of estimates.
+
+        Its ``step_s`` beside ``explain()`` says whether changing is worth it; train on with
+        ``prepare(…, plan=…)`` after a checkpoint. The times are also written to the file
+        ``profile``, for ``hocket plan --profile``.
+        """
+        problem, _, _, measured = self._timed()
+        found = profile_of_spans(
+            problem.graph, problem.cluster, measured.op_device,
+            measured.op_end_s - measured.op_start_s,
+        )  # fmt: skip
+        if profile is not None:
+            write_profile(found, profile)
+        return plan_graph(
+            problem.graph, problem.cluster, transfers=problem.transfers,
+            objective=problem.objective, profile=found,
+        )  # fmt: skip
+
+    def _timed(self) -> Timings:
+        if self.timings is None:
+            raise UsageError(
+                "no step was timed", hint="time one: train.step(batch, timed=True), in one process"
+            )
+        return self.timings
+
+    def save(
+        self,
+        folder: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        sharded: bool = False,
+    ) -> Path:
+        """Write a checkpoint below ``folder`` and return its path; it is whole or not there.
+
+        ``extra`` is kept beside it: the ``state_dict()`` of a scheduler, an epoch. All ranks call
+        it, and the first one writes; with ``sharded`` each rank of a division writes what it has,
+        into a folder that all of them see.
+        """
+        parts = self.parts() if sharded else None
+        if parts is not None:
+            return save_parts(
+                folder, self.num_steps, parts, extra or {}, rank_device(rank_variables())
+            )
+        state = {**self.state_dict(), "extra": dict(extra or {})}
+        if rank_variables().get("RANK", "0") != "0":
+            return Path(folder)
+        return write_checkpoint(folder, self.num_steps, lambda place: write_state(place, state))
+
+    def load(self, checkpoint: str | Path) -> dict[str, Any]:
+        """Go on from a checkpoint, of this plan or another; returns its ``extra``."""
+        state = read_state(checkpoint)
+        extra: dict[str, Any] = state.pop("extra", {})
+        self.load_state_dict(state)
+        return extra
+
+
+def save_parts(
+    folder: str | Path,
+    step: int,
+    parts: dict[str, Any],
+    extra: Mapping[str, Any],
+    device: torch.device,
+) -> Path:
+    """Write a checkpoint of which each rank writes its part; all ranks call it."""
+    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+    def write(place: Path) -> None:
+        said = write_part(place, parts, rank)
+        listed = [share_text(said, each, device) for each in range(num_ranks)]
+        if not rank:
+            write_manifest(place, listed, extra)
+
+    if rank:
+        write(Path(share_text("", 0, device)))
+        return Path(share_text("", 0, device))
+    path = write_checkpoint(
+        folder, step, lambda place: write(Path(share_text(str(place), 0, device)))
+    )
+    return Path(share_text(str(path), 0, device))

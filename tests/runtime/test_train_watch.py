@@ -1,0 +1,80 @@
+"""What a loop says of its steps: the cause of a drift, and a better plan from measured times."""
+
+from dataclasses import replace
+from math import log
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from hocket.api import make_problem
+from hocket.base.errors import UsageError
+from hocket.capture import capture
+from hocket.cost.profile import read_profile
+from hocket.plan.plan import Plan
+from hocket.runtime.train.watch import likely_cause
+from hocket.simulate import simulate
+from hocket.training import prepare
+
+
+def net():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 8))
+    return model, (torch.randn(32, 64), torch.randint(0, 8, (32,)))
+
+
+def loss_of(model, batch):
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+@pytest.fixture(scope="module")
+def predicted():
+    """A step on two devices, with transfers between them."""
+    model, batch = net()
+    graph = capture(model, batch, forward=loss_of, optimizer="sgd", device="cpu")
+    problem = make_problem(graph, "2xv100-16g")
+    place = np.arange(graph.num_ops, dtype=np.int32) % 2
+    for group in set(graph.group.tolist()) - {-1}:
+        place[graph.group == group] = group % 2
+    return simulate(problem, Plan().placing(place)), problem.cluster.device_names
+
+
+def stretched(timeline, *, device=None, transfers=1.0, wait=1.0):
+    """The same step with longer ops of a device, longer transfers, or longer waits."""
+    num_ops = len(timeline.op_device)
+    takes = timeline.end_s - timeline.start_s
+    factor = np.ones(len(takes))
+    factor[num_ops:] = transfers
+    if device is not None:
+        factor[:num_ops][timeline.op_device == device] = 3.0
+    start = timeline.start_s * wait
+    return replace(timeline, start_s=start, end_s=start + takes * factor)
+
+
+def test_the_cause_of_a_drift_is_the_device_the_links_or_the_host(predicted):
+    timeline, names = predicted
+    slow = likely_cause(timeline, stretched(timeline, device=1), names)
+    assert slow == f"{names[1]} computes 3 times as long as predicted"
+    far = likely_cause(timeline, stretched(timeline, transfers=4.0), names)
+    assert far == "transfers take 4 times as long as predicted"
+    waiting = likely_cause(timeline, stretched(timeline, wait=10.0), names)
+    assert waiting.startswith("devices compute as predicted and wait")
+
+
+def test_refining_brings_the_prediction_nearer_and_writes_the_times(tmp_path):
+    model, batch = net()
+    train = prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), batch, forward=loss_of)
+    with pytest.raises(UsageError, match="no step was timed"):
+        train.refine()
+    for _ in range(3):
+        train.step(batch, timed=True)
+    measured_s = float(train.timings.measured.busy_s.sum())
+    planned = train.refine(tmp_path / "times.json")
+    entries = read_profile(tmp_path / "times.json").entries
+    assert len(entries) > 5
+    first_s = float(train.timings.predicted.busy_s.sum())
+    refined_s = float(planned.timeline.busy_s.sum())
+    assert abs(log(refined_s / measured_s)) < abs(log(first_s / measured_s)) + 0.05
+    again = prepare(model, train.optimizer, batch, plan=planned, forward=loss_of)
+    assert torch.isfinite(again.step(batch))
