@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from hocket.base.errors import InputFileError, UsageError
-from hocket.runtime.train.cuts import Cut
+from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.mesh import Mesh
 
 
@@ -22,7 +22,7 @@ def fill_hollow(
     model: nn.Module,
     weights: str | Path | None,
     is_needed: Callable[[torch.Tensor], bool],
-    cuts: Mapping[int, Cut],
+    cuts: Mapping[int, TensorCut],
     mesh: Mesh,
 ) -> None:
     """Read the tensors without memory that this rank needs from ``weights``: a file or a folder."""
