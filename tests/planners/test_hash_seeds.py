@@ -1,4 +1,4 @@
-"""Plans do not hang on how Python hashes strings in this process."""
+"""Plans do not hang on how Python hashes strings, nor on threads, folder or locale."""
 
 import os
 import subprocess
@@ -18,14 +18,24 @@ for family, num_ops in (("layered", 8), ("series-parallel", 40)):
 """
 
 
-def test_plans_are_the_same_with_every_hash_seed():
+def test_plans_are_the_same_with_every_hash_seed_number_of_threads_folder_and_locale(tmp_path):
+    one_thread = dict.fromkeys(
+        ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1"
+    )
+    surroundings = (
+        ({"PYTHONHASHSEED": "1"}, None),
+        ({"PYTHONHASHSEED": "2", "LC_ALL": "C", "LANG": "tr_TR", **one_thread}, tmp_path),
+    )
     said = {
         subprocess.run(
             [sys.executable, "-c", _SCRIPT],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True, text=True, check=True,
+            env={**os.environ, **variables},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
+        for variables, folder in surroundings
+    }
     assert len(said) == 1
     assert "[" in said.pop()
