@@ -11,8 +11,8 @@ from simulate.problems import joined, problem_of
 from hocket.graph import GraphBuilder, Role
 from hocket.planners.placement.pardnn.emulate import emulate
 from hocket.planners.placement.pardnn.memory import (
+    _BucketRoom,
     _move_enough,
-    _Room,
     _room_of,
     fit_memory,
     relieve,
@@ -67,7 +67,7 @@ def room(held, memory=100, num_ops=4):
     held = np.repeat(np.array(held, dtype=float)[:, None], NUM_BUCKETS, axis=1)
     memory_bytes = np.broadcast_to(memory, len(held)).astype(np.int64)
     able, workers = np.ones((len(held), num_ops), dtype=bool), np.ones(len(held), dtype=bool)
-    return _Room(held, memory_bytes, 1 / NUM_BUCKETS, able, workers)
+    return _BucketRoom(held, memory_bytes, 1 / NUM_BUCKETS, able, workers)
 
 
 def test_a_candidate_goes_where_it_just_fits_and_the_peak_is_lowest():
