@@ -56,9 +56,12 @@ class RunOptions:
             kinds = _ONLY_FOR.get(field_.name, (kind,))
             if kind not in kinds and getattr(self, field_.name) != default:
                 hint = f"leave it out: it is for a {kinds[0]}"
-                raise UsageError(f"{field_.name} has no meaning for a {kind}", hint=hint)
+                raise UsageError(
+                    f"{field_.name} has no meaning for {_ARTICLE.get(kind, kind)}", hint=hint
+                )
 
 
+_ARTICLE = {"placement": "a placement", "division": "a division", "shares": "shares of a batch"}
 _ONLY_FOR = {
     "slowdown": ("placement",), "model": ("placement", "shares"), "scale": ("placement",),
     "checks": ("division",), "dtype": ("division",),
