@@ -41,6 +41,7 @@ from hocket.graph.graph import Graph
 from hocket.runtime.executors import choose
 from hocket.runtime.launch import PLAN_VARIABLE
 from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.memory.uniform import uniform
 from hocket.runtime.rebuild import require_same
 from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.budgeted import Budgeted
@@ -49,7 +50,7 @@ from hocket.runtime.train.divided.agreement import require_same_everywhere, shar
 from hocket.runtime.train.divided.build import divided_carrier, require_batch, require_layers
 from hocket.runtime.train.divided.of_shares import division_of
 from hocket.runtime.train.divided.shares import Count, num_rows
-from hocket.runtime.train.fitting import KeptBudget, fitted
+from hocket.runtime.train.fitting import KeptBudget, fitted, too_large
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
@@ -124,6 +125,7 @@ def prepare(
             )  # fmt: skip
         else:
             assert not isinstance(saved, Division)
+            _require_one_budget(memory, saved, is_ranked)
             if is_ranked:
                 require_same_everywhere(model, rank_device(variables))
                 share_weights(model, rank_device(variables))
@@ -218,6 +220,17 @@ def _carrier(
     )  # fmt: skip
 
 
+def _require_one_budget(
+    memory: int | str | None, saved: Planned | SavedPlan | None, is_ranked: bool
+) -> None:
+    if memory is not None and (saved is not None or is_ranked):
+        what = "a plan that is given" if saved is not None else "ranks of a launcher"
+        raise UsageError(
+            f"memory= makes a plan for one device, which {what} cannot follow",
+            hint="leave memory= out, or plan with hocket fit and give that plan",
+        )
+
+
 def _budgeted(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -230,27 +243,55 @@ def _budgeted(
 ) -> Carrier:
     """The model within a number of bytes: the plan's memory section, or what fits ``memory``."""
     device = torch.device(recipe.device)
-    graph, program = recipe.trace(model, batch, "train")
+    budget_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    try:
+        graph, program = recipe.trace(model, batch, "train")
+    except UntraceableError as error:
+        if budget_bytes is None:
+            raise
+        reason = f"{error.where}: {error.message}"
+        return _leanest(model, batch, recipe, budget_bytes, device, reason)
     rounded = rounded_parameters(program)
 
     def rehearse(section: Memory) -> int:
         return rehearsed_peak_bytes(
             model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
-            clips=options.clip_norm is not None or options.accumulate > 1,
+            clips=options.clip_norm is not None, accumulate=options.accumulate,
         )  # fmt: skip
 
     if saved is not None:
         require_same(saved.problem.graph, graph, recipe.name)
-        section = saved.plan.get(Memory)
-        assert section is not None
+        section = saved.plan[Memory]
         found = KeptBudget(section, rehearse(section))
+        if found.peak_bytes is not None and found.peak_bytes > section.budget_bytes[0]:
+            raise too_large(found.peak_bytes, section.budget_bytes[0])
     else:
-        assert memory is not None
-        budget_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+        assert budget_bytes is not None
         planned = plan_graph(graph, find_cluster(on), planners=ONE_DEVICE)
         frontier = keep_budget(planned.problem, planned.plan, budget_bytes).frontier
         found = fitted(budget_bytes, frontier, rehearse)
-    return Budgeted(model, recipe, found, device, graph=graph, rounded=rounded)
+    return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)
+
+
+def _leanest(
+    model: nn.Module,
+    batch: Any,
+    recipe: Recipe,
+    budget_bytes: int,
+    device: torch.device,
+    reason: str,
+) -> Carrier:
+    """A model that cannot be recorded: everything streamed and recomputed, nothing rehearsed."""
+    section = uniform(
+        model, budget_bytes, activations="recomputed", checkpoint="offloaded",
+        parameters="streamed", update="host",
+    )  # fmt: skip
+    lost = (
+        f"{recipe.name} cannot be rehearsed, because {reason}; all is streamed and recomputed, "
+        "and whether that keeps the budget shows only when it runs"
+    )
+    warnings.warn(lost, CaptureWarning, 4)
+    return Budgeted(model, batch, recipe, KeptBudget(section, None), device, lost=lost)
 
 
 def _by_modules(

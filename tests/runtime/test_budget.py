@@ -10,9 +10,10 @@ from torch.optim import lr_scheduler
 
 import hocket
 from hocket.base.errors import NoFeasiblePlanError
+from hocket.capture import CaptureWarning
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.ledger import Ledger
-from hocket.runtime.memory.uniform import block_names
+from hocket.runtime.memory.uniform import block_names, uniform
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
@@ -39,9 +40,9 @@ def mixed(model, seed, **options):
     return Memory(budget_bytes=(0,), blocks=tuple(blocks), **options)
 
 
-def loop_of(model, optimizer, section, forward=None, **options):
+def loop_of(model, optimizer, section, batch, forward=None, **options):
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
-    carrier = Budgeted(model, recipe, KeptBudget(section, 0), CPU)
+    carrier = Budgeted(model, batch, recipe, KeptBudget(section, 0), CPU)
     return TrainingLoop(model, optimizer, carrier, LoopOptions(**options))
 
 
@@ -53,7 +54,9 @@ def compare(build, seed, *, steps=6, accumulate=1, clip_norm=None, **plan):
     batches = [batches[number % len(batches)] for number in range(steps)]
     optimizer, plain = adamw(model), adamw(twin)
     section = mixed(model, seed, **plan)
-    train = loop_of(model, optimizer, section, forward, accumulate=accumulate, clip_norm=clip_norm)
+    train = loop_of(
+        model, optimizer, section, batches[0], forward, accumulate=accumulate, clip_norm=clip_norm
+    )
     schedules = [lr_scheduler.StepLR(each, 2, 0.7) for each in (optimizer, plain)]
     torch.manual_seed(seed)
     ours = []
@@ -116,7 +119,7 @@ def test_own_loop_and_plain_evaluation_work():
     model, batches, forward = MODELS["tied"]()
     twin = copy.deepcopy(model)
     optimizer, plain = adamw(model), adamw(twin)
-    train = loop_of(model, optimizer, mixed(model, 7, loss_chunks=1), forward)
+    train = loop_of(model, optimizer, mixed(model, 7), batches[0], forward)
     for batch in batches:
         torch.manual_seed(1)
         loss = train(batch)
@@ -136,14 +139,41 @@ def test_own_loop_and_plain_evaluation_work():
     assert_same_state(model, twin)
 
 
+class Choosing(torch.nn.Module):
+    """Takes a way that depends on data."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers[: 3 if x.mean() > 0 else 2]:
+            x = layer(x).relu()
+        return x.square().mean()
+
+
+def test_dynamic_models_and_shapes_train_and_say_what_is_not_known():
+    torch.manual_seed(0)
+    model = Choosing()
+    twin = copy.deepcopy(model)
+    batches = [sign * torch.rand(rows, 6) for sign, rows in ((1, 4), (-1, 4), (1, 6))]
+    with pytest.warns(CaptureWarning, match="cannot be rehearsed"):
+        train = hocket.prepare(model, adamw(model), batches[0], memory="1MiB")
+    ours = [train.step(batch).item() for batch in batches]
+    assert ours == plain_steps(twin, adamw(twin), batches)
+    loop = loop_of(twin, adamw(twin), mixed(twin, 0), batches[0])
+    with pytest.warns(CaptureWarning, match="other shapes"):
+        loop.step(batches[2])
+
+
 def test_training_goes_on_from_a_checkpoint_under_another_plan():
     torch.manual_seed(0)
     model, batches, forward = MODELS["tied"]()
     other = copy.deepcopy(model)
-    first = loop_of(model, adamw(model), mixed(model, 8), forward, accumulate=2)
+    first = loop_of(model, adamw(model), mixed(model, 8), batches[0], forward, accumulate=2)
     for batch in batches[:3]:
         first.step(batch)
-    second = loop_of(other, adamw(other), mixed(other, 9), forward, accumulate=2)
+    second = loop_of(other, adamw(other), mixed(other, 9), batches[0], forward, accumulate=2)
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     torch.manual_seed(2)
     expected = [first.step(batch).item() for batch in batches]
@@ -155,7 +185,7 @@ def held(model, optimizer, section, batch, forward, steps=3):
     """The most that steps hold, counted."""
     ledger = Ledger()
     with ledger:
-        train = loop_of(model, optimizer, section, forward)
+        train = loop_of(model, optimizer, section, batch, forward)
         ledger.hold(train._carrier.lasting)
         ledger.hold(t for t in batch if isinstance(t, torch.Tensor))
         for _ in range(steps):
@@ -171,6 +201,17 @@ def test_rehearsed_peak_is_what_steps_hold(name):
     recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
     rehearsed = rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, CPU)
     assert held(model, optimizer, section, batches[0], forward) == rehearsed
+
+
+def test_offloading_does_not_ask_which_number_a_device_has():
+    peaks = []
+    for device in (CPU, torch.device("cpu", 0)):
+        model, batches, forward = MODELS["blocks"]()
+        optimizer = adamw(model)
+        recipe = Recipe(update=planned_update(optimizer, model), device="cpu", forward=forward)
+        section = uniform(model, 0, activations="offloaded")
+        peaks.append(rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, device))
+    assert peaks[0] == peaks[1]
 
 
 def test_prepare_keeps_a_budget_or_refuses():

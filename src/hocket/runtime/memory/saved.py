@@ -60,7 +60,9 @@ class SavedStorages:
         """What autograd holds in place of a tensor."""
         storage = tensor.untyped_storage()
         num_bytes, key = storage.nbytes(), storage._cdata
-        stays = num_bytes < _MIN_BYTES or key in self.kept or tensor.device != self.engines.device
+        # A device without a number is the same as the one that tensors name.
+        is_elsewhere = tensor.device.type != self.engines.device.type
+        stays = num_bytes < _MIN_BYTES or key in self.kept or is_elsewhere
         if stays or tensor.layout != torch.strided:
             return tensor
         if key not in self._saved:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
 from hocket.base.errors import UsageError
-from hocket.capture.fake import model_tensors
+from hocket.capture.fake import batch_tensors, model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
@@ -57,6 +57,7 @@ class Budgeted:
     def __init__(
         self,
         model: nn.Module,
+        batch: Any,
         recipe: Recipe,
         kept: KeptBudget,
         device: torch.device,
@@ -64,6 +65,7 @@ class Budgeted:
         graph: Graph | None = None,
         rounded: Mapping[str, torch.dtype] | None = None,
         is_rehearsal: bool = False,
+        lost: str = "",
     ) -> None:
         """``rounded`` are parameters that every op reads in another type only, by name.
 
@@ -71,7 +73,8 @@ class Budgeted:
         """
         memory = kept.section
         self._model, self._recipe, self.kept, self._memory = model, recipe, kept, memory
-        self.predicted_s, self.lost = kept.step_s, ""
+        self.predicted_s, self.lost = kept.step_s, lost
+        self._rehearsed = _shapes(batch)
         self._loss = ChosenLoss(recipe.loss)
         self._engines = CopyEngines(device, is_real=device.type == "cuda" and not is_rehearsal)
         self.blocks = blocks_of(model, memory, graph)
@@ -119,6 +122,7 @@ class Budgeted:
 
     def _forward(self, batch: Any) -> Carried:
         self._is_own_loop = False
+        self._notice_shapes(batch)
         self._visits.begin()
         self._bring_shared()
         returned = self._apply(batch)
@@ -347,13 +351,23 @@ class Budgeted:
             self._memory.loss_chunks, head.out_features, dtype,
         )  # fmt: skip
 
-    def _strayed(self) -> None:
-        if not self.lost:
-            self.lost = (
-                f"steps of {self._recipe.name} do not visit the same modules in the same order; "
-                "what is not foreseen is fetched when it is needed, the numbers are the same"
+    def _notice_shapes(self, batch: Any) -> None:
+        if (now := _shapes(batch)) != self._rehearsed:
+            self._lose(
+                f"a batch of other shapes than the rehearsed one ({now}; rehearsed: "
+                f"{self._rehearsed}) may hold more than was foreseen"
             )
-            warnings.warn(self.lost, CaptureWarning, 2)
+
+    def _strayed(self) -> None:
+        self._lose(
+            f"steps of {self._recipe.name} do not visit the same modules in the same order; "
+            "what is not foreseen is fetched when it is needed, the numbers are the same"
+        )
+
+    def _lose(self, what: str) -> None:
+        if not self.lost:
+            self.lost = what
+            warnings.warn(what, CaptureWarning, 2)
 
 
 def _head_of(model: nn.Module) -> nn.Linear:
@@ -369,6 +383,12 @@ def _head_of(model: nn.Module) -> nn.Linear:
             hint="plan with one piece (loss_chunks 1)",
         )
     return found
+
+
+def _shapes(batch: Any) -> str:
+    """The shapes of a batch, for people."""
+    batch = dict(batch) if isinstance(batch, Mapping) else batch
+    return ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in batch_tensors(batch))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes
 from hocket.plan.sections.memory import Memory
-from hocket.planners.memory.frontier import Frontier
+from hocket.planners.memory.frontier import Fitted, Frontier
 
 _MAX_TRIES = 4
 
@@ -22,8 +22,8 @@ class KeptBudget(NamedTuple):
     """A memory plan and what it was found to hold."""
 
     section: Memory
-    peak_bytes: int
-    """The most that the rehearsed steps held."""
+    peak_bytes: int | None
+    """The most that the rehearsed step held; None where it could not be rehearsed."""
     step_s: float | None = None
     """What a step should take, where somebody knows."""
 
@@ -31,28 +31,33 @@ class KeptBudget(NamedTuple):
 def fitted(budget_bytes: int, frontier: Frontier, rehearse: Callable[[Memory], int]) -> KeptBudget:
     """The fastest of the frontier's plans that keeps the budget when it is rehearsed."""
     plain = Memory(budget_bytes=(budget_bytes,), blocks=())
-    tried: dict[str, KeptBudget] = {}
+    peaks: dict[str, int] = {}
+    plans: dict[str, Fitted] = {}
+
+    def tried(plan: Fitted) -> int:
+        plans[plan.name] = plan
+        peaks[plan.name] = rehearse(plan.memory or plain)
+        return peaks[plan.name]
+
     asked = float(budget_bytes)
     for _ in range(_MAX_TRIES):
         chosen = frontier.best(asked) or frontier.smallest
-        if chosen.name in tried:
+        if chosen.name in peaks:
             break
-        section = chosen.memory if chosen.memory is not None else plain
-        peak_bytes = rehearse(section)
-        tried[chosen.name] = KeptBudget(section, peak_bytes, chosen.step_s)
-        asked = chosen.peak_bytes * budget_bytes / peak_bytes
-    kept = [each for each in tried.values() if each.peak_bytes <= budget_bytes]
-    if not kept and frontier.smallest.name not in tried:
-        leanest = frontier.smallest
-        section = leanest.memory if leanest.memory is not None else plain
-        last = KeptBudget(section, rehearse(section), leanest.step_s)
-        tried[leanest.name] = last
-        kept = [last] if last.peak_bytes <= budget_bytes else []
-    if not kept:
-        least = min(each.peak_bytes for each in tried.values())
-        raise NoFeasiblePlanError(
-            f"the step does not fit into {format_bytes(budget_bytes)}: the leanest plan holds "
-            f"{format_bytes(least)}",
-            hint=f"give it memory={least}, or make the batch smaller",
-        )
-    return min(kept, key=lambda each: (each.step_s or 0.0, each.peak_bytes))
+        asked = chosen.peak_bytes * budget_bytes / tried(chosen)
+    if min(peaks.values()) > budget_bytes and frontier.smallest.name not in peaks:
+        tried(frontier.smallest)
+    if min(peaks.values()) > budget_bytes:
+        raise too_large(min(peaks.values()), budget_bytes)
+    kept = [plans[name] for name, peak in peaks.items() if peak <= budget_bytes]
+    best = min(kept, key=lambda plan: (plan.step_s, peaks[plan.name]))
+    return KeptBudget(best.memory or plain, peaks[best.name], best.step_s)
+
+
+def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:
+    """The error of a step that does not keep its budget."""
+    return NoFeasiblePlanError(
+        f"the step does not fit into {format_bytes(budget_bytes)}: the leanest plan holds "
+        f"{format_bytes(peak_bytes)}",
+        hint=f"give it memory={peak_bytes}, or make the batch smaller",
+    )

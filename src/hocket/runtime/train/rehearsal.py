@@ -41,6 +41,7 @@ def rehearsed_peak_bytes(
     graph: Graph | None = None,
     rounded: Mapping[str, torch.dtype] | None = None,
     clips: bool = False,
+    accumulate: int = 1,
 ) -> int:
     """The peak of steps of ``model`` under a memory plan; nothing that is given is changed."""
     named = all_tensors(model, batch)
@@ -55,6 +56,7 @@ def rehearsed_peak_bytes(
     with torch.random.fork_rng(), torch.autograd.set_multithreading_enabled(False), mode, ledger:
         carrier = Budgeted(
             fake_model,
+            fake_batch,
             recipe,
             KeptBudget(memory, 0),
             device,
@@ -70,8 +72,10 @@ def rehearsed_peak_bytes(
             carrier.forward(fake_batch, 0)
         last_loss = torch.zeros((), device=device)
         ledger.peak_bytes = ledger.held_bytes
-        carrier.expect(None if clips else own)
-        carrier.train(fake_batch, 1, 1.0)
+        # Gradients of earlier parts of a step are there in the later ones.
+        for part in range(min(accumulate, 2)):
+            carrier.expect(None if clips or accumulate > 1 else own)
+            carrier.train(fake_batch, part + 1, 1.0)
         carrier.update(own)
         del last_loss
     return ledger.peak_bytes + _workspaces_bytes(device)
