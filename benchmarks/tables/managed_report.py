@@ -10,14 +10,11 @@ import json
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from hocket import __version__
 from hocket.base.atomic import write_atomically
 from hocket.view.drawing import svg_text
-from hocket.view.picture import picture_css
-from hocket.view.report import LOGO, fill, policy, template
-from hocket.view.sections import ColumnHead, section, table
+from hocket.view.page import ColumnHead, page_html, section, table
 
 COLOURS = ("#888888", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#d62728")
 WIDTH, HEIGHT, LEFT, TOP = 460, 260, 46, 14
@@ -115,22 +112,19 @@ def curves(runs: list[Run], over_time: bool) -> str:
 
 
 def report(results: list[Run]) -> str:
-    css = picture_css() + template("report.css")
     parts = []
     for mbit in sorted({run["mbit"] for run in results}):
         runs = [run for run in results if run["mbit"] == mbit]
         drawn = f"<p>{curves(runs, True)} {curves(runs, False)}</p>"
         shown = table([ColumnHead(each) for each in HEADS], rows_of(runs))
         parts.append(section(f"mbit-{mbit:g}", f"Links of {mbit:g} Mbit/s", shown, drawn))
-    empty = dict.fromkeys(("stats", "pipeline", "parts", "ranks", "plan"), "")
-    return fill(template("parallel.html"), {
-        **empty, "policy": policy(css, ""), "generator": f"hocket {__version__}",
-        "title": "Matrix factorisation over tables", "css": css, "logo": LOGO,
-        "icon": "data:image/svg+xml," + quote(LOGO), "candidates": "".join(parts),
-        "lead": "Root mean squared error of four workers on shaped links, each system at its best "
+    return page_html(
+        title="Matrix factorisation over tables",
+        lead="Root mean squared error of four workers on shaped links, each system at its best "
         "step size.",
-        "footer": escape(f"Measured with hocket {__version__}."),
-    })  # fmt: skip
+        body=parts,
+        footer=f"Measured with hocket {__version__}.",
+    )
 
 
 def main() -> None:
