@@ -67,19 +67,19 @@ def test_a_forged_certificate_is_refused(change):
     graph = two_peaks()
     _, certificate = certified_order(graph)
     choice = certificate.proof
-    while choice.cut is None:
+    while choice.flow is None:
         choice = choice.ways[0]
-    cut = choice.cut
+    flow = choice.flow
     if change == "bytes":
         forged = replace(certificate, bound_bytes=certificate.bound_bytes + 1)
     else:
-        column = {"storage": "flow", "read": "read_flow", "pair": "pair_flow"}[change]
-        value = getattr(cut, column).copy()
+        column = {"storage": "through", "read": "to_reader", "pair": "back"}[change]
+        value = getattr(flow, column).copy()
         if change == "pair":
             value = np.array([[2, 0, 5]])
         else:
             value[np.argmax(value)] += 7
-        tree = choice._replace(cut=cut._replace(**{column: value}))
+        tree = choice._replace(flow=flow._replace(**{column: value}))
         forged = replace(certificate, proof=tree)
     with pytest.raises(CheckError):
         check_certificate(graph, forged)

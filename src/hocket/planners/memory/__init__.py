@@ -4,6 +4,7 @@ kept, moved and made again within a budget (`budget`)."""
 from hocket.planners.memory.bound import Certificate, check_certificate
 from hocket.planners.memory.order import certified_order, memory_order, order_bound
 from hocket.planners.memory.packing import Addresses, Intervals, lifetimes, pack
+from hocket.planners.memory.release import release_gradients
 
 __all__ = [
     "Addresses",
@@ -15,4 +16,5 @@ __all__ = [
     "memory_order",
     "order_bound",
     "pack",
+    "release_gradients",
 ]

@@ -17,7 +17,7 @@ from hocket.base.arrays import LongArray
 from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph
 from hocket.planners.memory.branch import Choice
-from hocket.planners.memory.cut import OpCut, minimum_cut
+from hocket.planners.memory.cut import Flow, OpCut, minimum_cut
 from hocket.planners.memory.storages import Storages, storages_of
 from hocket.planners.memory.walk import memory_curve
 
@@ -84,8 +84,8 @@ def check_certificate(graph: Graph, certificate: Certificate) -> None:
 
 
 def _proven(storages: Storages, choice: Choice, before: list[int], after: list[int]) -> int:
-    if choice.cut is not None:
-        return _flow_value(storages, choice.cut, before, after)
+    if choice.flow is not None:
+        return _flow_value(storages, choice.flow, before, after)
     ops = choice.first_of
     if not ops or len(choice.ways) != len(ops) or len(set(ops)) != len(ops):
         raise CheckError("a choice of the certificate has not a way for each of its ops")
@@ -97,18 +97,18 @@ def _proven(storages: Storages, choice: Choice, before: list[int], after: list[i
     return min(proven)
 
 
-def _flow_value(storages: Storages, cut: OpCut, before: list[int], after: list[int]) -> int:
+def _flow_value(storages: Storages, flow: Flow, before: list[int], after: list[int]) -> int:
     """What a flow proves: bytes that every order with these precedences holds while the op runs."""
     first = np.concatenate((storages.before, np.array(before, dtype=np.int64)))
     second = np.concatenate((storages.after, np.array(after, dtype=np.int64)))
-    earlier = _closure(storages.num_ops, cut.op, second, first)
-    later = _closure(storages.num_ops, cut.op, first, second)
-    later[cut.op] = True
+    earlier = _closure(storages.num_ops, flow.op, second, first)
+    later = _closure(storages.num_ops, flow.op, first, second)
+    later[flow.op] = True
     if np.any(earlier & later):
         raise CheckError("a choice of the certificate contradicts what ops read")
-    surplus = _surplus(storages, cut)
+    surplus = _surplus(storages, flow)
     allowed = set(zip(first.tolist(), second.tolist(), strict=True))
-    for tail, head, amount in cut.pair_flow.tolist():
+    for tail, head, amount in flow.back.tolist():
         if (tail, head) not in allowed or amount < 0:
             raise CheckError("a flow of the certificate goes where nothing orders two ops")
         surplus[tail] += amount
@@ -116,24 +116,27 @@ def _flow_value(storages: Storages, cut: OpCut, before: list[int], after: list[i
     if np.any(surplus[~earlier & ~later] != 0):
         raise CheckError("a flow of the certificate begins or ends at an op in between")
     # What leaves the ops that ran before reaches those after, or stays to the end.
-    taken = storages.passing_bytes[cut.op] + storages.num_bytes[storages.producer == cut.op].sum()
+    taken = storages.passing_bytes[flow.op] + storages.num_bytes[storages.producer == flow.op].sum()
     return int(-surplus[earlier].sum() + taken)
 
 
-def _surplus(storages: Storages, cut: OpCut) -> LongArray:
+def _surplus(storages: Storages, flow: Flow) -> LongArray:
     """What flows into each op through storages, less what flows out."""
-    if cut.flow.shape != storages.producer.shape or cut.read_flow.shape != storages.readers.shape:
+    if (
+        flow.through.shape != storages.producer.shape
+        or flow.to_reader.shape != storages.readers.shape
+    ):
         raise CheckError("a flow of the certificate does not fit the graph")
-    if np.any(cut.flow > storages.num_bytes) or np.any(cut.read_flow < 0):
+    if np.any(flow.through > storages.num_bytes) or np.any(flow.to_reader < 0):
         raise CheckError("a flow of the certificate is larger than its storage, or negative")
-    storage = np.repeat(np.arange(len(cut.flow)), np.diff(storages.reader_ptr))
-    ends = np.zeros(len(cut.flow), dtype=np.int64)
-    np.add.at(ends, storage, cut.read_flow)
-    if np.any((ends != cut.flow) & ~storages.is_kept) or np.any(ends > cut.flow):
+    storage = np.repeat(np.arange(len(flow.through)), np.diff(storages.reader_ptr))
+    ends = np.zeros(len(flow.through), dtype=np.int64)
+    np.add.at(ends, storage, flow.to_reader)
+    if np.any((ends != flow.through) & ~storages.is_kept) or np.any(ends > flow.through):
         raise CheckError("a flow of the certificate ends inside a storage")
     surplus = np.zeros(storages.num_ops, dtype=np.int64)
-    np.add.at(surplus, storages.readers, cut.read_flow)
-    np.subtract.at(surplus, storages.producer, cut.flow)
+    np.add.at(surplus, storages.readers, flow.to_reader)
+    np.subtract.at(surplus, storages.producer, flow.through)
     return surplus
 
 

@@ -2,7 +2,7 @@
 
 Hill and valley (Liu, 1987, "An application of generalized tree pebbling to sparse matrix
 factorization", carried over to graphs that are not trees): when an op becomes ready, or becomes
-the last to hold a storage, up to `REACH` ops that follow from it are tried, best first; if they
+the last to hold a storage, up to ``reach`` ops that follow from it are tried, best first; if they
 end with no more bytes than before and stay under a target on the way, they are run at once. So an
 update with its passing results follows its gradient directly, which a rule that looks at single
 ops cannot see. The same walk from the end to the beginning delays what takes memory. O(ops · reach
@@ -30,8 +30,8 @@ from hocket.planners.memory.walk import (
     taken_bytes,
 )
 
-REACH = 40
-"""Ops that one look ahead tries."""
+SHORT_REACH, LONG_REACH = 12, 40
+"""Ops that one look ahead tries: enough for a fused update, or for one in single ops."""
 _WIDTH = 48
 """Ops among which it chooses."""
 _MOST = 2**62
@@ -263,8 +263,7 @@ def _hoist(
 
 
 def hoisted(
-    storages: Storages, base: LongArray, target: int, *, backwards: bool = False,
-    reach: int = REACH,
+    storages: Storages, base: LongArray, target: int, *, backwards: bool, reach: int
 ) -> tuple[LongArray, int]:  # fmt: skip
     """An order that follows ``base`` and runs ahead where it pays, and its peak.
 

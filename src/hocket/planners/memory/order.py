@@ -1,6 +1,6 @@
 """An order of a step's ops that holds few bytes at once, and the proof of how few are possible.
 
-A portfolio: the graph's own order and the demand-driven one, both hoisted (`hoist`); cuts at the
+A portfolio: the graph's own order and the demand-driven ones, all hoisted (`hoist`); cuts at the
 ops with the most bytes bound every order (`cut`); while there is a gap, the peak's ops are moved to
 their cheapest moments (`refine`), then pairs of them are ordered both ways, which raises the bound
 and finds the orders that need it (`branch`). The effort is counted in walks over the graph, so the
@@ -9,21 +9,28 @@ same graph gives the same order on every machine. O(effort · pins).
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 
 from hocket.base.arrays import IntArray
 from hocket.graph.graph import Graph
 from hocket.planners.memory.bound import Certificate, largest_cuts
-from hocket.planners.memory.branch import Choice, branched, legal
+from hocket.planners.memory.branch import Choice, branched
+from hocket.planners.memory.cut import maximum_flow
 from hocket.planners.memory.demand import demand_order
 from hocket.planners.memory.exact import exact_order
+from hocket.planners.memory.hoist import LONG_REACH, SHORT_REACH
+from hocket.planners.memory.legal import legal
 from hocket.planners.memory.refine import Found, WorkLeft, hoisted_both_ways, refined
 from hocket.planners.memory.storages import Storages, storages_of
 from hocket.planners.memory.walk import peak_bytes
 
-_VISITS = 5_000_000
+_VISITS = 3_000_000
 """Ops that all cuts of one search visit together, about."""
-_MIN_EFFORT, _MAX_EFFORT = 100, 3_000
+_MIN_EFFORT, _MAX_EFFORT = 250, 4_000
+_SHARES = (0.0, 0.3, 0.6, 0.9)
+"""Targets between the bound and the present peak."""
 _MAX_CUTS = 24
 """Cuts that one order is asked for."""
 
@@ -59,9 +66,10 @@ def search(storages: Storages) -> tuple[Found, Choice | None]:
     found = Found(peak_bytes(storages, given), given)
     if storages.num_ops == 0 or found.peak_bytes == 0:
         return found, None
-    for base in (given, demand_order(storages)):
+    demanded = (demand_order(storages, last_first=backwards) for backwards in (False, True))
+    for base, reach in product((given, *demanded), (SHORT_REACH, LONG_REACH)):
         # A target that the next walk has to beat: one that is too low would forbid to run ahead.
-        now = hoisted_both_ways(storages, base, found.peak_bytes - 1, effort)
+        now = hoisted_both_ways(storages, base, found.peak_bytes - 1, effort, reach)
         found = min(found, now, key=lambda each: each.peak_bytes)
     return _bounded(storages, found, effort)
 
@@ -71,14 +79,25 @@ def _bounded(storages: Storages, found: Found, effort: WorkLeft) -> tuple[Found,
     if found.peak_bytes == 0:
         return found, None
     cuts = largest_cuts(storages, found.order, _MAX_CUTS)
+    found = _squeezed(storages, found, cuts[0].num_bytes, effort)
     found = refined(storages, found, cuts[0].num_bytes, effort)
     if found.peak_bytes > cuts[0].num_bytes:
         found = exact_order(storages, found)
-        more = largest_cuts(storages, found.order, _MAX_CUTS)
-        cuts = [max(cuts[0], more[0], key=lambda cut: cut.num_bytes)]
+        known = {cut.op: cut for cut in (*cuts, *largest_cuts(storages, found.order, _MAX_CUTS))}
+        cuts = sorted(known.values(), key=lambda cut: -cut.num_bytes)
     if found.peak_bytes > cuts[0].num_bytes:
-        return branched(storages, found, cuts[0], effort)
-    return found, Choice(cuts[0].num_bytes, cuts[0])
+        return branched(storages, found, cuts, effort)
+    return found, Choice(cuts[0].num_bytes, maximum_flow(storages, cuts[0].op))
+
+
+def _squeezed(storages: Storages, found: Found, bound: int, effort: WorkLeft) -> Found:
+    """Walk again under lower targets as long as one of them helps."""
+    best = found
+    for share in _SHARES:
+        target = bound + int(share * (best.peak_bytes - bound))
+        now = hoisted_both_ways(storages, best.order, target, effort)
+        best = min(best, now, key=lambda each: each.peak_bytes)
+    return best if best.peak_bytes == found.peak_bytes else _squeezed(storages, best, bound, effort)
 
 
 def _effort(storages: Storages) -> WorkLeft:

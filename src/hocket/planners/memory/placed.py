@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.planners.memory.branch import legal
+from hocket.planners.memory.legal import legal
 from hocket.planners.memory.order import certificate_of, search
 from hocket.planners.memory.storages import device_storages, preceded
 from hocket.planners.order.levels import placement_of

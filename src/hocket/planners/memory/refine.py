@@ -16,13 +16,14 @@ import numpy as np
 
 from hocket.base.arrays import LongArray
 from hocket.planners.memory.cut import minimum_cut
-from hocket.planners.memory.hoist import hoisted
+from hocket.planners.memory.hoist import SHORT_REACH, hoisted
 from hocket.planners.memory.storages import Storages, passing_through
 from hocket.planners.memory.walk import memory_curve, peak_bytes
 
 _MAX_ROUNDS = 8
 _TURNS = 6
-_CUTS_PER_WALK = 8
+_REACH_PER_CUT = 3
+"""A walk takes as long as about so many cuts as this goes into its reach."""
 
 
 class Found(NamedTuple):
@@ -39,9 +40,9 @@ class WorkLeft:
     left: int
     """In cuts; a walk over the graph counts as several."""
 
-    def walk(self) -> bool:
+    def walk(self, reach: int) -> bool:
         """Whether one more walk may be made; it is counted."""
-        self.left -= _CUTS_PER_WALK
+        self.left -= max(reach // _REACH_PER_CUT, 1)
         return self.left >= 0
 
     def cut(self) -> bool:
@@ -50,7 +51,9 @@ class WorkLeft:
         return self.left >= 0
 
 
-def hoisted_both_ways(storages: Storages, base: LongArray, target: int, effort: WorkLeft) -> Found:
+def hoisted_both_ways(
+    storages: Storages, base: LongArray, target: int, effort: WorkLeft, reach: int = SHORT_REACH
+) -> Found:
     """The best of a few walks from both ends, each along the order of the one before.
 
     They end where one stays within ``target``, which running ahead may not exceed.
@@ -59,9 +62,9 @@ def hoisted_both_ways(storages: Storages, base: LongArray, target: int, effort: 
     for turn in range(_TURNS):
         is_backwards = turn % 2 == 1
         before = best.peak_bytes
-        if before <= target or not effort.walk():
+        if before <= target or not effort.walk(reach):
             break
-        order, peak = hoisted(storages, order, target, backwards=is_backwards)
+        order, peak = hoisted(storages, order, target, backwards=is_backwards, reach=reach)
         if peak < before:
             best = Found(peak, order)
         elif is_backwards:
