@@ -165,12 +165,13 @@ class TrainingLoop:
 
     def load_state_dict(self, state: State) -> None:
         """Go on from what `state_dict` gave."""
+        if not isinstance(self._carrier, HoldsParts):
+            require_same_model(state["model"], self.model.state_dict())
         optimizer = refitted_optimizer(state["optimizer"], self.optimizer)
         self._drop_gradients()
         if isinstance(self._carrier, HoldsParts):
             self._carrier.take({**state, "optimizer": optimizer}, self.optimizer)
         else:
-            require_same_model(state["model"], self.model.state_dict())
             self._carrier.gather(self.optimizer)
             self._take(state, optimizer)
         self.num_steps = int(state["loop"]["num_steps"])
