@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.base.units import format_seconds
+from hocket.graph.graph import Stream
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,8 +67,9 @@ class Timeline:
 
     @property
     def busy_s(self) -> FloatArray:
-        """Seconds of work on each device, those of its streams added up."""
-        length_s = self.op_end_s - self.op_start_s
+        """Seconds in which each device computes; copies and sums on other streams go on beside."""
+        computes = self.stream[: self.num_works] == Stream.COMPUTE
+        length_s = np.where(computes, self.op_end_s - self.op_start_s, 0.0)
         busy_s = np.bincount(self.op_device, weights=length_s, minlength=self.num_devices)
         return busy_s.astype(np.float64)
 
