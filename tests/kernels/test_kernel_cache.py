@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hocket.base.errors import UsageError
-from hocket.kernels import files, is_compiled, kernel
+from hocket.kernels import files, is_compiled, kernel, progress
 
 MANY = """
 import sys
@@ -41,6 +41,7 @@ def new_kernel() -> Any:
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
     monkeypatch.setattr(files, "_told", [])
+    monkeypatch.setattr(progress, "_listeners", [])  # a command that ran before may have told
     return tmp_path / "kernels"
 
 

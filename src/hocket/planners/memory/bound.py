@@ -17,7 +17,7 @@ from hocket.base.arrays import LongArray
 from hocket.base.errors import CheckError
 from hocket.graph.graph import Graph
 from hocket.planners.memory.branch import Choice
-from hocket.planners.memory.cut import Flow, OpCut, minimum_cut
+from hocket.planners.memory.cut import CutFlow, OpCut, minimum_cut
 from hocket.planners.memory.storages import Storages, storages_of
 from hocket.planners.memory.walk import memory_curve
 
@@ -97,7 +97,7 @@ def _proven(storages: Storages, choice: Choice, before: list[int], after: list[i
     return min(proven)
 
 
-def _flow_value(storages: Storages, flow: Flow, before: list[int], after: list[int]) -> int:
+def _flow_value(storages: Storages, flow: CutFlow, before: list[int], after: list[int]) -> int:
     """What a flow proves: bytes that every order with these precedences holds while the op runs."""
     first = np.concatenate((storages.before, np.array(before, dtype=np.int64)))
     second = np.concatenate((storages.after, np.array(after, dtype=np.int64)))
@@ -120,7 +120,7 @@ def _flow_value(storages: Storages, flow: Flow, before: list[int], after: list[i
     return int(-surplus[earlier].sum() + taken)
 
 
-def _surplus(storages: Storages, flow: Flow) -> LongArray:
+def _surplus(storages: Storages, flow: CutFlow) -> LongArray:
     """What flows into each op through storages, less what flows out."""
     if (
         flow.through.shape != storages.producer.shape

@@ -21,7 +21,7 @@ import numpy as np
 from hocket.base.arrays import LongArray
 from hocket.planners.memory.cut import (
     BETWEEN,
-    Flow,
+    CutFlow,
     OpCut,
     Pairs,
     maximum_flow,
@@ -46,7 +46,7 @@ class Choice(NamedTuple):
     first."""
 
     bound_bytes: int
-    flow: Flow | None = None
+    flow: CutFlow | None = None
     first_of: tuple[int, ...] = ()
     ways: tuple[Choice, ...] = ()
     """Per op of ``first_of``: it runs before all others of them."""

@@ -41,7 +41,7 @@ class OpCut(NamedTuple):
     """Per op: whether it has run at that moment."""
 
 
-class Flow(NamedTuple):
+class CutFlow(NamedTuple):
     """What proves the bytes of a cut: as much flows from what runs before an op to what follows."""
 
     op: int
@@ -255,7 +255,7 @@ def minimum_cut(storages: Storages, op: int, further: Pairs = NO_PAIRS) -> OpCut
     return OpCut(op, found.total + taken_by(storages, op), has_run)
 
 
-def maximum_flow(storages: Storages, op: int) -> Flow:
+def maximum_flow(storages: Storages, op: int) -> CutFlow:
     """The flow that proves what the minimum cut of ``op`` is."""
     side, network, _, moved, _ = _solved(storages, op, NO_PAIRS)
     kind, which = network.kind[: len(moved)], network.which[: len(moved)]
@@ -274,4 +274,4 @@ def maximum_flow(storages: Storages, op: int) -> Flow:
     used = (kind == _PAIR) & (moved > 0)
     pair = which[used]
     back = np.stack((storages.before[pair], storages.after[pair], moved[used]), axis=1)
-    return Flow(op, through, to_reader, back)
+    return CutFlow(op, through, to_reader, back)

@@ -102,10 +102,10 @@ def _held_back(
     graph: Graph, before: dict[Phase, dict[int, int]], phase: Phase, block: int, number: int
 ) -> tuple[int, int] | None:
     """The pass and the op after which a block may be gathered, one ahead; None: at once."""
-    order = list(before[phase])
-    at = order.index(block)
+    first_ops = list(before[phase].values())
+    at = first_ops.index(before[phase][block])  # of blocks that one op needs first, none waits
     if at:
-        return number, before[phase][order[at - 1]]
+        return number, first_ops[at - 1]
     if phase == Phase.BACKWARD:
         return number, int(np.flatnonzero(graph.op_phase == Phase.FORWARD)[-1])
     if number == 0:
