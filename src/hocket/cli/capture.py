@@ -29,11 +29,7 @@ def command(
     output: Path,
     full: bool,
     device: str,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    loss: str | None,
+    options: ModelOptions,
     as_json: bool,
 ) -> None:
     """Capture one step of a model, without weights, memory or downloads.
@@ -46,9 +42,7 @@ def command(
 
     require_folder(output)
     started = time.perf_counter()
-    graph = capture_model(
-        model, ModelOptions(batch, seq, dtype, optimizer, loss), full=full, device=device
-    )
+    graph = capture_model(model, options, full=full, device=device)
     elapsed_s = time.perf_counter() - started
     write_graph(graph, output)
     result = {

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from hocket.cli.output import emit, json_option, working
+from hocket.cli.output import json_option, working
+from hocket.cli.sources import give_cluster, require_folder
 
 
 @click.command("detect")
@@ -27,17 +28,10 @@ from hocket.cli.output import emit, json_option, working
 @json_option
 def command(output: Path | None, processes: int, as_json: bool) -> None:
     """Describe this machine's devices and links as a TOML cluster file."""
-    from hocket.api.clusters import cluster_to_dict, cluster_to_toml, detect
-    from hocket.base.atomic import write_atomically
+    from hocket.api.clusters import detect
 
+    if output is not None:
+        require_folder(output)
     with working("looking at this machine"):
         cluster = detect(processes)
-    text = cluster_to_toml(cluster)
-    if output is not None:
-        write_atomically(output, text.encode())
-    if as_json:
-        emit({"file": str(output) if output else None, "cluster": cluster_to_dict(cluster)})
-    elif output is None:
-        click.echo(text, nl=False)
-    else:
-        click.echo(f"wrote {output} — next: hocket plan gpt2 --on {output}")
+    give_cluster(cluster, output, as_json, "hocket plan gpt2")

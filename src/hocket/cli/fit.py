@@ -83,11 +83,7 @@ def command(
     output: Path | None,
     profile: Path | None,
     calibration: Path | None,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    loss: str | None,
+    options: ModelOptions,
     as_json: bool,
 ) -> None:
     """Keep the step of MODEL_OR_GRAPH within a number of bytes on one device.
@@ -104,7 +100,6 @@ def command(
         output = Path("plan.json")
     if output is not None:
         require_folder(output)
-    options = ModelOptions(batch, seq, dtype, optimizer, loss)
     announce_compilation()
     found: dict[str, Any] = {}
     if grows is not None:

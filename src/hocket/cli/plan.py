@@ -140,11 +140,7 @@ def command(
     calibration: Path | None,
     shows_all: bool,
     overwrite: bool,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    loss: str | None,
+    options: ModelOptions,
     as_json: bool,
 ) -> None:
     """Plan MODEL_OR_GRAPH on a cluster: compare the candidates, write the best.
@@ -162,7 +158,7 @@ def command(
     if output is not None:
         require_folder(output)
         require_own_kind(output, "placement", overwrite=overwrite)
-    graph, graph_file = load_graph(source, ModelOptions(batch, seq, dtype, optimizer, loss))
+    graph, graph_file = load_graph(source, options)
     problem = make_problem(
         graph, on, transfers, profile, calibration, objective, contiguous, headroom_bytes
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from hocket.cli.output import emit, json_option
-from hocket.cli.sources import require_folder
+from hocket.cli.output import json_option
+from hocket.cli.sources import give_cluster, require_folder
 
 
 @click.command("probe")
@@ -22,20 +22,10 @@ def command(output: Path | None, as_json: bool) -> None:
     spares that program the measuring, and ``hocket collective allreduce --on cluster.toml`` shows
     what the links allow.
     """
-    from hocket.api.clusters import cluster_to_dict, cluster_to_toml, probe_links
-    from hocket.base.atomic import write_atomically
+    from hocket.api.clusters import probe_links
 
     if output is not None:
         require_folder(output)
     rank, cluster = probe_links()
-    if rank != 0:
-        return
-    text = cluster_to_toml(cluster)
-    if output is not None:
-        write_atomically(output, text.encode())
-    if as_json:
-        emit({"file": str(output) if output else None, "cluster": cluster_to_dict(cluster)})
-    elif output is None:
-        click.echo(text, nl=False)
-    else:
-        click.echo(f"wrote {output} — next: hocket collective allreduce --on {output}")
+    if rank == 0:
+        give_cluster(cluster, output, as_json, "hocket collective allreduce")

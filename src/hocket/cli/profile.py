@@ -50,11 +50,7 @@ def command(
     device: str | None,
     budget_s: float,
     fresh: bool,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    loss: str | None,
+    options: ModelOptions,
     as_json: bool,
 ) -> None:
     """Time every distinct op of a model's step on this machine and store the times."""
@@ -62,7 +58,6 @@ def command(
     from hocket.api.costs import write_profile
     from hocket.api.measuring import profile_program
 
-    options = ModelOptions(batch, seq, dtype, optimizer, loss)
     require_folder(output)
     place, kind = _local_kind(device)
     with working(f"capturing {model}"):

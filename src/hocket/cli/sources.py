@@ -7,15 +7,17 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
-from hocket.cli.output import say, working
+from hocket.cli.output import emit, say, working
 
 if TYPE_CHECKING:
     from hocket.graph.graph import Graph
+    from hocket.hardware.cluster import Cluster
     from hocket.plan.files import SavedPlan
     from hocket.plan.problem import Objective, Problem, TransferMode
 
@@ -56,8 +58,22 @@ class ModelOptions:
 
 
 def model_options(command: F) -> F:
-    """The options that say how a model is built and what step is captured."""
-    options = (
+    """The options that say how a model is built and what step is captured, as ``options``."""
+
+    @wraps(command)
+    def collected(
+        *args: Any,
+        batch: int | None,
+        seq: int | None,
+        dtype: str | None,
+        optimizer: str | None,
+        loss: str | None,
+        **others: Any,
+    ) -> Any:
+        options = ModelOptions(batch, seq, dtype, optimizer, loss)
+        return command(*args, options=options, **others)
+
+    named = (
         click.option(
             "--optimizer",
             type=click.Choice(["adamw", "adam", "sgd", "sgd-momentum", "none"]),
@@ -85,9 +101,10 @@ def model_options(command: F) -> F:
             help="Samples in one step. [default: the model's]",
         ),
     )
-    for option in options:
-        command = option(command)
-    return command
+    found = cast(F, collected)
+    for option in named:
+        found = option(found)
+    return found
 
 
 def is_graph_file(text: str) -> bool:
@@ -294,6 +311,22 @@ def announce_compilation(about: int = 1) -> None:
         num_compiled += 1
 
     tell_before_compiling(tell)
+
+
+def give_cluster(cluster: Cluster, output: Path | None, as_json: bool, next_command: str) -> None:
+    """Write or print a cluster that was found, and say what it is good for."""
+    from hocket.api.clusters import cluster_to_dict, cluster_to_toml
+    from hocket.base.atomic import write_atomically
+
+    text = cluster_to_toml(cluster)
+    if output is not None:
+        write_atomically(output, text.encode())
+    if as_json:
+        emit({"file": str(output) if output else None, "cluster": cluster_to_dict(cluster)})
+    elif output is None:
+        click.echo(text, nl=False)
+    else:
+        click.echo(f"wrote {output} — next: {next_command} --on {output}")
 
 
 def plan_arguments(command: F) -> F:

@@ -65,11 +65,7 @@ def command(
     job_type: str | None,
     calibration: Path | None,
     output: Path | None,
-    batch: int | None,
-    seq: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    loss: str | None,
+    options: ModelOptions,
     as_json: bool,
 ) -> None:
     """Predict steps per second of models on kinds of devices, for one device and for gangs.
@@ -87,7 +83,6 @@ def command(
         raise UsageError("--measured is about one model", hint="take models one at a time")
     servers, sizes = _servers(kinds, _bandwidth_bps(network)), _gangs(gangs)
     speeds = _measured(measured)
-    options = ModelOptions(batch, seq, dtype, optimizer, loss)
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
     announce_compilation()

@@ -30,7 +30,7 @@ class Timings(NamedTuple):
     measured: Timeline
 
 
-class Carrier(Protocol):
+class Passes(Protocol):
     """Computes losses and gradients where a plan says, and has the optimizer use them."""
 
     tensors: Mapping[str, torch.Tensor]
@@ -58,17 +58,21 @@ class Carrier(Protocol):
     def forward(self, batch: Any, step: int) -> Carried:
         """The loss of a batch, whose ``backward()`` adds the gradients."""
 
-    def clip(self, max_norm: float) -> None:
-        """Clip the gradients of all parameters, wherever they are, by their common norm."""
-
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Have the newest weights and states here, also those that other processes have."""
-
     def evaluate(self, batch: Any) -> Carried:
         """The loss of a batch in evaluation mode."""
 
     def predict(self, batch: Any) -> Any:
         """What the model returns in evaluation mode."""
+
+
+class Carrier(Passes, Protocol):
+    """Passes that know all ranks of the training, as the person's loop needs it."""
+
+    def clip(self, max_norm: float) -> None:
+        """Clip the gradients of all parameters, wherever they are, by their common norm."""
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have the newest weights and states here, also those that other processes have."""
 
 
 @runtime_checkable

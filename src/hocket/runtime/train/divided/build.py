@@ -14,7 +14,7 @@ from hocket.base.errors import UsageError
 from hocket.plan.sections import Schedule
 from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.carrier import Carrier, Passes
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
 from hocket.runtime.train.divided.hollow import fill_hollow
@@ -37,7 +37,7 @@ from hocket.runtime.train.recorded import Recipe
 from hocket.transformer import Division
 from hocket.transformer.rules import broken_shares
 
-MakeInner = Callable[[Any], Carrier]
+MakeInner = Callable[[Any], Passes]
 """The carrier of the model on one device for batches like the given one."""
 
 
@@ -77,7 +77,7 @@ def divided_carrier(
     if division.pipeline == 1:
         fill_hollow(model, weights, _always, cuts, mesh)
     rows = settled(take_rows(batch, own))
-    inner: Carrier
+    inner: Passes
     stage_of: Callable[[torch.Tensor], int] = _on_the_first
     refresh: Callable[[], None] = _nothing
     if division.pipeline > 1:

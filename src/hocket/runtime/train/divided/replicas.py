@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from hocket.capture.perform import draw_seed
 from hocket.runtime.train.batches import settled
-from hocket.runtime.train.carrier import Carried, Carrier, Timings
+from hocket.runtime.train.carrier import Carried, Passes, Timings
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.clip import clip_everywhere
 from hocket.runtime.train.divided.mesh import Mesh
@@ -43,7 +43,7 @@ class Replicas:
 
     def __init__(
         self,
-        inner: Carrier,
+        inner: Passes,
         model: nn.Module,
         mesh: Mesh,
         *,

@@ -37,7 +37,7 @@ class _Applied(nn.Module):
 
 
 class ShardedModel:
-    """A model whose weights are divided over replicas; see `Carrier`."""
+    """A model whose weights are divided over replicas; see `Passes`."""
 
     predicted_s: float | None = None
     lost = ""
@@ -98,13 +98,6 @@ class ShardedModel:
         """What the model returns."""
         with torch.no_grad(), in_mode(self._model, is_training=False):
             return self._applied(batch)
-
-    def clip(self, max_norm: float) -> None:
-        """Left to who knows all ranks."""
-        raise NotImplementedError
-
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Left to who knows all ranks."""
 
 
 def _refuse_states(optimizer: torch.optim.Optimizer) -> None:

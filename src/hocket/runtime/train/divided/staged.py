@@ -37,7 +37,7 @@ _Action = tuple[Segment, int]
 
 
 class Pipeline:
-    """One rank of a pipeline; see `Carrier`."""
+    """One rank of a pipeline; see `Passes`."""
 
     lost = ""
     predicted_s: float | None = None
@@ -125,13 +125,6 @@ class Pipeline:
                 data = self._channels.receive_now(owner, tensor.numel() * tensor.itemsize)
                 tensor.data.copy_(data.view(tensor.dtype).view(tensor.shape))
         self._channels.settle()
-
-    def clip(self, max_norm: float) -> None:
-        """Left to who knows all ranks."""
-        raise NotImplementedError
-
-    def gather(self, optimizer: torch.optim.Optimizer) -> None:
-        """Left to who knows all ranks."""
 
     def stage_of(self, tensor: torch.Tensor) -> int:
         """The pipeline rank that updates a tensor of the model."""
