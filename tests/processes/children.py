@@ -45,6 +45,14 @@ def print_without_end(parent):
     os._exit(4)
 
 
+def print_a_line_in_pieces(parent):
+    """The other process prints between the halves of this one's line."""
+    sys.stdout.write("first ")
+    parent.tell({})
+    parent.hear()
+    sys.stdout.write("second\n")
+
+
 def start_others(parent):
     """One child in this group, and one that went into a session of its own."""
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -61,7 +69,7 @@ WORKS = {
     work.__name__: work
     for work in (
         report_then_work, count_in_one_piece, fail, lose_another, leave, print_without_end,
-        start_others, sleep,
+        print_a_line_in_pieces, start_others, sleep,
     )
 }  # fmt: skip
 

@@ -114,6 +114,18 @@ def test_what_is_printed_without_end_does_not_fill_the_disk():
     assert largest < 26_000_000, "of 27 MB that were printed"
 
 
+def test_lines_that_processes_print_are_not_mixed(capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    specs = [spec("print_a_line_in_pieces", shows_output=True) for _ in range(2)]
+    with Crew(specs) as crew:
+        for _ in specs:
+            assert crew.hear(20.0) is not None
+        for member in range(2):
+            crew.tell(member, {})
+        assert list(crew.messages()) == []
+    assert capfd.readouterr().err == "first second\nfirst second\n"
+
+
 def test_slow_is_not_dead():
     seen = []
     with Crew([spec("count_in_one_piece")], patience=Patience(silence_s=0.1),

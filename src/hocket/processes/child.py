@@ -6,6 +6,7 @@ of life and a pipe that closes when its parent is gone, and the number of its pa
 
 from __future__ import annotations
 
+import io
 import mmap
 import os
 import select
@@ -50,11 +51,19 @@ def live(work: Callable[[Parent], None]) -> NoReturn:
         die_with(parent_id)
     progress = SignsOfLife(mmap.mmap(memory, SignsOfLife.SIZE))
     threading.Thread(target=_show_life, args=(progress, life), daemon=True).start()
+    _write_whole_lines()
     code = _do(work, Parent(FrameReader(inbox), FrameWriter(outbox), progress))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     # The end of the interpreter would wait for threads of libraries that wait for others.
     os._exit(code)
+
+
+def _write_whole_lines() -> None:
+    """What processes side by side print to one file is not mixed within a line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def serve(answer: Callable[[Frame], tuple[dict[str, Any], Sequence[Any]]]) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ def _testbed() -> Any:
 
 def _why_not() -> str:
     """Why there can be no namespaces here; empty where there can."""
-    name = "hocket-try"
+    name = f"hocket-try-{os.getpid()}"
     try:
         made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     except OSError as error:
