@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 
 from hocket.cost.parallel.softwares import find_software
 from hocket.hardware import cluster_from_text
+from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
-from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.outlook import outlook_of
 from hocket.planners.parallelism.recheck import RecheckEffort, recheck
 from hocket.planners.parallelism.scan import scan
-from hocket.planners.parallelism.search import ROUNDS, described, search
+from hocket.planners.parallelism.search import ROUNDS, compare_divisions, described
 from hocket.transformer.files import find_model
 
 CASES = (
@@ -53,7 +54,7 @@ def measure(problem: Problem, limits: Limits, rounds: int) -> None:
         seen = recheck(described(problem, 0, found.fitting)[: effort.num_simulated], effort)
         scan_s.append(middle - start)
         recheck_s.append(time.process_time() - middle)
-    winner = search(problem, limits).winner
+    winner = compare_divisions(replace(problem, limits=limits)).winner
     print(
         f"{problem.work_name} on {problem.cluster.name}: {found.num_divisions:,} divisions, "
         f"{found.num_fitting:,} fit; scan {min(scan_s[1:]):.2f} s, "

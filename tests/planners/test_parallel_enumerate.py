@@ -13,10 +13,10 @@ from planners.every_division import enumerate_divisions
 
 from hocket.base.errors import UsageError
 from hocket.hardware import cluster_from_text
+from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import (
     FEW_DEVICES,
-    Limits,
     division_blocks,
     tensor_degrees,
 )

@@ -7,17 +7,16 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from hocket.api.divisions import make_training
+from hocket.api.divisions import limited, make_training, plan_of
+from hocket.api.planners import compare_ways
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan, read_plan, write_plan
-from hocket.planners.parallelism.search import default_limits, plan_of, search
 from hocket.runtime.launch import launch
 from hocket.runtime.train.checkpoint import read_state
 from hocket.transformer import Transformer
@@ -89,9 +88,8 @@ def division(alone, tmp_path_factory):
         mlp="gelu", vocabulary=64, sequence=64, tied_embeddings=False, learned_positions=True,
         biases=True, dropout=False,
     )  # fmt: skip
-    problem = make_training(shape, "2xv100-16g", 32)
-    limits = replace(default_limits(problem), fixed=(("pipeline", 2),))
-    write_plan(folder / "plan.json", problem, plan_of(search(problem, limits)))
+    problem = limited(make_training(shape, "2xv100-16g", 32), fixed="pipeline=2")
+    write_plan(folder / "plan.json", problem, plan_of(compare_ways(problem)))
     return folder / "plan.json"
 
 

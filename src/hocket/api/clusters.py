@@ -5,14 +5,13 @@ from __future__ import annotations
 from hocket.base.extras import require
 from hocket.hardware.cluster import Cluster
 from hocket.hardware.detect import detect, detect_processor
-from hocket.hardware.files import cluster_to_dict, cluster_to_toml, read_machine
+from hocket.hardware.files import cluster_to_toml, read_machine
 from hocket.hardware.kinds import PRESETS, preset_kinds
 from hocket.hardware.shorthand import cluster_from_text, joining_note, machine_names
 
 __all__ = [
     "PRESETS",
     "cluster_from_text",
-    "cluster_to_dict",
     "cluster_to_toml",
     "detect",
     "detect_processor",

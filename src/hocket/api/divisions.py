@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hocket.api.planned import find_cluster
+from hocket.api.planners import compare_ways
+from hocket.base.errors import unknown_name
 from hocket.cost.parallel.coefficients import (
     NAMES,
     Coefficients,
@@ -23,9 +25,8 @@ from hocket.planners.parallelism.configuration import read_configuration
 from hocket.planners.parallelism.limits import fixed_limits
 from hocket.planners.parallelism.outlook import SPARE, outlook_of
 from hocket.planners.parallelism.programs import PROGRAMS, Abilities, asked_limits
-from hocket.planners.parallelism.recheck import RecheckEffort
-from hocket.planners.parallelism.search import default_limits, plan_of, search, single
-from hocket.transformer import Transformer
+from hocket.planners.parallelism.search import default_limits, plan_of, single
+from hocket.transformer import SCHEDULES, Transformer
 from hocket.transformer.files import find_model
 
 __all__ = [
@@ -35,18 +36,14 @@ __all__ = [
     "SOFTWARES",
     "Abilities",
     "Coefficients",
-    "RecheckEffort",
-    "asked_limits",
-    "default_limits",
     "find_software",
-    "fixed_limits",
+    "limited",
     "make_training",
     "outlook_of",
     "plan_of",
     "plan_parallel",
     "read_coefficients",
     "read_configuration",
-    "search",
     "single",
     "usual_dtype",
     "with_options",
@@ -68,7 +65,7 @@ def plan_parallel(
     counts sequences per step. Raises `NoFeasiblePlanError` where nothing fits.
     """
     problem = make_training(model, on, batch, software=software, coefficients=coefficients)
-    return DividedTraining(problem, plan_of(search(problem)))
+    return DividedTraining(problem, plan_of(compare_ways(problem)))
 
 
 def make_training(
@@ -99,3 +96,34 @@ def make_training(
         cluster=cluster,
         spare=SPARE if spare is None else spare,
     )
+
+
+NUM_SYNTHESISED = 3
+"""How many pipelines get schedules of their own where a person asks for such."""
+
+
+def limited(
+    problem: Problem,
+    *,
+    software: str | None = None,
+    fixed: str = "",
+    schedules: Sequence[str] = (),
+    max_tensor: int | None = None,
+    synthesise: bool = False,
+) -> Problem:
+    """The problem with limits on what is tried.
+
+    ``software`` is the program that a person named, if any: schedules that another would lack are
+    then refused. ``fixed`` is text such as ``tensor=8,recompute=full``.
+    """
+    limits = default_limits(problem)
+    if max_tensor is not None:
+        limits = replace(limits, max_tensor=max_tensor)
+    for name in schedules:
+        if name not in SCHEDULES:
+            raise unknown_name("schedule", name, SCHEDULES)
+    if schedules:
+        limits = replace(limits, schedules=tuple(s for s in SCHEDULES if s in schedules))
+    limits = asked_limits(fixed_limits(limits, fixed), software)
+    num_synthesised = NUM_SYNTHESISED if synthesise else 0
+    return replace(problem, limits=replace(limits, num_synthesised=num_synthesised))

@@ -57,6 +57,7 @@ def profiles_command(profiles: tuple[Path, ...], output: Path, on: str, as_json:
         read_profile,
         write_calibration,
     )
+    from hocket.view.inputs import calibration_data
 
     profile = merge_profiles([read_profile(path) for path in profiles])
     kind = _find_kind(profile.device_kind, on)
@@ -64,15 +65,7 @@ def profiles_command(profiles: tuple[Path, ...], output: Path, on: str, as_json:
     write_calibration(calibration, output)
     errors = calibration_errors(calibration, profile, kind)
     if as_json:
-        families = {
-            row.family: {
-                "measured_s": row.measured_s,
-                "predicted_s": row.predicted_s,
-                "error": row.error,
-            }
-            for row in errors
-        }
-        emit({"file": str(output), "device_kind": kind.name, "families": families})
+        emit(calibration_data(kind.name, errors, output))
         return
     click.echo("family           measured   predicted    error")
     for row in errors:
@@ -125,6 +118,7 @@ def parallel_command(
     from hocket.api.calibration import calibrate, prediction_errors, read_runs
     from hocket.api.clusters import cluster_from_text
     from hocket.api.divisions import Coefficients, find_software, usual_dtype, write_coefficients
+    from hocket.view.inputs import coefficients_data
 
     cluster = cluster_from_text(on)
     program = find_software(software)
@@ -135,7 +129,7 @@ def parallel_command(
     before = prediction_errors(table.runs, cluster, Coefficients())
     after = prediction_errors(table.runs, cluster, coefficients)
     if as_json:
-        emit(_as_json(coefficients, output, table.num_skipped, before, after))
+        emit(coefficients_data(coefficients, output, table.num_skipped, before, after))
         return
     _show(coefficients, before, after)
     click.echo(f"{len(table.runs)} runs; these errors are of the runs that were fitted")
@@ -144,26 +138,6 @@ def parallel_command(
             f"{table.num_skipped} rows left out: no time, or degrees that do not make their devices"
         )
     click.echo(f"wrote {output} — next: hocket parallel MODEL --on {on} --coefficients {output}")
-
-
-def _as_json(
-    coefficients: Coefficients,
-    output: Path,
-    num_skipped: int,
-    before: FloatArray,
-    after: FloatArray,
-) -> dict[str, object]:
-    from hocket.api.divisions import NAMES
-
-    return {
-        "file": str(output),
-        "runs": len(after),
-        "skipped": num_skipped,
-        "coefficients": {name: getattr(coefficients, name) for name in NAMES},
-        "mean_error_before": float(abs(before).mean()),
-        "mean_error_after": float(abs(after).mean()),
-        "errors": after.tolist(),
-    }
 
 
 def _show(coefficients: Coefficients, before: FloatArray, after: FloatArray) -> None:

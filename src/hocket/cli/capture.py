@@ -39,25 +39,15 @@ def command(
     """
     from hocket.api.graphs import write_graph
     from hocket.base.units import format_bytes
+    from hocket.view.inputs import graph_data
 
     require_folder(output)
     started = time.perf_counter()
     graph = capture_model(model, options, full=full, device=device)
     elapsed_s = time.perf_counter() - started
     write_graph(graph, output)
-    result = {
-        "file": str(output),
-        "name": graph.name,
-        "ops": graph.num_ops,
-        "tensors": graph.num_tensors,
-        "level": graph.meta.get("level", "op"),
-        "bytes": graph.bytes_by_role(),
-        "flops": float(graph.flops.sum()),
-        "hash": graph.content_hash,
-        "seconds": elapsed_s,
-    }
     if as_json:
-        emit(result)
+        emit({**graph_data(graph, output), "seconds": elapsed_s})
         return
     parameters = graph.bytes_by_role().get("parameter", 0)
     click.echo(

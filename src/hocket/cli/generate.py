@@ -25,12 +25,12 @@ from hocket.cli.output import emit, json_option, output_option, working
 def command(family: str, num_ops: int, seed: int, output: Path, as_json: bool) -> None:
     """Write a graph of FAMILY: chain, series-parallel, layered, gnmt or transformer."""
     from hocket.api.graphs import generate, write_graph
+    from hocket.view.inputs import graph_data
 
     with working(f"generating {num_ops} ops"):
         graph = generate(family, num_ops, seed)
         write_graph(graph, output)
     if as_json:
-        emit({"file": str(output), "ops": graph.num_ops, "tensors": graph.num_tensors,
-              "hash": graph.content_hash})  # fmt: skip
+        emit(graph_data(graph, output))
         return
     click.echo(f"wrote {output}: {graph.num_ops} ops, {graph.num_tensors} tensors")

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.planners.candidates import Comparison
-    from hocket.planners.parallelism.enumerate import Limits
-    from hocket.planners.parallelism.recheck import RecheckEffort
     from hocket.transformer import Transformer
 
 MAX_BATCH = 2**24
-NUM_SYNTHESISED = 3
 
 
 @click.command("parallel")
@@ -91,7 +88,7 @@ def command(
 
     MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph.
     """
-    from hocket.api.divisions import RecheckEffort
+    from hocket.api.divisions import limited
 
     if output is not None or (config is None and not as_json):
         require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
@@ -100,32 +97,28 @@ def command(
         _predict(config, output, report, as_json)
         return
     problem = _training(model, on, batch, seq, dtype, software, options, coefficients)
-    limits = _limits(problem, software, fixed, schedules, max_tensor)
+    problem = limited(
+        problem, software=software, fixed=",".join(fixed), schedules=schedules,
+        max_tensor=max_tensor, synthesise=synthesise,
+    )  # fmt: skip
     if output is None and not as_json:
         output = Path("plan.json")
     _require_folders(output, report)
-    effort = RecheckEffort(num_synthesised=NUM_SYNTHESISED if synthesise else 0)
-    _search(problem, limits, effort, top, output, report, as_json)
+    _search(problem, top, output, report, as_json)
 
 
 def _search(
-    problem: Problem,
-    limits: Limits,
-    effort: RecheckEffort,
-    top: int,
-    output: Path | None,
-    report: Path | None,
-    as_json: bool,
+    problem: Problem, top: int, output: Path | None, report: Path | None, as_json: bool
 ) -> None:
-    from hocket.api.divisions import search
-    from hocket.view.parallel import comparison_dict
+    from hocket.api.planners import compare_ways
+    from hocket.view.compared import comparison_data
     from hocket.view.parallel_text import comparison_table
 
     with working("searching"):
-        comparison = search(problem, limits, effort)
+        comparison = compare_ways(problem)
     if not as_json:
         console().print(comparison_table(comparison, top))
-    _answer(comparison, comparison_dict(comparison, top), output, report, as_json)
+    _answer(comparison, comparison_data(comparison, top), output, report, as_json)
 
 
 def _answer(
@@ -245,30 +238,6 @@ def _make_training(
     return problem
 
 
-def _limits(
-    problem: Problem,
-    software: str | None,
-    fixed: tuple[str, ...],
-    schedules: tuple[str, ...],
-    max_tensor: int | None,
-) -> Limits:
-    from dataclasses import replace
-
-    from hocket.api.divisions import asked_limits, default_limits, fixed_limits
-    from hocket.api.models import SCHEDULES
-    from hocket.base.errors import unknown_name
-
-    limits = default_limits(problem)
-    if max_tensor is not None:
-        limits = replace(limits, max_tensor=max_tensor)
-    for name in schedules:
-        if name not in SCHEDULES:
-            raise unknown_name("schedule", name, SCHEDULES)
-    if schedules:
-        limits = replace(limits, schedules=tuple(s for s in SCHEDULES if s in schedules))
-    return asked_limits(fixed_limits(limits, ",".join(fixed)), software)
-
-
 # ── one division ─────────────────────────────────────────────────────────────────────────────────
 
 
@@ -294,7 +263,7 @@ def _refuse_besides_predict() -> None:
 
 def _predict(config: Path, output: Path | None, report: Path | None, as_json: bool) -> None:
     from hocket.api.divisions import outlook_of, read_configuration, single
-    from hocket.view.parallel import candidate_dict, parts_dict
+    from hocket.view.parallel import division_data, parts_data
     from hocket.view.parallel_text import comparison_table
 
     _require_folders(output, report)
@@ -309,7 +278,7 @@ def _predict(config: Path, output: Path | None, report: Path | None, as_json: bo
     outlook = outlook_of(problem, comparison.candidates[0])
     if not as_json:
         console().print(comparison_table(comparison, 1))
-    result = candidate_dict(outlook) | parts_dict(outlook)
+    result = division_data(outlook) | parts_data(outlook)
     if output is not None or report is not None:
         _answer(comparison, result, output, report, as_json)
     elif as_json:

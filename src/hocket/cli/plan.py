@@ -21,7 +21,7 @@ from hocket.cli.sources import (
 
 if TYPE_CHECKING:
     from hocket.api import Planned
-    from hocket.planners.candidates import Candidate, Comparison
+    from hocket.planners.candidates import Comparison
     from hocket.planners.goal import Goal
 
 LARGE_TRACE_OPS = 20_000
@@ -150,6 +150,7 @@ def command(
     from hocket.api import best_of
     from hocket.api.planners import compare_ways, find_planner
     from hocket.base.errors import NoFeasiblePlanError
+    from hocket.view.compared import comparison_data
 
     for name in planners:
         find_planner(name)
@@ -170,10 +171,10 @@ def command(
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:
-        raise SystemExit(fail(error, as_json=as_json, extra=_as_dict(comparison))) from None
+        raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
     written = _write(planned, output, graph_file) if output is not None else []
     if as_json:
-        emit({**_as_dict(comparison), "written": [str(path) for path in written]})
+        emit({**comparison_data(comparison), "written": [str(path) for path in written]})
     elif written:
         names = ", ".join(path.name for path in written)
         meta = problem.graph.meta
@@ -205,56 +206,3 @@ def _write(planned: Planned, output: Path, graph_file: Path | None) -> list[Path
         output, report=report, trace=trace, graph_file=None if is_carried else graph_file
     )
     return [output, report, trace]
-
-
-def _as_dict(comparison: Comparison) -> dict[str, Any]:
-    from hocket.api.planners import num_devices
-    from hocket.view.placed import device_peaks
-    from hocket.view.shared import placing, sharing
-
-    problem, winner = comparison.problem, comparison.winner
-    result: dict[str, Any] = {
-        "graph": {
-            "name": problem.graph.name,
-            "ops": problem.graph.num_ops,
-            "hash": problem.graph.content_hash,
-        },
-        "cluster": {"name": problem.cluster.name, "hash": problem.cluster.content_hash},
-        "costs": problem.costs.sources(),
-        "candidates": [
-            {
-                "planner": candidate.planner,
-                "feasible": candidate.feasible,
-                "step_s": candidate.step_s,
-                "peak_bytes": {}
-                if candidate.timeline is None
-                else device_peaks(problem, candidate.timeline),
-                "devices": num_devices(candidate),
-                "reason": candidate.reason,
-                "plan_seconds": candidate.plan_seconds,
-            }
-            | _load(candidate)
-            | sharing(comparison, candidate)
-            for candidate in comparison.candidates
-        ],
-        "chosen": winner.planner if winner else None,
-        "why": comparison.why,
-    }
-    if comparison.bound is not None:
-        result["lower_bound_s"] = comparison.bound.seconds
-        result["lower_bound_from"] = comparison.bound.why
-    if winner is not None and winner.plan is not None and winner.timeline is not None:
-        result |= {
-            "planner": winner.planner,
-            "step_s": winner.step_s,
-            "gap": comparison.gap,
-            "peak_bytes": device_peaks(problem, winner.timeline),
-            "plan_seconds": winner.plan_seconds,
-            "notes": {**winner.plan.claims.told(), **winner.plan.notes},
-        }
-        result |= _load(winner) | sharing(comparison, winner) | placing(comparison, winner)
-    return result
-
-
-def _load(candidate: Candidate) -> dict[str, float]:
-    return {} if candidate.max_load_s is None else {"max_load": candidate.max_load_s}

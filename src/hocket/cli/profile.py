@@ -57,6 +57,7 @@ def command(
     from hocket.api.capture import capture_program
     from hocket.api.costs import write_profile
     from hocket.api.measuring import profile_program
+    from hocket.view.inputs import profile_data
 
     require_folder(output)
     place, kind = _local_kind(device)
@@ -75,14 +76,7 @@ def command(
         )  # fmt: skip
     write_profile(profile, output)
     if as_json:
-        emit(
-            {
-                "file": str(output),
-                "device_kind": profile.device_kind,
-                "entries": len(profile.entries),
-                "missing": dict(profile.missing),
-            }
-        )
+        emit(profile_data(profile, output))
         return
     click.echo(
         f"wrote {output}: {len(profile.entries)} distinct ops on {profile.device_kind}, "

@@ -315,14 +315,15 @@ def announce_compilation(about: int = 1) -> None:
 
 def give_cluster(cluster: Cluster, output: Path | None, as_json: bool, next_command: str) -> None:
     """Write or print a cluster that was found, and say what it is good for."""
-    from hocket.api.clusters import cluster_to_dict, cluster_to_toml
+    from hocket.api.clusters import cluster_to_toml
     from hocket.base.atomic import write_atomically
+    from hocket.view.inputs import cluster_data
 
     text = cluster_to_toml(cluster)
     if output is not None:
         write_atomically(output, text.encode())
     if as_json:
-        emit({"file": str(output) if output else None, "cluster": cluster_to_dict(cluster)})
+        emit(cluster_data(cluster, output))
     elif output is None:
         click.echo(text, nl=False)
     else:

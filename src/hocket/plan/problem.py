@@ -12,6 +12,7 @@ from hocket.base.errors import UsageError
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
+from hocket.plan.limits import Limits
 from hocket.plan.training import TransformerTraining
 
 TransferMode = Literal["shared", "queued", "parallel"]
@@ -40,6 +41,8 @@ class Problem:
     """Whether no path of forward ops may leave a device and come back to it."""
     spare: float = 0.0
     """Share of each device's memory that divisions leave free."""
+    limits: Limits | None = None
+    """Which divisions are tried; None for all that the training's program can run."""
     seed: int = 0
 
     def __repr__(self) -> str:

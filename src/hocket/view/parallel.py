@@ -109,7 +109,7 @@ def price_text(candidate: DivisionOutlook) -> str:
 # ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def candidate_dict(candidate: DivisionOutlook) -> dict[str, Any]:
+def division_data(candidate: DivisionOutlook) -> dict[str, Any]:
     """A candidate as ``--json`` prints it."""
     division = asdict(candidate.division)
     return {
@@ -140,8 +140,8 @@ def candidate_dict(candidate: DivisionOutlook) -> dict[str, Any]:
     }
 
 
-def comparison_dict(comparison: Comparison, top: int) -> dict[str, Any]:
-    """A comparison as ``--json`` prints it, with the first ``top`` candidates and misfits."""
+def divisions_data(comparison: Comparison, top: int) -> dict[str, Any]:
+    """A comparison of divisions, with the first ``top`` candidates and misfits."""
     problem, winner = comparison.problem, winning(comparison)
     return {
         "model": problem.training.model.name,
@@ -149,13 +149,13 @@ def comparison_dict(comparison: Comparison, top: int) -> dict[str, Any]:
         "software": problem.training.software.name,
         "global_batch": problem.training.global_batch,
         **{f"num_{name}": count for name, count in comparison.counts.items()},
-        "chosen": None if winner is None else candidate_dict(winner) | parts_dict(winner),
-        "candidates": [candidate_dict(candidate) for candidate in shown(comparison, top)],
+        "chosen": None if winner is None else division_data(winner) | parts_data(winner),
+        "candidates": [division_data(candidate) for candidate in shown(comparison, top)],
         "why": comparison.why,
     }
 
 
-def parts_dict(candidate: DivisionOutlook) -> dict[str, Any]:
+def parts_data(candidate: DivisionOutlook) -> dict[str, Any]:
     """What the step's time consists of."""
     return {"breakdown": {f"{name}_s": value for name, value in candidate.parts_s.items()}}
 
@@ -249,7 +249,7 @@ def step_parts(divided: DividedTraining) -> dict[str, float]:
     return dict(sorted(parts, key=lambda part: -part[1]))
 
 
-def plan_dict(divided: DividedTraining, timeline: Timeline) -> dict[str, Any]:
+def plan_data(divided: DividedTraining, timeline: Timeline) -> dict[str, Any]:
     """A divided training as ``--json`` prints it."""
     cluster = divided.cluster
     return {

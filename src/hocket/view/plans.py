@@ -99,12 +99,12 @@ def _shares() -> PlanView:
 def _division() -> PlanView:
     from hocket.simulate.verify import violations
     from hocket.view.measured import division_run_data, division_run_table
-    from hocket.view.parallel import plan_dict, plan_numbers
+    from hocket.view.parallel import plan_data, plan_numbers
     from hocket.view.parallel_report import parallel_report_html
     from hocket.view.parallel_text import parallel_explanation, parallel_summary
 
     def shown(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
-        return plan_dict(DividedTraining(problem, plan), timeline)
+        return plan_data(DividedTraining(problem, plan), timeline)
 
     def explained(problem: Problem, plan: Plan, timeline: Timeline) -> dict[str, Any]:
         numbers = plan_numbers(DividedTraining(problem, plan), timeline)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -48,6 +48,7 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
         read_problem,
         verify_allocation,
     )
+    from hocket.view.fleet_data import allocation_data
 
     solve = find_policy(policy)
     market = read_problem(problem)
@@ -60,40 +61,9 @@ def command(problem: Path, policy: str, as_json: bool) -> None:
     solve_seconds = time.process_time() - start_s
     verify_allocation(market, answer)
     if as_json:
-        emit(_as_json(market, answer, solve_seconds))
+        emit(allocation_data(market, answer, solve_seconds))
     else:
         _print(market, answer, solve_seconds)
-
-
-def _as_json(market: Market, answer: Allocation, solve_seconds: float) -> dict[str, Any]:
-    allocation = {
-        job: {kind: share for kind, share in zip(market.kinds, row, strict=True) if share > 0.0}
-        for job, row in zip(market.ids, answer.shares.tolist(), strict=True)
-    }
-    return {
-        "policy": answer.policy,
-        "allocation": allocation,
-        "objective": _number(answer.objective),
-        "bound": _number(answer.bound),
-        "gap": _number(answer.gap),
-        "solve_seconds": solve_seconds,
-        "notes": _notes(market, answer),
-    }
-
-
-def _notes(market: Market, answer: Allocation) -> dict[str, str]:
-    """What the policy tells, and who can never run, whatever the policy."""
-    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0).tolist()
-    never = [job for job, speed in zip(market.ids, fastest, strict=True) if speed <= 0.0]
-    if not never:
-        return answer.notes
-    names = ", ".join(never[:20]) + (", …" if len(never) > 20 else "")
-    return {**answer.notes, "cannot run": f"{names}: no kind has enough devices that it can use"}
-
-
-def _number(value: float) -> float | None:
-    """JSON knows no infinity: what no job limits is null."""
-    return value if abs(value) < float("inf") else None
 
 
 def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
@@ -101,6 +71,7 @@ def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
 
     from hocket.api.fleet import throughputs
     from hocket.base.units import format_seconds
+    from hocket.view.fleet_data import allocation_notes
     from hocket.view.names import inert
     from hocket.view.table import Column, FittedTable
 
@@ -119,7 +90,7 @@ def _print(market: Market, answer: Allocation, solve_seconds: float) -> None:
     out.print(FittedTable(columns=columns, rows=rows))
     if market.num_jobs > _MAX_SHOWN:
         out.print(f"  … and {market.num_jobs - _MAX_SHOWN} more jobs; --json has all of them")
-    for note, value in _notes(market, answer).items():
+    for note, value in allocation_notes(market, answer).items():
         out.print(Text(f"  {note}: {inert(value, 400)}"))
     out.print(
         f"  {answer.policy}: objective {answer.objective:.6g}, gap {answer.gap:.1e}, "

@@ -296,18 +296,12 @@ def _progress(policy: str) -> Iterator[OnProgress | None]:
 
 
 def _show(runs: list[FleetRun], as_json: bool) -> None:
-    figures = [_finite(run.figures()) for run in runs]
     if as_json:
+        from hocket.view.fleet_data import run_data
+
+        figures = [run_data(run) for run in runs]
         emit(figures[0] if len(runs) == 1 else {"runs": figures})
         return
     from hocket.view.fleet_text import print_runs
 
     print_runs(console(), runs)
-
-
-def _finite(figures: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no NaN: what could not be measured is null."""
-    return {
-        key: None if isinstance(value, float) and value != value else value
-        for key, value in figures.items()
-    }

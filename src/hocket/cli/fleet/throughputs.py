@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -76,6 +76,7 @@ def command(
     """
     from hocket.api.costs import read_calibration
     from hocket.api.fleet import predict, stacked, throughputs_to_dict, write_throughputs
+    from hocket.view.fleet_data import prediction_data
 
     if job_type is not None and len(models) > 1:
         raise UsageError("--name names one model", hint="name models one at a time")
@@ -97,7 +98,7 @@ def command(
         emit(
             {
                 "throughputs": throughputs_to_dict(table),
-                "models": [_as_json(prediction) for prediction in predictions],
+                "models": [prediction_data(prediction) for prediction in predictions],
             }
         )
         return
@@ -157,23 +158,6 @@ def _gangs(text: str) -> list[int]:
             raise UsageError(f"cannot read {word!r} in --gang", hint=hint)
         sizes.append(int(word))
     return sizes
-
-
-def _as_json(prediction: PredictedThroughputs) -> dict[str, Any]:
-    return {
-        "job_type": prediction.throughputs.profiles[0].job_type,
-        "gradient_bytes": prediction.gradient_bytes,
-        "kinds": {
-            step.servers.name: {
-                "hardware": step.servers.hardware,
-                "step_s": step.step_s if step.step_s < float("inf") else None,
-                "peak_bytes": step.peak_bytes,
-                "between_servers_bps": step.servers.between.bandwidth_bps,
-                "obstacle": step.obstacle or None,
-            }
-            for step in prediction.steps
-        },
-    }
 
 
 def _print(prediction: PredictedThroughputs) -> None:

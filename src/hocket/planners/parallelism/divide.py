@@ -14,7 +14,7 @@ from hocket.plan.problem import Problem
 
 def divide(problem: Problem, plan: Plan) -> Plan:
     """Data x tensor x pipeline: every division by a closed form, the best few hundred simulated."""
-    from hocket.planners.parallelism.search import plan_of, search
+    from hocket.planners.parallelism.search import compare_divisions, plan_of
 
-    found = plan_of(search(problem))
+    found = plan_of(compare_divisions(problem))
     return replace(plan, sections=found.sections, claims=found.claims, notes=found.notes)

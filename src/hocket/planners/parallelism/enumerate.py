@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import IntArray
+from hocket.plan.limits import Limits
 from hocket.planners.parallelism.pools import Pool
 from hocket.transformer import Divisions, Transformer
 from hocket.transformer.division import (
@@ -28,7 +29,6 @@ from hocket.transformer.division import (
     RECOMPUTES,
     SCHEDULES,
     SPLIT,
-    Recompute,
     ScheduleName,
 )
 
@@ -36,28 +36,6 @@ BLOCK_DIVISIONS = 1 << 20
 """Divisions of one block: enough that tables made for each do not count, and few for memory."""
 FEW_DEVICES = 128
 """Up to this many devices every number of replicas is tried, else only the largest that fits."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What is tried. A field that is fixed (``fixed``) takes that value alone."""
-
-    max_tensor: int
-    """Largest tensor degree: the devices of one host unless a wider one is asked for."""
-    max_context: int = 16
-    max_microbatch: int = 64
-    schedules: tuple[ScheduleName, ...] = SCHEDULES
-    recomputes: tuple[Recompute, ...] = RECOMPUTES
-    zeros: tuple[int, ...] = (0, 1, 2, 3)
-    pipelined_zeros: tuple[int, ...] = (0, 1, 2, 3)
-    """ZeRO stages that are tried where there is a pipeline."""
-    fixed: tuple[tuple[str, int], ...] = ()
-    """Pairs of a whole-number field of `Division` and its value."""
-
-    def allowed(self, name: str, values: list[int]) -> list[int]:
-        """Those of the values that a fixed field leaves."""
-        wanted = dict(self.fixed).get(name)
-        return values if wanted is None else [value for value in values if value == wanted]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

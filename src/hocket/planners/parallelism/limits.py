@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from hocket.base.errors import UsageError, unknown_name
-from hocket.planners.parallelism.enumerate import Limits
+from hocket.plan.limits import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES
 from hocket.transformer.division_data import COUNTS
 

@@ -17,11 +17,11 @@ import numpy as np
 from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
+from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
     DivisionBlock,
-    Limits,
     divisors,
     microbatches,
     shape_blocks,

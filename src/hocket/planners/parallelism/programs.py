@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hocket.base.errors import UsageError
 from hocket.cost.parallel.softwares import DEFAULT_SOFTWARE
-from hocket.planners.parallelism.enumerate import Limits
+from hocket.plan.limits import Limits
 from hocket.transformer import RECOMPUTES, SCHEDULES, Recompute, ScheduleName
 
 

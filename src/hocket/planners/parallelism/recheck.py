@@ -35,17 +35,20 @@ class RecheckEffort:
     """Of the best with one stage per rank, how many have their layers divided anew."""
     num_balanced_chunks: int = 4
     """The same for those with several stages per rank, which take longer to divide."""
-    num_synthesised: int = 0
-    """Of the best pipelines, how many get a schedule made for them; some seconds each."""
 
 
-def recheck(candidates: Sequence[DivisionOutlook], effort: RecheckEffort) -> list[DivisionOutlook]:
-    """The candidates as the simulator sees them: fitting ones by step time, then the others."""
+def recheck(
+    candidates: Sequence[DivisionOutlook], effort: RecheckEffort, num_synthesised: int = 0
+) -> list[DivisionOutlook]:
+    """The candidates as the simulator sees them: fitting ones by step time, then the others.
+
+    The best ``num_synthesised`` pipelines get a schedule made for them, which takes seconds each.
+    """
     seen = ranked([simulated(candidate) for candidate in candidates[: effort.num_simulated]])
     chosen = _to_balance(seen, effort)
     better = ranked([balanced(c) if i in chosen else c for i, c in enumerate(seen)])
     pipelines = [i for i, c in enumerate(better) if c.division.pipeline > 1 and c.feasible]
-    for index in pipelines[: effort.num_synthesised]:
+    for index in pipelines[:num_synthesised]:
         better[index] = synthesised(better[index])
     return ranked([*better, *candidates[effort.num_simulated :]])
 

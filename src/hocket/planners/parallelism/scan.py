@@ -19,11 +19,11 @@ from hocket.base.arrays import FloatArray
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
 from hocket.hardware.cluster import Cluster
+from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
 from hocket.planners.parallelism.enumerate import (
     SHAPE,
     DivisionBlock,
-    Limits,
     division_blocks,
     joined,
     shape_blocks,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from hocket.base.errors import InputFileError, NoFeasiblePlanError
 from hocket.cost.parallel.memory import memory
 from hocket.cost.parallel.step import predict
+from hocket.plan.limits import Limits
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import Comparison
@@ -22,7 +23,6 @@ from hocket.planners.parallelism.configuration import (
     check_configuration,
     filled,
 )
-from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.mixed import scan_mixed
 from hocket.planners.parallelism.outlook import DivisionOutlook, PoolStages
 from hocket.planners.parallelism.pools import pool_clusters, pools_of
@@ -36,13 +36,10 @@ ROUNDS = 3
 """How many times the best candidates are simulated, the next ones each time, until one fits."""
 
 
-def search(
-    problem: Problem, limits: Limits | None = None, effort: RecheckEffort | None = None
-) -> Comparison:
-    """All divisions within the limits (all that the program can run), the best of them simulated,
-    and the one to take."""
+def compare_divisions(problem: Problem, effort: RecheckEffort | None = None) -> Comparison:
+    """All divisions within the problem's limits, the best of them simulated, and the winner."""
     effort = effort or RecheckEffort()
-    limits = limits or asked_limits(default_limits(problem), problem.training.software.name)
+    limits = problem.limits or asked_limits(default_limits(problem), problem.training.software.name)
     scans = [
         scan(problem, pool, limits, ROUNDS * effort.num_simulated)
         for pool in range(len(pools_of(problem)))
@@ -52,17 +49,18 @@ def search(
     fitting += [judged(problem, pair.division, pair.stages, pair.estimate_s) for pair in mixed]
     fitting.sort(key=lambda candidate: candidate.estimate_s)
     nearly = [c for pool, s in enumerate(scans) for c in described(problem, pool, s.nearly)]
-    seen = _recheck_until_one_fits(fitting, effort)
+    seen = _recheck_until_one_fits(fitting, effort, limits.num_synthesised)
     return _compared(problem, limits, scans, [*seen, *ranked(nearly)], len(mixed))
 
 
 def _recheck_until_one_fits(
-    candidates: list[DivisionOutlook], effort: RecheckEffort
+    candidates: list[DivisionOutlook], effort: RecheckEffort, num_synthesised: int
 ) -> list[DivisionOutlook]:
     """The first candidates, simulated; further ones only where none of these fits after all."""
     seen: list[DivisionOutlook] = []
     for start in range(0, ROUNDS * effort.num_simulated, effort.num_simulated):
-        seen = ranked([*seen, *recheck(candidates[start : start + effort.num_simulated], effort)])
+        following = candidates[start : start + effort.num_simulated]
+        seen = ranked([*seen, *recheck(following, effort, num_synthesised)])
         if seen and seen[0].feasible:
             break
     return seen

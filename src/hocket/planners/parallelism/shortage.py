@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.cost.parallel.memory import memory
+from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
-from hocket.planners.parallelism.enumerate import Limits, division_blocks
+from hocket.planners.parallelism.enumerate import division_blocks
 from hocket.planners.parallelism.pools import Pool, pools_of
 from hocket.transformer import ScheduleName
 

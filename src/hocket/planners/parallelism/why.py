@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hocket.base.units import format_bytes, format_percent, format_seconds
+from hocket.plan.limits import Limits
 from hocket.plan.problem import Problem
-from hocket.planners.parallelism.enumerate import Limits
 from hocket.planners.parallelism.outlook import DivisionOutlook, label
 from hocket.planners.parallelism.recheck import AS_SHORT
 from hocket.planners.parallelism.shortage import hosts_needed

@@ -1,0 +1,83 @@
+"""Comparisons of candidates as ``--json`` prints them: placements, shares of a batch, divisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hocket.plan.training import TransformerTraining
+from hocket.planners.goal import num_devices
+from hocket.view.parallel import divisions_data
+from hocket.view.placed import device_peaks
+from hocket.view.shared import placing, sharing
+
+if TYPE_CHECKING:
+    from hocket.planners.candidates import Candidate, Comparison
+
+MOST_DIVISIONS = 10
+
+
+def comparison_data(comparison: Comparison, most_divisions: int = MOST_DIVISIONS) -> dict[str, Any]:
+    """What was compared and what won. Of divisions, of which there are hundreds, the first few."""
+    if isinstance(comparison.problem.work, TransformerTraining):
+        return divisions_data(comparison, most_divisions)
+    return _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
+
+
+def _asked(comparison: Comparison) -> dict[str, Any]:
+    graph, cluster = comparison.problem.graph, comparison.problem.cluster
+    return {
+        "graph": {"name": graph.name, "ops": graph.num_ops, "hash": graph.content_hash},
+        "cluster": {"name": cluster.name, "hash": cluster.content_hash},
+        "costs": comparison.problem.costs.sources(),
+    }
+
+
+def _compared(comparison: Comparison) -> dict[str, Any]:
+    winner = comparison.winner
+    return {
+        "candidates": [_candidate(comparison, c) for c in comparison.candidates],
+        "chosen": winner.planner if winner else None,
+        "why": comparison.why,
+    }
+
+
+def _candidate(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
+    timeline = candidate.timeline
+    told = {
+        "planner": candidate.planner,
+        "feasible": candidate.feasible,
+        "step_s": candidate.step_s,
+        "peak_bytes": {} if timeline is None else device_peaks(comparison.problem, timeline),
+        "devices": num_devices(candidate),
+        "reason": candidate.reason,
+        "plan_seconds": candidate.plan_seconds,
+    }
+    return told | _load(candidate) | sharing(comparison, candidate)
+
+
+def _bound(comparison: Comparison) -> dict[str, Any]:
+    if comparison.bound is None:
+        return {}
+    return {
+        "lower_bound_s": comparison.bound.seconds,
+        "lower_bound_from": comparison.bound.why,
+    }
+
+
+def _won(comparison: Comparison) -> dict[str, Any]:
+    winner = comparison.winner
+    if winner is None or winner.plan is None or winner.timeline is None:
+        return {}
+    told = {
+        "planner": winner.planner,
+        "step_s": winner.step_s,
+        "gap": comparison.gap,
+        "peak_bytes": device_peaks(comparison.problem, winner.timeline),
+        "plan_seconds": winner.plan_seconds,
+        "notes": {**winner.plan.claims.told(), **winner.plan.notes},
+    }
+    return told | _load(winner) | sharing(comparison, winner) | placing(comparison, winner)
+
+
+def _load(candidate: Candidate) -> dict[str, float]:
+    return {} if candidate.max_load_s is None else {"max_load": candidate.max_load_s}

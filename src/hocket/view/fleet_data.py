@@ -1,0 +1,71 @@
+"""Allocations, simulated fleets and predicted throughputs as ``--json`` prints them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hocket.fleet.allocation import Allocation
+from hocket.fleet.market import Market
+from hocket.fleet.simulator.fleet_run import FleetRun
+from hocket.fleet.throughputs.predict import PredictedThroughputs
+
+MOST_NAMES = 20
+"""Of jobs that can never run, how many are named."""
+
+
+def allocation_data(market: Market, answer: Allocation, solve_seconds: float) -> dict[str, Any]:
+    """Who gets which share of which kind, and what the policy claims of it."""
+    allocation = {
+        job: {kind: share for kind, share in zip(market.kinds, row, strict=True) if share > 0.0}
+        for job, row in zip(market.ids, answer.shares.tolist(), strict=True)
+    }
+    return {
+        "policy": answer.policy,
+        "allocation": allocation,
+        "objective": _finite(answer.objective),
+        "bound": _finite(answer.bound),
+        "gap": _finite(answer.gap),
+        "solve_seconds": solve_seconds,
+        "notes": allocation_notes(market, answer),
+    }
+
+
+def allocation_notes(market: Market, answer: Allocation) -> dict[str, str]:
+    """What the policy tells, and who can never run, whatever the policy."""
+    fastest = market.usable_steps_per_s.max(axis=1, initial=0.0).tolist()
+    never = [job for job, speed in zip(market.ids, fastest, strict=True) if speed <= 0.0]
+    if not never:
+        return answer.notes
+    names = ", ".join(never[:MOST_NAMES]) + (", …" if len(never) > MOST_NAMES else "")
+    return {**answer.notes, "cannot run": f"{names}: no kind has enough devices that it can use"}
+
+
+def run_data(run: FleetRun) -> dict[str, Any]:
+    """The figures of a simulated fleet."""
+    return {
+        key: _finite(value) if isinstance(value, float) else value
+        for key, value in run.figures().items()
+    }
+
+
+def prediction_data(prediction: PredictedThroughputs) -> dict[str, Any]:
+    """What the predicted throughputs of one model come from."""
+    return {
+        "job_type": prediction.throughputs.profiles[0].job_type,
+        "gradient_bytes": prediction.gradient_bytes,
+        "kinds": {
+            step.servers.name: {
+                "hardware": step.servers.hardware,
+                "step_s": _finite(step.step_s),
+                "peak_bytes": step.peak_bytes,
+                "between_servers_bps": step.servers.between.bandwidth_bps,
+                "obstacle": step.obstacle or None,
+            }
+            for step in prediction.steps
+        },
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON knows neither infinity nor NaN: what nothing limits or nobody measured is null."""
+    return value if abs(value) < float("inf") else None

@@ -1,0 +1,78 @@
+"""What plans start from as ``--json`` prints it: graphs, clusters, profiles, calibrations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket.base.arrays import FloatArray
+from hocket.cost.parallel.coefficients import NAMES, Coefficients
+from hocket.cost.profile import Profile
+from hocket.graph.graph import Graph
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.write import cluster_to_dict
+
+if TYPE_CHECKING:
+    from hocket.cost.calibrate import FamilyError
+
+
+def graph_data(graph: Graph, file: Path) -> dict[str, Any]:
+    """A graph that was captured or made, and its sums."""
+    return {
+        "file": str(file),
+        "name": graph.name,
+        "ops": graph.num_ops,
+        "tensors": graph.num_tensors,
+        "level": graph.meta.get("level", "op"),
+        "bytes": graph.bytes_by_role(),
+        "flops": float(graph.flops.sum()),
+        "hash": graph.content_hash,
+    }
+
+
+def cluster_data(cluster: Cluster, file: Path | None) -> dict[str, Any]:
+    """A cluster that was detected or probed, as its file states it."""
+    return {"file": None if file is None else str(file), "cluster": cluster_to_dict(cluster)}
+
+
+def profile_data(profile: Profile, file: Path) -> dict[str, Any]:
+    """What was timed and what was not."""
+    return {
+        "file": str(file),
+        "device_kind": profile.device_kind,
+        "entries": len(profile.entries),
+        "missing": dict(profile.missing),
+    }
+
+
+def calibration_data(device_kind: str, errors: Sequence[FamilyError], file: Path) -> dict[str, Any]:
+    """How far the fitted efficiencies are off, for each family of ops."""
+    families = {
+        row.family: {
+            "measured_s": row.measured_s,
+            "predicted_s": row.predicted_s,
+            "error": row.error,
+        }
+        for row in errors
+    }
+    return {"file": str(file), "device_kind": device_kind, "families": families}
+
+
+def coefficients_data(
+    coefficients: Coefficients,
+    file: Path,
+    num_skipped: int,
+    before: FloatArray,
+    after: FloatArray,
+) -> dict[str, Any]:
+    """Fitted coefficients, and errors of the runs that they were fitted to."""
+    return {
+        "file": str(file),
+        "runs": len(after),
+        "skipped": num_skipped,
+        "coefficients": {name: getattr(coefficients, name) for name in NAMES},
+        "mean_error_before": float(abs(before).mean()),
+        "mean_error_after": float(abs(after).mean()),
+        "errors": after.tolist(),
+    }
