@@ -81,7 +81,7 @@ class Testbed:
 
     def start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process on a host."""
-        inside = ["ip", "netns", "exec", self._space(host), *command]
+        inside = ["ip", "netns", "exec", self.space(host), *command]
         process = subprocess.Popen(inside, start_new_session=True, **options)
         self._processes.append(process)
         return process
@@ -93,14 +93,15 @@ class Testbed:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for space in (*map(self._space, self.hosts), self._bridge):
+        for space in (*map(self.space, self.hosts), self._bridge):
             subprocess.run(["ip", "netns", "del", space], stderr=subprocess.DEVNULL, check=False)
 
-    def _space(self, host: str) -> str:
+    def space(self, host: str) -> str:
+        """The name of the namespace that a host is."""
         return f"{self._tag}n{list(self.hosts).index(host)}"
 
     def _add(self, number: int, name: str, shape: Shape) -> None:
-        space, outer = self._space(name), f"{self._tag}v{number}"
+        space, outer = self.space(name), f"{self._tag}v{number}"
         _run("ip", "netns", "add", space)
         _run("ip", "-n", self._bridge, "link", "add", outer, "type", "veth",
              "peer", "name", "eth0", "netns", space)  # fmt: skip
@@ -124,7 +125,7 @@ class Testbed:
 
     def _ends(self, a: str, b: str) -> tuple[tuple[str, str], tuple[str, str]]:
         number = list(self.hosts).index
-        return ((self._space(a), f"to{number(b)}"), (self._space(b), f"to{number(a)}"))
+        return ((self.space(a), f"to{number(b)}"), (self.space(b), f"to{number(a)}"))
 
     def shape(self, a: str, b: str, shape: Shape) -> None:
         """Give a cable another rate, now."""

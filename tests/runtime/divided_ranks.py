@@ -1,14 +1,8 @@
-"""One rank of divided trainings beside the same training in one process; rank 0 tells errors.
-
-``python divided_ranks.py FOLDER CASE …`` with the variables of torchrun.
-"""
+"""One rank of divided trainings beside the same training in one process: how far they differ."""
 
 import copy
-import json
 import os
-import sys
 import warnings
-from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
@@ -195,7 +189,7 @@ def optimizer_of(model):
     return torch.optim.AdamW(groups, lr=1e-2)
 
 
-def start(name):
+def start(name, folder):
     build, division = CASES[name]
     torch.manual_seed(0)
     model, batches, forward = build()
@@ -206,7 +200,7 @@ def start(name):
             parameter.data.mul_(2.0)
     weights = None
     if name == "hollow":  # each rank reads its own part of a file, and nothing else
-        weights = Path(sys.argv[1]) / "weights.safetensors"
+        weights = folder / "weights.safetensors"
         if not int(os.environ["RANK"]):
             save_file(model.state_dict(), weights)
         model = model.to("meta")
@@ -226,7 +220,7 @@ def start(name):
 
 def compare(name, folder):
     """20 steps with accumulation, clipping, a schedule and a checkpoint, beside plain PyTorch."""
-    train, twin, plain, batches, forward = start(name)
+    train, twin, plain, batches, forward = start(name, folder)
     schedules = [torch.optim.lr_scheduler.StepLR(o, 2, 0.7) for o in (train.optimizer, plain)]
     held = sum(p.numel() if not hasattr(p, "to_local") else p.to_local().numel()
                for p in train.model.parameters() if not p.is_meta)  # fmt: skip
@@ -271,7 +265,7 @@ def compare(name, folder):
 
 def save(folder):
     """Ten steps on one division, saved whole and in parts."""
-    train, *_, batches, _ = start("tied-split")
+    train, *_, batches, _ = start("tied-split", folder)
     for number in range(10):
         train.step(batches[number % 3])
     train.save(folder / "whole")
@@ -282,7 +276,7 @@ def resume(name, folder):
     """Ten more steps from each checkpoint on another division."""
     states = []
     for kind in ("whole", "parts"):
-        train, twin, plain, batches, forward = start(name)
+        train, twin, plain, batches, forward = start(name, folder)
         train.load(folder / kind / "step-10")
         for number in range(10, 20):
             train.step(batches[number % 3])
@@ -312,10 +306,10 @@ def _state_error(found, expected):
     )
 
 
-def main():
-    torch.set_num_threads(1)
-    folder, found = Path(sys.argv[1]), {}
-    for case in sys.argv[2:]:
+def differences(tell, folder, cases):
+    """By case, what this rank finds."""
+    found = {}
+    for case in cases:
         what, _, name = case.rpartition(":")
         if case == "save":
             save(folder)
@@ -323,11 +317,4 @@ def main():
             found[case] = resume(name, folder)
         else:
             found[case] = compare(case, folder)
-    everything = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everything, found)
-    if not int(os.environ["RANK"]):
-        sys.stdout.write(json.dumps(everything) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    return found

@@ -1,16 +1,9 @@
 """Divisions carry a person's own module: the same losses, weights and states as one process."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import forked
 import pytest
+from runtime.divided_ranks import differences
 
-from hocket.runtime.connect import MeetingStore
-
-SCRIPT = Path(__file__).with_name("divided_ranks.py")
 TWO = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "gpt2-pipeline",
     "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor", "hollow", "placed",
@@ -21,32 +14,6 @@ TOLERANCE = 1e-6
 pytestmark = pytest.mark.timeout(600)
 
 
-def in_ranks(count, *arguments):
-    """What rank 0 of the script prints."""
-    store = MeetingStore()
-    variables = {
-        "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), *map(str, arguments)],
-            env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(count)
-    ]  # fmt: skip
-    try:
-        said = [rank.communicate(timeout=400) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-        store.close()
-    for rank, (_, errors) in zip(ranks, said, strict=True):
-        assert rank.returncode == 0, errors[-3000:]
-    return json.loads(said[0][0].splitlines()[-1])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("divided")
@@ -55,8 +22,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(folder):
     """By case, what each rank saw."""
-    two = in_ranks(2, folder, *TWO, "save")
-    four = in_ranks(4, folder, *FOUR, *RESUMED)
+    two = forked.answers(2, differences, folder, [*TWO, "save"])
+    four = forked.answers(4, differences, folder, [*FOUR, *RESUMED])
     return {case: [rank[case] for rank in ranks] for ranks in (two, four) for case in ranks[0]}
 
 

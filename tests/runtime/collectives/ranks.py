@@ -1,69 +1,20 @@
-# ruff: noqa: T201
-"""Rank programs of the tests here, and how they are started: ``python ranks.py NAME``."""
+"""What ranks do in the tests here; each tells the test what it is given to tell."""
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+from cli.terminal import exit_code
 
-def variables(rank: int, count: int, master: str, port: int, **more: str) -> dict[str, str]:
-    return {
-        **os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": master,
-        "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", **more,
-    }  # fmt: skip
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+Tell = Callable[[Any], None]
+_NETWORK = 0x40000000
+"""The kind of namespace, as Linux numbers them."""
 
 
-@contextlib.contextmanager
-def started(
-    command: Sequence[str], count: int, start: Callable[..., Any] | None = None,
-    master: str = "127.0.0.1", **more: str,
-) -> Iterator[list[subprocess.Popen[str]]]:  # fmt: skip
-    """One process per rank, ended at the end whatever happens."""
-    port, processes = free_port(), []
-    try:
-        for rank in range(count):
-            options: dict[str, Any] = {
-                "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True,
-                "env": variables(rank, count, master, port, **more),
-            }  # fmt: skip
-            begin = start or (lambda _, command, **kept: subprocess.Popen(command, **kept))
-            processes.append(begin(rank, [sys.executable, "-W", "ignore", *command], **options))
-        yield processes
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            process.communicate()
-
-
-def outputs(processes: Sequence[subprocess.Popen[str]], timeout_s: float = 90) -> list[str]:
-    """What each rank printed; all must have ended well."""
-    texts = []
-    for rank, process in enumerate(processes):
-        out, err = process.communicate(timeout=timeout_s)
-        assert process.returncode == 0, f"rank {rank}: {err[-2000:]}"
-        texts.append(out)
-    return texts
-
-
-# ── the programs ─────────────────────────────────────────────────────────────────────────────────
-
-
-def collectives() -> None:
+def collectives(tell: Tell) -> str:
     import torch
     import torch.distributed as dist
 
@@ -101,8 +52,9 @@ def collectives() -> None:
     dist.barrier()
     if rank < 2:
         dist.send(most, 1) if rank == 0 else dist.recv(most, 0)
-    print(_trained(dist, torch), flush=True)
+    found = _trained(dist, torch)
     dist.destroy_process_group()
+    return found
 
 
 def _trained(dist: Any, torch: Any) -> str:
@@ -125,7 +77,7 @@ def _trained(dist: Any, torch: Any) -> str:
     return found[0].numpy().tobytes().hex()[:4000]
 
 
-def endless() -> None:
+def endless(tell: Tell) -> None:
     import torch
     import torch.distributed as dist
 
@@ -135,42 +87,43 @@ def endless() -> None:
     for number in range(10**9):
         dist.all_reduce(torch.ones(50_000))
         if number == 3:
-            print("running", flush=True)
+            tell("running")
 
 
-def training() -> None:
-    """Sums of pseudo-random gradients; prints how often links were measured, and the end."""
+def training(tell: Tell, spaces: list[str]) -> None:
+    """Sums of pseudo-random gradients without end, each rank in its own namespace.
+
+    The first tells of every step what is summed, and how often links were measured.
+    """
+    _enter(spaces[int(os.environ["RANK"])])
     import numpy as np
     import torch
     import torch.distributed as dist
 
     import hocket.torch_backend  # noqa: F401
 
-    seconds, least = float(sys.argv[2]), int(sys.argv[3])
     dist.init_process_group("hocket")
     rank = dist.get_rank()
     worker = dist.group.WORLD.worker
     parameter = torch.zeros(400_000)
-    start_s, number, spent = time.monotonic(), 0, []
-    is_over = torch.zeros(1)
-    while not is_over:
+    for number in range(10**9):
         draw = np.random.default_rng(1000 * number + rank)
         gradient = torch.from_numpy(draw.standard_normal(parameter.numel(), dtype=np.float32))
-        began_s = time.monotonic()
         dist.all_reduce(gradient)
-        spent.append(time.monotonic() - began_s)
         parameter = 0.9 * parameter + gradient
         if rank == 0:
-            print(f"step {number} {parameter[::1000].double().sum().item()!r} {worker.num_mended} "
-                  f"{spent[-1]:.3f}", flush=True)  # fmt: skip
-        number += 1
-        over = number >= least and time.monotonic() - start_s > seconds
-        is_over = torch.tensor([float(over and rank == 0)])
-        dist.broadcast(is_over, 0)
-    dist.destroy_process_group()
+            tell((parameter[::1000].double().sum().item(), worker.num_mended))
 
 
-def priority() -> None:
+def _enter(space: str) -> None:
+    """Live in a network namespace, as ``ip netns exec`` does."""
+    library = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{space}") as file:
+        if library.setns(file.fileno(), _NETWORK):
+            raise OSError(ctypes.get_errno(), f"cannot enter the namespace {space!r}")
+
+
+def priority(tell: Tell) -> float:
     """The same training plain, with priorities and without crossing the end of a step."""
     import torch
     import torch.distributed as dist
@@ -202,8 +155,8 @@ def priority() -> None:
         if wrapped is not None:
             wrapped.close()
     assert all(torch.equal(each, found[0]) for each in found)
-    print(found[0].double().sum().item())
     dist.destroy_process_group()
+    return float(found[0].double().sum())
 
 
 def _Net(torch: Any) -> Any:  # noqa: N802
@@ -225,13 +178,6 @@ def _Net(torch: Any) -> Any:  # noqa: N802
     return Net()
 
 
-PROGRAMS = {
-    "collectives": collectives,
-    "endless": endless,
-    "training": training,
-    "priority": priority,
-}
-HERE = str(Path(__file__).resolve())
-
-if __name__ == "__main__":
-    PROGRAMS[sys.argv[1]]()
+def probed(tell: Tell, file: str) -> int:
+    """How ``hocket probe`` ends."""
+    return exit_code(["probe", "-o", file])

@@ -6,12 +6,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import forked
 import numpy as np
 import pytest
-from runtime.collectives.ranks import HERE, started
+from runtime.collectives.ranks import training
 
 
 def _testbed() -> Any:
@@ -25,18 +27,18 @@ def _testbed() -> Any:
     return module
 
 
-def _why_not() -> str:
-    """Why there can be no namespaces here; empty where there can."""
+@pytest.fixture
+def testbed() -> Any:
+    """What makes namespaces; skips where there can be none."""
     name = f"hocket-try-{os.getpid()}"
     try:
         made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True)
     except OSError as error:
-        return f"needs iproute2: {error}"
+        pytest.skip(f"needs iproute2: {error}")
     subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return f"needs root and network namespaces: {made.stderr.strip()}" if made.returncode else ""
-
-
-WHY_NOT = _why_not()
+    if made.returncode:
+        pytest.skip(f"needs root and network namespaces: {made.stderr.strip()}")
+    return _testbed()
 
 
 def _expected(num_steps: int, count: int) -> list[float]:
@@ -51,36 +53,29 @@ def _expected(num_steps: int, count: int) -> list[float]:
     return found
 
 
-@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "namespaces work")
-def test_a_cable_that_slows_down_or_is_cut_is_planned_around_and_no_bit_changes() -> None:
-    testbed = _testbed()
+def test_a_cable_that_slows_down_or_is_cut_is_planned_around_and_no_bit_changes(testbed) -> None:
     names = [f"r{n}" for n in range(4)]
     shape = testbed.Shape(20e6, burst_bytes=100_000)
     slow = testbed.Shape(5e6, burst_bytes=100_000)
     ring = {(a, b): shape for a, b in zip(names, [*names[1:], names[0]], strict=True)}
     with testbed.Testbed(dict.fromkeys(names, slow), ring) as bed:
-
-        def start(rank: int, command: list[str], **options: Any) -> Any:
-            return bed.start(names[rank], command, **options)
-
-        more = {"GLOO_SOCKET_IFNAME": "eth0", "HOCKET_WIDE_SUMS": "1"}
-        with started([HERE, "training", "0", "1000"], 4, start, bed.address("r0"), **more) as ranks:
-            lines = _until(ranks, lambda plans, step: step >= 3)
+        variables = {
+            "MASTER_ADDR": bed.address("r0"), "GLOO_SOCKET_IFNAME": "eth0", "HOCKET_WIDE_SUMS": "1"
+        }  # fmt: skip
+        spaces = [bed.space(name) for name in names]
+        with forked.ranks(4, training, spaces, **variables) as ranks:
+            steps = _until(ranks[0], lambda plans, number: number == 4)
             bed.shape("r0", "r1", slow)
-            lines += _until(ranks, lambda plans, step: plans >= 1)
+            steps += _until(ranks[0], lambda plans, number: plans >= 1)
             bed.cut("r2", "r3")
-            lines += _until(ranks, lambda plans, step: plans >= 2)
-            lines += _until(ranks, lambda plans, step: step >= 3 + len(lines))
-    sums = [float(line.split()[2]) for line in lines]
-    assert sums == _expected(len(sums), 4)
+            steps += _until(ranks[0], lambda plans, number: plans >= 2)
+            steps += _until(ranks[0], lambda plans, number: number == 4)
+    assert [total for total, _ in steps] == _expected(len(steps), 4)
 
 
-def _until(ranks: list[Any], is_enough: Any) -> list[str]:
-    """Lines of the first rank up to the one with which it is enough."""
-    found: list[str] = []
-    for line in ranks[0].stdout:
-        found.append(line)
-        _, step, _, plans, _ = line.split()
-        if is_enough(int(plans), int(step)):
-            return found
-    raise AssertionError(ranks[0].stderr.read()[-3000:])
+def _until(rank: forked.Rank, is_enough: Callable[[int, int], bool]) -> list[tuple[float, int]]:
+    """What a rank tells of its steps, up to the one with which it is enough."""
+    found: list[tuple[float, int]] = []
+    while not found or not is_enough(found[-1][1], len(found)):
+        found.append(rank.hear())
+    return found

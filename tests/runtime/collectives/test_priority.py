@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import forked
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from runtime.collectives.ranks import HERE, outputs, started
+from runtime.collectives.ranks import priority
 
 from hocket.base.errors import UsageError
 from hocket.priority import wrap
@@ -15,8 +16,7 @@ from hocket.runtime.collectives.slices import slices
 
 
 def test_training_by_priority_is_synchronous_training_bit_for_bit() -> None:
-    with started([HERE, "priority"], 2, HOCKET_CLUSTER="2xv100-16g") as processes:
-        found = outputs(processes)
+    found = forked.answers(2, priority, HOCKET_CLUSTER="2xv100-16g")
     assert found[0] == found[1]
 
 
