@@ -17,6 +17,7 @@ python benchmarks/testbed.py            measures the rate of a shaped link
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import shutil
@@ -24,8 +25,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 
@@ -165,6 +167,22 @@ def _shape(space: str, device: str, shape: Shape) -> None:
     if shape.delay_s:
         _run("tc", "-n", space, "qdisc", "add", "dev", device, "parent", "1:1", "netem",
              "delay", f"{shape.delay_s * 500:g}ms")  # fmt: skip
+
+
+def drive_or_follow(
+    parser: argparse.ArgumentParser,
+    drive: Callable[[argparse.Namespace], None],
+    follow: Callable[[Path], None],
+) -> None:
+    """Begin a benchmark that starts itself once per rank, with ``--rank FILE``."""
+    parser.add_argument("--rank", type=Path)
+    options = parser.parse_args()
+    if options.rank:
+        follow(options.rank)
+    else:
+        # Leaving the block of the testbed removes it.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        drive(options)
 
 
 def _run(*command: str) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from testbed import drive_or_follow
 
 _VGG19 = [1.7, 37, 74, 148, 295, 590, 590, 590, 1180, 2360, 2360, 2360, 2360, 2360, 2360, 2360,
           102_760, 16_777, 4_097]  # fmt: skip
@@ -51,14 +52,7 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=1.0, help="computing / communication")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rank", type=Path)
-    options = parser.parse_args()
-    if options.rank:
-        _rank(options.rank)
-    else:
-        # Leaving the block of the testbed removes it.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        _drive(options)
+    drive_or_follow(parser, _drive, _rank)
 
 
 def _drive(options: argparse.Namespace) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from testbed import drive_or_follow
 
 
 def main() -> None:
@@ -37,14 +38,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--ways", default="gloo,packed trees,ring,ring over PCIe")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rank", type=Path)
-    options = parser.parse_args()
-    if options.rank:
-        _rank(options.rank)
-    else:
-        # Leaving the block of the testbed removes it.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        _drive(options)
+    drive_or_follow(parser, _drive, _rank)
 
 
 def _drive(options: argparse.Namespace) -> None:

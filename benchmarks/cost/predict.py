@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from clocks import CudaClock, HostClock
 
 from hocket.base.units import format_bytes, format_seconds
 from hocket.capture.model import capture_program
@@ -33,9 +34,10 @@ from hocket.cost.calibrate import Calibration, calibrate, calibration_errors, wr
 from hocket.cost.measure import profile_program
 from hocket.cost.profile import Profile, merge_profiles, with_measured_workspace, write_profile
 from hocket.cost.roofline import estimate_costs
-from hocket.cost.timing import host_clock
 from hocket.graph import Graph, Phase
 from hocket.hardware import Cluster
+
+SKIPPED = "TimeoutError: skipped: the time budget was used up"
 
 
 @dataclass(frozen=True)
@@ -105,21 +107,33 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     captured: dict[str, Captured] = {}
     for case in cases:
-        row: dict[str, Any] = {"case": case.label, **asdict(case)}
-        rows.append(row)
-        try:
-            if time.perf_counter() - started > arguments.budget:
-                raise TimeoutError("skipped: the time budget was used up")
-            run_case(case, row, captured, cluster, arguments.device)
-        except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-            traceback.print_exc()
-        free_memory()
+        if time.perf_counter() - started > arguments.budget:
+            rows.append({"case": case.label, **asdict(case), "error": SKIPPED})
+            continue
+        attempt(case, rows, captured, cluster, arguments.device)
         say(f"{case.label}: done after {time.perf_counter() - started:.0f} s")
         # After every case, so that a crash of the next one loses nothing.
         calibration = predict_calibrated(rows, captured, cluster)
         write_results(arguments.out, rows, captured, cluster, calibration)
     print((arguments.out / "table.md").read_text(), end="", flush=True)
+
+
+def attempt(
+    case: Case,
+    rows: list[dict[str, Any]],
+    captured: dict[str, Captured],
+    cluster: Cluster,
+    device: str,
+) -> None:
+    """A row for the case, with what went wrong where something did."""
+    row: dict[str, Any] = {"case": case.label, **asdict(case)}
+    rows.append(row)
+    try:
+        run_case(case, row, captured, cluster, device)
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        traceback.print_exc()
+    free_memory()
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -247,52 +261,6 @@ def measure_case(case: Case, device: str) -> dict[str, Any]:
     if device == "cuda":
         result["measured_peak_bytes"] = torch.cuda.max_memory_allocated()
     return result
-
-
-class HostClock:
-    """Marks in time on a processor, where the host does the work itself."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, Any] = {}
-
-    def _now(self) -> Any:
-        return host_clock()()
-
-    def between(self, first: Any, second: Any) -> float:
-        return float(second - first)
-
-    def finish(self) -> None:
-        """Wait until all marks have passed."""
-
-    def mark(self, name: str) -> None:
-        self._marks[name] = self._now()
-
-    def marks(self) -> dict[str, Any]:
-        done, self._marks = self._marks, {}
-        return done
-
-    def seconds(self, marks: dict[str, Any]) -> dict[str, float]:
-        """Time before each mark since the one before it."""
-        names = list(marks)
-        return {
-            name: self.between(marks[before], marks[name])
-            for before, name in itertools.pairwise(names)
-        }
-
-
-class CudaClock(HostClock):
-    """Marks in the stream of a CUDA device."""
-
-    def _now(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def between(self, first: Any, second: Any) -> float:
-        return float(first.elapsed_time(second)) * 1e-3
-
-    def finish(self) -> None:
-        torch.cuda.synchronize()
 
 
 def predict_calibrated(

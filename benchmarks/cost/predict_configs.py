@@ -14,18 +14,15 @@ import argparse
 import json
 import tempfile
 import time
-import traceback
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from predict import (
     Captured,
     Case,
+    attempt,
     cluster_for,
-    free_memory,
     predict_calibrated,
-    run_case,
     say,
     write_results,
 )
@@ -124,14 +121,7 @@ def main() -> None:
         for case in cases(Path(folder)):
             if time.perf_counter() - started > arguments.budget:
                 break
-            row: dict[str, Any] = {"case": case.label, **asdict(case)}
-            rows.append(row)
-            try:
-                run_case(case, row, captured, cluster, "cuda")
-            except Exception as error:
-                row["error"] = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-                traceback.print_exc()
-            free_memory()
+            attempt(case, rows, captured, cluster, "cuda")
             say(f"{case.label}: done after {time.perf_counter() - started:.0f} s")
         calibration = predict_calibrated(rows, captured, cluster)
     write_results(arguments.out, rows, captured, cluster, calibration)

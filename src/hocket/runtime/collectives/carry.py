@@ -18,10 +18,7 @@ import numpy as np
 
 from hocket.base import config
 from hocket.base.arrays import pointers
-from hocket.runtime.collectives.layout import RankLayout
-
-KINDS = ("float32", "float64", "int32", "int64")
-"""Numbers that can be added on the way."""
+from hocket.runtime.collectives.layout import KINDS, RankLayout
 
 
 class CarryState(IntEnum):

@@ -21,7 +21,7 @@ from hocket.base import config
 from hocket.base.errors import UsageError
 from hocket.hardware.cluster import Cluster
 from hocket.planners.communication.certificate import Collective
-from hocket.runtime.collectives.carry import KINDS
+from hocket.runtime.collectives.layout import KINDS
 from hocket.runtime.collectives.worker import CollectiveJob, CollectiveWorker
 
 _ADDED = tuple(getattr(torch, name) for name in KINDS)

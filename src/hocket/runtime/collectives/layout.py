@@ -17,6 +17,8 @@ from hocket.base.arrays import LongArray, pointers
 from hocket.base.errors import UsageError
 from hocket.plan.sections.communication import Communication, Tree
 
+KINDS = ("float32", "float64", "int32", "int64")
+"""Numbers that can be added on the way."""
 MAX_CHILDREN = 64
 """Whose arrivals are one word of marks."""
 MIN_CHUNK_BYTES, MAX_CHUNK_BYTES = 1 << 12, 1 << 19

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hocket.runtime.collectives.layout import KINDS
+
 if TYPE_CHECKING:
     from hocket.runtime.collectives.carry import Carry
 
@@ -144,8 +146,6 @@ class _Plain:
             self._finish(chunk)
 
     def _add(self, chunk: int, scratch_at: int) -> None:
-        from hocket.runtime.collectives.carry import KINDS
-
         carry, layout = self.carry, self.carry.layout
         start, size = int(layout.chunk_start[chunk]), int(layout.chunk_size[chunk])
         at = scratch_at + int(layout.chunk_at[chunk])

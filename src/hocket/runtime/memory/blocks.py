@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hocket.plan.sections.memory import MemoryBlock
-from hocket.runtime.memory.copies import aligned, host_buffer, looking
+from hocket.runtime.memory.copies import CopyEngines, aligned, host_buffer, looking
 from hocket.runtime.memory.ledger import on_host
 
 
@@ -161,3 +161,29 @@ class Block:
     def is_changed(self) -> bool:
         """Whether somebody wrote to the parameters since they were last rounded."""
         return self.versions != [p._version for p in self.parameters]
+
+
+def settle_parameters(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    engines: CopyEngines,
+    rounded: Mapping[str, torch.dtype],
+) -> None:
+    """Bring parameters and buffers to where the policies of their blocks have them at home.
+
+    ``rounded`` are parameters that every op reads in another type only, by name.
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    types = {number: rounded[name] for number, name in names.items() if name in rounded}
+    for block in blocks:
+        is_streamed = block.policy.parameters == "streamed"
+        if block.parameters and (is_streamed or block.policy.update == "host"):
+            block.settle_on_host(types, pinned=engines.is_real)
+            if not is_streamed:
+                num_bytes = block.copied_layout.num_bytes
+                block.resident = torch.empty(num_bytes, dtype=torch.uint8, device=engines.device)
+            continue
+        for parameter in block.parameters:
+            parameter.data = parameter.data.to(engines.device)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(engines.device)

@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
+
+from hocket.base.errors import UsageError
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 Within = Callable[[Callable[[], torch.Tensor]], torch.Tensor]
@@ -158,3 +161,18 @@ _LAZY: Mapping[Any, Callable[..., Any]] = {
 }
 _PLAIN = frozenset({torch.Tensor.dim, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.__len__,
                     torch.Tensor.is_floating_point, torch.Tensor.__repr__})  # fmt: skip
+
+
+def last_layer(model: nn.Module) -> nn.Linear:
+    """The last layer of a language model."""
+    found = None
+    if callable(named := getattr(model, "get_output_embeddings", None)):
+        found = named()
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    found = found if found is not None else linear[-1] if linear else None
+    if not isinstance(found, nn.Linear):
+        raise UsageError(
+            f"{type(model).__name__} has no last nn.Linear to make logits of in pieces",
+            hint="plan with one piece (loss_chunks 1)",
+        )
+    return found

@@ -21,16 +21,15 @@ from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
-from hocket.base.errors import UsageError
 from hocket.capture.fake import batch_tensors, model_tensors
 from hocket.capture.loss import ChosenLoss
 from hocket.capture.model import CaptureWarning
 from hocket.capture.step import apply_model
 from hocket.graph.graph import Graph
-from hocket.runtime.memory.blocks import Block
+from hocket.runtime.memory.blocks import Block, settle_parameters
 from hocket.runtime.memory.copies import DONE, CopyEngines, HostPool, Ticket
 from hocket.runtime.memory.ledger import on_host
-from hocket.runtime.memory.logits import LazyLogits
+from hocket.runtime.memory.logits import LazyLogits, last_layer
 from hocket.runtime.memory.parts import blocks_of
 from hocket.runtime.memory.slots import Slots
 from hocket.runtime.memory.updates import HostUpdates, part_of
@@ -85,7 +84,7 @@ class Budgeted:
         """Whose updates are done as gradients come."""
         self._is_own_loop = False
         self._sent = _Sent()
-        self._settle_parameters(rounded or {})
+        settle_parameters(model, self.blocks, self._engines, rounded or {})
         self._slots = self._make_slots()
         stays = frozenset(tensor.untyped_storage()._cdata for tensor in self.lasting)
         self._visits = Visits(
@@ -288,24 +287,6 @@ class Budgeted:
 
     # ── setting up ───────────────────────────────────────────────────────────────────────────
 
-    def _settle_parameters(self, rounded: Mapping[str, torch.dtype]) -> None:
-        device, is_real = self._engines.device, self._engines.is_real
-        names = {id(p): name for name, p in self._model.named_parameters()}
-        types = {number: rounded[name] for number, name in names.items() if name in rounded}
-        for block in self.blocks:
-            policy = block.policy
-            is_streamed = policy.parameters == "streamed"
-            if block.parameters and (is_streamed or policy.update == "host"):
-                block.settle_on_host(types, pinned=is_real)
-                if not is_streamed:
-                    num_bytes = block.copied_layout.num_bytes
-                    block.resident = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-                continue
-            for parameter in block.parameters:
-                parameter.data = parameter.data.to(device)
-        for buffer in self._model.buffers():
-            buffer.data = buffer.data.to(device)
-
     def _make_slots(self) -> Slots:
         sizes = [b.copied_layout.num_bytes for b in self.blocks if b.is_streamed]
         return Slots(self._engines, max(sizes, default=0), 1 + max(1, self._memory.prefetch))
@@ -328,7 +309,7 @@ class Budgeted:
             self._visits.bring_shared(shared)
 
     def _put_visits(self) -> None:
-        head = _head_of(self._model) if self._memory.loss_chunks > 1 else None
+        head = last_layer(self._model) if self._memory.loss_chunks > 1 else None
         for block in self.blocks:
             for module in block.modules.values():
                 forward = module.forward
@@ -368,21 +349,6 @@ class Budgeted:
         if not self.lost:
             self.lost = what
             warnings.warn(what, CaptureWarning, 2)
-
-
-def _head_of(model: nn.Module) -> nn.Linear:
-    """The last layer of a language model."""
-    found = None
-    if callable(named := getattr(model, "get_output_embeddings", None)):
-        found = named()
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    found = found if found is not None else linear[-1] if linear else None
-    if not isinstance(found, nn.Linear):
-        raise UsageError(
-            f"{type(model).__name__} has no last nn.Linear to make logits of in pieces",
-            hint="plan with one piece (loss_chunks 1)",
-        )
-    return found
 
 
 def _shapes(batch: Any) -> str:
