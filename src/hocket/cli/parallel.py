@@ -86,7 +86,8 @@ def command(
 ) -> None:
     """Divide the training of MODEL over a cluster: data x tensor x pipeline, and how.
 
-    MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph.
+    MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph. For
+    other models, and for unequal devices that share a batch unequally, see hocket plan.
     """
     from hocket.api.divisions import limited
 
@@ -111,13 +112,15 @@ def _search(
     problem: Problem, top: int, output: Path | None, report: Path | None, as_json: bool
 ) -> None:
     from hocket.api.planners import compare_ways
-    from hocket.view.compared import comparison_data
+    from hocket.view.compared import comparison_data, elsewhere
     from hocket.view.parallel_text import comparison_table
 
     with working("searching"):
         comparison = compare_ways(problem)
     if not as_json:
         console().print(comparison_table(comparison, top))
+        if other := elsewhere(comparison):
+            say(other)
     _answer(comparison, comparison_data(comparison, top), output, report, as_json)
 
 

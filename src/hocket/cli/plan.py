@@ -145,12 +145,14 @@ def command(
 ) -> None:
     """Plan MODEL_OR_GRAPH on a cluster: compare the candidates, write the best.
 
-    MODEL_OR_GRAPH is a graph file, a model of the zoo, or package.module:function.
+    MODEL_OR_GRAPH is a graph file, a model of the zoo, or package.module:function. Any model is
+    taken as it is; hocket parallel knows transformers by their shape and divides them over
+    thousands of devices.
     """
     from hocket.api import best_of
     from hocket.api.planners import compare_ways, find_planner
     from hocket.base.errors import NoFeasiblePlanError
-    from hocket.view.compared import comparison_data
+    from hocket.view.compared import comparison_data, elsewhere
 
     for name in planners:
         find_planner(name)
@@ -168,6 +170,8 @@ def command(
         comparison = compare_ways(problem, planners, _GOALS.get(goal, "time"))
     if not as_json:
         console().print(_table(comparison, is_short=not shows_all and not planners))
+        if other := elsewhere(comparison):
+            say(other)
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:

@@ -1,11 +1,14 @@
-"""Comparisons of candidates as ``--json`` prints them: placements, shares of a batch, divisions."""
+"""Comparisons of candidates: what ``--json`` prints of them, and which other command to try."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hocket.base.errors import InputFileError
+from hocket.plan.problem import Problem
 from hocket.plan.training import TransformerTraining
 from hocket.planners.goal import num_devices
+from hocket.transformer.captured import from_graph
 from hocket.view.parallel import divisions_data
 from hocket.view.placed import device_peaks
 from hocket.view.shared import placing, sharing
@@ -14,13 +17,45 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
 
 MOST_DIVISIONS = 10
+FEW_DEVICES = 8
+"""Up to so many devices alike, shares of a batch seldom lose to divisions that split ops."""
 
 
 def comparison_data(comparison: Comparison, most_divisions: int = MOST_DIVISIONS) -> dict[str, Any]:
     """What was compared and what won. Of divisions, of which there are hundreds, the first few."""
     if isinstance(comparison.problem.work, TransformerTraining):
-        return divisions_data(comparison, most_divisions)
-    return _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
+        told = divisions_data(comparison, most_divisions)
+        return told | {"elsewhere": elsewhere(comparison)}
+    told = _asked(comparison) | _compared(comparison) | _bound(comparison) | _won(comparison)
+    return told | {"elsewhere": elsewhere(comparison)}
+
+
+def elsewhere(comparison: Comparison) -> str:
+    """What the other command tries besides, where that could serve better; empty where not."""
+    problem = comparison.problem
+    if isinstance(problem.work, TransformerTraining):
+        if len(problem.cluster.kinds) == 1:
+            return ""
+        return (
+            "these devices are unequal: hocket plan MODEL also gives each as many samples as it is "
+            "fast, which divisions do not"
+        )
+    fits_few = comparison.winner is not None and problem.cluster.num_devices <= FEW_DEVICES
+    if fits_few or not _is_transformer(problem):
+        return ""
+    return (
+        "for a transformer on many devices hocket parallel MODEL also splits single ops and "
+        "sequences over devices, and knows more schedules of pipelines"
+    )
+
+
+def _is_transformer(problem: Problem) -> bool:
+    """Whether ``hocket parallel`` can read the model's shape from its graph."""
+    try:
+        from_graph(problem.graph)
+    except InputFileError:
+        return False
+    return True
 
 
 def _asked(comparison: Comparison) -> dict[str, Any]:
