@@ -38,8 +38,8 @@ EXECUTORS: dict[Kind, dict[str, PlanExecutor[Any]]] = {
 }
 """Those of a kind in the order in which ``auto`` asks whether they suit; one always does."""
 
-BACKENDS = ("auto", *EXECUTORS["placement"])
-"""What can be asked for by name."""
+BACKENDS = ("auto", *dict.fromkeys(name for known in EXECUTORS.values() for name in known))
+"""What can be asked for by name, each once."""
 
 
 def choose(kind: Kind, wanted: str, devices: Sequence[Device]) -> tuple[str, list[str]]:
