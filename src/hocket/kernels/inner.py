@@ -17,6 +17,8 @@ from numba.core.compiler import CompilerBase, DefaultPassBuilder, Flags
 from numba.core.compiler_machinery import register_pass
 from numba.core.typed_passes import NativeLowering
 
+from hocket.kernels.values import ValueLower
+
 _Library: Any = JITCodeLibrary
 _Lowering: Any = NativeLowering
 _Compiler: Any = CompilerBase
@@ -49,7 +51,13 @@ class _InnerLibrary(_Library):  # type: ignore[misc]
 
 
 @_registered
-class _InnerLowering(_Lowering):  # type: ignore[misc]
+class _EntryLowering(_Lowering):  # type: ignore[misc]
+    _name = "entry_lowering"
+    lowering_class = ValueLower
+
+
+@_registered
+class _InnerLowering(_EntryLowering):
     _name = "inner_lowering"
 
     def run_pass(self, state: Any) -> Any:
@@ -78,30 +86,30 @@ class QuickFlags(_Flags):  # type: ignore[misc]
 
 
 class EntryCompiler(_Compiler):  # type: ignore[misc]
-    """The compiler as it is, with quick options."""
+    """The compiler with quick options and variables that are values."""
+
+    lowering: Any = _EntryLowering
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.state.flags = QuickFlags(self.state.flags)
 
     def define_pipelines(self) -> list[Any]:
-        """All passes for compiled code."""
-        builder: Any = DefaultPassBuilder
-        return [builder.define_nopython_pipeline(self.state)]
-
-
-class InnerCompiler(EntryCompiler):
-    """The compiler with another end."""
-
-    def define_pipelines(self) -> list[Any]:
         """All passes for compiled code, the last but one replaced."""
-        (passes,) = super().define_pipelines()
+        builder: Any = DefaultPassBuilder
+        passes = builder.define_nopython_pipeline(self.state)
         passes.passes = [
-            (_InnerLowering if each is NativeLowering else each, name)
+            (self.lowering if each is NativeLowering else each, name)
             for each, name in passes.passes
         ]
         passes.finalize()
         return [passes]
+
+
+class InnerCompiler(EntryCompiler):
+    """The same with another end."""
+
+    lowering = _InnerLowering
 
 
 def set_environments(result: Any) -> None:
