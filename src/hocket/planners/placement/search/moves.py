@@ -3,11 +3,15 @@
 Single units, swaps with the op that is in the way, runs of the critical path that share a device,
 shifts of the boundary between two devices, several promising moves at once, a device given up or
 shared out, and ops put before the op that kept their device busy.
+
+Of some six hundred moves about thirty are tried before one is better. So each kind is a stream that
+makes its moves as they are asked for, the best guess first, out of what it read from the evaluator
+before its first move: trying a move changes what the evaluator shows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,17 +40,25 @@ class Move(NamedTuple):
     """Tells it apart from other moves of its kind."""
     gain_s: float
     make: Callable[[], Change]
+    place: tuple[int, ...]
+    """Decides between moves from which the same is expected: the lower first."""
 
 
-def moves(search: LocalSearch, units: SearchUnits, critical: Critical) -> Iterator[Move]:
-    """Moves of every kind."""
-    yield from _single(units, critical)
-    yield from _together(units, critical)
-    yield from _swaps(search, units, critical)
-    yield from _borders(search, units, critical)
-    yield from _merged(search, units)
-    yield from _split(search, units)
-    yield from _earlier(search, critical)
+def moves(search: LocalSearch, units: SearchUnits, critical: Critical) -> list[Iterator[Move]]:
+    """Streams of moves of one kind each, by falling gain, then by place."""
+    return [
+        _single(units, critical),
+        _together(units, critical),
+        *_swaps(search, units, critical),
+        *_borders(search, units, critical),
+        _by_gain(_merged(search, units)),
+        _by_gain(_split(search, units)),
+        _earlier(search, critical),
+    ]
+
+
+def _by_gain(found: Iterable[Move]) -> Iterator[Move]:
+    yield from sorted(found, key=lambda move: -move.gain_s)
 
 
 def _to(units: SearchUnits, chosen: LongArray, device: int | LongArray) -> Callable[[], Change]:
@@ -85,11 +97,12 @@ def _ranked(gain_s: np.ndarray, count: int) -> LongArray:
 
 def _single(units: SearchUnits, critical: Critical) -> Iterator[Move]:
     num_devices = critical.gain_s.shape[1]
-    for at in _ranked(critical.gain_s, MAX_SINGLE).tolist():
+    for place, at in enumerate(_ranked(critical.gain_s, MAX_SINGLE).tolist()):
         row, device = divmod(at, num_devices)
         unit = int(critical.units[row])
         make = _to(units, critical.units[row : row + 1], device)
-        yield Move("single", (unit, device), float(critical.gain_s[row, device]), make)
+        gain_s = float(critical.gain_s[row, device])
+        yield Move("single", (unit, device), gain_s, make, (0, place))
 
 
 def _together(units: SearchUnits, critical: Critical) -> Iterator[Move]:
@@ -105,16 +118,17 @@ def _together(units: SearchUnits, critical: Critical) -> Iterator[Move]:
         rows = order[:count]
         chosen = critical.units[rows]
         key = (count, chosen.tobytes(), best[rows].tobytes())
-        yield Move("together", key, float(gain_s[rows].sum()), _to(units, chosen, best[rows]))
+        make = _to(units, chosen, best[rows])
+        yield Move("together", key, float(gain_s[rows].sum()), make, (1, -count))
         count //= 2
 
 
-def _swaps(search: LocalSearch, units: SearchUnits, critical: Critical) -> Iterator[Move]:
+def _swaps(search: LocalSearch, units: SearchUnits, critical: Critical) -> Iterator[Iterator[Move]]:
     """Critical units with the unit that runs elsewhere at the time of their first critical op."""
     start_s, gain_s = search.evaluator.op_start_s, critical.gain_s
     ops = np.flatnonzero(critical.is_critical)
     _, first = np.unique(units.unit_of[ops], return_index=True)
-    moment_s = start_s[ops[first]]
+    moment_s, home = start_s[ops[first]], search.device_of[ops[first]]
     for device in range(gain_s.shape[1]):
         part = slice(critical.device_ptr[device], critical.device_ptr[device + 1])
         there = critical.by_device[part]
@@ -122,18 +136,28 @@ def _swaps(search: LocalSearch, units: SearchUnits, critical: Critical) -> Itera
             continue
         found = np.searchsorted(start_s[there], moment_s, side="right") - 1
         partner = units.unit_of[there[np.maximum(found, 0)]]
-        home = search.device_of[ops[first]]
         is_possible = (gain_s[:, device] > -np.inf) & (partner != critical.units)
         is_possible &= units.can_run[home, partner]
         rows = np.flatnonzero(is_possible)
-        rows = rows[np.argsort(-gain_s[rows, device], kind="stable")]
-        for row in rows[: MAX_SWAPS // gain_s.shape[1]].tolist():
-            pair = np.array([critical.units[row], partner[row]])
-            make = _to(units, pair, np.array([device, home[row]]))
-            yield Move("swap", (int(pair[0]), int(pair[1])), float(gain_s[row, device]), make)
+        rows = rows[np.argsort(-gain_s[rows, device], kind="stable")][
+            : MAX_SWAPS // gain_s.shape[1]
+        ]
+        pairs = np.stack((critical.units[rows], partner[rows]), axis=1)
+        yield _swapped(units, pairs, device, home[rows], gain_s[rows, device])
 
 
-def _borders(search: LocalSearch, units: SearchUnits, critical: Critical) -> Iterator[Move]:
+def _swapped(
+    units: SearchUnits, pairs: LongArray, device: int, home: np.ndarray, gain_s: np.ndarray
+) -> Iterator[Move]:
+    for place, pair in enumerate(pairs):
+        make = _to(units, pair, np.array([device, home[place]]))
+        key = (int(pair[0]), int(pair[1]))
+        yield Move("swap", key, float(gain_s[place]), make, (2, device, place))
+
+
+def _borders(
+    search: LocalSearch, units: SearchUnits, critical: Critical
+) -> tuple[Iterator[Move], Iterator[Move]]:
     """Where the critical path goes from one device to another: units next to that border change
     sides, and so do runs of the path between two borders."""
     start_s = search.evaluator.op_start_s
@@ -142,27 +166,49 @@ def _borders(search: LocalSearch, units: SearchUnits, critical: Critical) -> Ite
     on = search.device_of[path]
     borders = np.flatnonzero(on[1:] != on[:-1])
     gap_s = start_s[path[borders + 1]] - search.evaluator.op_end_s[path[borders]]
-    for at in borders[np.argsort(-gap_s, kind="stable")[:MAX_BORDERS]].tolist():
-        before, after = int(path[at]), int(path[at + 1])
-        gap = float(start_s[after] - search.evaluator.op_end_s[before])
-        for op, other, is_last in ((before, after, True), (after, before, False)):
-            device = int(search.device_of[other])
-            run = _run(on, at if is_last else at + 1, -1 if is_last else 1)
-            yield from _sides(units, np.unique(units.unit_of[path[run]]), device, gap, "run")
-            near = _near(search, units, op, is_last)
+    widest = np.argsort(-gap_s, kind="stable")[:MAX_BORDERS]
+    found = list(zip(borders[widest].tolist(), gap_s[widest].tolist(), strict=True))
+    return _runs(units, path, on, found), _near_borders(search, units, path, on, found)
+
+
+def _runs(
+    units: SearchUnits, path: LongArray, on: np.ndarray, borders: list[tuple[int, float]]
+) -> Iterator[Move]:
+    for place, (at, gap_s) in enumerate(borders):
+        for side, (op, other, step) in enumerate(((at, at + 1, -1), (at + 1, at, 1))):
+            chosen = np.unique(units.unit_of[path[_run(on, op, step)]])
+            yield from _sides(units, chosen, int(on[other]), gap_s, "run", (3, place, side, 0))
+
+
+def _near_borders(
+    search: LocalSearch,
+    units: SearchUnits,
+    path: LongArray,
+    on: np.ndarray,
+    borders: list[tuple[int, float]],
+) -> Iterator[Move]:
+    for place, (at, gap_s) in enumerate(borders):
+        for side, (op, other) in enumerate(((at, at + 1), (at + 1, at))):
+            near = _near(search, units, int(path[op]), is_last=op < other)
             count = 1
             while count <= len(near):
-                yield from _sides(units, near[:count], device, gap, "border")
+                where = (3, place, side, count)
+                yield from _sides(units, near[:count], int(on[other]), gap_s, "border", where)
                 count *= 2
 
 
 def _sides(
-    units: SearchUnits, chosen: LongArray, device: int, gap_s: float, kind: str
+    units: SearchUnits,
+    chosen: LongArray,
+    device: int,
+    gap_s: float,
+    kind: str,
+    place: tuple[int, ...],
 ) -> Iterator[Move]:
     chosen = chosen[units.can_run[device, chosen]].astype(np.int64)
     if len(chosen):
         key = (device, len(chosen), chosen.tobytes())
-        yield Move(kind, key, gap_s, _to(units, chosen, device))
+        yield Move(kind, key, gap_s, _to(units, chosen, device), place)
 
 
 def _run(on: np.ndarray, at: int, step: int) -> LongArray:
@@ -197,7 +243,7 @@ def _merged(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
                 work_s = duration_s[search.device_of == dst].sum()
                 gain_s = LAST_RESORT * float(search.score.step_s - work_s)
                 make = _ordered_anew(search, units, chosen, dst)
-                yield Move("merge", (src, dst, len(chosen)), gain_s, make)
+                yield Move("merge", (src, dst, len(chosen)), gain_s, make, (4, src, dst))
 
 
 def _split(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
@@ -208,14 +254,14 @@ def _split(search: LocalSearch, units: SearchUnits) -> Iterator[Move]:
     first = units.groups.ops[units.groups.ptr[:-1]]
     there = np.flatnonzero(search.device_of[first] == src)
     there = there[np.argsort(first[there], kind="stable")]
-    for dst in np.argsort(busy_s, kind="stable")[:MAX_SPLIT].tolist():
+    for place, dst in enumerate(np.argsort(busy_s, kind="stable")[:MAX_SPLIT].tolist()):
         for part in (2, 4, 8):
             chosen = there[len(there) - len(there) // part :]
             if dst != src and len(chosen) and units.can_run[dst, chosen].all():
                 make = _ordered_anew(search, units, chosen, dst)
                 key = (src, dst, len(chosen), len(there))
                 gain_s = LAST_RESORT * float(busy_s[src]) / part
-                yield Move("split", key, gain_s, make)
+                yield Move("split", key, gain_s, make, (5, place, part))
 
 
 def _earlier(search: LocalSearch, critical: Critical) -> Iterator[Move]:
@@ -226,10 +272,11 @@ def _earlier(search: LocalSearch, critical: Critical) -> Iterator[Move]:
     is_kept &= evaluator.op_end_s[previous] == evaluator.op_start_s[ops]
     found = np.flatnonzero(is_kept)
     wait_s = evaluator.op_end_s[previous[found]] - evaluator.op_start_s[previous[found]]
-    for at in found[np.argsort(-wait_s, kind="stable")[:MAX_ORDERS]].tolist():
-        op, ahead = int(ops[at]), int(previous[at])
-        gain_s = float(evaluator.op_end_s[ahead] - evaluator.op_start_s[ahead])
-        yield Move("earlier", (op, ahead), gain_s, _before(search, op, ahead))
+    for place, at in enumerate(np.argsort(-wait_s, kind="stable")[:MAX_ORDERS].tolist()):
+        op, ahead = int(ops[found[at]]), int(previous[found[at]])
+        yield Move(
+            "earlier", (op, ahead), float(wait_s[at]), _before(search, op, ahead), (6, place)
+        )
 
 
 def _before(search: LocalSearch, op: int, ahead: int) -> Callable[[], Change]:
