@@ -14,15 +14,33 @@ import socket
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from hocket.processes import system
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "hocket.api.carried"])
-"""A first optimiser imports PyTorch's compiler, which takes as long as PyTorch itself."""
+CONTEXT = multiprocessing.get_context("forkserver")
+# A first optimiser imports PyTorch's compiler, which takes as long as PyTorch itself.
+CONTEXT.set_forkserver_preload([
+    "torch._dynamo", "numba", "hocket.api.carried", "hocket.training", "hocket.runtime.ranks",
+    "hocket.runtime.parallel.trainer", "hocket.runtime.shared.trainer",
+])  # fmt: skip
+
+
+class Descriptor:
+    """A descriptor that goes along to what is forked; there it is a number again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _taken, (reduction.DupFd(self.number),)
+
+
+def _taken(given: Any) -> int:
+    return int(given.detach())
 
 
 class Rank(NamedTuple):
@@ -64,13 +82,13 @@ def ranks(
     with reserved_port() as port:
         try:
             for rank in range(count):
-                ours, theirs = _CONTEXT.Pipe(duplex=False)
+                ours, theirs = CONTEXT.Pipe(duplex=False)
                 given = {
                     "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
                     "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                     "GLOO_SOCKET_IFNAME": "lo", **variables,
                 }  # fmt: skip
-                process = _CONTEXT.Process(
+                process = CONTEXT.Process(
                     target=_live, args=(theirs, given, function, arguments), name=f"rank {rank}",
                     daemon=True,
                 )  # fmt: skip

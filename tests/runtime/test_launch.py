@@ -1,17 +1,22 @@
 """`hocket launch`: the same script on one process and on one per device; who dies is named."""
 
+import contextlib
+import io
 import json
 import os
+import runpy
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
 import torch
+from cli.terminal import hocket
+from forked import reserved_port
+from forked_command import ForkedCommand
 
 from hocket.api.divisions import limited, make_training, plan_of
 from hocket.api.planners import compare_ways
@@ -28,24 +33,21 @@ SCRIPT = Path(__file__).parents[2] / "examples/train_ranks.py"
 def alone(tmp_path_factory):
     """The plan, and the checkpoint of the script on one process."""
     folder = tmp_path_factory.mktemp("launch")
-    command = [sys.executable, str(SCRIPT), "--plan", str(folder / "plan.json"), "--save", "one"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    return folder, done.stdout
-
-
-def hocket(*arguments):
-    return [sys.executable, "-m", "hocket", "launch", *map(str, arguments)]
+    arguments = [str(SCRIPT), "--plan", str(folder / "plan.json"), "--save", str(folder / "one")]
+    printed = io.StringIO()
+    with mock.patch.object(sys, "argv", arguments), contextlib.redirect_stdout(printed):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    return folder, printed.getvalue()
 
 
 def test_ranks_train_as_one_process_does_bit_for_bit(alone):
     folder, printed = alone
-    done = subprocess.run(
-        hocket("--json", folder / "plan.json", SCRIPT, "--save", "two"), cwd=folder,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["ranks"] == 2
-    assert [line for line in done.stderr.splitlines() if "loss" in line] == printed.splitlines()
+    command = ("launch", "--json", folder / "plan.json", SCRIPT, "--save", "two")
+    with ForkedCommand(*command, cwd=folder, forks_ranks=True) as launched:
+        out, err = launched.communicate()
+    assert launched.returncode == 0, err
+    assert json.loads(out)["ranks"] == 2
+    assert [line for line in err.splitlines() if "loss" in line] == printed.splitlines()
     one, two = (read_state(folder / name / "step-5") for name in ("one", "two"))
     for name, tensor in one["model"].items():
         assert torch.equal(tensor, two["model"][name])
@@ -57,20 +59,19 @@ def test_ranks_train_as_one_process_does_bit_for_bit(alone):
 def test_a_killed_rank_is_named_and_all_are_gone(alone):
     folder, _ = alone
     saving = ("--save", "killed", "--every", "2")
-    command = hocket(folder / "plan.json", SCRIPT, "--steps", "1000000", *saving)
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        next(line for line in process.stderr if line.startswith("step 3:"))
-        children = psutil.Process(process.pid).children(recursive=True)
+    command = ("launch", folder / "plan.json", SCRIPT, "--steps", "1000000", *saving)
+    with ForkedCommand(*command, cwd=folder) as launched:
+        next(line for line in launched.stderr if line.startswith("step 3:"))
+        children = psutil.Process(launched.pid).children(recursive=True)
         ranks = [c for c in children if "hocket.runtime.launched" in c.cmdline()]
         assert len(ranks) == 2
         second = next(rank for rank in ranks if rank.environ()["RANK"] == "1")
         os.kill(second.pid, signal.SIGKILL)
         killed_s = time.monotonic()
-        said = process.stderr.read()
-    assert process.returncode == 5
+        _, said = launched.communicate()
+    assert time.monotonic() - killed_s < 60
+    assert launched.returncode == 5
     assert "rank 1 (gpu1) was killed by signal 9 (SIGKILL)" in said
-    assert time.monotonic() - killed_s < 10
     assert not any(child.is_running() and child.status() != "zombie" for child in children)
     # What was saved before is whole, and goes on in one process.
     last = max((folder / "killed").glob("step-*"), key=lambda path: int(path.name[5:]))
@@ -94,25 +95,22 @@ def division(alone, tmp_path_factory):
 
 
 def test_a_division_trains_a_script_on_two_machines_as_on_one(division, tmp_path):
-    one = subprocess.run(hocket(division, SCRIPT, "--save", "one"), cwd=tmp_path,
-                         capture_output=True, text=True, check=False)  # fmt: skip
-    assert one.returncode == 0, one.stderr
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    machines = [
-        subprocess.Popen(
-            hocket("--nodes", "2", "--node-rank", index, "--address", f"127.0.0.1:{port}",
-                   division, SCRIPT, "--save", "two"),
-            cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-        )
-        for index in range(2)
-    ]  # fmt: skip
-    said = [machine.communicate()[1] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], said
-    losses = [
-        [line for line in text.splitlines() if "loss" in line] for text in (one.stderr, *said)
-    ]
+    command = ("launch", division, SCRIPT, "--save", "one")
+    with ForkedCommand(*command, cwd=tmp_path, forks_ranks=True) as one:
+        said = [one.communicate()[1]]
+    assert one.returncode == 0, said
+    with reserved_port() as port, contextlib.ExitStack() as both:
+        machines = [
+            both.enter_context(ForkedCommand(
+                "launch", "--nodes", "2", "--node-rank", index, "--address", f"127.0.0.1:{port}",
+                division, SCRIPT, "--save", "two", cwd=tmp_path,
+                forks_ranks=True,
+            ))
+            for index in range(2)
+        ]  # fmt: skip
+        said += [machine.communicate()[1] for machine in machines]
+        assert [machine.returncode for machine in machines] == [0, 0], said
+    losses = [[line for line in text.splitlines() if "loss" in line] for text in said]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 5
     assert not losses[2]
@@ -120,17 +118,17 @@ def test_a_division_trains_a_script_on_two_machines_as_on_one(division, tmp_path
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_machines_that_cannot_meet_are_refused(alone):
-    folder, _ = alone
-    for options, said in (
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         (("--nodes", "2"), "place to meet"),
         (("--nodes", "2", "--node-rank", "2", "--address", "h:1"), "machine 2 of 2"),
         (("--nodes", "2", "--address", "nowhere"), "no HOST:PORT"),
-    ):
-        done = subprocess.run(hocket(*options, folder / "plan.json", SCRIPT),
-                              capture_output=True, text=True, check=False)  # fmt: skip
-        assert done.returncode == 2
-        assert said in done.stderr
+    ],
+)
+def test_machines_that_cannot_meet_are_refused(alone, options, said):
+    folder, _ = alone
+    assert said in hocket("launch", *options, folder / "plan.json", SCRIPT, expect=2).stderr
 
 
 def test_what_is_no_script_is_refused(alone, tmp_path):

@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import psutil
 import pytest
+from forked_command import ForkedCommand
+from forked_crew import forked_crews
 from runtime.placements import random_placement
 
 from hocket.api import make_problem
@@ -100,7 +100,8 @@ def test_run_prints_losses_and_writes_both_timelines(plan_file, capsys):
 def test_run_with_processes_prints_a_table_and_the_same_losses(plan_file, capsys):
     main(["run", str(plan_file), "--steps", "2", "--backend", "single", "--json"])
     expected = json.loads(capsys.readouterr().out)["losses"]
-    main(["run", str(plan_file), "--steps", "2", "--slowdown", "gpu1=2"])
+    with forked_crews():
+        main(["run", str(plan_file), "--steps", "2", "--slowdown", "gpu1=2"])
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[0].startswith(f"step    1  loss {expected[0]:.6g}  ")
@@ -231,61 +232,51 @@ def test_an_executor_always_suits_and_options_of_another_kind_are_refused(plan_f
 # ── interrupted and killed ───────────────────────────────────────────────────────────────────────
 
 
-def start(plan_file):
+@pytest.fixture
+def started(plan_file):
     """A run without end, when its ranks are at work; with their processes."""
     temporary = plan_file.parent / "tmp"
     temporary.mkdir()
-    command = [sys.executable, "-m", "hocket", "run", str(plan_file), "--steps", "1000000"]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           env={**os.environ, "TMPDIR": str(temporary)})  # fmt: skip
-    lines = [run.stdout.readline() for _ in range(2)]
-    if not lines[1].startswith("step "):
-        run.kill()
-        raise AssertionError(run.communicate()[1])
-    children = psutil.Process(run.pid).children(recursive=True)
-    ranks = [child for child in children if "hocket.runtime.rank" in child.cmdline()]
-    keepers = [child for child in children if child not in ranks]
-    assert (len(ranks), len(keepers)) == (2, 1)
-    return run, [*ranks, *keepers], temporary
-
-
-def ended(run):
-    """What a run printed, which must end by itself."""
-    try:
-        return run.communicate(timeout=60)
-    finally:
-        run.kill()
+    variables = {**os.environ, "TMPDIR": str(temporary)}
+    with ForkedCommand("run", plan_file, "--steps", "1000000", env=variables) as run:
+        lines = [run.stdout.readline() for _ in range(2)]
+        assert lines[1].startswith("step "), run.communicate()[1]
+        children = psutil.Process(run.pid).children(recursive=True)
+        ranks = [child for child in children if "hocket.runtime.rank" in child.cmdline()]
+        keepers = [child for child in children if child not in ranks]
+        assert (len(ranks), len(keepers)) == (2, 1)
+        yield run, [*ranks, *keepers], temporary
 
 
 def assert_gone(ranks, temporary):
-    _, alive = psutil.wait_procs(ranks, timeout=60)
+    _, alive = psutil.wait_procs(ranks, timeout=300)
     assert alive == []
     left = [path for path in temporary.iterdir() if not path.name.startswith("torchinductor")]
     assert left == []
 
 
-def test_ctrl_c_ends_with_130_and_leaves_nothing(plan_file):
-    run, ranks, temporary = start(plan_file)
+def test_ctrl_c_ends_with_130_and_leaves_nothing(started):
+    run, ranks, temporary = started
     run.send_signal(signal.SIGINT)
-    _, err = ended(run)
+    _, err = run.communicate()
     assert run.returncode == 130
     assert "interrupted" in err
     assert "Traceback" not in err
     assert_gone(ranks, temporary)
 
 
-def test_ranks_end_when_the_run_itself_is_killed(plan_file):
-    run, ranks, temporary = start(plan_file)
+def test_ranks_end_when_the_run_itself_is_killed(started):
+    run, ranks, temporary = started
     os.kill(ranks[0].pid, signal.SIGSTOP)
     run.kill()
     run.communicate()
     assert_gone(ranks, temporary)
 
 
-def test_a_killed_rank_ends_the_command_with_5(plan_file):
-    run, ranks, temporary = start(plan_file)
+def test_a_killed_rank_ends_the_command_with_5(started):
+    run, ranks, temporary = started
     ranks[1].kill()
-    _, err = ended(run)
+    _, err = run.communicate()
     assert run.returncode == 5
     assert "rank 1 (gpu1) was killed by signal 9 (SIGKILL) while" in err
     assert "Traceback" not in err

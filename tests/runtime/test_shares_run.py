@@ -1,12 +1,11 @@
 """Shares carried out: the training of one device with the whole batch, up to rounding."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from forked_command import ForkedCommand
+from forked_crew import forked_crews
 
 from hocket.base.errors import UsageError
 from tests.cli.terminal import hocket
@@ -74,7 +73,8 @@ def test_shares_in_one_process_train_as_the_whole_batch_does(folder, whole, repl
 
 def test_unequal_replicas_in_two_processes_train_as_the_whole_batch_does(folder, whole):
     with_shares(folder, [[3, 2], [3]])
-    assert losses(folder, "--backend", "gloo") == pytest.approx(whole, rel=1e-6)
+    with forked_crews():
+        assert losses(folder, "--backend", "gloo") == pytest.approx(whole, rel=1e-6)
 
 
 def test_the_whole_batch_is_what_plain_pytorch_does(whole):
@@ -105,13 +105,11 @@ for _ in range(4):
 def test_launch_carries_shares_in_a_persons_own_loop(folder, whole):
     with_shares(folder, [[5], [3]])
     (folder / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "hocket", "launch", "shared.json", "train.py"]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    told = [float(line.split()[1]) for line in done.stderr.splitlines() if line.startswith("loss")]
+    command = ("launch", "shared.json", "train.py")
+    with ForkedCommand(*command, cwd=folder, forks_ranks=True) as launched:
+        _, said = launched.communicate()
+    assert launched.returncode == 0, said
+    told = [float(line.split()[1]) for line in said.splitlines() if line.startswith("loss")]
     # Both ranks print the loss of the whole batch.
     assert sorted(told) == pytest.approx(sorted([*whole, *whole]), rel=1e-5)
 

@@ -1,0 +1,100 @@
+"""Ranks that a crew starts, forked from a process that has imported PyTorch.
+
+For tests of what ranks compute: five seconds of a processor for each that starts as a new Python.
+How crews start, watch and end processes is tested with real ones (`tests/processes`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from forked import CONTEXT, Descriptor
+
+from hocket.base import config
+from hocket.processes.start import start_module
+
+MODULES = {
+    "hocket.runtime.rank", "hocket.runtime.parallel.rank", "hocket.runtime.shared.rank",
+    "hocket.runtime.launched",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def forked_crews() -> Iterator[None]:
+    """Within, crews of this process have forked ranks."""
+    with mock.patch("hocket.processes.member.start_module", _start):
+        yield
+
+
+class ForkedModule:
+    """``python -m module``, with what a crew uses of `subprocess.Popen`."""
+
+    def __init__(
+        self, module: str, arguments: Sequence[str], output: int, variables: Mapping[str, str],
+        folder: str, descriptors: Sequence[int],
+    ) -> None:  # fmt: skip
+        given = [Descriptor(number) for number in (output, *descriptors)]
+        self._process = CONTEXT.Process(
+            target=_live, args=(given, module, list(arguments), dict(variables), folder)
+        )
+        self._process.start()
+        assert self._process.pid is not None, "it was started"
+        self.pid = self._process.pid
+        self._exit_code: int | None = None
+
+    def poll(self) -> int | None:
+        """How it ended; None before."""
+        return self._process.exitcode if self._exit_code is None else self._exit_code
+
+    def kill(self) -> None:
+        """At once."""
+        if self.poll() is None:
+            self._process.kill()
+
+    def wait(self) -> int:
+        """Until it has ended."""
+        if self._exit_code is None:
+            self._process.join()
+            self._exit_code = self._process.exitcode
+            self._process.close()
+        assert self._exit_code is not None, "it has ended"
+        return self._exit_code
+
+
+def _start(
+    module: str, arguments: Sequence[str] = (), *, output: Any, folder: str | None = None,
+    environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = (), **more: Any,
+) -> ForkedModule | subprocess.Popen[bytes]:  # fmt: skip
+    if module not in MODULES:
+        return start_module(
+            module, arguments, output=output, folder=folder, environment=environment,
+            descriptors=descriptors, **more,
+        )  # fmt: skip
+    return ForkedModule(
+        module, arguments, output if isinstance(output, int) else output.fileno(),
+        config.environment_anywhere() if environment is None else environment,
+        os.getcwd() if folder is None else folder, descriptors,
+    )  # fmt: skip
+
+
+def _live(
+    descriptors: list[int], module: str, arguments: list[str], variables: dict[str, str],
+    folder: str,
+) -> None:  # fmt: skip
+    os.setsid()
+    output, *given = descriptors
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    # Its pipes have other numbers here, and the process that made it is the fork server.
+    sys.argv = [module, ",".join(map(str, (*given, os.getppid()))), *arguments[1:]]
+    runpy.run_module(module, run_name="__main__", alter_sys=False)
