@@ -214,7 +214,7 @@ def test_help_of_the_commands_needs_nothing_heavy():
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (f'name = "x"\ncommand = ["true"]\ntotal_steps = {"9" * 5000}\n', "no TOML"),
+        (f'name = "x"\ncommand = ["true"]\ntotal_steps = {"9" * 5000}\n', "is not TOML"),
         (f'name = "x"\ncommand = ["true"]\ntotal_steps = {"9" * 4000}\n', "valid number"),
         (f'name = "{"n" * 300}"\ncommand = ["true"]\n', "at most 200"),
         (None, "pipe"),

@@ -7,7 +7,6 @@ joined.
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import located
+from hocket.base.toml import parse_toml
 from hocket.hardware.cluster import Cluster, Device
 from hocket.hardware.kinds import HostJoint, KindEntry, host_link, kind_entry, preset_kinds
 from hocket.hardware.links import read_links
@@ -84,20 +84,11 @@ def read_machine(path: str | Path) -> Machine:
                 where=where,
                 hint="use count = … and patterns such as 'gpu*' instead of listing devices",
             )
-        data = tomllib.loads(content.decode("utf-8-sig"))
     except OSError as error:
         raise InputFileError(f"cannot be read: {error.strerror or error}", where=where) from None
-    except UnicodeDecodeError:
-        raise InputFileError("is not text in UTF-8", where=where, hint="save it as UTF-8") from None
-    except RecursionError:
-        raise InputFileError("is nested too deeply", where=where) from None
-    except ValueError as error:  # tomllib's own error, and integers of over 4300 digits
-        text = str(error)[:200]
-        raise InputFileError(
-            f"is not TOML: {text[:1].lower()}{text[1:]}",
-            where=where,
-            hint='texts and quantities need quotes: bandwidth = "25GB/s"',
-        ) from None
+    with located(where):
+        hint = 'texts and quantities need quotes: bandwidth = "25GB/s"'
+        data = parse_toml(content, hint)
     return machine_from_dict(data, where, default_name=path.stem)
 
 

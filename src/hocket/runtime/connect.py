@@ -46,6 +46,15 @@ class MeetingStore:
         self._store = None
 
 
+def own_device(header: dict[str, Any]) -> torch.device:
+    """The device on which this rank computes from here on, with its share of the threads."""
+    torch.set_num_threads(header["threads"])
+    device = torch.device(header["device"])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device
+
+
 def join_group(header: dict[str, Any], device: torch.device) -> None:
     """Join the other ranks of a run."""
     if sys.platform == "linux":

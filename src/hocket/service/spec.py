@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from hocket.base.checked import checked
 from hocket.base.errors import InputFileError
+from hocket.base.fields import located
 from hocket.base.jsonfile import read_bounded
+from hocket.base.toml import parse_toml
 
 MAX_FILE_BYTES = 1_000_000
 
@@ -98,10 +99,7 @@ def read_spec(path: str | Path) -> JobSpec:
         hint = "write it to a file first"
         raise InputFileError("this is a pipe, which may never end", hint=hint, where=str(path))
     data = read_bounded(path, MAX_FILE_BYTES, lambda head: b"\x00" not in head, "TOML")
-    try:
-        content = tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:
-        # ValueError: also of whole numbers with more digits than Python reads.
-        raise InputFileError(f"this is no TOML: {error}", where=str(path)) from None
+    with located(str(path)):
+        content = parse_toml(data)
     hint = "docs/how-to/fleet_service.md shows a job file"
     return checked(JobSpec, content, str(path), hint=hint)

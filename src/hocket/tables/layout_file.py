@@ -13,7 +13,6 @@ mode = "managed"
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from hocket.base.checked import checked
-from hocket.base.errors import InputFileError
+from hocket.base.fields import located
 from hocket.base.regular import read_regular
+from hocket.base.toml import parse_toml
 from hocket.tables.spec import Layout, TableSpec
 
 _MAX_BYTES = 10**6
@@ -75,8 +75,6 @@ def layout_data(layout: Layout) -> dict[str, Any]:
 
 def read_layout(path: str | Path) -> Layout:
     """The layout in a TOML file."""
-    try:
-        data = tomllib.loads(read_regular(path, _MAX_BYTES).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputFileError(f"is no TOML file: {error}", where=str(path)) from error
+    with located(str(path)):
+        data = parse_toml(read_regular(path, _MAX_BYTES))
     return layout_of(data, str(path))

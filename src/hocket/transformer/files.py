@@ -6,7 +6,6 @@ strictly: unknown keys and impossible figures are refused with the key's name.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Any, cast
 from hocket.base import fields
 from hocket.base.errors import InputFileError, UsageError, did_you_mean
 from hocket.base.jsonfile import looks_like_json, parse_json, read_bounded
+from hocket.base.toml import parse_toml
 from hocket.transformer.hf import from_hf_config
 from hocket.transformer.hf_cache import PREFIX, cached_config
 from hocket.transformer.shape import Experts, MlpKind, Transformer
@@ -176,21 +176,6 @@ def _size(data: Mapping[str, Any], key: str, default: int | None = None) -> int:
 
 def _flag(data: Mapping[str, Any], key: str) -> bool:
     return fields.flag(data.get(key, True), key)
-
-
-def parse_toml(data: bytes) -> dict[str, Any]:
-    """The tables of a TOML file; raises `InputFileError`."""
-    try:
-        return tomllib.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise InputFileError("is not text in UTF-8", hint="save it as UTF-8") from None
-    except RecursionError:
-        raise InputFileError("is nested too deeply") from None
-    except ValueError as error:  # tomllib's own error, and integers of over 4300 digits
-        text = str(error)[:200]
-        raise InputFileError(
-            f"is not TOML: {text[:1].lower()}{text[1:]}", hint="texts need quotes"
-        ) from None
 
 
 def _config_name(path: Path) -> str:

@@ -24,15 +24,10 @@ def carry_out(parent: Parent) -> None:
     if order is None:
         return
     header = order.header
-    import torch
-
-    from hocket.runtime.connect import join_group
+    from hocket.runtime.connect import join_group, own_device
     from hocket.runtime.parallel.job import TrainingJob
 
-    torch.set_num_threads(header["threads"])
-    device = torch.device(header["device"])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = own_device(header)
     join_group(header, device)
     try:
         for index, job in enumerate(header["jobs"]):

@@ -14,17 +14,12 @@ def carry_out(parent: Parent) -> None:
     if order is None:
         return
     header = order.header
-    import torch
-
-    from hocket.runtime.connect import join_group
+    from hocket.runtime.connect import join_group, own_device
     from hocket.runtime.rebuild import built_by_name
     from hocket.runtime.shared.job import ShareJob
     from hocket.runtime.shared.trainer import ReplicaTrainer
 
-    torch.set_num_threads(header["threads"])
-    device = torch.device(header["device"])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    device = own_device(header)
     job = ShareJob.from_dict(header["job"])
     model, batch = built_by_name(job.model, job.options, job.seed)
     join_group(header, device)
