@@ -2,7 +2,9 @@
 
 Plans are lowered into the same arrays again and again and the whole row of changes is tried in
 compiled code, so that an evaluation of a small graph takes a tenth of a simulation. The numbers are
-equal bit for bit. O(lowering + simulation) per change.
+equal bit for bit. A change whose step is bound to be longer than the present one is given up as
+soon as that is seen: when an op starts so late that the longest way from it, or what its device has
+left to do, no longer fits. O(lowering + simulation) per change.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Evaluator:
     """Evaluates plans of one problem, one at a time.
 
     After each evaluation ``score``, ``op_start_s``, ``op_end_s`` and ``peak_bytes`` tell of that
-    one; the arrays are the same every time.
+    one; the arrays are the same every time. After changes of which none was good enough they tell
+    of nothing: the last may have been given up.
     """
 
     def __init__(self, problem: Problem, devices: IntArray | None = None) -> None:
@@ -274,6 +277,14 @@ def _is_better(score: FloatArray, other: FloatArray, tolerance: float) -> bool:
 
 
 @kernel
+def _limit_s(present: FloatArray, tolerance: float) -> float:
+    """Longer steps are not good enough; any is where memory is lacking, which counts first."""
+    if present[0] > 0.0:
+        return np.inf
+    return float(present[1] * max(tolerance, 1.0) * (1.0 + _NOISE))
+
+
+@kernel
 def _remember(walk: ChangeWalk, score: FloatArray, device: LongArray, priority: FloatArray) -> None:
     for index in range(len(score)):
         walk.best[index] = score[index]
@@ -298,6 +309,7 @@ def try_changes(
     device, priority = draft.tables.runs.device, draft.tables.runs.priority
     for which in range(len(changes.ptr) - 1):
         _exchange(changes, device, priority, which)
+        state.schedule.limit_s[0] = _limit_s(walk.present, changes.tolerance[which])
         evaluate(draft, state, score, is_strict)
         if not _is_better(score, walk.present, changes.tolerance[which]):
             _exchange(changes, device, priority, which)

@@ -145,8 +145,9 @@ def _next_op(schedule: Agenda, runs: RunTable, queue: int, strict: bool) -> int:
 def _start_ops(
     schedule: Agenda, spans: Spans, memory: MemoryState, runs: RunTable, strict: bool, now: float
 ) -> bool:
-    """Start what can; whether a queue came to an op that is undecided."""
+    """Start what can; whether to end here: an op is undecided, or the limit cannot be kept."""
     is_open = False
+    limit_s = schedule.limit_s[0]
     for index in range(schedule.touched.size[0]):
         queue = schedule.touched.item[index]
         schedule.touched.has[queue] = False
@@ -158,6 +159,9 @@ def _start_ops(
         op = _next_op(schedule, runs, queue, strict)
         if op < 0:
             continue
+        if now + max(schedule.left_s[queue], schedule.tail_s[op]) > limit_s:
+            return True
+        schedule.left_s[queue] -= runs.duration_s[op]
         schedule.is_free[queue] = False
         spans.op_start_s[op] = now
         hold(memory, runs.device[op], runs.alloc_bytes[op], now)
@@ -234,6 +238,34 @@ def _group_users(schedule: Agenda, places: PlaceTable) -> None:
 
 
 @kernel
+def _longest_after(schedule: Agenda, place: int) -> float:
+    """The longest way to the end from the ops that read at a place."""
+    longest_s = 0.0
+    for index in range(schedule.user_ptr[place], schedule.user_ptr[place + 1]):
+        longest_s = max(longest_s, schedule.tail_s[schedule.users[index]])
+    return longest_s
+
+
+@kernel
+def _is_hopeless(schedule: Agenda, runs: RunTable, transfers: TransferTable) -> bool:
+    """Fill in what is left for each queue and after each op; whether that breaks the limit."""
+    limit_s, most_s = schedule.limit_s[0], 0.0
+    for queue in range(len(schedule.left_s)):
+        schedule.left_s[queue] = 0.0
+    for op in range(len(runs.device) - 1, -1, -1):
+        longest_s = 0.0
+        for tensor in range(runs.made_ptr[op], runs.made_ptr[op + 1]):
+            longest_s = max(longest_s, _longest_after(schedule, tensor))
+        for sent in range(runs.send_ptr[op], runs.send_ptr[op + 1]):
+            after_s = _longest_after(schedule, transfers.place[sent])
+            longest_s = max(longest_s, transfers.duration_s[sent] + after_s)
+        schedule.tail_s[op] = longest_s + runs.duration_s[op]
+        schedule.left_s[runs.queue[op]] += runs.duration_s[op]
+        most_s = max(most_s, schedule.tail_s[op], schedule.left_s[runs.queue[op]])
+    return bool(most_s > limit_s)
+
+
+@kernel
 def _line_up(runs: RunTable, ready: Heaps) -> None:
     """The ops of each queue by priority; the heaps are empty before and after."""
     for op in range(len(runs.device)):
@@ -248,11 +280,14 @@ def run(state: EngineState, tables: Instructions, mode: int, strict: bool) -> No
     """Run the step from ``state``, which then tells what happened.
 
     Where a strict order has open positions, it ends when a queue comes to the first of them: all
-    has then happened that does not hang on what is chosen there.
+    has then happened that does not hang on what is chosen there. It also ends when the step is
+    bound to take longer than the limit: ops that did not end then have no end.
     """
     schedule = state.schedule
     runs, places, transfers, routes = tables
     _group_users(schedule, places)
+    if schedule.limit_s[0] < np.inf and _is_hopeless(schedule, runs, transfers):
+        return
     if strict:
         _line_up(runs, schedule.ready)
     for queue in range(len(runs.lineup_ptr) - 1):

@@ -90,6 +90,12 @@ class Agenda(NamedTuple):
     starting: LongArray
     """Events of transfers that start, or begin to flow, in this round."""
     num_starting: LongArray
+    limit_s: FloatArray
+    """One value: a step that is bound to take longer is given up."""
+    left_s: FloatArray
+    """Per queue: what the ops take that it has not started; only where there is a limit."""
+    tail_s: FloatArray
+    """Per op, likewise: the longest way from its start to the end of the step, if nothing waits."""
 
 
 class EngineState(NamedTuple):
@@ -125,6 +131,9 @@ def new_state(tables: Instructions) -> EngineState:
             queue_free_s=np.zeros(2 * num_devices),
             starting=zeros(num_transfers),
             num_starting=zeros(1),
+            limit_s=np.full(1, np.inf),
+            left_s=np.zeros(num_queues),
+            tail_s=np.zeros(num_ops),
         ),
     )
 
