@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib import metadata
 from typing import Any
 
 import click
@@ -52,6 +51,9 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _version(package: str) -> str | None:
+    # It takes a quarter of what hocket --help takes, and no other command asks for it.
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
