@@ -1,6 +1,7 @@
 """Properties that every planner keeps, and what each one promises on its own."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hocket.graph.generators import generate
 from hocket.plan.plan import Plan
 from hocket.planners import PLANNERS, chain, find_planner
 from hocket.planners.auto import portfolio
+from hocket.planners.bounds import lower_bound
 from hocket.planners.compare import compare
 from hocket.planners.order import ORDERS
 from hocket.planners.placement.exact.exhaustive import try_all
@@ -96,6 +98,22 @@ def test_auto_is_never_worse_than_what_a_user_can_name(on):
             steps[f"{placer}+order-{order}"] = simulate(problem, reorder(problem, plan)).makespan_s
     best = min(steps, key=lambda name: steps[name])
     assert simulate(problem, planned("auto", problem)).makespan_s <= steps[best], best
+
+
+def test_auto_does_not_search_beyond_a_plan_that_is_proven_to_be_the_shortest(monkeypatch):
+    builder = GraphBuilder("chain")
+    tensor = builder.tensor("batch", 4, role=Role.INPUT)
+    for index in range(70):
+        op = builder.op(f"op{index}", reads=[tensor], flops=1e9)
+        tensor = builder.tensor(f"out{index}", 4, producer=op)
+    problem = make_problem(builder.build(), "2xv100-16g")
+
+    def search(*_, **__):
+        raise AssertionError("a shorter step was looked for")
+
+    monkeypatch.setattr(import_module("hocket.planners.auto"), "local_search", search)
+    best = portfolio(problem)[-1]
+    assert best.step_s == pytest.approx(lower_bound(problem).seconds, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["m-etf", "m-sct"])

@@ -3,9 +3,10 @@
 No placement algorithm is best on every graph, and the order in which a device runs its ops matters
 as much as the placement. So every planner of the portfolio proposes a placement; all of them, or as
 many as the work allows, the best first, are tried with every order; those that lack memory are
-repaired; a local search looks at the most promising ones and goes on from those that gain most. Of
-tiny graphs every plan is tried. What is kept is simulated like everything else, and since every
-proposal is also a candidate for the answer, the answer is never worse than any of them.
+repaired; a local search looks at the most promising ones and goes on from those that gain most, at
+last from the best, until a plan is proven to be the shortest. Of tiny graphs every plan is tried.
+What is kept is simulated like everything else, and since every proposal is also a candidate for the
+answer, the answer is never worse than any of them.
 Cost: the sum of the planners, and a number of simulations that shrinks as graphs grow. What the
 budget leaves out, `effort_for` says: planners and orders by the size of the graph, and of all local
 searches that a user could ask for, from every planner in every order, all but the most promising.
@@ -23,6 +24,7 @@ import numpy as np
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
+from hocket.planners.bounds import lower_bound
 from hocket.planners.candidates import Candidate, empty_plan, judge, propose
 from hocket.planners.order import best_order
 from hocket.planners.placement.exact.exhaustive import MAX_RUNS, is_tiny, try_all
@@ -54,6 +56,8 @@ they take longer and their plans twice as long as others."""
 _SEARCH_WORK = 5_000_000
 """Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
 _MOST_SEARCHES = 8
+_EXACT = 1e-9
+"""Of a step: what is nearer to the bound than this is the shortest."""
 _ALL = 1_000
 
 
@@ -80,7 +84,7 @@ def effort_for(problem: Problem) -> Effort:
         slow = SLOW if num_ops <= _SLOW_OPS else ()
         names = (*LATENCY_PORTFOLIO, *FURTHER, *CUTS, *slow, LAST_RESORT)
         whole = _SEARCH_WORK // max(num_ops * num_evaluations(max(num_ops, 1)), 1)
-        rounds = ((8, 1 / 16), (4, 1 / 8), (min(whole, _MOST_SEARCHES), 1.0))
+        rounds = ((8, 1 / 16), (4, 1 / 8), (min(whole, _MOST_SEARCHES), 1.0), (1, 1.0))
         return Effort(names, ordered=_ALL, searches=rounds)
     if num_ops <= 50_000:
         names = (*LATENCY_PORTFOLIO, *FURTHER, LAST_RESORT)
@@ -138,8 +142,12 @@ def _refined(problem: Problem, proposed: list[Candidate], effort: Effort) -> lis
 def _searched(problem: Problem, fitting: list[Candidate], effort: Effort) -> list[Candidate]:
     """Plans from rounds of local search, each from the best plans that are there by then."""
     searched: list[Candidate] = []
+    shortest_s = lower_bound(problem).seconds
     for num_starts, share in effort.searches:
-        starts = _of_each(sorted([*fitting, *searched], key=_rank(problem)), _origin)[:num_starts]
+        ranked = sorted([*fitting, *searched], key=_rank(problem))
+        if ranked and (ranked[0].step_s or np.inf) <= shortest_s * (1 + _EXACT):
+            break
+        starts = _of_each(ranked, _origin)[:num_starts]
         search = by_structure(partial(local_search, share=share))
         searched += [_improved(problem, start, search, "local-search") for start in starts]
     return searched
