@@ -101,7 +101,7 @@ def test_record_lists_only_some_of_many_keys():
 
 
 def test_huge_keys_and_values_are_refused_quickly_and_shortly():
-    start = time.perf_counter()
+    start = time.process_time()
     known = [f"key{i}" for i in range(100)]
     for error in (
         refused(fields.record, {HUGE: 1}, "x", optional=known),
@@ -112,7 +112,7 @@ def test_huge_keys_and_values_are_refused_quickly_and_shortly():
         refused(fields.int_column, [HUGE], "x", 0, 1),
     ):
         assert len(str(error)) < 300
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize("value", [[], "a", None, 1, {1: "a"}])

@@ -205,6 +205,14 @@ def test_output_in_a_missing_folder_is_refused_before_any_work(folder):
         assert "there is no folder" in hocket(*command, cwd=folder, expect=2).stderr
 
 
+def test_output_that_can_be_no_file_is_refused_before_any_work(folder):
+    plan, fit = ["plan", "g.json.gz", "--on", "2xt4"], ["fit", "g.json.gz", "--on", "1xt4"]
+    for command in (plan, [*fit, "--memory", "1GiB"]):
+        for output, said in ((".", "is a folder"), ("", "is a folder"), ("a" * 300, "too long")):
+            refused = hocket(*command, "-o", output, cwd=folder, expect=2)
+            assert said in refused.stderr
+
+
 def test_full_standard_output_is_one_sentence(folder):
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -125,9 +125,9 @@ def test_read_machine_of_every_preset_states_source_and_network():
 def test_reading_a_large_file_is_quick(tmp_path):
     path: Path = tmp_path / "large.toml"
     path.write_text(DEVICES.replace("2", "100000") + LINKED, encoding="utf-8")
-    start = time.perf_counter()
+    start = time.process_time()
     assert read_cluster(path).num_devices == 100_000
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 # ── refusing ─────────────────────────────────────────────────────────────────────────────────────
@@ -213,14 +213,14 @@ def test_reader_refuses_odd_names_of_kinds_shortly(name):
 
 
 def test_reader_refuses_a_mesh_that_would_fill_memory():
-    start = time.perf_counter()
+    start = time.process_time()
     error = refused(
         DEVICES.replace("2", "100000")
         + '[[links]]\nbetween=[["gpu*","gpu*"]]\nbandwidth="1GB/s"\n'
         + KIND
     )
     assert "more than 1000000 links" in error.message
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

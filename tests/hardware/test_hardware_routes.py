@@ -162,9 +162,9 @@ def test_routes_refuse_unreachable_pairs_and_too_many_devices():
 
 def test_routes_of_64_devices_take_a_fraction_of_a_second():
     cluster = cluster_from_text("8xdgx1-v100")
-    start = time.perf_counter()
+    start = time.process_time()
     routes = find_routes(cluster)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert routes.hops.shape == (64, 64)
 
 

@@ -94,10 +94,10 @@ def test_shorthand_refuses_unknown_names_with_a_hint(text, hint):
 
 @pytest.mark.parametrize("text", ["0xt4", "100001xt4", "99999xdgx2", "60000xt4+60000xl4"])
 def test_shorthand_refuses_counts_out_of_bounds_quickly(text):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UsageError, match="100000"):
         cluster_from_text(text)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_shorthand_reads_files_by_path_alone_or_counted(tmp_path, monkeypatch):

@@ -179,6 +179,12 @@ BROKEN = {
     "microbatch beyond": (
         _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F0.999999999 B0.0 B0.1 B0.2"), "does not exist",
     ),
+    "microbatch just beyond": (
+        _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F0.3 B0.0 B0.1 B0.2"), "does not exist",
+    ),
+    "stage just beyond": (
+        _set(*SCHEDULE, "actions", 0, "F0.0 F0.1 F2.2 B0.0 B0.1 B0.2"), "does not exist",
+    ),
     "costs of too few": (_set(*COSTS, "send_s", []), "stage_costs.send_s must have 1"),
     "peaks of too few": (_set("claims", "peak_bytes", [1]), "peak_bytes"),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from forked_command import ForkedCommand
 from forked_crew import forked_crews
 
 from hocket.base.errors import UsageError
+from hocket.runtime import room
 from tests.cli.terminal import hocket
 
 MODEL = """
@@ -122,3 +123,32 @@ def test_a_persons_loop_is_told_what_it_does_not_carry(folder):
     with_shares(folder, [[3, 2], [3]])
     with pytest.raises(UsageError, match="2 microbatches"):
         division_of(read_plan(folder / "shared.json").plan[Shares])
+
+
+def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monkeypatch):
+    from hocket.plan.files import read_plan
+    from hocket.plan.sections import Shares
+    from hocket.runtime.smaller import smaller_shares
+    from hocket.simulate import simulate
+    from hocket.simulate.verify import verify
+
+    with_shares(folder, [[3, 3], [2]])
+    saved = read_plan(folder / "shared.json")
+    for scale, sizes in ((1.0, [(3, 3), (2,)]), (0.5, [(2, 1), (1,)]), (1e-9, [(1,), (1,)])):
+        problem, shares = smaller_shares(saved.problem, saved.plan[Shares], scale)
+        assert [replica.microbatches for replica in shares.replicas] == sizes
+        plan = saved.plan.having(shares)
+        assert not list(verify(plan, problem))
+        assert simulate(problem, plan).makespan_s > 0
+    half = losses(folder, "--scale", "0.5", "--backend", "single")
+    assert len(half) == 4
+    refused = hocket("run", "shared.json", "--scale", "nan", cwd=folder, expect=2)
+    assert "no part of the batch" in refused.stderr
+
+
+@pytest.mark.parametrize("backend", ["single", "gloo"])
+def test_shares_without_room_are_refused_with_the_part_that_has(folder, monkeypatch, backend):
+    with_shares(folder, [[3, 2], [3]])
+    monkeypatch.setattr(room, "available_bytes", lambda: 1000)
+    refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
+    assert "are free" in refused.stderr

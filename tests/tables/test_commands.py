@@ -21,10 +21,13 @@ def test_check_says_what_held():
 def test_serve_refuses_what_is_not_there(tmp_path, capsys):
     path = tmp_path / "tables.toml"
     path.write_text('[[table]]\nname = "w"\nrows = 3\nwidth = 2\n')
+    deep = tmp_path / "deep.toml"
+    deep.write_text("a = " + "[" * 50_000)
     for arguments, code, message in (
         ((str(path), "--shard", "1", "--at", "tcp://*:0"), 2, "there is no shard 1"),
         ((str(path), "--at", "somewhere"), 2, "is no address"),
         ((str(tmp_path / "none.toml"), "--at", "tcp://*:0"), 3, "cannot be read"),
+        ((str(deep), "--at", "tcp://*:0"), 3, "is nested too deeply"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["tables", "serve", *arguments])

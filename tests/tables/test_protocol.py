@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -116,18 +117,39 @@ def test_adaptive_revision_of_delayed_gradients_follows_the_paper():
     assert revised([(1, 0), (1, 0)], rate)[0] == pytest.approx(expected, rel=1e-6)
 
 
-def test_goodput_is_measured_and_kept_to():
+def sent_over(rates_bps):
+    """A budget after messages of 1,000 bytes over a link, four seconds at each of its rates."""
     budget, now_s, arrived = SendBudget(), 0.0, []
-    for _ in range(4000):
-        now_s += 0.001
-        if budget.allows(now_s):
-            start_s = max(now_s, arrived[-1][0] if arrived else 0.0)
-            arrived.append((start_s + 1000 / 50_000, budget.sent(1000, now_s)))
-        seen = [stamp for at_s, stamp in arrived if at_s <= now_s]
-        budget.returned(seen[-1] if seen else 0, now_s)
+    for rate_bps in rates_bps:
+        for _ in range(4000):
+            now_s += 0.001
+            if budget.allows(now_s):
+                start_s = max(now_s, arrived[-1][0] if arrived else 0.0)
+                arrived.append((start_s + 1000 / rate_bps, budget.sent(1000, now_s)))
+            seen = [stamp for at_s, stamp in arrived[-40:] if at_s <= now_s]
+            budget.returned(seen[-1] if seen else 0, now_s)
+    return budget
+
+
+def test_goodput_is_measured_and_kept_to():
+    budget = sent_over([50_000])
     assert budget.goodput_bps == pytest.approx(50_000, rel=0.1)
     assert budget.sent_bytes == pytest.approx(4 * 50_000, rel=0.1)
     assert budget.under_way_bytes < 6_000
+
+
+def test_goodput_follows_a_link_that_becomes_slower_and_faster():
+    assert sent_over([50_000, 10_000]).goodput_bps == pytest.approx(10_000, rel=0.2)
+    assert sent_over([10_000, 50_000]).goodput_bps == pytest.approx(50_000, rel=0.2)
+
+
+def test_a_stamp_that_comes_again_says_nothing():
+    budget = SendBudget()
+    stamp = budget.sent(1000, 1.0)
+    budget.returned(stamp - 500, 1.01)
+    before = copy.deepcopy(vars(budget))
+    budget.returned(stamp - 500, 2.0)
+    assert vars(budget) == before
 
 
 def checkpoint(path, layout):

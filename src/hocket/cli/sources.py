@@ -257,10 +257,18 @@ def load_plan(path: Path, graph_file: Path | None) -> SavedPlan:
 
 
 def require_folder(output: Path) -> None:
-    """Refuse an output in a folder that is not there, before any work is done for it."""
+    """Refuse an output that cannot be a file, before any work is done for it."""
     from hocket.base.errors import UsageError
 
-    if not output.absolute().parent.is_dir():
+    try:
+        has_folder, is_folder = output.absolute().parent.is_dir(), output.is_dir()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {str(output)!r}: {error.strerror}", hint="write elsewhere with -o"
+        ) from None
+    if is_folder:
+        raise UsageError(f"{str(output)!r} is a folder", hint="name a file in it with -o")
+    if not has_folder:
         raise UsageError(
             f"there is no folder {str(output.parent)!r}",
             hint="make the folder, or write elsewhere with -o",

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from hocket.base.units import format_percent
 
 BEAT_S = 0.2
 """How often a process shows that it lives."""
@@ -19,6 +22,18 @@ class Position(NamedTuple):
     """0 before the first step."""
     instruction: int
     """Of the step; what is counted is for each kind of work to say."""
+
+
+def how_far(positions: Sequence[Position], counts: Sequence[int], steps: int) -> str:
+    """The step that the slowest process is in, and how much of it all have done."""
+    step = min(position.step for position in positions)
+    if not step:
+        return "starting the processes"
+    done = sum(
+        count if position.step > step else min(position.instruction, count)
+        for position, count in zip(positions, counts, strict=True)
+    )
+    return f"step {step} of {steps}: {format_percent(done / max(sum(counts), 1))}"
 
 
 class SignsOfLife:

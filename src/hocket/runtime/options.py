@@ -40,7 +40,7 @@ class RunOptions:
     model: str | None = None
     """Of a placement: the planned model, where its name does not lead to it any more."""
     scale: float = 1.0
-    """Of a placement: part of the planned batch that each step takes; what is placed where stays
+    """Of a placement or shares: part of the planned batch that each step takes; who does what stays
     the same."""
 
     checks: bool = True
@@ -50,7 +50,7 @@ class RunOptions:
     planned one where training in it needs no scaling, else bfloat16."""
 
     def require_meaning(self, kind: str) -> None:
-        """Refuse options that are given and that another kind of plan takes."""
+        """Refuse options that another kind of plan takes, and what is no part of a batch."""
         for field_ in fields(self):
             default = {} if field_.name == "slowdown" else field_.default
             kinds = _ONLY_FOR.get(field_.name, (kind,))
@@ -59,11 +59,15 @@ class RunOptions:
                 raise UsageError(
                     f"{field_.name} has no meaning for {_ARTICLE.get(kind, kind)}", hint=hint
                 )
+        if not 0 < self.scale <= 1:
+            raise UsageError(
+                f"--scale {self.scale:g} is no part of the batch", hint="give one above 0, up to 1"
+            )
 
 
 _ARTICLE = {"placement": "a placement", "division": "a division", "shares": "shares of a batch"}
 _ONLY_FOR = {
-    "slowdown": ("placement",), "model": ("placement", "shares"), "scale": ("placement",),
+    "slowdown": ("placement",), "model": ("placement", "shares"), "scale": ("placement", "shares"),
     "checks": ("division",), "dtype": ("division",),
 }  # fmt: skip
 

@@ -62,15 +62,25 @@ class BuiltModel:
 
 
 def build(
-    graph: Graph, *, model: str | None = None, source: ModelSource | None = None, seed: int = 0
+    graph: Graph,
+    *,
+    model: str | None = None,
+    source: ModelSource | None = None,
+    seed: int = 0,
+    is_scaled: bool = False,
 ) -> BuiltModel:
-    """The model itself that ``graph`` was captured from; arguments are those of `rebuild`."""
+    """The model itself that ``graph`` was captured from; arguments are those of `rebuild`.
+
+    A graph that ``is_scaled`` is that of a part of the batch that was captured.
+    """
     if model is None and source is not None:
+        if is_scaled:
+            raise _other_size_of_a_given_model()
         module, batch = made_real(source.model, source.batch, seed)
         return BuiltModel(copy.deepcopy(module), batch, source.loss, "", {})
     name = _name_of(graph, model)
     read_off = _read_off(graph)
-    attempts = [read_off, {}] if ":" in name else [read_off]
+    attempts = [read_off, {}] if ":" in name and not is_scaled else [read_off]
     for options in attempts:
         try:
             module, batch = built_by_name(name, options, seed, is_named=model is not None)
@@ -84,7 +94,7 @@ def build(
             device=str(graph.meta.get("device")),
         )  # fmt: skip
         try:
-            require_same(graph, captured, name)
+            (_require_same_shape if is_scaled else require_same)(graph, captured, name)
         except UsageError:
             if options is attempts[-1]:
                 raise
@@ -164,12 +174,16 @@ def scaled_batch(graph: Graph, scale: float) -> int:
 
 def _from_source(graph: Graph, source: ModelSource, seed: int, scale: float) -> Rebuilt:
     if scale < 1:
-        raise UsageError(
-            "only a model that hocket builds can have a smaller batch",
-            hint="plan the smaller batch itself, or name a function that builds the model",
-        )
+        raise _other_size_of_a_given_model()
     model, batch = made_real(source.model, source.batch, seed)
     return _captured(graph, model, batch, graph.name, source.loss)
+
+
+def _other_size_of_a_given_model() -> UsageError:
+    return UsageError(
+        "only a model that hocket builds can have a smaller batch",
+        hint="plan the smaller batch itself, or name a function that builds the model",
+    )
 
 
 def _check_types(graph: Graph) -> None:

@@ -17,12 +17,18 @@ from hocket.simulate import Timeline
 
 
 def require_room(
-    problem: Problem, predicted: Timeline, places: Mapping[int, str], *, num_processes: int
+    problem: Problem,
+    predicted: Timeline,
+    places: Mapping[int, str],
+    *,
+    num_processes: int,
+    num_models: int = 1,
 ) -> None:
     """Refuse a run whose predicted peaks are more than is free where it would run.
 
-    ``places`` says by device of the plan what it is carried out on. The process that starts the
-    others holds the model as well, until they have it.
+    ``places`` says by device of the plan what it is carried out on, ``num_models`` how many hold
+    all that is trained. The process that starts the others holds the model as well, until they have
+    it.
     """
     graph = problem.graph
     held = persistent_bytes(graph, (Role.PARAMETER, Role.BUFFER))
@@ -39,7 +45,7 @@ def require_room(
             raise UsageError(
                 f"running {graph.name} here takes {format_bytes(peak_bytes)} on {place}, and "
                 f"{format_bytes(free_bytes)} are free",
-                hint=_instead(graph, peak_bytes, free_bytes),
+                hint=_instead(graph, peak_bytes, free_bytes, num_models),
             )
 
 
@@ -52,10 +58,10 @@ def persistent_bytes(graph: Graph, roles: Sequence[Role] = _KEPT) -> int:
     return int(graph.held_bytes[stays].sum())
 
 
-def _instead(graph: Graph, needed_bytes: int, free_bytes: int) -> str:
+def _instead(graph: Graph, needed_bytes: int, free_bytes: int, num_models: int = 1) -> str:
     """The largest part of the batch that should fit, or what else can be done."""
     batch = graph.meta.get("batch")
-    kept = 2 * persistent_bytes(graph)
+    kept = (1 + num_models) * persistent_bytes(graph)
     if isinstance(batch, int) and batch > 1 and free_bytes > kept:
         # A tenth less than what would just fit: other programs take memory as well.
         share = 0.9 * (free_bytes - kept) / max(needed_bytes - kept, 1)

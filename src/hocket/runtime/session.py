@@ -8,8 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.base.errors import UsageError
-from hocket.cost.roofline import costs_from_settings
-from hocket.graph.graph import Graph
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision, Shares
@@ -22,6 +20,7 @@ from hocket.runtime.record import StepRecord, measured_timeline
 from hocket.runtime.result import RunResult
 from hocket.runtime.room import require_room
 from hocket.runtime.setup import Setup
+from hocket.runtime.smaller import with_graph
 from hocket.runtime.split import split
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
@@ -67,10 +66,6 @@ def _run_placement(
 ) -> RunResult:
     """Carry out a placement: rebuild its model, split the program, hand it to the executor."""
     options.require_meaning("placement")
-    if not 0 < options.scale <= 1:
-        raise UsageError(
-            f"--scale {options.scale:g} is no part of the batch", hint="give one above 0, up to 1"
-        )
     if plan.device_of is None:
         raise UsageError("the plan does not say where ops run", hint="run a placement planner")
     found = list(structure_violations(plan, problem))
@@ -91,7 +86,7 @@ def _run_placement(
         problem.graph, model=options.model, source=source, seed=options.seed, scale=options.scale
     )
     if options.scale < 1:
-        problem = _of_graph(problem, rebuilt.graph)
+        problem = with_graph(problem, rebuilt.graph)
         predicted = simulate(problem, plan)
         require_room(problem, predicted, places, num_processes=num_processes)
     tables = instructions_of(problem, plan)
@@ -124,12 +119,6 @@ def _run_placement(
             names[device]: middle.peak_bytes.get(device, 0) for device in parts.used_devices
         },
     )
-
-
-def _of_graph(problem: Problem, graph: Graph) -> Problem:
-    """The same problem with another graph of the same ops."""
-    costs = costs_from_settings(graph, problem.cluster, problem.costs.settings)
-    return replace(problem, work=graph, op_costs=costs)
 
 
 def _check_slowdown(options: RunOptions, problem: Problem, backend: str) -> None:

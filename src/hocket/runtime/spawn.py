@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from hocket.base.units import format_percent
 from hocket.capture.storage import given_storages
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
 from hocket.processes.patience import Patience
-from hocket.processes.progress import Position
+from hocket.processes.progress import Position, how_far
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import SILENCE_S, Backend, OnProgress, OnStart, OnStep
 from hocket.runtime.package import unpack
@@ -65,7 +64,7 @@ def run_ranks(
         counts = [len(setup.split.of_device(device)) for device in setup.split.used_devices]
 
         def tell(positions: Sequence[Position]) -> None:
-            on_progress(_how_far(positions, counts, options.steps))
+            on_progress(how_far(positions, counts, options.steps))
 
         patience = Patience(silence_s=options.silence_s)
         with Crew(specs, patience=patience, on_wait=tell) as crew:
@@ -84,18 +83,6 @@ def run_ranks(
         return results
     finally:
         store.close()
-
-
-def _how_far(positions: Sequence[Position], counts: Sequence[int], steps: int) -> str:
-    """The step that the slowest rank is in, and how much of it all have done."""
-    step = min(position.step for position in positions)
-    if not step:
-        return "starting the processes"
-    done = sum(
-        count if position.step > step else min(position.instruction, count)
-        for position, count in zip(positions, counts, strict=True)
-    )
-    return f"step {step} of {steps}: {format_percent(done / max(sum(counts), 1))}"
 
 
 def _rank_spec(

@@ -19,6 +19,18 @@ def minus_the_index_both(x, c):
         x[c - n] = x[c - n] * 2
 
 
+@loop("serial", whole(N))
+def reads_the_last_that_it_writes(x):
+    for n in range(len(x)):
+        x[n] = x[n] + x[len(x) - 1]
+
+
+@loop("independent", whole(N))
+def reads_one_behind_the_last(x):
+    for n in range(len(x) - 1):
+        x[n] = x[n] + x[len(x) - 1]
+
+
 @loop("serial", np.zeros((2, 6), np.int64), column(N, 6), column(N, 6, seed=5))
 def two_cells_each(A, u, i):
     for n in range(len(u)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hocket.base.errors import UsageError
@@ -16,9 +17,12 @@ from hocket.runtime.options import Onlookers, RunOptions
 from hocket.runtime.rebuild import ModelSource, build
 from hocket.runtime.record import StepRecord
 from hocket.runtime.result import RunResult
+from hocket.runtime.room import require_room
 from hocket.runtime.shared.job import ShareJob
 from hocket.runtime.shared.rows import rows_of_replicas
-from hocket.simulate import simulate
+from hocket.runtime.smaller import smaller_shares
+from hocket.simulate import Timeline, simulate
+from hocket.simulate.engine import simulate_shares
 
 
 def run_shares(
@@ -35,6 +39,9 @@ def run_shares(
     update = optimizer_of_meta(problem.graph.meta)
     if update is None:
         raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    if options.scale < 1:
+        problem, shares = smaller_shares(problem, shares, options.scale)
+        plan = plan.having(shares)
     predicted = simulate(problem, plan)
     names = [replica.devices[0] for replica in shares.replicas]
     found = {device.name: device for device in problem.cluster.devices}
@@ -42,8 +49,12 @@ def run_shares(
     if wanted == "auto" and source is not None:
         wanted = "single"  # a model that is only here cannot be built elsewhere
     backend, places = choose("shares", wanted, [found[name] for name in names])
+    _require_room(problem, shares, predicted, backend, places)
     watch.on_progress(f"building {problem.graph.name}")
-    model = build(problem.graph, model=options.model, source=source, seed=options.seed)
+    model = build(
+        problem.graph, model=options.model, source=source, seed=options.seed,
+        is_scaled=options.scale < 1,
+    )  # fmt: skip
     job = ShareJob(
         model=model.name,
         options=model.options,
@@ -71,4 +82,32 @@ def run_shares(
         predicted=predicted,
         measured=None,
         peak_bytes={},
+    )
+
+
+def _require_room(
+    problem: Problem, shares: Shares, predicted: Timeline, backend: str, places: Sequence[str]
+) -> None:
+    """Refuse shares for which this machine has no room.
+
+    Every process holds the whole model: stages run as one, and nothing is sharded.
+    """
+    if shares.sharded or any(len(replica.devices) > 1 for replica in shares.replicas):
+        whole = [
+            replace(replica, devices=replica.devices[:1], cuts=()) for replica in shares.replicas
+        ]
+        as_run = replace(shares, replicas=tuple(whole), sharded=False)
+        predicted = simulate_shares(problem, as_run)[1]
+    names = problem.cluster.device_names
+    devices = [names.index(replica.devices[0]) for replica in shares.replicas]
+    num_processes = EXECUTORS["shares"][backend].processes_per_device * len(devices)
+    if not num_processes:
+        # One after the other, in this process.
+        devices = [max(devices, key=lambda device: int(predicted.peak_bytes[device]))]
+    require_room(
+        problem,
+        predicted,
+        dict(zip(devices, places, strict=False)),
+        num_processes=1 + num_processes,
+        num_models=len(devices),
     )

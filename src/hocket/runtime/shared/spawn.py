@@ -8,7 +8,7 @@ from typing import Any
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
 from hocket.processes.patience import Patience
-from hocket.processes.progress import Position
+from hocket.processes.progress import Position, how_far
 from hocket.runtime.connect import MeetingStore
 from hocket.runtime.options import Onlookers
 from hocket.runtime.record import StepRecord, joined
@@ -38,7 +38,12 @@ def run_replicas(
             )
             for rank, name in enumerate(device_names)
         ]
-        with Crew(specs, patience=Patience(silence_s=silence_s)) as crew:
+        counts = [len(rows) for rows in job.rows]
+
+        def tell(positions: Sequence[Position]) -> None:
+            watch.on_progress(how_far(positions, counts, job.steps))
+
+        with Crew(specs, patience=Patience(silence_s=silence_s), on_wait=tell) as crew:
             watch.on_start(crew.process_ids)
             for rank, place in enumerate(places):
                 order: dict[str, Any] = {
