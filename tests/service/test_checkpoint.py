@@ -100,3 +100,16 @@ def test_a_named_checkpoint_is_whole_wherever_its_writer_is_killed(tmp_path, cal
         assert {one.name: one.read_text() for one in path.iterdir()} == {
             name: name * 1000 for name in "abc"
         }
+
+
+def test_folders_that_are_not_there_are_made_and_no_file_stays_open(tmp_path, monkeypatch):
+    folder, is_there = tmp_path / "a" / "checkpoints", Path.exists
+    open_before = len(os.listdir("/proc/self/fd"))
+    # The first folder is taken for one that somebody left.
+    looked = []
+    monkeypatch.setattr(Path, "exists", lambda path: looked.append(path) or len(looked) > 1)
+    write_checkpoint(folder, 1, lambda place: (place / "w").touch())
+    monkeypatch.setattr(Path, "exists", is_there)
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    write_checkpoint(folder, 2, lambda place: (place / "w").touch())
+    assert sorted(one.name for one in folder.iterdir()) == ["step-1", "step-2"]
