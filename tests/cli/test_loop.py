@@ -84,6 +84,15 @@ def test_what_iterations_share_is_named_beside_the_schedule(program):
     assert "out: summed per worker" in text
 
 
+@pytest.mark.parametrize("n", [2**62, 2**40])
+def test_a_loop_too_long_to_count_stays_as_it_is(program, tmp_path, n):
+    path = tmp_path / "long.py"
+    path.write_text("def longest(x, n):\n    for i in range(n):\n        x[i] = 0\n")
+    np.savez(tmp_path / "data.npz", x=np.zeros(3), n=n)
+    text = run(f"{path}:longest", "--data", tmp_path / "data.npz")
+    assert "the range at line 2 is longer than 2,147,483,648" in text
+
+
 def test_a_refusal_names_its_lines(program):
     text = run(f"{program}:carried")
     assert (

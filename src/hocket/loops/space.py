@@ -20,6 +20,9 @@ from hocket.loops.evaluate import CannotEvaluate, evaluate, number
 from hocket.loops.form import Atom, Linear, Refusal
 from hocket.loops.nest import Reading
 
+MAX_ITERATIONS = 2**31
+"""What is shared out counts every iteration, in memory."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -40,6 +43,9 @@ class Space:
         except CannotEvaluate as error:
             line = reading.levels[0].node.lineno
             raise Refusal(f"the range at line {line} is not known: {error}", line) from error
+        if step and (stop - start) // step > MAX_ITERATIONS:
+            line = reading.levels[0].node.lineno
+            raise Refusal(f"the range at line {line} is longer than {MAX_ITERATIONS:,}", line)
         return Space(reading, values, range(start, stop, step))
 
     @cached_property
