@@ -22,6 +22,7 @@ from hocket.runtime.room import require_room
 from hocket.runtime.setup import Setup
 from hocket.runtime.smaller import with_graph
 from hocket.runtime.split import split
+from hocket.runtime.walk import with_walk
 from hocket.simulate import simulate
 from hocket.simulate.engine import instructions_of
 from hocket.simulate.verify import update_violations
@@ -71,11 +72,12 @@ def _run_placement(
     found = list(structure_violations(plan, problem))
     found += [] if found else update_violations(plan.device_of, problem)
     raise_violations(found, plan.planner)
-    predicted = simulate(problem, plan)
     used = np.unique(plan.device_of).tolist() or [0]
     devices = [problem.cluster.devices[device] for device in used]
     backend, found_places = choose("placement", options.backend, devices)
     executor, places = EXECUTORS["placement"][backend], dict(zip(used, found_places, strict=True))
+    problem = with_walk(problem, places)
+    predicted = simulate(problem, plan)
     _check_slowdown(options, problem, backend)
     num_processes = 1 + executor.processes_per_device * len(used)
     if options.scale == 1:
@@ -86,7 +88,7 @@ def _run_placement(
         problem.graph, model=options.model, source=source, seed=options.seed, scale=options.scale
     )
     if options.scale < 1:
-        problem = with_graph(problem, rebuilt.graph)
+        problem = with_walk(with_graph(problem, rebuilt.graph), places)
         predicted = simulate(problem, plan)
         require_room(problem, predicted, places, num_processes=num_processes)
     tables = instructions_of(problem, plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,10 @@ from hocket.tables.spec import Layout
 from hocket.tables.transports.port import Port
 
 _MEMORY = "shm://"
-_KNOWN = (_MEMORY, "tcp://", "ipc://")
+_TCP = "tcp://"
+_LOCAL = re.compile("(shm|ipc)://.")
+_MAX_PORT = 65535
+"""ZeroMQ counts a port above it from 0 again, and listens somewhere else."""
 
 
 def shard_port(layout: Layout, shard: int, address: str) -> Port:
@@ -43,13 +47,21 @@ def client_port(layout: Layout, client: int, addresses: Sequence[str]) -> Port:
 
 
 def _check(address: str) -> None:
-    if not address.startswith(_KNOWN):
+    host, _, port = address.removeprefix(_TCP).rpartition(":")
+    is_tcp = bool(host) and (port == "*" or (port.isdecimal() and int(port[:6]) <= _MAX_PORT))
+    if not (is_tcp if address.startswith(_TCP) else _LOCAL.match(address)):
         raise UsageError(
-            f"{address!r} is no address", hint="tcp://host:port, ipc:///path or shm:///folder"
+            f"{address!r} is no address",
+            hint="tcp://host:port with a port up to 65535, ipc:///path or shm:///folder",
         )
 
 
 def _folder(address: str) -> Path:
     folder = Path(address.removeprefix(_MEMORY))
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{address}: cannot be made: {error.strerror}", hint="shm:///dev/shm/name"
+        ) from None
     return folder
