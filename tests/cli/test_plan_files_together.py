@@ -25,8 +25,17 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_full_disk_changes_no_file(folder, monkeypatch):
-    hocket("plan", "g.json", *ON, cwd=folder)
+@pytest.mark.parametrize(
+    ("command", "num_fitting"),
+    [
+        (["plan", "g.json", *ON], 2),
+        (["fit", "g.json", "--on", "1xt4", "--memory", "1GiB"], 1),
+        (["collective", "allreduce", "--on", "2xt4", "-o", "c.json", "--report", "c.html"], 1),
+    ],
+    ids=["plan", "fit", "collective"],
+)
+def test_a_full_disk_changes_no_file(folder, monkeypatch, command, num_fitting):
+    hocket(*command, cwd=folder)
     before = content(folder)
     write_graph(generate("chain", 13, 0), folder / "g.json")
     before["g.json"] = (folder / "g.json").read_bytes()
@@ -34,11 +43,11 @@ def test_a_full_disk_changes_no_file(folder, monkeypatch):
 
     def full(descriptor):
         synced.append(descriptor)
-        if len(synced) == 3:  # plan and report have fitted
+        if len(synced) > num_fitting:
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    refused = hocket("plan", "g.json", *ON, cwd=folder, expect=2)
+    refused = hocket(*command, cwd=folder, expect=2)
     assert "No space left on device" in refused.stderr
     assert content(folder) == before
 

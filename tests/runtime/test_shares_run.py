@@ -130,7 +130,6 @@ def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monke
     from hocket.plan.sections import Shares
     from hocket.runtime.smaller import smaller_shares
     from hocket.simulate import simulate
-    from hocket.simulate.verify import verify
 
     with_shares(folder, [[3, 3], [2]])
     saved = read_plan(folder / "shared.json")
@@ -138,7 +137,7 @@ def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monke
         problem, shares = smaller_shares(saved.problem, saved.plan[Shares], scale)
         assert [replica.microbatches for replica in shares.replicas] == sizes
         plan = saved.plan.having(shares)
-        assert not list(verify(plan, problem))
+        assert not list(shares.verify(problem, plan))
         assert simulate(problem, plan).makespan_s > 0
     half = losses(folder, "--scale", "0.5", "--backend", "single")
     assert len(half) == 4

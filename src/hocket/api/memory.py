@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from hocket.api.planned import make_problem
+from hocket.base.atomic import write_together
 from hocket.base.errors import UsageError
 from hocket.cost.calibrate import Calibration
 from hocket.cost.profile import Profile
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
-from hocket.plan.files import write_plan
+from hocket.plan.files import plan_bytes
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.planners.candidates import empty_plan
@@ -80,9 +81,18 @@ def largest_that_fits(
     return largest(least, memory_bytes, start, most)
 
 
-def save_fit(fitted: BudgetFit, path: str | Path, *, graph_file: str | Path | None = None) -> None:
-    """Write the plan with its memory section."""
-    write_plan(path, fitted.frontier.problem, fitted.plan(), graph_file=graph_file)
+def save_fit(
+    fitted: BudgetFit,
+    path: str | Path,
+    *,
+    report: str | Path,
+    graph_file: str | Path | None = None,
+) -> None:
+    """Write the plan with its memory section and the report, both or none of them."""
+    from hocket.view.fit_report import fit_report_html
+
+    plan = plan_bytes(path, fitted.frontier.problem, fitted.plan(), graph_file=graph_file)
+    write_together({path: plan, report: fit_report_html(fitted).encode()})
 
 
 def _on_one(problem: Problem) -> Plan:

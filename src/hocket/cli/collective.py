@@ -147,22 +147,25 @@ def _gradients(plan: CollectivePlan, model: str) -> PropagationChoice:
 def _write(
     plan: CollectivePlan, output: Path | None, report: Path | None, trace: Path | None
 ) -> list[Path]:
-    from hocket.api.plans import Plan, Problem, write_plan
+    from hocket.api.plans import Plan, Problem, plan_bytes
+    from hocket.base.atomic import write_together
     from hocket.view.collective import as_dict
-    from hocket.view.collective_report import write_collective_report, write_collective_trace
+    from hocket.view.collective_report import collective_report_html, collective_trace_bytes
 
     claims = as_dict(plan)
+    contents: dict[str | Path, bytes] = {}
     if output is not None:
         named = ("rate", "bound", "gap", "certificate", "why", "limit")
         kept = {key: claims[key] for key in named}
         made = Plan(planner="collective", sections=(plan.chosen.section,))
         problem = Problem(work=None, cluster=plan.cluster)
-        write_plan(output, problem, made.claiming(certificate=kept))
+        contents[output] = plan_bytes(output, problem, made.claiming(certificate=kept))
     if report is not None:
-        write_collective_report(report, plan)
+        contents[report] = collective_report_html(plan).encode()
     if trace is not None:
-        write_collective_trace(trace, plan)
-    return [path for path in (output, report, trace) if path is not None]
+        contents[trace] = collective_trace_bytes(plan)
+    write_together(contents)
+    return [Path(path) for path in contents]
 
 
 def _export(plan: CollectivePlan, path: Path) -> Path:

@@ -161,12 +161,9 @@ def _largest(
 
 def _write(fitted: BudgetFit, output: Path, graph_file: Path | None) -> list[Path]:
     from hocket.api.memory import save_fit
-    from hocket.base.atomic import write_atomically
-    from hocket.view.fit_report import fit_report_html
 
     stem = output.name.removesuffix(".gz").removesuffix(".json")
     report = output.with_name("report.html" if stem == "plan" else f"{stem}.report.html")
     is_carried = fitted.frontier.problem.graph.num_ops <= CARRIED_OPS
-    save_fit(fitted, output, graph_file=None if is_carried else graph_file)
-    write_atomically(report, fit_report_html(fitted).encode())
+    save_fit(fitted, output, report=report, graph_file=None if is_carried else graph_file)
     return [output, report]

@@ -11,11 +11,9 @@ import math
 from collections import defaultdict
 from html import escape
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from hocket import __version__
-from hocket.base.atomic import write_atomically
 from hocket.base.units import format_percent, format_rate, format_seconds
 from hocket.plan.sections.communication import Send, Tree, channel
 from hocket.planners.communication.collective import CollectivePlan
@@ -43,11 +41,6 @@ def collective_report_html(plan: CollectivePlan) -> str:
         body=(_offers(plan), _trees(plan), _links(plan)),
         footer=f"Planned with hocket {__version__}; the certificate was checked.",
     )
-
-
-def write_collective_report(path: str | Path, plan: CollectivePlan) -> None:
-    """Write the report to a file."""
-    write_atomically(path, collective_report_html(plan).encode())
 
 
 def _stats(plan: CollectivePlan) -> str:
@@ -212,6 +205,6 @@ def collective_trace(plan: CollectivePlan) -> dict[str, Any]:
     return {"displayTimeUnit": "ms", "otherData": told, "traceEvents": events}
 
 
-def write_collective_trace(path: str | Path, plan: CollectivePlan) -> None:
-    """Write the trace to a file."""
-    write_atomically(path, json.dumps(collective_trace(plan), separators=(",", ":")).encode())
+def collective_trace_bytes(plan: CollectivePlan) -> bytes:
+    """The trace as a file."""
+    return json.dumps(collective_trace(plan), separators=(",", ":")).encode()
