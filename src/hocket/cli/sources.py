@@ -152,7 +152,7 @@ def refuse_wrong_file(text: str) -> None:
         )
 
 
-def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tuple[Any, Any]:
+def build_model(text: str, options: ModelOptions) -> tuple[Any, Any]:
     """A model of the zoo or of the user, and its batch."""
     refuse_wrong_file(text)
     from hocket.api.capture import load_model
@@ -163,7 +163,7 @@ def build_model(text: str, options: ModelOptions, *, device: str = "meta") -> tu
         seq=options.seq,
         dtype=options.dtype,
         layers=options.layers,
-        device=device,
+        device="meta",
     )
 
 

@@ -21,6 +21,8 @@ from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
 
 BoolArray = NDArray[np.bool_]
 SWITCH = "network"
+_MEMORY_BYTES = 2**33
+"""Of a rank: probing measures links alone."""
 _KEEPS = 0.75
 """Of its rate alone that a link of its own keeps when all send."""
 _ALIKE = 0.12
@@ -55,7 +57,7 @@ class Rates:
         return [other for other in np.flatnonzero(silent).tolist() if other != rank]
 
 
-def cluster_of(rates: Rates, *, name: str = "probed", memory_bytes: int = 2**33) -> Cluster:
+def cluster_of(rates: Rates) -> Cluster:
     """The cluster whose devices are the ranks."""
     alone, together = rates.alone_bps, rates.together_bps
     least = _GONE * alone.max(initial=0.0)
@@ -77,16 +79,16 @@ def cluster_of(rates: Rates, *, name: str = "probed", memory_bytes: int = 2**33)
         # suffice, the shared way is left aside instead of being promised twice.
         links += _port_links(rates, is_there & ~own, out_bps, in_bps, known)
     kind = DeviceKind(
-        name="rank", memory_bytes=memory_bytes, peak_flops={"float32": 1e11}, is_cpu=True,
+        name="rank", memory_bytes=_MEMORY_BYTES, peak_flops={"float32": 1e11}, is_cpu=True,
         memory_bandwidth_bps=1e10, source="links measured by hocket probe; the rest is not",
     )  # fmt: skip
     devices = tuple(
-        Device(name=f"rank{n}", kind=kind, host=f"host{n}", memory_bytes=memory_bytes)
+        Device(name=f"rank{n}", kind=kind, host=f"host{n}", memory_bytes=_MEMORY_BYTES)
         for n in range(rates.num_ranks)
     )
     switches = (SWITCH,) if any(SWITCH in link.ends for link in links) else ()
     return Cluster(
-        name=name, devices=devices, hosts=tuple(d.host for d in devices), switches=switches,
+        name="probed", devices=devices, hosts=tuple(d.host for d in devices), switches=switches,
         links=tuple(links),
     )  # fmt: skip
 

@@ -175,8 +175,8 @@ def _source(statements: Sequence[ast.stmt]) -> list[str]:
     return [line for statement in statements for line in ast.unparse(statement).splitlines()]
 
 
-def _indented(lines: Sequence[str], depth: int = 1) -> list[str]:
-    return ["    " * depth + line for line in lines]
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
 
 
 def _parts(head: ast.expr) -> tuple[str, str, str]:

@@ -55,6 +55,8 @@ _SLOW_OPS = 64
 they take longer and their plans twice as long as others."""
 _SEARCH_WORK = 5_000_000
 """Ops that are simulated in whole local searches, about: two of them, or more on small graphs."""
+_MOST_REPAIRED = 2
+"""Placements that lack memory but would be the fastest, of which a repair is tried."""
 _MOST_SEARCHES = 8
 _EXACT = 1e-9
 """Of a step: what is nearer to the bound than this is the shortest."""
@@ -175,14 +177,16 @@ def _improved(problem: Problem, start: Candidate, planner: Planner, name: str) -
     return judge(problem, label, planner(problem, start.plan), 0.0)
 
 
-def _worth_repair(ranked: list[Candidate], most: int = 2) -> list[Candidate]:
+def _worth_repair(ranked: list[Candidate]) -> list[Candidate]:
     """Candidates that lack memory but would be faster than all that do not."""
     best_s = min((c.step_s for c in ranked if c.step_s is not None), default=np.inf)
     lacking = [c for c in ranked if not c.feasible and c.timeline is not None]
     if np.isinf(best_s):
         return lacking[:1]  # nothing fits: only what lacks least is worth the effort
     faster = [c for c in lacking if c.timeline is not None and c.timeline.makespan_s < best_s]
-    return sorted(faster, key=lambda c: c.timeline.makespan_s if c.timeline else 0.0)[:most]
+    return sorted(faster, key=lambda c: c.timeline.makespan_s if c.timeline else 0.0)[
+        :_MOST_REPAIRED
+    ]
 
 
 def _of_each(

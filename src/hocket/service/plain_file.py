@@ -23,10 +23,10 @@ class NotPlainError(OSError):
         super().__init__(errno.EINVAL, "it is no plain file", str(path))
 
 
-def open_plain(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
+def open_plain(path: str | Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a plain file; raises `OSError` (`NotPlainError`) for anything else."""
     try:
-        descriptor = os.open(path, flags | _FLAGS, mode)
+        descriptor = os.open(path, flags | _FLAGS, 0o600)
     except OSError as error:
         # A link, or a pipe or socket with nobody at its other end.
         if error.errno in (errno.ELOOP, errno.ENXIO):

@@ -22,13 +22,13 @@ class HeldStorage:
     """Of the op that made it; empty for what is there before the step."""
 
 
-def held_at_peak(problem: Problem, timeline: Timeline, device: int = 0) -> list[HeldStorage]:
-    """Storages on a device at its peak, the largest first; workspaces are not among them.
+def held_at_peak(problem: Problem, timeline: Timeline) -> list[HeldStorage]:
+    """Storages on the first device at its peak, the largest first; workspaces are not among them.
 
     For steps on one device: what is sent between devices is told where it was made.
     """
     graph = problem.graph
-    times, held = timeline.memory_curve(device)
+    times, held = timeline.memory_curve(0)
     if not len(held):
         return []
     peak_s = float(times[int(np.argmax(held))])
@@ -42,7 +42,7 @@ def held_at_peak(problem: Problem, timeline: Timeline, device: int = 0) -> list[
     np.maximum.at(end, root, np.where(graph.is_held, np.inf, end))
     home = np.append(timeline.op_device, 0)[graph.home_op]
     # At the end of an op its inputs are free again, at the begin of the next its outputs are there.
-    there = (begin <= peak_s) & (end > peak_s) & (graph.held_bytes > 0) & (home == device)
+    there = (begin <= peak_s) & (end > peak_s) & (graph.held_bytes > 0) & (home == 0)
     order = sorted(np.flatnonzero(there).tolist(), key=lambda t: (-graph.held_bytes[t], t))
     return [
         HeldStorage(

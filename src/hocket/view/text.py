@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
 
 STEPS_PRICED = 1000
+_MOST_MODULES = 24
+_MOST_ROWS = 10
+"""Of links and of ops."""
 
 
 # ── hocket plan ──────────────────────────────────────────────────────────────────────────────
@@ -207,7 +210,7 @@ def _headroom_line(facts: Facts) -> list[RenderableType]:
     return [Text(sentence, style="dim")] if sentence else []
 
 
-def _module_table(facts: Facts, max_rows: int = 24) -> list[RenderableType]:
+def _module_table(facts: Facts) -> list[RenderableType]:
     """The decision itself: which layers are on which device."""
     if not facts.modules:
         return []
@@ -219,10 +222,10 @@ def _module_table(facts: Facts, max_rows: int = 24) -> list[RenderableType]:
         ),
         rows=[
             [Text(module.name), Text(module.on), Text(f"{module.num_ops:,}")]
-            for module in facts.modules[:max_rows]
+            for module in facts.modules[:_MOST_MODULES]
         ],
     )
-    hidden = len(facts.modules) - max_rows
+    hidden = len(facts.modules) - _MOST_MODULES
     more = [Text(f"  and {hidden} more, all in the report", style="dim")] if hidden > 0 else []
     return [Text(), table, *more]
 
@@ -246,7 +249,7 @@ def _or_dash(size_bytes: int) -> str:
     return format_bytes(size_bytes) if size_bytes else "–"
 
 
-def _link_table(facts: Facts, max_rows: int = 10) -> RenderableType:
+def _link_table(facts: Facts) -> RenderableType:
     table = FittedTable(
         columns=(
             Column(title="link", is_name=True),
@@ -263,16 +266,16 @@ def _link_table(facts: Facts, max_rows: int = 10) -> RenderableType:
                 Text(f"{link.num_transfers:,}"),
                 Text(format_rate(link.bandwidth_bps, "B/s")),
             ]
-            for link in facts.links[:max_rows]
+            for link in facts.links[:_MOST_ROWS]
         ],
     )
-    hidden = len(facts.links) - max_rows
+    hidden = len(facts.links) - _MOST_ROWS
     if hidden <= 0:
         return table
     return Group(table, Text(f"  and {hidden} less used", style="dim"))
 
 
-def _top_table(facts: Facts, max_rows: int = 10) -> FittedTable:
+def _top_table(facts: Facts) -> FittedTable:
     return FittedTable(
         columns=(
             Column(title="longest ops", is_name=True),
@@ -289,7 +292,7 @@ def _top_table(facts: Facts, max_rows: int = 10) -> FittedTable:
                 Text(format_seconds(op.duration_s)),
                 Text(format_percent(op.step_share)),
             ]
-            for op in facts.top_ops[:max_rows]
+            for op in facts.top_ops[:_MOST_ROWS]
         ],
     )
 

@@ -16,7 +16,7 @@ from itertools import combinations
 
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.hardware.cluster import Cluster
-from hocket.planners.communication.fabric import Arc, Fabric, LinkChoice, fabric_of
+from hocket.planners.communication.fabric import Arc, Fabric, fabric_of
 
 MAX_LEAVES = 2000
 
@@ -84,16 +84,14 @@ def renamed(fabric: Fabric, form: Form) -> tuple[Fabric, dict[str, str], dict[st
     return plain, place_names, {new: old for old, new in links.items()}
 
 
-def connected_classes(
-    cluster: Cluster, sizes: Sequence[int], *, links: LinkChoice = "peer"
-) -> list[tuple[Fabric, int]]:
+def connected_classes(cluster: Cluster, sizes: Sequence[int]) -> list[tuple[Fabric, int]]:
     """One fabric per class of connected sets of devices, and how many sets are alike."""
     first: dict[tuple[object, ...], Fabric] = {}
     count: dict[tuple[object, ...], int] = defaultdict(int)
     for size in sizes:
         for ranks in combinations(cluster.device_names, size):
             try:
-                fabric = fabric_of(cluster, ranks, links=links)
+                fabric = fabric_of(cluster, ranks)
             except NoFeasiblePlanError:
                 continue
             # Units differ where all links of a set are double: the class is that of the rates.

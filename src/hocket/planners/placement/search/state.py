@@ -87,14 +87,14 @@ class LocalSearch:
             self.is_strict = False
             self._number()
 
-    def try_order(self, priority: FloatArray, *, is_strict: bool = False) -> bool:
+    def try_order(self, priority: FloatArray) -> bool:
         """Accept priorities for the present placement if they are better."""
         if self.budget <= 0:
             return False
-        score = self._evaluate(self.device_of, priority, is_strict)
+        score = self._evaluate(self.device_of, priority, is_strict=False)
         self.is_shown = score < self.score
         if self.is_shown:
-            self.priority, self.is_strict = priority.copy(), is_strict
+            self.priority, self.is_strict = priority.copy(), False
             self.score = score
         return self.is_shown
 
