@@ -14,10 +14,11 @@ from hocket.plan.sections import Replica, Shares
 from hocket.plan.words import in_words
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.bound import shares_bound
+from hocket.planners.whole.budget import Budget, simulated
 from hocket.planners.whole.compare import PLACEMENT, compare_whole
 from hocket.planners.whole.groups import even_sizes, group_of, shared_out
 from hocket.planners.whole.pipelines import best_cut
-from hocket.planners.whole.search import Budget, shared_ways, simulated
+from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.structures import structures
 from hocket.planners.whole.tables import tables_of
 
@@ -153,6 +154,20 @@ def test_a_batch_that_does_not_fit_is_accumulated(graph):
     (replica,) = winner.plan[Shares].replicas
     assert len(replica.microbatches) == 2
     assert winner.feasible
+
+
+def test_what_fits_no_other_way_is_recomputed_and_updated_on_the_host(graph):
+    roomy = problem_on(graph, "1xt4")
+    one = Shares(replicas=(Replica(devices=("gpu0",), microbatches=(1,) * 12),))
+    least = int(simulated(roomy, one).timeline.peak_bytes[0])
+    problem = make_problem(
+        graph, "1xt4", headroom_bytes=roomy.cluster.devices[0].memory_bytes - least + 2**20
+    )
+    comparison = compare_whole(problem)
+    (replica,) = comparison.winner.plan[Shares].replicas
+    assert replica.recomputed or replica.update == "host"
+    assert "without " in comparison.why
+    assert comparison.winner.timeline.peak_bytes[0] <= problem.memory_bytes[0]
 
 
 def test_nothing_that_fits_is_told_and_nothing_is_chosen(graph):

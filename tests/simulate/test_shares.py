@@ -1,6 +1,7 @@
 """A shared batch as one graph: what must hold of its times, bytes and order."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from hocket.graph.verify import verify_graph
 from hocket.plan.files import plan_from_data, plan_to_data
 from hocket.plan.sections import Placement, Replica, Shares
 from hocket.planners.candidates import empty_plan
-from hocket.planners.whole.tables import tables_of
+from hocket.planners.whole.tables import block_edges, tables_of
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_shares
+from hocket.simulate.rewriting.step import HOST_UPDATE_BPS
 from hocket.simulate.shares import priced_at, unfold
 from hocket.simulate.shares.order import slots
 from hocket.simulate.shares.prices import accumulate_s, gradients_of
@@ -190,7 +192,8 @@ def test_memory_of_every_device_is_checked(problem):
 def test_sharded_replicas_keep_a_part_each_and_gather_every_block(problem):
     replicas = (((0,), (4, 2), ()), ((1,), (1, 1), ()))
     plain, whole = simulate_shares(problem, shares(problem, *replicas))
-    found, timeline = simulate_shares(problem, shares(problem, *replicas, sharded=True))
+    section = shares(problem, *replicas, sharded=True)
+    found, (_, timeline) = unfold(problem, section), simulate_shares(problem, section)
     verify_graph(found.problem.graph)
 
     def held(unfolded):
@@ -207,3 +210,81 @@ def test_sharded_replicas_keep_a_part_each_and_gather_every_block(problem):
     assert gathered >= 2 * 2 * 2 * parameters * 0.99  # two passes, forward and backward, replicas
     assert (kinds == "exchange").any()
     assert timeline.makespan_s > 0.9 * whole.makespan_s
+
+
+def easing(problem, section, **changes):
+    return replace(
+        section, replicas=tuple(replace(replica, **changes) for replica in section.replicas)
+    )
+
+
+def blocks_of(problem):
+    return tuple(pairwise(block_edges(problem.graph)))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [
+        ((((0,), (4, 4), ()),), {}),
+        ((((0,), (5,), ()), ((1,), (3,), ())), {}),
+        ((((0,), (3, 2), ()), ((1,), (2, 1), ())), {"sharded": True}),
+        ((((0, 1), (2, 2, 2, 2), None),), {}),
+    ],
+    ids=["accumulated", "data parallel", "sharded", "pipeline"],
+)
+def test_recomputed_blocks_hold_less_and_take_their_forward_pass_again(problem, replicas, options):
+    cut = int(tables_of(problem).cuts[len(tables_of(problem).cuts) // 2])
+    replicas = [(d, sizes, (cut,) if cuts is None else cuts) for d, sizes, cuts in replicas]
+    section = shares(problem, *replicas, **options)
+    eased = easing(problem, section, recomputed=blocks_of(problem))
+    verify_graph(unfold(problem, eased).problem.graph)
+    plain, again = (
+        simulate(problem, plan_of(problem, section)),
+        simulate(problem, plan_of(problem, eased)),
+    )
+    used = plain.peak_bytes > 0
+    assert (again.peak_bytes[used] < plain.peak_bytes[used]).all()
+    assert again.makespan_s > plain.makespan_s
+    found = unfold(problem, eased).problem
+    runs = [i for i, name in enumerate(found.graph.op_names) if "@again" in name]
+    once = [name.split("@")[0] for name in np.array(found.graph.op_names)[runs]]
+    passes = sum(len(sizes) for _, sizes, _ in replicas)
+    assert len(runs) == passes * len(set(once))
+    assert not violations(plan_of(problem, eased), problem, again)
+
+
+def test_an_update_on_the_host_keeps_no_state_and_copies_gradients_and_parameters(problem):
+    section = easing(problem, shares(problem, ((0,), (5,), ()), ((1,), (3,), ())), update="host")
+    found = unfold(problem, section)
+    verify_graph(found.problem.graph)
+    graph, given = found.problem.graph, problem.graph
+    assert graph.tensor_bytes[graph.tensor_role == Role.OPTIMIZER_STATE].sum() == 0
+    gradients = int(given.tensor_bytes[gradients_of(given)].sum())
+    copies = [s for n, s in zip(graph.op_names, graph.op_stream, strict=True) if "out." in n]
+    assert copies
+    assert set(copies) == {Stream.COPY_OUT}
+    timeline = simulate(problem, plan_of(problem, section))
+    is_host = found.problem.graph.op_stream == Stream.HOST
+    seconds = (timeline.op_end_s - timeline.op_start_s)[is_host]
+    touched = given.bytes_touched[given.op_phase == Phase.OPTIMIZER].sum()
+    # Two devices of one host share what its memory gives.
+    assert seconds.sum() == pytest.approx(2 * 2 * touched / HOST_UPDATE_BPS, rel=1e-3)
+    assert gradients > 0
+
+
+def test_a_plan_file_keeps_what_is_recomputed_and_older_files_recompute_nothing(problem):
+    section = easing(problem, shares(problem, ((0,), (8,), ())), recomputed=blocks_of(problem)[:1],
+                     update="host")  # fmt: skip
+    data = section.to_data()
+    assert Shares.from_data(data, problem) == section
+    for replica in data["replicas"]:
+        del replica["recomputed"], replica["update"]
+    assert Shares.from_data(data, problem) == easing(
+        problem, section, recomputed=(), update="device"
+    )
+
+
+@pytest.mark.parametrize("blocks", [((5, 3),), ((0, 4), (2, 6)), ((0, 10**6),)])
+def test_recomputed_blocks_that_make_no_sense_are_refused(problem, blocks):
+    wrong = easing(problem, shares(problem, ((0,), (8,), ())), recomputed=blocks)
+    assert list(wrong.verify(problem, plan_of(problem, wrong)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from hocket.plan.sections import Replica, Shares
@@ -12,7 +12,33 @@ _FEW = 4
 
 
 def in_words(shares: Shares) -> str:
-    """``data parallel 11 + 5 samples on rtx3090 and v100``."""
+    """``data parallel 11 + 5 samples on rtx3090 and v100, recompute 4 blocks on v100``."""
+    return "".join((_shared(shares), *_eased(shares.replicas)))
+
+
+def _eased(replicas: Sequence[Replica]) -> Iterator[str]:
+    """What is done to hold less, and where."""
+    for count, members in _grouped(replicas, lambda r: len(r.recomputed)):
+        yield f", recompute {count} block{'s' * (count > 1)}{_where(members, replicas)}"
+    for _, members in _grouped(replicas, lambda r: int(r.update == "host")):
+        yield f", updates on the host{_where(members, replicas)}"
+
+
+def _grouped(
+    replicas: Sequence[Replica], number_of: Callable[[Replica], int]
+) -> list[tuple[int, list[Replica]]]:
+    """Replicas by a number that they have, without those that have none."""
+    numbers = sorted({number_of(replica) for replica in replicas} - {0})
+    return [(n, [replica for replica in replicas if number_of(replica) == n]) for n in numbers]
+
+
+def _where(members: Sequence[Replica], replicas: Sequence[Replica]) -> str:
+    if len(members) == len(replicas):
+        return " each" if len(replicas) > 1 else ""
+    return f" on {_places(members)}"
+
+
+def _shared(shares: Shares) -> str:
     replicas = shares.replicas
     if len(replicas) == 1:
         return _alone(replicas[0], shares.schedule)

@@ -53,9 +53,10 @@ def simulate_shares(
 ) -> tuple[Unfolded, Timeline]:
     """The graph of a step whose batch is shared out, and what carrying it out would be like.
 
-    Raises `CheckError` where stages wait for each other in a circle.
+    The graph's ops have no names; `unfold` gives it with them. Raises `CheckError` where stages
+    wait for each other in a circle.
     """
-    unfolded = unfold(problem, shares, planned)
+    unfolded = unfold(problem, shares, planned, is_named=False)
     _, timeline = simulate_placement(
         unfolded.problem, unfolded.device_of, unfolded.priority, is_strict=unfolded.is_strict
     )

@@ -5,7 +5,9 @@ replica takes some samples of the step's batch, in microbatches one after the ot
 their gradients; then the replicas add theirs, and every one updates its model (or its shard of it)
 as if it had seen the whole batch. Shares may be unequal: a gradient counts by its samples. One
 replica with one stage and several microbatches is accumulation, several replicas are data parallel,
-several stages a pipeline.
+several stages a pipeline. A replica may hold less than all that a step makes: blocks of its forward
+pass are ``recomputed`` before their backward pass, and the optimizer's state is kept and used on
+the host where ``update`` says so; both mean what they mean in the memory section.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hocket.base import fields
 from hocket.base.errors import InputFileError
+from hocket.plan.sections.memory import Update
 from hocket.plan.sections.placement import Placement
 from hocket.plan.sections.section import Section
 from hocket.plan.violation import Violation
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 ShareSchedule = Literal["1f1b", "gpipe"]
 SHARE_SCHEDULES: tuple[ShareSchedule, ...] = get_args(ShareSchedule)
+UPDATES: tuple[Update, ...] = get_args(Update)
 _MAX_SAMPLES = 2**31 - 1
 _MAX_OPS = 2**31 - 1
 
@@ -40,6 +44,11 @@ class Replica:
     """Samples of each microbatch, in the order in which they run."""
     cuts: tuple[int, ...] = ()
     """The forward op of the graph with which each stage but the first begins."""
+    recomputed: tuple[tuple[int, int], ...] = ()
+    """Blocks by their first forward op and the one after the last: what they make for the backward
+    pass is dropped and made again when that comes to them."""
+    update: Update = "device"
+    """Where the optimizer changes parameters and keeps its state."""
 
     @property
     def num_samples(self) -> int:
@@ -78,6 +87,8 @@ class Shares(Section):
                     "devices": list(replica.devices),
                     "microbatches": list(replica.microbatches),
                     "cuts": list(replica.cuts),
+                    "recomputed": [list(block) for block in replica.recomputed],
+                    "update": replica.update,
                 }
                 for replica in self.replicas
             ],
@@ -112,6 +123,12 @@ class Shares(Section):
                 "devices": {"type": "array", "items": {"type": "string"}, "minItems": 1},
                 "microbatches": {**numbers, "description": "Samples, one after the other."},
                 "cuts": {**numbers, "description": "First forward op of each further stage."},
+                "recomputed": {
+                    "type": "array",
+                    "items": {**numbers, "minItems": 2, "maxItems": 2},
+                    "description": "Blocks of forward ops that run again for the backward pass.",
+                },
+                "update": {"enum": list(UPDATES)},
             },
         }
         return {
@@ -147,6 +164,9 @@ class Shares(Section):
         if self.sharded and (len(counts) != 1 or len(self.replicas) < 2):
             told = "sharded replicas are two or more, with equally many microbatches each"
             yield Violation("shares", told)
+        if self.sharded and len({replica.recomputed for replica in self.replicas}) > 1:
+            # All of them gather the parameters of a block at the same time.
+            yield Violation("shares", "sharded replicas recompute the same blocks")
         other = graph.other_batch
         if other is None:
             yield Violation("shares", "the graph does not say what grows with its batch")
@@ -156,14 +176,30 @@ class Shares(Section):
 
 
 def _replica(data: object, path: str) -> Replica:
-    entry = fields.record(data, path, required=("devices", "microbatches", "cuts"))
+    needed, added = ("devices", "microbatches", "cuts"), ("recomputed", "update")
+    entry = fields.record(data, path, required=needed, optional=added)
     sizes = fields.int_column(entry["microbatches"], f"{path}.microbatches", 1, _MAX_SAMPLES)
     cuts = fields.int_column(entry["cuts"], f"{path}.cuts", 0, _MAX_OPS)
     return Replica(
         devices=tuple(fields.text_column(entry["devices"], f"{path}.devices")),
         microbatches=tuple(sizes.tolist()),
         cuts=tuple(cuts.tolist()),
+        recomputed=tuple(_blocks(entry.get("recomputed", []), f"{path}.recomputed")),
+        update=_update(entry.get("update", "device"), f"{path}.update"),
     )
+
+
+def _blocks(data: object, path: str) -> Iterator[tuple[int, int]]:
+    for number, block in enumerate(fields.items(data, path)):
+        where = f"{path}[{number}]"
+        fields.sized(block, where, 2, "the first op and the one after the last")
+        start, stop = fields.int_column(block, where, 0, _MAX_OPS).tolist()
+        yield start, stop
+
+
+def _update(data: object, path: str) -> Update:
+    chosen = fields.choice(data, path, UPDATES)
+    return next(name for name in UPDATES if name == chosen)
 
 
 def _replica_violations(replica: Replica, num_ops: int) -> Iterator[Violation]:
@@ -174,5 +210,10 @@ def _replica_violations(replica: Replica, num_ops: int) -> Iterator[Violation]:
         yield Violation("shares", f"{where}: a cut is at no op of the graph")
     if any(a >= b for a, b in zip(replica.cuts, replica.cuts[1:], strict=False)):
         yield Violation("shares", f"{where}: cuts do not ascend")
+    edges = [edge for block in replica.recomputed for edge in block]
+    if edges != sorted(edges) or any(start >= stop for start, stop in replica.recomputed):
+        yield Violation("shares", f"{where}: recomputed blocks do not follow each other")
+    if edges and edges[-1] > num_ops:
+        yield Violation("shares", f"{where}: a recomputed block has an op that is not there")
     if not replica.microbatches or min(replica.microbatches, default=0) < 1:
         yield Violation("shares", f"{where}: a microbatch has no sample")

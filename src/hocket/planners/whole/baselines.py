@@ -16,6 +16,7 @@ from hocket.planners.whole.tables import Tables, largest_size
 
 DDP = "DDP"
 FSDP = "FSDP"
+DEEPSPEED = "DeepSpeed offload"
 GPIPE = "GPipe by hand"
 UNSPLIT = {"one-device": "one device, unsplit", "device-map-auto": 'device_map="auto"'}
 """Planners of the unsplit batch that stand in the table, and what people call them."""

@@ -24,9 +24,18 @@ from hocket.planners.candidates import Candidate, Comparison
 from hocket.planners.goal import Goal, num_devices
 from hocket.planners.goal import ranked as rank
 from hocket.planners.placement.devices import workers
-from hocket.planners.whole.baselines import DDP, FSDP, GPIPE, ddp, gpipe, unsplit_baselines
+from hocket.planners.whole.baselines import (
+    DDP,
+    DEEPSPEED,
+    FSDP,
+    GPIPE,
+    ddp,
+    gpipe,
+    unsplit_baselines,
+)
 from hocket.planners.whole.bound import shares_bound
-from hocket.planners.whole.search import Budget, shared_ways
+from hocket.planners.whole.budget import Budget
+from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.sharded import equal_shards, unequal_shards
 from hocket.planners.whole.tables import Tables, tables_of
 from hocket.simulate.analysis import bottleneck
@@ -53,8 +62,9 @@ def compare_whole(problem: Problem, goal: Goal = "time") -> Comparison:
     named: list[tuple[str, Candidate]] = list(unsplit_baselines(problem))
     by_hand = ((DDP, ddp(tables, devices)), (GPIPE, gpipe(tables, devices)))
     named += [(name, budget.simulated(shares)) for name, shares in by_hand if shares is not None]
-    shards = equal_shards(tables, devices, budget)
-    named += [(FSDP, shards)] if shards is not None else []
+    shards = ((FSDP, equal_shards(tables, devices, budget)),
+              (DEEPSPEED, equal_shards(tables, devices, budget, "host")))  # fmt: skip
+    named += [(name, found) for name, found in shards if found is not None]
     unequal_shards(tables, devices, budget)
     ways = shared_ways(problem, budget, goal)
     tried = [_titled(name, candidate) for name, candidate in named]
@@ -187,8 +197,8 @@ def contributions(best: Candidate, ways: list[Candidate]) -> list[str]:
         if not has(best):
             continue
         without = [way.step_s for way in ways if way.step_s is not None and not has(way)]
-        if without:
-            told.append(f"without {name} {format_seconds(min(without))}")
+        least_s = f"{format_seconds(min(without))}" if without else "nothing fits"
+        told.append(f"without {name} {least_s}")
     return told
 
 
@@ -223,12 +233,24 @@ def _is_planned(way: Candidate) -> bool:
     return way.plan.get(Communication) is not None
 
 
+def _is_recomputed(way: Candidate) -> bool:
+    assert way.plan is not None
+    return any(replica.recomputed for replica in way.plan[Shares].replicas)
+
+
+def _is_hosted(way: Candidate) -> bool:
+    assert way.plan is not None
+    return any(replica.update == "host" for replica in way.plan[Shares].replicas)
+
+
 FEATURES = {
     "data parallel": _is_many,
     "unequal shares": _is_unequal,
     "shards": _is_sharded,
     "stages": _is_staged,
     "microbatches": _is_split,
+    "recomputation": _is_recomputed,
+    "updates on the host": _is_hosted,
     "an exchange planned for these links": _is_planned,
 }
 """Parts of a way that can be switched off, and how it is told that a way has them."""

@@ -10,14 +10,15 @@ time at which the numbers that each group can take by then add up to the batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, LongArray
 from hocket.plan.sections import Replica
 from hocket.planners.whole.pipelines import StageCut, best_cut
-from hocket.planners.whole.tables import Tables, largest_size
+from hocket.planners.whole.tables import Relief, Tables, host_update_s, largest_size
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Microbatches that pipelines are tried with."""
@@ -35,16 +36,20 @@ class DeviceGroup:
     """[samples]: of a microbatch, at most."""
     cuts: dict[int, StageCut]
     """By size of microbatch; empty for one device."""
+    is_hosted: NDArray[np.bool_] | None = None
+    """[samples]: whether the optimizer is on the host; nowhere by default."""
 
     def replica(self, tables: Tables, num_samples: int) -> Replica:
         """The group with its samples."""
         names = tables.problem.cluster.device_names
         size = int(self.size[num_samples])
         cut = self.cuts.get(size)
+        is_hosted = self.is_hosted is not None and bool(self.is_hosted[num_samples])
         return Replica(
             devices=tuple(names[device] for device in self.devices),
             microbatches=even_sizes(num_samples, size),
             cuts=() if cut is None else cut.places,
+            update="host" if is_hosted else "device",
         )
 
 
@@ -64,16 +69,35 @@ def group_of(tables: Tables, devices: tuple[int, ...], exchanges: bool) -> Devic
 
 
 def _alone(tables: Tables, device: int, exchanges: bool) -> DeviceGroup:
+    plain = _on_one(tables, device, exchanges, "none")
+    if np.isfinite(plain.time_s).all() and int(plain.size[-1]) == tables.num_samples:
+        return plain
+    ways = [plain, *(_on_one(tables, device, exchanges, relief) for relief in ("host", "all"))]
+    time_s = np.stack([way.time_s for way in ways])
+    best = time_s.argmin(axis=0)
+    size = np.choose(best, [way.size for way in ways])
+    least_s = np.maximum.accumulate(time_s.min(axis=0))
+    # Of what recomputes, the simulator will say how many blocks it takes and whether more.
+    return DeviceGroup((device,), least_s, size, {}, best == 1)
+
+
+def _on_one(tables: Tables, device: int, exchanges: bool, relief: Relief) -> DeviceGroup:
+    """One device that keeps everything, or all but the optimizer's state, or recomputes besides."""
     spare = tables.largest_bucket_bytes if exchanges else 0
-    once = largest_size(tables, device, is_repeated=False, spare_bytes=spare)
-    often = largest_size(tables, device, is_repeated=True, spare_bytes=spare) if once else 0
+    largest = partial(largest_size, tables, device, spare_bytes=spare, relief=relief)
+    once = largest(is_repeated=False)
+    often = largest(is_repeated=True) if once else 0
     row, pass_s = tables.row(device), tables.pass_s(device)
+    if relief == "all":
+        pass_s = pass_s + tables.forward_pass_s(device)
     numbers = np.arange(tables.num_samples + 1)
     counts = np.where(numbers <= once, 1, -(-numbers // max(often, 1)))
     share, rest = np.divmod(numbers, np.maximum(counts, 1))
     more = np.minimum(share + 1, tables.num_samples)
     seconds = (counts - rest) * pass_s[share] + rest * pass_s[more]
     seconds += np.maximum(counts - 1, 0) * tables.accumulate_s[row] + tables.update_s[row, -1]
+    if relief != "none":
+        seconds += host_update_s(tables, device)
     seconds[(numbers > once) & (often == 0)] = np.inf
     if once == 0:
         seconds[:] = np.inf

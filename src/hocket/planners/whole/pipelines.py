@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from hocket.base.arrays import FloatArray
-from hocket.planners.whole.tables import Tables, at_size, peak_bytes
+from hocket.planners.whole.tables import Tables, at_size, block_edges, peak_bytes
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,31 @@ def _stage_s(tables: Tables, device: int, size: int, in_flight: int) -> FloatArr
     held = (state[None, :] - state[:, None]) + in_flight * (saved[None, :] - saved[:, None])
     passing = max(0.0, _transient_bytes(tables, device, size))
     usable = float(tables.problem.memory_bytes[device])
-    seconds[(held + passing > usable) | (places[None, :] <= places[:, None])] = np.inf
+    # Where too much is held, blocks are recomputed and updates done on the host.
+    least = _eased_bytes(tables, size, in_flight)
+    again = 1 + tables.forward_part(device, size)
+    eased_s = np.where(least + passing > usable, np.inf, seconds * again)
+    seconds = np.where(held + passing > usable, eased_s, seconds)
+    seconds[places[None, :] <= places[:, None]] = np.inf
     return seconds
+
+
+def _eased_bytes(tables: Tables, size: int, in_flight: int) -> FloatArray:
+    """[first place, place after the last]: what a stage holds at least."""
+    places, edges = tables.cuts, np.array(block_edges(tables.problem.graph))
+    state = (tables.state_bytes - tables.optimizer_bytes)[places].astype(np.float64)
+    inputs = at_size(tables, tables.crossing_bytes, size)[edges]
+    kept_inputs = np.append(0.0, np.cumsum(inputs))[np.searchsorted(edges, places)]
+    saved = at_size(tables, tables.saved_bytes, size)
+    largest = float(np.diff(saved[edges]).max(initial=0.0))
+    held = (state[None, :] - state[:, None]) + largest
+    found: FloatArray = held + in_flight * (kept_inputs[None, :] - kept_inputs[:, None])
+    return found
 
 
 def _transient_bytes(tables: Tables, device: int, size: int) -> float:
     """What a pass holds besides state and saved activations, as one device alone has it."""
-    alone = peak_bytes(tables.problem, device, size, True)
+    alone = peak_bytes(tables.problem, tables.twin(device), size, True)
     saved = float(at_size(tables, tables.saved_bytes, size)[-1])
     return alone - float(tables.state_bytes[-1]) - saved
 

@@ -10,33 +10,32 @@ simulations of the best.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hocket.base.errors import CheckError, NoFeasiblePlanError
-from hocket.base.units import format_bytes
+from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Replica, Shares
 from hocket.plan.words import in_words
-from hocket.planners.candidates import Candidate, empty_plan
+from hocket.planners.candidates import Candidate
 from hocket.planners.communication.collective import plan_collective
 from hocket.planners.goal import Goal
 from hocket.planners.placement.devices import workers
+from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.groups import DeviceGroup, even_sizes, group_of, shared_out
+from hocket.planners.whole.least import least_s
+from hocket.planners.whole.relief import fitted
 from hocket.planners.whole.structures import Structure, structures
 from hocket.planners.whole.tables import Tables, tables_of
-from hocket.simulate.engine import simulate_shares
+from hocket.simulate.shares.exchange import BUCKET_BYTES
 from hocket.simulate.shares.prices import best_ring
-from hocket.simulate.shares.unfold import BUCKET_BYTES
 
-WHOLE = "whole"
-_SIMULATED_OPS = 3_000_000
-"""Ops that are simulated in one search, about: a few seconds."""
 _STARTS = 4
 """Ways that are improved by small moves, each with other devices or stages."""
+_WITHIN_REACH = 1.15
+"""Ways that are longer than the best by more than this are not improved."""
 _MOST_RANKS = 8
 """Replicas whose exchange is planned for their links."""
 _HOPE = 0.97
@@ -52,58 +51,6 @@ class Estimate:
     """Compute of the slowest group and what of the exchange it cannot hide."""
 
 
-@dataclass
-class Budget:
-    """What was simulated already, and what may be still."""
-
-    problem: Problem
-    most_ops: int = _SIMULATED_OPS
-    spent_ops: int = 0
-    num_simulated: int = 0
-    seen: dict[tuple[Shares, Communication | None], Candidate] = field(default_factory=dict)
-
-    @property
-    def is_left(self) -> bool:
-        """Whether more may be simulated."""
-        return self.spent_ops < self.most_ops
-
-    def simulated(self, shares: Shares, planned: Communication | None = None) -> Candidate:
-        """The way as a candidate; each is simulated once."""
-        known = self.seen.get((shares, planned))
-        if known is None:
-            known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
-            passes = sum(len(replica.microbatches) for replica in shares.replicas)
-            self.spent_ops += passes * self.problem.graph.num_ops
-            self.num_simulated += 1
-        return known
-
-
-def simulated(problem: Problem, shares: Shares, planned: Communication | None = None) -> Candidate:
-    """A way of sharing and what the simulator thinks of it."""
-    started = time.perf_counter()
-    sections = (shares,) if planned is None else (planned, shares)
-    plan = replace(empty_plan(problem, WHOLE), sections=sections)
-    name = in_words(shares)
-    try:
-        _, timeline = simulate_shares(problem, shares, planned)
-    except CheckError as error:
-        return Candidate(
-            planner=name, plan=None, timeline=None, feasible=False, reason=error.message,
-            plan_seconds=time.perf_counter() - started,
-        )  # fmt: skip
-    plan = plan.claiming(step_s=timeline.makespan_s, peak_bytes=tuple(timeline.peak_bytes.tolist()))
-    over = np.flatnonzero(timeline.peak_bytes > problem.memory_bytes)
-    reason = "; ".join(
-        f"{problem.cluster.device_names[d]} needs {format_bytes(int(timeline.peak_bytes[d]))} "
-        f"of {format_bytes(int(problem.memory_bytes[d]))}"
-        for d in over[:2]
-    )
-    return Candidate(
-        planner=name, plan=plan, timeline=timeline, feasible=not len(over), reason=reason,
-        plan_seconds=time.perf_counter() - started,
-    )  # fmt: skip
-
-
 def shared_ways(problem: Problem, budget: Budget, goal: Goal = "time") -> list[Candidate]:
     """Ways of sharing the batch that were simulated, the quickest first."""
     tables, devices = tables_of(problem), workers(problem).tolist()
@@ -115,29 +62,31 @@ def shared_ways(problem: Problem, budget: Budget, goal: Goal = "time") -> list[C
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
         # The best of each family stands in the table, also where it cannot win.
         if budget.is_left and (is_hopeful or family not in families):
-            seen = budget.simulated(estimate.shares)
+            seen = fitted(tables, estimate.shares, budget)
             best_s = min(best_s, seen.step_s or np.inf)
             families |= {family} if seen.feasible else set()
     for start in _starts(budget):
-        _improve(tables, start, budget)
-    for start in _starts(budget):
         _plan_exchange(tables, start, budget)
+    for start in _starts(budget):
+        _improve(tables, start, budget)
     return _fitting(budget)
 
 
 def _starts(budget: Budget) -> list[Candidate]:
-    """The quickest way of each structure, of the quickest structures."""
+    """The quickest way of each structure, of the structures that small moves could make win."""
     first: dict[object, Candidate] = {}
-    for way in _fitting(budget):
+    fitting = _fitting(budget)
+    for way in fitting:
         assert way.plan is not None
         shares = way.plan[Shares]
         devices = frozenset(replica.devices for replica in shares.replicas)
-        first.setdefault((devices, shares.sharded), way)
+        if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
+            first.setdefault((devices, shares.sharded), way)
     return list(first.values())[:_STARTS]
 
 
 def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
-    """The same way with its exchange planned for the very links, and what gains from that."""
+    """The same way with its exchange planned for the very links."""
     assert start.plan is not None
     shares, problem = start.plan[Shares], tables.problem
     if shares.sharded:
@@ -149,9 +98,7 @@ def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
         found = plan_collective(problem.cluster, "allreduce", ranks, size_bytes=BUCKET_BYTES)
     except NoFeasiblePlanError:
         return
-    better = budget.simulated(shares, found.chosen.section)
-    if better.step_s is not None and better.step_s < (start.step_s or 0.0):
-        _improve(tables, better, budget)
+    budget.simulated(shares, found.chosen.section)
 
 
 def _fitting(budget: Budget) -> list[Candidate]:
@@ -208,7 +155,7 @@ def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
     """Go to the first better neighbour until there is none, or no simulations are left."""
     best = start
     moves: tuple[Callable[[Tables, Shares], Iterator[Shares]], ...] = (
-        _moved_samples, _moved_cuts, _other_microbatches,
+        _moved_samples, _moved_cuts, _other_microbatches, _less_relief,
     )  # fmt: skip
     improves = True
     while improves:
@@ -219,7 +166,9 @@ def _improve(tables: Tables, start: Candidate, budget: Budget) -> None:
             for neighbour in move(tables, best.plan[Shares]):
                 if not budget.is_left:
                     return
-                found = budget.simulated(neighbour, planned)
+                if least_s(tables, neighbour) >= (best.step_s or 0.0):
+                    continue
+                found = fitted(tables, neighbour, budget, planned)
                 if found.step_s is not None and found.step_s < (best.step_s or 0.0) * (1 - 1e-6):
                     best, improves = found, True
                     break
@@ -276,6 +225,24 @@ def _other_microbatches(tables: Tables, shares: Shares) -> Iterator[Shares]:
                 sizes = even_sizes(number, -(-number // tried))
                 if sizes != replica.microbatches:
                     yield _with(shares, index, replace(replica, microbatches=sizes))
+
+
+def _less_relief(tables: Tables, shares: Shares) -> Iterator[Shares]:
+    """Fewer blocks recomputed, or none in smaller microbatches, or updates on the device."""
+    kept = [replica.recomputed for replica in shares.replicas]
+    if shares.sharded and any(kept):
+        for fewer in (kept[0][: len(kept[0]) // 2], kept[0][:-1]):
+            replicas = (replace(replica, recomputed=fewer) for replica in shares.replicas)
+            yield replace(shares, replicas=tuple(replicas))
+    for index, replica in enumerate(shares.replicas):
+        if replica.update == "host":
+            yield _with(shares, index, replace(replica, update="device"))
+        if kept[index] and not shares.sharded:
+            for fewer in (kept[index][: len(kept[index]) // 2], kept[index][:-1]):
+                yield _with(shares, index, replace(replica, recomputed=fewer))
+            for count in (len(replica.microbatches) + 1, 2 * len(replica.microbatches)):
+                sizes = even_sizes(replica.num_samples, -(-replica.num_samples // count))
+                yield _with(shares, index, replace(replica, microbatches=sizes, recomputed=()))
 
 
 def _with(shares: Shares, index: int, replica: Replica) -> Shares:

@@ -9,20 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections.memory import Update
 from hocket.planners.candidates import Candidate
+from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.groups import even_sizes, group_of, shared_out
-from hocket.planners.whole.search import Budget
+from hocket.planners.whole.relief import fitted
 from hocket.planners.whole.tables import Tables
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Microbatches that are tried, until they fit."""
 
 
-def equal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Candidate | None:
-    """Equal shares on all devices, as FSDP gives them."""
+def equal_shards(
+    tables: Tables, devices: Sequence[int], budget: Budget, update: Update = "device"
+) -> Candidate | None:
+    """Equal shares on all devices, as FSDP gives them, or with host updates as DeepSpeed does."""
     ranks = list(devices)[: tables.num_samples]
     samples = even_sizes(tables.num_samples, -(-tables.num_samples // len(ranks)))
-    return _fewest(tables, ranks[: len(samples)], samples, budget)
+    return _fewest(tables, ranks[: len(samples)], samples, budget, update)
 
 
 def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Candidate | None:
@@ -36,11 +40,18 @@ def unequal_shards(tables: Tables, devices: Sequence[int], budget: Budget) -> Ca
     samples = shared_out(free, tables.num_samples)
     if samples is None or 0 in samples:
         return None
-    return _fewest(tables, list(devices), samples, budget)
+    found = _fewest(tables, list(devices), samples, budget)
+    if found is None or found.feasible or found.plan is None:
+        return found
+    return fitted(tables, found.plan[Shares], budget)
 
 
 def _fewest(
-    tables: Tables, devices: Sequence[int], samples: Sequence[int], budget: Budget
+    tables: Tables,
+    devices: Sequence[int],
+    samples: Sequence[int],
+    budget: Budget,
+    update: Update = "device",
 ) -> Candidate | None:
     """The way with the fewest microbatches that fits, or the last that was tried."""
     if len(devices) < 2:
@@ -50,7 +61,7 @@ def _fewest(
         if count > min(samples) or not budget.is_left:
             break
         replicas = tuple(
-            Replica(devices=(names[device],), microbatches=_split(number, count))
+            Replica(devices=(names[device],), microbatches=_split(number, count), update=update)
             for device, number in zip(devices, samples, strict=True)
         )
         found = budget.simulated(Shares(replicas=replicas, sharded=True))

@@ -10,23 +10,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role
+from hocket.hardware.host_route import host_route
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
+from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate_shares
+from hocket.simulate.rewriting.step import HOST_UPDATE_BPS
+from hocket.simulate.shares.exchange import BUCKET_BYTES
 from hocket.simulate.shares.order import places_of
 from hocket.simulate.shares.prices import accumulate_s, gradients_of, priced_at
-from hocket.simulate.shares.unfold import BUCKET_BYTES
 
 _MAX_SIZES = 20
 """Sizes of microbatches that are priced; others lie between them."""
 _MAX_CUTS = 96
 """Places at which a pipeline may be cut."""
+Relief = Literal["none", "host", "all"]
+"""What a device does to hold less: nothing, updates on the host, all blocks recomputed too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +53,12 @@ class Tables:
     """[place]: parameters, gradients and optimizer state of the ops before a place."""
     saved_bytes: FloatArray
     """[size, place]: what the forward pass keeps for the backward pass."""
+    forward_s: FloatArray
+    """[kind, size]: seconds of the forward pass."""
     crossing_bytes: FloatArray
     """[size, place]: what a cut at a place sends forward."""
+    optimizer_bytes: LongArray
+    """[place]: the optimizer's state of the ops before a place."""
     cuts: LongArray
     """Places at which a pipeline may be cut, ascending, with 0 and the number of ops."""
 
@@ -69,12 +79,28 @@ class Tables:
         """The kind of a device."""
         return int(self.problem.costs.device_row[device])
 
+    def twin(self, device: int) -> int:
+        """The first device of the same kind: what is computed and held there is the same."""
+        return int(np.argmax(self.problem.costs.device_row == self.row(device)))
+
     def pass_s(self, device: int) -> FloatArray:
         """Forward and backward seconds of the whole model for 0, 1, … samples on a device."""
         whole = self.passes_s[self.row(device), :, -1]
         numbers = np.arange(self.num_samples + 1)
         seconds: FloatArray = np.interp(numbers, np.append(0, self.sizes), np.append(0.0, whole))
         return seconds
+
+    def forward_pass_s(self, device: int) -> FloatArray:
+        """Forward seconds of the whole model for 0, 1, … samples on a device."""
+        whole = self.forward_s[self.row(device)]
+        numbers = np.arange(self.num_samples + 1)
+        seconds: FloatArray = np.interp(numbers, np.append(0, self.sizes), np.append(0.0, whole))
+        return seconds
+
+    def forward_part(self, device: int, size: int) -> float:
+        """The forward pass as a part of both passes."""
+        whole_s = max(float(self.stage_s(device, size)[-1]), 1e-30)
+        return float(self.forward_pass_s(device)[size]) / whole_s
 
     def stage_s(self, device: int, size: int) -> FloatArray:
         """Forward and backward seconds before each place, at any size."""
@@ -104,7 +130,9 @@ def _tables(problem: Problem) -> Tables:
         passes_s=passes,
         update_s=_along(place, np.where(is_pass, 0.0, problem.costs.op_s)),
         accumulate_s=sums,
+        forward_s=np.stack([_forward_s(p) for p in sized], axis=1),
         state_bytes=_state_bytes(graph, place),
+        optimizer_bytes=_held_bytes(graph, place, graph.tensor_role == Role.OPTIMIZER_STATE),
         saved_bytes=np.stack([_saved_bytes(p.graph, place) for p in sized]),
         crossing_bytes=np.stack([_crossing_bytes(p.graph, place) for p in sized]),
         cuts=_cuts(graph, place),
@@ -149,10 +177,30 @@ def at_size(tables: Tables, table: FloatArray, size: int) -> FloatArray:
 
 def _state_bytes(graph: Graph, place: IntArray) -> LongArray:
     lasting = np.isin(graph.tensor_role, (Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER))
-    held = np.where(lasting | (graph.tensor_role == Role.GRADIENT), graph.held_bytes, 0)
-    home = np.maximum(graph.home_op, 0)
-    at = np.bincount(place[home], held, graph.num_ops)
+    return _held_bytes(graph, place, lasting | (graph.tensor_role == Role.GRADIENT))
+
+
+def _held_bytes(graph: Graph, place: IntArray, chosen: NDArray[np.bool_]) -> LongArray:
+    """[place]: bytes of some tensors, each at the place of the op that it belongs to."""
+    held = np.where(chosen, graph.held_bytes, 0)
+    at = np.bincount(place[np.maximum(graph.home_op, 0)], held, graph.num_ops)
     return np.append(0, np.cumsum(at)).astype(np.int64)
+
+
+def _forward_s(problem: Problem) -> FloatArray:
+    """[kind]: seconds of the forward pass."""
+    op_s = problem.costs.op_s[:, problem.graph.op_phase == Phase.FORWARD]
+    found: FloatArray = np.where(np.isfinite(op_s), op_s, 1e9).sum(axis=1)
+    return found
+
+
+@lru_cache(maxsize=16)
+def block_edges(graph: Graph) -> tuple[int, ...]:
+    """First ops of the blocks that may be recomputed, and where the last of them ends.
+
+    The last block of a step, with its loss, goes back at once and is never recomputed.
+    """
+    return tuple(cut_step(graph).start.tolist()[:-1])
 
 
 def _is_saved(graph: Graph) -> NDArray[np.bool_]:
@@ -216,13 +264,40 @@ def peak_bytes(problem: Problem, device: int, size: int, is_repeated: bool) -> i
     return int(timeline.peak_bytes[device])
 
 
-def largest_size(tables: Tables, device: int, *, is_repeated: bool, spare_bytes: int) -> int:
+def held_bytes(tables: Tables, device: int, size: int, is_repeated: bool, relief: Relief) -> float:
+    """What a device holds: simulated where nothing is relieved, about where something is."""
+    plain = peak_bytes(tables.problem, tables.twin(device), size, is_repeated)
+    if relief == "none":
+        return plain
+    without = plain - float(tables.optimizer_bytes[-1])
+    if relief == "host":
+        return without
+    edges = np.array(block_edges(tables.problem.graph))
+    kept = np.diff(at_size(tables, tables.saved_bytes, size)[edges])
+    inputs = at_size(tables, tables.crossing_bytes, size)[edges[:-1]]
+    given = np.maximum(kept - inputs, 0.0)
+    return without - max(float(given.sum() - kept.max(initial=0)), 0.0)
+
+
+def host_update_s(tables: Tables, device: int) -> float:
+    """Seconds that an update on the host takes longer than one on the device, about."""
+    graph = tables.problem.graph
+    is_update = graph.op_phase == Phase.OPTIMIZER
+    route = host_route(tables.problem.cluster, tables.problem.cluster.devices[device])
+    host_s = float(graph.bytes_touched[is_update].sum()) / HOST_UPDATE_BPS
+    moved_s = tables.gradient_bytes / min(route.out_bps, route.in_bps)
+    return max(host_s, moved_s) - float(tables.update_s[tables.row(device), -1])
+
+
+def largest_size(
+    tables: Tables, device: int, *, is_repeated: bool, spare_bytes: int, relief: Relief = "none"
+) -> int:
     """The most samples that a device holds at once; 0 where not even one fits."""
     usable = int(tables.problem.memory_bytes[device]) - spare_bytes
     low, high = 0, tables.num_samples
     while low < high:
         middle = (low + high + 1) // 2
-        if peak_bytes(tables.problem, device, middle, is_repeated) <= usable:
+        if held_bytes(tables, device, middle, is_repeated, relief) <= usable:
             low = middle
         else:
             high = middle - 1

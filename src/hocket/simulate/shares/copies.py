@@ -17,6 +17,10 @@ class Pass(NamedTuple):
     tensor: IntArray
     """Per tensor of the graph, likewise."""
     priority: FloatArray
+    again: IntArray
+    """Per op of the graph: the number of its second run, before the backward pass; -1 for none."""
+    again_priority: FloatArray
+    """Likewise."""
 
 
 @dataclass

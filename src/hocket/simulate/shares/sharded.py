@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,24 @@ from hocket.cost.collectives import ring_all_reduce_s
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
 from hocket.simulate.shares.copies import ReplicaCopy
+from hocket.simulate.shares.memory import SecondRun, second_run
 from hocket.simulate.shares.order import places_of
 from hocket.simulate.shares.prices import best_ring, gradients_of
 from hocket.simulate.shares.sheet import Sheet
 
+PASSES = (Phase.FORWARD, Phase.BACKWARD)
 _MOST_BLOCKS = 24
+_NEXT = 1e-5
+"""Between priorities of which nothing lies between: second runs stand close together."""
+
+
+class Use(NamedTuple):
+    """An op that needs the parameters of a block."""
+
+    op: int
+    """Of the graph."""
+    is_again: bool
+    """Whether its second run does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +57,13 @@ def exchange_shards(problem: Problem, copies: Sequence[ReplicaCopy], sheet: Shee
     graph = problem.graph
     blocks = find_blocks(graph)
     shards: list[IntArray | None] = [None] * blocks.num_blocks
-    before: dict[Phase, dict[int, int]] = {phase: _first_ops(graph, blocks, phase) for phase in
-                                           (Phase.FORWARD, Phase.BACKWARD)}  # fmt: skip
+    again = second_run(graph, copies[0].replica.recomputed)  # the same for all
+    uses = {phase: _uses(graph, blocks, phase, again) for phase in PASSES}
     for number in range(len(copies[0].passes)):
-        for phase in (Phase.FORWARD, Phase.BACKWARD):
-            for block in before[phase]:
-                after = _held_back(graph, before, phase, block, number)
-                _gather(problem, copies, sheet, blocks, block, phase, number, after)
+        for phase in PASSES:
+            for block in uses[phase]:
+                after = _held_back(graph, uses, phase, block, number)
+                _gather(problem, copies, sheet, blocks, block, phase, number, uses[phase], after)
         for block in range(blocks.num_blocks):
             shards[block] = _scatter(problem, copies, sheet, blocks, block, number, shards[block])
 
@@ -88,29 +102,50 @@ def _readers(graph: Graph) -> IntArray:
     return np.repeat(np.arange(graph.num_ops, dtype=np.int32), np.diff(graph.read_ptr))
 
 
-def _first_ops(graph: Graph, blocks: ShardBlocks, phase: Phase) -> dict[int, int]:
-    """By block, in the order in which the phase needs them: the first op that does."""
+def _uses(
+    graph: Graph, blocks: ShardBlocks, phase: Phase, again: SecondRun
+) -> dict[int, list[Use]]:
+    """By block, in the order in which a pass needs them: its uses, the first one first.
+
+    A backward pass needs a block also where forward ops run again.
+    """
     reader = _readers(graph)
-    chosen = (blocks.of_read >= 0) & (graph.op_phase[reader] == phase)
-    first: dict[int, int] = {}
-    for op, block in zip(reader[chosen].tolist(), blocks.of_read[chosen].tolist(), strict=True):
-        first.setdefault(block, op)  # readers ascend
-    return first
+    runs_again = np.zeros(graph.num_ops, dtype=np.bool_)
+    runs_again[again.ops] = phase == Phase.BACKWARD
+    # Second runs come right before the backward op that needs them, in their own order.
+    when = np.arange(graph.num_ops, dtype=np.float64)
+    if phase == Phase.BACKWARD:
+        when[again.ops] = again.before - 1 + again.ops / graph.num_ops
+    chosen = (blocks.of_read >= 0) & ((graph.op_phase[reader] == phase) | runs_again[reader])
+    ops, block = reader[chosen], blocks.of_read[chosen]
+    found: dict[int, list[Use]] = {}
+    for index in np.argsort(when[ops], kind="stable").tolist():
+        op = int(ops[index])
+        use = Use(op, bool(runs_again[op]))
+        members = found.setdefault(int(block[index]), [])
+        if not members or members[-1] != use:
+            members.append(use)
+    return found
 
 
 def _held_back(
-    graph: Graph, before: dict[Phase, dict[int, int]], phase: Phase, block: int, number: int
-) -> tuple[int, int] | None:
+    graph: Graph, uses: dict[Phase, dict[int, list[Use]]], phase: Phase, block: int, number: int
+) -> tuple[int, Use] | None:
     """The pass and the op after which a block may be gathered, one ahead; None: at once."""
-    first_ops = list(before[phase].values())
-    at = first_ops.index(before[phase][block])  # of blocks that one op needs first, none waits
+    first = [members[0] for members in uses[phase].values()]
+    at = first.index(uses[phase][block][0])  # of blocks that one op needs first, none waits
     if at:
-        return number, first_ops[at - 1]
+        return number, first[at - 1]
     if phase == Phase.BACKWARD:
-        return number, int(np.flatnonzero(graph.op_phase == Phase.FORWARD)[-1])
+        return number, Use(int(np.flatnonzero(graph.op_phase == Phase.FORWARD)[-1]), False)
     if number == 0:
         return None
-    return number - 1, list(before[Phase.BACKWARD].values())[-1]
+    return number - 1, list(uses[Phase.BACKWARD].values())[-1][0]
+
+
+def _op_of(own: ReplicaCopy, number: int, use: Use) -> int:
+    one = own.passes[number]
+    return int(one.again[use.op] if use.is_again else one.op[use.op])
 
 
 def _gather(
@@ -121,27 +156,28 @@ def _gather(
     block: int,
     phase: Phase,
     number: int,
-    after: tuple[int, int] | None,
+    uses: dict[int, list[Use]],
+    after: tuple[int, Use] | None,
 ) -> None:
     """One block's parameters on all replicas, for the ops of one phase of one pass."""
-    graph, size = problem.graph, int(blocks.num_bytes[block])
-    reader = _readers(graph)
-    users = np.unique(reader[(blocks.of_read == block) & (graph.op_phase[reader] == phase)])
+    size, users = int(blocks.num_bytes[block]), uses[block]
     waits = []
     for own in copies:
         if after is None:
             waits.append(np.zeros(0, dtype=np.int32))
             continue
-        op = own.passes[after[0]].op[after[1]]
+        op = _op_of(own, *after)
         waits.append(sheet.add_tensors([f"through.{op}"], role=Role.CONTROL, producer=[op]))
-    priority = float(copies[0].passes[number].priority[users[0]]) - 0.5
+    first, one = users[0], copies[0].passes[number]
+    when = one.again_priority if first.is_again else one.priority
     label = f"gather.{block}.{phase.name.lower()}#{number}"
-    ops = _together(problem, copies, sheet, label, size, priority, waits)
+    ops = _together(problem, copies, sheet, label, size, float(when[first.op]) - 0.5, waits)
     held = sheet.add_tensors(
         [f"{label}{own.label}" for own in copies], bytes=size, role=Role.ACTIVATION, producer=ops
     )
     for own, tensor in zip(copies, held, strict=True):
-        sheet.add_reads(own.passes[number].op[users], np.full(len(users), tensor))
+        readers = [_op_of(own, number, use) for use in users]
+        sheet.add_reads(np.array(readers), np.full(len(readers), tensor))
 
 
 def _scatter(
@@ -203,7 +239,7 @@ def _together(
         sheet.add_reads(np.full(len(tensors), op), tensors)
     told = sheet.add_tensors([f"{n}#ready" for n in names], role=Role.CONTROL, producer=ready)
     ops = sheet.add_ops(
-        names, np.full((num_kinds, len(copies)), seconds), priority=priority + 0.1, **common
+        names, np.full((num_kinds, len(copies)), seconds), priority=priority + _NEXT, **common
     )
     sheet.add_reads(np.repeat(ops, len(copies)), np.tile(told, len(copies)))
     return ops

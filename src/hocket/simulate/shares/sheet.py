@@ -1,10 +1,14 @@
-"""A graph that grows by many ops and tensors at once: columns are collected, then put together."""
+"""A graph that grows by many ops and tensors at once: columns are collected, then put together.
+
+Names are most of the work and a search looks at none of them: they are made only where wanted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,16 +25,36 @@ _OPS = (
 _TENSORS = ("bytes", "role", "producer", "alias")
 
 
+@dataclass(frozen=True)
+class CopiedNames:
+    """Names of some ops or tensors of another graph, with a label behind each."""
+
+    names: Sequence[str]
+    picked: IntArray
+    label: str
+
+    def __len__(self) -> int:
+        return len(self.picked)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.names[i] + self.label for i in self.picked.tolist())
+
+
+Names = Sequence[str] | CopiedNames
+
+
 @dataclass
 class Sheet:
     """Columns of ops and tensors, in the order in which they come."""
 
     kinds: list[str]
     modules: tuple[str, ...]
+    is_named: bool = True
+    """Whether ops and tensors get their names; else all have the empty one."""
     num_ops: int = 0
     num_tensors: int = 0
-    op_names: list[str] = field(default_factory=list)
-    tensor_names: list[str] = field(default_factory=list)
+    _op_names: list[Names] = field(default_factory=list)
+    _tensor_names: list[Names] = field(default_factory=list)
     _ops: dict[str, list[NDArray[Any]]] = field(default_factory=lambda: {n: [] for n in _OPS})
     _tensors: dict[str, list[NDArray[Any]]] = field(
         default_factory=lambda: {n: [] for n in _TENSORS}
@@ -46,28 +70,25 @@ class Sheet:
             self.kinds.append(name)
         return self.kinds.index(name)
 
-    def add_ops(self, names: Sequence[str], op_s: FloatArray, **columns: Any) -> IntArray:
+    def add_ops(self, names: Names, op_s: FloatArray, **columns: Any) -> IntArray:
         """Add ops; ``op_s`` is [kind of device, op]. Returns their numbers."""
         count = len(names)
-        self.op_names += names
+        self._op_names.append(names)
         self._op_s.append(op_s)
         for name in _OPS:
             default = -1 if name == "module" else 0
-            value = columns.pop(name, default)
-            self._ops[name].append(np.broadcast_to(np.asarray(value), count))
+            self._ops[name].append(_filled(columns.pop(name, default), count))
         assert not columns, f"no such columns: {columns}"
         self.num_ops += count
         return np.arange(self.num_ops - count, self.num_ops, dtype=np.int32)
 
-    def add_tensors(self, names: Sequence[str], **columns: Any) -> IntArray:
+    def add_tensors(self, names: Names, **columns: Any) -> IntArray:
         """Add tensors; returns their numbers."""
         count = len(names)
-        self.tensor_names += names
+        self._tensor_names.append(names)
         for name in _TENSORS:
             default = -1 if name in ("producer", "alias") else 0
-            self._tensors[name].append(
-                np.broadcast_to(np.asarray(columns.pop(name, default)), count)
-            )
+            self._tensors[name].append(_filled(columns.pop(name, default), count))
         assert not columns, f"no such columns: {columns}"
         self.num_tensors += count
         return np.arange(self.num_tensors - count, self.num_tensors, dtype=np.int32)
@@ -97,7 +118,11 @@ class Sheet:
         readers, reads = np.concatenate(self._readers), np.concatenate(self._reads)
         by_reader = np.argsort(readers, kind="stable")
         read_ptr = pointers(np.bincount(readers, minlength=self.num_ops))
-        return topological_order(self.op_names, producer, read_ptr, reads[by_reader])
+        names = self._told(self._op_names, self.num_ops)
+        return topological_order(names, producer, read_ptr, reads[by_reader])
+
+    def _told(self, pieces: list[Names], count: int) -> list[str]:
+        return list(chain.from_iterable(pieces)) if self.is_named else [""] * count
 
     def graph(self, name: str, meta: dict[str, Any]) -> Graph:
         """The graph of all that was added."""
@@ -113,9 +138,11 @@ class Sheet:
             alias[tensors] = bases
         alias = alias[order]
         unknown = np.full(self.num_ops, -1, dtype=np.int32)
+        op_names = self._told(self._op_names, self.num_ops)
+        tensor_names = self._told(self._tensor_names, self.num_tensors)
         return Graph(
             name=name,
-            op_names=tuple(self.op_names[i] for i in self._order.tolist()),
+            op_names=tuple(map(op_names.__getitem__, self._order.tolist())),
             kinds=tuple(self.kinds),
             op_kind=self.column("kind").astype(np.int32),
             modules=self.modules,
@@ -131,7 +158,7 @@ class Sheet:
             group=unknown.copy(),
             rng_order=unknown.copy(),
             op_stream=self.column("stream").astype(np.int8),
-            tensor_names=tuple(self.tensor_names[i] for i in order.tolist()),
+            tensor_names=tuple(map(tensor_names.__getitem__, order.tolist())),
             tensor_bytes=columns["bytes"][order].astype(np.int64),
             tensor_role=columns["role"][order].astype(np.int8),
             tensor_producer=producer[order],
@@ -155,3 +182,9 @@ class Sheet:
         key = distinct(readers * width + rank[reads])
         counts = np.bincount(key // width, minlength=self.num_ops)
         return pointers(counts), (key % width).astype(np.int32)
+
+
+def _filled(value: Any, count: int) -> NDArray[Any]:
+    """A column of so many entries out of one value or of one for each."""
+    column = np.asarray(value)
+    return column if column.ndim else np.full(count, column)

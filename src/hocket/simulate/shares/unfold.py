@@ -11,32 +11,39 @@ O(replicas x microbatches x (ops + tensors)), numpy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from hocket.base.arrays import FloatArray, IntArray, LongArray
+from hocket.base.arrays import FloatArray, IntArray
 from hocket.cost.costs import Costs
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Shares
 from hocket.simulate.shares.copies import Pass, ReplicaCopy
+from hocket.simulate.shares.exchange import exchange
+from hocket.simulate.shares.memory import (
+    copies_in,
+    copies_out,
+    host_update_s,
+    lasting_bytes,
+    made_again,
+    run_again,
+    second_run,
+)
 from hocket.simulate.shares.order import slots, stages_of
 from hocket.simulate.shares.prices import (
     ACCUMULATE,
     accumulate_s,
-    exchange_s,
     gradients_of,
     priced_at,
 )
 from hocket.simulate.shares.sharded import exchange_shards
-from hocket.simulate.shares.sheet import Sheet
+from hocket.simulate.shares.sheet import CopiedNames, Sheet
 
-BUCKET_BYTES = 25 * 2**20
-FIRST_BUCKET_BYTES = 2**20
-"""What DistributedDataParallel exchanges at once, by default."""
 _SUM = "aten.add"
 _LATE = 1e15
 """A priority behind all passes."""
@@ -50,16 +57,23 @@ class Unfolded:
     device_of: IntArray
     priority: FloatArray
     is_strict: bool
-    """Whether devices run ops in exactly this order: stages of a pipeline do."""
+    """Whether devices run ops in exactly this order: stages of a pipeline do, and a block that runs
+    again must not do so before its time."""
 
 
-def unfold(problem: Problem, shares: Shares, planned: Communication | None = None) -> Unfolded:
+def unfold(
+    problem: Problem,
+    shares: Shares,
+    planned: Communication | None = None,
+    *,
+    is_named: bool = True,
+) -> Unfolded:
     """The graph of all that a step with these shares does.
 
     ``planned`` says how replicas exchange gradients where it is about their very devices.
     """
     graph = problem.graph
-    sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules)
+    sheet = Sheet(kinds=list(graph.kinds), modules=graph.modules, is_named=is_named)
     copies = [_replicate(problem, shares, index, sheet) for index in range(len(shares.replicas))]
     done: dict[int, IntArray] = {}
     if shares.sharded:
@@ -67,18 +81,27 @@ def unfold(problem: Problem, shares: Shares, planned: Communication | None = Non
     for own in copies:
         _finish(problem, own, sheet)
     if len(copies) > 1 and not shares.sharded:
-        done = _exchange(problem, copies, planned, sheet)
+        done = exchange(problem, copies, planned, sheet)
+    num_hosted = Counter(
+        _host(problem, name) for replica in shares.replicas if replica.update == "host"
+        for name in replica.devices
+    )  # fmt: skip
     for index, own in enumerate(copies):
-        _update(problem, own, done.get(index), sheet)
+        num_sharing = num_hosted[_host(problem, own.replica.devices[0])]
+        _update(problem, own, done.get(index), num_sharing, sheet)
     unfolded = sheet.graph(graph.name, {**graph.meta, "unfolded": True})
     costs = _costs(problem.costs, sheet.op_s(), unfolded)
-    is_strict = any(len(replica.devices) > 1 for replica in shares.replicas)
+    is_strict = any(len(r.devices) > 1 or r.recomputed for r in shares.replicas)
     return Unfolded(
         problem=replace(problem, work=unfolded, op_costs=costs),
         device_of=sheet.column("device").astype(np.int32),
         priority=sheet.column("priority").astype(np.float64),
         is_strict=is_strict,
     )
+
+
+def _host(problem: Problem, device: str) -> str:
+    return problem.cluster.devices[problem.cluster.device_names.index(device)].host
 
 
 def _costs(costs: Costs, op_s: FloatArray, graph: Graph) -> Costs:
@@ -98,7 +121,7 @@ def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> Re
     devices = np.array([number[name] for name in replica.devices], dtype=np.int32)
     stage = stages_of(graph, replica.cuts)
     label = f"@{replica.devices[0]}" if len(shares.replicas) > 1 else ""
-    parts, finals = _parts(graph, stage)
+    parts, finals = _parts(graph, replica.cuts)
     own = ReplicaCopy(
         replica=replica,
         device_of=devices[stage],
@@ -111,8 +134,8 @@ def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> Re
     )
     lasting = np.flatnonzero((graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT))
     own.tensor[lasting] = sheet.add_tensors(
-        [graph.tensor_names[i] + label for i in lasting.tolist()],
-        bytes=-(-graph.tensor_bytes[lasting] // own.num_shards),
+        CopiedNames(graph.tensor_names, lasting, label),
+        bytes=lasting_bytes(graph, own, lasting),
         role=graph.tensor_role[lasting],
     )
     aliased = lasting[graph.alias_of[lasting] >= 0]
@@ -124,13 +147,14 @@ def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> Re
     return own
 
 
-def _parts(graph: Graph, stage: IntArray) -> tuple[IntArray, IntArray]:
+@lru_cache(maxsize=64)
+def _parts(graph: Graph, cuts: tuple[int, ...]) -> tuple[IntArray, IntArray]:
     """What is added up over microbatches, and the ops that come once after it.
 
     Of a weight that two stages use, each adds up its own part of the gradient, and the parts meet
     once per step: else a gradient would travel with every microbatch.
     """
-    gradients = gradients_of(graph)
+    gradients, stage = gradients_of(graph), stages_of(graph, cuts)
     maker = graph.tensor_producer[gradients]
     parts: list[int] = []
     finals: list[int] = []
@@ -161,7 +185,13 @@ def _run_microbatch(
     ops = np.flatnonzero(is_repeated).astype(np.int32)
     priority = start + np.arange(graph.num_ops)
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-    op_of[ops] = _add_ops(sheet, sized, ops, label, own.device_of, priority)
+    again = second_run(problem.graph, own.replica.recomputed)
+    # Second runs stand between the passes, so that ops are in an order in which they can run.
+    is_forward = graph.op_phase[ops] == Phase.FORWARD
+    forward, backward = ops[is_forward], ops[~is_forward]
+    op_of[forward] = _add_ops(sheet, sized, forward, label, own.device_of, priority)
+    remade = run_again(sized, own, again, label, priority, sheet)
+    op_of[backward] = _add_ops(sheet, sized, backward, label, own.device_of, priority)
     tensors = _tensors_of(graph, ops)
     role = graph.tensor_role.copy()
     if microbatch or own.num_shards > 1:
@@ -171,10 +201,14 @@ def _run_microbatch(
     else:
         role[own.parts] = Role.GRADIENT
     own.tensor[tensors] = _add_tensors(sheet, graph, tensors, op_of, label, role[tensors])
+    made = made_again(graph, again, remade, own.tensor, label, sheet)
     aliased = tensors[graph.alias_of[tensors] >= 0]
-    sheet.set_alias(own.tensor[aliased], own.tensor[graph.alias_of[aliased]])
-    _add_reads(sheet, graph, op_of, own.tensor)
-    own.passes.append(Pass(op_of, own.tensor.copy(), priority))
+    is_late = graph.op_phase[graph.tensor_producer[aliased]] == Phase.BACKWARD
+    early, late = aliased[~is_late], aliased[is_late]
+    sheet.set_alias(own.tensor[early], own.tensor[graph.alias_of[early]])
+    sheet.set_alias(own.tensor[late], again.bases(graph, late, own.tensor, made))
+    _add_reads(sheet, graph, op_of, own.tensor, np.where(again.is_read, made[graph.reads], -1))
+    own.passes.append(Pass(op_of, own.tensor.copy(), priority, remade.op, remade.priority))
     if own.num_shards > 1:
         return
     if microbatch:
@@ -190,7 +224,7 @@ def _accumulate(
     graph, parts = problem.graph, own.parts
     maker, sizes = graph.tensor_producer[parts], graph.tensor_bytes[parts]
     added = sheet.add_ops(
-        [f"{graph.op_names[i]}+{label}" for i in maker.tolist()],
+        CopiedNames(graph.op_names, maker, f"+{label}"),
         accumulate_s(problem, tuple(parts.tolist())),
         kind=sheet.kind(ACCUMULATE),
         module=graph.op_module[maker],
@@ -202,7 +236,7 @@ def _accumulate(
     )
     sheet.add_reads(np.tile(added, 2), np.concatenate((own.sums[parts], own.tensor[parts])))
     own.sums[parts] = sheet.add_tensors(
-        [f"{graph.tensor_names[i]}+{label}" for i in parts.tolist()],
+        CopiedNames(graph.tensor_names, parts, f"+{label}"),
         bytes=sizes,
         role=Role.GRADIENT,
         producer=added,
@@ -226,21 +260,23 @@ def _add_ops(
     label: str,
     device_of: IntArray,
     priority: FloatArray,
-    part: float = 1.0,
+    seconds: FloatArray | None = None,
+    *,
+    at_home: bool = False,
 ) -> IntArray:
-    """Add ops of the graph, or a part of the work of each."""
+    """Add ops of the graph, with times of their own where ``seconds`` says so."""
     graph = sized.graph
     return sheet.add_ops(
-        [graph.op_names[i] + label for i in ops.tolist()],
-        part * sized.costs.op_s[:, ops],
+        CopiedNames(graph.op_names, ops, label),
+        sized.costs.op_s[:, ops] if seconds is None else seconds,
         kind=graph.op_kind[ops],
         module=graph.op_module[ops],
         phase=graph.op_phase[ops],
         dtype=graph.op_dtype[ops],
         flops=graph.flops[ops],
         bytes_touched=graph.bytes_touched[ops],
-        workspace_bytes=graph.workspace_bytes[ops],
-        stream=graph.op_stream[ops],
+        workspace_bytes=0 if at_home else graph.workspace_bytes[ops],
+        stream=Stream.HOST if at_home else graph.op_stream[ops],
         device=device_of[ops],
         priority=priority[ops],
     )
@@ -251,17 +287,27 @@ def _add_tensors(
 ) -> IntArray:
     producer = graph.tensor_producer[tensors]
     return sheet.add_tensors(
-        [graph.tensor_names[i] + label for i in tensors.tolist()],
+        CopiedNames(graph.tensor_names, tensors, label),
         bytes=graph.tensor_bytes[tensors],
         role=role,
         producer=np.where(producer >= 0, op_of[producer], -1),
     )
 
 
-def _add_reads(sheet: Sheet, graph: Graph, op_of: IntArray, tensor: IntArray) -> None:
+def _add_reads(
+    sheet: Sheet,
+    graph: Graph,
+    op_of: IntArray,
+    tensor: IntArray,
+    instead: IntArray | None = None,
+) -> None:
+    """What ops read; ``instead`` says per read of the graph what else, -1 where nothing else."""
     reader = np.repeat(op_of, np.diff(graph.read_ptr))
     kept = reader >= 0
-    sheet.add_reads(reader[kept], tensor[graph.reads[kept]])
+    read = tensor[graph.reads]
+    if instead is not None:
+        read = np.where(instead >= 0, instead, read)
+    sheet.add_reads(reader[kept], read[kept])
 
 
 # ── finish, exchange and update ───────────────────────────────────────────────────────────────────
@@ -285,12 +331,21 @@ def _once(
     tensor: IntArray,
     priority: FloatArray,
     sheet: Sheet,
+    num_sharing: int = 0,
 ) -> IntArray:
-    """Add ops that run once per step; per tensor of the graph the one that they make, or -1."""
+    """Add ops that run once per step; per tensor of the graph the one that they make, or -1.
+
+    On the host they run where ``num_sharing`` devices have theirs there.
+    """
     graph = problem.graph
     op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-    part = 1 / own.num_shards
-    op_of[ops] = _add_ops(sheet, problem, ops, own.label, own.device_of, priority, part)
+    at_home = own.replica.update == "host" and num_sharing > 0
+    seconds = problem.costs.op_s[:, ops] / own.num_shards
+    if at_home:
+        seconds = host_update_s(problem, own, ops, num_sharing)
+    op_of[ops] = _add_ops(
+        sheet, problem, ops, own.label, own.device_of, priority, seconds, at_home=at_home
+    )
     is_own = np.zeros(graph.num_ops + 1, dtype=np.bool_)
     is_own[ops] = True
     made = np.flatnonzero(is_own[graph.tensor_producer]).astype(np.int32)
@@ -303,74 +358,25 @@ def _once(
     return found
 
 
-def _exchange(
-    problem: Problem, copies: list[ReplicaCopy], planned: Communication | None, sheet: Sheet
-) -> dict[int, IntArray]:
-    """All-reduces of buckets; per replica and tensor, what says that its bucket is done."""
-    graph, gradients = problem.graph, gradients_of(problem.graph)
-    maker = graph.tensor_producer[gradients]
-    homes = np.stack([own.device_of[maker] for own in copies])
-    done = {i: np.full(graph.num_tensors, -1, dtype=np.int32) for i in range(len(copies))}
-    num_kinds = len(problem.costs.kind_names)
-    for bucket, members in enumerate(_buckets(graph.tensor_bytes[gradients], homes)):
-        num_bytes = int(graph.tensor_bytes[gradients[members]].sum())
-        devices = homes[:, members[0]]
-        seconds = exchange_s(problem, tuple(devices.tolist()), num_bytes, planned)
-        common = {"kind": sheet.kind("all_reduce"), "phase": Phase.BACKWARD,
-                  "stream": Stream.COMMUNICATION, "device": devices}  # fmt: skip
-        names = [f"bucket.{bucket}{own.label}" for own in copies]
-        ready = sheet.add_ops(
-            [f"{name}/ready" for name in names], np.zeros((num_kinds, len(copies))),
-            priority=2.0 * bucket, **common,
-        )  # fmt: skip
-        told = sheet.add_tensors([f"{n}#ready" for n in names], role=Role.CONTROL, producer=ready)
-        for own, op in zip(copies, ready, strict=True):
-            sheet.add_reads(np.full(len(members), op), own.sums[gradients[members]])
-        reduced = sheet.add_ops(
-            [f"{name}/all_reduce" for name in names],
-            np.full((num_kinds, len(copies)), seconds),
-            # The flat copy in which the gradients of a bucket travel.
-            workspace_bytes=num_bytes,
-            priority=2.0 * bucket + 1,
-            **common,
-        )
-        sheet.add_reads(np.repeat(reduced, len(copies)), np.tile(told, len(copies)))
-        ends = sheet.add_tensors([f"{n}#done" for n in names], role=Role.CONTROL, producer=reduced)
-        for index in range(len(copies)):
-            done[index][gradients[members]] = ends[index]
-    return done
-
-
-def _buckets(sizes: LongArray, homes: IntArray) -> Iterator[IntArray]:
-    """Gradients that travel together: in order, of the same devices, up to a size."""
-    open_buckets: dict[tuple[int, ...], list[int]] = {}
-    filled: dict[tuple[int, ...], int] = {}
-    limit: dict[tuple[int, ...], int] = {}
-    for index, size in enumerate(sizes.tolist()):
-        key = tuple(homes[:, index].tolist())
-        bucket = open_buckets.setdefault(key, [])
-        bucket.append(index)
-        filled[key] = filled.get(key, 0) + size
-        if filled[key] >= limit.get(key, FIRST_BUCKET_BYTES):
-            yield np.array(open_buckets.pop(key), dtype=np.int32)
-            filled[key], limit[key] = 0, BUCKET_BYTES
-    for bucket in open_buckets.values():
-        yield np.array(bucket, dtype=np.int32)
-
-
-def _update(problem: Problem, own: ReplicaCopy, done: IntArray | None, sheet: Sheet) -> None:
-    """The optimizer's ops of a replica, which read the summed gradients."""
+def _update(
+    problem: Problem, own: ReplicaCopy, done: IntArray | None, num_sharing: int, sheet: Sheet
+) -> None:
+    """The optimizer's ops of a replica, which read the summed gradients, here or on the host."""
     graph = problem.graph
     ops = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).astype(np.int32)
     if not len(ops):
         return
+    sent: list[tuple[IntArray, int]] = []
+    if own.replica.update == "host":
+        done, sent = copies_out(problem, own, done, sheet)
     first = sheet.num_ops
     priority = _LATE + np.arange(graph.num_ops, dtype=np.float64)
     tensor = np.where(own.sums >= 0, own.sums, own.tensor)
-    _once(problem, own, ops, tensor, priority, sheet)
+    _once(problem, own, ops, tensor, priority, sheet, num_sharing)
+    op_of = np.full(graph.num_ops, -1, dtype=np.int32)
+    op_of[ops] = np.arange(first, first + len(ops))
     if done is not None:
-        op_of = np.full(graph.num_ops, -1, dtype=np.int32)
-        op_of[ops] = np.arange(first, first + len(ops))
         reader = np.repeat(op_of, np.diff(graph.read_ptr))
         waits = (reader >= 0) & (done[graph.reads] >= 0)
         sheet.add_reads(reader[waits], done[graph.reads[waits]])
+    copies_in(problem, own, sent, op_of, sheet)

@@ -1,0 +1,72 @@
+"""Ways of sharing as candidates: each is simulated once, and so many ops are simulated in all."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hocket.base.errors import CheckError
+from hocket.base.units import format_bytes
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Communication, Shares
+from hocket.plan.words import in_words
+from hocket.planners.candidates import Candidate, empty_plan
+from hocket.simulate.engine import simulate_shares
+
+WHOLE = "whole"
+_SIMULATED_OPS = 3_000_000
+"""Ops that are simulated in one search, about: a few seconds."""
+
+
+@dataclass
+class Budget:
+    """What was simulated already, and what may be still."""
+
+    problem: Problem
+    most_ops: int = _SIMULATED_OPS
+    spent_ops: int = 0
+    num_simulated: int = 0
+    seen: dict[tuple[Shares, Communication | None], Candidate] = field(default_factory=dict)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether more may be simulated."""
+        return self.spent_ops < self.most_ops
+
+    def simulated(self, shares: Shares, planned: Communication | None = None) -> Candidate:
+        """The way as a candidate; each is simulated once."""
+        known = self.seen.get((shares, planned))
+        if known is None:
+            known = self.seen[shares, planned] = simulated(self.problem, shares, planned)
+            passes = sum(len(replica.microbatches) for replica in shares.replicas)
+            self.spent_ops += passes * self.problem.graph.num_ops
+            self.num_simulated += 1
+        return known
+
+
+def simulated(problem: Problem, shares: Shares, planned: Communication | None = None) -> Candidate:
+    """A way of sharing and what the simulator thinks of it."""
+    started = time.perf_counter()
+    sections = (shares,) if planned is None else (planned, shares)
+    plan = replace(empty_plan(problem, WHOLE), sections=sections)
+    name = in_words(shares)
+    try:
+        _, timeline = simulate_shares(problem, shares, planned)
+    except CheckError as error:
+        return Candidate(
+            planner=name, plan=None, timeline=None, feasible=False, reason=error.message,
+            plan_seconds=time.perf_counter() - started,
+        )  # fmt: skip
+    plan = plan.claiming(step_s=timeline.makespan_s, peak_bytes=tuple(timeline.peak_bytes.tolist()))
+    over = np.flatnonzero(timeline.peak_bytes > problem.memory_bytes)
+    reason = "; ".join(
+        f"{problem.cluster.device_names[d]} needs {format_bytes(int(timeline.peak_bytes[d]))} "
+        f"of {format_bytes(int(problem.memory_bytes[d]))}"
+        for d in over[:2]
+    )
+    return Candidate(
+        planner=name, plan=plan, timeline=timeline, feasible=not len(over), reason=reason,
+        plan_seconds=time.perf_counter() - started,
+    )  # fmt: skip
