@@ -9,14 +9,19 @@ import torch
 from torch import nn
 
 from hocket.api import make_problem, plan_graph
+from hocket.api.planners import compare_changes
+from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
+from hocket.hardware.changed import changed_cluster
 from hocket.plan.sections import Replica, Shares
 from hocket.plan.words import in_words
+from hocket.planners.goal import num_devices
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole.bound import shares_bound
 from hocket.planners.whole.budget import Budget, simulated
 from hocket.planners.whole.compare import PLACEMENT, compare_whole
 from hocket.planners.whole.groups import even_sizes, group_of, shared_out
+from hocket.planners.whole.must import Must, parse_must
 from hocket.planners.whole.pipelines import best_cut
 from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.structures import structures
@@ -233,3 +238,65 @@ def test_ways_in_words(shares, words):
         for devices, sizes in shares
     )
     assert in_words(Shares(replicas=replicas)) == words
+
+
+# ── limits, and other clusters ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("texts", "must"),
+    [
+        ((), Must()),
+        (("fit 8GiB", "devices 2"), Must(device_bytes=8 * 2**30, num_devices=2)),
+        (("step 500ms", "cost $3"), Must(step_s=0.5, dollars_per_million=3)),
+    ],
+)
+def test_limits_as_people_write_them(texts, must):
+    assert parse_must(texts) == must
+
+
+@pytest.mark.parametrize(
+    "text", ["fits 8GiB", "fit", "fit many", "devices 0", "cost -1", "step", ""]
+)
+def test_limits_that_are_none_are_refused_with_a_hint(text):
+    with pytest.raises(UsageError) as caught:
+        parse_must([text])
+    assert caught.value.hint
+
+
+def test_answers_keep_their_limits(unequal, comparison):
+    two = compare_whole(unequal, must=Must(num_devices=2))
+    assert num_devices(two.winner) <= 2
+    assert two.winner.step_s >= comparison.winner.step_s * 0.995
+    least = int(two.winner.timeline.peak_bytes.max())
+    lean = compare_whole(unequal, must=Must(device_bytes=least // 2))
+    assert lean.winner.timeline.peak_bytes.max() <= least // 2
+    never = compare_whole(unequal, must=Must(step_s=comparison.bound.seconds / 2))
+    assert never.chosen is None
+    assert any("longer than" in candidate.reason for candidate in never.candidates)
+
+
+def test_more_devices_are_never_slower_and_fewer_never_faster(unequal, comparison):
+    changes = ("+1xa100-40g", "-t4", "1xh100-80g")
+    found = {v.change: v.step_s for v in compare_changes(unequal, changes)}
+    assert set(found) == set(changes)
+    assert found["+1xa100-40g"] < comparison.winner.step_s <= found["-t4"] * 1.005
+
+
+def test_money_buys_what_it_pays_for(graph):
+    problem = problem_on(graph, "1xt4")
+    found = compare_changes(problem, (), dollars_per_hour=1.1)
+    assert found
+    for variant in found:
+        kinds = [d.kind for d in variant.comparison.problem.cluster.devices]
+        added = kinds[1:] if variant.change.startswith("+") else kinds
+        assert 0 < sum(kind.price_per_hour for kind in added) <= 1.1
+    steps = [variant.step_s for variant in found]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("change", ["-h100-80g", "-3xt4", "+1xnothing", "+1xdgx1-v100", "-"])
+def test_changes_that_a_cluster_cannot_have_are_refused(unequal, change):
+    with pytest.raises(UsageError) as caught:
+        changed_cluster(unequal.cluster, change)
+    assert caught.value.hint

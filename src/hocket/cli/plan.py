@@ -121,6 +121,28 @@ def size_option_value(_: click.Context, __: click.Parameter, text: str | None) -
     default=None,
     help="Fitted efficiencies from hocket calibrate.",
 )
+@click.option(
+    "--must",
+    "limits",
+    multiple=True,
+    metavar="LIMIT",
+    help="What the answer must keep: 'fit 8GiB' on every device, 'devices 2', 'step 500ms', "
+    "'cost $3' per million samples; may be given several times.",
+)
+@click.option(
+    "--what-if",
+    "changes",
+    multiple=True,
+    metavar="CHANGE",
+    help="Also tell what another cluster would bring: +1xrtx4090 put in, -titanx taken out, 4xl4 "
+    "instead; may be given several times.",
+)
+@click.option(
+    "--budget",
+    metavar="MONEY",
+    help="Also tell what so much money per hour, such as $5/h, would bring most for: devices put "
+    "in, or others instead.",
+)
 @click.option("--all", "shows_all", is_flag=True,
               help="Show every form of every planner that was tried.")  # fmt: skip
 @overwrite_option
@@ -138,6 +160,9 @@ def command(
     headroom_bytes: int | None,
     profile: Path | None,
     calibration: Path | None,
+    limits: tuple[str, ...],
+    changes: tuple[str, ...],
+    budget: str | None,
     shows_all: bool,
     overwrite: bool,
     options: ModelOptions,
@@ -150,12 +175,14 @@ def command(
     thousands of devices.
     """
     from hocket.api import best_of
-    from hocket.api.planners import compare_ways, find_planner
+    from hocket.api.planners import compare_changes, compare_ways, find_planner, parse_must
     from hocket.base.errors import NoFeasiblePlanError
     from hocket.view.compared import comparison_data, elsewhere
+    from hocket.view.variants import variants_data, variants_table
 
     for name in planners:
         find_planner(name)
+    must, money = parse_must(limits), _money(budget)
     if output is None and not as_json:
         output = Path("plan.json")
     if output is not None:
@@ -167,18 +194,24 @@ def command(
     )
     announce_compilation(about=1 if planners else NUM_KERNELS)
     with working("planning"):
-        comparison = compare_ways(problem, planners, _GOALS.get(goal, "time"))
+        wanted = _GOALS.get(goal, "time")
+        comparison = compare_ways(problem, planners, wanted, must)
+        variants = compare_changes(problem, changes, money, wanted, must)
     if not as_json:
         console().print(_table(comparison, is_short=not shows_all and not planners))
         if other := elsewhere(comparison):
             say(other)
+        if changes or money is not None:
+            console().print(variants_table(comparison, variants))
     try:
         planned = best_of(comparison)
     except NoFeasiblePlanError as error:
         raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
     written = _write(planned, output, graph_file) if output is not None else []
     if as_json:
-        emit({**comparison_data(comparison), "written": [str(path) for path in written]})
+        told = {"what_if": variants_data(variants)} if changes or money is not None else {}
+        paths = [str(path) for path in written]
+        emit({**comparison_data(comparison), **told, "written": paths})
     elif written:
         names = ", ".join(path.name for path in written)
         meta = problem.graph.meta
@@ -186,6 +219,17 @@ def command(
         commands = ["show", "explain"] + ["run"] * can_run
         following = ", ".join(f"hocket {command} {written[0]}" for command in commands)
         say(f"wrote {names} — next: {following}")
+
+
+def _money(text: str | None) -> float | None:
+    from hocket.api.planners import parse_dollars
+
+    if text is None:
+        return None
+    try:
+        return parse_dollars(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no sum of money, such as $5/h") from None
 
 
 def _table(comparison: Comparison, *, is_short: bool) -> Any:

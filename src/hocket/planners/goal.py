@@ -18,6 +18,8 @@ Goal = Literal["time", "cost", "memory"]
 GOALS: tuple[Goal, ...] = ("time", "cost", "memory")
 TIED = 0.005
 """Steps whose lengths differ by less than this part are tied."""
+_SAMPLES_PRICED = 1_000_000
+_SECONDS_PER_HOUR = 3600
 WORTHWHILE = 1.5
 """How many times as many devices a faster plan must take for a cheaper one to be told beside it."""
 
@@ -47,6 +49,22 @@ def thrifty(problem: Problem, tried: Sequence[Candidate], chosen: int) -> int | 
 def num_devices(candidate: Candidate) -> int:
     """Devices that compute."""
     return 0 if candidate.timeline is None else len(used_devices(candidate.timeline))
+
+
+def samples_per_s(problem: Problem, step_s: float) -> float:
+    """Samples of the global batch per second."""
+    other = problem.graph.other_batch
+    return (1 if other is None else other.num_samples) / step_s
+
+
+def dollars_per_million(problem: Problem, candidate: Candidate) -> float | None:
+    """What a million samples cost; None where a price is unknown."""
+    if candidate.timeline is None or not candidate.step_s:
+        return None
+    hourly = price_per_hour(problem, candidate.timeline)
+    if hourly is None:
+        return None
+    return hourly / _SECONDS_PER_HOUR * _SAMPLES_PRICED / samples_per_s(problem, candidate.step_s)
 
 
 def _fits(candidate: Candidate) -> bool:

@@ -14,7 +14,8 @@ from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Order, Placement, Shares
 from hocket.plan.words import in_words
-from hocket.simulate.analysis import price_per_hour, used_devices
+from hocket.planners.goal import dollars_per_million, samples_per_s
+from hocket.simulate.analysis import used_devices
 from hocket.simulate.shares import unfold
 from hocket.simulate.timeline import Timeline
 from hocket.simulate.verify import violations
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
 
 R = TypeVar("R")
-_SAMPLES_PRICED = 1_000_000
-_SECONDS_PER_HOUR = 3600
 
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
@@ -162,26 +161,9 @@ def _cells(problem: Problem, candidate: Candidate, chosen: bool) -> list[Text]:
     return [Text(cell, style=style) for cell in cells]
 
 
-def samples_per_s(problem: Problem, step_s: float) -> float:
-    """Samples of the global batch per second."""
-    other = problem.graph.other_batch
-    return (1 if other is None else other.num_samples) / step_s
-
-
-def price_per_million(problem: Problem, candidate: Candidate) -> float | None:
-    """Dollars per million samples; None where a price is unknown."""
-    if candidate.timeline is None or not candidate.step_s:
-        return None
-    hourly = price_per_hour(problem, candidate.timeline)
-    if hourly is None:
-        return None
-    seconds = _SAMPLES_PRICED / samples_per_s(problem, candidate.step_s)
-    return hourly * seconds / _SECONDS_PER_HOUR
-
-
 def money_text(problem: Problem, candidate: Candidate) -> str:
     """What a million samples cost, as a cell; empty where a price is unknown."""
-    price = price_per_million(problem, candidate)
+    price = dollars_per_million(problem, candidate)
     return "" if price is None else dollars(price)
 
 
@@ -198,7 +180,7 @@ def sharing(comparison: Comparison, candidate: Candidate) -> dict[str, Any]:
     return {
         "how": how_of(candidate),
         "samples_per_s": None if not step_s else samples_per_s(problem, step_s),
-        "dollars_per_million_samples": price_per_million(problem, candidate),
+        "dollars_per_million_samples": dollars_per_million(problem, candidate),
     }
 
 

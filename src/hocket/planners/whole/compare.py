@@ -35,6 +35,7 @@ from hocket.planners.whole.baselines import (
 )
 from hocket.planners.whole.bound import shares_bound
 from hocket.planners.whole.budget import Budget
+from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.sharded import equal_shards, unequal_shards
 from hocket.planners.whole.tables import Tables, tables_of
@@ -55,8 +56,9 @@ def can_share(problem: Problem) -> bool:
     return is_asked and other is not None and other.num_samples > 1 and problem.graph.stated is None
 
 
-def compare_whole(problem: Problem, goal: Goal = "time") -> Comparison:
+def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) -> Comparison:
     """The best way of each family beside what people do by hand, and the one that is wanted."""
+    problem = must.on(problem)
     tables, devices = tables_of(problem), workers(problem).tolist()
     budget = Budget(problem)
     named: list[tuple[str, Candidate]] = list(unsplit_baselines(problem))
@@ -66,7 +68,7 @@ def compare_whole(problem: Problem, goal: Goal = "time") -> Comparison:
               (DEEPSPEED, equal_shards(tables, devices, budget, "host")))  # fmt: skip
     named += [(name, found) for name, found in shards if found is not None]
     unequal_shards(tables, devices, budget)
-    ways = shared_ways(problem, budget, goal)
+    ways = shared_ways(problem, budget, goal, must)
     tried = [_titled(name, candidate) for name, candidate in named]
     by_name = {id(candidate.plan) for _, candidate in named}
     tried += [
@@ -76,6 +78,7 @@ def compare_whole(problem: Problem, goal: Goal = "time") -> Comparison:
     ]
     best_s = min((c.step_s for c in tried if c.step_s is not None), default=float("inf"))
     tried.append(_placed(problem, best_s))
+    tried = [_limited(problem, candidate, must) for candidate in tried]
     order = rank(problem, tried, goal)
     bound = shares_bound(tables, devices)
     counts = {"ways": len(budget.seen), "simulated": budget.num_simulated}
@@ -145,6 +148,11 @@ def _placed(problem: Problem, best_s: float) -> Candidate:
             reason=told,
         )  # fmt: skip
     return replace(portfolio(problem)[-1], planner=PLACEMENT)
+
+
+def _limited(problem: Problem, candidate: Candidate, must: Must) -> Candidate:
+    broken = must.broken_by(problem, candidate)
+    return replace(candidate, feasible=False, reason=broken) if broken else candidate
 
 
 # ── why ──────────────────────────────────────────────────────────────────────────────────────────

@@ -26,6 +26,7 @@ from hocket.planners.placement.devices import workers
 from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.groups import DeviceGroup, even_sizes, group_of, shared_out
 from hocket.planners.whole.least import least_s
+from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.relief import fitted
 from hocket.planners.whole.structures import Structure, structures
 from hocket.planners.whole.tables import Tables, tables_of
@@ -51,13 +52,17 @@ class Estimate:
     """Compute of the slowest group and what of the exchange it cannot hide."""
 
 
-def shared_ways(problem: Problem, budget: Budget, goal: Goal = "time") -> list[Candidate]:
-    """Ways of sharing the batch that were simulated, the quickest first."""
+def shared_ways(
+    problem: Problem, budget: Budget, goal: Goal = "time", must: Must = ANYTHING
+) -> list[Candidate]:
+    """Ways of sharing the batch that were simulated, the quickest first, that keep the limits."""
     tables, devices = tables_of(problem), workers(problem).tolist()
     estimates = sorted(_estimates(tables, devices), key=lambda e: (e.seconds, in_words(e.shares)))
     best_s, families = np.inf, set[tuple[bool, bool]]()
     for estimate in estimates:
         replicas = estimate.shares.replicas
+        if len(estimate.shares.devices) > must.num_devices:
+            continue
         family = len(replicas) > 1, any(len(replica.devices) > 1 for replica in replicas)
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
         # The best of each family stands in the table, also where it cannot win.
@@ -65,17 +70,18 @@ def shared_ways(problem: Problem, budget: Budget, goal: Goal = "time") -> list[C
             seen = fitted(tables, estimate.shares, budget)
             best_s = min(best_s, seen.step_s or np.inf)
             families |= {family} if seen.feasible else set()
-    for start in _starts(budget):
+    for start in _starts(budget, must):
+        _shard(start, budget)
         _plan_exchange(tables, start, budget)
-    for start in _starts(budget):
+    for start in _starts(budget, must):
         _improve(tables, start, budget)
-    return _fitting(budget)
+    return _fitting(budget, must)
 
 
-def _starts(budget: Budget) -> list[Candidate]:
+def _starts(budget: Budget, must: Must) -> list[Candidate]:
     """The quickest way of each structure, of the structures that small moves could make win."""
     first: dict[object, Candidate] = {}
-    fitting = _fitting(budget)
+    fitting = _fitting(budget, must)
     for way in fitting:
         assert way.plan is not None
         shares = way.plan[Shares]
@@ -83,6 +89,17 @@ def _starts(budget: Budget) -> list[Candidate]:
         if (way.step_s or 0.0) <= _WITHIN_REACH * (fitting[0].step_s or 0.0):
             first.setdefault((devices, shares.sharded), way)
     return list(first.values())[:_STARTS]
+
+
+def _shard(start: Candidate, budget: Budget) -> None:
+    """The same way with parameters and state in parts, where all take part in every gather."""
+    assert start.plan is not None
+    shares = start.plan[Shares]
+    counts = {len(replica.microbatches) for replica in shares.replicas}
+    is_flat = all(len(replica.devices) == 1 for replica in shares.replicas)
+    if len(shares.replicas) > 1 and is_flat and len(counts) == 1 and budget.is_left:
+        plain = (replace(r, recomputed=(), update="device") for r in shares.replicas)
+        budget.simulated(replace(shares, replicas=tuple(plain), sharded=True))
 
 
 def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
@@ -101,8 +118,12 @@ def _plan_exchange(tables: Tables, start: Candidate, budget: Budget) -> None:
     budget.simulated(shares, found.chosen.section)
 
 
-def _fitting(budget: Budget) -> list[Candidate]:
-    fitting = [candidate for candidate in budget.seen.values() if candidate.step_s is not None]
+def _fitting(budget: Budget, must: Must) -> list[Candidate]:
+    fitting = [
+        candidate
+        for candidate in budget.seen.values()
+        if candidate.step_s is not None and not must.broken_by(budget.problem, candidate)
+    ]
     return sorted(fitting, key=lambda c: (c.step_s or 0.0, c.planner))
 
 

@@ -1,0 +1,84 @@
+"""A cluster with something changed: ``+1xrtx4090`` put in, ``-titanx`` taken out, ``4xl4`` instead.
+
+What is put in goes into the first host, each device on the PCIe link that is usual for its kind.
+What is taken out is a device by its name or so many of a kind, the last ones first.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hocket.base.errors import UsageError, did_you_mean
+from hocket.hardware.cluster import Cluster, Device, Link
+from hocket.hardware.shorthand import cluster_from_text
+
+_TAKEN = re.compile(r"(?:([0-9]{1,9})x)?(.+)")
+
+
+def changed_cluster(cluster: Cluster, change: str) -> Cluster:
+    """The cluster after a change; raises `UsageError` for one that it cannot have."""
+    text = change.strip()
+    if text.startswith("+"):
+        return _with(cluster, text)
+    if text.startswith("-"):
+        return _without(cluster, text)
+    return cluster_from_text(text)
+
+
+def _with(cluster: Cluster, change: str) -> Cluster:
+    if cluster.uses_stated_times or not cluster.hosts:
+        raise UsageError(
+            f"{cluster.name} states its own transfer times: nothing can be put in",
+            hint="name another cluster",
+        )
+    added, host = cluster_from_text(change[1:]), cluster.hosts[0]
+    if len(added.hosts) != 1 or added.switches:
+        raise UsageError(
+            f"{change!r} is more than devices of one host",
+            hint="put in devices, such as +1xrtx4090, or name a whole cluster instead",
+        )
+    taken, names = set(cluster.device_names), dict[str, str]()
+    for device in added.devices:
+        number = 0
+        while f"new{number}" in taken:
+            number += 1
+        names[device.name] = f"new{number}"
+        taken.add(f"new{number}")
+    names[added.hosts[0]] = host
+    devices = tuple(replace(d, name=names[d.name], host=host) for d in added.devices)
+    links = tuple(_renamed(link, names) for link in added.links)
+    return replace(
+        cluster, name=f"{cluster.name}{change.replace(' ', '')}",
+        devices=(*cluster.devices, *devices), links=(*cluster.links, *links),
+    )  # fmt: skip
+
+
+def _renamed(link: Link, names: dict[str, str]) -> Link:
+    ends = tuple(names[end] for end in link.ends)
+    return replace(link, name="-".join(ends), ends=ends)
+
+
+def _without(cluster: Cluster, change: str) -> Cluster:
+    match = _TAKEN.fullmatch(change[1:].strip())
+    count, name = (1, "") if match is None else (int(match[1] or 1), match[2])
+    alike = [d for d in cluster.devices if name in (d.name, d.kind.name)]
+    if not alike:
+        known = {name for d in cluster.devices for name in (d.name, d.kind.name)}
+        raise UsageError(
+            f"{cluster.name} has no {name[:100]!r} to take out",
+            hint=did_you_mean(name[:100], sorted(known)),
+        )
+    if not 1 <= count <= len(alike) or count == cluster.num_devices:
+        raise UsageError(
+            f"{count} of {name!r} cannot be taken out of {cluster.name}",
+            hint=f"it has {len(alike)}, and one device must stay",
+        )
+    return _only(cluster, [d for d in cluster.devices if d not in alike[-count:]], change)
+
+
+def _only(cluster: Cluster, kept: list[Device], change: str) -> Cluster:
+    gone = set(cluster.device_names) - {device.name for device in kept}
+    links = tuple(link for link in cluster.links if not gone & set(link.ends))
+    name = f"{cluster.name}{change.replace(' ', '')}"
+    return replace(cluster, name=name, devices=tuple(kept), links=links)

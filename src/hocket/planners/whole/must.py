@@ -1,0 +1,100 @@
+"""Limits that an answer must keep: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
+
+``fit`` is what any device may hold, ``devices`` how many compute, ``step`` how long a step takes at
+most, ``cost`` what a million samples may cost. A way that breaks one is no answer, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hocket.base.errors import UsageError, did_you_mean
+from hocket.base.units import format_seconds, parse_bytes, parse_seconds
+from hocket.plan.problem import Problem
+from hocket.planners.candidates import Candidate
+from hocket.planners.goal import dollars_per_million, num_devices
+
+LIMITS = ("fit", "devices", "step", "cost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Must:
+    """What an answer must keep; infinite where nothing is asked."""
+
+    device_bytes: float = float("inf")
+    num_devices: float = float("inf")
+    step_s: float = float("inf")
+    dollars_per_million: float = float("inf")
+
+    def on(self, problem: Problem) -> Problem:
+        """The problem on devices that have no more memory than may be used."""
+        if self.device_bytes == float("inf"):
+            return problem
+        most = int(self.device_bytes)
+        devices = tuple(
+            replace(d, memory_bytes=min(d.memory_bytes, most + d.kind.headroom_bytes))
+            for d in problem.cluster.devices
+        )
+        return replace(problem, cluster=replace(problem.cluster, devices=devices))
+
+    def broken_by(self, problem: Problem, candidate: Candidate) -> str:
+        """Which limit a way that fits breaks; empty for none."""
+        step_s = candidate.step_s
+        if step_s is None:
+            return ""
+        if step_s > self.step_s:
+            return f"longer than {format_seconds(self.step_s)}"
+        if num_devices(candidate) > self.num_devices:
+            return f"more than {self.num_devices:.0f} devices"
+        if self.dollars_per_million == float("inf"):
+            return ""
+        cost = dollars_per_million(problem, candidate)
+        if cost is None:
+            return "its price is not known"
+        return "" if cost <= self.dollars_per_million else "it costs more than it may"
+
+
+ANYTHING = Must()
+
+
+def parse_must(texts: Sequence[str]) -> Must:
+    """Limits as people write them; raises `UsageError` for what is none."""
+    must = Must()
+    for text in texts:
+        word, _, value = text.strip().partition(" ")
+        value = value.strip()
+        try:
+            if word == "fit":
+                must = replace(must, device_bytes=parse_bytes(value))
+            elif word == "devices":
+                must = replace(must, num_devices=_count(value))
+            elif word == "step":
+                must = replace(must, step_s=parse_seconds(value))
+            elif word == "cost":
+                must = replace(must, dollars_per_million=parse_dollars(value))
+            else:
+                hint = did_you_mean(word[:100], LIMITS)
+                raise UsageError(f"unknown limit {text[:100]!r}", hint=hint)
+        except ValueError as error:
+            raise UsageError(
+                f"cannot read the limit {text[:100]!r}: {error}",
+                hint="write it like 'fit 8GiB', 'devices 2', 'step 500ms' or 'cost $3'",
+            ) from None
+    return must
+
+
+def parse_dollars(text: str) -> float:
+    """``$5``, ``5.50`` or ``$5/h`` in dollars; raises `ValueError`."""
+    plain = text.strip().removesuffix("/h").removesuffix("/hour").removeprefix("$")
+    amount = float(plain)
+    if not 0 < amount < float("inf"):
+        raise ValueError(f"{text[:50]!r} is no sum of money")
+    return amount
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise ValueError("at least one device computes")
+    return count

@@ -1,0 +1,83 @@
+"""What another cluster would bring: changes that are asked for, or those that a sum of money buys.
+
+Each change is a whole problem of its own. Of all that money buys (devices put in, clusters of one
+kind instead) bounds tell the most hopeful: what no sharing of the batch on these devices beats.
+Only these are planned. O(kinds) bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hocket.cost.roofline import costs_from_settings
+from hocket.hardware.changed import changed_cluster
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.kinds import preset_kinds
+from hocket.plan.problem import Problem
+from hocket.planners.candidates import Comparison
+from hocket.planners.placement.devices import workers
+from hocket.planners.whole.bound import shares_bound
+from hocket.planners.whole.tables import tables_of
+
+_COUNTS = (1, 2, 4, 8)
+_MOST_PLANNED = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """A change of the cluster, and what is best then."""
+
+    change: str
+    comparison: Comparison
+
+    @property
+    def step_s(self) -> float | None:
+        """Of the best way; None where nothing fits."""
+        winner = self.comparison.winner
+        return None if winner is None else winner.step_s
+
+
+def what_if(
+    problem: Problem, changes: Sequence[str], compared: Callable[[Problem], Comparison]
+) -> list[Variant]:
+    """The best way after each change, the quickest first."""
+    found = [
+        Variant(change, compared(on_cluster(problem, change))) for change in dict.fromkeys(changes)
+    ]
+    return sorted(found, key=lambda v: (v.step_s is None, v.step_s or 0.0))
+
+
+def within(
+    problem: Problem, dollars_per_hour: float, compared: Callable[[Problem], Comparison]
+) -> list[Variant]:
+    """The best of what so much money per hour buys: devices put in, or others instead."""
+    bounds = []
+    for change, cluster in _affordable(problem.cluster, dollars_per_hour):
+        changed = _priced(problem, cluster)
+        bound = shares_bound(tables_of(changed), workers(changed).tolist())
+        bounds.append((bound.seconds, change))
+    hopeful = [change for _, change in sorted(bounds)[:_MOST_PLANNED]]
+    return what_if(problem, hopeful, compared)
+
+
+def on_cluster(problem: Problem, change: str) -> Problem:
+    """The problem on the changed cluster, priced like the first."""
+    return _priced(problem, changed_cluster(problem.cluster, change))
+
+
+def _priced(problem: Problem, cluster: Cluster) -> Problem:
+    costs = costs_from_settings(problem.graph, cluster, problem.costs.settings)
+    return replace(problem, cluster=cluster, op_costs=costs)
+
+
+def _affordable(cluster: Cluster, dollars_per_hour: float) -> list[tuple[str, Cluster]]:
+    """Of each kind as many as the money buys, put in or alone; more of a kind are never slower."""
+    found = []
+    for name, preset in preset_kinds().items():
+        price = preset.kind.price_per_hour
+        counts = [count for count in _COUNTS if price > 0 and count * price <= dollars_per_hour]
+        if counts:
+            for change in (f"+{counts[-1]}x{name}", f"{counts[-1]}x{name}"):
+                found.append((change, changed_cluster(cluster, change)))
+    return found
