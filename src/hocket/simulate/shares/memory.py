@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.base.arrays import FloatArray, IntArray
+from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
@@ -152,12 +152,12 @@ def made_again(
 # ── updates on the host ──────────────────────────────────────────────────────────────────────────
 
 
-def lasting_bytes(graph: Graph, own: ReplicaCopy, tensors: IntArray) -> IntArray:
+def lasting_bytes(graph: Graph, own: ReplicaCopy, tensors: IntArray) -> LongArray:
     """What tensors that outlast a step take on the device."""
     sizes = -(-graph.tensor_bytes[tensors] // own.num_shards)
     if own.replica.update == "host":
         sizes = np.where(graph.tensor_role[tensors] == Role.OPTIMIZER_STATE, 0, sizes)
-    found: IntArray = sizes
+    found: LongArray = sizes
     return found
 
 

@@ -132,7 +132,8 @@ def _replicate(problem: Problem, shares: Shares, index: int, sheet: Sheet) -> Re
         sums=np.full(graph.num_tensors, -1, dtype=np.int32),
         num_shards=len(shares.replicas) if shares.sharded else 1,
     )
-    lasting = np.flatnonzero((graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT))
+    is_lasting = (graph.tensor_producer < 0) & (graph.tensor_role != Role.INPUT)
+    lasting = np.flatnonzero(is_lasting).astype(np.int32)
     own.tensor[lasting] = sheet.add_tensors(
         CopiedNames(graph.tensor_names, lasting, label),
         bytes=lasting_bytes(graph, own, lasting),
