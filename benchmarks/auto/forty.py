@@ -1,11 +1,14 @@
 """Auto against what people do by hand and against each of its own families, on many problems.
 
-    python benchmarks/auto/forty.py --models 20 --out forty.json
+    python benchmarks/auto/forty.py --out forty.json           # or --first 8 --models 4 of them
+    python benchmarks/auto/forty.py --out forty.json --table   # what was found, as Markdown
 
 Each model of the list is captured once and planned on two clusters, an unequal and an equal one in
 turn, with the same global batch for every row. A row that does not fit counts as not there. Of op
 placement the bound is taken where the bound already says that it loses. Prints one line per problem
-and the geometric means; times are processor seconds of planning, without capture.
+and the geometric means; times are processor seconds of planning, without capture. "Single rooms"
+are what each room plans without the search: ops placed, one device with accumulation and less
+memory, equal divisions (DDP, FSDP, GPipe); "families" the best ways of each kind in the search.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from hocket.capture import load_model
 from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Graph
 from hocket.hardware.cluster import Cluster
+from hocket.planners.bounds import lower_bound
 from hocket.planners.whole.compare import PLACEMENT, compare_whole
 
 MODELS = (
@@ -35,27 +39,57 @@ MODELS = (
 UNEQUAL = ("mixed-desktop", "1xv100-32g+2xt4")
 EQUAL = ("rtx2080x4", "dgx1-v100", "2xrtx2080x4")
 BY_HAND = ("DDP", "FSDP", 'device_map="auto"')
+ROOMS = (*BY_HAND, "GPipe by hand", "one device, unsplit", "one device", PLACEMENT)
+FAMILIES = ("one device", "data parallel", "sharded data parallel", "pipeline", PLACEMENT)
 
 
 def main() -> None:
-    """Run the list and write what was found."""
+    """Run the list, or a part of it, and write what was found beside what was there."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--models", type=int, default=len(MODELS))
     parser.add_argument("--out", type=Path, default=Path("forty.json"))
+    parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    found = []
-    for index, (name, batch, seq) in enumerate(MODELS[: options.models]):
+    found = json.loads(options.out.read_text()) if options.out.exists() else []
+    if options.table:
+        print("\n".join(_table(found)))
+        return
+    for index in range(options.first, min(options.first + options.models, len(MODELS))):
+        name, batch, seq = MODELS[index]
         graph = _captured(name, batch, seq)
         if graph is None or graph.other_batch is None:
             print(f"{name}: not split", flush=True)
             continue
         for on in (UNEQUAL[index % len(UNEQUAL)], EQUAL[index % len(EQUAL)]):
+            found = [row for row in found if (row["model"], row["cluster"]) != (name, on)]
             found.append(_compared(name, graph, on))
             print(_line(found[-1]), flush=True)
             options.out.write_text(json.dumps(found, indent=1))
-    for title, on in (("unequal", UNEQUAL), ("equal", EQUAL)):
-        rows = [row for row in found if row["cluster"] in on]
-        print(f"{title}: {_summary(rows)}")
+    print("\n".join(_summaries(found)))
+
+
+def _summaries(found: list[dict]) -> list[str]:  # type: ignore[type-arg]
+    parts = (("unequal", UNEQUAL), ("equal", EQUAL), ("all", (*UNEQUAL, *EQUAL)))
+    return [f"{name}: {_summary([r for r in found if r['cluster'] in on])}" for name, on in parts]
+
+
+def _table(found: list[dict]) -> list[str]:  # type: ignore[type-arg]
+    lines = [
+        "| model | cluster | step | by | over by hand | over single rooms | planned in |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        step = row["step_s"]
+        if step is None:
+            lines.append(f"| {row['model']} | {row['cluster']} | nothing fits | | | | |")
+            continue
+        gains = [_best(row, BY_HAND), _best(row, ROOMS)]
+        told = ["–" if best is None else f"{best / step:.2f}x" for best in gains]
+        cells = (row["model"], row["cluster"], f"{step * 1e3:.0f} ms", row["how"], *told,
+                 f"{row['plan_cpu_s']:.1f} s")  # fmt: skip
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return [*lines, "", *_summaries(found)]
 
 
 def _captured(name: str, batch: int, seq: int | None) -> Graph | None:
@@ -73,6 +107,9 @@ def _compared(name: str, graph: Graph, on: str | Cluster) -> dict[str, object]:
     comparison = compare_whole(problem)
     seconds = time.process_time() - started
     steps = {c.planner: c.step_s for c in comparison.candidates if c.step_s is not None}
+    searched = PLACEMENT in steps
+    # What was not searched is taken to be as short as its bound allows.
+    steps.setdefault(PLACEMENT, lower_bound(problem).seconds)
     winner = comparison.winner
     return {
         "model": name, "ops": graph.num_ops, "cluster": str(on), "plan_cpu_s": round(seconds, 2),
@@ -80,7 +117,7 @@ def _compared(name: str, graph: Graph, on: str | Cluster) -> dict[str, object]:
         "how": None if winner is None or winner.plan is None else winner.plan.notes.get("how"),
         "step_s": None if winner is None else winner.step_s, "rows": steps,
         "bound_s": None if comparison.bound is None else comparison.bound.seconds,
-        "placement_searched": PLACEMENT in steps,
+        "placement_searched": searched,
     }  # fmt: skip
 
 
@@ -102,15 +139,18 @@ def _best(row: dict, names: tuple[str, ...]) -> float | None:  # type: ignore[ty
 
 def _summary(rows: list[dict]) -> str:  # type: ignore[type-arg]
     rows = [row for row in rows if row["step_s"] is not None]
-    by_hand = [best / row["step_s"] for row in rows if (best := _best(row, BY_HAND)) is not None]
-    families = ("one device", "data parallel", "pipeline", PLACEMENT)
-    rooms = [best / row["step_s"] for row in rows if (best := _best(row, families)) is not None]
+
+    def gain(names: tuple[str, ...]) -> str:
+        ratios = [best / r["step_s"] for r in rows if (best := _best(r, names)) is not None]
+        return f"{_mean(ratios):.2f}x"
+
     worst = max((row["plan_cpu_s"] for row in rows), default=0.0)
+    slow = sum(row["plan_cpu_s"] > 10 for row in rows)
     never = all(row["step_s"] <= 1.005 * min(row["rows"].values()) for row in rows)
     return (
-        f"{len(rows)} problems, {_mean(by_hand):.2f}x over the best by hand, "
-        f"{_mean(rooms):.2f}x over the best single family, never worse: {never}, "
-        f"slowest planning {worst} CPU s"
+        f"{len(rows)} problems, {gain(BY_HAND)} over the best by hand, {gain(ROOMS)} over the best "
+        f"single room, {gain(FAMILIES)} over the best family, never worse: {never}, slowest "
+        f"planning {worst} CPU s, {slow} above 10"
     )
 
 

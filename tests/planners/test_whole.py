@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hocket.api import make_problem, plan_graph
-from hocket.api.planners import compare_changes
+from hocket.api.planners import compare_changes, compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.hardware.changed import changed_cluster
@@ -238,6 +238,25 @@ def test_ways_in_words(shares, words):
         for devices, sizes in shares
     )
     assert in_words(Shares(replicas=replicas)) == words
+
+
+def test_the_view_by_degrees_gives_the_same_numbers(unequal, comparison):
+    divided = compare_divided(unequal, 12)
+    assert divided.winner.step_s == pytest.approx(comparison.winner.step_s, rel=0.005)
+    names = [candidate.planner for candidate in divided.candidates]
+    assert len(set(names)) == len(names)
+    two = compare_divided(unequal, None, fixed_degrees(("data=2,pipeline=1", "tensor=1")))
+    assert {len(c.plan[Shares].replicas) for c in two.candidates} == {2}
+    alone = compare_divided(unequal, None, fixed_degrees(("data=1,pipeline=1",)))
+    rows = {c.planner: c.step_s for c in comparison.candidates}
+    assert alone.winner.step_s == pytest.approx(rows["one device"], rel=0.005)
+
+
+def test_degrees_that_recorded_ops_do_not_have_are_refused(unequal):
+    with pytest.raises(UsageError, match="tensor=2"):
+        fixed_degrees(("tensor=2",))
+    with pytest.raises(UsageError, match="recorded with 12 samples"):
+        compare_divided(unequal, 16)
 
 
 # ── limits, and other clusters ───────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from hocket.planners.compare import compare
 from hocket.planners.goal import Goal
 from hocket.planners.registry import FURTHER
 from hocket.planners.whole.compare import can_share, compare_whole
+from hocket.planners.whole.divided import compare_divided as compare_degrees
 from hocket.planners.whole.must import ANYTHING, Must, parse_dollars, parse_must
 from hocket.planners.whole.variants import Variant, what_if, within
 
@@ -23,8 +24,10 @@ __all__ = [
     "Variant",
     "compare",
     "compare_changes",
+    "compare_divided",
     "compare_ways",
     "find_planner",
+    "fixed_degrees",
     "parse_dollars",
     "parse_must",
 ]
@@ -67,3 +70,38 @@ def compare_changes(
     if dollars_per_hour is not None and can_share(problem):
         found += within(problem, dollars_per_hour, compared)
     return sorted(found, key=lambda v: (v.step_s is None, v.step_s or 0.0))
+
+
+def compare_divided(
+    problem: Problem, batch: int | None = None, must: Must = ANYTHING, most: int = 10
+) -> Comparison:
+    """The best way of each number of replicas and stages, for the batch that was recorded."""
+    other = problem.graph.other_batch
+    if not can_share(problem) or other is None:
+        raise UsageError(
+            f"the batch of {problem.graph.name} cannot be shared out",
+            hint="capture a training step with hocket capture MODEL --batch N",
+        )
+    if batch not in (None, other.num_samples):
+        raise UsageError(
+            f"{problem.graph.name} was recorded with {other.num_samples} samples, not {batch}",
+            hint=f"capture it with --batch {batch}, or name a program with --software",
+        )
+    return compare_degrees(problem, must, most)
+
+
+def fixed_degrees(texts: Sequence[str]) -> Must:
+    """``data=2,pipeline=4`` as limits of a division of recorded ops."""
+    limits = []
+    for part in ",".join(texts).split(","):
+        name, _, value = (word.strip() for word in part.partition("="))
+        if name == "tensor" and value == "1":
+            continue
+        if name in ("data", "pipeline"):
+            limits.append(f"{name} {value}")
+        elif name:
+            raise UsageError(
+                f"recorded ops are divided by data and pipeline, not by {part.strip()[:60]!r}",
+                hint="--software megatron-core divides the shape of the model in other ways",
+            )
+    return parse_must(limits)

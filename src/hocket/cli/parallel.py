@@ -17,6 +17,7 @@ from hocket.cli.sources import (
 )
 
 if TYPE_CHECKING:
+    from hocket.graph.graph import Graph
     from hocket.plan.plan import Plan
     from hocket.plan.problem import Problem
     from hocket.planners.candidates import Comparison
@@ -36,7 +37,7 @@ MAX_BATCH = 2**24
               help="Arithmetic of matrix products. [default: the software's]")  # fmt: skip
 @click.option("--software", metavar="NAME", default=None,
               help="The training program; only what it can run is tried. "
-              "[default: megatron-core]")  # fmt: skip
+              "[default: megatron-core; for a captured graph its own recorded ops]")  # fmt: skip
 @click.option("--options", multiple=True, metavar="NAME[=VALUE],...",
               help="How the program is set: async-tp, async-ep, compiled, eager, "
               "float8=rowwise, graphs, hsdp=N, offload, selective=ops.")  # fmt: skip
@@ -86,16 +87,24 @@ def command(
 ) -> None:
     """Divide the training of MODEL over a cluster: data x tensor x pipeline, and how.
 
-    MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph. For
+    MODEL is a preset such as gpt3-175b, a TOML file, an HF config.json, or a captured graph. The
+    ops of a graph that knows its batch are divided as they were recorded, by the search and the
+    prices of hocket plan; with --software the shape of its model is, as that program trains it. For
     other models, and for unequal devices that share a batch unequally, see hocket plan.
     """
     from hocket.api.divisions import limited
+    from hocket.api.graphs import recorded_step
 
     if output is not None or (config is None and not as_json):
         require_own_kind(output or Path("plan.json"), "parallel", overwrite=overwrite)
     if config is not None:
         _refuse_besides_predict()
         _predict(config, output, report, as_json)
+        return
+    is_program = bool(software or options or coefficients or dtype or seq or schedules)
+    graph = None if is_program or model is None else recorded_step(model)
+    if graph is not None and on is not None:
+        _divide_recorded(graph, on, batch, fixed, top, output, report, as_json)
         return
     problem = _training(model, on, batch, seq, dtype, software, options, coefficients)
     problem = limited(
@@ -106,6 +115,48 @@ def command(
         output = Path("plan.json")
     _require_folders(output, report)
     _search(problem, top, output, report, as_json)
+
+
+def _divide_recorded(
+    graph: Graph,
+    on: str,
+    batch: int | None,
+    fixed: tuple[str, ...],
+    top: int,
+    output: Path | None,
+    report: Path | None,
+    as_json: bool,
+) -> None:
+    """Divide recorded ops as ``hocket plan`` does, with the degrees that are asked for."""
+    from hocket.api import best_of, make_problem
+    from hocket.api.planners import compare_divided, fixed_degrees
+    from hocket.base.errors import NoFeasiblePlanError
+    from hocket.view.compared import comparison_data
+    from hocket.view.shared import whole_table
+
+    must = fixed_degrees(fixed)
+    problem = make_problem(graph, on)
+    if output is None and not as_json:
+        output = Path("plan.json")
+    _require_folders(output, report)
+    with working("searching"):
+        comparison = compare_divided(problem, batch, must, top)
+    if not as_json:
+        console().print(whole_table(comparison))
+    try:
+        planned = best_of(comparison)
+    except NoFeasiblePlanError as error:
+        raise SystemExit(fail(error, as_json=as_json, extra=comparison_data(comparison))) from None
+    if report is not None:
+        planned.save_report(report)
+    if output is not None:
+        planned.save(output)
+    written = [path for path in (output, report) if path is not None]
+    if as_json:
+        emit({**comparison_data(comparison), "written": [str(path) for path in written]})
+    elif written:
+        following = f" — next: hocket show {output}, hocket run {output}" if output else ""
+        say(f"wrote {', '.join(path.name for path in written)}{following}")
 
 
 def _search(

@@ -46,7 +46,11 @@ def _with(cluster: Cluster, change: str) -> Cluster:
         names[device.name] = f"new{number}"
         taken.add(f"new{number}")
     names[added.hosts[0]] = host
-    devices = tuple(replace(d, name=names[d.name], host=host) for d in added.devices)
+    known = {kind.name: kind for kind in cluster.kinds}
+    devices = tuple(
+        replace(d, name=names[d.name], host=host, kind=known.get(d.kind.name, d.kind))
+        for d in added.devices
+    )
     links = tuple(_renamed(link, names) for link in added.links)
     return replace(
         cluster, name=f"{cluster.name}{change.replace(' ', '')}",

@@ -69,10 +69,10 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
     named += [(name, found) for name, found in shards if found is not None]
     unequal_shards(tables, devices, budget)
     ways = shared_ways(problem, budget, goal, must)
-    tried = [_titled(name, candidate) for name, candidate in named]
+    tried = [titled(name, candidate) for name, candidate in named]
     by_name = {id(candidate.plan) for _, candidate in named}
     tried += [
-        _titled(name, way)
+        titled(name, way)
         for name, way in _families(problem, ways, goal)
         if id(way.plan) not in by_name
     ]
@@ -88,8 +88,8 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
             why=_shortage(tables, tried),
         )  # fmt: skip
     best = tried[order[0]]
-    why = _sentence(problem, best, [tried[i] for i in order[1:]], ways)
-    told = [_with_reason(c, best) if c is not best else c for c in tried]
+    why = explained(problem, best, [tried[i] for i in order[1:]], ways)
+    told = [with_reason(c, best) if c is not best else c for c in tried]
     return Comparison(
         problem=problem, candidates=tuple(told), chosen=order[0], why=why, bound=bound,
         counts=counts,
@@ -130,7 +130,7 @@ def _plainness(way: Candidate) -> tuple[int, int, float]:
     return round(math.log(way.step_s) * 1000), num_passes, way.step_s
 
 
-def _titled(name: str, candidate: Candidate) -> Candidate:
+def titled(name: str, candidate: Candidate) -> Candidate:
     """The candidate under a family's name, with its own words in its plan."""
     plan = candidate.plan
     if plan is not None and plan.get(Shares) is not None:
@@ -158,7 +158,8 @@ def _limited(problem: Problem, candidate: Candidate, must: Must) -> Candidate:
 # ── why ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _with_reason(candidate: Candidate, best: Candidate) -> Candidate:
+def with_reason(candidate: Candidate, best: Candidate) -> Candidate:
+    """A loser with by how much it is longer than the best."""
     if candidate.step_s is None or not best.step_s:
         return candidate
     longer = candidate.step_s / best.step_s - 1
@@ -166,9 +167,10 @@ def _with_reason(candidate: Candidate, best: Candidate) -> Candidate:
     return replace(candidate, reason=told)
 
 
-def _sentence(
+def explained(
     problem: Problem, best: Candidate, others: list[Candidate], ways: list[Candidate]
 ) -> str:
+    """Why the best won, what its parts contribute and what limits it."""
     assert best.plan is not None
     assert best.timeline is not None
     assert best.step_s is not None
@@ -205,8 +207,10 @@ def contributions(best: Candidate, ways: list[Candidate]) -> list[str]:
         if not has(best):
             continue
         without = [way.step_s for way in ways if way.step_s is not None and not has(way)]
-        least_s = f"{format_seconds(min(without))}" if without else "nothing fits"
-        told.append(f"without {name} {least_s}")
+        if without:
+            told.append(f"without {name} {format_seconds(min(without))}")
+        elif name in EASING:
+            told.append(f"without {name} nothing fits")
     return told
 
 
@@ -262,6 +266,8 @@ FEATURES = {
     "an exchange planned for these links": _is_planned,
 }
 """Parts of a way that can be switched off, and how it is told that a way has them."""
+EASING = ("shards", "microbatches", "recomputation", "updates on the host")
+"""Those that make ways fit."""
 
 
 def _shortage(tables: Tables, tried: list[Candidate]) -> str:

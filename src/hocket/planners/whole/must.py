@@ -1,7 +1,8 @@
 """Limits that an answer must keep: ``fit 8GiB``, ``devices 2``, ``step 500ms``, ``cost $3``.
 
 ``fit`` is what any device may hold, ``devices`` how many compute, ``step`` how long a step takes at
-most, ``cost`` what a million samples may cost. A way that breaks one is no answer, and says so.
+most, ``cost`` what a million samples may cost; ``data 2`` and ``pipeline 4`` say how many replicas
+there are and how many stages each has. A way that breaks one is no answer, and says so.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import dataclass, replace
 from hocket.base.errors import UsageError, did_you_mean
 from hocket.base.units import format_seconds, parse_bytes, parse_seconds
 from hocket.plan.problem import Problem
+from hocket.plan.sections import Shares
 from hocket.planners.candidates import Candidate
 from hocket.planners.goal import dollars_per_million, num_devices
 
-LIMITS = ("fit", "devices", "step", "cost")
+LIMITS = ("fit", "devices", "step", "cost", "data", "pipeline")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,15 @@ class Must:
     num_devices: float = float("inf")
     step_s: float = float("inf")
     dollars_per_million: float = float("inf")
+    num_replicas: int | None = None
+    num_stages: int | None = None
+
+    def allows(self, shares: Shares) -> bool:
+        """Whether so many devices may share the batch in this way."""
+        if self.num_replicas not in (None, len(shares.replicas)):
+            return False
+        stages = {len(replica.devices) for replica in shares.replicas}
+        return self.num_stages is None or stages == {self.num_stages}
 
     def on(self, problem: Problem) -> Problem:
         """The problem on devices that have no more memory than may be used."""
@@ -47,6 +58,11 @@ class Must:
             return f"longer than {format_seconds(self.step_s)}"
         if num_devices(candidate) > self.num_devices:
             return f"more than {self.num_devices:.0f} devices"
+        shares = None if candidate.plan is None else candidate.plan.get(Shares)
+        if shares is None and (self.num_replicas or self.num_stages):
+            return "it does not share the batch"
+        if shares is not None and not self.allows(shares):
+            return "other replicas or stages are asked for"
         if self.dollars_per_million == float("inf"):
             return ""
         cost = dollars_per_million(problem, candidate)
@@ -69,6 +85,10 @@ def parse_must(texts: Sequence[str]) -> Must:
                 must = replace(must, device_bytes=parse_bytes(value))
             elif word == "devices":
                 must = replace(must, num_devices=_count(value))
+            elif word == "data":
+                must = replace(must, num_replicas=_count(value))
+            elif word == "pipeline":
+                must = replace(must, num_stages=_count(value))
             elif word == "step":
                 must = replace(must, step_s=parse_seconds(value))
             elif word == "cost":
@@ -96,5 +116,5 @@ def parse_dollars(text: str) -> float:
 def _count(text: str) -> int:
     count = int(text)
     if count < 1:
-        raise ValueError("at least one device computes")
+        raise ValueError("expected 1 or more")
     return count

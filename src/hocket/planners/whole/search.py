@@ -61,7 +61,7 @@ def shared_ways(
     best_s, families = np.inf, set[tuple[bool, bool]]()
     for estimate in estimates:
         replicas = estimate.shares.replicas
-        if len(estimate.shares.devices) > must.num_devices:
+        if len(estimate.shares.devices) > must.num_devices or not must.allows(estimate.shares):
             continue
         family = len(replicas) > 1, any(len(replica.devices) > 1 for replica in replicas)
         is_hopeful = estimate.seconds * _HOPE <= best_s or goal != "time"
