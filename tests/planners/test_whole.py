@@ -17,6 +17,7 @@ from hocket.plan.sections import Replica, Shares
 from hocket.plan.words import in_words
 from hocket.planners.goal import num_devices
 from hocket.planners.placement.devices import workers
+from hocket.planners.whole import compare
 from hocket.planners.whole.bound import shares_bound
 from hocket.planners.whole.budget import Budget, simulated
 from hocket.planners.whole.compare import PLACEMENT, compare_whole
@@ -259,6 +260,12 @@ def test_degrees_that_recorded_ops_do_not_have_are_refused(unequal):
         compare_divided(unequal, 16)
 
 
+@pytest.fixture
+def unplaced(monkeypatch):
+    """Op placement is left out: a search of its own, which these tests do not look at."""
+    monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
+
+
 # ── limits, and other clusters ───────────────────────────────────────────────────────────────────
 
 
@@ -283,6 +290,7 @@ def test_limits_that_are_none_are_refused_with_a_hint(text):
     assert caught.value.hint
 
 
+@pytest.mark.usefixtures("unplaced")
 def test_answers_keep_their_limits(unequal, comparison):
     two = compare_whole(unequal, must=Must(num_devices=2))
     assert num_devices(two.winner) <= 2
@@ -295,6 +303,7 @@ def test_answers_keep_their_limits(unequal, comparison):
     assert any("longer than" in candidate.reason for candidate in never.candidates)
 
 
+@pytest.mark.usefixtures("unplaced")
 def test_more_devices_are_never_slower_and_fewer_never_faster(unequal, comparison):
     changes = ("+1xa100-40g", "-t4", "1xh100-80g")
     found = {v.change: v.step_s for v in compare_changes(unequal, changes)}
@@ -302,14 +311,15 @@ def test_more_devices_are_never_slower_and_fewer_never_faster(unequal, compariso
     assert found["+1xa100-40g"] < comparison.winner.step_s <= found["-t4"] * 1.005
 
 
+@pytest.mark.usefixtures("unplaced")
 def test_money_buys_what_it_pays_for(graph):
     problem = problem_on(graph, "1xt4")
-    found = compare_changes(problem, (), dollars_per_hour=1.1)
+    found = compare_changes(problem, (), dollars_per_hour=0.6)
     assert found
     for variant in found:
         kinds = [d.kind for d in variant.comparison.problem.cluster.devices]
         added = kinds[1:] if variant.change.startswith("+") else kinds
-        assert 0 < sum(kind.price_per_hour for kind in added) <= 1.1
+        assert 0 < sum(kind.price_per_hour for kind in added) <= 0.6
     steps = [variant.step_s for variant in found]
     assert steps == sorted(steps)
 

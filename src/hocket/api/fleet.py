@@ -12,6 +12,7 @@ from hocket.fleet.simulator import bind, simulate
 from hocket.fleet.solve.check import throughputs, verify_allocation
 from hocket.fleet.solve.prices import kernels_are_compiled as prices_are_compiled
 from hocket.fleet.throughputs import read_throughputs
+from hocket.fleet.throughputs.planned import plan_gangs, planned_throughputs
 from hocket.fleet.throughputs.predict import predict
 from hocket.fleet.throughputs.servers import find_servers
 from hocket.fleet.throughputs.table import stacked, throughputs_to_dict, write_throughputs
@@ -25,6 +26,8 @@ __all__ = [
     "find_policy",
     "find_servers",
     "parse_problem",
+    "plan_gangs",
+    "planned_throughputs",
     "predict",
     "prices_are_compiled",
     "read_problem",

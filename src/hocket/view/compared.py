@@ -44,8 +44,8 @@ def elsewhere(comparison: Comparison) -> str:
     if fits_few or not _is_transformer(problem):
         return ""
     return (
-        "for a transformer on many devices hocket parallel MODEL also splits single ops and "
-        "sequences over devices, and knows more schedules of pipelines"
+        "for a transformer on many devices hocket parallel MODEL --software NAME also splits "
+        "single ops and sequences over devices, and knows more schedules of pipelines"
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hocket.fleet.allocation import Allocation
 from hocket.fleet.market import Market
 from hocket.fleet.simulator.fleet_run import FleetRun
+from hocket.fleet.throughputs.planned import GangPlan
 from hocket.fleet.throughputs.predict import PredictedThroughputs
+from hocket.view.shared import how_of
 
 MOST_NAMES = 20
 """Of jobs that can never run, how many are named."""
@@ -64,6 +67,21 @@ def prediction_data(prediction: PredictedThroughputs) -> dict[str, Any]:
             for step in prediction.steps
         },
     }
+
+
+def gang_plans_data(plans: Sequence[GangPlan]) -> list[dict[str, Any]]:
+    """The best way of every gang, and what is missing where there is none."""
+    return [
+        {
+            "kind": plan.servers.name,
+            "hardware": plan.servers.hardware,
+            "gang": plan.gang,
+            "steps_per_s": plan.steps_per_s,
+            "how": None if plan.comparison.winner is None else how_of(plan.comparison.winner),
+            "why": plan.comparison.why,
+        }
+        for plan in plans
+    ]
 
 
 def _finite(value: float) -> float | None:

@@ -10,11 +10,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hocket.base.units import format_seconds
+from hocket.graph.graph import Graph, Phase
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Communication, Order, Placement, Shares
 from hocket.plan.words import in_words
 from hocket.planners.goal import dollars_per_million, samples_per_s
+from hocket.planners.memory.blocks import layer_label
 from hocket.simulate.analysis import used_devices
 from hocket.simulate.shares import unfold
 from hocket.simulate.timeline import Timeline
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from hocket.planners.candidates import Candidate, Comparison
 
 R = TypeVar("R")
+_MOST_LINES = 12
+"""Lines of the map of layers."""
 
 
 def unfolded(problem: Problem, plan: Plan) -> tuple[Problem, Plan]:
@@ -118,7 +122,7 @@ def whole_table(comparison: Comparison) -> RenderableType:
         for c in comparison.candidates
         if c.timeline is None and c.reason
     ]
-    return Group(*_headline(comparison), table, *told, *_why(comparison))
+    return Group(*_headline(comparison), *_map(comparison), table, *told, *_why(comparison))
 
 
 def _headline(comparison: Comparison) -> list[Text]:
@@ -127,6 +131,40 @@ def _headline(comparison: Comparison) -> list[Text]:
         return []
     how = inert(how_of(winner), LONGEST_SENTENCE)
     return [Text(f"{how}: {format_seconds(winner.step_s)} per step", style="bold")]
+
+
+def _map(comparison: Comparison) -> list[Text]:
+    """Which layers are where, where devices have different ones or do different things to them."""
+    winner = comparison.winner
+    shares = None if winner is None or winner.plan is None else winner.plan.get(Shares)
+    if shares is None:
+        return []
+    lines = layer_lines(comparison.problem.graph, shares)
+    folded = [*lines[:_MOST_LINES], f"… {len(lines) - _MOST_LINES} more"]
+    return [Text(inert(line), style="dim") for line in
+            (lines if len(lines) <= _MOST_LINES else folded)]  # fmt: skip
+
+
+def layer_lines(graph: Graph, shares: Shares) -> list[str]:
+    """``v100: transformer.wte to transformer.h.5``, and what is recomputed of that."""
+    lines = []
+    for replica in shares.replicas:
+        bounds = (0, *replica.cuts, int((graph.op_phase == Phase.FORWARD).sum()))
+        for device, first, stop in zip(replica.devices, bounds, bounds[1:], strict=False):
+            again = [block for block in replica.recomputed if first <= block[0] < stop]
+            told = f", {_layers(graph, again[0][0], again[-1][1])} recomputed" if again else ""
+            if len(replica.devices) > 1 or told:
+                lines.append(f"{device}: {_layers(graph, first, stop)}{told}")
+    return lines
+
+
+def _layers(graph: Graph, first: int, stop: int) -> str:
+    """The modules of forward ops from one up to another, by the first and the last."""
+    paths = [path for op in range(first, stop) if (path := graph.module_of(op))]
+    names = [layer_label(path) or path for path in (paths[:1] + paths[-1:])]
+    if not names:
+        return f"ops {first} to {stop - 1}"
+    return names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
 
 
 def how_of(candidate: Candidate) -> str:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from hocket.base.errors import UsageError
-from hocket.cli.output import console, emit, json_option, say
+from hocket.cli.output import console, emit, json_option, say, working
 from hocket.cli.sources import ModelOptions, announce_compilation, load_graph, model_options
 
 if TYPE_CHECKING:
+    from hocket.cost.calibrate import Calibration
+    from hocket.fleet.throughputs.planned import GangPlan
     from hocket.fleet.throughputs.predict import PredictedThroughputs
     from hocket.fleet.throughputs.servers import Servers
+    from hocket.graph.graph import Graph
 
 _MAX_GANG = 4096
 
@@ -53,6 +56,12 @@ _MAX_GANG = 4096
     type=click.Path(path_type=Path),
     help="Efficiencies that were measured, of hocket calibrate.",
 )
+@click.option(
+    "--planned",
+    is_flag=True,
+    help="Plan every gang for itself: members share one batch of the model in the best way for "
+    "their kind, as hocket plan finds it, instead of taking a batch each.",
+)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Table to write, as JSON.")
 @model_options
 @json_option
@@ -64,6 +73,7 @@ def command(
     measured: str | None,
     job_type: str | None,
     calibration: Path | None,
+    planned: bool,
     output: Path | None,
     options: ModelOptions,
     as_json: bool,
@@ -87,6 +97,11 @@ def command(
     fitted = None if calibration is None else read_calibration(calibration)
     graphs = [load_graph(model, options)[0] for model in models]
     announce_compilation()
+    if planned:
+        if measured is not None:
+            raise UsageError("--measured is of one fixed way", hint="leave out --planned")
+        _plan(graphs, servers, sizes, fitted, job_type, output, as_json)
+        return
     predictions = [
         predict(graph, servers, sizes, job_type=job_type, calibration=fitted, measured=speeds)
         for graph in graphs
@@ -106,6 +121,71 @@ def command(
         _print(prediction)
     if output is not None:
         say(f"wrote {output} — next: hocket fleet simulate TRACE --throughputs {output}")
+
+
+def _plan(
+    graphs: list[Graph],
+    servers: list[Servers],
+    sizes: list[int],
+    calibration: Calibration | None,
+    job_type: str | None,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    """Every gang with the best plan of its own."""
+    from hocket.api.fleet import (
+        plan_gangs,
+        planned_throughputs,
+        stacked,
+        throughputs_to_dict,
+        write_throughputs,
+    )
+    from hocket.view.fleet_data import gang_plans_data
+
+    models = []
+    with working("planning every gang"):
+        for graph in graphs:
+            models.append(plan_gangs(graph, servers, sizes, calibration=calibration))
+    names = [job_type or graph.name for graph in graphs]
+    tables = [planned_throughputs(plans, n) for plans, n in zip(models, names, strict=True)]
+    table = stacked(tables)
+    if output is not None:
+        write_throughputs(output, table)
+    if as_json:
+        told = {n: gang_plans_data(plans) for plans, n in zip(models, names, strict=True)}
+        emit({"throughputs": throughputs_to_dict(table), "plans": told})
+        return
+    for plans, name in zip(models, names, strict=True):
+        _print_plans(name, plans)
+    if output is not None:
+        say(f"wrote {output} — next: hocket fleet simulate TRACE --throughputs {output}")
+
+
+def _print_plans(name: str, plans: list[GangPlan]) -> None:
+    from rich.text import Text
+
+    from hocket.view.fleet_data import gang_plans_data
+    from hocket.view.names import LONGEST_SENTENCE, inert
+    from hocket.view.table import Column, FittedTable
+
+    columns = (
+        Column(title="kind", is_name=True),
+        Column(title="gang", align="right"),
+        Column(title="steps/s", align="right"),
+        Column(title="by", is_name=True),
+    )
+    rows = [
+        [
+            Text(inert(str(row["kind"]), 60)),
+            Text(str(row["gang"])),
+            Text(f"{row['steps_per_s']:.4g}" if row["steps_per_s"] else "–"),
+            Text(inert(str(row["how"] or row["why"]), LONGEST_SENTENCE)),
+        ]
+        for row in gang_plans_data(plans)
+    ]
+    out = console()
+    out.print(Text(f"{inert(name, 200)}: steps of the whole batch per second"))
+    out.print(FittedTable(columns=columns, rows=rows))
 
 
 def _bandwidth_bps(text: str | None) -> float | None:

@@ -30,7 +30,7 @@ _NUMBERED = re.compile(r"^(?:[^.]+\.)*?\d+(?=\.|$)")
 def cut_step(graph: Graph) -> StepBlocks:
     """The blocks of a step; raises `UsageError` for what is no step."""
     num_forward = num_forward_ops(graph)
-    labels = [_label(graph.module_of(op)) for op in range(num_forward)]
+    labels = [layer_label(graph.module_of(op)) for op in range(num_forward)]
     if len({label for label in labels if label}) >= FEWEST:
         starts = _joined(labels)
         names = [labels[at] or graph.module_of(at) or "step" for at in starts]
@@ -40,7 +40,7 @@ def cut_step(graph: Graph) -> StepBlocks:
     return make_blocks(graph, _distinct(names), np.array([*starts, num_forward], dtype=np.int32))
 
 
-def _label(module: str) -> str:
+def layer_label(module: str) -> str:
     """The path up to its outermost numbered part; empty where it has none."""
     found = _NUMBERED.match(module)
     return found.group() if found else ""

@@ -134,7 +134,8 @@ def titled(name: str, candidate: Candidate) -> Candidate:
     """The candidate under a family's name, with its own words in its plan."""
     plan = candidate.plan
     if plan is not None and plan.get(Shares) is not None:
-        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares])})
+        planned = ", exchanged over planned trees" if plan.get(Communication) is not None else ""
+        plan = replace(plan, notes={**plan.notes, HOW: in_words(plan[Shares]) + planned})
     return replace(candidate, planner=name, plan=plan)
 
 

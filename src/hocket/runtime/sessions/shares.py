@@ -9,7 +9,7 @@ from hocket.base.errors import UsageError
 from hocket.capture.optimizer import optimizer_of_meta
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Shares
+from hocket.plan.sections import Communication, Shares
 from hocket.plan.verify import require_structure
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.shares import SharedModel
@@ -42,7 +42,8 @@ def run_shares(
     if options.scale < 1:
         problem, shares = smaller_shares(problem, shares, options.scale)
         plan = plan.having(shares)
-    predicted = simulate(problem, plan)
+    # Gloo and NCCL exchange as they do, whatever the plan says of its links.
+    predicted = simulate(problem, plan.without(Communication))
     names = [replica.devices[0] for replica in shares.replicas]
     found = {device.name: device for device in problem.cluster.devices}
     wanted = options.backend

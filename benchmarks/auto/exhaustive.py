@@ -1,0 +1,122 @@
+"""Auto against every way of a space that is small enough to try all of it.
+
+    python benchmarks/auto/exhaustive.py
+
+Up to twelve layers on up to four devices: every set of ordered groups of devices, every number of
+samples of each, every cut between two layers, one, two, four or as many microbatches as samples. A
+way is simulated unless what its busiest device computes is already longer than the best way that
+was found, which no simulation could mend; so nothing better is left out. Prints the best of all,
+the answer of the search, and how far apart they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import combinations, pairwise, product
+
+import torch
+from torch import nn
+
+from hocket.api import make_problem
+from hocket.capture.sizes import capture_sizes
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Replica, Shares
+from hocket.planners.placement.devices import workers
+from hocket.planners.whole.budget import simulated
+from hocket.planners.whole.compare import compare_whole
+from hocket.planners.whole.groups import even_sizes
+from hocket.planners.whole.least import least_s
+from hocket.planners.whole.structures import structures
+from hocket.planners.whole.tables import Tables, block_edges, tables_of
+
+BATCH = 8
+COUNTS = (1, 2, 4, BATCH)
+PROBLEMS = (
+    ("12 equal layers", (1024,) * 13, "1xrtx3090+1xv100-16g+1xt4"),
+    ("12 unequal layers", (512, 1024, 2048, 512) * 3 + (512,), "1xrtx3090+1xv100-16g+2xt4"),
+    ("8 wide layers", (4096,) * 9, "rtx2080x4"),
+    ("12 narrow layers", (256,) * 13, "1xv100-16g+2xt4"),
+)
+
+
+class Stack(nn.Module):
+    """Linear layers of some widths."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+def main() -> None:
+    """Try everything on each problem."""
+    for name, widths, on in PROBLEMS:
+        graph = capture_sizes(Stack(widths), torch.zeros(BATCH, 256, widths[0]))
+        problem = make_problem(graph, on)
+        winner = compare_whole(problem).winner
+        assert winner is not None
+        assert winner.step_s is not None
+        started = time.process_time()
+        best_s, num_ways, num_simulated = _best_of_all(problem, winner.step_s)
+        print(
+            f"{name} on {on}: search {winner.step_s * 1e3:.3f} ms, best of {num_ways} ways "
+            f"{best_s * 1e3:.3f} ms: {winner.step_s / best_s - 1:+.2%} ({num_simulated} simulated, "
+            f"{time.process_time() - started:.0f} CPU s)",
+            flush=True,
+        )
+
+
+def _best_of_all(problem: Problem, known_s: float) -> tuple[float, int, int]:
+    tables, devices = tables_of(problem), workers(problem).tolist()
+    ways = [
+        (least_s(tables, shares), number, shares)
+        for number, shares in enumerate(_all_ways(tables, devices))
+    ]
+    best_s, num_simulated = known_s, 0
+    for bound_s, _, shares in sorted(ways, key=lambda way: way[:2]):
+        if bound_s >= best_s:
+            break  # all others take at least as long
+        found = simulated(problem, shares)
+        num_simulated += 1
+        best_s = min(best_s, found.step_s or best_s)
+    return best_s, len(ways), num_simulated
+
+
+def _all_ways(tables: Tables, devices: list[int]) -> Iterator[Shares]:
+    names = tables.problem.cluster.device_names
+    for structure in structures(tables, devices):
+        for samples in _partitions(BATCH, len(structure)):
+            for chosen in product(*(_replicas(tables, names, group, n) for group, n in
+                                    zip(structure, samples, strict=True))):  # fmt: skip
+                yield Shares(replicas=chosen)
+
+
+def _replicas(
+    tables: Tables, names: tuple[str, ...], group: tuple[int, ...], number: int
+) -> list[Replica]:
+    layers = block_edges(tables.problem.graph)[1:]
+    counts = sorted({min(count, number) for count in COUNTS})
+    return [
+        Replica(
+            devices=tuple(names[d] for d in group),
+            microbatches=even_sizes(number, -(-number // count)),
+            cuts=cuts,
+        )
+        for count in counts
+        for cuts in combinations(layers, len(group) - 1)
+    ]
+
+
+def _partitions(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as so many positive numbers, in order."""
+    for cuts in combinations(range(1, number), parts - 1):
+        yield tuple(b - a for a, b in pairwise((0, *cuts, number)))
+
+
+if __name__ == "__main__":
+    main()

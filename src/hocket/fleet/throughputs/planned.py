@@ -1,0 +1,93 @@
+"""Throughputs of jobs that get the best plan for whatever devices they have.
+
+The batch of a step stays the same on every gang, so a step counts once however many devices do it.
+For each kind and size of gang the whole question is answered (`hocket.planners.whole`): a gang
+shares the batch, pipelines, recomputes or keeps state on the host as is best there, and a model
+that fits no single device of a kind may still fit two of them. 0 where nothing fits. Gangs are on
+as few servers as possible. O(kinds x gangs) searches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.base.errors import UsageError
+from hocket.cost.calibrate import Calibration
+from hocket.cost.roofline import estimate_costs
+from hocket.fleet.throughputs.servers import Servers
+from hocket.fleet.throughputs.table import JobProfile, Throughputs
+from hocket.graph.graph import Graph
+from hocket.hardware.cluster import Cluster
+from hocket.hardware.kinds import preset_kinds
+from hocket.hardware.shorthand import cluster_from_text
+from hocket.plan.problem import Problem
+from hocket.planners.candidates import Comparison
+from hocket.planners.whole.compare import can_share, compare_whole
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GangPlan:
+    """The best way for a gang of one kind."""
+
+    servers: Servers
+    gang: int
+    comparison: Comparison
+
+    @property
+    def steps_per_s(self) -> float:
+        """Of the whole batch; 0 where nothing fits."""
+        winner = self.comparison.winner
+        return 0.0 if winner is None or not winner.step_s else 1.0 / winner.step_s
+
+
+def plan_gangs(
+    graph: Graph,
+    kinds: Sequence[Servers],
+    gangs: Sequence[int] = (1,),
+    *,
+    calibration: Calibration | None = None,
+) -> list[GangPlan]:
+    """The best way on every kind for every size of gang; raises `UsageError` for other graphs."""
+    found = []
+    for servers in kinds:
+        is_known = calibration is not None and servers.kind.name in calibration.kinds
+        for gang in sorted(set(gangs)):
+            cluster = _gang(servers, gang)
+            costs = estimate_costs(graph, cluster, calibration=calibration if is_known else None)
+            problem = Problem(work=graph, cluster=cluster, op_costs=costs)
+            if not can_share(problem):
+                raise UsageError(
+                    f"the batch of {graph.name} cannot be shared between devices",
+                    hint="name a model with a batch of two or more, or leave out --planned",
+                )
+            found.append(GangPlan(servers=servers, gang=gang, comparison=compare_whole(problem)))
+    return found
+
+
+def planned_throughputs(plans: Sequence[GangPlan], job_type: str) -> Throughputs:
+    """Gavel's table of planned gangs: steps of the whole batch per second."""
+    names = list(dict.fromkeys(plan.servers.name for plan in plans))
+    gangs = sorted({plan.gang for plan in plans})
+    alone = np.zeros((len(gangs), len(names)))
+    for plan in plans:
+        alone[gangs.index(plan.gang), names.index(plan.servers.name)] = plan.steps_per_s
+    return Throughputs(
+        kinds=tuple(names),
+        profiles=tuple(JobProfile(job_type, gang) for gang in gangs),
+        alone=alone,
+        beside=np.zeros((len(gangs), len(gangs), len(names))),
+    )
+
+
+def _gang(servers: Servers, gang: int) -> Cluster:
+    """So many devices on as few servers as possible."""
+    server = servers.server
+    if gang <= server.num_devices:
+        return server.only(server.device_names[:gang])
+    is_kind = servers.hardware in preset_kinds()
+    count = gang if is_kind else -(-gang // server.num_devices)
+    joined = cluster_from_text(f"{count}x{servers.hardware}")
+    return joined.only(joined.device_names[:gang])
