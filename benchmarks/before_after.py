@@ -123,9 +123,12 @@ def all_rows(work: Path, num_ops: int, trace: Path | None) -> dict[str, Row]:
                 source, SIMULATING, name, str(num_ops), mode
             )
     if trace is not None:
-        fleet = ("fleet", "simulate", str(trace), "--policy", "las", "--cluster",
-                 "v100=36,p100=36,k80=36", "--json")  # fmt: skip
-        rows["fleet simulate"] = lambda source: command_s(source, *fleet)
+        fleet = ("fleet", "simulate", str(trace), "--cluster", "v100:36,p100:36,k80:36",
+                 "--jobs", "4000:5000", "--json")  # fmt: skip
+        rows["fleet, as Gavel does"] = lambda source: command_s(
+            source, *fleet, "--compatible", "gavel"
+        )
+        rows["fleet"] = lambda source: command_s(source, *fleet)
     return rows
 
 
