@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from cli.terminal import hocket, hocket_process
+from cli.terminal import hocket
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_plan_with_one_planner_is_repeated_exactly_by_simulate(folder):
 
 
 def test_plan_for_a_person_shows_the_table_and_what_to_do_next(folder):
-    done = hocket_process("plan", "g.json.gz", "--on", "two.toml", cwd=folder)
+    done = hocket("plan", "g.json.gz", "--on", "two.toml", cwd=folder)
     assert "✔" in done.stdout
     assert "chosen because" in done.stdout
     assert "wrote plan.json, report.html, trace.json" in done.stderr

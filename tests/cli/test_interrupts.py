@@ -14,7 +14,7 @@ from hocket.graph.generators import generate
 
 def python(script, **environment):
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, check=False, timeout=60,
+        [sys.executable, "-c", script], capture_output=True, check=False,
         env={**os.environ, **PLAIN, **environment},
     )  # fmt: skip
 

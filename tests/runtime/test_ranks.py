@@ -191,11 +191,11 @@ def test_what_is_sent_is_held_until_it_has_left_and_no_longer():
         del data
     assert not left[0].wait(0.05)
     sends[0].over.set()
-    assert left[0].wait(5)
+    assert left[0].wait(60)
     assert not left[1].is_set()
     sends[1].over.set()
     outbox.flush()
-    assert left[1].wait(5)
+    assert left[1].wait(60)
     failed = Send(RuntimeError("closed"))
     failed.over.set()
     outbox.put(failed, torch.zeros(1))

@@ -29,10 +29,10 @@ class Served:
         )
         self.thread.start()
         self.connections: list[http.client.HTTPConnection] = []
-        assert ready.wait(20)
+        assert ready.wait(120)
 
     def open(self, path: str, **headers: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         self.connections.append(connection)
         connection.request("GET", path, headers={**AUTHORIZED, **headers})
         return connection.getresponse()

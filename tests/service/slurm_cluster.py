@@ -57,7 +57,7 @@ def _unpack(folder: Path) -> None:
 def _prepare(folder: Path, *command: str) -> None:
     try:
         told = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, check=False, timeout=30
+            command, cwd=folder, capture_output=True, text=True, check=False, timeout=120
         )
     except subprocess.TimeoutExpired:
         raise NoSlurmError(f"{command[0]}: no answer in time") from None
@@ -103,7 +103,7 @@ class SlurmCluster:
         """SIGKILL to the controller or to the daemon of a node."""
         handle = self._running.pop(name)
         handle.kill()
-        handle.wait(10)
+        handle.wait(60)
 
     def lose(self, node: str) -> None:
         """SIGKILL to the daemon of a node, and have Slurm call it down at once.
@@ -150,10 +150,10 @@ class SlurmCluster:
             handle.send_signal(signal.SIGTERM)
         for handle in self._running.values():
             try:
-                handle.wait(10)
+                handle.wait(60)
             except subprocess.TimeoutExpired:
                 handle.kill()
-                handle.wait(10)
+                handle.wait(60)
 
     def _trouble(self) -> str:
         told = [(self._folder / f"{name}.out").read_text()[-200:] for name in self._running]

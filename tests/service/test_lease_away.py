@@ -140,7 +140,7 @@ def test_a_worker_that_revives_after_its_attempt_was_given_away(lease_server, tm
         worker.send_signal(signal.SIGSTOP)
         before = lease_server.give_away((7, 3))
         worker.send_signal(signal.SIGCONT)
-        output, _ = worker.communicate(timeout=30)
+        output, _ = worker.communicate(timeout=120)
     finally:
         worker.kill()
         worker.wait()

@@ -75,7 +75,7 @@ def test_the_process_ends_when_nobody_can_ask_it_any_more(beside):
     member = beside._crew._members[0]
     os.close(member.writer.descriptor)
     member.writer.descriptor = os.open(os.devnull, os.O_WRONLY)
-    assert member.process.wait(20) == 0
+    assert member.process.wait(120) == 0
     beside._let_go()
 
 
@@ -134,7 +134,7 @@ def test_whoever_comes_when_some_wait_is_refused_at_once():
         most[0] += 1
         most[1] = max(most)
         begun.set()
-        assert may_end.wait(100)
+        assert may_end.wait(120)
         most[0] -= 1
         return explain(state, asked["number"]).to_data()
 
@@ -144,7 +144,7 @@ def test_whoever_comes_when_some_wait_is_refused_at_once():
     ]
     for thread in threads:
         thread.start()
-    assert begun.wait(100)
+    assert begun.wait(120)
     while outlook._places._value:
         time.sleep(0.01)
     start_s = time.monotonic()
@@ -180,7 +180,7 @@ def test_what_is_shared_was_begun_after_it_was_asked_for():
     stale: list[tuple[int, int]] = []
 
     def ask() -> None:
-        barrier.wait(20)
+        barrier.wait(120)
         for _ in range(5):
             changes[0] += 1
             mine = changes[0]

@@ -103,10 +103,10 @@ def test_whoever_submits_does_not_wait_for_those_who_look(service, monkeypatch):
     server = uvicorn.Server(server_config(make_app(service.daemon, tokens_of(TOKEN))))
     serving_it = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     serving_it.start()
-    monkeypatch.setattr(service.daemon, "devices", lambda: may_end.wait(100) and [])
+    monkeypatch.setattr(service.daemon, "devices", lambda: may_end.wait(120) and [])
 
     def ask(method: str, path: str, body: object = None) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=100)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         content = None if body is None else json.dumps(body)
         connection.request(method, path, content, AUTHORIZED)
         status = connection.getresponse().status

@@ -130,30 +130,42 @@ def test_streams_have_a_limit_and_give_their_place_back(served, monkeypatch):
     assert second.status == 200
 
 
+def second_is_cut(port: int) -> bool:
+    """Begin a second request; False where the first was cut, for a busy machine was too slow."""
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as slow:
+        try:
+            slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                if not (more := slow.recv(4096)):
+                    return False
+                received += more
+            assert b"200 OK" in received
+            slow.sendall(b"GET /heal")
+        except ConnectionError:
+            return False
+        start_s = time.monotonic()
+        assert slow.recv(100) == b""
+        # What a whole request may take is 30 seconds.
+        assert time.monotonic() - start_s < 20.0
+        return True
+
+
 def test_a_request_that_never_gets_to_the_point_is_cut(served, monkeypatch):
-    prompt_before_s = prompt.HEAD_TIMEOUT_S
     monkeypatch.setattr(prompt, "HEAD_TIMEOUT_S", 0.2)
     for beginning in (b"", b"GET /v1/jobs HTTP/1.1\r\nHost: local"):
-        with socket.create_connection(("127.0.0.1", served.port), timeout=60) as slow:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=120) as slow:
             slow.sendall(beginning)
             assert slow.recv(100) == b""
     # The second request of a connection is held to the same.
-    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as slow:
-        slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        received = b""
-        while not received.endswith(b"}"):
-            received += slow.recv(4096)
-        assert b"200 OK" in received
-        slow.sendall(b"GET /heal")
-        start_s = time.monotonic()
-        assert slow.recv(100) == b""
-        assert time.monotonic() - start_s < prompt_before_s
+    while not second_is_cut(served.port):
+        continue
 
 
 def test_a_refused_request_does_not_keep_its_connection_by_sending_on(served, monkeypatch):
     monkeypatch.setattr(prompt, "REQUEST_TIMEOUT_S", 0.5)
     head = b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", served.port), timeout=20) as slow:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=120) as slow:
         slow.sendall(head)
         assert slow.recv(100).startswith(b"HTTP/1.1 401")
 
@@ -164,7 +176,7 @@ def test_a_refused_request_does_not_keep_its_connection_by_sending_on(served, mo
                 return True
             return False
 
-        wait_until(is_cut, 20.0)
+        wait_until(is_cut)
 
 
 def test_connections_that_ask_nothing_have_a_limit(served, monkeypatch):
@@ -173,9 +185,9 @@ def test_connections_that_ask_nothing_have_a_limit(served, monkeypatch):
     wait_until(lambda: not served.server.server_state.connections)
     monkeypatch.setattr(prompt, "MAX_CONNECTIONS", 3)
     address = ("127.0.0.1", served.port)
-    idle = [socket.create_connection(address, timeout=20) for _ in range(3)]
+    idle = [socket.create_connection(address, timeout=120) for _ in range(3)]
     wait_until(lambda: len(served.server.server_state.connections) == 3)
-    with socket.create_connection(address, timeout=20) as more:
+    with socket.create_connection(address, timeout=120) as more:
         assert more.recv(100).startswith(b"HTTP/1.1 503")
     idle[0].close()
     wait_until(lambda: len(served.server.server_state.connections) == 2)
@@ -193,7 +205,7 @@ def test_answers_are_sent_at_once(served):
 
 
 def test_a_head_that_is_too_large_is_refused(served):
-    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as large:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=120) as large:
         large.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000)
         assert large.recv(100).startswith(b"HTTP/1.1 400")
 
