@@ -2,7 +2,10 @@
 
 import os
 
+import pytest
+
 from hocket.base import config
+from hocket.base.errors import UsageError
 
 
 def test_import_paths_hold_from_another_folder(monkeypatch, tmp_path):
@@ -17,3 +20,13 @@ def test_import_paths_hold_from_another_folder(monkeypatch, tmp_path):
 def test_an_environment_without_import_paths_stays_as_it_is(monkeypatch):
     monkeypatch.delenv("PYTHONPATH", raising=False)
     assert config.environment_anywhere() == dict(os.environ)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+@pytest.mark.parametrize("text", ["x", "", "-1", "1.5"])
+def test_what_a_launcher_says_is_a_number(monkeypatch, name, text):
+    monkeypatch.setenv(name, "3")
+    assert config.rank_variables()[name] == "3"
+    monkeypatch.setenv(name, text)
+    with pytest.raises(UsageError, match=f"{name}={text!r} is no number"):
+        config.rank_variables()

@@ -1,3 +1,4 @@
+import math
 from itertools import combinations
 
 import numpy as np
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from hocket.base.errors import UsageError
 from hocket.classes.groups import balanced_groups, even_sizes, evened
+from hocket.classes.settings import NetTraining, SplitRequest
 
 
 @given(st.integers(2, 14), st.data())
@@ -51,3 +53,9 @@ def test_evening_finds_the_best_groups_of_a_small_problem():
 def test_more_parts_than_classes_are_refused():
     with pytest.raises(UsageError, match="4 classes cannot be put into 5 parts"):
         even_sizes(4, 5)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0, -1.0])
+def test_a_learning_rate_is_a_number_above_nothing(rate):
+    with pytest.raises(UsageError, match="learning rate"):
+        SplitRequest(net="n.py:f", data="d.py:f", retraining=NetTraining(learning_rate=rate))

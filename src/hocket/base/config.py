@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from hocket.base.errors import UsageError
+
 
 def debug() -> bool:
     """Whether unexpected errors show their traceback (``HOCKET_DEBUG=1``)."""
@@ -56,8 +58,15 @@ def fleet_variables() -> dict[str, str]:
 
 def rank_variables() -> dict[str, str]:
     """What a launcher (ours, torchrun, accelerate) told a script that it runs once per rank."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HOCKET_PLAN")
-    return {name: os.environ[name] for name in names if name in os.environ}
+    numbers = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    given = {name: os.environ[name] for name in (*numbers, "HOCKET_PLAN") if name in os.environ}
+    for name in numbers:
+        if not given.get(name, "0").isdecimal():
+            raise UsageError(
+                f"{name}={given[name]!r} is no number of a rank",
+                hint=f"unset {name}, or start this with a launcher such as torchrun",
+            )
+    return given
 
 
 def environment_anywhere() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,6 +57,11 @@ class SplitRequest:
             raise UsageError(
                 f"an accuracy loss of {self.accuracy_loss} points cannot be",
                 hint="write points, such as 0.2",
+            )
+        if not 0 < self.retraining.learning_rate < math.inf:
+            raise UsageError(
+                f"a learning rate of {self.retraining.learning_rate} cannot be",
+                hint="give one above 0, such as 0.05",
             )
 
     def to_data(self) -> dict[str, Any]:

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 from runtime.collectives.ranks import training
 
+from hocket.base.errors import RunError
+from hocket.runtime.collectives.launched import probe_launched
+
 
 def _testbed() -> Any:
     path = Path(__file__).parents[3] / "benchmarks/testbed.py"
@@ -79,3 +82,11 @@ def _until(rank: forked.Rank, is_enough: Callable[[int, int], bool]) -> list[tup
     while not found or not is_enough(found[-1][1], len(found)):
         found.append(rank.hear())
     return found
+
+
+def test_ranks_that_have_no_place_to_meet_are_told(monkeypatch) -> None:
+    for name, text in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "x"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(RunError, match=r"the ranks do not meet: .*MASTER_ADDR"):
+        probe_launched()
