@@ -4,13 +4,19 @@ import copy
 import os
 import warnings
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
 import hocket
+from hocket.api import make_problem
 from hocket.capture import CaptureWarning
+from hocket.graph.graph import Phase
+from hocket.plan.files import SavedPlan
+from hocket.plan.plan import Plan
+from hocket.plan.sections import Replica, Shares
 from hocket.runtime.train.update import planned_update
 from hocket.transformer import Division
 
@@ -172,12 +178,16 @@ CASES = {
     "bert-tensor": (bert, Division(tensor=2, global_batch=8)),
     "hollow": (words, Division(pipeline=2, global_batch=8, microbatch=4)),
     "placed": (mlp, None),
+    "accumulated": (mlp, (((), (3, 2)), ((), (2, 2)))),
+    "cut": (words, (((0.6,), (3, 3, 2)),)),
+    "uneven": (words, (((), (2, 1)), ((0.3, 0.7), (2, 2, 1)))),
     "data-pipeline": (words, Division(data=2, pipeline=2, global_batch=8, microbatch=2,
                                       shares=(5, 3), zero=1)),
     "tensor-pipeline": (words, Division(tensor=2, pipeline=2, global_batch=8, microbatch=4)),
     "data-tensor": (words, Division(data=2, tensor=2, global_batch=8, zero=3)),
 }  # fmt: skip
-"""What is trained, and how it is divided."""
+"""What is trained, and how it is divided; for shares where each replica is cut, in parts of the
+forward pass, and its microbatches."""
 
 
 def optimizer_of(model):
@@ -187,6 +197,22 @@ def optimizer_of(model):
         {"params": parameters[1::2], "lr": 3e-3},
     ]
     return torch.optim.AdamW(groups, lr=1e-2)
+
+
+def shared(graph, replicas):
+    """A plan of shares."""
+    num_devices = sum(len(cuts) + 1 for cuts, _ in replicas)
+    problem = make_problem(graph, f"{num_devices}xcpu-core")
+    forward = np.flatnonzero(graph.op_phase == Phase.FORWARD)
+    names = iter(problem.cluster.device_names)
+    shares = Shares(replicas=tuple(
+        Replica(
+            devices=tuple(next(names) for _ in range(len(cuts) + 1)), microbatches=sizes,
+            cuts=tuple(int(forward[int(cut * len(forward))]) for cut in cuts),
+        )
+        for cuts, sizes in replicas
+    ))  # fmt: skip
+    return SavedPlan(problem, Plan(planner="shares").having(shares))
 
 
 def start(name, folder):
@@ -205,10 +231,13 @@ def start(name, folder):
             save_file(model.state_dict(), weights)
         model = model.to("meta")
     optimizer, plain = optimizer_of(model), optimizer_of(twin)
-    if name == "placed":  # single ops on the devices of two ranks
+    if not isinstance(division, Division):
         update = planned_update(optimizer, model)
         graph = hocket.capture(model, batches[0], forward=forward, optimizer=update, device="cpu")
-        division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
+        if division is None:  # single ops on the devices of two ranks
+            division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
+        else:
+            division = shared(graph, division)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
         train = hocket.prepare(

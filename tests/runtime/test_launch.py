@@ -61,7 +61,7 @@ def test_a_killed_rank_is_named_and_all_are_gone(alone):
     saving = ("--save", "killed", "--every", "2")
     command = ("launch", folder / "plan.json", SCRIPT, "--steps", "1000000", *saving)
     with ForkedCommand(*command, cwd=folder) as launched:
-        next(line for line in launched.stderr if line.startswith("step 3:"))
+        next(line for line in launched.stdout if line.startswith("step 3:"))
         children = psutil.Process(launched.pid).children(recursive=True)
         ranks = [c for c in children if "hocket.runtime.launched" in c.cmdline()]
         assert len(ranks) == 2
@@ -97,7 +97,7 @@ def division(alone, tmp_path_factory):
 def test_a_division_trains_a_script_on_two_machines_as_on_one(division, tmp_path):
     command = ("launch", division, SCRIPT, "--save", "one")
     with ForkedCommand(*command, cwd=tmp_path, forks_ranks=True) as one:
-        said = [one.communicate()[1]]
+        said = [one.communicate()]
     assert one.returncode == 0, said
     with reserved_port() as port, contextlib.ExitStack() as both:
         machines = [
@@ -108,9 +108,9 @@ def test_a_division_trains_a_script_on_two_machines_as_on_one(division, tmp_path
             ))
             for index in range(2)
         ]  # fmt: skip
-        said += [machine.communicate()[1] for machine in machines]
+        said += [machine.communicate() for machine in machines]
         assert [machine.returncode for machine in machines] == [0, 0], said
-    losses = [[line for line in text.splitlines() if "loss" in line] for text in said]
+    losses = [[line for line in out.splitlines() if "loss" in line] for out, _ in said]
     assert losses[0] == losses[1]
     assert len(losses[0]) == 5
     assert not losses[2]

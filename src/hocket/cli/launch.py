@@ -37,9 +37,10 @@ def command(
     """Run SCRIPT with ARGUMENTS in one process per device of PLAN, as torchrun does.
 
     In SCRIPT hocket.prepare finds its part of PLAN. A rank that is killed or fails is named, and
-    all end with it (exit 5). What ranks print goes to standard error. Options of hocket stand
-    before PLAN; what follows SCRIPT is the script's. On several machines start it on each, with the
-    same PLAN and --address: each carries the devices of one host of PLAN.
+    all end with it (exit 5). What ranks print comes out as they print it, line by line; with
+    --json all of it on standard error. Options of hocket stand before PLAN; what follows SCRIPT is
+    the script's. On several machines start it on each, with the same PLAN and --address: each
+    carries the devices of one host of PLAN.
     """
     from hocket.base.extras import require
 
@@ -48,7 +49,9 @@ def command(
     from hocket.api.launching import launch
     from hocket.api.plans import read_plan
 
-    num_ranks = launch(plan, read_plan(plan), script, arguments, machines=machines)
+    num_ranks = launch(
+        plan, read_plan(plan), script, arguments, machines=machines, shows_stdout=not as_json
+    )
     if as_json:
         emit({"plan": str(plan), "script": str(script), "ranks": num_ranks})
 

@@ -25,7 +25,7 @@ _PIPE_BYTES = 1 << 20
 _MAX_WORDS_BYTES = 1 << 24
 """Of what a process prints; beyond it all but the end is forgotten."""
 _LAST_WORDS_BYTES = 1 << 12
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ class ProcessSpec:
     """What it does at a position, for people: ``running op …``."""
     shows_output: bool = False
     """Whether what it prints is shown on our standard error; else its end is kept."""
+    has_our_stdout: bool = False
+    """Whether what it prints to standard output is shown on ours, where its output is shown."""
 
 
 class CrewMember:
@@ -62,6 +64,8 @@ class CrewMember:
         child_in, our_out = _pipe()
         our_in, child_out = _pipe()
         self.reader, self.writer = FrameReader(our_in), FrameWriter(our_out)
+        errors = _STDERR if spec.shows_output and sys.__stderr__ else self._words
+        is_ours = spec.shows_output and spec.has_our_stdout and sys.__stdout__
         with tempfile.TemporaryFile() as shared:
             shared.truncate(SignsOfLife.SIZE)
             self.progress = SignsOfLife(mmap.mmap(shared.fileno(), SignsOfLife.SIZE))
@@ -70,7 +74,8 @@ class CrewMember:
                 self.process = start_module(
                     spec.module,
                     [",".join(map(str, (*given, os.getpid()))), *spec.arguments],
-                    output=_STDERR if spec.shows_output and sys.__stderr__ else self._words,
+                    output=_STDOUT if is_ours else errors,
+                    errors=errors,
                     folder=spec.folder,
                     environment={**config.environment_anywhere(), **spec.environment, **mark},
                     descriptors=given,

@@ -25,6 +25,7 @@ def start_module(
     arguments: Sequence[str] = (),
     *,
     output: int | IO[Any],
+    errors: int | IO[Any] | None = None,
     stdin: int = subprocess.DEVNULL,
     folder: str | None = None,
     environment: Mapping[str, str] | None = None,
@@ -32,6 +33,8 @@ def start_module(
     is_own_session: bool = True,
 ) -> subprocess.Popen[bytes]:
     """Start ``python -m module arguments``; what it prints goes to ``output``.
+
+    What it prints to standard error goes to ``errors`` where that is another place.
 
     It runs in a session of its own unless told otherwise: Ctrl-C in a terminal reaches only us. It
     goes on when this process ends, unless it asks for the opposite (`hocket.processes.child`).
@@ -44,7 +47,7 @@ def start_module(
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=stdin,
             stdout=output,
-            stderr=output,
+            stderr=output if errors is None else errors,
             cwd=folder,
             env=config.environment_anywhere() if environment is None else dict(environment),
             pass_fds=tuple(descriptors),

@@ -44,9 +44,12 @@ def launch(
     arguments: Sequence[str],
     *,
     machines: Machines = Machines(),  # noqa: B008 - frozen
+    shows_stdout: bool = True,
     on_start: OnStart = lambda process_ids: None,
 ) -> int:
     """Run ``script`` in one process per used device, until all are done; the number of ranks.
+
+    What ranks print goes where they print it; with ``shows_stdout=False`` all to standard error.
 
     Raises `RunError` where one fails, when all of this machine are gone.
     """
@@ -66,6 +69,7 @@ def launch(
                     rank, own, len(names), store.port if store else machines.port, machines, plan
                 ),
                 shows_output=True,
+                has_our_stdout=shows_stdout,
             )
             for rank in own
         ]

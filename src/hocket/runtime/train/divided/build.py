@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,93 +17,174 @@ from hocket.planners.parallelism.schedules import make_schedule
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.carrier import Carrier, Passes
 from hocket.runtime.train.cuts import TensorCut
+from hocket.runtime.train.divided.accumulated import Accumulated, AccumulatedAlone
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
+from hocket.runtime.train.divided.cutting import Cutting, cut_by_layers
 from hocket.runtime.train.divided.hollow import fill_hollow
 from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.norms import batch_norms_in_training, join_batch_norms
-from hocket.runtime.train.divided.piece import Cutting
 from hocket.runtime.train.divided.replicas import Replicas
 from hocket.runtime.train.divided.sharded import ShardedModel
 from hocket.runtime.train.divided.shares import (
     Count,
     ignored_labels,
+    microbatches,
     num_rows,
     shared_rows,
     take_rows,
 )
-from hocket.runtime.train.divided.stack import find_stack, stage_layers
+from hocket.runtime.train.divided.stack import find_stack
 from hocket.runtime.train.divided.staged import Pipeline
 from hocket.runtime.train.divided.tensor import divide_layers
 from hocket.runtime.train.recorded import Recipe
 from hocket.transformer import Division
 from hocket.transformer.rules import broken_shares
 
-MakeInner = Callable[[Any], Passes]
+MakeInner = Callable[[Any], Carrier]
 """The carrier of the model on one device for batches like the given one."""
+_WARNED_LEVEL = 7
+"""Callers between a warning of this file and the person's script."""
 
 
 class DivisionWarning(UserWarning):
     """A division is not carried out as someone may expect."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DividedTask:
+    """What is trained, as every rank knows it."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Any
+    """Of all ranks."""
+    recipe: Recipe
+    device: torch.device
+    """Of this rank."""
+    make_inner: MakeInner
+    seed: int | None
+    count: Count | None
+    max_shapes: int
+    weights: str | Path | None
+    predicted_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPart:
+    """What this rank does of a task."""
+
+    mesh: Mesh
+    shares: Sequence[int]
+    """Of each replica."""
+    sizes: Sequence[int]
+    """Proportions of the microbatches of this rank's replica."""
+    zero: int = 0
+    tensor: int = 1
+    joins_norms: bool = True
+    """Whether all replicas see a batch at once, so that batch norms can see all of it."""
+    pipeline: tuple[Cutting, Schedule] | None = None
+
+
 def divided_carrier(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    batch: Any,
-    division: Division,
-    schedule: Schedule | None,
-    device: torch.device,
-    recipe: Recipe,
-    make_inner: MakeInner,
-    *,
-    seed: int,
-    count: Count | None,
-    max_shapes: int,
-    weights: str | Path | None,
+    task: DividedTask, division: Division, schedule: Schedule | None, *, accumulates: bool
 ) -> Carrier:
-    """Carry the model by all ranks of a division; each calls this with the same batch."""
+    """Carry the model by all ranks of a division; each calls this with the same batch.
+
+    ``accumulates`` says whether ranks without a pipeline take their microbatches one by one.
+    """
     _refuse(division)
     _warn_of_memory(division)
-    mesh = Mesh(division, device)
-    require_same_everywhere(model, device)
-    share_weights(model, device)
-    shares = division.shares or (1,) * division.data
-    own = shared_rows(num_rows(batch), shares)[mesh.data_rank]
-    if division.data > 1:
-        join_batch_norms(model, mesh.data_group)
-        _warn_of_counts(batch, count)
+    is_split = accumulates or division.pipeline > 1
+    sizes = (1,) * (division.num_microbatches if is_split else 1)
+    if division.num_devices == 1:
+        return alone(task, sizes)
+    mesh = Mesh(division, task.device)
+    agree(task)
+    pipeline = None
+    if division.pipeline > 1:
+        schedule = schedule or make_schedule(
+            division.schedule, division.pipeline, len(sizes), division.chunks
+        )
+        pipeline = cut_by_layers(task.model, division, schedule), schedule
+    return carried(task, RankPart(
+        mesh=mesh, shares=division.shares or (1,) * division.data, sizes=sizes,
+        zero=division.zero, tensor=division.tensor, joins_norms=len(sizes) == 1, pipeline=pipeline,
+    ))  # fmt: skip
+
+
+def agree(task: DividedTask) -> None:
+    """Make sure that all ranks have one model; they start from the weights of the first."""
+    require_same_everywhere(task.model, task.device)
+    share_weights(task.model, task.device)
+
+
+def alone(task: DividedTask, sizes: Sequence[int]) -> Carrier:
+    """The whole model on the one device of a plan, in this process."""
+    if len(sizes) == 1:
+        return task.make_inner(task.batch)
+    _warn_of_norms(task.model)
+    first = microbatches(task.batch, sizes, task.count)[0][0]
+    return AccumulatedAlone(
+        task.make_inner(first), sizes, count=task.count, device=task.device, seed=task.seed,
+        predicted_s=task.predicted_s,
+    )  # fmt: skip
+
+
+def carried(task: DividedTask, part: RankPart) -> Carrier:
+    """The part of this rank, and the agreement with all others."""
+    model, mesh = task.model, part.mesh
+    own = shared_rows(num_rows(task.batch), part.shares)[mesh.data_rank]
+    rows = settled(take_rows(task.batch, own))
+    if not part.joins_norms:
+        _warn_of_norms(model)
+    if len(part.shares) > 1:
+        if part.joins_norms:
+            join_batch_norms(model, mesh.data_group)
+        _warn_of_counts(task.batch, task.count)
     cuts: Mapping[int, TensorCut] = {}
-    if division.tensor > 1:
-        cuts = divide_layers(model, mesh.tensor_group, mesh.tensor_rank, division.tensor)
-    if division.pipeline == 1:
-        fill_hollow(model, weights, _always, cuts, mesh)
-    rows = settled(take_rows(batch, own))
-    inner: Passes
+    if part.tensor > 1:
+        cuts = divide_layers(model, mesh.tensor_group, mesh.tensor_rank, part.tensor)
     stage_of: Callable[[torch.Tensor], int] = _on_the_first
     refresh: Callable[[], None] = _nothing
-    if division.pipeline > 1:
-        _refuse_batch_norms(model)
-        schedule = schedule or _schedule(division)
+    if part.pipeline is not None:
+        inner: Passes
         inner = pipeline = Pipeline(
-            model, rows, recipe, _cutting(model, division, schedule), schedule, mesh,
-            seed=seed, count=count, max_shapes=max_shapes,
+            model, rows, task.recipe, *part.pipeline, mesh,
+            sizes=part.sizes, seed=task.seed or 0, count=task.count, max_shapes=task.max_shapes,
         )  # fmt: skip
-        fill_hollow(model, weights, pipeline.is_needed, cuts, mesh)
+        fill_hollow(model, task.weights, pipeline.is_needed, cuts, mesh)
         stage_of, refresh = pipeline.stage_of, pipeline.refresh
         pipeline.settle()
-    elif division.zero == 3 and division.data > 1:
-        named = {name: cuts.get(id(parameter)) for name, parameter in model.named_parameters()}
-        inner = ShardedModel(model, optimizer, recipe, mesh.axes["dp"])
-        # Parts of parameters have taken the place of parameters.
-        now = dict(model.named_parameters())
+    else:
+        fill_hollow(model, task.weights, _always, cuts, mesh)
+        inner, cuts = _on_one_rank(task, part, rows, cuts)
+    return Replicas(
+        inner, model, mesh, shares=part.shares, count=task.count, seed=task.seed or 0,
+        zero=part.zero,
+        has_own_statistics=not part.joins_norms and bool(batch_norms_in_training(model)),
+        cuts=cuts, stage_of=stage_of, refresh=refresh, predicted_s=task.predicted_s,
+    )  # fmt: skip
+
+
+def _on_one_rank(
+    task: DividedTask, part: RankPart, rows: Any, cuts: Mapping[int, TensorCut]
+) -> tuple[Passes, Mapping[int, TensorCut]]:
+    """A replica that is one rank, or several that divide each layer; and its cuts as they are then.
+
+    Replicas that divide their weights put parts of parameters in the place of parameters.
+    """
+    first = microbatches(rows, part.sizes, task.count)[0][0] if len(part.sizes) > 1 else rows
+    inner: Passes
+    if part.zero == 3 and len(part.shares) > 1:
+        named = {name: cuts.get(id(p)) for name, p in task.model.named_parameters()}
+        inner = ShardedModel(task.model, task.optimizer, task.recipe, part.mesh.axes["dp"])
+        now = dict(task.model.named_parameters())
         cuts = {id(now[name]): cut for name, cut in named.items() if cut is not None}
     else:
-        inner = make_inner(rows)
-    return Replicas(
-        inner, model, mesh, shares=shares, count=count, seed=seed,
-        reduces=division.zero != 3,
-        cuts=cuts, stage_of=stage_of, refresh=refresh, predicted_s=None,
-    )  # fmt: skip
+        inner = task.make_inner(first)
+    if len(part.sizes) > 1:
+        inner = Accumulated(inner, part.sizes, count=task.count, device=task.device)
+    return inner, cuts
 
 
 def _on_the_first(tensor: torch.Tensor) -> int:
@@ -117,29 +199,6 @@ def _nothing() -> None:
     """Every weight is updated where it is used."""
 
 
-def _cutting(model: nn.Module, division: Division, schedule: Schedule) -> Cutting:
-    stack, num_layers = find_stack(model)
-    stages = stage_layers(num_layers, division.layers, division.num_stages)
-    return Cutting(stack, tuple(stages), tuple(schedule.device_of_stage.tolist()))
-
-
-def _schedule(division: Division) -> Schedule:
-    """The named schedule of a division."""
-    return make_schedule(
-        division.schedule, division.pipeline, division.num_microbatches, division.chunks
-    )
-
-
-def _refuse_batch_norms(model: nn.Module) -> None:
-    norms = batch_norms_in_training(model)
-    if norms:
-        raise UsageError(
-            f"batch norm {norms[0]!r} would see single microbatches of a pipeline, which is "
-            "another training",
-            hint="plan data parallelism, where it sees the whole batch, or use another norm",
-        )
-
-
 def require_layers(model: nn.Module, planned: int) -> None:
     """Refuse a model of another number of layers than was planned."""
     path, found = find_stack(model)
@@ -150,12 +209,11 @@ def require_layers(model: nn.Module, planned: int) -> None:
         )
 
 
-def require_batch(division: Division, batch: Any) -> None:
+def require_batch(num_samples: int, batch: Any) -> None:
     """Refuse a batch of another size than was planned."""
-    if num_rows(batch) != division.global_batch:
+    if num_rows(batch) != num_samples:
         raise UsageError(
-            f"the plan is for {division.global_batch} samples per step, the batch has "
-            f"{num_rows(batch)}",
+            f"the plan is for {num_samples} samples per step, the batch has {num_rows(batch)}",
             hint="give the whole batch of all ranks, or plan for this size",
         )
 
@@ -192,7 +250,7 @@ def _warn_of_memory(division: Division) -> None:
             f"{' and '.join(left_out)} of the plan is not applied to your module: its numbers are "
             "the same, and it holds more activations than planned",
             DivisionWarning,
-            6,
+            _WARNED_LEVEL,
         )
 
 
@@ -202,5 +260,16 @@ def _warn_of_counts(batch: Any, count: Count | None) -> None:
             "some labels are -100, so a mean over tokens weighs samples differently than replicas "
             "do; say what counts: count=lambda batch: (batch['labels'][:, 1:] != -100).sum()",
             DivisionWarning,
-            6,
+            _WARNED_LEVEL,
+        )
+
+
+def _warn_of_norms(model: nn.Module) -> None:
+    norms = batch_norms_in_training(model)
+    if norms:
+        warnings.warn(
+            f"batch norm {norms[0]!r} normalises each microbatch by itself, as with accumulated "
+            "gradients in PyTorch: numbers differ from those of the whole batch at once",
+            DivisionWarning,
+            _WARNED_LEVEL,
         )

@@ -1,10 +1,13 @@
 """Where a rank stands in a division, and with whom it works.
 
-Ranks count tensor parallel fastest, then data, then pipeline, as divisions do.
+Ranks of a division count tensor parallel fastest, then data, then pipeline. Ranks of shares count
+replica by replica, and each replica has stages of its own number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,17 +23,9 @@ class Mesh:
 
     def __init__(self, division: Division, device: torch.device) -> None:
         """All ranks call it together."""
-        needed, running = division.num_devices, _world_size()
-        if needed != running:
-            raise UsageError(
-                f"the division takes {needed} ranks, and {running} "
-                f"{'is' if running == 1 else 'are'} running",
-                hint="start one per device: hocket launch plan.json script.py, or torchrun "
-                f"--nproc-per-node {needed} script.py",
-            )
-        self.division, self.device = division, device
+        _require_ranks(division.num_devices)
+        self.device, self.rank = device, dist.get_rank()
         self._sizes = (division.pipeline, division.data, division.tensor)
-        self.rank = dist.get_rank()
         rest, self.tensor_rank = divmod(self.rank, division.tensor)
         self.pipeline_rank, self.data_rank = divmod(rest, division.data)
         self.directions = (dist.new_group(), dist.new_group())
@@ -41,12 +36,16 @@ class Mesh:
         """The rank at a place."""
         return (pipeline * self._sizes[1] + data) * self._sizes[2] + tensor
 
+    def num_stages(self, replica: int) -> int:
+        """Pipeline ranks of a replica."""
+        return self._sizes[0]
+
     @property
     def pipeline_ranks(self) -> list[int]:
         """The ranks of this rank's pipeline, first stage first."""
         return [
             self.rank_of(pipeline=stage, data=self.data_rank, tensor=self.tensor_rank)
-            for stage in range(self._sizes[0])
+            for stage in range(self.num_stages(self.data_rank))
         ]
 
     @property
@@ -64,6 +63,82 @@ class Mesh:
         """Ranks that hold parts of the same matrices."""
         return self.axes["tp"].get_group()
 
+    def partner_groups(self, stages: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+        """The ranks that hold a weight, by its stage in each replica, in one order for all."""
+        return dict.fromkeys(sorted(set(stages)), self.data_group)
 
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    def sum_over_replicas(self, own: torch.Tensor) -> None:
+        """Add what each replica has; all ranks of a replica have the same."""
+        dist.all_reduce(own, group=self.data_group)
+
+    def of_replicas(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """What each replica has, in order; tensors of one shape."""
+        found = [torch.empty_like(own) for _ in range(self._sizes[1])]
+        dist.all_gather(found, own, group=self.data_group)
+        return found
+
+
+class UnevenMesh(Mesh):
+    """The ranks of replicas of which each has a pipeline of its own length."""
+
+    def __init__(self, num_stages: Sequence[int], device: torch.device) -> None:
+        """``num_stages`` of each replica; all ranks call it together."""
+        _require_ranks(sum(num_stages))
+        self.device, self.rank = device, dist.get_rank()
+        self._num_stages = tuple(num_stages)
+        self._first = [0, *accumulate(num_stages)][:-1]
+        self.tensor_rank = 0
+        self.data_rank = max(r for r, first in enumerate(self._first) if first <= self.rank)
+        self.pipeline_rank = self.rank - self._first[self.data_rank]
+        self.directions = (dist.new_group(), dist.new_group())
+        pipelines = [
+            dist.new_group([first + stage for stage in range(count)])
+            for first, count in zip(self._first, num_stages, strict=True)
+        ]
+        self._pipeline_group = pipelines[self.data_rank]
+
+    def rank_of(self, *, pipeline: int, data: int, tensor: int) -> int:
+        """The rank at a place."""
+        return self._first[data] + pipeline
+
+    def num_stages(self, replica: int) -> int:
+        """Pipeline ranks of a replica."""
+        return self._num_stages[replica]
+
+    @property
+    def pipeline_group(self) -> Any:
+        """The ranks of this rank's pipeline."""
+        return self._pipeline_group
+
+    def partner_groups(self, stages: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+        """The ranks that hold a weight, by its stage in each replica; all ranks ask together."""
+        return {
+            place: dist.new_group([
+                self.rank_of(pipeline=stage, data=replica, tensor=0)
+                for replica, stage in enumerate(place)
+            ])
+            for place in sorted(set(stages))
+        }  # fmt: skip
+
+    def sum_over_replicas(self, own: torch.Tensor) -> None:
+        """Add what each replica has: the first stage speaks for its replica."""
+        if self.pipeline_rank:
+            own.zero_()
+        dist.all_reduce(own)
+
+    def of_replicas(self, own: torch.Tensor) -> list[torch.Tensor]:
+        """What each replica has, in order; tensors of one shape."""
+        found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, own)
+        return [found[first] for first in self._first]
+
+
+def _require_ranks(needed: int) -> None:
+    running = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if needed != running:
+        raise UsageError(
+            f"the plan takes {needed} ranks, and {running} "
+            f"{'is' if running == 1 else 'are'} running",
+            hint="start one per device: hocket launch plan.json script.py, or torchrun "
+            f"--nproc-per-node {needed} script.py",
+        )

@@ -1,39 +1,79 @@
-"""Shares of a batch as the division that carries a person's module."""
+"""Shares of a batch, as `hocket plan` makes them, carried in a person's loop.
+
+Every replica has stages and microbatches of its own number. A weight may be with another stage in
+each replica; its gradients are summed by the ranks that have it.
+"""
 
 from __future__ import annotations
 
+from torch import nn
+
 from hocket.base.errors import UsageError
+from hocket.graph.graph import Graph, Role
 from hocket.plan.sections import Shares
+from hocket.planners.parallelism.schedules import make_schedule
+from hocket.runtime.train.carrier import Carrier
+from hocket.runtime.train.divided.build import DividedTask, RankPart, agree, alone, carried
+from hocket.runtime.train.divided.cutting import cut_at_ops
+from hocket.runtime.train.divided.mesh import Mesh, UnevenMesh
 from hocket.transformer import Division
 
 
-def division_of(shares: Shares) -> Division:
-    """One rank per replica, with its share of every batch.
+def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
+    """Carry the model by all ranks of shares of the planned ``graph``."""
+    _require_same_weights(graph, task.model)
+    _refuse_memory(shares)
+    replicas = shares.replicas
+    if len(shares.devices) == 1:
+        return alone(task, replicas[0].microbatches)
+    num_stages = [len(replica.devices) for replica in replicas]
+    mesh = (
+        UnevenMesh(num_stages, task.device)
+        if max(num_stages) > 1
+        else Mesh(Division(data=len(replicas)), task.device)
+    )
+    agree(task)
+    own = replicas[mesh.data_rank]
+    pipeline = None
+    if len(own.devices) > 1:
+        schedule = make_schedule(shares.schedule, len(own.devices), len(own.microbatches))
+        pipeline = cut_at_ops(graph, own.cuts), schedule
+    return carried(task, RankPart(
+        mesh=mesh,
+        shares=[replica.num_samples for replica in replicas],
+        sizes=own.microbatches,
+        zero=3 if shares.sharded else 0,
+        joins_norms=all(len(r.microbatches) == len(r.devices) == 1 for r in replicas),
+        pipeline=pipeline,
+    ))  # fmt: skip
 
-    Raises `UsageError` for shares that the loop of a person does not carry yet: stages cut from the
-    graph, blocks that are recomputed, and microbatches, for which it has ``accumulate``.
-    """
-    if any(len(replica.devices) > 1 for replica in shares.replicas):
-        raise UsageError(
-            "a person's loop does not carry stages of a shared batch",
-            hint="hocket run carries the plan out, hocket parallel divides a transformer",
-        )
+
+def _refuse_memory(shares: Shares) -> None:
     if any(replica.recomputed or replica.update == "host" for replica in shares.replicas):
         raise UsageError(
             "a person's loop does not recompute blocks or update on the host within shares",
             hint="hocket.prepare(memory=…) does both on one device; hocket run carries the plan "
             "out without holding less",
         )
-    most = max(len(replica.microbatches) for replica in shares.replicas)
-    if most > 1:
+
+
+def _require_same_weights(graph: Graph, model: nn.Module) -> None:
+    """Refuse another model than the planned one, by the names and bytes of its weights."""
+    planned = {
+        graph.tensor_names[t]: int(graph.tensor_bytes[t])
+        for t in range(graph.num_tensors)
+        if graph.tensor_role[t] == Role.PARAMETER and graph.tensor_producer[t] < 0
+    }
+    for name, parameter in model.named_parameters():
+        num_bytes = parameter.numel() * parameter.itemsize
+        if planned.pop(name, num_bytes) != num_bytes:
+            raise UsageError(
+                f"{name!r} has {num_bytes} bytes, another number than the planned one",
+                hint="plan this very model",
+            )
+    if planned:
         raise UsageError(
-            f"the plan takes its batch in {most} microbatches",
-            hint=f"give batches of a {most}th with accumulate={most}, and plan one of these",
+            f"the plan is for a model with {next(iter(planned))!r}, which "
+            f"{type(model).__name__} does not have",
+            hint="plan this very model",
         )
-    return Division(
-        data=len(shares.replicas),
-        microbatch=1,
-        global_batch=shares.num_samples,
-        zero=3 if shares.sharded else 0,
-        shares=tuple(replica.num_samples for replica in shares.replicas),
-    )

@@ -19,17 +19,9 @@ from hocket.graph.graph import Graph
 from hocket.runtime.kernels import stand_in
 from hocket.runtime.package import needs_storage, pack, package_bytes, unpack
 from hocket.runtime.train.carry import Slots, performed
+from hocket.runtime.train.divided.cutting import Cutting
 from hocket.runtime.train.divided.stages import Part, Segment, segments_of, shared_gradients
 from hocket.runtime.train.weight import Weight, starts_backward
-
-
-class Cutting(NamedTuple):
-    """How a pipeline cuts a model."""
-
-    stack: str
-    stage_of_layer: tuple[int, ...]
-    device_of_stage: tuple[int, ...]
-    """The pipeline rank of each virtual stage."""
 
 
 class Bundle(NamedTuple):
@@ -64,9 +56,8 @@ class Piece:
         self.graph, self.program, self.device = graph, program, device
         self._cutting, self._own, self._seed = cutting, own, seed
         num_stages = len(cutting.device_of_stage)
-        self.segments = segments_of(
-            graph, program, cutting.stack, cutting.stage_of_layer, num_stages
-        )
+        forward_stages = cutting.forward_stages(graph, program)
+        self.segments = segments_of(graph, program, forward_stages, num_stages)
         self.addends = shared_gradients(program, self.segments, cutting.device_of_stage)
         self._summed = {part for parts in self.addends.values() for part in parts}
         self._keep = keep | self._summed | {*program.outputs}

@@ -18,11 +18,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
+from hocket.capture.fake import model_tensors
 from hocket.capture.perform import draw_seed
 from hocket.runtime.train.batches import settled
 from hocket.runtime.train.carrier import Carried, Passes, Timings
 from hocket.runtime.train.cuts import TensorCut
 from hocket.runtime.train.divided.clip import clip_everywhere
+from hocket.runtime.train.divided.draws import draws_of
 from hocket.runtime.train.divided.mesh import Mesh
 from hocket.runtime.train.divided.shares import (
     Count,
@@ -50,28 +52,40 @@ class Replicas:
         shares: Sequence[int],
         count: Count | None,
         seed: int,
-        reduces: bool,
+        zero: int,
+        has_own_statistics: bool,
         cuts: Mapping[int, TensorCut],
         stage_of: Callable[[torch.Tensor], int],
         refresh: Callable[[], None],
         predicted_s: float | None,
     ) -> None:
-        """``reduces`` is False where ``inner`` sums gradients itself.
+        """With ``zero=3`` it is ``inner`` that sums gradients.
 
         ``cuts`` are those of tensor parallelism by the id of a parameter, ``stage_of`` gives the
-        pipeline rank that updates a tensor of the model, and ``refresh`` gives it to others.
+        pipeline rank of this replica that updates a tensor of the model, and ``refresh`` gives it
+        to others. Where batch norms have ``has_own_statistics``, those of the first replica count.
         """
         self._inner, self._model, self._mesh = inner, model, mesh
         self._shares, self._count, self._seed = tuple(shares), count, seed
-        self._reduces = reduces and len(shares) > 1
+        self._reduces = zero != 3 and len(shares) > 1
+        self._has_own_statistics = has_own_statistics and len(shares) > 1
         self.predicted_s, self.lost = predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
-        self._cuts, self._stage_of, self._refresh = cuts, stage_of, refresh
+        self._cuts, self._refresh = cuts, refresh
+        self._stages = self._stages_everywhere(stage_of)
+        groups = mesh.partner_groups(
+            self._stages[id(p)] for p in model.parameters()
+        ) if self._reduces else {}  # fmt: skip
+        self._partners = [
+            (group, [p for p in self._held() if self._stages[id(p)] == stages])
+            for stages, group in groups.items()
+            if stages[mesh.data_rank] == mesh.pipeline_rank
+        ]
+        """Weights that this rank updates, with the ranks of other replicas that do as well."""
         self._state = DividedState(model, self._home, mesh.device, mesh.tensor_rank)
         self._is_summed = True
         """Whether the gradients that are there are those of all ranks."""
-        owns = mesh.division.zero in (1, 2) and len(shares) > 1
-        self.owner_of = self._owners() if owns else {}
+        self.owner_of = self._owners() if zero in (1, 2) and len(shares) > 1 else {}
         """The replica that updates a parameter, by its id; empty where all update all."""
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────
@@ -110,6 +124,7 @@ class Replicas:
         if num_rows(batch) < len(self._shares):
             return self._inner.evaluate(batch)
         rows, fraction = self._own(batch)
+        self._share_statistics()
         carried = self._inner.evaluate(rows)
         return Carried(self._whole_loss(carried.loss, fraction), carried.outputs)
 
@@ -120,6 +135,7 @@ class Replicas:
             return self._inner.predict(batch)
         parts = shared_rows(total, self._shares)
         own = parts[self._mesh.data_rank]
+        self._share_statistics()
         found = self._inner.predict(settled(take_rows(batch, own)))
 
         def whole(leaf: Any) -> Any:
@@ -145,17 +161,15 @@ class Replicas:
         if self._is_summed:
             return
         self._is_summed = True
-        if not self._reduces:
-            return
-        held = self._held()
-        used = torch.tensor([float(p.grad is not None) for p in held], device=self._mesh.device)
-        dist.all_reduce(used, group=self._mesh.data_group)
-        trained = [p for p, num in zip(held, used.tolist(), strict=True) if num]
-        for parameter in trained:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        for owner, bucket in self._buckets(trained):
-            self._sum(owner, bucket)
+        for group, held in self._partners:
+            used = torch.tensor([float(p.grad is not None) for p in held], device=self._mesh.device)
+            dist.all_reduce(used, group=group)
+            trained = [p for p, num in zip(held, used.tolist(), strict=True) if num]
+            for parameter in trained:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            for owner, bucket in self._buckets(trained):
+                self._sum(owner, bucket, group)
 
     def _spread(self) -> None:
         """Send updated weights from their owners to the other replicas."""
@@ -204,13 +218,13 @@ class Replicas:
 
     def _home(self, name: str, tensor: torch.Tensor) -> Home:
         cut, owner = self._cuts.get(id(tensor)), self.owner_of.get(id(tensor), 0)
-        stage = self._stage_of(tensor)
+        stages, mesh = self._stages[id(tensor)], self._mesh
         ranks = tuple(
-            self._mesh.rank_of(pipeline=stage, data=owner, tensor=piece)
+            mesh.rank_of(pipeline=stages[owner], data=owner, tensor=piece)
             for piece in range(cut.num_pieces if cut is not None else 1)
         )
-        is_updated = stage == self._mesh.pipeline_rank and (
-            not self.owner_of or owner == self._mesh.data_rank
+        is_updated = stages[mesh.data_rank] == mesh.pipeline_rank and (
+            not self.owner_of or owner == mesh.data_rank
         )
         return Home(ranks, cut, is_here=not tensor.is_meta, is_updated=is_updated)
 
@@ -218,11 +232,21 @@ class Replicas:
         """Of the parameters of every stage, also of those that are with other ranks."""
         by_stage: dict[int, list[nn.Parameter]] = {}
         for parameter in self._model.parameters():
-            by_stage.setdefault(self._stage_of(parameter), []).append(parameter)
+            stage = self._stages[id(parameter)][self._mesh.data_rank]
+            by_stage.setdefault(stage, []).append(parameter)
         found: dict[int, int] = {}
         for parameters in by_stage.values():
             found |= owners(parameters, len(self._shares))
         return found
+
+    def _stages_everywhere(
+        self, stage_of: Callable[[torch.Tensor], int]
+    ) -> dict[int, tuple[int, ...]]:
+        """The pipeline rank that updates a tensor, in each replica, by the tensor's id."""
+        tensors = [tensor for _, _, tensor in model_tensors(self._model)]
+        own = torch.tensor([stage_of(tensor) for tensor in tensors], device=self._mesh.device)
+        everywhere = torch.stack(self._mesh.of_replicas(own)).T.tolist()
+        return {id(t): tuple(stages) for t, stages in zip(tensors, everywhere, strict=True)}
 
     def _held(self) -> list[nn.Parameter]:
         return [p for p in self._model.parameters() if not p.is_meta]
@@ -247,12 +271,18 @@ class Replicas:
         Outside, the generator goes on as it does for all ranks, so that they shuffle data alike.
         """
         place = self._mesh.pipeline_rank * len(self._shares) + self._mesh.data_rank
-        return _Draws(draw_seed(self._seed, step, place), self._mesh.device)
+        return draws_of(draw_seed(self._seed, step, place), self._mesh.device)
+
+    def _share_statistics(self) -> None:
+        """Give all replicas the statistics of the first one's batch norms."""
+        if self._has_own_statistics:
+            for name, buffer in self._model.named_buffers():
+                dist.broadcast(buffer, self._home(name, buffer).ranks[0])
 
     def _whole_loss(self, loss: torch.Tensor, fraction: float) -> torch.Tensor:
         whole = loss.detach() * fraction
         if len(self._shares) > 1:
-            dist.all_reduce(whole, group=self._mesh.data_group)
+            self._mesh.sum_over_replicas(whole)
         return whole
 
     def _joined_rows(self, own: torch.Tensor, parts: Sequence[range]) -> torch.Tensor:
@@ -260,8 +290,7 @@ class Replicas:
         most = max(len(rows) for rows in parts)
         padded = own.new_zeros(most, *own.shape[1:])
         padded[: len(own)] = own
-        found = [torch.empty_like(padded) for _ in parts]
-        dist.all_gather(found, padded, group=self._mesh.data_group)
+        found = self._mesh.of_replicas(padded)
         return torch.cat([part[: len(rows)] for part, rows in zip(found, parts, strict=True)])
 
     def _buckets(
@@ -280,13 +309,13 @@ class Replicas:
         for (owner, _), bucket in open_buckets.items():
             yield owner, bucket
 
-    def _sum(self, owner: int, bucket: Sequence[nn.Parameter]) -> None:
+    def _sum(self, owner: int, bucket: Sequence[nn.Parameter], group: Any) -> None:
         gradients = [p.grad for p in bucket if p.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         if not self.owner_of:
-            dist.all_reduce(flat, group=self._mesh.data_group)
+            dist.all_reduce(flat, group=group)
         else:
-            dist.reduce(flat, self._data_peer(owner), group=self._mesh.data_group)
+            dist.reduce(flat, self._data_peer(owner), group=group)
             if owner != self._mesh.data_rank:
                 for parameter in bucket:
                     parameter.grad = None
@@ -296,22 +325,6 @@ class Replicas:
     def _data_peer(self, replica: int) -> int:
         mesh = self._mesh
         return mesh.rank_of(pipeline=mesh.pipeline_rank, data=replica, tensor=mesh.tensor_rank)
-
-
-class _Draws:
-    """Random numbers of a seed, after which the generators stand where they stood."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed, self._device = seed, device
-
-    def __enter__(self) -> None:
-        on_gpu = self._device.type == "cuda"
-        self._fork = torch.random.fork_rng([self._device] if on_gpu else [])
-        self._fork.__enter__()
-        torch.manual_seed(self._seed)
-
-    def __exit__(self, *reason: Any) -> None:
-        self._fork.__exit__(*reason)
 
 
 def owners(parameters: Sequence[nn.Parameter], num_replicas: int) -> dict[int, int]:

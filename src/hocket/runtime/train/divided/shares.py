@@ -14,6 +14,7 @@ import torch
 
 from hocket.base.errors import UsageError
 from hocket.capture.fake import batch_tensors, map_batch
+from hocket.runtime.train.batches import settled
 
 Count = Callable[[Any], float | torch.Tensor]
 """What a part of a batch counts in the mean loss: by default its samples."""
@@ -77,6 +78,21 @@ def fractions(batch: Any, parts: Sequence[range], count: Count | None) -> list[f
     if not total > 0:
         raise UsageError("nothing of the batch counts", hint="check what count= returns")
     return [each / total for each in counts]
+
+
+def microbatches(
+    batch: Any, sizes: Sequence[int], count: Count | None
+) -> tuple[list[Any], list[float]]:
+    """A batch in parts of the proportions of ``sizes``, and what each part counts."""
+    rows = num_rows(batch)
+    if rows < len(sizes):
+        raise UsageError(
+            f"{rows} samples cannot be cut into {len(sizes)} microbatches",
+            hint="give larger batches, or drop the last one of an epoch",
+        )
+    parts = shared_rows(rows, sizes)
+    batches = [settled(take_rows(batch, part)) for part in parts]
+    return batches, fractions(batch, parts, count)
 
 
 def ignored_labels(batch: Any) -> bool:

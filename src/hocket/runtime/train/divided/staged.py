@@ -24,9 +24,10 @@ from hocket.runtime.train.batches import Signature, settled, signature_of
 from hocket.runtime.train.carrier import Carried, Timings
 from hocket.runtime.train.carry import Slots
 from hocket.runtime.train.divided.channel import Channels, SegmentMessage
+from hocket.runtime.train.divided.cutting import Cutting
 from hocket.runtime.train.divided.mesh import Mesh
-from hocket.runtime.train.divided.piece import PARTS_OF_ACTION, Cutting, Piece
-from hocket.runtime.train.divided.shares import Count, fractions, num_rows, shared_rows, take_rows
+from hocket.runtime.train.divided.piece import PARTS_OF_ACTION, Piece
+from hocket.runtime.train.divided.shares import Count, microbatches
 from hocket.runtime.train.divided.stages import Part, Segment
 from hocket.runtime.train.homes import Homes
 from hocket.runtime.train.recorded import Kind, Recipe
@@ -51,22 +52,23 @@ class Pipeline:
         schedule: Schedule,
         mesh: Mesh,
         *,
+        sizes: Sequence[int],
         seed: int,
         count: Count | None,
         max_shapes: int,
     ) -> None:
-        """``batch`` is this replica's part of one."""
+        """``batch`` is this replica's part of one, cut in the proportions of ``sizes``."""
         self._model, self._recipe, self._mesh = model, recipe, mesh
         self._cutting, self._count, self._seed = cutting, count, seed
         self._max_shapes, self._own = max_shapes, mesh.pipeline_rank
-        self._num_microbatches = schedule.num_microbatches
+        self._sizes = tuple(sizes)
         self._actions = [_actions(schedule, rank) for rank in range(schedule.num_devices)]
         self._pieces: dict[tuple[Kind, Signature], Piece] = {}
         self._names: dict[int, str] = {}
         self._homes = Homes(model)
         self.tensors: Mapping[str, torch.Tensor] = self._homes.tensors
         self._channels = Channels(mesh.pipeline_ranks, self._own, mesh.device, mesh.directions)
-        first = self._microbatches(batch)[0][0]
+        first = microbatches(batch, self._sizes, count)[0][0]
         piece = self._piece("train", first)
         self._owner = self._owners(piece)
         self._shared = self._shared_parameters(piece)
@@ -83,7 +85,7 @@ class Pipeline:
 
     def train(self, batch: Any, step: int, weight: Weight) -> Carried:
         """All microbatches forward and backward, in the order of the schedule."""
-        batches, shares = self._microbatches(batch)
+        batches, shares = microbatches(batch, self._sizes, self._count)
         pieces = [self._piece("train", each) for each in batches]
         run = _Run(self, pieces, batches, step, [weight * share for share in shares])
         for src, actions in enumerate(self._actions):
@@ -131,17 +133,6 @@ class Pipeline:
         return self._owner.get(id(tensor), 0)
 
     # ── parts ────────────────────────────────────────────────────────────────────────────────
-
-    def _microbatches(self, batch: Any) -> tuple[list[Any], list[float]]:
-        rows = num_rows(batch)
-        if rows < self._num_microbatches:
-            raise UsageError(
-                f"{rows} samples cannot be cut into {self._num_microbatches} microbatches",
-                hint="give larger batches, or drop the last one of an epoch",
-            )
-        parts = shared_rows(rows, [1] * self._num_microbatches)
-        batches = [settled(take_rows(batch, part)) for part in parts]
-        return batches, fractions(batch, parts, self._count)
 
     def _piece(self, kind: Kind, batch: Any) -> Piece:
         key = kind, signature_of(batch)

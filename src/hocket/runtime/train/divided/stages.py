@@ -1,8 +1,6 @@
 """Cut a recorded training step into pipeline stages: which op belongs to which stage and part.
 
-Forward ops of a layer belong to its stage; what comes before all layers goes to the first stage,
-what comes after the last one to the last, and what only weights or the batch feed goes to the first
-stage that uses it. Backward ops follow their forward ops and never go up again. Of a stage's
+A cutting says where forward ops go. Backward ops follow them and never go up again. Of a stage's
 backward the ops that an earlier stage waits for come first (part I), the others, mostly gradients
 of weights, later (part W), as zero-bubble schedules want it (Qi et al., 2024). O(ops + reads).
 """
@@ -16,7 +14,6 @@ from typing import NamedTuple
 from hocket.base.errors import UsageError
 from hocket.capture.program import Program
 from hocket.graph.graph import Graph, Phase
-from hocket.runtime.train.divided.stack import layer_of
 
 
 class Part(IntEnum):
@@ -34,15 +31,11 @@ class Segment(NamedTuple):
     part: Part
 
 
-_AFTER_ALL = -1
-_BEFORE = -2
-
-
 def segments_of(
-    graph: Graph, program: Program, stack: str, stage_of_layer: Sequence[int], num_stages: int
+    graph: Graph, program: Program, forward_stages: Sequence[int], num_stages: int
 ) -> list[Segment | None]:
-    """The segment of each op; None for updates, which are not part of a pipeline."""
-    stages = _forward_stages(graph, program, stack, stage_of_layer, num_stages)
+    """The segment of each op, from the stages of forward ops; None for updates, which have none."""
+    stages = list(forward_stages)
     _add_backward(graph, program, stages, num_stages)
     _keep_together(graph, program, stages)
     _require_order(graph, program, stages)
@@ -59,48 +52,11 @@ def segments_of(
     return found
 
 
-def _forward_stages(
-    graph: Graph, program: Program, stack: str, stage_of_layer: Sequence[int], num_stages: int
-) -> list[int]:
-    """Stages of forward ops; others are still `_BEFORE`."""
-    last_layer = len(stage_of_layer) - 1
-    stages = [_BEFORE] * len(program.calls)
-    is_after = [False] * len(program.calls)
-    for op, call in enumerate(program.calls):
-        if call.phase != Phase.FORWARD:
-            continue
-        makers = _makers(program, op)
-        layer = layer_of(call.module, stack)
-        feeds = max((stages[maker] for maker in makers), default=_BEFORE)
-        is_after[op] = layer is None and any(
-            is_after[m] or layer_of(program.calls[m].module, stack) == last_layer for m in makers
-        )
-        if layer is not None:
-            stages[op] = max(stage_of_layer[layer], feeds)
-        elif is_after[op]:
-            stages[op] = num_stages - 1
-        else:
-            stages[op] = feeds
-    first = stage_of_layer[0] if stage_of_layer else 0
-    for op in range(len(program.calls) - 1, -1, -1):
-        if program.calls[op].phase == Phase.FORWARD and stages[op] == _BEFORE:
-            users = [
-                stages[user]
-                for tensor in graph.made_by(op)
-                for user in graph.users_of(tensor).tolist()
-                if program.calls[user].phase == Phase.FORWARD
-            ]
-            used = min(users, default=0)
-            # What the first layer waits for, an embedding, may have a stage of its own before it.
-            stages[op] = 0 if used <= first else used
-    return stages
-
-
 def _add_backward(graph: Graph, program: Program, stages: list[int], num_stages: int) -> None:
     for op, call in enumerate(program.calls):
         if call.phase != Phase.BACKWARD:
             continue
-        makers = [m for m in _makers(program, op) if program.calls[m].phase == Phase.BACKWARD]
+        makers = [m for m in makers_of(program, op) if program.calls[m].phase == Phase.BACKWARD]
         most = min((stages[maker] for maker in makers), default=num_stages - 1)
         partner = call.partner
         is_paired = partner >= 0 and program.calls[partner].phase == Phase.FORWARD
@@ -122,7 +78,7 @@ def _keep_together(graph: Graph, program: Program, stages: list[int]) -> None:
 def _require_order(graph: Graph, program: Program, stages: Sequence[int]) -> None:
     """Forward goes up and backward goes down, else stages would wait for each other."""
     for op, call in enumerate(program.calls):
-        for maker in _makers(program, op):
+        for maker in makers_of(program, op):
             made = program.calls[maker]
             if Phase.OPTIMIZER in (call.phase, made.phase) or made.phase != call.phase:
                 continue
@@ -144,7 +100,7 @@ def _urgent(program: Program, stages: Sequence[int]) -> set[int]:
         call = program.calls[op]
         if call.phase != Phase.BACKWARD:
             continue
-        for maker in _makers(program, op):
+        for maker in makers_of(program, op):
             if program.calls[maker].phase == Phase.BACKWARD and (
                 stages[maker] != stages[op] or op in urgent
             ):
@@ -152,7 +108,7 @@ def _urgent(program: Program, stages: Sequence[int]) -> set[int]:
     return urgent
 
 
-def _makers(program: Program, op: int) -> list[int]:
+def makers_of(program: Program, op: int) -> list[int]:
     """Ops whose results an op reads."""
     found = (program.tensors[tensor].producer for tensor in program.calls[op].reads)
     return [maker for maker in found if maker >= 0]

@@ -1,0 +1,133 @@
+"""A batch in microbatches, one after the other, whose gradients are added up.
+
+The loss of a microbatch counts what its samples count, so the sum is the gradient of the mean over
+the batch and what is held at a time is that of one microbatch. Batch norm sees single microbatches,
+as it does in PyTorch where gradients are accumulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from hocket.base.errors import UsageError
+from hocket.capture.perform import draw_seed
+from hocket.runtime.train.carrier import Carried, Carrier, Passes, Timings
+from hocket.runtime.train.divided.draws import draws_of
+from hocket.runtime.train.divided.shares import Count, microbatches, num_rows
+from hocket.runtime.train.weight import Weight
+
+
+class Accumulated:
+    """A carrier that is given parts of each batch; see `Passes`."""
+
+    def __init__(
+        self,
+        inner: Passes,
+        sizes: Sequence[int],
+        *,
+        count: Count | None,
+        device: torch.device,
+        seed: int | None = None,
+        predicted_s: float | None = None,
+    ) -> None:
+        """``sizes`` are proportions; without a seed draws go on where the generator stands."""
+        self._inner, self._sizes, self._count = inner, tuple(sizes), count
+        self._device, self._seed = device, seed
+        self.predicted_s, self.lost = predicted_s, inner.lost
+        self.tensors: Mapping[str, torch.Tensor] = inner.tensors
+
+    def expect(self, optimizer: torch.optim.Optimizer | None) -> None:
+        """Updates wait for all microbatches."""
+
+    def update(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step of the optimizer."""
+        self._inner.update(optimizer)
+
+    def train(self, batch: Any, step: int, weight: Weight) -> Carried:
+        """Forward and backward of one microbatch after the other."""
+        batches, shares = microbatches(batch, self._sizes, self._count)
+        with self._draws(step):
+            parts = [
+                self._inner.train(each, step, weight * share)
+                for each, share in zip(batches, shares, strict=True)
+            ]
+        return _whole(parts, shares, [num_rows(each) for each in batches])
+
+    def timed(self, batch: Any, step: int, weight: Weight) -> tuple[Carried, Timings | None]:
+        """As `train`, with the ops of the last microbatch timed."""
+        batches, shares = microbatches(batch, self._sizes, self._count)
+        timings: Timings | None = None
+        parts = []
+        with self._draws(step):
+            for each, share in zip(batches, shares, strict=True):
+                carried, timings = self._inner.timed(each, step, weight * share)
+                parts.append(carried)
+        return _whole(parts, shares, [num_rows(each) for each in batches]), timings
+
+    def forward(self, batch: Any, step: int) -> Carried:
+        """Not possible: microbatches go forward and backward in turns."""
+        raise UsageError(
+            f"the plan takes a batch in {len(self._sizes)} microbatches, forward and backward in "
+            "turns",
+            hint="call train.step(batch) instead of loss.backward() and optimizer.step()",
+        )
+
+    def evaluate(self, batch: Any) -> Carried:
+        """The loss of all rows at once: without gradients they hold little."""
+        return self._inner.evaluate(batch)
+
+    def predict(self, batch: Any) -> Any:
+        """What the model returns for all rows."""
+        return self._inner.predict(batch)
+
+    def _draws(self, step: int) -> AbstractContextManager[None]:
+        if self._seed is None:
+            return nullcontext()
+        return draws_of(draw_seed(self._seed, step, 0), self._device)
+
+
+class AccumulatedAlone(Accumulated):
+    """The same where one process has the whole model; see `Carrier`."""
+
+    def __init__(self, inner: Carrier, sizes: Sequence[int], **options: Any) -> None:
+        super().__init__(inner, sizes, **options)
+        self._whole = inner
+
+    def clip(self, max_norm: float) -> None:
+        """By the norm of all gradients."""
+        self._whole.clip(max_norm)
+
+    def gather(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have everything here."""
+        self._whole.gather(optimizer)
+
+
+def _whole(parts: Sequence[Carried], shares: Sequence[float], rows: Sequence[int]) -> Carried:
+    """What came out of all microbatches: the mean loss, means of numbers, rows one below another.
+
+    What is neither is that of the last microbatch.
+    """
+    loss = torch.stack([part.loss.detach() * s for part, s in zip(parts, shares, strict=True)]).sum(
+        0
+    )
+    flat = [tree_flatten(part.outputs) for part in parts]
+    forms = {str(form) for _, form in flat}
+    if len(forms) > 1:
+        return Carried(loss, parts[-1].outputs)
+    leaves = [_joined(each, shares, rows) for each in zip(*(each for each, _ in flat), strict=True)]
+    return Carried(loss, tree_unflatten(leaves, flat[-1][1]))
+
+
+def _joined(parts: Sequence[Any], shares: Sequence[float], rows: Sequence[int]) -> Any:
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        return parts[-1]
+    if all(part.dim() and part.shape[0] == n for part, n in zip(parts, rows, strict=True)):
+        return torch.cat(list(parts))
+    if all(part.dim() == 0 and part.is_floating_point() for part in parts):
+        return torch.stack([p * s for p, s in zip(parts, shares, strict=True)]).sum(0)
+    return parts[-1]
