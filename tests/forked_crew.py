@@ -37,10 +37,10 @@ class ForkedModule:
     """``python -m module``, with what a crew uses of `subprocess.Popen`."""
 
     def __init__(
-        self, module: str, arguments: Sequence[str], output: int, variables: Mapping[str, str],
-        folder: str, descriptors: Sequence[int],
+        self, module: str, arguments: Sequence[str], outputs: Sequence[int],
+        variables: Mapping[str, str], folder: str, descriptors: Sequence[int],
     ) -> None:  # fmt: skip
-        given = [Descriptor(number) for number in (output, *descriptors)]
+        given = [Descriptor(number) for number in (*outputs, *descriptors)]
         self._process = CONTEXT.Process(
             target=_live, args=(given, module, list(arguments), dict(variables), folder)
         )
@@ -69,16 +69,18 @@ class ForkedModule:
 
 
 def _start(
-    module: str, arguments: Sequence[str] = (), *, output: Any, folder: str | None = None,
-    environment: Mapping[str, str] | None = None, descriptors: Sequence[int] = (), **more: Any,
+    module: str, arguments: Sequence[str] = (), *, output: Any, errors: Any = None,
+    folder: str | None = None, environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (), **more: Any,
 ) -> ForkedModule | subprocess.Popen[bytes]:  # fmt: skip
     if module not in MODULES:
         return start_module(
-            module, arguments, output=output, folder=folder, environment=environment,
-            descriptors=descriptors, **more,
+            module, arguments, output=output, errors=errors, folder=folder,
+            environment=environment, descriptors=descriptors, **more,
         )  # fmt: skip
+    places = (output, output if errors is None else errors)
     return ForkedModule(
-        module, arguments, output if isinstance(output, int) else output.fileno(),
+        module, arguments, [p if isinstance(p, int) else p.fileno() for p in places],
         config.environment_anywhere() if environment is None else environment,
         os.getcwd() if folder is None else folder, descriptors,
     )  # fmt: skip
@@ -89,9 +91,9 @@ def _live(
     folder: str,
 ) -> None:  # fmt: skip
     os.setsid()
-    output, *given = descriptors
+    output, errors, *given = descriptors
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)

@@ -1,10 +1,12 @@
 """One training step on one GPU: plain PyTorch, ``torch.compile`` and ``hocket.prepare``.
 
-    PYTHONPATH=src python benchmarks/runtime/train_gpu.py [--steps 20] [--only CASE] [--out FILE]
+    PYTHONPATH=src python benchmarks/runtime/train_gpu.py [--steps 20] [--only CASE] [--twice]
 
 The same model, weights, batches and fused AdamW for all three, dropout on; times are those of
 whole steps, host included, the device being waited for only at the end of all of them. Losses of
-plain PyTorch and of hocket are compared step by step.
+plain PyTorch and of hocket are compared step by step, and with ``--twice`` also those of plain
+PyTorch with itself, and of both without atomic sums (attention as matrix products): what plain
+PyTorch differs by from itself is no difference of ours.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hocket.capture.real import BuiltForReal
 from hocket.capture.zoo.load import load_model
@@ -102,7 +105,7 @@ def timed(step: Callable[[], torch.Tensor], steps: int) -> tuple[float, list[flo
         for _ in range(steps):
             step()
         wait()
-        best = min(best, (time.perf_counter() - began) / steps)
+        best = min(best, (time.perf_counter() - began) / max(steps, 1))
     return best, [float(loss) for loss in losses]
 
 
@@ -144,6 +147,22 @@ def measure(case: Case, steps: int, device: str, compiled: bool) -> dict[str, An
     return {**row, "goal": case.goal}
 
 
+def differences(case: Case, device: str) -> dict[str, float]:
+    """Largest differences of the first losses: of plain PyTorch twice, and without atomic sums."""
+    original, batch = built(case, device)
+
+    def losses(way: Callable[..., Any]) -> list[float]:
+        return timed(way(copy.deepcopy(original), batch), 0)[1]
+
+    def apart(one: list[float], other: list[float]) -> float:
+        return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+    found = {"eager_twice": apart(losses(plain), losses(plain))}
+    with sdpa_kernel(SDPBackend.MATH):
+        found["without_atomics"] = apart(losses(plain), losses(carried))
+    return found
+
+
 def peak_gib() -> float:
     """Most that was allocated since the last time."""
     if not torch.cuda.is_available():
@@ -159,12 +178,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", choices=CASES, action="append")
     parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--twice", action="store_true", help="What losses differ by, and why.")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = {}
     for name in arguments.only or CASES:
-        rows[name] = measure(CASES[name], arguments.steps, device, not arguments.no_compile)
+        case = CASES[name]
+        rows[name] = (
+            differences(case, device)
+            if arguments.twice
+            else measure(case, arguments.steps, device, not arguments.no_compile)
+        )
         print(json.dumps({"case": name, **rows[name]}), flush=True)
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(rows, indent=1))

@@ -22,8 +22,7 @@ from hocket.base.extras import require
 from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.plan.sections import Memory, PlacedDivision, Schedule, Shares
-from hocket.plan.training import TransformerTraining
+from hocket.plan.sections import Memory
 from hocket.planners.memory.budget import keep_budget
 from hocket.planners.registry import ONE_DEVICE
 from hocket.transformer import Division
@@ -47,14 +46,9 @@ from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
-from hocket.runtime.train.divided.build import (
-    DividedTask,
-    divided_carrier,
-    require_batch,
-    require_layers,
-)
-from hocket.runtime.train.divided.of_shares import shared_carrier
-from hocket.runtime.train.divided.shares import Count, num_rows
+from hocket.runtime.train.divided.build import DividedTask
+from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
+from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.fitting import KeptBudget, fitted, too_large
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
@@ -63,7 +57,6 @@ from hocket.runtime.train.ranked import join_ranks, rank_device
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
 from hocket.runtime.train.update import planned_update
-from hocket.simulate import simulate
 
 __all__ = ["PadTo", "Training", "prepare"]
 
@@ -119,19 +112,20 @@ def prepare(
         plan = variables[PLAN_VARIABLE]
     saved = read_plan(plan) if isinstance(plan, str | Path) else plan
     is_ranked = join_ranks(variables)
-    shares = None if saved is None or isinstance(saved, Division) else saved.plan.get(Shares)
-    division = _division(saved, model, batch)
     # What is tried while recording must not change what the loop draws.
     with torch.random.fork_rng():
-        if division is not None or shares is not None:
+        if saved is not None and (isinstance(saved, Division) or divides(saved.plan)):
             device = rank_device(variables)
             task = DividedTask(
                 model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
                 make_inner=lambda rows: _alone(model, rows, recipe, options, device),
                 seed=seed, count=count, max_shapes=max_shapes, weights=weights,
-                predicted_s=_predicted_s(saved, device),
             )  # fmt: skip
-            carrier: Carrier = _divided(task, saved, division)
+            carrier: Carrier = (
+                carried_division(task, saved)
+                if isinstance(saved, Division)
+                else carried_plan(task, saved.problem, saved.plan)
+            )
         else:
             assert not isinstance(saved, Division)
             _require_one_budget(memory, saved, is_ranked)
@@ -142,56 +136,9 @@ def prepare(
                 carrier = _budgeted(model, optimizer, batch, recipe, saved, on, memory, options)
             else:
                 carrier = _carrier(model, batch, recipe, saved, on, options, is_ranked)
-    return Training(model, optimizer, carrier, options)
-
-
-def _division(
-    saved: Planned | SavedPlan | Division | None, model: nn.Module, batch: Any
-) -> Division | None:
-    """The division of a plan that divides; refuses another model or batch than the planned one."""
-    if saved is None:
-        return None
-    if isinstance(saved, Division):
-        # Who states degrees alone means the batch that is given.
-        unstated = saved.global_batch == 1 and saved.shares is None
-        division = replace(saved, global_batch=num_rows(batch)) if unstated else saved
-    else:
-        placed = saved.plan.get(PlacedDivision)
-        if placed is None:
-            return None
-        division = placed.division
-        if isinstance(saved.problem.work, TransformerTraining):
-            require_layers(model, saved.problem.training.model.layers)
-    require_batch(division.global_batch, batch)
-    return division
-
-
-def _divided(
-    task: DividedTask, saved: Planned | SavedPlan | Division | None, division: Division | None
-) -> Carrier:
-    """What carries a plan that divides a model or shares out its batch."""
-    if isinstance(saved, Division):
-        assert division is not None
-        # A microbatch is one sample where nobody said anything: only pipelines need several.
-        return divided_carrier(task, division, None, accumulates=False)
-    assert saved is not None
-    if division is not None:
-        return divided_carrier(task, division, saved.plan.get(Schedule), accumulates=True)
-    shares = saved.plan[Shares]
-    require_batch(shares.num_samples, task.batch)
-    return shared_carrier(task, saved.problem.graph, shares)
-
-
-def _predicted_s(
-    saved: Planned | SavedPlan | Division | None, device: torch.device
-) -> float | None:
-    """What a step should take; None where the plan's devices are only played, or nobody planned."""
-    if saved is None or isinstance(saved, Division):
-        return None
-    is_cpu = device.type == "cpu"
-    if any(kind.is_cpu != is_cpu for kind in saved.problem.cluster.kinds):
-        return None
-    return simulate(saved.problem, saved.plan).makespan_s
+    train = Training(model, optimizer, carrier, options)
+    train.planned = None if isinstance(saved, Division) else saved
+    return train
 
 
 def _alone(

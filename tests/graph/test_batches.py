@@ -93,3 +93,10 @@ def test_resizing_leaves_tensors_without_samples_alone():
     small = resized(batch_of(8), 3)
     assert small["words"].shape == (3, 7)
     assert small["scale"].shape == (1,)
+
+
+def test_inputs_that_are_the_labels_stay_one_tensor():
+    words = torch.zeros(4, 3, dtype=torch.long)
+    seen = resized({"input_ids": words, "labels": words}, 6)
+    assert seen["labels"] is seen["input_ids"]
+    assert seen["labels"].shape == (6, 3)

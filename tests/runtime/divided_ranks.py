@@ -13,6 +13,7 @@ from torch.nn import functional
 import hocket
 from hocket.api import make_problem
 from hocket.capture import CaptureWarning
+from hocket.capture.sizes import capture_sizes
 from hocket.graph.graph import Phase
 from hocket.plan.files import SavedPlan
 from hocket.plan.plan import Plan
@@ -233,7 +234,7 @@ def start(name, folder):
     optimizer, plain = optimizer_of(model), optimizer_of(twin)
     if not isinstance(division, Division):
         update = planned_update(optimizer, model)
-        graph = hocket.capture(model, batches[0], forward=forward, optimizer=update, device="cpu")
+        graph = capture_sizes(model, batches[0], forward=forward, optimizer=update, device="cpu")
         if division is None:  # single ops on the devices of two ranks
             division = hocket.plan_graph(graph, "2xv100-16g", planners="layer-blocks")
         else:

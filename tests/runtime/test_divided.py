@@ -7,8 +7,9 @@ from runtime.divided_ranks import differences
 TWO = (
     "unequal", "owners", "sharded", "pipeline", "tied-split", "looped", "gpt2-pipeline",
     "gpt2-tensor", "qwen2-tensor", "qwen2-sharded", "opt-tensor", "bert-tensor", "hollow", "placed",
+    "accumulated", "cut",
 )  # fmt: skip
-FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor")
+FOUR = ("data-pipeline", "tensor-pipeline", "data-tensor", "uneven")
 RESUMED = ("resume:data-pipeline", "resume:data-tensor")
 TOLERANCE = 1e-6
 pytestmark = pytest.mark.timeout(600)
@@ -36,7 +37,8 @@ def test_a_division_trains_as_one_process_does(found, case):
 
 
 @pytest.mark.parametrize("case", ["sharded", "pipeline", "hollow", "tied-split", "gpt2-tensor",
-                                  "data-pipeline", "tensor-pipeline", "data-tensor"])  # fmt: skip
+                                  "cut", "data-pipeline", "tensor-pipeline",
+                                  "data-tensor"])  # fmt: skip
 def test_a_rank_holds_its_part_of_the_weights_alone(found, case):
     held, total = [seen["held"] for seen in found[case]], found[case][0]["total"]
     assert max(held) < 0.85 * total

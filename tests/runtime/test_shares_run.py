@@ -1,14 +1,24 @@
 """Shares carried out: the training of one device with the whole batch, up to rounding."""
 
+import copy
 import json
 
 import pytest
 import torch
 from forked_command import ForkedCommand
 from forked_crew import forked_crews
+from torch import nn
 
+from hocket.api import make_problem
 from hocket.base.errors import UsageError
+from hocket.capture.sizes import capture_sizes
+from hocket.cost.profile import read_profile
+from hocket.plan.files import SavedPlan, read_plan
+from hocket.plan.plan import Plan
+from hocket.plan.sections import Replica, Shares
 from hocket.runtime import room
+from hocket.runtime.train.divided.build import DivisionWarning
+from hocket.training import prepare
 from tests.cli.terminal import hocket
 
 MODEL = """
@@ -104,25 +114,19 @@ for _ in range(4):
 
 
 def test_launch_carries_shares_in_a_persons_own_loop(folder, whole):
-    with_shares(folder, [[5], [3]])
+    with_shares(folder, [[3, 2], [3]])
     (folder / "train.py").write_text(SCRIPT)
-    command = ("launch", "shared.json", "train.py")
+    command = ("launch", "--profile", "times.json", "shared.json", "train.py")
     with ForkedCommand(*command, cwd=folder, forks_ranks=True) as launched:
-        _, said = launched.communicate()
+        printed, said = launched.communicate()
     assert launched.returncode == 0, said
-    told = [float(line.split()[1]) for line in said.splitlines() if line.startswith("loss")]
+    told = [float(line.split()[1]) for line in printed.splitlines() if line.startswith("loss")]
     # Both ranks print the loss of the whole batch.
     assert sorted(told) == pytest.approx(sorted([*whole, *whole]), rel=1e-5)
-
-
-def test_a_persons_loop_is_told_what_it_does_not_carry(folder):
-    from hocket.plan.files import read_plan
-    from hocket.plan.sections import Shares
-    from hocket.runtime.train.divided.of_shares import division_of
-
-    with_shares(folder, [[3, 2], [3]])
-    with pytest.raises(UsageError, match="2 microbatches"):
-        division_of(read_plan(folder / "shared.json").plan[Shares])
+    # The first one timed a step, with which the launcher has planned again.
+    assert "planned again with measured times" in said
+    assert {entry.kind for entry in read_profile(folder / "times.json").entries} >= {"aten.addmm"}
+    assert read_plan(folder / "shared.refined.json").predicted_step_s > 0
 
 
 def test_a_part_of_the_batch_is_shared_out_in_the_same_proportions(folder, monkeypatch):
@@ -151,3 +155,69 @@ def test_shares_without_room_are_refused_with_the_part_that_has(folder, monkeypa
     monkeypatch.setattr(room, "available_bytes", lambda: 1000)
     refused = hocket("run", "shared.json", "--backend", backend, cwd=folder, expect=2)
     assert "are free" in refused.stderr
+
+
+def test_a_persons_loop_takes_microbatches_in_one_process(folder, whole):
+    with_shares(folder, [[3, 3, 2]])
+    space = {}
+    exec(MODEL, space)
+    model, batch = space["net"]()
+    update = torch.optim.AdamW(model.parameters())
+    train = prepare(model, update, batch, plan=folder / "shared.json")
+    assert [train.step(batch).item() for _ in range(4)] == pytest.approx(whole, rel=1e-5)
+    assert "predicted" in train.progress()
+    with pytest.raises(UsageError, match="3 microbatches, forward and backward in turns"):
+        train(batch)
+    with pytest.raises(UsageError, match="2 samples cannot be cut into 3 microbatches"):
+        train.step(tuple(part[:2] for part in batch))
+
+
+def test_another_model_or_batch_than_the_planned_one_is_refused(folder):
+    with_shares(folder, [[5], [3]])
+    space = {}
+    exec(MODEL, space)
+    model, (x, y) = space["net"]()
+
+    def carried(model, batch):
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        return prepare(model, update, batch, plan=folder / "shared.json")
+
+    with pytest.raises(UsageError, match="8 samples per step, the batch has 4"):
+        carried(model, (x[:4], y[:4]))
+    with pytest.raises(UsageError, match="takes 2 ranks, and 1 is running"):
+        carried(model, (x, y))
+    model.last = torch.nn.Linear(32, 5)
+    with pytest.raises(UsageError, match=r"'last\.weight' has 640 bytes"):
+        carried(model, (x, y))
+    del model.last
+    with pytest.raises(UsageError, match=r"a model with 'last\.weight'"):
+        carried(model, (x, y))
+
+
+def test_microbatches_with_batch_norm_are_accumulated_as_in_pytorch():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 1))
+    twin, x = copy.deepcopy(model), torch.randn(5, 4)
+
+    def loss_of(model, x):
+        value = model(x).square().mean()
+        return {"loss": value, "norm": value.sqrt(), "rows": x.sum(1)}
+
+    update, plain = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    graph = capture_sizes(model, x, forward=loss_of, optimizer=update, device="cpu")
+    problem = make_problem(graph, "1xcpu-core")
+    replica = Replica(devices=problem.cluster.device_names, microbatches=(3, 2))
+    plan = SavedPlan(problem, Plan(planner="shares").having(Shares(replicas=(replica,))))
+    with pytest.warns(DivisionWarning, match="'1' normalises each microbatch"):
+        train = prepare(model, update, x, plan=plan, forward=loss_of, outputs=True)
+    for _ in range(3):
+        train.step(x)
+        found = [loss_of(twin, part) for part in (x[:3], x[3:])]
+        (found[0]["loss"] * 0.6 + found[1]["loss"] * 0.4).backward()
+        plain.step()
+        plain.zero_grad()
+    for name, tensor in twin.state_dict().items():
+        assert torch.allclose(model.state_dict()[name], tensor, atol=1e-6), name
+    norm = found[0]["norm"] * 0.6 + found[1]["norm"] * 0.4
+    assert train.outputs["norm"].item() == pytest.approx(norm.item(), rel=1e-5)
+    assert torch.equal(train.outputs["rows"], x.sum(1))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hocket.api.planned import Planned, plan_graph
-from hocket.base.config import rank_variables
+from hocket.api.planned import Planned
+from hocket.api.refined import planned_again
+from hocket.base.config import rank_profile, rank_variables
 from hocket.base.errors import UsageError
-from hocket.cost.profile import write_profile
+from hocket.cost.profile import Profile, write_profile
 from hocket.cost.spans import profile_of_spans
+from hocket.plan.files import SavedPlan
+from hocket.plan.sections import Shares
+from hocket.runtime.launch import used_devices
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Timings
 from hocket.runtime.train.checkpoint import (
@@ -29,9 +34,24 @@ from hocket.service.checkpoint import write_checkpoint
 from hocket.view.report import write_report
 from hocket.view.trace import write_traces
 
+_PROFILED_STEP = 4
+"""The step that is timed: the first ones choose kernels."""
+
 
 class Training(TrainingLoop):
     """A loop that a plan carries; made by `prepare`."""
+
+    planned: Planned | SavedPlan | None = None
+    """The plan that was given, or made for the whole of the hardware."""
+
+    def step(self, batch: Any, *, timed: bool = False, **options: Any) -> torch.Tensor:
+        """See `TrainingLoop.step`; under ``hocket launch --profile`` one early step is timed."""
+        place = rank_profile()
+        is_asked = bool(place) and self.num_steps + 1 == _PROFILED_STEP and _is_first_rank()
+        loss = super().step(batch, timed=timed or is_asked, **options)
+        if is_asked and self.timings is not None:
+            write_profile(self._measured(), place)
+        return loss
 
     @property
     def memory(self) -> KeptBudget | None:
@@ -54,17 +74,25 @@ class Training(TrainingLoop):
         ``prepare(…, plan=…)`` after a checkpoint. The times are also written to the file
         ``profile``, for ``hocket plan --profile``.
         """
+        problem, plan, _, _ = self._timed()
+        found = self._measured()
+        if profile is not None:
+            write_profile(found, profile)
+        return planned_again(self.planned or SavedPlan(problem, plan), found)
+
+    def _measured(self) -> Profile:
+        """Times of ops in the last timed step, under the name of this rank's kind of device."""
         problem, _, _, measured = self._timed()
         found = profile_of_spans(
             problem.graph, problem.cluster, measured.op_device,
             measured.op_end_s - measured.op_start_s,
         )  # fmt: skip
-        if profile is not None:
-            write_profile(found, profile)
-        return plan_graph(
-            problem.graph, problem.cluster, transfers=problem.transfers,
-            objective=problem.objective, profile=found,
-        )  # fmt: skip
+        if self.planned is None or self.planned.plan.get(Shares) is None:
+            return found
+        devices = {device.name: device for device in self.planned.problem.cluster.devices}
+        ranks = used_devices(self.planned.problem, self.planned.plan)
+        name = ranks[int(rank_variables().get("RANK", "0"))]
+        return replace(found, device_kind=devices[name].kind.name)
 
     def _timed(self) -> Timings:
         if self.timings is None:
@@ -92,7 +120,7 @@ class Training(TrainingLoop):
                 folder, self.num_steps, parts, extra or {}, rank_device(rank_variables())
             )
         state = {**self.state_dict(), "extra": dict(extra or {})}
-        if rank_variables().get("RANK", "0") != "0":
+        if not _is_first_rank():
             return Path(folder)
         return write_checkpoint(folder, self.num_steps, lambda place: write_state(place, state))
 
@@ -102,6 +130,10 @@ class Training(TrainingLoop):
         extra: dict[str, Any] = state.pop("extra", {})
         self.load_state_dict(state)
         return extra
+
+
+def _is_first_rank() -> bool:
+    return rank_variables().get("RANK", "0") == "0"
 
 
 def save_parts(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hocket.api.refined import planned_again
+from hocket.cost.profile import read_profile
 from hocket.runtime.launch import Machines, launch
 
-__all__ = ["Machines", "launch"]
+__all__ = ["Machines", "launch", "planned_again", "read_profile"]

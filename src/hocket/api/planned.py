@@ -169,24 +169,29 @@ def auto(
     on: str | Path | Cluster = ON_THIS_MACHINE,
     *,
     loss: Callable[[Any], Any] | str | None = None,
+    forward: Callable[[Any, Any], Any] | None = None,
     optimizer: Any = "adamw",
+    planners: str | Sequence[str] = (),
     headroom_bytes: int | None = None,
     profile: Profile | None = None,
     calibration: Calibration | None = None,
 ) -> Planned:
     """Capture a model's training step and plan it on a cluster: who takes which samples, and how.
 
-    ``loss`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the whole batch of
-    a step.
+    ``loss``, ``forward`` and ``optimizer`` are as `hocket.capture` takes them; ``batch`` is the
+    whole batch of a step. The best way may take a process per device (`hocket launch`);
+    ``planners="auto"`` places single ops instead, which one process carries out.
     """
     from hocket.capture.sizes import capture_sizes
     from hocket.runtime.rebuild import ModelSource
 
-    graph = capture_sizes(model, batch, loss=loss, optimizer=optimizer)
+    graph = capture_sizes(model, batch, loss=loss, forward=forward, optimizer=optimizer)
     planned = plan_graph(
-        graph, on, headroom_bytes=headroom_bytes, profile=profile, calibration=calibration
-    )
-    return replace(planned, source=ModelSource(model, batch, loss))
+        graph, on, planners=planners, headroom_bytes=headroom_bytes, profile=profile,
+        calibration=calibration,
+    )  # fmt: skip
+    # Only `hocket.prepare` knows how a model is applied by a function.
+    return planned if forward else replace(planned, source=ModelSource(model, batch, loss))
 
 
 def plan_graph(

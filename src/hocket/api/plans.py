@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hocket.kernels.progress import tell_before_compiling
 from hocket.plan.divided import DividedTraining
-from hocket.plan.files import plan_bytes, read_plan, section_names, write_plan
+from hocket.plan.files import SavedPlan, plan_bytes, read_plan, section_names, write_plan
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.schema import json_schema
@@ -20,6 +20,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Problem",
+    "SavedPlan",
     "carried_out",
     "json_schema",
     "plan_bytes",

@@ -69,6 +69,11 @@ def rank_variables() -> dict[str, str]:
     return given
 
 
+def rank_profile() -> str:
+    """The file for times of one step (``HOCKET_PROFILE``); empty where nobody asked for them."""
+    return os.environ.get("HOCKET_PROFILE", "")
+
+
 def environment_anywhere() -> dict[str, str]:
     """The environment for a process of another working folder: import paths stay what they were."""
     paths = os.environ.get("PYTHONPATH", "")

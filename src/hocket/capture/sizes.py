@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hocket.capture.fake import batch_tensors
+from hocket.capture.fake import batch_tensors, map_batch
 from hocket.capture.model import capture
 from hocket.graph import Graph
 from hocket.graph.batches import at_batch, differing_op, has_same_ops, with_other_batch
@@ -65,22 +65,13 @@ def _other_sizes(num_samples: int) -> tuple[int, int]:
 def resized(batch: Any, num_samples: int) -> Any:
     """The batch with another number of samples, without content: shapes are all that is read.
 
-    Tensors whose first extent is that of the batch's first tensor are the samples.
+    Tensors whose first extent is that of the batch's first tensor are the samples; one that stands
+    twice, as inputs and as labels, does so again.
     """
-    first = next((tensor for _, tensor in batch_tensors(batch)), None)
-    own = -1 if first is None or not first.dim() else int(first.shape[0])
-    return _resized(batch, own, num_samples)
-
-
-def _resized(batch: Any, own: int, num_samples: int) -> Any:
-    if isinstance(batch, torch.Tensor):
-        if not batch.dim() or batch.shape[0] != own:
-            return batch
-        shape = (num_samples, *batch.shape[1:])
-        return torch.empty(shape, dtype=batch.dtype, device="meta")
-    if isinstance(batch, dict):
-        return {key: _resized(item, own, num_samples) for key, item in batch.items()}
-    if isinstance(batch, list | tuple):
-        items = [_resized(item, own, num_samples) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    return batch
+    tensors = [tensor for _, tensor in batch_tensors(batch)]
+    own = -1 if not tensors or not tensors[0].dim() else int(tensors[0].shape[0])
+    return map_batch(batch, {
+        id(t): torch.empty((num_samples, *t.shape[1:]), dtype=t.dtype, device="meta")
+        if t.dim() and t.shape[0] == own else t
+        for t in tensors
+    })  # fmt: skip

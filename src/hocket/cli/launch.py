@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from hocket.cli.output import emit, json_option
 
 if TYPE_CHECKING:
     from hocket.api.launching import Machines
+    from hocket.api.plans import SavedPlan
 
 
 @click.command(
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
               help="Number of this machine, from 0.")  # fmt: skip
 @click.option("--address", metavar="HOST:PORT", default=None,
               help="Where ranks of several machines meet: the first one, a free port.")  # fmt: skip
+@click.option("--profile", type=click.Path(path_type=Path), default=None, metavar="FILE",
+              help="Time one early step, and plan again with its times.")  # fmt: skip
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -29,6 +32,7 @@ def command(
     nodes: int,
     node_rank: int,
     address: str | None,
+    profile: Path | None,
     plan: Path,
     script: Path,
     arguments: tuple[str, ...],
@@ -49,11 +53,38 @@ def command(
     from hocket.api.launching import launch
     from hocket.api.plans import read_plan
 
+    saved = read_plan(plan)
     num_ranks = launch(
-        plan, read_plan(plan), script, arguments, machines=machines, shows_stdout=not as_json
-    )
+        plan, saved, script, arguments,
+        machines=machines, shows_stdout=not as_json, profile=profile,
+    )  # fmt: skip
+    refined = {} if profile is None else {"refined": _refined(plan, saved, profile)}
     if as_json:
-        emit({"plan": str(plan), "script": str(script), "ranks": num_ranks})
+        emit({"plan": str(plan), "script": str(script), "ranks": num_ranks, **refined})
+
+
+def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any]:
+    """Plan again with the times that the first rank wrote, and say what that changes."""
+    from hocket.api.launching import planned_again, read_profile
+    from hocket.base.errors import RunError
+    from hocket.base.units import format_seconds
+
+    if not profile.exists():
+        raise RunError(
+            "no step was timed",
+            hint="ranks that are replicas time their ops in their fourth step; stages and "
+            "placements do not",
+        )
+    better = planned_again(saved, read_profile(profile))
+    path = plan.with_suffix(".refined.json")
+    better.save(path)
+    click.echo(
+        f"wrote {profile} and {path}: planned again with measured times, a step takes "
+        f"{format_seconds(better.step_s)} ({format_seconds(saved.predicted_step_s or 0)} were "
+        f"predicted for {plan})",
+        err=True,
+    )
+    return {"plan": str(path), "step_s": better.step_s, "profile": str(profile)}
 
 
 def _machines(nodes: int, node_rank: int, address: str | None) -> Machines:

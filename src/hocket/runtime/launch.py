@@ -15,13 +15,15 @@ from pathlib import Path
 
 from hocket.base.errors import UsageError
 from hocket.plan.files import SavedPlan
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
 from hocket.plan.sections import PlacedDivision, Shares
 from hocket.processes.crew import Crew
 from hocket.processes.member import ProcessSpec
 from hocket.runtime.connect import LOOPBACK, MeetingStore
 from hocket.runtime.options import OnStart
 
-PLAN_VARIABLE = "HOCKET_PLAN"
+PLAN_VARIABLE, PROFILE_VARIABLE = "HOCKET_PLAN", "HOCKET_PROFILE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +47,21 @@ def launch(
     *,
     machines: Machines = Machines(),  # noqa: B008 - frozen
     shows_stdout: bool = True,
+    profile: Path | None = None,
     on_start: OnStart = lambda process_ids: None,
 ) -> int:
     """Run ``script`` in one process per used device, until all are done; the number of ranks.
 
     What ranks print goes where they print it; with ``shows_stdout=False`` all to standard error.
+    The first rank writes the times of one early step to ``profile``.
 
     Raises `RunError` where one fails, when all of this machine are gone.
     """
     if not script.is_file():
         raise UsageError(f"{str(script)!r} is not a file", hint="name the script that trains")
-    names = used_devices(saved)
+    names = used_devices(saved.problem, saved.plan)
     own = _own_ranks(saved, names, machines)
+    asked = {} if profile is None else {PROFILE_VARIABLE: str(profile.resolve())}
     holds_store = machines.index == 0
     store = MeetingStore(machines.address, machines.port) if holds_store else None
     try:
@@ -65,7 +70,8 @@ def launch(
                 name=f"rank {rank} ({names[rank]})",
                 module="hocket.runtime.launched",
                 arguments=(str(script), *arguments),
-                environment=_variables(
+                environment=asked
+                | _variables(
                     rank, own, len(names), store.port if store else machines.port, machines, plan
                 ),
                 shows_output=True,
@@ -83,21 +89,21 @@ def launch(
     return len(own)
 
 
-def used_devices(saved: SavedPlan) -> list[str]:
+def used_devices(problem: Problem, plan: Plan) -> list[str]:
     """Names of the devices of a plan in the order of their ranks."""
-    shares = saved.plan.get(Shares)
+    shares = plan.get(Shares)
     if shares is not None:
         return list(shares.devices)
-    placed = saved.plan.get(PlacedDivision)
+    placed = plan.get(PlacedDivision)
     if placed is not None:
         return [name for names in placed.devices for name in names]
-    if saved.plan.device_of is None:
+    if plan.device_of is None:
         raise UsageError(
             "the plan neither places ops nor divides a training",
             hint="make one with hocket plan or hocket parallel",
         )
-    known = saved.problem.cluster.device_names
-    return [known[device] for device in sorted(set(saved.plan.device_of.tolist())) or [0]]
+    known = problem.cluster.device_names
+    return [known[device] for device in sorted(set(plan.device_of.tolist())) or [0]]
 
 
 def _own_ranks(saved: SavedPlan, names: Sequence[str], machines: Machines) -> list[int]:

@@ -79,6 +79,9 @@ class Carrier(Passes, Protocol):
 class HoldsParts(Protocol):
     """A carrier whose ranks hold parts of the model, so that its state is put together."""
 
+    computed_s: float | None
+    """What this rank computed in the last timed step; None before one."""
+
     def gathered(self, optimizer: torch.optim.Optimizer, *, pending: bool) -> dict[str, Any]:
         """``model``, ``optimizer`` and, where they are ``pending``, ``gradients`` of all ranks."""
 

@@ -197,11 +197,19 @@ class TrainingLoop:
         return self.watch.line(self.num_steps)
 
     def _watch_over(self, loss: torch.Tensor, batch: Any) -> None:
-        if self._wants_cause and self.timings is not None and self.watch.predicted_s is not None:
-            _, _, predicted, measured = self.timings
-            cause = likely_cause(predicted, measured, self.timings.problem.cluster.device_names)
-            warnings.warn(f"{self.progress()}; {cause}", DriftWarning, 3)
+        if self._wants_cause and self.watch.predicted_s is not None:
+            told = [self.progress(), *filter(None, [self._cause()])]
+            warnings.warn("; ".join(told), DriftWarning, 3)
         self._wants_cause = self.watch.note(loss, batch)
+
+    def _cause(self) -> str:
+        """Why steps take other times than predicted, as far as the last timed one shows it."""
+        if isinstance(self._carrier, HoldsParts):
+            return self.watch.rank_cause(self._carrier.computed_s)
+        if self.timings is None:
+            return ""
+        _, _, predicted, measured = self.timings
+        return likely_cause(predicted, measured, self.timings.problem.cluster.device_names)
 
     def _update(self) -> None:
         if self.options.clip_norm is not None:

@@ -59,6 +59,17 @@ class Watch:
         """Middle time of the last steps; None before the second."""
         return statistics.median(self.step_s) if self.step_s else None
 
+    def rank_cause(self, computed_s: float | None) -> str:
+        """What one rank can tell of a drift: how much of the step it computes, and waits."""
+        step_s = self.median_step_s
+        if computed_s is None or step_s is None:
+            return ""
+        waits = format_percent(max(0.0, 1 - computed_s / step_s))
+        return (
+            f"this rank computes {format_seconds(computed_s)} of it; {waits} of the step are the "
+            "update and waiting for other ranks and links"
+        )
+
     def line(self, num_steps: int) -> str:
         """One line for people."""
         if self.loss is None:

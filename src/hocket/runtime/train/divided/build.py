@@ -66,7 +66,7 @@ class DividedTask:
     count: Count | None
     max_shapes: int
     weights: str | Path | None
-    predicted_s: float | None
+    predicted_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +146,7 @@ def carried(task: DividedTask, part: RankPart) -> Carrier:
         cuts = divide_layers(model, mesh.tensor_group, mesh.tensor_rank, part.tensor)
     stage_of: Callable[[torch.Tensor], int] = _on_the_first
     refresh: Callable[[], None] = _nothing
+    waited_s: Callable[[], float] = _never
     if part.pipeline is not None:
         inner: Passes
         inner = pipeline = Pipeline(
@@ -153,7 +154,7 @@ def carried(task: DividedTask, part: RankPart) -> Carrier:
             sizes=part.sizes, seed=task.seed or 0, count=task.count, max_shapes=task.max_shapes,
         )  # fmt: skip
         fill_hollow(model, task.weights, pipeline.is_needed, cuts, mesh)
-        stage_of, refresh = pipeline.stage_of, pipeline.refresh
+        stage_of, refresh, waited_s = pipeline.stage_of, pipeline.refresh, pipeline.waited_s
         pipeline.settle()
     else:
         fill_hollow(model, task.weights, _always, cuts, mesh)
@@ -162,7 +163,8 @@ def carried(task: DividedTask, part: RankPart) -> Carrier:
         inner, model, mesh, shares=part.shares, count=task.count, seed=task.seed or 0,
         zero=part.zero,
         has_own_statistics=not part.joins_norms and bool(batch_norms_in_training(model)),
-        cuts=cuts, stage_of=stage_of, refresh=refresh, predicted_s=task.predicted_s,
+        cuts=cuts, stage_of=stage_of, refresh=refresh, waited_s=waited_s,
+        predicted_s=task.predicted_s,
     )  # fmt: skip
 
 
@@ -197,6 +199,10 @@ def _always(tensor: torch.Tensor) -> bool:
 
 def _nothing() -> None:
     """Every weight is updated where it is used."""
+
+
+def _never() -> float:
+    return 0.0
 
 
 def require_layers(model: nn.Module, planned: int) -> None:

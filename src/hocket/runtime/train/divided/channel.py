@@ -7,6 +7,7 @@ never waits: what is on its way is kept until it has gone.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ class Channels:
         self._ranks, self._own, self._device, self._groups = list(ranks), own, device, groups
         self._expected: dict[int, deque[tuple[SegmentMessage, int]]] = {}
         self._arrived: dict[tuple[int, SegmentMessage], torch.Tensor] = {}
+        self.waited_s = 0.0
+        """In which messages were waited for."""
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     def expect(self, src: int, messages: Sequence[tuple[SegmentMessage, int]]) -> None:
@@ -61,7 +64,9 @@ class Channels:
     def receive_now(self, src: int, num_bytes: int) -> torch.Tensor:
         """The next bytes of a position, outside the schedule of a step."""
         data = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        began_s = time.perf_counter()
         dist.recv(data, self._ranks[src], group=self._groups[src < self._own])
+        self.waited_s += time.perf_counter() - began_s
         return data
 
     def settle(self) -> None:

@@ -6,6 +6,8 @@ each replica; its gradients are summed by the ranks that have it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn
 
 from hocket.base.errors import UsageError
@@ -26,6 +28,10 @@ def shared_carrier(task: DividedTask, graph: Graph, shares: Shares) -> Carrier:
     replicas = shares.replicas
     if len(shares.devices) == 1:
         return alone(task, replicas[0].microbatches)
+    noted = graph.meta.get("device")
+    if isinstance(noted, str):
+        # Stages are cut at ops, so the same kernels are recorded.
+        task = replace(task, recipe=replace(task.recipe, device=noted))
     num_stages = [len(replica.devices) for replica in replicas]
     mesh = (
         UnevenMesh(num_stages, task.device)

@@ -9,6 +9,7 @@ its states there, and the new weights are sent to the others.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,13 +58,15 @@ class Replicas:
         cuts: Mapping[int, TensorCut],
         stage_of: Callable[[torch.Tensor], int],
         refresh: Callable[[], None],
+        waited_s: Callable[[], float],
         predicted_s: float | None,
     ) -> None:
         """With ``zero=3`` it is ``inner`` that sums gradients.
 
-        ``cuts`` are those of tensor parallelism by the id of a parameter, ``stage_of`` gives the
-        pipeline rank of this replica that updates a tensor of the model, and ``refresh`` gives it
-        to others. Where batch norms have ``has_own_statistics``, those of the first replica count.
+        ``cuts`` are those of tensor parallelism by the id of a parameter. ``stage_of`` gives the
+        pipeline rank of this replica that updates a tensor of the model, ``refresh`` gives it to
+        others, and ``waited_s`` is how long others were waited for so far. Where batch norms have
+        ``has_own_statistics``, those of the first replica count.
         """
         self._inner, self._model, self._mesh = inner, model, mesh
         self._shares, self._count, self._seed = tuple(shares), count, seed
@@ -71,7 +74,7 @@ class Replicas:
         self._has_own_statistics = has_own_statistics and len(shares) > 1
         self.predicted_s, self.lost = predicted_s, inner.lost
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
-        self._cuts, self._refresh = cuts, refresh
+        self._cuts, self._refresh, self._waited_s = cuts, refresh, waited_s
         self._stages = self._stages_everywhere(stage_of)
         groups = mesh.partner_groups(
             self._stages[id(p)] for p in model.parameters()
@@ -83,6 +86,7 @@ class Replicas:
         ]
         """Weights that this rank updates, with the ranks of other replicas that do as well."""
         self._state = DividedState(model, self._home, mesh.device, mesh.tensor_rank)
+        self.computed_s: float | None = None
         self._is_summed = True
         """Whether the gradients that are there are those of all ranks."""
         self.owner_of = self._owners() if zero in (1, 2) and len(shares) > 1 else {}
@@ -102,8 +106,12 @@ class Replicas:
         """As `train`, with every op of this rank timed."""
         rows, fraction = self._own(batch)
         self._begin()
+        began_s, waited_s = time.perf_counter(), self._waited_s()
         with self._own_draws(step):
             carried, timings = self._inner.timed(rows, step, weight * fraction)
+        if self._mesh.device.type == "cuda":
+            torch.cuda.synchronize(self._mesh.device)
+        self.computed_s = time.perf_counter() - began_s - (self._waited_s() - waited_s)
         return Carried(self._whole_loss(carried.loss, fraction), carried.outputs), timings
 
     def forward(self, batch: Any, step: int) -> Carried:

@@ -128,6 +128,10 @@ class Pipeline:
                 tensor.data.copy_(data.view(tensor.dtype).view(tensor.shape))
         self._channels.settle()
 
+    def waited_s(self) -> float:
+        """Seconds in which this rank has waited for other stages so far."""
+        return self._channels.waited_s
+
     def stage_of(self, tensor: torch.Tensor) -> int:
         """The pipeline rank that updates a tensor of the model."""
         return self._owner.get(id(tensor), 0)

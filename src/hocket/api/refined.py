@@ -1,0 +1,39 @@
+"""A plan again, with times that were measured while it was carried out."""
+
+from __future__ import annotations
+
+from hocket.api.planned import Planned, plan_graph
+from hocket.base.errors import UsageError
+from hocket.cost.calibrate import calibrate
+from hocket.cost.profile import Profile
+from hocket.plan.files import SavedPlan
+from hocket.plan.sections import PlacedDivision, Shares
+
+__all__ = ["planned_again"]
+
+
+def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
+    """The best plan for a plan's problem where ops take what ``profile`` says.
+
+    Ops of shares were timed at the size of a microbatch; what was measured is fitted for all sizes.
+    Raises `UsageError` for a division, whose costs are those of a transformer's shape.
+    """
+    problem = saved.problem
+    if saved.plan.get(PlacedDivision) is not None:
+        raise UsageError(
+            "the plan divides a transformer, which is not planned by the times of single ops",
+            hint="refine plans of hocket plan",
+        )
+    fitted = None
+    if saved.plan.get(Shares) is not None:
+        kind = next((k for k in problem.cluster.kinds if k.name == profile.device_kind), None)
+        if kind is None:
+            raise UsageError(
+                f"the times are of {profile.device_kind!r}, and {problem.cluster.name} has none",
+                hint="measure on the devices of the plan",
+            )
+        fitted = calibrate(profile, kind)
+    return plan_graph(
+        problem.graph, problem.cluster, transfers=problem.transfers, objective=problem.objective,
+        profile=profile if fitted is None else None, calibration=fitted,
+    )  # fmt: skip
