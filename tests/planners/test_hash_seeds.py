@@ -23,7 +23,7 @@ def tell(problem, plan):
     print(dump_json(plan_to_data(problem, plan)))
 
 
-for family, num_ops in (("layered", 8), ("series-parallel", 40)):
+for family, num_ops in (("layered", 8), ("series-parallel", 26)):
     problem = make_problem(generate(family, num_ops, 0), "2xt4")
     tell(problem, auto(problem, Plan()))
 
