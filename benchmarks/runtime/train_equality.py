@@ -1,11 +1,14 @@
 """All models of the zoo and ten as people write them: 20 steps of a loop equal plain PyTorch.
 
     PYTHONPATH=src:tests python benchmarks/runtime/train_equality.py [--steps 20] [--only NAME]
+    PYTHONPATH=src:tests python benchmarks/runtime/train_equality.py --divided
 
 Each trains on a random placement of single ops over three devices of this process, with gradients
 accumulated over two batches, clipped, a schedule, two groups of parameters, and a checkpoint
 that is loaded under another random placement in the middle. Prints one line per model; losses,
-weights and buffers have to be equal bit for bit.
+weights and buffers have to be equal bit for bit. With ``--divided`` the divisions and shares of
+`tests/runtime/divided_ranks.py` train on 2 and 4 processes beside one, in double precision: the
+largest difference of losses, weights and states has to be under 1e-6.
 """
 
 from __future__ import annotations
@@ -15,15 +18,21 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import forked
 import torch
+from runtime.divided_ranks import CASES, differences
 from runtime.small_zoo import SMALL_ZOO
 from runtime.train_loops import adamw, compare_loops, random_plan
 from runtime.train_models import USER_MODELS
 
 from hocket.capture import CaptureWarning
 from hocket.training import prepare
+from hocket.transformer import Division
+
+_TOLERANCE = 1e-6
 
 
 def zoo(name: str) -> Callable[[], Any]:
@@ -58,13 +67,34 @@ def resumed(build: Callable[[], Any], folder: str) -> Callable[[Any], Any]:
     return go_on
 
 
+def divided(steps: int) -> int:
+    """Compare divisions with one process; how many differ."""
+    num_wrong = 0
+    for name, (_, division) in CASES.items():
+        if isinstance(division, Division):
+            num_ranks = division.num_devices
+        else:
+            num_ranks = sum(len(cuts) + 1 for cuts, _ in division) if division else 2
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            found = forked.answers(num_ranks, differences, Path(folder), [name], steps)
+        worst = max(rank[name][what] for rank in found for what in ("loss", "weights", "states"))
+        num_wrong += not worst < _TOLERANCE
+        took_s = time.perf_counter() - began
+        print(f"{name:24} {num_ranks} ranks {worst:8.1e} {took_s:7.1f} s", flush=True)
+    return num_wrong
+
+
 def main() -> None:
     """Compare, one line per model."""
     models = {**{name: zoo(name) for name in SMALL_ZOO}, **USER_MODELS}
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only", choices=models, action="append")
+    parser.add_argument("--divided", action="store_true")
     arguments = parser.parse_args()
+    if arguments.divided:
+        raise SystemExit(divided(arguments.steps))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", CaptureWarning)
     num_wrong = 0

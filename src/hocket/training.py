@@ -22,7 +22,7 @@ from hocket.base.extras import require
 from hocket.base.units import parse_bytes
 from hocket.hardware.cluster import Cluster
 from hocket.plan.files import SavedPlan, read_plan
-from hocket.plan.sections import Memory
+from hocket.plan.sections import Communication, Memory
 from hocket.planners.memory.budget import keep_budget
 from hocket.planners.registry import ONE_DEVICE
 from hocket.transformer import Division
@@ -46,7 +46,7 @@ from hocket.runtime.train.batches import Padding, PadTo, settled
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Carrier
 from hocket.runtime.train.divided.agreement import require_same_everywhere, share_weights
-from hocket.runtime.train.divided.build import DividedTask
+from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
 from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
 from hocket.runtime.train.divided.shares import Count
 from hocket.runtime.train.fitting import KeptBudget, fitted, too_large
@@ -120,6 +120,7 @@ def prepare(
                 model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
                 make_inner=lambda rows: _alone(model, rows, recipe, options, device),
                 seed=seed, count=count, max_shapes=max_shapes, weights=weights,
+                sums_by=_sums_by(saved, device),
             )  # fmt: skip
             carrier: Carrier = (
                 carried_division(task, saved)
@@ -139,6 +140,22 @@ def prepare(
     train = Training(model, optimizer, carrier, options)
     train.planned = None if isinstance(saved, Division) else saved
     return train
+
+
+def _sums_by(saved: Planned | SavedPlan | Division, device: torch.device) -> str | None:
+    """What sums gradients: trees over the links where the plan says how they travel."""
+    if isinstance(saved, Division) or saved.plan.get(Communication) is None:
+        return None
+    if device.type == "cpu":
+        import hocket.torch_backend  # noqa: F401 - makes the name known to torch.distributed
+
+        return "hocket"
+    warnings.warn(
+        "the plan has an exchange of its own for these links, and GPUs exchange gradients by NCCL",
+        DivisionWarning,
+        3,
+    )
+    return None
 
 
 def _alone(

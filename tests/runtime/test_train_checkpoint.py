@@ -9,6 +9,7 @@ from runtime.train_models import USER_MODELS
 
 import hocket
 from hocket.base.errors import HocketError, InputFileError, UsageError
+from hocket.runtime.train.checkpoint import newest_checkpoint
 from hocket.training import prepare
 
 
@@ -87,3 +88,14 @@ def test_a_checkpoint_of_another_model_is_refused_with_what_differs(train, tmp_p
     other = hocket.prepare(model, adamw(model), batches[0], forward=forward, on="1xv100-16g")
     with pytest.raises(UsageError, match=r"no 'features\.0\.weight'"):
         other.load(path)
+
+
+def test_the_last_whole_checkpoint_of_a_folder_is_taken(tmp_path):
+    for name in ("step-9", "step-10", "step-10.1", "step-11", "step-x"):
+        (tmp_path / name).mkdir()
+        if name != "step-11":
+            (tmp_path / name / "manifest.json").write_text("{}")
+    assert newest_checkpoint(tmp_path).name == "step-10.1"
+    assert newest_checkpoint(tmp_path / "step-9").name == "step-9"
+    with pytest.raises(InputFileError, match="no checkpoint"):
+        newest_checkpoint(tmp_path / "nothing")

@@ -21,6 +21,7 @@ from hocket.runtime.launch import used_devices
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.carrier import Timings
 from hocket.runtime.train.checkpoint import (
+    newest_checkpoint,
     read_state,
     write_manifest,
     write_part,
@@ -120,13 +121,19 @@ class Training(TrainingLoop):
                 folder, self.num_steps, parts, extra or {}, rank_device(rank_variables())
             )
         state = {**self.state_dict(), "extra": dict(extra or {})}
-        if not _is_first_rank():
-            return Path(folder)
-        return write_checkpoint(folder, self.num_steps, lambda place: write_state(place, state))
+        path = Path(folder)
+        if _is_first_rank():
+            path = write_checkpoint(folder, self.num_steps, lambda at: write_state(at, state))
+        if not torch.distributed.is_initialized():
+            return path
+        return Path(share_text(str(path), 0, rank_device(rank_variables())))
 
     def load(self, checkpoint: str | Path) -> dict[str, Any]:
-        """Go on from a checkpoint, of this plan or another; returns its ``extra``."""
-        state = read_state(checkpoint)
+        """Go on from a checkpoint, of this plan or another; returns its ``extra``.
+
+        Of a folder that `save` was given the last one is taken.
+        """
+        state = read_state(newest_checkpoint(checkpoint))
         extra: dict[str, Any] = state.pop("extra", {})
         self.load_state_dict(state)
         return extra

@@ -9,6 +9,7 @@ pieces of tensors are in which.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from hocket.runtime.train.cuts import TensorCut
 
 FORMAT, PARTS_FORMAT = "hocket.checkpoint/1", "hocket.checkpoint-parts/1"
 TENSORS, MANIFEST = "tensors.safetensors", "manifest.json"
+_STEP = re.compile(r"step-(\d+)(?:\.(\d+))?")
+"""The folder of a step; a second one of the same step has a number of its own."""
 _TENSOR = "$tensor"
 """Key that stands for a tensor of the other file."""
 _PIECE, _CUT = "$piece", ("dim", "num_pieces", "blocks")
@@ -135,6 +138,23 @@ def _put(tree: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
         tree[path[-1]] = value
     else:
         tree.setdefault(path[-1], {})
+
+
+def newest_checkpoint(folder: str | Path) -> Path:
+    """The checkpoint that a folder is, or the one of the last step in it."""
+    place = Path(folder)
+    if (place / MANIFEST).exists():
+        return place
+    found = [
+        (tuple(map(int, match.groups(default="0"))), path)
+        for path in place.glob("step-*")
+        if (match := _STEP.fullmatch(path.name)) and (path / MANIFEST).exists()
+    ]
+    if not found:
+        raise InputFileError(
+            "there is no checkpoint", where=str(place), hint="name a folder that train.save wrote"
+        )
+    return max(found)[1]
 
 
 def read_state(folder: str | Path) -> State:

@@ -42,7 +42,7 @@ from hocket.transformer.rules import broken_shares
 
 MakeInner = Callable[[Any], Carrier]
 """The carrier of the model on one device for batches like the given one."""
-_WARNED_LEVEL = 7
+WARNED_LEVEL = 7
 """Callers between a warning of this file and the person's script."""
 
 
@@ -66,6 +66,8 @@ class DividedTask:
     count: Count | None
     max_shapes: int
     weights: str | Path | None
+    sums_by: str | None = None
+    """The backend of torch.distributed for gradients where it is not that of all else."""
     predicted_s: float | None = None
 
 
@@ -164,7 +166,7 @@ def carried(task: DividedTask, part: RankPart) -> Carrier:
         zero=part.zero,
         has_own_statistics=not part.joins_norms and bool(batch_norms_in_training(model)),
         cuts=cuts, stage_of=stage_of, refresh=refresh, waited_s=waited_s,
-        predicted_s=task.predicted_s,
+        sums_by=task.sums_by, predicted_s=task.predicted_s,
     )  # fmt: skip
 
 
@@ -256,7 +258,7 @@ def _warn_of_memory(division: Division) -> None:
             f"{' and '.join(left_out)} of the plan is not applied to your module: its numbers are "
             "the same, and it holds more activations than planned",
             DivisionWarning,
-            _WARNED_LEVEL,
+            WARNED_LEVEL,
         )
 
 
@@ -266,7 +268,7 @@ def _warn_of_counts(batch: Any, count: Count | None) -> None:
             "some labels are -100, so a mean over tokens weighs samples differently than replicas "
             "do; say what counts: count=lambda batch: (batch['labels'][:, 1:] != -100).sum()",
             DivisionWarning,
-            _WARNED_LEVEL,
+            WARNED_LEVEL,
         )
 
 
@@ -277,5 +279,5 @@ def _warn_of_norms(model: nn.Module) -> None:
             f"batch norm {norms[0]!r} normalises each microbatch by itself, as with accumulated "
             "gradients in PyTorch: numbers differ from those of the whole batch at once",
             DivisionWarning,
-            _WARNED_LEVEL,
+            WARNED_LEVEL,
         )

@@ -63,9 +63,15 @@ class Mesh:
         """Ranks that hold parts of the same matrices."""
         return self.axes["tp"].get_group()
 
-    def partner_groups(self, stages: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
-        """The ranks that hold a weight, by its stage in each replica, in one order for all."""
-        return dict.fromkeys(sorted(set(stages)), self.data_group)
+    def partner_groups(
+        self, stages: Iterable[tuple[int, ...]], backend: str | None
+    ) -> dict[tuple[int, ...], Any]:
+        """The ranks that hold a weight, by its stage in each replica, in one order for all.
+
+        With a ``backend`` of their own, which divisions of one axis alone may have.
+        """
+        group = self.data_group if backend is None else dist.new_group(backend=backend)
+        return dict.fromkeys(sorted(set(stages)), group)
 
     def sum_over_replicas(self, own: torch.Tensor) -> None:
         """Add what each replica has; all ranks of a replica have the same."""
@@ -110,13 +116,15 @@ class UnevenMesh(Mesh):
         """The ranks of this rank's pipeline."""
         return self._pipeline_group
 
-    def partner_groups(self, stages: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+    def partner_groups(
+        self, stages: Iterable[tuple[int, ...]], backend: str | None
+    ) -> dict[tuple[int, ...], Any]:
         """The ranks that hold a weight, by its stage in each replica; all ranks ask together."""
         return {
             place: dist.new_group([
                 self.rank_of(pipeline=stage, data=replica, tensor=0)
                 for replica, stage in enumerate(place)
-            ])
+            ], backend=backend)
             for place in sorted(set(stages))
         }  # fmt: skip
 

@@ -59,6 +59,7 @@ class Replicas:
         stage_of: Callable[[torch.Tensor], int],
         refresh: Callable[[], None],
         waited_s: Callable[[], float],
+        sums_by: str | None,
         predicted_s: float | None,
     ) -> None:
         """With ``zero=3`` it is ``inner`` that sums gradients.
@@ -66,7 +67,8 @@ class Replicas:
         ``cuts`` are those of tensor parallelism by the id of a parameter. ``stage_of`` gives the
         pipeline rank of this replica that updates a tensor of the model, ``refresh`` gives it to
         others, and ``waited_s`` is how long others were waited for so far. Where batch norms have
-        ``has_own_statistics``, those of the first replica count.
+        ``has_own_statistics``, those of the first replica count. ``sums_by`` is the backend that
+        sums gradients where it is not that of all else.
         """
         self._inner, self._model, self._mesh = inner, model, mesh
         self._shares, self._count, self._seed = tuple(shares), count, seed
@@ -76,9 +78,8 @@ class Replicas:
         self.tensors: Mapping[str, torch.Tensor] = inner.tensors
         self._cuts, self._refresh, self._waited_s = cuts, refresh, waited_s
         self._stages = self._stages_everywhere(stage_of)
-        groups = mesh.partner_groups(
-            self._stages[id(p)] for p in model.parameters()
-        ) if self._reduces else {}  # fmt: skip
+        stages_used = [self._stages[id(p)] for p in model.parameters()]
+        groups = mesh.partner_groups(stages_used, sums_by) if self._reduces else {}
         self._partners = [
             (group, [p for p in self._held() if self._stages[id(p)] == stages])
             for stages, group in groups.items()
