@@ -37,6 +37,7 @@ from hocket.capture.loss import MEAN, Loss
 from hocket.capture.model import CaptureWarning, UntraceableError, capture
 from hocket.capture.step import Forward
 from hocket.graph.graph import Graph
+from hocket.runtime.collectives.group import PLANNED, register
 from hocket.runtime.executors import choose
 from hocket.runtime.launch import PLAN_VARIABLE
 from hocket.runtime.memory.rounding import rounded_parameters
@@ -147,9 +148,8 @@ def _sums_by(saved: Planned | SavedPlan | Division, device: torch.device) -> str
     if isinstance(saved, Division) or saved.plan.get(Communication) is None:
         return None
     if device.type == "cpu":
-        import hocket.torch_backend  # noqa: F401 - makes the name known to torch.distributed
-
-        return "hocket"
+        register(find_cluster)
+        return PLANNED
     warnings.warn(
         "the plan has an exchange of its own for these links, and GPUs exchange gradients by NCCL",
         DivisionWarning,

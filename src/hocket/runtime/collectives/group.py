@@ -24,6 +24,8 @@ from hocket.planners.communication.certificate import Collective
 from hocket.runtime.collectives.layout import KINDS
 from hocket.runtime.collectives.worker import CollectiveJob, CollectiveWorker
 
+PLANNED = "hocket"
+"""The name of the backend."""
 _ADDED = tuple(getattr(torch, name) for name in KINDS)
 _ProcessGroup: Any = dist.ProcessGroup
 """Its types name one of several forms of each method."""
@@ -233,12 +235,14 @@ class _PlannedWork(_Work):  # type: ignore[misc]
 
 
 def register(find_cluster: FindCluster) -> None:
-    """Make ``init_process_group("hocket")`` known."""
+    """Make ``init_process_group("hocket")`` known, once."""
+    if hasattr(dist.Backend, PLANNED.upper()):
+        return
 
     def create(store: Any, rank: int, size: int, timeout: timedelta) -> PlannedGroup:
         return PlannedGroup(store, rank, size, timeout, find_cluster)
 
-    dist.Backend.register_backend("hocket", create, devices=["cpu"])
+    dist.Backend.register_backend(PLANNED, create, devices=["cpu"])
 
 
 def given_cluster(size: int, find_cluster: FindCluster) -> Cluster | None:
