@@ -178,6 +178,7 @@ def test_detect_measures_the_processor_in_about_a_second(monkeypatch):
     assert device.kind.name == "cpu"
     assert 1e8 < device.kind.peak_flops["float32"] < 1e14
     assert 1e8 < device.kind.memory_bandwidth_bps < 1e13
+    assert 1e7 < cluster.host_update_bps < 1e13
     assert "measured" in device.kind.source
     assert cluster.meta["from"] == "detect"
 

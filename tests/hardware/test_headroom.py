@@ -52,6 +52,26 @@ def test_headroom_is_part_of_the_file_and_of_the_hash():
     assert {device.kind.headroom_bytes for device in other.devices} == {2 * GIB}
 
 
+def test_the_rate_of_updates_on_the_host_is_part_of_the_file_and_of_the_hash():
+    plain = cluster_from_text("2xv100-16g")
+    stated = {**cluster_to_dict(plain), "host_update": "120GB/s"}
+    cluster = cluster_from_dict(stated)
+    assert cluster.host_update_bps == 120e9
+    assert cluster.content_hash != plain.content_hash
+    assert cluster_from_dict(cluster_to_dict(cluster)) == cluster
+    assert "host_update" not in cluster_to_dict(plain)
+    with pytest.raises(InputFileError, match="host_update"):
+        cluster_from_dict({**stated, "host_update": "fast"})
+
+
+def test_joined_machines_update_as_fast_as_the_slowest_host(tmp_path):
+    for name, rate in (("a", "50GB/s"), ("b", "90GB/s")):
+        text = f'host_update = "{rate}"\n[[devices]]\nkind = "t4"\n'
+        (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
+    joined = cluster_from_text(f"{tmp_path / 'a.toml'}+{tmp_path / 'b.toml'}")
+    assert joined.host_update_bps == 50e9
+
+
 @pytest.mark.parametrize("headroom", ["16GiB", "20GiB"])
 def test_headroom_that_leaves_nothing_is_refused(headroom):
     kind = {"memory": "16GiB", "headroom": headroom, "memory_bandwidth": "1GB/s",

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from planners.memory.steps import MIB, chain_step, placed
 
 from hocket.base.errors import CheckError, UsageError
+from hocket.graph.build import GraphBuilder
 from hocket.graph.graph import Phase, Role, Stream
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.planners.memory.blocks import cut_step
@@ -151,6 +152,46 @@ def test_streamed_parameters_come_twice_and_gradients_leave_once():
     assert at_home.sum() == 5
     assert Role.PARAMETER not in done.graph.tensor_role
     assert Role.OPTIMIZER_STATE not in done.graph.tensor_role
+
+
+def test_a_parameter_of_neighbouring_blocks_is_there_for_each_of_them():
+    first, second = (GRAPH.tensor_names.index(name) for name in ("w0", "w1"))
+    reader = np.repeat(np.arange(GRAPH.num_ops), np.diff(GRAPH.read_ptr))
+    shared = (GRAPH.reads == second) & (GRAPH.op_phase[reader] != Phase.OPTIMIZER)
+    graph = replace(GRAPH, reads=np.where(shared, first, GRAPH.reads).astype(GRAPH.reads.dtype))
+    done = rewrite(graph, _all(graph, parameters="streamed", update="host"))
+    fetches = [name for name in done.graph.tensor_names if name.partition("@")[0] == "w0"]
+    assert len(fetches) == 4
+
+
+def test_parameters_that_are_only_rounded_are_copied_rounded():
+    """Every reader of a weight is a cast that makes half its bytes: its twin is fetched, and the
+    update on the host rounds it anew."""
+    b = GraphBuilder("rounded")
+    at = b.tensor("batch", 64, role=Role.INPUT)
+    forward, weights = [], []
+    for n in range(4):
+        weights.append(b.tensor(f"w{n}", 400, role=Role.PARAMETER))
+        cast = b.op(f"c{n}", "aten._to_copy", reads=[weights[n]], module=f"net.{n}")
+        low = b.tensor(f"c{n}.out", 200, producer=cast)
+        forward.append((b.op(f"f{n}", "aten.mm", reads=[at, low], module=f"net.{n}"), low))
+        at = b.tensor(f"f{n}.out", 64, producer=forward[n][0])
+    grad = at
+    updates = []
+    for n in reversed(range(4)):
+        made = b.op(f"b{n}", "aten.mm", reads=[grad, forward[n][1]], module=f"net.{n}",
+                    phase=Phase.BACKWARD, partner=forward[n][0])  # fmt: skip
+        grad = b.tensor(f"b{n}.out", 64, producer=made)
+        updates.append((n, b.tensor(f"g{n}", 400, producer=made, role=Role.GRADIENT)))
+    for n, gradient in updates:
+        b.op(f"u{n}", "optimizer.sgd", reads=[weights[n], gradient], bytes_touched=1200,
+             phase=Phase.OPTIMIZER, module=f"net.{n}")  # fmt: skip
+    graph = b.build()
+    memory = _all(graph, activations="recomputed", parameters="streamed", update="host")
+    done = rewrite(graph, memory)
+    assert moved_bytes(done) == (4 * 400, 2 * 4 * 200)
+    at_home = done.graph.op_stream == Stream.HOST
+    assert (done.graph.bytes_touched[at_home] == 1200 + 400 + 200).all()
 
 
 def test_streamed_parameters_updated_on_the_device_take_their_state_along():

@@ -2,7 +2,7 @@
 
 GPUs are what ``nvidia-smi`` reports; known models take the figures of the presets. A processor is
 timed with numpy for under a second, and where it is several devices, so is a connection between two
-processes. Machines with GPUs get no device for the processor.
+processes. Machines with GPUs get no device for the processor, but its updates are timed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def detect(processes: int = 1) -> Cluster:
     gpus = find_gpus() if processes == 1 else []
     if not gpus:
         return detect_processor(processes)
-    return cluster_from_dict(gpu_machine(gpus, _nvidia_smi("topo", "-m")), NAME)
+    machine = gpu_machine(gpus, _nvidia_smi("topo", "-m"))
+    return cluster_from_dict({**machine, "host_update": measure_update_bps()}, NAME)
 
 
 def detect_processor(processes: int = 1) -> Cluster:
@@ -220,7 +221,10 @@ def _cpu_machine(processes: int) -> dict[str, Any]:
     }
     meta = {"from": "detect", "source": "no NVIDIA GPU found"}
     devices = [{"kind": "cpu", "name": "cpu", "count": processes}]
-    return {"name": NAME, "meta": meta, "kinds": {"cpu": kind}, "devices": devices}
+    return {
+        "name": NAME, "meta": meta, "kinds": {"cpu": kind}, "devices": devices,
+        "host_update": measure_update_bps() / processes,
+    }  # fmt: skip
 
 
 def _measured() -> tuple[float, float]:
@@ -236,6 +240,28 @@ def _measured() -> tuple[float, float]:
     copy_s = _best_s(lambda: np.copyto(target, source), budget_s=0.2)
     flops, bandwidth_bps = 2 * size**3 / gemm_s, 2 * source.nbytes / copy_s
     return float(f"{flops:.2g}"), float(f"{bandwidth_bps:.2g}")
+
+
+def measure_update_bps() -> float:
+    """Bytes per second that all cores together read and write in sums in place, to two digits.
+
+    As an optimizer's update does: several values are read for each that is written, and what is
+    written was read before. The arrays of each core are larger than its caches.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    num_threads = usable_cores()
+    left = [np.zeros(2**22, dtype=np.float32) for _ in range(num_threads)]
+    right = [np.ones(2**22, dtype=np.float32) for _ in range(num_threads)]
+
+    def add(index: int) -> None:
+        np.add(left[index], right[index], out=left[index])
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        sum_s = _best_s(lambda: list(pool.map(add, range(num_threads))), budget_s=0.2)
+    return float(f"{3 * num_threads * left[0].nbytes / sum_s:.2g}")
 
 
 def _best_s(work: Callable[[], Any], budget_s: float) -> float:

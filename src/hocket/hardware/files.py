@@ -16,10 +16,10 @@ from typing import Any
 from hocket.base.errors import InputFileError, did_you_mean
 from hocket.base.fields import located
 from hocket.base.toml import parse_toml
-from hocket.hardware.cluster import Cluster, Device
+from hocket.hardware.cluster import UNSTATED_HOST_UPDATE_BPS, Cluster, Device
 from hocket.hardware.kinds import HostJoint, KindEntry, host_link, kind_entry, preset_kinds
 from hocket.hardware.links import read_links
-from hocket.hardware.tables import BYTES, FileTable
+from hocket.hardware.tables import BANDWIDTH, BYTES, FileTable
 from hocket.hardware.write import cluster_to_dict, cluster_to_toml
 
 __all__ = [
@@ -38,8 +38,8 @@ MAX_DEVICES = 100_000
 DEFAULT_HOST = "host"
 
 _TOP = (
-    "name", "meta", "uses_stated_times", "hosts", "switches", "kinds", "network", "devices",
-    "links",
+    "name", "meta", "uses_stated_times", "host_update", "hosts", "switches", "kinds", "network",
+    "devices", "links",
 )  # fmt: skip
 _DEVICE = ("kind", "name", "count", "host", "memory")
 
@@ -118,6 +118,7 @@ def _machine(top: FileTable, default_name: str) -> Machine:
         hosts=hosts,
         switches=switches,
         links=read_links(top, devices, (*hosts, *switches), kinds),
+        host_update_bps=float(top.quantity("host_update", BANDWIDTH, UNSTATED_HOST_UPDATE_BPS)),
         uses_stated_times=top.flag("uses_stated_times"),
         meta=_meta(top),
     )

@@ -185,6 +185,8 @@ def _join(name: str, machines: list[Machine]) -> Cluster:
         hosts=tuple(hosts),
         switches=tuple(switches),
         links=tuple(links),
+        # A plan must hold on each of them.
+        host_update_bps=min(machine.cluster.host_update_bps for machine in machines),
     )
 
 

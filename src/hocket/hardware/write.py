@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hocket.hardware.cluster import Cluster, Device, DeviceKind, Link
+from hocket.hardware.cluster import UNSTATED_HOST_UPDATE_BPS, Cluster, Device, DeviceKind, Link
 from hocket.hardware.links import LinkNames
 from hocket.hardware.tables import BANDWIDTH, BYTES, FLOPS, SECONDS, Quantity
 
@@ -27,6 +27,8 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
         data["meta"] = dict(cluster.meta)
     if cluster.uses_stated_times:
         data["uses_stated_times"] = True
+    if cluster.host_update_bps != UNSTATED_HOST_UPDATE_BPS:
+        data["host_update"] = _rate(cluster.host_update_bps, "B/s", BANDWIDTH)
     data["hosts"] = list(cluster.hosts)
     if cluster.switches:
         data["switches"] = list(cluster.switches)
@@ -40,7 +42,7 @@ def cluster_to_dict(cluster: Cluster) -> dict[str, Any]:
 def cluster_to_toml(cluster: Cluster) -> str:
     """The cluster as a TOML file for people."""
     data = cluster_to_dict(cluster)
-    plain = ("name", "uses_stated_times", "hosts", "switches")
+    plain = ("name", "uses_stated_times", "host_update", "hosts", "switches")
     lines = [f"{key} = {_value(data[key])}" for key in plain if key in data]
     lines += [f"meta.{_key(key)} = {_value(value)}" for key, value in data.get("meta", {}).items()]
     for name, kind in data["kinds"].items():

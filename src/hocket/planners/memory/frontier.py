@@ -28,7 +28,10 @@ from hocket.simulate.rewriting.step import BudgetedStep, budgeted, moved_bytes
 from hocket.simulate.timeline import Timeline
 
 NUM_LEVELS = 32
-"""Budgets that the linear program is solved for."""
+"""Budgets that the linear program is solved for, by turns of `TURNS`."""
+TURNS = ((False, 1.0), (True, 0.0), (False, 0.0), (True, 1.0))
+"""Whether all parameters stay on the device, and what part of the copies under way is to have room:
+how the simulator will find them is not known before, so both ends are tried."""
 CHUNKS = (1, 2, 4, 8, 16, 32, 64)
 """Into how many chunks the loss may be cut."""
 LARGEST_TAIL = 0.25
@@ -36,6 +39,7 @@ LARGEST_TAIL = 0.25
 PREFETCH = 1
 PLAIN, IN_BACKWARD = "plain", "update in backward"
 FULL_RECOMPUTE, FULL_OFFLOAD = "full recompute", "offload everything"
+OFFLOADED_ACTIVATIONS, RECOMPUTED_FROM_HOST = "offload activations", "recompute from the host"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,6 +71,11 @@ class Fitted:
         step shorter than the plain one: who starts the device's work is the host, too."""
         return max(self.timeline.makespan_s, self.plain_s)
 
+    @property
+    def rank(self) -> tuple[float, int, int]:
+        """Of two plans that fit the lower one is better: faster, else moving and holding less."""
+        return self.step_s, self.moved_bytes, self.peak_bytes
+
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
@@ -82,9 +91,7 @@ class Frontier:
     def best(self, budget_bytes: float) -> Fitted | None:
         """The fastest plan within a budget, the smallest of these; None where none keeps it."""
         fits = [plan for plan in self.plans if plan.peak_bytes <= budget_bytes]
-        return min(
-            fits, key=lambda plan: (plan.step_s, plan.moved_bytes, plan.peak_bytes), default=None
-        )
+        return min(fits, key=lambda plan: plan.rank, default=None)
 
     def find(self, name: str) -> Fitted | None:
         """The plan of a name; None where the host has no room for it."""
@@ -116,7 +123,7 @@ def find_frontier(
     least = min(fitted.peak_bytes for fitted in plans.values())
     seen = {fitted.memory for fitted in plans.values()}
     for number, budget in enumerate(np.geomspace(max(least, 1) * 0.9, most, num_levels)):
-        fitted = maker.solved(f"level {number}", float(budget), seen)
+        fitted = maker.solved(f"level {number}", float(budget), seen, *TURNS[number % len(TURNS)])
         if fitted is not None:
             seen.add(fitted.memory)
             plans[fitted.name] = fitted
@@ -155,6 +162,9 @@ class _Maker:
         )  # fmt: skip
         yield self._judged(IN_BACKWARD, nothing)
         yield self._judged(FULL_RECOMPUTE, self._all(1, activations="recomputed"))
+        yield self._judged(OFFLOADED_ACTIVATIONS, self._all(1, activations="offloaded"))
+        yield self._judged(RECOMPUTED_FROM_HOST, self._all(
+            1, num_kept=2, activations="recomputed", checkpoint="offloaded"))  # fmt: skip
         yield self._judged(FULL_OFFLOAD, self._all(
             1, activations="offloaded", parameters="streamed", update="host"))  # fmt: skip
         yield from self.leanest()
@@ -166,9 +176,10 @@ class _Maker:
                 chunks, activations="recomputed", checkpoint="offloaded", parameters="streamed",
                 update="host"))  # fmt: skip
 
-    def _all(self, loss_chunks: int, **policy: str) -> Memory:
+    def _all(self, loss_chunks: int, *, num_kept: int = 1, **policy: str) -> Memory:
+        """One policy for every block, but for the last ones, whose activations are kept."""
         starts = self.uses.blocks.start.tolist()
-        last = self.uses.blocks.num_blocks - 1
+        last = self.uses.blocks.num_blocks - num_kept
         homes = {k: v for k, v in policy.items() if k in ("parameters", "update")}
         blocks = tuple(
             MemoryBlock(
@@ -191,13 +202,16 @@ class _Maker:
             plan_seconds=time.perf_counter() - started,
         )  # fmt: skip
 
-    def solved(self, name: str, budget_bytes: float, seen: set[Memory | None]) -> Fitted | None:
+    def solved(
+        self, name: str, budget_bytes: float, seen: set[Memory | None], is_resident: bool,
+        in_flight: float,
+    ) -> Fitted | None:  # fmt: skip
         """What the linear program gives for a budget, unless it was seen or nothing keeps it."""
         chunks = self._chunks(budget_bytes)
         work, seconds = self._tail(chunks)
         shares = solve(
             self.numbers, budget_bytes, prefetch=PREFETCH, tail_work=work, tail_s=seconds,
-            host_bytes=self.host_bytes,
+            host_bytes=self.host_bytes, is_resident=is_resident, in_flight=in_flight,
         )  # fmt: skip
         if shares is None:
             return None

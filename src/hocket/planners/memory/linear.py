@@ -17,8 +17,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from hocket.base.arrays import FloatArray
-from hocket.planners.memory.numbers import HOMES, WAYS, BlockNumbers
-from hocket.simulate.rewriting.step import HOST_UPDATE_BPS
+from hocket.planners.memory.numbers import HOMES, RESIDENT, WAYS, BlockNumbers
 
 _TINY = 1e-9
 """Seconds that a moved byte costs at least in the objective, so that nothing moves for nothing."""
@@ -53,7 +52,7 @@ def bound_s(numbers: BlockNumbers, budget_bytes: float) -> float | None:
     incoming = 2 * numbers.fetched + numbers.returned
     forward_s = float(numbers.forward_s.sum())
     after = (numbers.gradients / numbers.link.out_bps).ravel()
-    at_home = (numbers.host_traffic / HOST_UPDATE_BPS).ravel()
+    at_home = (numbers.host_traffic / numbers.host_update_bps).ravel()
     nothing = np.zeros(num_ways)
     rows = np.array([
         # No gradient exists before the forward pass has ended.
@@ -92,16 +91,21 @@ def solve(
     tail_work: float,
     tail_s: float,
     host_bytes: float,
+    is_resident: bool = False,
+    in_flight: float = 1.0,
 ) -> ProgramShares | None:
     """The best shares within a budget; None where no shares keep it.
 
     ``tail_work`` and ``tail_s`` are bytes and seconds of both passes of the last block, which is
-    kept whole: they depend on the chunks of the loss.
+    kept whole: they depend on the chunks of the loss. With ``is_resident`` all parameters are on
+    the device and updated there. ``in_flight`` is the part of what is copied for neighbouring
+    passes that a pass is to have room for: all of it where copies come early or late, nothing where
+    each byte comes when another leaves.
     """
     program = _Program(numbers, prefetch)
     program.add_passes(tail_s)
-    program.add_memory(budget_bytes, tail_work, host_bytes)
-    return program.solved()
+    program.add_memory(budget_bytes, tail_work, host_bytes, in_flight)
+    return program.solved(is_resident=is_resident)
 
 
 class _Program:
@@ -205,7 +209,7 @@ class _Program:
     def _add_update(self, block: int) -> None:
         numbers, end, last = self.numbers, self.end, self.count - 1
         out = self._share(numbers.gradients, self.home, block, 1 / numbers.link.out_bps)
-        update = self._share(numbers.host_traffic, self.home, block, 1 / HOST_UPDATE_BPS)
+        update = self._share(numbers.host_traffic, self.home, block, 1 / numbers.host_update_bps)
         before = end["gradients"][block + 1] if block < last else end["out"][last]
         self._after(end["gradients"][block], before, out)
         self._after(end["gradients"][block], end["backward"][block], out)
@@ -225,7 +229,9 @@ class _Program:
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────────────
 
-    def add_memory(self, budget_bytes: float, tail_work: float, host_bytes: float) -> None:
+    def add_memory(
+        self, budget_bytes: float, tail_work: float, host_bytes: float, in_flight: float
+    ) -> None:
         """One row per pass, and one for the host; sizes in units that keep HiGHS exact."""
         numbers, unit = self.numbers, max(budget_bytes, 1.0)
         at_home = [
@@ -241,13 +247,15 @@ class _Program:
             coming = self._window(numbers.fetched, self.home, block, block + self.ahead, unit)
             leaving = self._window(numbers.moved, self.way, block - 1 - self.ahead, block - 1, unit)
             room = budget_bytes - numbers.base_bytes
-            self._row([*at_home, *left, *coming, *leaving], (room - forward) / unit)
+            copied = [(column, value * in_flight) for column, value in (*coming, *leaving)]
+            self._row([*at_home, *left, *copied], (room - forward) / unit)
             early = self._window(numbers.moved, self.way, block - self.ahead, block - 1, unit)
             early += self._window(numbers.fetched, self.home, block - self.ahead, block, unit)
             early += self._window(
                 numbers.gradients, self.home, block + 1, block + 1 + self.ahead, unit
             )
-            self._row([*at_home, *left, *early], (room - backward) / unit)
+            copied = [(column, value * in_flight) for column, value in early]
+            self._row([*at_home, *left, *copied], (room - backward) / unit)
             left += self._share(numbers.stay, self.way, block, 1 / unit)
         self._add_host(host_bytes)
 
@@ -275,7 +283,7 @@ class _Program:
 
     # ── solving ──────────────────────────────────────────────────────────────────────────────────
 
-    def solved(self) -> ProgramShares | None:
+    def solved(self, *, is_resident: bool) -> ProgramShares | None:
         numbers, count = self.numbers, self.count
         rows, columns, values = zip(*self._entries, strict=True)
         shape = (len(self._limits), self._columns)
@@ -296,6 +304,8 @@ class _Program:
         bounds[:, 1] = np.inf
         # The last block is kept: what it makes is needed at once.
         bounds[self.way[-1, 1:], 1] = 0.0
+        if is_resident:
+            bounds[self.home[:, RESIDENT + 1 :], 1] = 0.0
         found = linprog(
             cost, A_ub=upper, b_ub=np.array(self._limits), A_eq=equal, b_eq=np.ones(2 * count),
             bounds=bounds, method="highs",

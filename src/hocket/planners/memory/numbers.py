@@ -18,7 +18,7 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
-from hocket.simulate.rewriting.homes import parameter_reads
+from hocket.simulate.rewriting.homes import copied_bytes, host_update_bytes, parameter_reads
 from hocket.simulate.rewriting.needs import SMALLEST_MOVED, Uses
 
 WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host", "cheap again")
@@ -70,6 +70,8 @@ class BlockNumbers:
     """Of these: bytes that exist for one chunk at a time where the loss is made in chunks."""
     launch_s: float
     link: HostRoute
+    host_update_bps: float
+    """Bytes that updates on the host read and write per second."""
 
     @property
     def num_blocks(self) -> int:
@@ -95,6 +97,7 @@ def measure(problem: Problem, uses: Uses, device: int = 0) -> BlockNumbers:
         tail_held=work.held[work.tail],
         tail_inner=work.inner[work.tail],
         launch_s=problem.cluster.devices[device].kind.launch_s,
+        host_update_bps=problem.cluster.host_update_bps,
         base_bytes=_base_bytes(graph, homes.owned),
         link=host_route(problem.cluster, problem.cluster.devices[device]),
         stay=ways.stay,
@@ -198,6 +201,7 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         name: np.zeros((count, len(HOMES)))
         for name in ("home", "fetched", "gradients", "returned", "update_s", "host_traffic")
     }
+    copied = copied_bytes(graph)
     forward, backward = parameter_reads(uses, uses.again)
     readers: dict[int, set[int]] = {}
     for block in range(count):
@@ -210,7 +214,7 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         tables["home"][block] += size
         if len(of) == 1:
             tables["home"][block, STREAMED] -= size
-            tables["fetched"][block, STREAMED] += size
+            tables["fetched"][block, STREAMED] += copied[root]
     for op in np.flatnonzero(graph.op_phase == Phase.OPTIMIZER).tolist():
         block, reads = int(blocks.block_of[op]), graph.reads_of(op)
         role = graph.tensor_role[reads]
@@ -220,10 +224,8 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         at_home = (HOST_UPDATE, STREAMED)
         gradient = reads[(role == Role.GRADIENT) | (role == Role.ACTIVATION)]
         tables["gradients"][block, at_home] += graph.tensor_bytes[gradient].sum()
-        tables["host_traffic"][block, at_home] += graph.bytes_touched[op]
-        tables["returned"][block, HOST_UPDATE] += graph.tensor_bytes[
-            reads[role == Role.PARAMETER]
-        ].sum()
+        tables["host_traffic"][block, at_home] += host_update_bytes(graph, op, copied)
+        tables["returned"][block, HOST_UPDATE] += copied[reads[role == Role.PARAMETER]].sum()
         tables["update_s"][block, RESIDENT] += op_s[op]
     return _Homes(**tables, owned=frozenset(owned))
 

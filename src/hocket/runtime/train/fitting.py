@@ -1,8 +1,9 @@
 """Find the fastest memory plan whose rehearsed peak is within a budget.
 
-A planner's model of memory may be rough. So what it gives for a budget is rehearsed, and it is
-asked again for as much more or less as the rehearsal was beside its prediction, until it gives what
-was seen already. Of the plans that keep the budget the fastest is taken.
+A planner's model of memory may be rough, so a plan counts by what it holds when it is rehearsed.
+Plans are rehearsed from the fastest on until one keeps the budget. Which plans are looked at
+depends on the budget only in that a larger one lets more of them in; so a larger budget never gives
+a longer step, and no plan is slower than full recompute where that keeps the budget.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from typing import NamedTuple
 from hocket.base.errors import NoFeasiblePlanError
 from hocket.base.units import format_bytes
 from hocket.plan.sections.memory import Memory
-from hocket.planners.memory.frontier import Fitted, Frontier
+from hocket.planners.memory.frontier import FULL_RECOMPUTE, Fitted, Frontier
 
-_MAX_TRIES = 4
+_SLACK = 1.25
+"""A plan is rehearsed where the simulated peak is within this many budgets."""
 
 
 class KeptBudget(NamedTuple):
@@ -31,27 +33,22 @@ class KeptBudget(NamedTuple):
 def fitted(budget_bytes: int, frontier: Frontier, rehearse: Callable[[Memory], int]) -> KeptBudget:
     """The fastest of the frontier's plans that keeps the budget when it is rehearsed."""
     plain = Memory(budget_bytes=(budget_bytes,), blocks=())
-    peaks: dict[str, int] = {}
-    plans: dict[str, Fitted] = {}
+    peaks: list[int] = []
+    for plan in _worth_a_rehearsal(frontier, budget_bytes):
+        section = plan.memory or plain
+        peaks.append(rehearse(section))
+        if peaks[-1] <= budget_bytes:
+            return KeptBudget(section, peaks[-1], plan.step_s)
+    raise too_large(min(peaks), budget_bytes)
 
-    def tried(plan: Fitted) -> int:
-        plans[plan.name] = plan
-        peaks[plan.name] = rehearse(plan.memory or plain)
-        return peaks[plan.name]
 
-    asked = float(budget_bytes)
-    for _ in range(_MAX_TRIES):
-        chosen = frontier.best(asked) or frontier.smallest
-        if chosen.name in peaks:
-            break
-        asked = chosen.peak_bytes * budget_bytes / tried(chosen)
-    if min(peaks.values()) > budget_bytes and frontier.smallest.name not in peaks:
-        tried(frontier.smallest)
-    if min(peaks.values()) > budget_bytes:
-        raise too_large(min(peaks.values()), budget_bytes)
-    kept = [plans[name] for name, peak in peaks.items() if peak <= budget_bytes]
-    best = min(kept, key=lambda plan: (plan.step_s, peaks[plan.name]))
-    return KeptBudget(best.memory or plain, peaks[best.name], best.step_s)
+def _worth_a_rehearsal(frontier: Frontier, budget_bytes: int) -> list[Fitted]:
+    """Plans that are best for some budget and may keep this one, the fastest first."""
+    plans = {plan.name: plan for plan in frontier.best_of()}
+    if (full := frontier.find(FULL_RECOMPUTE)) is not None:
+        plans[full.name] = full
+    near = [plan for plan in plans.values() if plan.peak_bytes <= _SLACK * budget_bytes]
+    return sorted(near, key=lambda plan: plan.rank) or [frontier.smallest]
 
 
 def too_large(peak_bytes: int, budget_bytes: int) -> NoFeasiblePlanError:

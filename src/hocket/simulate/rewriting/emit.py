@@ -7,7 +7,7 @@ a later one, or what was fetched for its whole storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,10 +89,12 @@ class Emitter:
                 self.tensor(tensor, producer=new, num_bytes=int(graph.tensor_bytes[tensor]))
         return self._control(new) if tells else None
 
-    def at_home(self, op: int, after: int) -> int:
-        """An update on the host, once a copy has ended; returns what tells of its own end."""
+    def at_home(self, op: int, after: int, num_bytes: int) -> int:
+        """An update on the host, once a copy has ended, that reads and writes so many bytes;
+        returns what tells of its own end."""
         new = self._like(op, "", [after], 1, is_again=False)
         self._ops["stream"][new] = Stream.HOST
+        self._ops["bytes_touched"][new] = num_bytes
         return self._control(new)
 
     def chunk(self, op: int, region: Region, chunk: int, count: int, *, tells: bool) -> int | None:
@@ -127,16 +129,18 @@ class Emitter:
         return self._control(self._copy(name, stream, num_bytes, reads, beside, phase))
 
     def fetch(
-        self, name: str, tensors: Iterable[int], num_bytes: int, *, reads: Iterable[int],
+        self, name: str, tensors: Sequence[int], sizes: LongArray, *, reads: Iterable[int],
         beside: int,
     ) -> None:  # fmt: skip
-        """A copy from the host that stands for the storages of these tensors from now on."""
+        """A copy from the host that stands for the storages of these tensors from now on; how many
+        bytes each has is in ``sizes``, by its number."""
         phase = Phase(int(self.graph.op_phase[beside]))
+        num_bytes = int(sizes[list(tensors)].sum())
         new = self._copy(name, Stream.COPY_IN, num_bytes, reads, beside, phase)
         for tensor in tensors:
             root = self._root[tensor]
             self._fetched[root] = self._add_tensor(
-                self._name(root), int(self.graph.tensor_bytes[root]), new, Role.ACTIVATION, -1
+                self._name(root), int(sizes[root]), new, Role.ACTIVATION, -1
             )
 
     def tensor(

@@ -1,4 +1,8 @@
-"""Where parameters and optimizer state are at home under a memory section. O(ops + reads)."""
+"""Where parameters and optimizer state are at home under a memory section. O(ops + reads).
+
+A parameter that every op of both passes only rounds (autocast) is copied rounded: the host keeps a
+rounded twin beside it, which half the bytes bring, and which its update writes as well.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.needs import Uses
@@ -22,6 +27,40 @@ class ParameterHomes:
     """``forward`` and ``backward``: per block, streamed parameters that it reads."""
     updates: list[list[int]]
     """Per block: ops that update its parameters."""
+    copied: LongArray
+    """Per tensor: the bytes that bring it from the host."""
+
+
+_CAST = "aten._to_copy"
+
+
+def copied_bytes(graph: Graph) -> LongArray:
+    """Per tensor: the bytes that bring it from the host, fewer where all that it is read for in
+    both passes is to be rounded to one and the same smaller type."""
+    copied = graph.tensor_bytes.astype(np.int64)
+    sizes: dict[int, set[int]] = {}
+    for op in np.flatnonzero(graph.op_phase != Phase.OPTIMIZER).tolist():
+        reads = graph.reads_of(op)
+        is_cast = graph.kind_of(op) == _CAST
+        for tensor in reads[graph.tensor_role[graph.root_of[reads]] == Role.PARAMETER].tolist():
+            root = int(graph.root_of[tensor])
+            whole = int(graph.tensor_bytes[root])
+            made = sum(int(graph.tensor_bytes[t]) for t in graph.made_by(op)) if is_cast else whole
+            sizes.setdefault(root, set()).add(made)
+    for root, made_bytes in sizes.items():
+        if len(made_bytes) == 1:
+            copied[root] = min(copied[root], made_bytes.pop())
+    return copied
+
+
+def host_update_bytes(graph: Graph, op: int, copied: LongArray) -> int:
+    """What an update on the host reads and writes: what the op itself does, and where parameters
+    are copied rounded, once more the parameter and its twin."""
+    reads = graph.reads_of(op)
+    roots = np.unique(graph.root_of[reads[graph.tensor_role[reads] == Role.PARAMETER]])
+    whole = graph.tensor_bytes[roots]
+    rounding = np.where(copied[roots] < whole, whole + copied[roots], 0)
+    return int(graph.bytes_touched[op]) + int(rounding.sum())
 
 
 def parameter_reads(
@@ -73,4 +112,4 @@ def find_homes(
         "forward": [sorted(roots & streamed) for roots in forward],
         "backward": [sorted(roots & streamed) for roots in backward],
     }
-    return ParameterHomes(frozenset(on_host), kept, updates)
+    return ParameterHomes(frozenset(on_host), kept, updates, copied_bytes(graph))

@@ -24,7 +24,7 @@ from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.blocks import blocks_of
 from hocket.simulate.rewriting.chunks import Region, find_region
 from hocket.simulate.rewriting.emit import Emitter
-from hocket.simulate.rewriting.homes import ParameterHomes, find_homes
+from hocket.simulate.rewriting.homes import ParameterHomes, find_homes, host_update_bytes
 from hocket.simulate.rewriting.needs import Uses, find_needs, find_uses
 
 
@@ -64,6 +64,8 @@ class _Rewriter:
         """Control tensors of the last op of the forward or backward pass of a block."""
         self.sent: dict[tuple[str, int], list[int]] = defaultdict(list)
         """Control tensors of the copies out of a block's forward or backward pass."""
+        self.brought: dict[tuple[str, int], list[int]] = {}
+        """Streamed parameters that were fetched for a pass of a block that is not over."""
         self.offloads: dict[int, int] = {}
         """Storages to the control tensors of their offloads."""
         self.returns: list[tuple[str, int, list[int], int]] = []
@@ -168,9 +170,8 @@ class _Rewriter:
             return
         self._fetch_parameters("backward", block)
         for storage in self.fetches[block]:
-            size = int(self.graph.tensor_bytes[storage])
             self.out.fetch(
-                f"{self.graph.tensor_names[storage]}@fetch", [storage], size,
+                f"{self.graph.tensor_names[storage]}@fetch", [storage], self.graph.tensor_bytes,
                 reads=[self.offloads[storage], *self._trigger("backward", block)],
                 beside=int(self.graph.tensor_producer[storage]),
             )  # fmt: skip
@@ -181,10 +182,10 @@ class _Rewriter:
         roots = self.homes.streamed_reads[phase][block]
         if not roots:
             return
-        size = int(self.graph.tensor_bytes[roots].sum())
         op = int(self.blocks.start[block])
+        self.brought[phase, block] = roots
         self.out.fetch(
-            f"{self.blocks.names[block]}@fetch-{phase}", roots, size,
+            f"{self.blocks.names[block]}@fetch-{phase}", roots, self.homes.copied,
             reads=self._trigger(phase, block), beside=op,
         )  # fmt: skip
 
@@ -201,9 +202,10 @@ class _Rewriter:
         return [] if told is None else [told]
 
     def _drop_streamed(self, block: int) -> None:
-        """Later readers of a streamed parameter read what is fetched for them."""
-        for phase in ("forward", "backward"):
-            self.out.forget(self.homes.streamed_reads[phase][block])
+        """What was fetched for a pass goes with it, but for what a coming pass has fetched anew."""
+        gone = {root for phase in ("forward", "backward")
+                for root in self.brought.pop((phase, block), ())}  # fmt: skip
+        self.out.forget(gone.difference(*self.brought.values()))
 
     # ── the loss in chunks ───────────────────────────────────────────────────────────────────────
 
@@ -260,12 +262,12 @@ class _Rewriter:
             for tensor in graph.reads_of(op).tolist()
             if int(graph.root_of[tensor]) in self.homes.on_host
         ]
-        away = [tensor for tensor in visiting if not self.out.has(tensor)]
+        is_rounded = self.homes.copied < graph.tensor_bytes
+        away = [t for t in visiting if is_rounded[graph.root_of[t]] or not self.out.has(t)]
         if away:
-            size = int(graph.tensor_bytes[away].sum())
             told = self.done.get(("backward", block + 1))
             waits = [] if told is None else [told]
-            self.out.fetch(f"{name}@fetch", away, size, reads=waits, beside=op)
+            self.out.fetch(f"{name}@fetch", away, graph.tensor_bytes, reads=waits, beside=op)
         told = self.out.op(op, tells=bool(visiting))
         if told is not None:
             size = int(graph.tensor_bytes[visiting].sum())
@@ -289,7 +291,8 @@ class _Rewriter:
             label, Stream.COPY_OUT, size, reads=[self.out.now[t] for t in gradients], beside=ops[0]
         )
         self.sent["backward", block].append(sent)
-        updated = [self.out.at_home(op, sent) for op in ops]
+        copied = self.homes.copied
+        updated = [self.out.at_home(op, sent, host_update_bytes(graph, op, copied)) for op in ops]
         staying = [
             tensor
             for op in ops
@@ -298,5 +301,5 @@ class _Rewriter:
             and int(graph.root_of[tensor]) not in self.homes.on_host
         ]
         if staying:
-            size = int(graph.tensor_bytes[staying].sum())
+            size = int(copied[staying].sum())
             self.returns.append((f"{label}@parameters", size, updated, ops[0]))

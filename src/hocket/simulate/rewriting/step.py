@@ -20,10 +20,6 @@ from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.needs import Uses
 from hocket.simulate.rewriting.rewrite import Rewritten, rewrite
 
-HOST_UPDATE_BPS = 100e9
-"""Bytes of parameters, gradients and state that the host's processors read and write per second in
-an update; about what 16 cores reach with a fused Adam. An assumption where it is not measured."""
-
 
 @dataclass(frozen=True, eq=False)
 class BudgetedStep:
@@ -83,7 +79,7 @@ def _costs(problem: Problem, done: Rewritten) -> Costs:
         op_s[row] = np.where(in_parts, np.maximum(op_s[row], kind.launch_s), op_s[row])
         _price_copies(op_s[row], done, host_route(problem.cluster, device))
     at_home = graph.op_stream == Stream.HOST
-    op_s[:, at_home] = graph.bytes_touched[at_home] / HOST_UPDATE_BPS
+    op_s[:, at_home] = graph.bytes_touched[at_home] / problem.cluster.host_update_bps
     return replace(
         old,
         op_s=op_s,
