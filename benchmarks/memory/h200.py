@@ -1,23 +1,23 @@
-"""Training GPTs under a cap on one GPU: what fits, how fast, and what was predicted.
+"""Training under a cap on one GPU: what fits, how fast, and what was predicted.
 
-    PYTHONPATH=src python benchmarks/memory/h200.py --out DIR [--seconds 450] [--small] [--main]
+    PYTHONPATH=src:benchmarks/memory python benchmarks/memory/h200.py --out DIR [--seconds 520]
+        [--parts main,pairs,...] [--toy]
 
 Weights in float32, bfloat16 autocast, fused AdamW, 16,384 tokens a step in sequences of 1,024, a
-vocabulary of 50,304 with tied embeddings. The cap is on PyTorch's allocator
-(``set_per_process_memory_fraction``). Systems that do not chunk take the step in 16 micro-batches.
-Rows are written as they come (``rows.jsonl``), so that a run that is cut off leaves what it has.
-Parts are left out when the seconds are over; with ``--main`` only the large model is trained,
-uncapped and by hocket under each cap.
+vocabulary of 50,304 with tied embeddings; replays in float32. The cap is on PyTorch's allocator
+(``set_per_process_memory_fraction``). Systems that do not chunk take the step in micro-batches.
+Parts come in the order in which they are named, by default all, the most important first; a part
+that needs more seconds than are left is left out and says so. ``--toy`` runs everything at sizes
+for a processor. Rows are written as they come (``rows.jsonl``).
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
-import json
 import os
-import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,301 +25,254 @@ from typing import Any
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch
-from gpt import DEVICE, SEQUENCE, Gpt, adamw, batches, built, forward
-from torch import nn
+from budget_case import Case
+from gpu_models import (
+    DEVICE,
+    DeepResNet,
+    LongRnn,
+    Sizes,
+    drawn,
+    forward,
+    gpt,
+    plain_forward,
+    word_batch,
+)
+from gpu_rows import GIB, Book, clear, copy_rates, measured, product_rate, update_rates
+from gpu_systems import (
+    activation_budget,
+    adamw,
+    checkpointed,
+    fsdp_offload,
+    ours,
+    plain,
+    saved_on_cpu,
+)
 
-GIB = 2**30
-TOKENS = 16384
-NUM_STEPS = 3
-"""Timed steps after two others."""
-
-
-# ── the systems ──────────────────────────────────────────────────────────────────────────────
-
-
-def plain(model: nn.Module, batch: Any, micro: int, context: Any = None) -> Callable[[Any], Any]:
-    """Plain PyTorch in ``micro`` parts."""
-    optimizer = adamw(model, fused=True)
-
-    def step(batch: Any) -> torch.Tensor:
-        total = torch.zeros((), device=DEVICE)
-        for part in zip(*(tensor.chunk(micro) for tensor in batch), strict=True):
-            with context() if context else torch.enable_grad():
-                loss = forward(model, part) / micro
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        return total
-
-    return step
-
-
-def checkpointed(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
-    """Full activation checkpointing."""
-    from torch.utils.checkpoint import checkpoint
-
-    for layer in model.layers:
-        inner = layer.forward
-        layer.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
-    return plain(model, batch, micro)
-
-
-def saved_on_cpu(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
-    """PyTorch's own offloading of activations."""
-    return plain(model, batch, micro, lambda: torch.autograd.graph.save_on_cpu(pin_memory=True))
-
-
-def fsdp_offload(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
-    """FSDP2 on one rank with everything on the host, and activation checkpointing."""
-    import torch.distributed as dist
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-    from torch.utils.checkpoint import checkpoint
-
-    if not dist.is_initialized():
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511", RANK="0", WORLD_SIZE="1")
-        dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1)
-    options: dict[str, Any] = {
-        "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16),
-        "offload_policy": CPUOffloadPolicy(pin_memory=True),
-    }
-    for layer in model.layers:
-        inner = layer.forward
-        layer.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
-        fully_shard(layer, **options)
-    fully_shard(model, **options)
-    optimizer = adamw(model, fused=True)
-
-    def step(batch: Any) -> torch.Tensor:
-        total = torch.zeros((), device=DEVICE)
-        parts = list(zip(*(tensor.chunk(micro) for tensor in batch), strict=True))
-        for part in parts:
-            loss = model(*part) / micro
-            loss.backward()
-            total += loss.detach()
-        optimizer.step()
-        optimizer.zero_grad()
-        return total
-
-    return step
-
-
-def ours(budget: int, notes: dict[str, Any]) -> Callable[..., Any]:
-    """``hocket.prepare(memory=)``."""
-
-    def make(model: Gpt, batch: Any, micro: int) -> Callable[[Any], Any]:
-        import hocket
-
-        began = time.perf_counter()
-        train = hocket.prepare(model, adamw(model), batch, forward=forward, memory=budget)
-        kept = train.memory
-        notes["prepare_s"] = time.perf_counter() - began
-        notes["predicted_peak_gib"] = kept.peak_bytes / GIB
-        notes["predicted_step_s"] = kept.step_s
-        notes["loss_chunks"] = kept.section.loss_chunks
-        counts: dict[str, int] = {}
-        for block in kept.section.blocks:
-            key = f"{block.activations}/{block.checkpoint}/{block.parameters}/{block.update}"
-            counts[key] = counts.get(key, 0) + 1
-        notes["blocks"] = counts
-        return train.step
-
-    return make
-
-
-RESERVES = (int(0.3 * GIB), GIB)
+RESERVES = (0.3 / 8, 1 / 8)
 """Of a cap, left to the gaps of the allocator; the second where the first is too little."""
 
 
-# ── measuring ────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class Run:
+    """What a run trains, and where its rows go."""
 
+    book: Book
+    sizes: Sizes
+    width: int
+    layers: int
+    caps: tuple[int, ...]
+    baseline: tuple[int, range]
+    """Width, and depths to find the deepest of, for systems that hold all parameters."""
+    small: tuple[int, int, Sizes]
+    """Width, depth and batch of a GPT for many budgets and many steps."""
+    replays: dict[str, Any]
 
-def clear() -> None:
-    """Nothing of a row is left for the next."""
-    gc.collect()
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-
-
-def cap_to(cap: int | None) -> None:
-    """Limit PyTorch's allocator."""
-    if DEVICE == "cuda":
-        total = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(1.0 if cap is None else cap / total)
-
-
-def measured(
-    make: Callable[..., Any],
-    width: int,
-    num_layers: int,
-    *,
-    home: str,
-    micro: int,
-    cap: int | None,
-    steps: int,
-    tokens: int,
-) -> dict[str, Any]:
-    """One system on one model: seconds per step, peak and losses, or why not."""
-    row: dict[str, Any] = {"width": width, "layers": num_layers, "micro_batches": micro}
-    row["cap_gib"] = None if cap is None else cap / GIB
-    clear()
-    data = batches(1, tokens) * (2 + steps)
-    began = time.perf_counter()
-    try:
-        model = built(width, num_layers, home)
-        row["params"] = sum(p.numel() for p in model.parameters())
-        clear()
-        cap_to(cap)
-        step = make(model, data[0], micro)
-        row["ready_s"] = time.perf_counter() - began
-        row["losses"] = []
-        times = []
-        for batch in data:
-            synchronize()
-            start = time.perf_counter()
-            row["losses"].append(float(step(batch)))
-            synchronize()
-            times.append(time.perf_counter() - start)
-        row["step_s"] = sorted(times[2:])[len(times[2:]) // 2] if steps else times[-1]
-        row["times"] = times
-    # A system that fails must not lose the rest: the machine is lent for minutes.
-    except Exception as error:
-        row["error"] = f"{type(error).__name__}: {error}"[:600]
-    if DEVICE == "cuda":
-        row["peak_gib"] = torch.cuda.max_memory_allocated() / GIB
-        row["reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
-    model = step = None
-    cap_to(None)
-    clear()
-    return row
-
-
-def synchronize() -> None:
-    """Wait for the device."""
-    if DEVICE == "cuda":
-        torch.cuda.synchronize()
-
-
-def rates() -> dict[str, Any]:
-    """What the machine's buses and cores do: GB/s of copies, and of AdamW on the host."""
-    from hocket.runtime.memory.copies import host_buffer
-
-    size = 2**28
-    there = torch.empty(size, dtype=torch.uint8, device=DEVICE)
-    began = time.perf_counter()
-    here = host_buffer(size, pinned=DEVICE == "cuda")
-    found: dict[str, Any] = {"pin_gbps": size / (time.perf_counter() - began) / 1e9}
-    for name, target, source in (("h2d_gbps", there, here), ("d2h_gbps", here, there)):
-        target.copy_(source, non_blocking=True)
-        synchronize()
-        began = time.perf_counter()
-        for _ in range(8):
-            target.copy_(source, non_blocking=True)
-        synchronize()
-        found[name] = 8 * size / (time.perf_counter() - began) / 1e9
-    parameter = nn.Parameter(torch.zeros(2**26))
-    optimizer = torch.optim.AdamW([parameter], fused=True)
-    parameter.grad = torch.ones(2**26)
-    optimizer.step()
-    began = time.perf_counter()
-    for _ in range(4):
-        optimizer.step()
-    found["adamw_gbps"] = 4 * 28 * 2**26 / (time.perf_counter() - began) / 1e9
-    found["threads"] = torch.get_num_threads()
-    if DEVICE == "cuda":
-        left, right = (torch.randn(8192, 8192, device=DEVICE).bfloat16() for _ in range(2))
-        left @ right
-        synchronize()
-        began = time.perf_counter()
-        for _ in range(10):
-            left @ right
-        synchronize()
-        found["bf16_tflops"] = 10 * 2 * 8192**3 / (time.perf_counter() - began) / 1e12
-    return found
-
-
-class Book:
-    """Rows as they come."""
-
-    def __init__(self, folder: Path, seconds: float) -> None:
-        self.folder, self.began, self.seconds = folder, time.perf_counter(), seconds
-        folder.mkdir(parents=True, exist_ok=True)
+    def gpt(self, home: str, **changes: Any) -> Callable[[], Any]:
+        """How the large model is made."""
+        layers = changes.get("layers", self.layers)
+        return lambda: gpt(self.width, layers, self.sizes, home)
 
     @property
-    def left_s(self) -> float:
-        """Seconds that are left."""
-        return self.seconds - (time.perf_counter() - self.began)
-
-    def add(self, name: str, row: dict[str, Any]) -> dict[str, Any]:
-        """Note a row."""
-        row = {"system": name, **row, "at_s": round(time.perf_counter() - self.began, 1)}
-        with (self.folder / "rows.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        print(json.dumps(row), flush=True)
-        return row
+    def micro(self) -> int:
+        """Parts of a step for systems that do not chunk: one sequence each."""
+        return max(1, self.sizes.tokens // self.sizes.sequence)
 
 
-def largest(
-    book: Book, name: str, make: Any, width: int, guesses: range, **how: Any
-) -> dict[str, Any] | None:
-    """The deepest model of a width that a system trains, by halving."""
-    low, high, best = 0, len(guesses), None
-    while low < high and book.left_s > 20:
-        middle = (low + high) // 2
-        row = book.add(name, measured(make, width, guesses[middle], steps=0, **how))
-        if "error" in row:
-            high = middle
-        else:
-            low, best = middle + 1, row
-    return best
-
-
-def under_budget(book: Book, cap: int, **how: Any) -> None:
+def under_budget(run: Run, name: str, build: Any, batch: Any, cap: int, loss_of: Any = forward,
+                 **how: Any) -> None:  # fmt: skip
     """hocket with a budget a little below the cap."""
-    for reserve in RESERVES:
-        notes: dict[str, Any] = {"budget_gib": (cap - reserve) / GIB}
-        row = measured(ours(cap - reserve, notes), home="cpu", micro=1, cap=cap, **how)
-        if "error" not in book.add("hocket", {**row, **notes}):
+    for part in RESERVES:
+        notes: dict[str, Any] = {"budget_gib": cap * (1 - part) / GIB}
+        make = ours(int(cap * (1 - part)), notes, loss_of)
+        row = measured(make, build, batch, cap=cap, **how)
+        if "error" not in run.book.add(name, {**row, **notes}):
             break
+
+
+def rates(run: Run) -> None:
+    """What the machine's buses and cores do."""
+    size = 2**28 if DEVICE == "cuda" else 2**20
+    found = {**copy_rates(size), **update_rates(size // 4, size)}
+    if DEVICE == "cuda":
+        found["bf16_tflops"] = product_rate()
+    run.book.add("rates", found)
+
+
+def main_model(run: Run) -> None:
+    """The large model uncapped, and by hocket under each cap."""
+    batch = word_batch(run.sizes)
+    micro = min(4, run.micro)
+    run.book.add("uncapped", measured(plain, run.gpt(DEVICE), batch, micro=micro))
+    for cap in run.caps:
+        under_budget(run, f"hocket {cap / GIB:g} GiB", run.gpt("cpu"), batch, cap)
+
+
+def pairs(run: Run) -> None:
+    """Twenty pairs of model and budget: kept, and as predicted."""
+    width, layers, sizes = run.small
+    image = torch.randn(8, 3, 56, 56, device=DEVICE), torch.randint(1000, (8,), device=DEVICE)
+    models = {
+        "gpt": (gpt(width, layers, sizes, "cpu"), word_batch(sizes), forward),
+        "wide gpt": (gpt(2 * width, 2, sizes, "cpu"), word_batch(sizes), forward),
+        "experts": (
+            gpt(width, 3, sizes, "cpu", num_experts=4, hidden=width), word_batch(sizes), forward,
+        ),
+        "resnet": (drawn(DeepResNet(24, 56), "cpu"), image, plain_forward),
+    }  # fmt: skip
+    for name, (model, batch, loss_of) in models.items():
+        case = Case(model, batch, loss_of, on="auto", device=torch.device(DEVICE))
+        for budget in case.budgets(5):
+            clear()
+            kept = case.chosen(budget)
+            counted = case.counted(kept)
+            row = {"budget": budget, "predicted": kept.peak_bytes, "counted": counted}
+            run.book.add("pair", {"model": name, **row, "predicted_s": kept.step_s,
+                                  "kept": counted <= budget})  # fmt: skip
+
+
+def losses(run: Run) -> None:
+    """A hundred steps beside plain PyTorch, with clipping by norm in both."""
+    import hocket
+
+    width, layers, sizes = run.small
+    batch = word_batch(sizes)
+    twin, model = (gpt(width, layers, sizes, DEVICE) for _ in range(2))
+    optimizer = adamw(twin)
+    theirs = []
+    for _ in range(100):
+        loss = forward(twin, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        theirs.append(loss.detach())
+    plain_peak = torch.cuda.max_memory_allocated() if DEVICE == "cuda" else 2**27
+    del twin, optimizer, loss
+    clear()
+    cpu_model = model.to("cpu")
+    train = hocket.prepare(
+        cpu_model, adamw(cpu_model), batch, forward=forward, memory=plain_peak // 2, clip_norm=1.0
+    )
+    mine = [train.step(batch).detach() for _ in range(100)]
+    worst = max(abs(float(a) - float(b)) / abs(float(b)) for a, b in zip(mine, theirs, strict=True))
+    run.book.add("losses", {"steps": 100, "worst_relative": worst, "last": float(mine[-1])})
+
+
+def knob(run: Run) -> None:
+    """``activation_memory_budget`` of torch.compile: does the depth that eager trains fit."""
+    width, depths = run.baseline
+    build = lambda: gpt(width, depths[len(depths) // 2], run.sizes, DEVICE)  # noqa: E731
+    for share in (0.5, 0.1):
+        row = measured(activation_budget(share), build, word_batch(run.sizes), micro=run.micro,
+                       cap=run.caps[0], steps=1)  # fmt: skip
+        run.book.add(f"activation_memory_budget {share}", row)
+
+
+def baselines(run: Run) -> None:
+    """The deepest model that each system trains under each cap, by halving."""
+    width, depths = run.baseline
+    systems = {"eager": plain, "checkpointing": checkpointed, "save_on_cpu": saved_on_cpu}
+    for cap in run.caps:
+        for name, make in systems.items():
+            low, high = 0, len(depths)
+            while low < high and run.book.left_s > 20:
+                middle = (low + high) // 2
+                build = lambda: gpt(width, depths[middle], run.sizes, DEVICE)  # noqa: B023, E731
+                row = measured(make, build, word_batch(run.sizes), micro=run.micro, cap=cap,
+                               steps=0)  # fmt: skip
+                run.book.add(name, {"layers": depths[middle], **row})
+                low, high = (low, middle) if "error" in row else (middle + 1, high)
+
+
+def fsdp(run: Run) -> None:
+    """FSDP2 and hocket on a third of the large model's layers, same cap."""
+    batch, layers = word_batch(run.sizes), max(1, run.layers // 3)
+    build = run.gpt("cpu", layers=layers)
+    under_budget(run, f"hocket, {layers} layers", build, batch, run.caps[0], steps=1)
+    for micro in dict.fromkeys((1, min(4, run.micro))):
+        row = measured(fsdp_offload, build, batch, micro=micro, cap=run.caps[0], steps=0)
+        run.book.add(f"fsdp2, {layers} layers", row)
+
+
+def replays(run: Run) -> None:
+    """Depth, length and experts of the seed's talk in float32, uncapped and under the last cap."""
+    sizes = run.replays
+    width = sizes["width"]
+    image = lambda rows: (  # noqa: E731
+        torch.randn(rows, 3, sizes["image"], sizes["image"], device=DEVICE),
+        torch.randint(1000, (rows,), device=DEVICE),
+    )
+    sound = (torch.randn(sizes["rows"], sizes["length"], width, device=DEVICE),
+             torch.randint(29, (sizes["rows"], sizes["length"]), device=DEVICE))  # fmt: skip
+    deep = lambda home: drawn(DeepResNet(sizes["depth"], sizes["image"]), home)  # noqa: E731
+    experts = {"num_experts": sizes["experts"], "hidden": 2 * width}
+    cases = {
+        "resnet batch 16": (deep, image(16)),
+        "resnet batch 32": (deep, image(32)),
+        "rnn": (lambda home: drawn(LongRnn(sizes["length"], width), home), sound),
+        "experts": (
+            lambda home: gpt(width, 12, run.sizes, home, **experts), word_batch(run.sizes),
+        ),
+    }  # fmt: skip
+    for name, (build, batch) in cases.items():
+        if run.book.left_s < 60 and DEVICE == "cuda":
+            run.book.add(name, {"left_out": f"{run.book.left_s:.0f} s left"})
+            continue
+        uncapped = measured(lambda *a: plain(*a, loss_of=plain_forward), lambda: build(DEVICE),  # noqa: B023
+                            batch, steps=1)  # fmt: skip
+        run.book.add(f"{name}, uncapped", uncapped)
+        under_budget(run, f"{name}, hocket", lambda: build("cpu"), batch, run.caps[-1],  # noqa: B023
+                     plain_forward, steps=1)  # fmt: skip
+
+
+PARTS: dict[str, tuple[Callable[[Run], None], float]] = {
+    "rates": (rates, 10),
+    "main": (main_model, 120),
+    "pairs": (pairs, 60),
+    "losses": (losses, 25),
+    "knob": (knob, 60),
+    "replays": (replays, 60),
+    "fsdp": (fsdp, 60),
+    "baselines": (baselines, 40),
+}
+"""And the seconds below which a part is not begun."""
+
+
+def sizes_of(book: Book, *, is_toy: bool) -> Run:
+    """The sizes of a run."""
+    if is_toy:
+        tiny = Sizes(sequence=16, vocabulary=64, tokens=64)
+        replays = {"width": 16, "image": 28, "rows": 4, "depth": 12, "length": 40, "experts": 2}
+        return Run(book, tiny, 32, 3, (GIB // 64,), (32, range(1, 4)), (32, 3, tiny), replays)
+    replays = {
+        "width": 1024, "image": 224, "rows": 128, "depth": 1001, "length": 400, "experts": 48,
+    }  # fmt: skip
+    small = Sizes(tokens=4096)
+    caps = (8 * GIB, 12 * GIB)
+    return Run(book, Sizes(), 3072, 36, caps, (2048, range(2, 14)), (512, 6, small), replays)
 
 
 def main() -> None:
-    """All parts, the most important first."""
-    parser = argparse.ArgumentParser()
+    """All parts that there is time for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=450)
-    parser.add_argument("--small", action="store_true", help="a rehearsal with small models")
-    parser.add_argument("--main", action="store_true", help="the large model alone")
-    parser.add_argument("--width", type=int, default=3072)
-    parser.add_argument("--layers", type=int, default=36)
-    arguments = parser.parse_args()
-    book = Book(arguments.out, arguments.seconds)
-    book.add("rates", rates())
-    width, layers, tokens, caps = arguments.width, arguments.layers, TOKENS, (8 * GIB, 12 * GIB)
-    if arguments.small:
-        width, layers, tokens, caps = 512, 6, 4096, (2 * GIB,)
-    micro = tokens // SEQUENCE
-    same = {"tokens": tokens, "steps": NUM_STEPS}
-    whole = {"width": width, "num_layers": layers}
-    book.add("uncapped", measured(plain, **whole, home=DEVICE, micro=4, cap=None, **same))
-    for cap in caps:
-        under_budget(book, cap, **whole, **same)
-    if arguments.main:
-        return
-    shape = {"width": width if arguments.small else 2048, "tokens": tokens, "micro": micro}
-    depths = range(1, 6) if arguments.small else range(2, 14)
-    systems: dict[str, Any] = {
-        "eager": plain, "checkpointing": checkpointed, "save_on_cpu": saved_on_cpu,
-    }  # fmt: skip
-    for cap in caps:
-        for name, make in systems.items():
-            largest(book, name, make, guesses=depths, home=DEVICE, cap=cap, **shape)
-    for parts in (4, 16):
-        how = {"home": "cpu", "micro": parts, "cap": caps[0], "tokens": tokens, "steps": 1}
-        if "error" not in book.add("fsdp2", measured(fsdp_offload, **whole, **how)):
-            break
+    parser.add_argument("--seconds", type=float, default=520)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--toy", action="store_true", help="a rehearsal on a processor")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    run = sizes_of(Book(options.out, options.seconds), is_toy=options.toy)
+    for name in options.parts.split(","):
+        part, needed_s = PARTS[name]
+        if run.book.left_s < needed_s:
+            run.book.add(name, {"left_out": f"{run.book.left_s:.0f} s left, {needed_s} needed"})
+            continue
+        try:
+            part(run)
+        # The other parts go on.
+        except Exception as error:
+            run.book.add(name, {"error": f"{type(error).__name__}: {error}"[:600]})
+            clear()
 
 
 if __name__ == "__main__":

@@ -83,7 +83,8 @@ class BudgetFit:
             budgets = (self.budget_bytes,) * self.frontier.problem.cluster.num_devices
             plan = plan.having(replace(chosen.memory, budget_bytes=budgets))
         return plan.claiming(
-            step_s=chosen.step_s,
+            # What whoever simulates the plan will see.
+            step_s=chosen.timeline.makespan_s,
             peak_bytes=tuple(chosen.timeline.peak_bytes.tolist()),
             step_bound_s=self.bound_s,
             gap=self.gap,

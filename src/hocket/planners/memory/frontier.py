@@ -29,6 +29,9 @@ from hocket.simulate.timeline import Timeline
 
 NUM_LEVELS = 32
 """Budgets that the linear program is solved for, by turns of `TURNS`."""
+FEWEST_LEVELS = 12
+NUM_ALL_LEVELS_OPS = 6000
+"""Steps of more ops get fewer levels, because each is written down op by op."""
 TURNS = ((False, 1.0), (True, 0.0), (False, 0.0), (True, 1.0))
 """Whether all parameters stay on the device, and what part of the copies under way is to have room:
 how the simulator will find them is not known before, so both ends are tried."""
@@ -113,10 +116,13 @@ def find_frontier(
     plan: Plan,
     *,
     host_bytes: float = float("inf"),
-    num_levels: int = NUM_LEVELS,
+    num_levels: int | None = None,
 ) -> Frontier:
     """Plans of a step that is placed on one device, from the fastest to the leanest."""
     started = time.perf_counter()
+    if num_levels is None:
+        fewer = NUM_LEVELS * NUM_ALL_LEVELS_OPS // max(problem.graph.num_ops, 1)
+        num_levels = min(NUM_LEVELS, max(FEWEST_LEVELS, fewer))
     maker = _Maker(problem, plan, host_bytes)
     plans = {fitted.name: fitted for fitted in maker.usual()}
     most = plans[PLAIN].peak_bytes

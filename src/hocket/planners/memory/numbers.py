@@ -18,7 +18,7 @@ from hocket.graph.graph import Graph, Phase, Role
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
 from hocket.planners.memory.work import find_work, needed_last
-from hocket.simulate.rewriting.homes import copied_bytes, host_update_bytes, parameter_reads
+from hocket.simulate.rewriting.homes import host_update_bytes, parameter_reads
 from hocket.simulate.rewriting.needs import SMALLEST_MOVED, Uses
 
 WAYS = ("kept", "offloaded", "recomputed", "recomputed from the host", "cheap again")
@@ -201,7 +201,7 @@ def _homes(uses: Uses, op_s: FloatArray) -> _Homes:
         name: np.zeros((count, len(HOMES)))
         for name in ("home", "fetched", "gradients", "returned", "update_s", "host_traffic")
     }
-    copied = copied_bytes(graph)
+    copied = uses.copied_bytes
     forward, backward = parameter_reads(uses, uses.again)
     readers: dict[int, set[int]] = {}
     for block in range(count):

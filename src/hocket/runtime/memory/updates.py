@@ -5,7 +5,8 @@ settings and class are shared, so any optimizer works whose update of a paramete
 parameter alone. Blocks are updated in the order in which the next forward pass will need them,
 lowest first: the gradients of the first block come last, and the later blocks are updated while the
 next forward pass runs. On a GPU the host's updates of Adam, AdamW, SGD and Adagrad take PyTorch's
-fused kernels, which read and write everything once, with all cores.
+fused kernels, which read and write everything once, with all cores but two: a team of threads waits
+for its slowest member, and whoever starts the device's work would take its core away.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from torch import nn
 
 from hocket.runtime.memory.blocks import Block
 
+_CORES_FOR_OTHERS = 2
+"""Those of the forward and of the backward pass, which keep the device busy."""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -63,6 +66,7 @@ class HostUpdates:
         self._count = 0
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._is_ready = threading.Event()
 
     def ask(self, block: Block, job: Callable[[], None]) -> None:
         """Do something for a block; `Block.updated` tells when it is done."""
@@ -72,8 +76,7 @@ class HostUpdates:
         block.updated.clear()
         self._count += 1
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, daemon=True, name="hocket-updates")
-            self._thread.start()
+            self._start()
         self._jobs.put((block.index, self._count, block, job))
 
     def wait(self, block: Block) -> None:
@@ -83,7 +86,17 @@ class HostUpdates:
             failure, self._failure = self._failure, None
             raise failure
 
+    def _start(self) -> None:
+        before = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="hocket-updates")
+        self._thread.start()
+        self._is_ready.wait()
+        # What a thread sets for itself is also what threads that come later begin with.
+        torch.set_num_threads(before)
+
     def _work(self) -> None:
+        torch.set_num_threads(max(1, torch.get_num_threads() - _CORES_FOR_OTHERS))
+        self._is_ready.set()
         while True:
             _, _, block, job = self._jobs.get()
             try:

@@ -7,8 +7,8 @@ a later one, or what was fetched for its whole storage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,38 @@ from hocket.graph.graph import PERSISTENT_ROLES, Graph, Phase, Role, Stream
 if TYPE_CHECKING:
     from hocket.simulate.rewriting.chunks import Region
 
-_OP_COLUMNS = ("name", "kind", "phase", "dtype", "flops", "bytes_touched", "workspace_bytes",
-               "group", "rng_order", "stream", "module", "signature", "origin", "share",
-               "moved_bytes", "beside", "partner")  # fmt: skip
-_OWN_COLUMNS = ("origin", "share", "moved_bytes", "beside")
-"""Columns that are no graph's."""
+# As plain numbers: looking members of an enumeration up takes longer than all else here.
+_FORWARD, _BACKWARD, _OPTIMIZER = map(int, (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER))
+_ACTIVATION, _GRADIENT, _CONTROL = map(int, (Role.ACTIVATION, Role.GRADIENT, Role.CONTROL))
+_PERSISTENT = frozenset(map(int, PERSISTENT_ROLES))
+
+
+class _Op(NamedTuple):
+    """An op that was written; what it has in common with the given one is added at the end."""
+
+    name: str
+    origin: int
+    """The op of the given graph; -1 for copies."""
+    beside: int
+    """An op of the given graph where it runs."""
+    count: int
+    """In how many parts the given op is done."""
+    is_again: bool
+    phase: int
+    stream: int
+    num_bytes: int
+    """That it reads and writes, or moves."""
+    partner: int
+
+
+class _Tensor(NamedTuple):
+    """A tensor that was written."""
+
+    name: str
+    num_bytes: int
+    producer: int
+    role: int
+    alias_of: int
 
 
 class Emitter:
@@ -34,20 +61,25 @@ class Emitter:
         self.now: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
         self._latest: dict[int, int] = {}
-        self._ops: dict[str, list[Any]] = {name: [] for name in _OP_COLUMNS}
+        self._ops: list[_Op] = []
         self._reads: list[list[int]] = []
-        self._tensors: dict[str, list[Any]] = {
-            name: [] for name in ("name", "bytes", "producer", "role", "alias_of")
-        }
+        self._tensors: list[_Tensor] = []
         self._number: dict[int, int] = {}
         """How often each tensor was made: its further makings get names of their own."""
         self._made_by: dict[int, int] = {}
-        updates = np.flatnonzero(graph.op_phase == Phase.OPTIMIZER)
-        self._updating = {
-            int(tensor) for op in updates.tolist() for tensor in graph.reads_of(op).tolist()
-        }
-        root = graph.root_of.tolist()
-        self._root = root
+        # Lists, because reading single entries of arrays takes most of the time otherwise.
+        self._root: list[int] = graph.root_of.tolist()
+        self._role: list[int] = graph.tensor_role.tolist()
+        self._bytes: list[int] = graph.tensor_bytes.tolist()
+        self._alias: list[int] = graph.alias_of.tolist()
+        self._phase: list[int] = graph.op_phase.tolist()
+        self._touched: list[int] = graph.bytes_touched.tolist()
+        self._partner: list[int] = graph.partner.tolist()
+        self._stream: list[int] = graph.op_stream.tolist()
+        self._given_reads: list[int] = graph.reads.tolist()
+        self._read_ptr: list[int] = graph.read_ptr.tolist()
+        reader = np.repeat(self._phase, np.diff(graph.read_ptr))
+        self._updating = set(graph.reads[reader == _OPTIMIZER].tolist())
 
     # ── what stands for a tensor ─────────────────────────────────────────────────────────────────
 
@@ -81,34 +113,30 @@ class Emitter:
         tells: bool = False,
     ) -> int | None:
         """An op of the graph; with ``tells`` it makes a control tensor, which is returned."""
-        graph = self.graph
-        reads = [self.stands_for(t) for t in graph.reads_of(op).tolist()]
-        new = self._like(op, suffix, [*reads, *also_reads], 1, is_again=is_again)
-        for tensor in graph.made_by(op):
-            if not (is_again and graph.tensor_role[tensor] in PERSISTENT_ROLES):
-                self.tensor(tensor, producer=new, num_bytes=int(graph.tensor_bytes[tensor]))
+        new = self._like(op, suffix, [*self._reads_now(op), *also_reads], 1, is_again=is_again)
+        for tensor in self.graph.made_by(op):
+            if not (is_again and self._role[tensor] in _PERSISTENT):
+                self.tensor(tensor, producer=new, num_bytes=self._bytes[tensor])
         return self._control(new) if tells else None
 
     def at_home(self, op: int, after: int, num_bytes: int) -> int:
         """An update on the host, once a copy has ended, that reads and writes so many bytes;
         returns what tells of its own end."""
         new = self._like(op, "", [after], 1, is_again=False)
-        self._ops["stream"][new] = Stream.HOST
-        self._ops["bytes_touched"][new] = num_bytes
+        self._ops[new] = self._ops[new]._replace(stream=int(Stream.HOST), num_bytes=num_bytes)
         return self._control(new)
 
     def chunk(self, op: int, region: Region, chunk: int, count: int, *, tells: bool) -> int | None:
         """A part of an op; what leaves the region is made whole and added to by later chunks."""
-        graph = self.graph
         if op in region.once:
             return self.op(op, tells=tells)
-        made = list(graph.made_by(op))
+        made = list(self.graph.made_by(op))
         grown = {t: self.now[t] for t in made if chunk and t in region.whole}
-        reads = [*map(self.stands_for, graph.reads_of(op).tolist()), *grown.values()]
+        reads = [*self._reads_now(op), *grown.values()]
         new = self._like(op, f"@{chunk}", reads, count, is_again=chunk > 0)
         for tensor in made:
             is_whole = self._root[tensor] in region.whole
-            size = int(graph.tensor_bytes[tensor])
+            size = self._bytes[tensor]
             self.tensor(
                 tensor, producer=new, num_bytes=size if is_whole else -(-size // count),
                 alias_of=grown.get(tensor),
@@ -140,77 +168,86 @@ class Emitter:
         for tensor in tensors:
             root = self._root[tensor]
             self._fetched[root] = self._add_tensor(
-                self._name(root), int(sizes[root]), new, Role.ACTIVATION, -1
+                self._name(root), int(sizes[root]), new, _ACTIVATION, -1
             )
 
     def tensor(
         self, tensor: int, *, producer: int, num_bytes: int, alias_of: int | None = None
     ) -> None:
         """A tensor of the graph, made by an op that was written, or there before the step."""
-        graph = self.graph
-        role = Role(int(graph.tensor_role[tensor]))
-        if role == Role.GRADIENT and tensor in self._updating:
+        role = self._role[tensor]
+        if role == _GRADIENT and tensor in self._updating:
             # The update follows at once, and nobody else asks for it.
-            role = Role.ACTIVATION
+            role = _ACTIVATION
         if alias_of is None:
-            base = int(graph.alias_of[tensor])
+            base = self._alias[tensor]
             alias_of = self.stands_for(base) if base >= 0 else -1
-            if base >= 0 and self._root[base] in self._fetched and role in PERSISTENT_ROLES:
+            if base >= 0 and self._root[base] in self._fetched and role in _PERSISTENT:
                 # What changes a parameter that was fetched leaves with it.
-                role = Role.ACTIVATION
+                role = _ACTIVATION
         new = self._add_tensor(self._name(tensor), num_bytes, producer, role, alias_of)
         self.now[tensor] = self._latest[self._root[tensor]] = new
 
     def finished(self, name: str) -> tuple[Graph, IntArray, FloatArray, LongArray, IntArray]:
         """The graph, and the columns of `Rewritten` beside it."""
-        columns = {key: value for key, value in self._ops.items() if key not in _OWN_COLUMNS}
+        columns = _Op(*zip(*self._ops, strict=True))
+        origin, count = np.array(columns.origin, dtype=np.int32), np.array(columns.count)
+        is_copy, again = origin < 0, np.array(columns.is_again)
+        num_bytes = np.array(columns.num_bytes, dtype=np.int64)
         graph = assemble(
             name,
-            OpColumns(**columns),
-            TensorColumns(**self._tensors),
+            self._op_columns(columns, origin, count, is_copy, again),
+            TensorColumns(*zip(*self._tensors, strict=True)),
             pointers([len(reads) for reads in self._reads]),
             [tensor for reads in self._reads for tensor in reads],
             meta=self.graph.meta,
         )
-        return (
-            graph,
-            np.array(self._ops["origin"], dtype=np.int32),
-            np.array(self._ops["share"], dtype=np.float64),
-            np.array(self._ops["moved_bytes"], dtype=np.int64),
-            np.array(self._ops["beside"], dtype=np.int32),
+        moved = np.where(is_copy, num_bytes, 0)
+        return graph, origin, 1.0 / count, moved, np.array(columns.beside, dtype=np.int32)
+
+    def _op_columns(
+        self, columns: Any, origin: IntArray, count: IntArray, is_copy: Any, is_again: Any
+    ) -> OpColumns:
+        given, source = self.graph, np.maximum(origin, 0)
+        kinds = given.op_kind[source].tolist()
+        signatures = np.where(is_copy | (count > 1), -1, given.op_signature[source]).tolist()
+        copies = {int(Stream.COPY_IN): "copy.in", int(Stream.COPY_OUT): "copy.out"}
+        return OpColumns(
+            name=columns.name,
+            kind=[
+                copies[stream] if number < 0 else given.kinds[kind]
+                for number, kind, stream in zip(columns.origin, kinds, columns.stream, strict=True)
+            ],
+            phase=columns.phase,
+            dtype=np.where(is_copy, 0, given.op_dtype[source]),
+            flops=np.where(is_copy, 0.0, given.flops[source] / count),
+            bytes_touched=columns.num_bytes,
+            workspace_bytes=np.where(is_copy, 0, -(-given.workspace_bytes[source] // count)),
+            partner=columns.partner,
+            group=np.where(is_copy, -1, given.group[source]),
+            # What draws random numbers again draws the same ones.
+            rng_order=np.where(is_copy | is_again, -1, given.rng_order[source]),
+            stream=columns.stream,
+            module=[given.module_of(op) for op in columns.beside],
+            signature=[given.signatures[number] if number >= 0 else "" for number in signatures],
         )
 
     # ── columns ──────────────────────────────────────────────────────────────────────────────────
 
+    def _reads_now(self, op: int) -> Iterator[int]:
+        given = self._given_reads[self._read_ptr[op] : self._read_ptr[op + 1]]
+        return map(self.stands_for, given)
+
     def _like(
         self, op: int, suffix: str, reads: Iterable[int], count: int, *, is_again: bool
     ) -> int:
-        graph = self.graph
-        signature = int(graph.op_signature[op])
-        partner = int(graph.partner[op])
-        new = self._add_op(
-            reads,
-            name=graph.op_names[op] + suffix,
-            kind=graph.kind_of(op),
-            phase=Phase.BACKWARD
-            if is_again and graph.op_phase[op] == Phase.FORWARD
-            else int(graph.op_phase[op]),
-            dtype=int(graph.op_dtype[op]),
-            flops=float(graph.flops[op]) / count,
-            bytes_touched=int(graph.bytes_touched[op]) // count,
-            workspace_bytes=-(-int(graph.workspace_bytes[op]) // count),
-            group=int(graph.group[op]),
-            # What draws random numbers again draws the same ones.
-            rng_order=-1 if is_again else int(graph.rng_order[op]),
-            stream=int(graph.op_stream[op]),
-            module=graph.module_of(op),
-            signature=graph.signatures[signature] if signature >= 0 and count == 1 else "",
-            origin=op,
-            share=1.0 / count,
-            moved_bytes=0,
-            beside=op,
-            partner=self._made_by.get(partner, -1),
-        )
+        phase = self._phase[op]
+        new = self._add_op(reads, _Op(
+            self.graph.op_names[op] + suffix, op, op, count, is_again,
+            _BACKWARD if is_again and phase == _FORWARD else phase,
+            self._stream[op], self._touched[op] // count,
+            self._made_by.get(self._partner[op], -1),
+        ))  # fmt: skip
         self._made_by.setdefault(op, new)
         return new
 
@@ -219,21 +256,16 @@ class Emitter:
         phase: Phase,
     ) -> int:  # fmt: skip
         return self._add_op(
-            reads, name=name, kind="copy.in" if stream == Stream.COPY_IN else "copy.out",
-            phase=phase, dtype=0, flops=0.0, bytes_touched=num_bytes, workspace_bytes=0, group=-1,
-            rng_order=-1, stream=stream, module=self.graph.module_of(beside), signature="",
-            origin=-1, share=1.0, moved_bytes=num_bytes, beside=beside, partner=-1,
-        )  # fmt: skip
+            reads, _Op(name, -1, beside, 1, False, int(phase), int(stream), num_bytes, -1)
+        )
 
-    def _add_op(self, reads: Iterable[int], **columns: Any) -> int:
-        for name, values in self._ops.items():
-            values.append(columns[name])
+    def _add_op(self, reads: Iterable[int], op: _Op) -> int:
+        self._ops.append(op)
         self._reads.append(list(dict.fromkeys(reads)))
         return len(self._reads) - 1
 
     def _control(self, op: int) -> int:
-        name = f"{self._ops['name'][op]}@end"
-        return self._add_tensor(name, 0, op, Role.CONTROL, -1)
+        return self._add_tensor(f"{self._ops[op].name}@end", 0, op, _CONTROL, -1)
 
     def _name(self, tensor: int) -> str:
         count = self._number.get(tensor, 0)
@@ -241,12 +273,7 @@ class Emitter:
         return self.graph.tensor_names[tensor] + (f"@{count}" if count else "")
 
     def _add_tensor(
-        self, name: str, num_bytes: int, producer: int, role: Role, alias_of: int
+        self, name: str, num_bytes: int, producer: int, role: int, alias_of: int
     ) -> int:
-        values = {
-            "name": name, "bytes": num_bytes, "producer": producer, "role": role,
-            "alias_of": alias_of,
-        }  # fmt: skip
-        for key, value in values.items():
-            self._tensors[key].append(value)
-        return len(self._tensors["name"]) - 1
+        self._tensors.append(_Tensor(name, num_bytes, producer, role, alias_of))
+        return len(self._tensors) - 1

@@ -1,6 +1,6 @@
 """Where parameters and optimizer state are at home under a memory section. O(ops + reads).
 
-A parameter that every op of both passes only rounds (autocast) is copied rounded: the host keeps a
+A parameter that both passes only round (`Uses.copied_bytes`) is copied rounded: the host keeps a
 rounded twin beside it, which half the bytes bring, and which its update writes as well.
 """
 
@@ -15,6 +15,8 @@ from hocket.base.arrays import LongArray
 from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory
 from hocket.simulate.rewriting.needs import Uses
+
+_BACKWARD = int(Phase.BACKWARD)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,28 +33,6 @@ class ParameterHomes:
     """Per tensor: the bytes that bring it from the host."""
 
 
-_CAST = "aten._to_copy"
-
-
-def copied_bytes(graph: Graph) -> LongArray:
-    """Per tensor: the bytes that bring it from the host, fewer where all that it is read for in
-    both passes is to be rounded to one and the same smaller type."""
-    copied = graph.tensor_bytes.astype(np.int64)
-    sizes: dict[int, set[int]] = {}
-    for op in np.flatnonzero(graph.op_phase != Phase.OPTIMIZER).tolist():
-        reads = graph.reads_of(op)
-        is_cast = graph.kind_of(op) == _CAST
-        for tensor in reads[graph.tensor_role[graph.root_of[reads]] == Role.PARAMETER].tolist():
-            root = int(graph.root_of[tensor])
-            whole = int(graph.tensor_bytes[root])
-            made = sum(int(graph.tensor_bytes[t]) for t in graph.made_by(op)) if is_cast else whole
-            sizes.setdefault(root, set()).add(made)
-    for root, made_bytes in sizes.items():
-        if len(made_bytes) == 1:
-            copied[root] = min(copied[root], made_bytes.pop())
-    return copied
-
-
 def host_update_bytes(graph: Graph, op: int, copied: LongArray) -> int:
     """What an update on the host reads and writes: what the op itself does, and where parameters
     are copied rounded, once more the parameter and its twin."""
@@ -67,20 +47,17 @@ def parameter_reads(
     uses: Uses, again: tuple[tuple[int, ...], ...]
 ) -> tuple[list[set[int]], list[set[int]]]:
     """Per block: parameters that its forward and its backward pass read."""
-    graph, blocks = uses.graph, uses.blocks
-    is_parameter = graph.tensor_role[graph.root_of] == Role.PARAMETER
-    forward: list[set[int]] = [set() for _ in blocks.names]
-    backward: list[set[int]] = [set() for _ in blocks.names]
-    for op in np.flatnonzero(graph.op_phase != Phase.OPTIMIZER).tolist():
-        block = int(blocks.block_of[op])
-        here = graph.reads_of(op)
-        roots = graph.root_of[here[is_parameter[here]]].tolist()
-        if graph.op_phase[op] == Phase.BACKWARD:
-            backward[block].update(roots)
-            continue
-        forward[block].update(roots)
-        if op in again[block]:
-            backward[block].update(roots)
+    phase, block_of = uses.graph.op_phase.tolist(), uses.blocks.block_of.tolist()
+    runs_again = {op for ops in again for op in ops}
+    forward: list[set[int]] = [set() for _ in uses.blocks.names]
+    backward: list[set[int]] = [set() for _ in uses.blocks.names]
+    for op, root in uses.parameter_reads:
+        block = block_of[op]
+        is_backward = phase[op] == _BACKWARD
+        if not is_backward:
+            forward[block].add(root)
+        if is_backward or op in runs_again:
+            backward[block].add(root)
     return forward, backward
 
 
@@ -112,4 +89,4 @@ def find_homes(
         "forward": [sorted(roots & streamed) for roots in forward],
         "backward": [sorted(roots & streamed) for roots in backward],
     }
-    return ParameterHomes(frozenset(on_host), kept, updates, copied_bytes(graph))
+    return ParameterHomes(frozenset(on_host), kept, updates, uses.copied_bytes)

@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hocket.graph.graph import Graph, Phase
+from hocket.base.arrays import LongArray
+from hocket.graph.graph import Graph, Phase, Role
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.simulate.rewriting.blocks import StepBlocks
 
+_CAST = "aten._to_copy"
 SMALLEST_MOVED = 64 * 1024
 """Storages of fewer bytes stay: a copy of theirs would be all latency."""
 
@@ -47,6 +50,34 @@ class Uses:
     again: tuple[tuple[int, ...], ...]
     """Per block: forward ops that make again what its backward ops read; empty where they change
     something that is not theirs."""
+
+    @cached_property
+    def parameter_reads(self) -> list[tuple[int, int]]:
+        """Ops of both passes and the storages of parameters that they read."""
+        graph = self.graph
+        reader = np.repeat(np.arange(graph.num_ops), np.diff(graph.read_ptr))
+        roots = graph.root_of[graph.reads]
+        chosen = (graph.tensor_role[roots] == Role.PARAMETER) & (
+            graph.op_phase[reader] != Phase.OPTIMIZER
+        )
+        return list(zip(reader[chosen].tolist(), roots[chosen].tolist(), strict=True))
+
+    @cached_property
+    def copied_bytes(self) -> LongArray:
+        """Per tensor: the bytes that bring it from the host, fewer where all that a parameter is
+        read for is to be rounded to one and the same smaller type."""
+        graph = self.graph
+        copied = graph.tensor_bytes.astype(np.int64)
+        sizes: dict[int, set[int]] = {}
+        for op, root in self.parameter_reads:
+            made = int(graph.tensor_bytes[root])
+            if graph.kind_of(op) == _CAST:
+                made = sum(int(graph.tensor_bytes[tensor]) for tensor in graph.made_by(op))
+            sizes.setdefault(root, set()).add(made)
+        for root, made_bytes in sizes.items():
+            if len(made_bytes) == 1:
+                copied[root] = min(copied[root], made_bytes.pop())
+        return copied
 
     def producer_block(self, storage: int) -> int:
         """The block that makes a storage."""

@@ -1,0 +1,107 @@
+"""A model whose memory plans are made once, chosen and trained for many budgets.
+
+Plans are chosen as ``hocket.prepare(memory=)`` chooses them. What two steps hold is counted storage
+by storage on a processor, and by PyTorch's allocator on a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+
+from hocket.api import find_cluster, plan_graph
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.plan.sections import Memory
+from hocket.planners.memory.frontier import FULL_RECOMPUTE, Frontier, find_frontier
+from hocket.planners.registry import ONE_DEVICE
+from hocket.runtime.memory.ledger import Ledger
+from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.fitting import KeptBudget, fitted
+from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+from hocket.runtime.train.update import planned_update
+
+
+def adamw(model: Any) -> torch.optim.Optimizer:
+    """The update of all."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+@dataclass(eq=False)
+class Case:
+    """A model with its plans, and what each was rehearsed to hold; times are for ``on``."""
+
+    model: Any
+    batch: Any
+    forward: Callable[..., Any] | None
+    on: Any = "1xh200"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def __post_init__(self) -> None:
+        update = planned_update(adamw(self.model), self.model)
+        self.recipe = Recipe(update=update, device=str(self.device), forward=self.forward)
+        self.graph, program = self.recipe.trace(self.model, self.batch, "train")
+        self.rounded = rounded_parameters(program)
+        planned = plan_graph(self.graph, find_cluster(self.on), planners=ONE_DEVICE)
+        self.frontier: Frontier = find_frontier(planned.problem, planned.plan)
+        self.rehearsed: dict[Any, int] = {}
+
+    def rehearse(self, section: Memory) -> int:
+        """The predicted peak of a plan."""
+        key = section.blocks, section.loss_chunks
+        if key not in self.rehearsed:
+            self.rehearsed[key] = rehearsed_peak_bytes(
+                self.model, adamw(self.model), self.batch, self.recipe, section, self.device,
+                graph=self.graph, rounded=self.rounded,
+            )  # fmt: skip
+        return self.rehearsed[key]
+
+    def chosen(self, budget_bytes: int) -> KeptBudget:
+        """The plan of a budget."""
+        return fitted(budget_bytes, self.frontier, self.rehearse)
+
+    def budgets(self, count: int) -> list[int]:
+        """Evenly from the leanest plan's peak up to the plain step's."""
+        plain = self.chosen(2**60).peak_bytes
+        try:
+            leanest = self.chosen(1).peak_bytes
+        except NoFeasiblePlanError as error:
+            leanest = int(str(error.hint).split("memory=")[1].split(",")[0])
+        assert plain is not None
+        return np.linspace(leanest, plain, count).astype(int).tolist()
+
+    def counted(self, kept: KeptBudget) -> int:
+        """The most that two steps held."""
+        model = copy.deepcopy(self.model)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        carrier = Budgeted(
+            model, self.batch, self.recipe, kept, self.device, graph=self.graph,
+            rounded=self.rounded,
+        )  # fmt: skip
+        train = TrainingLoop(model, adamw(model), carrier, LoopOptions())
+        ledger = Ledger()
+        with ledger:
+            ledger.hold(carrier.lasting)
+            batch = dict(self.batch) if hasattr(self.batch, "keys") else self.batch
+            ledger.hold(leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
+            for _ in range(2):
+                train.step(self.batch)
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated())
+        return ledger.peak_bytes
+
+    def full_recompute(self) -> tuple[int, float]:
+        """Peak and predicted step of full activation checkpointing."""
+        full = self.frontier.find(FULL_RECOMPUTE)
+        assert full is not None
+        assert full.memory is not None
+        return self.rehearse(full.memory), full.step_s
