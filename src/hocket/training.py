@@ -50,7 +50,8 @@ from hocket.runtime.train.divided.agreement import require_same_everywhere, shar
 from hocket.runtime.train.divided.build import DividedTask, DivisionWarning
 from hocket.runtime.train.divided.planned import carried_division, carried_plan, divides
 from hocket.runtime.train.divided.shares import Count
-from hocket.runtime.train.fitting import KeptBudget, fitted, too_large
+from hocket.runtime.train.fitting import KeptBudget, fitted
+from hocket.runtime.train.kept import keeping
 from hocket.runtime.train.loop import LoopOptions
 from hocket.runtime.train.modules import MovedModules
 from hocket.runtime.train.programs import Programs
@@ -240,11 +241,21 @@ def _budgeted(
     """The model within a number of bytes: the plan's memory section, or what fits ``memory``."""
     device = torch.device(recipe.device)
     budget_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    if saved is not None:
+        return keeping(
+            model,
+            optimizer,
+            batch,
+            recipe,
+            saved.problem.graph,
+            saved.plan[Memory],
+            device,
+            options,
+        )
+    assert budget_bytes is not None
     try:
         graph, program = recipe.trace(model, batch, "train")
     except UntraceableError as error:
-        if budget_bytes is None:
-            raise
         reason = f"{error.where}: {error.message}"
         return _leanest(model, batch, recipe, budget_bytes, device, reason)
     rounded = rounded_parameters(program)
@@ -255,17 +266,9 @@ def _budgeted(
             clips=options.clip_norm is not None, accumulate=options.accumulate,
         )  # fmt: skip
 
-    if saved is not None:
-        require_same(saved.problem.graph, graph, recipe.name)
-        section = saved.plan[Memory]
-        found = KeptBudget(section, rehearse(section))
-        if found.peak_bytes is not None and found.peak_bytes > section.budget_bytes[0]:
-            raise too_large(found.peak_bytes, section.budget_bytes[0])
-    else:
-        assert budget_bytes is not None
-        planned = plan_graph(graph, find_cluster(on), planners=ONE_DEVICE)
-        frontier = keep_budget(planned.problem, planned.plan, budget_bytes).frontier
-        found = fitted(budget_bytes, frontier, rehearse)
+    planned = plan_graph(graph, find_cluster(on), planners=ONE_DEVICE)
+    frontier = keep_budget(planned.problem, planned.plan, budget_bytes).frontier
+    found = fitted(budget_bytes, frontier, rehearse)
     return Budgeted(model, batch, recipe, found, device, graph=graph, rounded=rounded)
 
 

@@ -52,7 +52,7 @@ def test_fit_writes_a_plan_that_verify_and_show_accept(graph_file, tmp_path):
     assert ">after<" in page
     refused = run("run", plan)
     assert isinstance(refused.exception, UsageError)
-    assert "hocket.prepare" in refused.exception.hint
+    assert "not captured op by op from a model" in refused.exception.message
 
 
 def test_fit_answers_with_the_keys_that_programs_read(graph_file):

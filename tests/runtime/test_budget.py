@@ -1,6 +1,7 @@
 """Training within a budget of bytes equals plain training, and holds what was rehearsed."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,17 +10,22 @@ from runtime.train_loops import adamw, assert_same_state, plain_loss, plain_step
 from torch.optim import lr_scheduler
 
 import hocket
-from hocket.base.errors import NoFeasiblePlanError
-from hocket.capture import CaptureWarning
+from hocket.api import run_plan
+from hocket.api.memory import fit
+from hocket.api.runs import RunOptions
+from hocket.base.errors import NoFeasiblePlanError, UsageError
+from hocket.capture import CaptureWarning, capture
 from hocket.plan.sections import Memory, MemoryBlock
 from hocket.runtime.memory.ledger import Ledger
 from hocket.runtime.memory.uniform import block_names, uniform
+from hocket.runtime.rebuild import ModelSource
 from hocket.runtime.train.budgeted import Budgeted
 from hocket.runtime.train.fitting import KeptBudget
 from hocket.runtime.train.loop import LoopOptions, TrainingLoop
 from hocket.runtime.train.recorded import Recipe
 from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
 from hocket.runtime.train.update import planned_update
+from hocket.view.measured import placement_run_data
 
 CPU = torch.device("cpu")
 WAYS = [
@@ -212,6 +218,30 @@ def test_offloading_does_not_ask_which_number_a_device_has():
         section = uniform(model, 0, activations="offloaded")
         peaks.append(rehearsed_peak_bytes(model, optimizer, batches[0], recipe, section, device))
     assert peaks[0] == peaks[1]
+
+
+def test_run_carries_out_a_plan_of_fit():
+    torch.manual_seed(0)
+    model, batches, _ = MODELS["tied"]()
+    model.eval()  # a run draws its masks from a seed of its own
+    graph = capture(model, batches[0], device="cpu")
+    plain = fit(graph, "1xh200", 2**40).chosen
+    fitted = fit(graph, "1xh200", int(plain.peak_bytes * 0.6))
+    source = ModelSource(copy.deepcopy(model), batches[0])
+    # The simulator may be a little beside what a step really holds.
+    budget = int(plain.peak_bytes * 0.7)
+    plan, seen = fitted.plan(), []
+    plan = plan.having(replace(plan[Memory], budget_bytes=(budget,)))
+    result = run_plan(fitted.frontier.problem, plan, RunOptions(steps=3), source=source,
+                      on_step=lambda number, record: seen.append(number))  # fmt: skip
+    assert seen == [1, 2, 3]
+    assert 0 < result.peak_bytes["gpu0"] <= budget
+    assert result.backend == "single"
+    told = placement_run_data(fitted.frontier.problem, plan, result)["devices"][0]
+    assert told["peak_bytes"]["measured"] == result.peak_bytes["gpu0"]
+    with pytest.raises(UsageError, match="does not carry out a budget"):
+        run_plan(fitted.frontier.problem, plan, RunOptions(backend="gloo"), source=source)
+    assert len(result.losses) == 3
 
 
 def test_prepare_keeps_a_budget_or_refuses():

@@ -113,7 +113,6 @@ def command(
 
     require("torch", "running a plan")
     saved = load_plan(plan_file, graph_file)
-    _refuse_memory(saved.plan)
     is_divided = _is_divided(saved.plan, check_only=check_only, only_placement={
         "--model": model, "--slowdown": slowdown, "--trace": trace_file, "--scale": scale != 1,
         "--backend single": backend == "single",
@@ -122,6 +121,7 @@ def command(
         _check(saved, as_json)
         return
     from hocket.api import run_plan
+    from hocket.api.plans import carried_out
     from hocket.api.runs import RunOptions
     from hocket.view.plans import view_of
 
@@ -160,7 +160,7 @@ def command(
         timelines = {"predicted": result.predicted}
         if result.measured is not None:
             timelines["measured"] = result.measured
-        write_traces(trace_file, *view.pictured(saved.problem, saved.plan), timelines)
+        write_traces(trace_file, *view.pictured(*carried_out(saved.problem, saved.plan)), timelines)
         say(f"wrote {trace_file} — open it in https://ui.perfetto.dev")
     if as_json:
         written = {"trace": None if trace_file is None else str(trace_file)}
@@ -179,18 +179,6 @@ def _check(saved: SavedPlan, as_json: bool) -> None:
         click.echo(
             "at toy size loss and gradients are those of one device "
             f"(largest difference {max(agreement.loss_error, agreement.gradient_error):.1e})"
-        )
-
-
-def _refuse_memory(plan: Plan) -> None:
-    """A run of the recorded program would hold what the plan sends away."""
-    from hocket.api.plans import Memory
-    from hocket.base.errors import UsageError
-
-    if plan.get(Memory) is not None:
-        raise UsageError(
-            "this plan keeps a memory budget, which hocket run does not carry out",
-            hint="train in your own loop: hocket.prepare(model, optimizer, batch, memory=…)",
         )
 
 

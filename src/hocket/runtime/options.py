@@ -65,9 +65,13 @@ class RunOptions:
             )
 
 
-_ARTICLE = {"placement": "a placement", "division": "a division", "shares": "shares of a batch"}
+_ARTICLE = {
+    "placement": "a placement", "division": "a division", "shares": "shares of a batch",
+    "budget": "a memory plan",
+}  # fmt: skip
 _ONLY_FOR = {
-    "slowdown": ("placement",), "model": ("placement", "shares"), "scale": ("placement", "shares"),
+    "slowdown": ("placement",), "model": ("placement", "shares", "budget"),
+    "scale": ("placement", "shares"),
     "checks": ("division",), "dtype": ("division",),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import numpy as np
 from hocket.base.errors import UsageError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
-from hocket.plan.sections import PlacedDivision, Shares
+from hocket.plan.sections import Memory, PlacedDivision, Shares
 from hocket.plan.verify import raise_violations, structure_violations
 from hocket.runtime.executors import EXECUTORS, choose
 from hocket.runtime.executors.executor import PlacedProgram
@@ -51,6 +51,10 @@ def run_plan(
         from hocket.runtime.sessions.shares import run_shares
 
         return run_shares(problem, plan, options, source, watch)
+    if plan.get(Memory) is not None:
+        from hocket.runtime.sessions.budget import run_budget
+
+        return run_budget(problem, plan, options, source, watch)
     if plan.get(PlacedDivision) is None:
         return _run_placement(problem, plan, options, source, watch)
     from hocket.runtime.sessions.division import run_division

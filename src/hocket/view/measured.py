@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -42,8 +43,8 @@ def placement_run_table(problem: Problem, _: Plan, result: RunResult) -> Rendera
         [
             Text(inert(row["name"])),
             Text(inert(row["runs_on"])),
-            *(Text(format_seconds(row["busy_s"][by])) for by in ("predicted", "measured")),
-            *(Text(format_bytes(row["peak_bytes"][by])) for by in ("predicted", "measured")),
+            *(_told(row["busy_s"][by], format_seconds) for by in ("predicted", "measured")),
+            *(_told(row["peak_bytes"][by], format_bytes) for by in ("predicted", "measured")),
         ]
         for row in _devices(problem, result)
     ]
@@ -62,21 +63,29 @@ def placement_run_data(problem: Problem, plan: Plan, result: RunResult) -> dict[
 
 def _devices(problem: Problem, result: RunResult) -> list[dict[str, Any]]:
     predicted, measured = result.predicted, result.measured
-    assert measured is not None, "placements are timed op by op"
-    busy_s = predicted.busy_s, measured.busy_s
     return [
         {
             "name": name,
             "runs_on": result.runs_on[name],
-            "busy_s": {"predicted": float(busy_s[0][d]), "measured": float(busy_s[1][d])},
+            "busy_s": {
+                "predicted": float(predicted.busy_s[d]),
+                # Memory plans are carried out by the model itself, whose ops are not timed.
+                "measured": None if measured is None else float(measured.busy_s[d]),
+            },
             "peak_bytes": {
                 "predicted": int(predicted.peak_bytes[d]),
-                "measured": int(measured.peak_bytes[d]),
+                "measured": result.peak_bytes.get(name)
+                if measured is None
+                else int(measured.peak_bytes[d]),
             },
         }
         for d, name in enumerate(problem.cluster.device_names)
         if name in result.runs_on
     ]
+
+
+def _told(value: Any, told: Callable[[Any], str]) -> Text:
+    return Text("–" if value is None else told(value))
 
 
 # ── shares of a batch, by replica ────────────────────────────────────────────────────────────────

@@ -54,7 +54,7 @@ class ReplicaTrainer:
             for name, parameter in self.model.named_parameters()
             if parameter.requires_grad and (names is None or name in names)
         ]
-        self._optimizer = _optimizer(update, self._parameters)
+        self._optimizer = torch_optimizer(update, self._parameters)
 
     def step(
         self, number: int, on_move: Callable[[int, int], None] = lambda step, index: None
@@ -125,7 +125,7 @@ def _sum_bucket(tensors: Sequence[torch.Tensor]) -> None:
         tensor.copy_(part.view_as(tensor))
 
 
-def _optimizer(update: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def torch_optimizer(update: Optimizer, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer of ``torch.optim`` that a captured update stands for."""
     settings = update.all_settings
     if update.name in ("adamw", "adam"):

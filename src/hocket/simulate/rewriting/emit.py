@@ -33,7 +33,7 @@ class _Op(NamedTuple):
     """The op of the given graph; -1 for copies."""
     beside: int
     """An op of the given graph where it runs."""
-    count: int
+    num_parts: int
     """In how many parts the given op is done."""
     is_again: bool
     phase: int
@@ -190,8 +190,9 @@ class Emitter:
 
     def finished(self, name: str) -> tuple[Graph, IntArray, FloatArray, LongArray, IntArray]:
         """The graph, and the columns of `Rewritten` beside it."""
-        columns = _Op(*zip(*self._ops, strict=True))
-        origin, count = np.array(columns.origin, dtype=np.int32), np.array(columns.count)
+        turned: Any = zip(*self._ops, strict=True)
+        columns: Any = _Op(*turned)
+        origin, count = np.array(columns.origin, dtype=np.int32), np.array(columns.num_parts)
         is_copy, again = origin < 0, np.array(columns.is_again)
         num_bytes = np.array(columns.num_bytes, dtype=np.int64)
         graph = assemble(

@@ -1,0 +1,96 @@
+"""A step within a budget of bytes: the model's own modules, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.runtime.executors.executor import num_gpus
+from hocket.runtime.options import Onlookers, RunOptions
+
+if TYPE_CHECKING:
+    from hocket.hardware.cluster import Device
+    from hocket.runtime.memory.ledger import Ledger
+    from hocket.runtime.record import StepRecord
+    from hocket.runtime.train.budgeted import Budgeted
+    from hocket.runtime.train.loop import TrainingLoop
+
+_NUM_COUNTED = 2
+"""Steps on a processor whose bytes are counted storage by storage, which takes time."""
+
+
+@dataclass(frozen=True, eq=False)
+class BudgetedModel:
+    """A model under a memory plan, ready to train."""
+
+    train: TrainingLoop
+    carrier: Budgeted
+    batch: Any
+    place: str
+
+
+@dataclass(frozen=True)
+class OneProcessBudget:
+    """A `PlanExecutor` for memory plans."""
+
+    processes_per_device = 0
+
+    def suits(self, devices: Sequence[Device]) -> bool:
+        """Always: a memory plan has one device."""
+        return True
+
+    def places(self, devices: Sequence[Device]) -> list[str]:
+        """The first GPU, or the processor."""
+        return ["cuda:0" if num_gpus() else "cpu"] * len(devices)
+
+    def run(self, work: BudgetedModel, options: RunOptions, watch: Onlookers) -> None:
+        """Carry out all steps."""
+        import torch
+
+        before = torch.get_num_threads()
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        try:
+            with torch.random.fork_rng(), ExitStack() as counting:
+                ledger = counting.enter_context(_counting(work)) if work.place == "cpu" else None
+                for number in range(1, options.steps + 1):
+                    if number > _NUM_COUNTED:
+                        counting.close()
+                    watch.on_progress(f"step {number} of {options.steps}")
+                    record = _step(work, number, options.seed)
+                    if ledger is None:
+                        record.peak_bytes[0] = int(torch.cuda.max_memory_allocated())
+                    elif number <= _NUM_COUNTED:
+                        record.peak_bytes[0] = ledger.peak_bytes
+                    watch.on_step(number, record)
+        finally:
+            torch.set_num_threads(before)
+
+
+def _step(work: BudgetedModel, number: int, seed: int) -> StepRecord:
+    import torch
+
+    from hocket.capture.perform import draw_seed
+    from hocket.runtime.record import StepRecord
+
+    torch.manual_seed(draw_seed(seed, number, 0))
+    record = StepRecord(start_s=time.perf_counter())
+    record.loss = work.train.step(work.batch).item()
+    record.end_s = time.perf_counter()
+    return record
+
+
+@contextmanager
+def _counting(work: BudgetedModel) -> Iterator[Ledger]:
+    """Counts what is there before the first step and what steps make."""
+    from hocket.capture.fake import batch_tensors
+    from hocket.runtime.memory.ledger import Ledger
+
+    ledger = Ledger()
+    with ledger:
+        ledger.hold(work.carrier.lasting)
+        ledger.hold(tensor for _, tensor in batch_tensors(work.batch))
+        yield ledger

@@ -1,0 +1,81 @@
+"""A memory plan carried out: build the model, rehearse, train within the budget, compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from hocket.base.errors import UsageError
+from hocket.capture.optimizer import optimizer_of_meta
+from hocket.plan.plan import Plan
+from hocket.plan.problem import Problem
+from hocket.plan.sections import Memory
+from hocket.plan.verify import require_structure
+from hocket.runtime.executors import EXECUTORS, choose
+from hocket.runtime.executors.budget import BudgetedModel
+from hocket.runtime.options import Onlookers, RunOptions
+from hocket.runtime.rebuild import ModelSource, build
+from hocket.runtime.record import StepRecord
+from hocket.runtime.result import RunResult
+from hocket.runtime.shared.trainer import torch_optimizer
+from hocket.runtime.train.kept import keeping
+from hocket.runtime.train.loop import LoopOptions, TrainingLoop
+from hocket.runtime.train.recorded import Recipe
+from hocket.simulate import simulate
+
+
+def run_budget(
+    problem: Problem,
+    plan: Plan,
+    options: RunOptions,
+    source: ModelSource | None,
+    watch: Onlookers,
+) -> RunResult:
+    """Train for some steps within the plan's budget, by the model's own modules."""
+    options.require_meaning("budget")
+    require_structure(plan, problem)
+    update = optimizer_of_meta(problem.graph.meta)
+    if update is None:
+        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
+    predicted = simulate(problem, plan)
+    (device,) = problem.cluster.devices
+    backend, (place,) = choose("budget", options.backend, [device])
+    watch.on_progress(f"building {problem.graph.name}")
+    built = build(problem.graph, model=options.model, source=source, seed=options.seed)
+    parameters = [
+        parameter
+        for name, parameter in built.module.named_parameters()
+        if parameter.requires_grad and (update.only is None or name in update.only)
+    ]
+    optimizer = torch_optimizer(update, parameters)
+    # Recorded as it was planned, whatever it is carried out on.
+    kernels = str(problem.graph.meta.get("device") or place)
+    name = built.name or problem.graph.name
+    recipe = Recipe(loss=built.loss, update=update, device=kernels, name=name)
+    watch.on_progress("rehearsing a step")
+    module, loop = built.module, LoopOptions()
+    carrier = keeping(
+        module, optimizer, built.batch, recipe, problem.graph, plan[Memory], torch.device(place),
+        loop,
+    )  # fmt: skip
+    train = TrainingLoop(module, optimizer, carrier, loop)
+    records: list[StepRecord] = []
+
+    def note(number: int, record: StepRecord) -> None:
+        records.append(record)
+        watch.on_step(number, record)
+
+    work = BudgetedModel(train, carrier, built.batch, place)
+    EXECUTORS["budget"][backend].run(work, options, replace(watch, on_step=note))
+    peaks = [record.peak_bytes[0] for record in records if 0 in record.peak_bytes]
+    return RunResult(
+        backend=backend,
+        runs_on={device.name: place},
+        losses=tuple(record.loss for record in records),
+        step_s=tuple(record.step_s for record in records),
+        predicted_step_s=predicted.makespan_s,
+        predicted=predicted,
+        measured=None,
+        peak_bytes={device.name: max(peaks)} if peaks else {},
+    )

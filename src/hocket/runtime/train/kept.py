@@ -1,0 +1,50 @@
+"""A model under a memory plan that is there already: rehearsed, refused where it holds more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from hocket.base.errors import NoFeasiblePlanError
+from hocket.base.units import format_bytes
+from hocket.graph.graph import Graph
+from hocket.plan.sections.memory import Memory
+from hocket.runtime.memory.rounding import rounded_parameters
+from hocket.runtime.rebuild import require_same
+from hocket.runtime.train.budgeted import Budgeted
+from hocket.runtime.train.fitting import KeptBudget
+from hocket.runtime.train.loop import LoopOptions
+from hocket.runtime.train.recorded import Recipe
+from hocket.runtime.train.rehearsal import rehearsed_peak_bytes
+
+
+def keeping(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    recipe: Recipe,
+    planned: Graph,
+    section: Memory,
+    device: torch.device,
+    options: LoopOptions,
+) -> Budgeted:
+    """What carries out on a device a memory section that was planned for the step ``planned``."""
+    graph, program = recipe.trace(model, batch, "train")
+    require_same(planned, graph, recipe.name)
+    rounded = rounded_parameters(program)
+    peak_bytes = rehearsed_peak_bytes(
+        model, optimizer, batch, recipe, section, device, graph=graph, rounded=rounded,
+        clips=options.clip_norm is not None, accumulate=options.accumulate,
+    )  # fmt: skip
+    budget_bytes = section.budget_bytes[0]
+    if peak_bytes > budget_bytes:
+        raise NoFeasiblePlanError(
+            f"the step holds {format_bytes(peak_bytes)} when it is rehearsed, and its plan allows "
+            f"{format_bytes(budget_bytes)}",
+            hint=f"plan with --memory {budget_bytes * budget_bytes // peak_bytes}, or have "
+            "hocket.prepare(memory=…) choose among plans that it rehearses",
+        )
+    kept = KeptBudget(section, peak_bytes)
+    return Budgeted(model, batch, recipe, kept, device, graph=graph, rounded=rounded)
