@@ -35,14 +35,14 @@ def run_budget(
     """Train for some steps within the plan's budget, by the model's own modules."""
     options.require_meaning("budget")
     require_structure(plan, problem)
-    update = optimizer_of_meta(problem.graph.meta)
-    if update is None:
-        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
     predicted = simulate(problem, plan)
     (device,) = problem.cluster.devices
     backend, (place,) = choose("budget", options.backend, [device])
     watch.on_progress(f"building {problem.graph.name}")
     built = build(problem.graph, model=options.model, source=source, seed=options.seed)
+    update = optimizer_of_meta(problem.graph.meta)
+    if update is None:
+        raise UsageError("nothing is trained without an optimizer", hint="plan a training step")
     parameters = [
         parameter
         for name, parameter in built.module.named_parameters()
