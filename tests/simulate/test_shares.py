@@ -20,7 +20,6 @@ from hocket.planners.candidates import empty_plan
 from hocket.planners.whole.tables import block_edges, tables_of
 from hocket.simulate import simulate
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.rewriting.step import HOST_UPDATE_BPS
 from hocket.simulate.shares import priced_at, unfold
 from hocket.simulate.shares.order import slots
 from hocket.simulate.shares.prices import accumulate_s, gradients_of
@@ -268,7 +267,9 @@ def test_an_update_on_the_host_keeps_no_state_and_copies_gradients_and_parameter
     seconds = (timeline.op_end_s - timeline.op_start_s)[is_host]
     touched = given.bytes_touched[given.op_phase == Phase.OPTIMIZER].sum()
     # Two devices of one host share what its memory gives.
-    assert seconds.sum() == pytest.approx(2 * 2 * touched / HOST_UPDATE_BPS, rel=1e-3)
+    assert seconds.sum() == pytest.approx(
+        2 * 2 * touched / found.problem.cluster.host_update_bps, rel=1e-3
+    )
     assert gradients > 0
 
 

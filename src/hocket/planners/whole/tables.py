@@ -22,7 +22,6 @@ from hocket.plan.problem import Problem
 from hocket.plan.sections import Replica, Shares
 from hocket.planners.memory.blocks import cut_step
 from hocket.simulate.engine import simulate_shares
-from hocket.simulate.rewriting.step import HOST_UPDATE_BPS
 from hocket.simulate.shares.exchange import BUCKET_BYTES
 from hocket.simulate.shares.order import places_of
 from hocket.simulate.shares.prices import accumulate_s, gradients_of, priced_at
@@ -284,7 +283,7 @@ def host_update_s(tables: Tables, device: int) -> float:
     graph = tables.problem.graph
     is_update = graph.op_phase == Phase.OPTIMIZER
     route = host_route(tables.problem.cluster, tables.problem.cluster.devices[device])
-    host_s = float(graph.bytes_touched[is_update].sum()) / HOST_UPDATE_BPS
+    host_s = float(graph.bytes_touched[is_update].sum()) / tables.problem.cluster.host_update_bps
     moved_s = tables.gradient_bytes / min(route.out_bps, route.in_bps)
     return max(host_s, moved_s) - float(tables.update_s[tables.row(device), -1])
 

@@ -21,7 +21,6 @@ from hocket.base.arrays import FloatArray, IntArray, LongArray
 from hocket.graph.graph import Graph, Phase, Role, Stream
 from hocket.hardware.host_route import HostRoute, host_route
 from hocket.plan.problem import Problem
-from hocket.simulate.rewriting.step import HOST_UPDATE_BPS
 from hocket.simulate.shares.copies import ReplicaCopy
 from hocket.simulate.shares.exchange import buckets
 from hocket.simulate.shares.order import places_of
@@ -166,7 +165,9 @@ def host_update_s(
 ) -> FloatArray:
     """Seconds of updates on the host, whose memory so many devices share."""
     touched = problem.graph.bytes_touched[ops] / own.num_shards
-    return np.tile(touched * num_sharing / HOST_UPDATE_BPS, (len(problem.costs.kind_names), 1))
+    return np.tile(
+        touched * num_sharing / problem.cluster.host_update_bps, (len(problem.costs.kind_names), 1)
+    )
 
 
 def copies_out(
