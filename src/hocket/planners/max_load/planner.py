@@ -24,7 +24,7 @@ from hocket.base.errors import NoFeasiblePlanError
 from hocket.plan.plan import Plan
 from hocket.plan.problem import Problem
 from hocket.plan.sections import Placement
-from hocket.planners.max_load.bound import bound_s
+from hocket.planners.max_load.bound import max_load_bound
 from hocket.planners.max_load.classes import DeviceClasses, device_classes
 from hocket.planners.max_load.contiguous import (
     between_necks,
@@ -61,10 +61,10 @@ class _Case:
     def classes(self) -> DeviceClasses:
         return device_classes(self.problem, self.limit_bytes)
 
-    @cached_property
+    @property
     def bound_s(self) -> float:
-        """What no placement is better than."""
-        return bound_s(self.lawful, self.classes)
+        """What no placement is better than, whatever room is left to this one."""
+        return max_load_bound(self.problem)
 
     @cached_property
     def lawful(self) -> Pieces:
