@@ -24,7 +24,7 @@ READERS: dict[str, Callable[..., object]] = {
 }
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", READERS)
 def test_a_pipe_that_nobody_writes_to_is_refused_at_once(name, tmp_path) -> None:
     path = tmp_path / name

@@ -1,12 +1,10 @@
-"""Commands as a user types them, in this process or, where that is the point, in their own."""
+"""Commands as a user types them, in this process."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
@@ -49,15 +47,6 @@ def hocket(*arguments: object, cwd: Path | str = ".", expect: int = 0) -> Said:
     ):
         code = exit_code([str(argument) for argument in arguments])
     return _checked(code, out.buffer.getvalue().decode(), err.buffer.getvalue().decode(), expect)
-
-
-def hocket_process(*arguments: object, cwd: Path | str = ".", expect: int = 0) -> Said:
-    """Run a command as the shell does."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hocket", *map(str, arguments)],
-        capture_output=True, text=True, cwd=cwd, env={**os.environ, **PLAIN}, check=False,
-    )  # fmt: skip
-    return _checked(done.returncode, done.stdout, done.stderr, expect)
 
 
 def _checked(code: int, stdout: str, stderr: str, expect: int) -> Said:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cli.terminal import hocket
+from forked_crew import forked_crews
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -66,7 +67,8 @@ def what_fails(page, folder):
         if not command.is_run:
             continue
         try:
-            hocket(*command.arguments, cwd=folder)
+            with forked_crews():
+                hocket(*command.arguments, cwd=folder)
         except AssertionError as error:
             typed = f"{page.name}:{command.line}: hocket {shlex.join(command.arguments)}"
             found += [typed, *str(error).splitlines()]

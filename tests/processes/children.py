@@ -40,6 +40,7 @@ def leave(parent):
 def print_without_end(parent):
     for _ in range(6):
         os.write(2, b"nonsense\n" * 500_000)
+        parent.tell({})
         parent.hear()
     os.write(1, b"the end\n")
     os._exit(4)
@@ -55,14 +56,14 @@ def print_a_line_in_pieces(parent):
 
 def start_others(parent):
     """One child in this group, and one that went into a session of its own."""
-    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
     found = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_session=True)]
     parent.tell({"pids": [one.pid for one in found]})
-    time.sleep(60)
+    time.sleep(600)
 
 
 def sleep(parent):
-    time.sleep(60)
+    time.sleep(600)
 
 
 WORKS = {

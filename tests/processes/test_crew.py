@@ -26,7 +26,7 @@ def is_gone(pid):
     return True
 
 
-def wait_until(condition, limit_s=20.0):
+def wait_until(condition, limit_s=100.0):
     until_s = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < until_s
@@ -41,7 +41,7 @@ def test_frames_of_any_size_go_both_ways_at_once():
         for number in range(3):
             for index in range(2):
                 crew.tell(index, {"number": number, "text": "Ä\n"}, sent)
-        heard = [crew.hear(20) for _ in range(6)]
+        heard = [crew.hear(100) for _ in range(6)]
         assert crew.hear(0) is None
     for index in range(2):
         mine = [message for message in heard if message.sender == index]
@@ -84,7 +84,8 @@ def test_who_was_killed_is_named_and_not_who_lost_it():
 
 def test_who_is_stopped_is_named():
     error = blamed("echo", "sleep", patience=Patience(stopped_s=0.3), then=hurt(1, signal.SIGSTOP))
-    assert error.message.startswith("sleep has stopped answering for 0 s")
+    assert error.message.startswith("sleep has stopped answering for ")
+    assert error.blame.cause == "silent"
 
 
 def test_an_error_is_told_with_its_first_line_and_what_was_done():
@@ -103,15 +104,15 @@ def test_what_is_printed_without_end_does_not_fill_the_disk():
     def nudge(crew):
         nonlocal largest
         words = crew._members[0]._words
-        for _ in range(5):
-            crew.tell(0, {})
+        for _ in range(6):
+            assert crew.hear(100) is not None
             assert crew.hear(0.15) is None
             largest = max(largest, os.fstat(words.fileno()).st_size)
-        crew.tell(0, {})
+            crew.tell(0, {})
 
     error = blamed("print_without_end", then=nudge)
     assert error.message.endswith("ended with code 4 while at 0.0: the end")
-    assert largest < 26_000_000, "of 27 MB that were printed"
+    assert largest < 20_000_000, "of 27 MB that were printed"
 
 
 def test_lines_that_processes_print_are_not_mixed(capfd, monkeypatch):
@@ -119,7 +120,7 @@ def test_lines_that_processes_print_are_not_mixed(capfd, monkeypatch):
     specs = [spec("print_a_line_in_pieces", shows_output=True) for _ in range(2)]
     with Crew(specs) as crew:
         for _ in specs:
-            assert crew.hear(20.0) is not None
+            assert crew.hear(100) is not None
         for member in range(2):
             crew.tell(member, {})
         assert list(crew.messages()) == []
@@ -148,12 +149,12 @@ def test_a_time_limit_ends_the_waiting_and_not_the_process():
     with Crew([spec("echo"), spec("sleep")]) as crew:
         assert crew.hear(0.05) is None
         crew.tell(0, {"a": 1})
-        assert crew.hear(20).header == {"a": 1}
+        assert crew.hear(100).header == {"a": 1}
 
 
 def test_what_processes_start_ends_with_them_in_other_sessions_too():
     with Crew([spec("start_others")]) as crew:
-        pids = crew.hear(20).header["pids"]
+        pids = crew.hear(100).header["pids"]
         assert not any(map(is_gone, pids))
     assert all(map(is_gone, pids))
 
@@ -185,7 +186,7 @@ def test_a_crew_outlives_the_thread_that_started_it():
     starting.join()
     try:
         crew.tell(0, {"a": 1})
-        assert crew.hear(20).header == {"a": 1}
+        assert crew.hear(100).header == {"a": 1}
     finally:
         crew.close()
 
@@ -202,7 +203,7 @@ def test_a_forked_process_neither_ends_the_crew_nor_lacks_one_of_its_own():
             os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]) == 0
         crew.tell(0, {"a": 1})
-        assert crew.hear(20).header == {"a": 1}
+        assert crew.hear(100).header == {"a": 1}
 
 
 PARENT = """
@@ -210,7 +211,7 @@ import os, sys, time
 from processes.crews import spec
 from hocket.processes.crew import Crew
 with Crew([spec("start_others"), spec("sleep")]) as crew:
-    found = crew.hear(20).header["pids"]
+    found = crew.hear(100).header["pids"]
     if not os.fork():
         # One that holds all descriptors of its parent open, as forked servers do.
         time.sleep(60)

@@ -15,7 +15,7 @@ from hocket.service.executors.local import LocalExecutor
 
 NAME = AttemptName(7, 2)
 DEVICES = (FleetDevice(name="v100-0", kind="v100"), FleetDevice(name="v100-1", kind="v100"))
-PATIENCE_S = 30.0
+PATIENCE_S = 150.0
 
 WAITS = "import time; print('ready', flush=True); time.sleep(60)"
 OBEYS = """

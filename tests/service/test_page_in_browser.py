@@ -23,7 +23,7 @@ pytestmark = pytest.mark.web
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 TOKEN = "a-token-that-is-long-enough-for-this"
-PATIENCE_S = 20.0
+PATIENCE_S = 150.0
 
 
 @pytest.fixture(scope="module")

@@ -31,12 +31,11 @@ from hocket.service.executors.ray_executor import RayExecutor
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(240),
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 
 NUM_DEVICES = 5
-PATIENCE_S = 60.0
+PATIENCE_S = 200.0
 OFFSETS = itertools.count(10, 10)
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"

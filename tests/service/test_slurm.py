@@ -28,7 +28,7 @@ from hocket.service.executors.slurm_commands import jobs_of
 from hocket.service.spec import JobSpec
 from hocket.service.store import Store
 
-PATIENCE_S = 25.0
+PATIENCE_S = 150.0
 T = TypeVar("T")
 
 

@@ -55,8 +55,8 @@ def test_two_clients_and_two_shards_agree_over_a_transport(tmp_path, kind):
         thread.start()
     try:
         with (
-            Node(layout, 0, client_port(layout, 0, addresses), timeout_s=20) as first,
-            Node(layout, 1, client_port(layout, 1, addresses), timeout_s=20) as second,
+            Node(layout, 0, client_port(layout, 0, addresses), timeout_s=120) as first,
+            Node(layout, 1, client_port(layout, 1, addresses), timeout_s=120) as second,
         ):
             for clock in range(5):
                 for node in (first, second):
