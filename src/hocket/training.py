@@ -120,7 +120,7 @@ def prepare(
             device = rank_device(variables)
             task = DividedTask(
                 model=model, optimizer=optimizer, batch=batch, recipe=recipe, device=device,
-                make_inner=lambda rows: _alone(model, rows, recipe, options, device),
+                make_inner=lambda rows, seed: _alone(model, rows, recipe, options, device, seed),
                 seed=seed, count=count, max_shapes=max_shapes, weights=weights,
                 sums_by=_sums_by(saved, device),
             )  # fmt: skip
@@ -160,10 +160,15 @@ def _sums_by(saved: Planned | SavedPlan | Division, device: torch.device) -> str
 
 
 def _alone(
-    model: nn.Module, batch: Any, recipe: Recipe, options: LoopOptions, device: torch.device
+    model: nn.Module,
+    batch: Any,
+    recipe: Recipe,
+    options: LoopOptions,
+    device: torch.device,
+    seed: int | None,
 ) -> Carrier:
-    """The model on the device of this rank alone; who shares a batch out seeds its draws."""
-    options = replace(options, seed=None)
+    """The model on the device of this rank alone; who shares a batch out seeds draws itself."""
+    options = replace(options, seed=seed)
     return _carrier(model, batch, recipe, None, ON_THIS_MACHINE, options, False, alone=device)
 
 

@@ -19,6 +19,7 @@ from hocket.plan.sections import Replica, Shares
 from hocket.runtime import room
 from hocket.runtime.train.divided.build import DivisionWarning
 from hocket.training import prepare
+from hocket.transformer import Division
 from tests.cli.terminal import hocket
 
 MODEL = """
@@ -221,3 +222,21 @@ def test_microbatches_with_batch_norm_are_accumulated_as_in_pytorch():
     norm = found[0]["norm"] * 0.6 + found[1]["norm"] * 0.4
     assert train.outputs["norm"].item() == pytest.approx(norm.item(), rel=1e-5)
     assert torch.equal(train.outputs["rows"], x.sum(1))
+
+
+def test_a_seed_holds_where_a_division_is_one_device():
+    seen = []
+    for elsewhere in (1, 2):
+        torch.manual_seed(0)
+        model, x = (
+            nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)),
+            torch.ones(3, 4),
+        )
+        torch.manual_seed(elsewhere)
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        train = prepare(
+            model, update, x, plan=Division(), seed=7,
+            forward=lambda model, x: model(x).square().mean(),
+        )  # fmt: skip
+        seen.append([train.step(x).item() for _ in range(3)])
+    assert seen[0] == seen[1]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hocket.api.refined import planned_again
+from hocket.api.refined import planned_again, require_single_ops
 from hocket.cost.profile import read_profile
 from hocket.runtime.launch import Machines, launch
 
-__all__ = ["Machines", "launch", "planned_again", "read_profile"]
+__all__ = ["Machines", "launch", "planned_again", "read_profile", "require_single_ops"]

@@ -9,7 +9,7 @@ from hocket.cost.profile import Profile
 from hocket.plan.files import SavedPlan
 from hocket.plan.sections import PlacedDivision, Shares
 
-__all__ = ["planned_again"]
+__all__ = ["planned_again", "require_single_ops"]
 
 
 def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
@@ -18,12 +18,8 @@ def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
     Ops of shares were timed at the size of a microbatch; what was measured is fitted for all sizes.
     Raises `UsageError` for a division, whose costs are those of a transformer's shape.
     """
+    require_single_ops(saved)
     problem = saved.problem
-    if saved.plan.get(PlacedDivision) is not None:
-        raise UsageError(
-            "the plan divides a transformer, which is not planned by the times of single ops",
-            hint="refine plans of hocket plan",
-        )
     fitted = None
     if saved.plan.get(Shares) is not None:
         kind = next((k for k in problem.cluster.kinds if k.name == profile.device_kind), None)
@@ -37,3 +33,12 @@ def planned_again(saved: Planned | SavedPlan, profile: Profile) -> Planned:
         problem.graph, problem.cluster, transfers=problem.transfers, objective=problem.objective,
         profile=profile if fitted is None else None, calibration=fitted,
     )  # fmt: skip
+
+
+def require_single_ops(saved: Planned | SavedPlan) -> None:
+    """Refuse a plan that is not made from the times of single ops."""
+    if saved.plan.get(PlacedDivision) is not None:
+        raise UsageError(
+            "the plan divides a transformer, which is not planned by the times of single ops",
+            hint="refine plans of hocket plan",
+        )

@@ -50,31 +50,34 @@ def command(
 
     machines = _machines(nodes, node_rank, address)
     require("torch", "training")
-    from hocket.api.launching import launch
+    from hocket.api.launching import launch, require_single_ops
     from hocket.api.plans import read_plan
 
     saved = read_plan(plan)
+    if profile is not None:
+        require_single_ops(saved)
     num_ranks = launch(
         plan, saved, script, arguments,
         machines=machines, shows_stdout=not as_json, profile=profile,
     )  # fmt: skip
-    refined = {} if profile is None else {"refined": _refined(plan, saved, profile)}
+    asks = profile is not None and node_rank == 0
+    refined = {"refined": _refined(plan, saved, profile)} if asks and profile else {}
     if as_json:
         emit({"plan": str(plan), "script": str(script), "ranks": num_ranks, **refined})
 
 
-def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any]:
+def _refined(plan: Path, saved: SavedPlan, profile: Path) -> dict[str, Any] | None:
     """Plan again with the times that the first rank wrote, and say what that changes."""
     from hocket.api.launching import planned_again, read_profile
-    from hocket.base.errors import RunError
     from hocket.base.units import format_seconds
 
     if not profile.exists():
-        raise RunError(
-            "no step was timed",
-            hint="ranks that are replicas time their ops in their fourth step; stages and "
-            "placements do not",
+        click.echo(
+            "no step was timed: ranks that are replicas time their ops in their fourth step; "
+            "stages of a pipeline and placements do not",
+            err=True,
         )
+        return None
     better = planned_again(saved, read_profile(profile))
     path = plan.with_suffix(".refined.json")
     better.save(path)

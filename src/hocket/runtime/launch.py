@@ -62,6 +62,8 @@ def launch(
     names = used_devices(saved.problem, saved.plan)
     own = _own_ranks(saved, names, machines)
     asked = {} if profile is None else {PROFILE_VARIABLE: str(profile.resolve())}
+    if profile is not None:
+        profile.unlink(missing_ok=True)  # times of an earlier run are not those of this one
     holds_store = machines.index == 0
     store = MeetingStore(machines.address, machines.port) if holds_store else None
     try:

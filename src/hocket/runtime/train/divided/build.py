@@ -40,8 +40,8 @@ from hocket.runtime.train.recorded import Recipe
 from hocket.transformer import Division
 from hocket.transformer.rules import broken_shares
 
-MakeInner = Callable[[Any], Carrier]
-"""The carrier of the model on one device for batches like the given one."""
+MakeInner = Callable[[Any, int | None], Carrier]
+"""The carrier of the model on one device for batches like the given one, with a seed for draws."""
 WARNED_LEVEL = 7
 """Callers between a warning of this file and the person's script."""
 
@@ -123,11 +123,11 @@ def agree(task: DividedTask) -> None:
 def alone(task: DividedTask, sizes: Sequence[int]) -> Carrier:
     """The whole model on the one device of a plan, in this process."""
     if len(sizes) == 1:
-        return task.make_inner(task.batch)
+        return task.make_inner(task.batch, task.seed)
     _warn_of_norms(task.model)
     first = microbatches(task.batch, sizes, task.count)[0][0]
     return AccumulatedAlone(
-        task.make_inner(first), sizes, count=task.count, device=task.device, seed=task.seed,
+        task.make_inner(first, None), sizes, count=task.count, device=task.device, seed=task.seed,
         predicted_s=task.predicted_s,
     )  # fmt: skip
 
@@ -185,7 +185,7 @@ def _on_one_rank(
         now = dict(task.model.named_parameters())
         cuts = {id(now[name]): cut for name, cut in named.items() if cut is not None}
     else:
-        inner = task.make_inner(first)
+        inner = task.make_inner(first, None)
     if len(part.sizes) > 1:
         inner = Accumulated(inner, part.sizes, count=task.count, device=task.device)
     return inner, cuts

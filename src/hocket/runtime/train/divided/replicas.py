@@ -227,7 +227,9 @@ class Replicas:
 
     def _home(self, name: str, tensor: torch.Tensor) -> Home:
         cut, owner = self._cuts.get(id(tensor)), self.owner_of.get(id(tensor), 0)
-        stages, mesh = self._stages[id(tensor)], self._mesh
+        mesh = self._mesh
+        # A buffer that a module has made anew is with every stage.
+        stages = self._stages.get(id(tensor), (0,) * len(self._shares))
         ranks = tuple(
             mesh.rank_of(pipeline=stages[owner], data=owner, tensor=piece)
             for piece in range(cut.num_pieces if cut is not None else 1)
