@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from hocket.api import make_problem, plan_graph
+from hocket.api import best_of, make_problem, plan_graph
 from hocket.api.planners import compare_changes, compare_divided, fixed_degrees
 from hocket.base.errors import UsageError
 from hocket.capture.sizes import capture_sizes
 from hocket.hardware.changed import changed_cluster
-from hocket.plan.sections import Replica, Shares
+from hocket.plan.sections import Memory, Replica, Shares
 from hocket.plan.words import in_words
+from hocket.planners.candidates import empty_plan
 from hocket.planners.goal import num_devices
+from hocket.planners.memory.frontier import leanest_bytes
 from hocket.planners.placement.devices import workers
 from hocket.planners.whole import compare
 from hocket.planners.whole.bound import shares_bound
@@ -53,6 +55,12 @@ problem_on = partial(make_problem, headroom_bytes=0)
 @pytest.fixture(scope="module")
 def unequal(graph):
     return problem_on(graph, "1xrtx3090+1xv100-16g+1xt4")
+
+
+@pytest.fixture
+def unplaced(monkeypatch):
+    """Op placement is left out: a search of its own, which these tests do not look at."""
+    monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +184,19 @@ def test_what_fits_no_other_way_is_recomputed_and_updated_on_the_host(graph):
     assert comparison.winner.timeline.peak_bytes[0] <= problem.memory_bytes[0]
 
 
+@pytest.mark.usefixtures("unplaced")
+def test_where_no_sharing_fits_parameters_are_streamed(tmp_path):
+    graph = capture_sizes(Stack((1024,) * 9), torch.zeros(2, 8, 1024))
+    roomy = problem_on(graph, "1xt4")
+    alone = empty_plan(roomy, "test").placing(np.zeros(graph.num_ops, dtype=np.int32))
+    kept = roomy.cluster.devices[0].memory_bytes - leanest_bytes(roomy, alone)
+    problem = make_problem(graph, "1xt4", headroom_bytes=kept)
+    planned = best_of(compare_whole(problem))
+    assert planned.plan.get(Memory) is not None
+    assert planned.timeline.peak_bytes[0] <= problem.memory_bytes[0]
+    planned.save_all(tmp_path / "plan.json", report=tmp_path / "r.html", trace=tmp_path / "t.json")
+
+
 def test_nothing_that_fits_is_told_and_nothing_is_chosen(graph):
     problem = make_problem(graph, "2xt4", headroom_bytes=15 * 2**30 - 2**20)
     comparison = compare_whole(problem)
@@ -258,12 +279,6 @@ def test_degrees_that_recorded_ops_do_not_have_are_refused(unequal):
         fixed_degrees(("tensor=2",))
     with pytest.raises(UsageError, match="recorded with 12 samples"):
         compare_divided(unequal, 16)
-
-
-@pytest.fixture
-def unplaced(monkeypatch):
-    """Op placement is left out: a search of its own, which these tests do not look at."""
-    monkeypatch.setattr(compare, "_MOST_PLACED_OPS", 0)
 
 
 # ── limits, and other clusters ───────────────────────────────────────────────────────────────────

@@ -131,9 +131,11 @@ class Planned:
         write_trace(path, *self._pictured(), self.timeline)
 
     def _pictured(self) -> tuple[Problem, Plan]:
+        from hocket.simulate.rewriting.step import carried_out
         from hocket.view.plans import view_of
 
-        return view_of(self.plan).pictured(self.problem, self.plan)
+        problem, plan = carried_out(self.problem, self.plan)
+        return view_of(plan).pictured(problem, plan)
 
     def _repr_html_(self) -> str:
         from hocket.view.notebook import plan_html

@@ -15,13 +15,13 @@ from hocket.planners.registry import FURTHER
 from hocket.planners.whole.compare import can_share, compare_whole
 from hocket.planners.whole.divided import compare_divided as compare_degrees
 from hocket.planners.whole.must import ANYTHING, Must, parse_dollars, parse_must
-from hocket.planners.whole.variants import Variant, what_if, within
+from hocket.planners.whole.variants import ChangedCluster, what_if, within
 
 __all__ = [
     "FURTHER",
     "PLANNERS",
+    "ChangedCluster",
     "Must",
-    "Variant",
     "compare",
     "compare_changes",
     "compare_divided",
@@ -60,7 +60,7 @@ def compare_changes(
     dollars_per_hour: float | None = None,
     goal: Goal = "time",
     must: Must = ANYTHING,
-) -> list[Variant]:
+) -> list[ChangedCluster]:
     """What changes of the cluster would bring, and the best that so much money per hour buys."""
 
     def compared(changed: Problem) -> Comparison:

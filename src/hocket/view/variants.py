@@ -16,10 +16,10 @@ from hocket.view.table import Column, FittedTable
 
 if TYPE_CHECKING:
     from hocket.planners.candidates import Comparison
-    from hocket.planners.whole.variants import Variant
+    from hocket.planners.whole.variants import ChangedCluster
 
 
-def variants_table(comparison: Comparison, variants: Sequence[Variant]) -> RenderableType:
+def variants_table(comparison: Comparison, variants: Sequence[ChangedCluster]) -> RenderableType:
     """What each change would bring, the quickest first, and what helps most."""
     before = comparison.winner.step_s if comparison.winner is not None else None
     rows = [_cells(variant, before) for variant in variants]
@@ -33,7 +33,7 @@ def variants_table(comparison: Comparison, variants: Sequence[Variant]) -> Rende
     return Group(FittedTable(columns=columns, rows=rows), Text(_told(variants, before)))
 
 
-def _cells(variant: Variant, before: float | None) -> list[Text]:
+def _cells(variant: ChangedCluster, before: float | None) -> list[Text]:
     winner, step_s = variant.comparison.winner, variant.step_s
     if winner is None or not step_s:
         return [Text(text, style="dim") for text in (variant.change, "–", "", "", "nothing fits")]
@@ -43,7 +43,7 @@ def _cells(variant: Variant, before: float | None) -> list[Text]:
     return [Text(inert(cell, LONGEST_SENTENCE)) for cell in cells]
 
 
-def _told(variants: Sequence[Variant], before: float | None) -> str:
+def _told(variants: Sequence[ChangedCluster], before: float | None) -> str:
     best = next((v for v in variants if v.step_s is not None), None)
     if best is None or best.step_s is None:
         return "nothing of this fits, or the money buys nothing"
@@ -55,7 +55,7 @@ def _told(variants: Sequence[Variant], before: float | None) -> str:
     return f"{change} helps most: {before / best.step_s:.2f} times as fast"
 
 
-def variants_data(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+def variants_data(variants: Sequence[ChangedCluster]) -> list[dict[str, Any]]:
     """The same for ``--json``."""
     told: list[dict[str, Any]] = []
     for variant in variants:

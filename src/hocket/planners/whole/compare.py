@@ -16,7 +16,7 @@ import numpy as np
 from hocket.base.units import format_percent, format_seconds
 from hocket.graph.graph import Stream
 from hocket.plan.problem import Problem
-from hocket.plan.sections import Communication, Shares
+from hocket.plan.sections import Communication, Memory, Shares
 from hocket.plan.words import in_words
 from hocket.planners.auto import portfolio
 from hocket.planners.bounds import lower_bound
@@ -38,6 +38,7 @@ from hocket.planners.whole.budget import Budget
 from hocket.planners.whole.must import ANYTHING, Must
 from hocket.planners.whole.search import shared_ways
 from hocket.planners.whole.sharded import equal_shards, unequal_shards
+from hocket.planners.whole.streamed import streamed
 from hocket.planners.whole.tables import Tables, tables_of
 from hocket.simulate.analysis import bottleneck
 from hocket.simulate.timeline import Timeline
@@ -78,6 +79,8 @@ def compare_whole(problem: Problem, goal: Goal = "time", must: Must = ANYTHING) 
     ]
     best_s = min((c.step_s for c in tried if c.step_s is not None), default=float("inf"))
     tried.append(_placed(problem, best_s))
+    if all(candidate.step_s is None for candidate in tried):
+        tried += [found] if (found := streamed(problem)) is not None else []
     tried = [_limited(problem, candidate, must) for candidate in tried]
     order = rank(problem, tried, goal)
     bound = shares_bound(tables, devices)
@@ -184,11 +187,16 @@ def explained(
         parts.append(f"chosen because {told}")
     shares = best.plan.get(Shares)
     if shares is None:
-        parts.append(bottleneck(best.timeline, problem))
-        return "; ".join(parts)
+        is_rewritten = best.plan.get(Memory) is not None
+        limit = _limit if is_rewritten else _placed_limit
+        return "; ".join([*parts, limit(problem, best.timeline)])
     parts += contributions(best, ways)
     parts.append(_limit(problem, best.timeline))
     return "; ".join(parts)
+
+
+def _placed_limit(problem: Problem, timeline: Timeline) -> str:
+    return bottleneck(timeline, problem)
 
 
 def _limit(problem: Problem, timeline: Timeline) -> str:

@@ -25,7 +25,7 @@ _MOST_PLANNED = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Variant:
+class ChangedCluster:
     """A change of the cluster, and what is best then."""
 
     change: str
@@ -40,17 +40,18 @@ class Variant:
 
 def what_if(
     problem: Problem, changes: Sequence[str], compared: Callable[[Problem], Comparison]
-) -> list[Variant]:
+) -> list[ChangedCluster]:
     """The best way after each change, the quickest first."""
     found = [
-        Variant(change, compared(on_cluster(problem, change))) for change in dict.fromkeys(changes)
+        ChangedCluster(change, compared(on_cluster(problem, change)))
+        for change in dict.fromkeys(changes)
     ]
     return sorted(found, key=lambda v: (v.step_s is None, v.step_s or 0.0))
 
 
 def within(
     problem: Problem, dollars_per_hour: float, compared: Callable[[Problem], Comparison]
-) -> list[Variant]:
+) -> list[ChangedCluster]:
     """The best of what so much money per hour buys: devices put in, or others instead."""
     bounds = []
     for change, cluster in _affordable(problem.cluster, dollars_per_hour):
