@@ -22,9 +22,11 @@ from typing import Any
 import numpy as np
 
 from hocket.kernels import kernel
-from hocket.tables import Layout, Node, ShardServer, TableSpec
+from hocket.tables import Layout, Node, ShardServer, TableSpec, Worker
 
-WORKERS, USERS, ITEMS, RANK, RATINGS, PARTS = 4, 400, 1000, 16, 40_000, 8
+WORKERS, RANK, PARTS = 4, 16, 8
+USERS, ITEMS, RATINGS = 400, 1000, 40_000
+"""Times `--scale`."""
 SYSTEMS: dict[str, dict[str, Any]] = {
     "BSP": {"mode": "essp", "staleness": 0},
     "SSP": {"mode": "ssp", "staleness": 1},
@@ -53,22 +55,26 @@ def sgd_pass(users, items, values, start, stop, W, H, rate, decay):
     return error_sum
 
 
-def ratings(worker: int) -> tuple[Any, ...]:
-    """A worker's users, items (popular ones far more often) and ratings, around zero."""
+def ratings(worker: int, scale: int, skew: float) -> tuple[Any, ...]:
+    """A worker's users, items (popular ones far more often) and ratings, around zero.
+
+    Which items are popular is shuffled: an order by the rows' numbers must not be one by use.
+    """
+    num_users, num_items, num = USERS * scale, ITEMS * scale, RATINGS * scale
     truth = np.random.default_rng(1)
-    hidden_items = truth.normal(size=(ITEMS, 8)) / 8**0.25
-    weights = 1 / np.arange(1, ITEMS + 1) ** 0.5
+    hidden_items = truth.normal(size=(num_items, 8)) / 8**0.25
+    weights = truth.permutation(1 / np.arange(1, num_items + 1) ** skew)
     random = np.random.default_rng(100 + worker)
-    hidden_users = random.normal(size=(USERS, 8)) / 8**0.25
-    users = random.integers(0, USERS, RATINGS)
-    items = random.choice(ITEMS, RATINGS, p=weights / weights.sum())
+    hidden_users = random.normal(size=(num_users, 8)) / 8**0.25
+    users = random.integers(0, num_users, num)
+    items = random.choice(num_items, num, p=weights / weights.sum())
     values = (hidden_users[users] * hidden_items[items]).sum(axis=1)
-    return users, items, (values + random.normal(size=RATINGS) * 0.3).astype(np.float32)
+    return users, items, (values + random.normal(size=num) * 0.3).astype(np.float32)
 
 
 def layout_of(run: dict[str, Any]) -> Layout:
     """The items' table of one run."""
-    table = TableSpec("items", ITEMS, RANK, **SYSTEMS[run["system"]])
+    table = TableSpec("items", ITEMS * run["scale"], RANK, **SYSTEMS[run["system"]])
     return Layout((table,), 1, WORKERS)
 
 
@@ -76,37 +82,51 @@ def work(number: int, plan: dict[str, Any]) -> None:
     """A worker: all runs, one after another; a line of results for each."""
     from hocket.tables.transports.zeromq import ZeroMqClientPort
 
-    users, items, values = ratings(number)
-    needed = np.unique(items)
-    warm = np.zeros((USERS, RANK), np.float32), np.zeros((ITEMS, RANK), np.float32)
+    users, items, values = ratings(number, plan["scale"], plan["skew"])
+    num_users, num_items = USERS * plan["scale"], ITEMS * plan["scale"]
+    warm = np.zeros((num_users, RANK), np.float32), np.zeros((num_items, RANK), np.float32)
     sgd_pass(users, items, values, 0, 1, *warm, np.float32(0.0), np.float32(0.0))
     for place, run in enumerate(plan["runs"]):
         port = ZeroMqClientPort(number, [f"tcp://{plan['server']}:{FIRST_PORT + place}"])
         node = Node(layout_of(run), number, port, timeout_s=120)
         rows: list[Any] = []
         with node:
-            start = np.random.default_rng(7).normal(size=(ITEMS, RANK)).astype(np.float32) * 0.2
-            W = np.random.default_rng(number).normal(size=(USERS, RANK)).astype(np.float32) * 0.2
+            W = (
+                np.random.default_rng(number).normal(size=(num_users, RANK)).astype(np.float32)
+                * 0.2
+            )
             (worker,) = node.workers
             table = worker["items"]
-            table.get(needed)
-            started_s = time.monotonic()
+            fill(worker, number)
+            H = np.zeros((num_items, RANK), np.float32)
+            started_s, idle_s = time.monotonic(), node.blocked_s
             for _ in range(plan["clocks"]):
                 error = 0.0
                 for part in range(PARTS):
-                    bounds = RATINGS * part // PARTS, RATINGS * (part + 1) // PARTS
+                    bounds = len(values) * part // PARTS, len(values) * (part + 1) // PARTS
                     seen = np.unique(items[slice(*bounds)])
-                    H = start.copy()
-                    H[seen] += table.get(seen)
-                    before = H[seen]
+                    before = H[seen] = table.get(seen)
                     error += sgd_pass(users, items, values, *bounds, W, H,
                                       np.float32(run["rate"]), np.float32(0.02))  # fmt: skip
                     table.inc(seen, H[seen] - before)
                     time.sleep(plan["clock_s"] / PARTS)
                 worker.clock()
                 rows.append([time.monotonic() - started_s, error if np.isfinite(error) else None])
-        print(json.dumps({"rows": rows, "blocked_s": node.blocked_s,
+        print(json.dumps({"rows": rows, "blocked_s": node.blocked_s - idle_s,
                           "sent_bytes": node.routes[0].budget.sent_bytes}), flush=True)  # fmt: skip
+
+
+def fill(worker: Worker, number: int) -> None:
+    """The first worker gives the items their start; all go on when everybody has it."""
+    table = worker["items"]
+    every = np.arange(table.spec.num_rows)
+    table.get(every)
+    if number == 0:
+        start = np.random.default_rng(7).normal(size=(len(every), RANK)) * 0.2
+        table.inc(every, start.astype(np.float32))
+    for _ in range(int(table.spec.staleness) + 1):
+        worker.clock()
+    table.get(every)
 
 
 def serve(plan: dict[str, Any]) -> None:
@@ -117,7 +137,8 @@ def serve(plan: dict[str, Any]) -> None:
     active: list[tuple[ShardServer, float]] = []
     for place, run in enumerate(plan["runs"]):
         server = ShardServer(layout_of(run), 0, ZeroMqShardPort(f"tcp://*:{FIRST_PORT + place}"))
-        while server.states[0].clocks.min() < plan["clocks"]:
+        last = plan["clocks"] + SYSTEMS[run["system"]]["staleness"] + 1
+        while server.states[0].clocks.min() < last:
             server.turn(0.005)
             for earlier, until_s in active:  # its workers may still wait for their last answers
                 if time.monotonic() < until_s:
@@ -134,11 +155,12 @@ def measure(mbit: float, options: argparse.Namespace) -> list[dict[str, Any]]:
 
     shape = Shape(mbit * 1e6 / 8)
     hosts = {"server": shape} | {f"worker{n}": shape for n in range(WORKERS)}
-    runs = [{"system": s, "rate": r} for s in options.systems for r in options.rates]
+    runs = [{"system": s, "rate": r, "scale": options.scale} for _ in range(options.repeats)
+            for s in options.systems for r in options.rates]  # fmt: skip
     results = []
     with Testbed(hosts) as bed:
         plan = {"server": bed.address("server"), "runs": runs, "clocks": options.clocks,
-                "clock_s": options.clock_s}  # fmt: skip
+                "clock_s": options.clock_s, "skew": options.skew, "scale": options.scale}  # fmt: skip
         base = [sys.executable, __file__, "--plan", json.dumps(plan), "--role"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         server = bed.start("server", [*base, "server"], **pipes)
@@ -146,18 +168,18 @@ def measure(mbit: float, options: argparse.Namespace) -> list[dict[str, Any]]:
         workers = [bed.start(f"worker{n}", [*base, str(n)], **pipes) for n in range(WORKERS)]
         for run in runs:
             found = [json.loads(process.stdout.readline()) for process in workers]
-            results.append({"mbit": mbit, **run, **combined(found)})
+            results.append({"mbit": mbit, **run, **combined(found, options.scale)})
             print(summary(results[-1]), file=sys.stderr, flush=True)
     return results
 
 
-def combined(found: list[dict[str, Any]]) -> dict[str, Any]:
+def combined(found: list[dict[str, Any]], scale: int) -> dict[str, Any]:
     """Loss and time after each clock over all workers; None from where one diverged."""
     losses: list[float | None] = []
     for at_clock in zip(*(each["rows"] for each in found), strict=True):
         errors = [error for _, error in at_clock]
         lost = None in errors or None in losses[-1:]
-        losses.append(None if lost else float(np.sqrt(sum(errors) / (WORKERS * RATINGS))))
+        losses.append(None if lost else float(np.sqrt(sum(errors) / (WORKERS * RATINGS * scale))))
     times = [max(t for t, _ in each) for each in zip(*(f["rows"] for f in found), strict=True)]
     return {"loss": losses, "time_s": times,
             "blocked_s": float(np.mean([f["blocked_s"] for f in found])),
@@ -180,6 +202,11 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
     parser.add_argument("--clocks", type=int, default=16)
     parser.add_argument("--clock_s", type=float, default=1.0)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--scale", type=int, default=1, help="as many times the users and items")
+    parser.add_argument(
+        "--skew", type=float, default=0.5, help="items by popularity: rank ** -skew"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--report", type=Path)
     parser.add_argument("--role", help=argparse.SUPPRESS)

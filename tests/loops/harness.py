@@ -123,7 +123,7 @@ def _check_result(looked, runner, decision, candidate, function, owners):
 
 def _run_tiles(looked, runner, decision, candidate, arguments, seed, function):
     parallel = looked.parallel
-    chosen = runner._parallel(decision.verdict, candidate, [])
+    chosen = runner.decider.parallel(decision.verdict, candidate, [])
     kernel = python_kernel(chosen.source)
     fresh = SiteRunner(looked.source, runner.site, runner.settings)
 

@@ -25,7 +25,12 @@ STEP_S = 30e-6
 """Waking the workers for a step."""
 BYTES_PER_S = 5e9
 """Memory that one core moves."""
-OPERATION_S = 1e-9
+OPERATION_S = 0.3e-9
+"""An operation of a chain that waits for its own results: stencils, sums, gathered rows."""
+VECTOR_OPERATION_S = 0.05e-9
+"""An operation of an inner loop whose turns the compiler does beside each other."""
+CALL_OPERATIONS = 20
+"""A call, such as ``exp``, in operations."""
 _LISTED_BYTES = 64
 """Bytes that picking an iteration from a list costs: its numbers, and columns read with gaps."""
 
@@ -42,16 +47,18 @@ class TiledOption:
     """Predicted time of the loop on one worker."""
 
     @property
-    def predicted_s(self) -> float:
-        """Predicted time of one pass."""
-        shared = self.work_s * self.tiling.imbalance / self.tiling.num_workers
-        tiles = len(self.tiling.tiles) / self.tiling.num_workers
-        return shared + self.moved_bytes / BYTES_PER_S + STEP_S * max(tiles, 1)
+    def iteration_s(self) -> float:
+        """Time of what tiles count as one iteration, with picking it from a list."""
+        picked_s = _LISTED_BYTES / BYTES_PER_S if self.option.shape.is_listed else 0.0
+        return self.work_s / max(self.tiling.num_iterations, 1) + picked_s
 
     @property
-    def speed_up(self) -> float:
-        """Predicted, over one worker."""
-        return self.work_s / self.predicted_s if self.predicted_s else 1.0
+    def estimate_s(self) -> float:
+        """A quick guess of one pass, to choose by; `hocket.loops.predict` simulates it."""
+        tiling = self.tiling
+        shared_s = tiling.num_iterations * self.iteration_s * tiling.imbalance / tiling.num_workers
+        tiles = len(tiling.tiles) / tiling.num_workers
+        return shared_s + self.moved_bytes / BYTES_PER_S + STEP_S * max(tiles, 1)
 
 
 def choose(
@@ -91,12 +98,12 @@ def _best(candidates: Sequence[TiledOption]) -> TiledOption | None:
     Permission to deviate is used only where there is nothing else.
     """
     allowed = [each for each in candidates if not each.option.buffered] or candidates
-    cheapest = min(allowed, key=lambda each: each.predicted_s, default=None)
+    cheapest = min(allowed, key=lambda each: each.estimate_s, default=None)
     exact = [each for each in allowed if each.option.is_exact]
-    faithful = min(exact, key=lambda each: each.predicted_s, default=None)
+    faithful = min(exact, key=lambda each: each.estimate_s, default=None)
     if cheapest is None or faithful is None:
         return cheapest
-    return faithful if faithful.predicted_s <= 1.5 * cheapest.predicted_s else cheapest
+    return faithful if faithful.estimate_s <= 1.5 * cheapest.estimate_s else cheapest
 
 
 def _checked(reading: Reading, values: Mapping[str, Any]) -> Space:
@@ -160,8 +167,6 @@ def _moved(option: LoopOption, space: Space, tiling: Tiling) -> int:
     copies = sum(_bytes(values, name) for name in option.summed) * 2 * workers
     copies += sum(_bytes(values, name) for name in option.private)
     copies += sum(_bytes(values, name) for name in option.buffered) * 2 * workers * tiling.num_steps
-    if option.shape.is_listed:
-        copies += _LISTED_BYTES * space.num_iterations // workers
     if option.shape.kind == "rotation":
         hidden = option.private | option.summed | option.buffered
         moving = {
@@ -174,19 +179,46 @@ def _moved(option: LoopOption, space: Space, tiling: Tiling) -> int:
 
 
 def work_s(space: Space) -> float:
-    """A rough time of the whole loop on one core: operations at one per nanosecond."""
-    body = sum(_operations(statement, space) for statement in space.reading.statements)
-    return space.num_iterations * body * OPERATION_S
+    """A rough time of the whole loop on one core: its operations, each at a usual time."""
+    body_s = sum(_seconds(statement, space) for statement in space.reading.statements)
+    return space.num_iterations * body_s
 
 
-def _operations(node: ast.AST, space: Space) -> float:
-    """Operations of a statement; an inner loop counts as often as it turns."""
+def _seconds(node: ast.AST, space: Space) -> float:
+    """Time of a statement; an inner loop counts as often as it turns."""
     if isinstance(node, (ast.For, ast.While)):
-        inside = sum(_operations(child, space) for child in node.body) + 1
-        return inside * (_turns(node, space) if isinstance(node, ast.For) else 8)
-    kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.Call, ast.AugAssign, ast.UnaryOp)
+        inside_s = sum(_seconds(child, space) for child in node.body) + OPERATION_S
+        if isinstance(node, ast.For) and _is_vector(node):
+            inside_s *= VECTOR_OPERATION_S / OPERATION_S
+        return inside_s * (_turns(node, space) if isinstance(node, ast.For) else 8)
+    kinds = (ast.BinOp, ast.Compare, ast.Subscript, ast.AugAssign, ast.UnaryOp)
     count = sum(1 for part in ast.walk(node) if isinstance(part, kinds))
-    return count * _row_length(getattr(node, "lineno", 0), space)
+    count += CALL_OPERATIONS * sum(1 for part in ast.walk(node) if isinstance(part, ast.Call))
+    length = _row_length(getattr(node, "lineno", 0), space)
+    return count * (length * VECTOR_OPERATION_S if length > 1 else OPERATION_S)
+
+
+def _is_vector(loop: ast.For) -> bool:
+    """Whether turns are plain arithmetic on neighbouring cells, with nothing carried along."""
+    written: dict[str, str] = {}
+    for statement in loop.body:
+        match statement:
+            case ast.Assign([ast.Subscript() as target], _):
+                written[ast.unparse(target.value)] = ast.unparse(target)
+            case ast.AugAssign(target=ast.Subscript() as target):
+                written[ast.unparse(target.value)] = ast.unparse(target)
+            case ast.Assign([ast.Name()], _):
+                pass
+            case _:
+                return False
+    parts = [part for statement in loop.body for part in ast.walk(statement)]
+    cells = [part for part in parts if isinstance(part, ast.Subscript)]
+    is_carried = any(
+        written.get(ast.unparse(cell.value), text) != text
+        for cell in cells
+        for text in [ast.unparse(cell)]
+    )
+    return not is_carried and not any(isinstance(part, ast.Call) for part in parts)
 
 
 def _row_length(line: int, space: Space) -> float:

@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hocket.base.units import format_bytes, format_seconds
@@ -19,8 +20,10 @@ from hocket.loops.source import LoopSite, LoopSource
 from hocket.loops.verdict import LoopOption, LoopVerdict, judge
 
 if TYPE_CHECKING:
+    from hocket.loops.decide import Decision
     from hocket.loops.function import ParallelFunction
-    from hocket.loops.runner import Decision, SiteRunner
+    from hocket.loops.predict import PredictedPass
+    from hocket.loops.runner import SiteRunner
 
 _WORDS = {
     "independent": "independent: no two iterations meet; the loop is cut into equal parts",
@@ -43,6 +46,15 @@ class LoopExplanation:
     candidate: TiledOption | None
     refusals: tuple[Refusal, ...]
     way: str
+
+    @cached_property
+    def predicted(self) -> PredictedPass | None:
+        """One pass in the simulator; None without data or where the loop runs serially."""
+        if self.candidate is None:
+            return None
+        from hocket.loops.predict import predicted_pass
+
+        return predicted_pass(self.candidate)
 
     @property
     def schedule(self) -> str:
@@ -78,7 +90,7 @@ class LoopExplanation:
                 "summed": sorted(self.option.summed),
                 "buffered": sorted(self.option.buffered),
             }
-        if self.candidate is not None:
+        if self.candidate is not None and self.predicted is not None:
             found |= {
                 "workers": self.candidate.tiling.num_workers,
                 "iterations": self.candidate.space.num_iterations,
@@ -86,8 +98,8 @@ class LoopExplanation:
                 "steps": self.candidate.tiling.num_steps,
                 "imbalance": self.candidate.tiling.imbalance,
                 "moved_bytes": self.candidate.moved_bytes,
-                "predicted_s": self.candidate.predicted_s,
-                "predicted_speed_up": self.candidate.speed_up,
+                "predicted_s": self.predicted.seconds,
+                "predicted_speed_up": self.predicted.speed_up,
             }
         return found
 
@@ -108,8 +120,8 @@ class LoopExplanation:
                 yield f"    {vector.text(reading.atoms):12} {vector.first.array}: {pair}"
         yield f"  schedule: {self._sentence()}"
         yield from self._notes()
-        if self.candidate is not None:
-            yield self._numbers(self.candidate)
+        if self.candidate is not None and self.predicted is not None:
+            yield _numbers(self.candidate, self.predicted)
         for refusal in self.refusals:
             yield (
                 f"  not better because {refusal.reason}"
@@ -146,16 +158,6 @@ class LoopExplanation:
             if names:
                 yield f"  {', '.join(sorted(names))}: {what}"
 
-    def _numbers(self, candidate: TiledOption) -> str:
-        tiling = candidate.tiling
-        return (
-            f"  {candidate.space.num_iterations:,} iterations in {len(tiling.tiles)} tiles on "
-            f"{tiling.num_workers} workers, imbalance {tiling.imbalance:.3f}, "
-            f"{format_bytes(candidate.moved_bytes)} moved per pass; predicted "
-            f"{format_seconds(candidate.predicted_s)} per pass, "
-            f"{candidate.speed_up:.2f}x one worker"
-        )
-
 
 @dataclass(frozen=True)
 class FunctionExplanation:
@@ -184,6 +186,16 @@ class FunctionExplanation:
             "with_data": self.with_data,
             "loops": [loop.as_dict() for loop in self.loops],
         }
+
+
+def _numbers(candidate: TiledOption, predicted: PredictedPass) -> str:
+    tiling = candidate.tiling
+    return (
+        f"  {candidate.space.num_iterations:,} iterations in {len(tiling.tiles)} tiles on "
+        f"{tiling.num_workers} workers, imbalance {tiling.imbalance:.3f}, "
+        f"{format_bytes(candidate.moved_bytes)} moved per pass; predicted "
+        f"{format_seconds(predicted.seconds)} per pass, {predicted.speed_up:.2f}x one worker"
+    )
 
 
 def _name(atom: Any) -> str:
@@ -273,8 +285,9 @@ def _set_before(source: LoopSource, site: LoopSite, known: Mapping[str, Any]) ->
 
 
 def _of_decision(decision: Decision) -> LoopExplanation:
-    candidate = decision.candidate
+    is_alone = decision.way == "alone"
+    candidate = None if is_alone else decision.candidate
     option = candidate.option if candidate is not None else None
-    return LoopExplanation(
-        decision.site.line, decision.verdict, option, candidate, decision.refusals, decision.way
-    )
+    way = "serial" if is_alone else decision.way
+    line, verdict = decision.site.line, decision.verdict
+    return LoopExplanation(line, verdict, option, candidate, decision.refusals, way)

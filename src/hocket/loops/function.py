@@ -15,10 +15,11 @@ from types import CodeType, FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from hocket.base.errors import UsageError, unknown_name
+from hocket.loops.decide import Decision
 from hocket.loops.flow import stored_names
 from hocket.loops.job import LoopJob
 from hocket.loops.names import function_node, live_names
-from hocket.loops.runner import Decision, SiteRunner
+from hocket.loops.runner import SiteRunner
 from hocket.loops.settings import Settings
 from hocket.loops.source import LoopSite, LoopSource, source_of
 

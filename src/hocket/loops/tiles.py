@@ -51,6 +51,11 @@ class Tiling:
         """Steps of the schedule."""
         return 1 + max((tile.step for tile in self.tiles), default=0)
 
+    @property
+    def num_iterations(self) -> int:
+        """Of all tiles, with loops inside counted by their turns."""
+        return sum(tile.num_iterations for tile in self.tiles)
+
     def spans(self) -> list[tuple[float, float]]:
         """Start and end of every tile, in iterations, when each worker takes its tiles in turn."""
         found: list[tuple[float, float]] = []
@@ -64,7 +69,7 @@ class Tiling:
     @property
     def imbalance(self) -> float:
         """Time of the schedule over that of perfectly shared work, by counts of iterations."""
-        total = sum(tile.num_iterations for tile in self.tiles)
+        total = self.num_iterations
         longest = max((end for _, end in self.spans()), default=0.0)
         return longest * self.num_workers / total if total else 1.0
 

@@ -48,7 +48,8 @@ def next_rows(
     is_asked = (asked >= 0) & (asked <= shard.facts[NOW])
     rows = np.flatnonzero(is_asked | shard.dirty[client])
     first = is_asked[rows] * 2 + shard.due[client, rows]
-    return _best(rows, first, order, rows, shard.importance[client, rows], limit, random)
+    age = shard.since[client, rows]
+    return _best(rows, first, order, age, shard.importance[client, rows], limit, random)
 
 
 def _best(

@@ -50,7 +50,7 @@ from hocket.tables.core.rule import (
     starting_hidden,
 )
 
-LIFE, NOW, PUSHES, RULE, NUM_REFUSED, WIDTH = range(6)
+LIFE, NOW, PUSHES, RULE, NUM_REFUSED, WIDTH, NUM_CHANGES = range(7)
 """Places in `ShardState.facts`; NOW is the shard's clock."""
 
 
@@ -75,6 +75,8 @@ class ShardState(NamedTuple):
     due: NDArray[np.bool_]
     """[P, R] dirty since before the last advance: it holds back the claim."""
     num_due: LongArray
+    since: LongArray
+    """[P, R] the number of the change that made the row dirty."""
     importance: Cells
     """[P, R] accumulated relative magnitude of what a client has not been sent."""
 
@@ -91,7 +93,7 @@ def new_shard(
     epoch: int = 1,
 ) -> ShardState:
     """A shard whose rows are zero."""
-    facts = np.zeros(6, np.int64)
+    facts = np.zeros(7, np.int64)
     facts[LIFE], facts[PUSHES], facts[RULE], facts[WIDTH] = epoch, pushes, rule, width
     pairs = (num_clients, num_rows)
     return ShardState(
@@ -101,7 +103,7 @@ def new_shard(
         np.zeros(num_clients, np.int64), np.zeros(num_clients, np.int64),
         np.zeros(num_clients, np.int64), np.full(pairs, -1, np.int64),
         np.zeros(pairs, np.bool_), np.zeros(pairs, np.bool_), np.zeros(pairs, np.bool_),
-        np.zeros(num_clients, np.int64), np.zeros(pairs, np.float32),
+        np.zeros(num_clients, np.int64), np.zeros(pairs, np.int64), np.zeros(pairs, np.float32),
     )  # fmt: skip
 
 
@@ -156,9 +158,12 @@ def _change(shard: ShardState, client: int, message: Message, line: int) -> None
         shard.facts[NUM_REFUSED] += 1
     if not shard.facts[PUSHES]:
         return
+    shard.facts[NUM_CHANGES] += 1
     for other in range(len(shard.clocks)):
         # A client has its own changes, unless one was refused: then it is sent the row as it is.
         if shard.subscribed[other, row] and (other == client) != fine:
+            if not shard.dirty[other, row]:
+                shard.since[other, row] = shard.facts[NUM_CHANGES]
             shard.dirty[other, row] = True
             shard.importance[other, row] += relative(change, size) if fine else 1.0
 

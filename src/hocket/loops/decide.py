@@ -1,0 +1,209 @@
+"""Deciding how a loop of the user's function runs, for the values that it is reached with.
+
+The verdict on the source is taken once per kind of call; options are cut into tiles for the data,
+and the cheapest is taken, unless one core is predicted to be as fast.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hocket.base.units import format_seconds
+from hocket.loops import memory
+from hocket.loops.bounds import all_inside
+from hocket.loops.choice import TiledOption, choose, work_s
+from hocket.loops.compile import CompileOptions
+from hocket.loops.flow import exposed_names
+from hocket.loops.form import Refusal
+from hocket.loops.generate import KernelSource, list_kernel, range_kernel, serial_kernel
+from hocket.loops.recall import signature
+from hocket.loops.rows import lowered
+from hocket.loops.scope import Scope, data_scope, guessed_scope
+from hocket.loops.settings import Settings
+from hocket.loops.source import LoopSite, LoopSource
+from hocket.loops.space import Space
+from hocket.loops.verdict import LoopVerdict, judge
+
+LEAST_SPEED_UP = 1.0
+"""Predicted over one core, below which a loop runs on one."""
+_CHILD_S = 200e-6
+"""What reaching a loop from Python costs."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was decided for a loop: the chosen candidate, or why it runs serially."""
+
+    site: LoopSite
+    verdict: LoopVerdict
+    candidate: TiledOption | None
+    refusals: tuple[Refusal, ...]
+    way: str
+    """``parallel``, ``alone`` (one worker is faster), ``serial`` (compiled as written), ``inside``
+    (its inner loops are tried) or ``python``."""
+    source: KernelSource | None = None
+    options: CompileOptions = field(default_factory=CompileOptions)
+
+
+class LoopDecider:
+    """Decides for one loop of one function."""
+
+    def __init__(
+        self, source: LoopSource, site: LoopSite, settings: Settings, results: Sequence[str]
+    ) -> None:
+        self.source, self.site, self.settings, self.results = source, site, settings, results
+        self._verdicts: dict[Any, LoopVerdict] = {}
+        self._sources: dict[Any, KernelSource] = {}
+
+    def decide(self, values: Mapping[str, Any], owners: Mapping[str, str]) -> Decision:
+        """Judge the loop for these values and choose how to run it."""
+        scope = data_scope(values, owners, self.source.names)
+        refusals: list[Refusal] = []
+        verdict = LoopVerdict((), (), ())
+        for use_segments in (True, False):
+            verdict = self._judged(scope, values, owners, use_segments)
+            refusals = list(verdict.refusals)
+            candidate, more = self._candidate(verdict, values)
+            refusals += more
+            if candidate is not None:
+                alone = self._alone(verdict, candidate, values)
+                return alone or self.parallel(verdict, candidate, refusals)
+            if not any(reading.segments for reading in verdict.readings):
+                break
+        way = "inside" if self._inner_pays(verdict, values, scope) else "serial"
+        source = None
+        if way == "serial":
+            source = self._serial_source(values)
+            way = "serial" if source is not None else "python"
+        return Decision(self.site, verdict, None, tuple(refusals), way, source)
+
+    def _judged(
+        self,
+        scope: Scope,
+        values: Mapping[str, Any],
+        owners: Mapping[str, str],
+        use_segments: bool,
+    ) -> LoopVerdict:
+        """The verdict depends on ranks, kinds and shared arrays, not on sizes or content."""
+        key = (signature(values, owners, with_sizes=False), use_segments)
+        if key not in self._verdicts:
+            self._verdicts[key] = judge(
+                self.site.nest, scope, ordered=self.settings.ordered,
+                permit=self.settings.permit, use_segments=use_segments,
+            )  # fmt: skip
+        return self._verdicts[key]
+
+    def _candidate(
+        self, verdict: LoopVerdict, values: Mapping[str, Any]
+    ) -> tuple[TiledOption | None, list[Refusal]]:
+        written = frozenset[str]().union(*(r.body.written for r in verdict.readings))
+        try:
+            memory.check_overlaps(values, written, self.site.line)
+        except Refusal as refusal:
+            return None, [refusal]
+        return choose(verdict.options, values, self.settings.num_workers, self.settings.max_delay)
+
+    def _alone(
+        self, verdict: LoopVerdict, candidate: TiledOption, values: Mapping[str, Any]
+    ) -> Decision | None:
+        """Run on one core, compiled, where sharing the work costs more than it saves."""
+        num_workers = candidate.tiling.num_workers
+        if num_workers == 1 or candidate.work_s >= LEAST_SPEED_UP * candidate.estimate_s:
+            return None
+        reason = (
+            f"one core is predicted to take {format_seconds(candidate.work_s)}, "
+            f"{num_workers} workers {format_seconds(candidate.estimate_s)}"
+        )
+        refusals = [Refusal(reason, self.site.line)]
+        faithful = [option for option in verdict.options if not option.buffered]
+        alone, _ = choose(faithful, values, 1, None)
+        if alone is not None:
+            return replace(self.parallel(verdict, alone, refusals), way="alone")
+        source = self._serial_source(values)
+        if source is None:
+            return None
+        return Decision(self.site, verdict, None, tuple(refusals), "serial", source)
+
+    def parallel(
+        self, verdict: LoopVerdict, candidate: TiledOption, refusals: list[Refusal]
+    ) -> Decision:
+        """The decision for a candidate, with its kernel."""
+        option = candidate.option
+        reductions = [reduction.name for reduction in option.reading.reductions]
+        given = candidate.space.values
+        inputs = [name for name in self.site.inputs if name in given]
+        arguments = [name for name in inputs if name not in reductions]
+        # Rows that are written as loops depend on lengths and kinds.
+        shapes = tuple(
+            (value.shape[1:], value.dtype.str) if isinstance(value, np.ndarray) else None
+            for value in (given[name] for name in inputs)
+        )
+        key = option.reading.depth, option.shape.is_listed, tuple(arguments), shapes
+        if key not in self._sources:
+            make = list_kernel if option.shape.is_listed else range_kernel
+            levels = option.reading.levels
+            rows = lowered(levels, given, self.source.names)
+            self._sources[key] = make(
+                levels, [*arguments, *reductions], reductions, self.source.names, rows
+            )
+        source = self._sources[key]
+        options = CompileOptions(self.settings.fastmath, self._checks_bounds(candidate))
+        return Decision(self.site, verdict, candidate, tuple(refusals), "parallel", source, options)
+
+    def _checks_bounds(self, candidate: TiledOption) -> bool:
+        return self.settings.check_bounds and not all_inside(candidate.space)
+
+    def _serial_source(self, values: Mapping[str, Any]) -> KernelSource | None:
+        node = self.site.nest.node
+        arguments = [name for name in self.site.inputs if name in values]
+        for name in self.results:
+            if name in values and name not in arguments:
+                arguments.append(name)
+            elif name not in values:
+                read = ast.Expr(ast.Name(name, ast.Load()))
+                target = ast.Assign([node.target], ast.Constant(0))
+                if name in exposed_names([target, *node.body, read]):
+                    return None  # may stay unbound, which compiled code cannot say
+        scalars = [name for name in self.results if not isinstance(values.get(name), np.ndarray)]
+        try:
+            return serial_kernel(self.site.nest.levels[0], arguments, scalars, self.source.names)
+        except Refusal:
+            return None
+
+    def _inner_pays(self, verdict: LoopVerdict, values: Mapping[str, Any], scope: Scope) -> bool:
+        """Whether a loop inside is parallel and long enough to be started from Python each time."""
+        for child in self.site.children:
+            nodes = [child.nest.node]
+            guess = guessed_scope(nodes, child.inputs, self.source.names)
+            arrays = {
+                **guess.arrays,
+                **{k: v for k, v in scope.arrays.items() if k in child.inputs},
+            }
+            scalars = {k: v for k, v in guess.scalars.items() if k not in arrays}
+            known = Scope(arrays, scalars, self.source.names, is_guess=True)
+            settings = self.settings
+            inner = judge(child.nest, known, ordered=settings.ordered, permit=settings.permit)
+            if not inner.is_parallel and not child.children:
+                continue
+            try:
+                outer = len(Space.of(verdict.readings[0], values).outer) if verdict.readings else 0
+                typical = self._typical(verdict, values, child)
+                work = work_s(Space.of(inner.readings[0], typical))
+            except (Refusal, IndexError, KeyError):
+                continue
+            if outer and work > 2 * _CHILD_S:
+                return True
+        return False
+
+    def _typical(
+        self, verdict: LoopVerdict, values: Mapping[str, Any], child: LoopSite
+    ) -> dict[str, Any]:
+        """Values in the middle of the outer loop, for guessing how long an inner loop is."""
+        outer = Space.of(verdict.readings[0], values).outer
+        middle = outer[len(outer) // 2]
+        return {**values, self.site.nest.levels[0].name: middle}

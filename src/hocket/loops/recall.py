@@ -1,0 +1,70 @@
+"""When the decision for an earlier call holds for this one: same kinds, same indices.
+
+A call looks like an earlier one if its values have the same types, shapes and shared memory, and
+the arrays and numbers that index the others have the same content (compared, never assumed).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hocket.loops.nest import Reading
+
+
+def signature(
+    values: Mapping[str, Any], owners: Mapping[str, str], *, with_sizes: bool = True
+) -> Any:
+    """What a call looks like from outside, as a key."""
+    parts: list[Any] = []
+    for name in sorted(values):
+        value = values[name]
+        if isinstance(value, np.ndarray):
+            sizes = (value.shape, value.strides) if with_sizes else value.ndim
+            parts.append((name, value.dtype.str, sizes, owners[name]))
+        else:
+            parts.append((name, type(value)))
+    return tuple(parts)
+
+
+def content(readings: Iterable[Reading], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies of all that a decision read: integer scalars, and arrays that are indices."""
+    texts: set[str] = set()
+    for reading in readings:
+        texts |= {str(part.text) for each in reading.ranges for part in each}
+        texts |= {
+            str(end) for loop in reading.body.inner.values() for end in (loop.start, loop.stop)
+        }
+        texts |= {atom.name for a in reading.body.accesses for s in a.subs
+                  if s.index is not None for atom, _ in s.index.terms}  # fmt: skip
+        texts |= {text for each in reading.segments for text in (each.start, each.stop)}
+        texts |= {covers.stop for covers in reading.private.values() if covers is not None}
+        texts |= set(reading.nonempty)
+    used = {
+        node.id
+        for text in texts
+        if "@" not in text
+        for node in ast.walk(ast.parse(text, mode="eval"))
+        if isinstance(node, ast.Name)
+    }
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            if name in used and value.dtype.kind in "iub":
+                found[name] = value.copy()
+        elif name in used:
+            found[name] = value
+    return found
+
+
+def same_content(known: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Whether everything that was kept of an earlier call is equal now."""
+    return all(
+        np.array_equal(value, values[name])
+        if isinstance(value, np.ndarray)
+        else value == values[name]
+        for name, value in known.items()
+    )

@@ -1,0 +1,84 @@
+"""A pass in the simulator, and loops that are too short to be shared."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import hocket
+from hocket.loops import decide
+from hocket.loops.choice import BYTES_PER_S, STEP_S
+from hocket.loops.predict import predicted_pass
+from hocket.view.loop_report import loop_report_html
+
+
+def add_pairs(u, i, x, left, right):
+    for n in range(len(x)):
+        left[u[n]] += x[n] * right[i[n]]
+        right[i[n]] += x[n] * left[u[n]]
+
+
+def squares(x, out):
+    for n in range(len(x)):
+        out[n] = x[n] * x[n]
+
+
+def totals(j, k, w):
+    for n in range(len(k)):
+        w[j[n]] += 0.5 * w[k[n]]
+
+
+def grid(num_workers):
+    """As many iterations in each tile of a rotation as in every other."""
+    u, i = (part.ravel() for part in np.meshgrid(np.arange(60), np.arange(60)))
+    data = (u, i, np.ones(3600), np.ones(60), np.ones(60))
+    found = hocket.parallel_for(workers=num_workers)(add_pairs).explain(*data)
+    return found, found.loops[0].candidate
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_a_rotation_takes_its_steps_and_what_is_handed_over_between_them(num_workers):
+    _, candidate = grid(num_workers)
+    predicted = predicted_pass(candidate)
+    hand_overs = num_workers * (num_workers - 1)
+    tile_s = 3600 / num_workers**2 * candidate.iteration_s + STEP_S
+    handed_s = candidate.moved_bytes // hand_overs / BYTES_PER_S
+    expected_s = num_workers * tile_s + (num_workers - 1) * handed_s
+    assert predicted.seconds == pytest.approx(expected_s, rel=1e-9)
+    assert predicted.speed_up == pytest.approx(candidate.work_s / expected_s)
+    busy_s = [0.0] * num_workers
+    for tile, (start_s, end_s) in zip(candidate.tiling.tiles, predicted.spans_s(), strict=True):
+        assert start_s >= busy_s[tile.worker] - 1e-12
+        busy_s[tile.worker] = end_s
+        assert all(predicted.spans_s()[other][1] <= start_s + 1e-12 for other in tile.after)
+
+
+def test_a_buffered_array_is_exchanged_after_every_step():
+    data = (np.arange(4000) % 7, np.arange(4000) % 5, np.zeros(7))
+    loop = hocket.parallel_for(permit={"w": "buffer"}, workers=2, max_delay=500)
+    candidate = loop(totals).explain(*data).loops[0].candidate
+    predicted = predicted_pass(candidate)
+    assert predicted.timeline.num_works == len(candidate.tiling.tiles) + candidate.tiling.num_steps
+
+
+def test_the_explanation_and_the_report_tell_the_simulated_pass():
+    found, candidate = grid(2)
+    (told,) = found.as_dict()["loops"]
+    assert told["predicted_s"] == predicted_pass(candidate).seconds
+    assert "x one worker" in str(found)
+    assert loop_report_html(found).count("worker ") >= 2
+
+
+def test_a_loop_that_one_core_does_sooner_is_not_shared(monkeypatch):
+    monkeypatch.setattr(decide, "LEAST_SPEED_UP", 1.0)
+    run = hocket.parallel_for(workers=2, backend="ray")(squares)  # which is not started
+    short, out = np.arange(1000.0), np.zeros(1000)
+    run(short, out)
+    np.testing.assert_array_equal(out, short**2)
+    assert run.decisions()[0].way == "alone"
+    assert "schedule: serial, compiled" in str(run.explain())
+    assert "because one core is predicted to take" in str(run.explain())
+    long = np.zeros(10_000_000)
+    found = run.explain(long, long.copy())
+    assert found.loops[0].schedule == "independent"
+    assert found.loops[0].predicted.speed_up > 1.5
