@@ -160,7 +160,8 @@ def measure(mbit: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
     with Testbed(hosts) as bed:
         plan = {"server": bed.address("server"), "runs": runs, "clocks": options.clocks,
-                "clock_s": options.clock_s, "skew": options.skew, "scale": options.scale}  # fmt: skip
+                "clock_s": options.clock_s, "skew": options.skew,
+                "scale": options.scale}  # fmt: skip
         base = [sys.executable, __file__, "--plan", json.dumps(plan), "--role"]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         server = bed.start("server", [*base, "server"], **pipes)

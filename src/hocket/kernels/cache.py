@@ -15,6 +15,7 @@ import numba
 import numpy as np
 from numba.core import serialize, types
 from numba.core.compiler import CompileResult
+from numba.core.runtime import rtsys
 
 from hocket.kernels import files
 from hocket.kernels.dependencies import SourceFunction
@@ -41,10 +42,10 @@ class KernelCache:
 
     def load_overload(self, signature: Any, target: Any) -> Any:
         """The compiled form for some types; None where it is not kept and will be compiled."""
-        target.refresh()
         form = self._form(signature, target.codegen())
         content = files.read(self._source, self._digest, form)
         if content is not None:
+            _make_ready(target, content)
             try:
                 return _COMPILED._rebuild(target, *pickle.loads(content))  # noqa: S301
             except Exception as error:
@@ -63,6 +64,17 @@ class KernelCache:
         versions = (_OPTIONS, numba.__version__, np.__version__, codegen.magic_tuple())
         parts = (*versions, *map(_describe, arguments))
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _make_ready(target: Any, content: bytes) -> None:
+    """Give the linker what compiled code may name: the runtime's functions and seeds of hashes.
+
+    Refreshing the target as for compiling would import half of the compiler and scipy, half a
+    second that code which is there does not need.
+    """
+    rtsys.initialize(target)
+    if b"hashsecret" in content:
+        target.refresh()
 
 
 def _describe(kind: Any) -> str:
